@@ -14,6 +14,7 @@ from peer.errors import ConfigError
 from peer.methods.apfl.plan import APFL
 from peer.methods.averaging.plan import FEDAVG, FEDBN, FEDPROX, LG_FEDAVG
 from peer.methods.dflmoe.plan import DFLMOE, DFLMOE_AVERAGED, DFLMOE_MODELS
+from peer.methods.dfml.plan import DFML
 from peer.methods.ditto.plan import DITTO
 from peer.methods.fedcross.plan import FEDCROSS
 from peer.methods.feddal.plan import FEDDAL
@@ -52,6 +53,7 @@ PLANS: dict[str, Plan] = {
     "scaffold": SCAFFOLD,
     "scaffold_ft": SCAFFOLD_FT,
     "apfl": APFL,
+    "dfml": DFML,
     "fedmd": FEDMD,
     "kt_pfl": KT_PFL,
 }

@@ -64,7 +64,7 @@ class SiteNetworks:
                 # Where the local model has the shared architecture, both start with the same weights.
                 role = DAM if self._settings.plan.shared == "itself" else name
                 self._seed_torch("init", name, alike=alike, role=role)
-                networks[name] = build(build_context, networks)
+                networks[name] = build(build_context, {DAM: self.dam, **networks})
             self._beside = networks
         return {DAM: self.dam, **self._beside}
 

@@ -58,7 +58,7 @@ class Site:
         networks: dict[str, nn.Module] = {}
         for number, (name, make) in enumerate(self.method.local_networks.items()):
             torch.manual_seed(100 + number)
-            networks[name] = make(build_context, networks)
+            networks[name] = make(build_context, {DAM: dam, **networks})
         self.context = StageContext("beta", task, chosen, {DAM: dam, **networks}, received or {}, self._seeded)
         self.seeds: list[tuple[object, ...]] = []
 

@@ -36,7 +36,7 @@ def local_networks(name: str, dam: models.Network) -> dict[str, nn.Module]:
     )  # fmt: skip
     networks: dict[str, nn.Module] = {}
     for key, make in METHODS[name].local_networks.items():
-        networks[key] = make(build_context, networks)
+        networks[key] = make(build_context, {DAM: dam, **networks})
     return networks
 
 
