@@ -65,7 +65,7 @@ def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[[str], Lo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", sorted(PLANS))
+@pytest.mark.parametrize("method", sorted(name for name, plan in PLANS.items() if not plan.public))
 def test_families_come_to_the_last_round_and_to_the_simulators_bits(run, simulated, tools, method: str) -> None:
     loopback, plan = run(method), PLANS[method]
     sites = loopback.federation.roster.names

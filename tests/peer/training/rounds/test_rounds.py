@@ -90,6 +90,7 @@ def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_re
         ("proxyfl", "proxy", "dam"),
         ("ditto", "proxy", "dam"),
         ("fedproto", "prototype", "dam"),
+        ("fedmd", "prediction", "dam"),
         ("mh_pflid", "messenger", "dam"),
     ],
 )
