@@ -27,8 +27,8 @@ def prepare(out: Path, *, seed: int = 0, part: str = "all") -> dict[str, Any]:
     """Write one pool for an experiment to divide; the seed has no effect.
 
     Args:
-        part: ``tuning`` is every second image, ``reported`` the others: what is chosen on the one
-            half can be reported on the other.
+        part: ``tuning`` is every third image, ``reported`` the others: what is chosen on the one
+            part can be reported on the other.
 
     Raises:
         DataError: there is no such part.
@@ -43,7 +43,7 @@ def prepare(out: Path, *, seed: int = 0, part: str = "all") -> dict[str, Any]:
     (out / "images").mkdir()
     entries = []
     for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
-        if part != "all" and (index % 2 == 1) != (part == "tuning"):
+        if part != "all" and (index % 3 == 2) != (part == "tuning"):
             continue
         name = f"images/{index:04d}.npy"
         np.save(out / name, (image / LEVEL_MAX).astype(np.float32))
