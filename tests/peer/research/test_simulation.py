@@ -73,7 +73,9 @@ def test_what_is_kept_is_what_a_daemon_would_have(prepared: Callable[..., list[R
         assert list((run.folder / f"sites/{name}/gen-0001/checkpoints").glob("round-000002/*/dam.safetensors"))
 
 
-@pytest.mark.parametrize("method", ["fedskd", "fedcross", "mh_pflid", "dflmoe", pytest.param("fedvisit", marks=pytest.mark.slow)]
+@pytest.mark.parametrize(
+    "method", ["fedskd", "fedcross", "mh_pflid", "dflmoe", pytest.param("fedvisit", marks=pytest.mark.slow)]
+)
 def test_an_interrupted_run_goes_on_to_the_same_bits(prepared, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     (whole,) = prepared("whole", f"[methods.{method}]\n")
     execute(whole.folder)
