@@ -52,6 +52,7 @@ def _describe(name: str, package: str | None) -> MethodDescription:
         "state": plan.state,
         "never_leaves": list(plan.never_leaves),
         "phases": list(plan.phases),
+        "last_round": list(plan.last_round),
         "shared_model": plan.shared,
         "stages": {
             stage: {
@@ -76,7 +77,7 @@ def _render_list(document: Sequence[Mapping[str, Any]]) -> output.RenderableType
         (
             method["name"],
             f"{method['artifact']}, {STEPS[method['pattern']]}" if method["artifact"] else "nothing",
-            " → ".join(method["phases"]),
+            " → ".join(method["phases"]) + "".join(f", at last {phase}" for phase in method["last_round"]),
             method["source"],
         )
         for method in document

@@ -222,6 +222,7 @@ class FederationConfig(StrictTable):
     quorum: Count | None = None
     global_test: bool = False
     evaluation_every: Annotated[int, Field(ge=0)] = 0
+    image_axes: Literal["rows_columns", "columns_rows"] = "columns_rows"
     ca_certificate: str | None = None
     task: TaskConfig
     method: NamedParameters
@@ -279,6 +280,11 @@ class FederationConfig(StrictTable):
         """Every parameter of the method, with the type of its default."""
         values: dict[str, Any] = self.method.__pydantic_extra__
         return {name: type(default)(values[name]) for name, default in self.plan.defaults().items()}
+
+    @property
+    def lacks_image_axes(self) -> bool:
+        """Whether the file leaves the order of axes open although the images have two or more."""
+        return self.task.spatial_dims > 1 and "image_axes" not in self.model_fields_set
 
     def work(self, stage: str) -> Work:
         return Work(**self.stages[stage].model_dump())

@@ -51,6 +51,8 @@ def denial(
         return None if owner == rules.site and rules.lends(for_round) else f"no model is lent after round {for_round}"
     if not 1 <= for_round <= rules.rounds:
         return f"round {for_round} is outside this federation's 1 to {rules.rounds}"
+    if rules.pattern(for_round) == "none":
+        return f"every site trains at home in round {for_round}"
     if rules.pattern(for_round) == "all_to_all":
         return None if owner == rules.site else "a site serves only its own artifact"
     if rules.pattern(for_round) == "visit":

@@ -130,7 +130,7 @@ class Train(Command):
 
     In a circulating round ``circulate`` names the owner of the visiting model: the worker then
     trains that model instead of the local one, and the result is the artifact. The worker keeps the
-    checkpoints ``kept``, to which the site may go back.
+    checkpoints ``kept``: those to which the site may go back, and the best round's.
     """
 
     generation: int
@@ -147,8 +147,9 @@ class Train(Command):
 class Aggregate(Command):
     """Average the shared module over the site's own state and the sources, in roster order.
 
-    The worker keeps the checkpoints ``kept``, to which the site may go back. Where models visit, the
-    sources are the returns: copies of the own model ``sent`` that other sites trained in this round.
+    The worker keeps the checkpoints ``kept``: those to which the site may go back, and the best
+    round's. Where models visit, the sources are the returns: copies of the own model ``sent`` that
+    other sites trained in this round.
     """
 
     generation: int

@@ -14,6 +14,7 @@ from peer.core.exchange import Exchange, Want
 from peer.core.messages import Artifact, Purpose, Seen
 from peer.core.phases import BUSY, Phase
 from peer.core.roster import Sha256, SiteName
+from peer.core.site_memory import later_generation
 from peer.core.state import IllegalTransitionError, SiteState
 
 
@@ -214,8 +215,9 @@ def leave_out(site: SiteState, sha256: Sha256, reason: str) -> None:
 def revert(site: SiteState, reason: str) -> bool:
     """Go back to the state before the last committed round, if peers had a part in that round.
 
-    Their artifacts are not at hand any more, so all of these peers are named. An artifact that the
-    open round has published stays: a second one for the same round would be a forgery.
+    Their artifacts are not at hand any more, so the row names all of these peers as contributors.
+    None is refused: nobody can tell which of them caused it, if any did. An artifact that the open
+    round has published stays: a second one for the same round would be a forgery.
 
     Returns:
         Whether the site went back.
@@ -226,12 +228,10 @@ def revert(site: SiteState, reason: str) -> bool:
     origins = tuple(name for name in contributors if name != rules.site)
     if published or not origins or state == site.memory.state:
         return False
-    trained = any(name.startswith("train") for name in rules.plan.phases[: current.position])
+    trained = any(name.startswith("train") for name in rules.phases(current.number)[: current.position])
     position = 0 if trained else current.position
     row = rows.RevertedRow(current.number, position=position, state=state, origins=origins, reason=reason)
     site.persist(row)
-    for origin in origins:
-        site.refuse(origin, f"left out of round {site.memory.committed}, after which training diverged: {reason}")
     return True
 
 
@@ -252,7 +252,8 @@ def adopt(site: SiteState, source: Source) -> None:
 def record_homecoming(site: SiteState, state: str = "", artifact: Artifact | None = None) -> None:
     """Journal that the site's own model is back; without a state it is unchanged."""
     round, rules = site.memory.committed, site.rules
-    publish = round + 1 if rules.plan.published == "commit" and round < rules.rounds else None
+    serves_next = rules.plan.published == "commit" and round < rules.rounds and rules.pattern(round + 1) != "none"
+    publish = round + 1 if serves_next else None
     site.persist(rows.AdoptedRow(round, state=state, artifact=artifact, publish=publish))
 
 
@@ -396,15 +397,17 @@ def next_phase(site: SiteState) -> None:
     current, rules, memory = site.opened, site.rules, site.memory
     circulates = rules.pattern(current.number) == "circulate"
     site.progress = None
-    if current.position == len(rules.plan.phases):
+    phases = rules.phases(current.number)
+    if current.position == len(phases):
         if rules.evaluates(current.number) and not circulates and not current.evaluated:
             _evaluate(site, current.number, current.state, current.sources)
         else:
             commit(site)
         return
-    name = rules.plan.phases[current.position]
+    name = phases[current.position]
     order = (memory.generation, current.number)
-    kept = (memory.state, *((memory.before[0],) if memory.before is not None else ()))
+    best = (memory.best.state,) if memory.best is not None else ()
+    kept = (memory.state, *((memory.before[0],) if memory.before is not None else ()), *best)
     if name == "exchange":
         open_exchange(site)
         review(site)
@@ -552,7 +555,7 @@ def regenerate(site: SiteState, *, reported_by: SiteName, seen: Seen) -> None:
     Otherwise peers would take the artifacts that this site makes again for forgeries.
     """
     memory, busy = site.memory, site.phase in BUSY
-    generation = seen.generation + 1
+    generation = later_generation(seen.generation, site.chance)
     row = rows.RegeneratedRow(memory.committed, generation=generation, reported_by=reported_by, their_round=seen.round)
     site.persist(row)
     for (round, _), artifact in sorted(memory.published.items()):

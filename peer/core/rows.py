@@ -125,13 +125,17 @@ class AggregatedRow(JournalRow):
 class EvaluatedRow(JournalRow):
     """The model was evaluated on the site's own test split.
 
-    The ``artifact``, if any, is lent to other sites.
+    The ``artifact``, if any, is lent to other sites. ``best_by`` names the validation metric by
+    which no round before was as good; the model's files are then kept, with those of the
+    ``received`` heads with which it predicts.
     """
 
     kind = "evaluated"
     metrics: Mapping[str, float]
     artifact: Artifact | None = field(default=None, metadata=OMITTED)
     evaluation_denied: str | None = field(default=None, metadata={**OMITTED, ON_DISK: "kept_home"})
+    best_by: str | None = field(default=None, metadata=OMITTED)
+    received: tuple[Sha256, ...] | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True)

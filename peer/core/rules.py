@@ -99,7 +99,16 @@ class Rules:
         return min(2, half_rounded_up(len(self.others)))
 
     def pattern(self, round: int) -> Pattern:
+        if self._is_at_home(round):
+            return "none"
         return "circulate" if round <= self.circulating else self.plan.pattern
+
+    def phases(self, round: int) -> tuple[str, ...]:
+        return self.plan.last_round if self._is_at_home(round) else self.plan.phases
+
+    def _is_at_home(self, round: int) -> bool:
+        """Whether every site only trains at home: in the last round of a plan that ends so."""
+        return round == self.rounds and bool(self.plan.last_round)
 
     @property
     def drawn_kind(self) -> str:

@@ -50,6 +50,24 @@ class OpenRound:
     evaluated: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class BestRound:
+    """The evaluated round with the best model on the site's own validation data so far.
+
+    ``received`` are the digests of the received heads with which the model predicts.
+    """
+
+    round: int
+    state: str
+    metric: str
+    value: float
+    received: tuple[Sha256, ...] = ()
+
+    def is_beaten(self, round: int, value: float) -> bool:
+        """Whether a round takes its place; a round that is evaluated again has a new model."""
+        return value > self.value or round == self.round
+
+
 @dataclass(slots=True)
 class Memory:
     """All that must survive a crash.
@@ -88,6 +106,7 @@ class Memory:
     skipped: list[int] = field(default_factory=list)
     finished: bool = False
     evaluation: Evaluation = field(default_factory=Evaluation)
+    best: BestRound | None = None
 
     def apply(self, row: rows.JournalRow) -> None:
         """Apply one row; kinds that only inform a reader change nothing."""
@@ -101,6 +120,8 @@ class Memory:
         """Digests of every artifact that memory needs; all other files may be deleted."""
         digests = {artifact.sha256 for artifact in self.published.values()}
         digests |= set(self.received) | self.evaluation.needed_digests()
+        if self.best is not None:
+            digests |= set(self.best.received)
         if self.artifact is not None:
             digests.add(self.artifact.sha256)
         digests |= {artifact.sha256 for artifact in self.publications_due.values()}
@@ -147,6 +168,18 @@ class Memory:
             if any(artifact.kind == "return" for artifact in served):
                 return True
         return any(artifact.sha256 not in present for artifact in self.published.values())
+
+
+def later_generation(newest: int, chance: float) -> int:
+    """A generation after the newest one: one of the next hundredth of those that are left.
+
+    Of two machines on which one backup is restored, each gets one of its own, so that they do not
+    sign two artifacts under one generation and round.
+
+    Args:
+        chance: a random number in [0, 1).
+    """
+    return newest + 1 + int(chance * max(1, (limits.ROUNDS_MAX - newest) // 100))
 
 
 def recover(stored: Iterable[Row], *, present: set[Sha256] | None = None, generation: int = 1) -> Memory:
@@ -248,6 +281,9 @@ def _evaluated(memory: Memory, row: rows.EvaluatedRow) -> None:
     memory.evaluated_after_handback = memory.open is None
     if row.artifact is not None:
         memory.evaluation.lent[row.round] = LentModel(row.artifact)
+    if row.best_by is not None:
+        state = memory.state if memory.open is None else memory.open.state
+        memory.best = BestRound(row.round, state, row.best_by, row.metrics[row.best_by], row.received or ())
     if memory.open is not None:
         memory.open.metrics.update(row.metrics)
         memory.open.evaluated = True

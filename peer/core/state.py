@@ -36,6 +36,7 @@ class SiteState:
         heard: when each peer was heard last, and its state. The simulator shares one table among
             its sites.
         greeted: peers that count as greeted from the start.
+        chance: a random number in [0, 1) of this start, for ``later_generation``.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class SiteState:
         *,
         heard: dict[SiteName, LastHeard] | None = None,
         greeted: Iterable[SiteName] = (),
+        chance: float = 0.0,
     ) -> None:
         self.rules = rules
         self.memory = memory if memory is not None else Memory()
         self.phase = Phase.NEW
         self.peers = Peers(silence_s=rules.pace.silence_s, heard={} if heard is None else heard)
         self.greeted = set(greeted)
+        self.chance = chance
         self.accepts_evaluation: dict[SiteName, bool | None] = {}
         self.evaluation_tasks = EvaluationTasks()
         self.exchange: Exchange | None = None

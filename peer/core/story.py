@@ -225,7 +225,10 @@ def _work_failed(site: str, row: rows.WorkFailedRow, cause: rows.Cause | None) -
 
 
 def _reverted(site: str, row: rows.RevertedRow, cause: rows.Cause | None) -> list[str]:
-    return [f"{site} went back to its state before it used the artifacts of {', '.join(row.origins)}."]
+    return [
+        f"Training diverged at {site} ({row.reason}): it went back to its state before it used the artifacts of "
+        f"{', '.join(row.origins)}. One of these may have caused it, or none."
+    ]
 
 
 def _left(site: str, row: rows.LeftRow, cause: rows.Cause | None) -> list[str]:

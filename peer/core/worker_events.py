@@ -12,6 +12,7 @@ from peer.core import commands, events, limits, rounds, rows
 from peer.core.messages import Artifact
 from peer.core.phases import Phase
 from peer.core.state import SiteState
+from peer.core.tasks import validation_metric
 
 Handler = Callable[[SiteState, Any], None]
 
@@ -112,8 +113,22 @@ def evaluate(site: SiteState, event: events.Evaluated) -> None:
     site.failures = 0
     lent = event.artifact if site.rules.lends(event.round) else None
     denied = (site.rules.evaluation_denied or "") if lent is None and site.rules.global_test else None
-    row = rows.EvaluatedRow(event.round, metrics=event.metrics, artifact=lent, evaluation_denied=denied)
+    memory, needed_before = site.memory, site.memory.needed_digests()
+    metric = validation_metric(event.metrics)
+    if metric is not None and memory.best is not None and not memory.best.is_beaten(event.round, event.metrics[metric]):
+        metric = None
+    keeps_received = metric is not None and memory.open is not None and site.rules.plan.keeps_last_received
+    row = rows.EvaluatedRow(
+        event.round,
+        metrics=event.metrics,
+        artifact=lent,
+        evaluation_denied=denied,
+        best_by=metric,
+        received=tuple(source.artifact.sha256 for source in site.opened.sources) if keeps_received else None,
+    )
     site.persist(row)
+    for digest in sorted(needed_before - memory.needed_digests()):  # heads of the former best round
+        site.emit(commands.Discard(digest))
     if lent is not None:
         site.emit(commands.Publish(event.round, lent, evaluation=True))
     rounds.go_on(site)

@@ -271,7 +271,7 @@ class PeerService:
         else:
             if round is not None:
                 self._report(events.RoundProved(peer, round))
-        self._report(events.PeerHeard(peer, replace(pulse, proof=None)))
+        self._report(events.PeerHeard(peer, pulse if pulse.proof is None else replace(pulse, proof=None)))
 
     def called_s(self, peer: SiteName) -> float | None:
         """Seconds since the peer's last call reached this site; ``None`` before the first."""

@@ -36,6 +36,8 @@ class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Kind.ValueType],
     KIND_MESSENGER: _Kind.ValueType  # 4
     KIND_RETURN: _Kind.ValueType  # 5
     """a visiting model as its host trained it"""
+    KIND_PROTOTYPE: _Kind.ValueType  # 6
+    """the mean feature of each class"""
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
 
@@ -46,6 +48,8 @@ KIND_PROXY: Kind.ValueType  # 3
 KIND_MESSENGER: Kind.ValueType  # 4
 KIND_RETURN: Kind.ValueType  # 5
 """a visiting model as its host trained it"""
+KIND_PROTOTYPE: Kind.ValueType  # 6
+"""the mean feature of each class"""
 Global___Kind: _TypeAlias = Kind  # noqa: Y015
 
 class _Purpose:

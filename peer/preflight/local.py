@@ -62,8 +62,8 @@ unknown.
 """
 ADAM_STATES = 3
 """Values per parameter in a checkpoint: the weight and Adam's two moments."""
-CHECKPOINTS_MAX = limits.CHECKPOINTS_KEPT + 3
-"""The finished rounds', those of the current round's stages, and one that is being written."""
+CHECKPOINTS_MAX = limits.CHECKPOINTS_KEPT + 4
+"""The finished rounds', the best round's, those of the current stages, and one being written."""
 DISTILLATION_SHARE_MIN = 0.01
 """Below this share of the supervised loss, distillation hardly moves a weight (METHODS of FedSKD: choose gamma)."""
 NETWORK_FILE_SYSTEMS = frozenset(

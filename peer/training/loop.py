@@ -15,7 +15,7 @@ from peer.core.plan import Work
 from peer.methods.method import Batch, Stage, Step
 from peer.training.checkpoint import Checkpoint, Checkpoints
 from peer.training.data import Batches, Seed
-from peer.training.device import precision
+from peer.training.device import precision, seed_generators
 from peer.training.errors import WorkInterrupted
 from peer.training.optimiser import adam, adam_state, load_adam_state, trainable
 from peer.training.tensors import State, state_of
@@ -121,7 +121,7 @@ class Loop:
         def forward(network: str, *inputs: Any, part: str = "") -> Any:
             # Each network has randomness of its own: other networks of the stage do not change its
             # dropout.
-            torch.manual_seed(self._seed("forward", step, network, *([number] if number else ())))
+            seed_generators(self._device, self._seed("forward", step, network, *([number] if number else ())))
             module = self.stage.networks[network]
             with precision(self._precision, self._device):
                 return (module.get_submodule(part) if part else module)(*inputs)
@@ -135,6 +135,7 @@ class Loop:
         total = torch.stack([term.value * term.weight for term in terms.values()]).sum()
         if optimiser_step.trains:
             torch.autograd.backward(total)
+            optimiser_step.after_backward()
         for optimiser in optimisers:
             optimiser.step()
         return {TOTAL: total.detach()} | {name: term.value.detach() for name, term in terms.items()}

@@ -74,7 +74,9 @@ def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Re
     artifact = write_own_artifact(trainer)
     sources = stand_ins(trainer, artifact, command.others)
     timings = {name: try_stage(trainer, train) for name, train in stage_commands(trainer, sources)}
-    if "aggregate" in trainer.settings.plan.phases and trainer.settings.plan.pattern != "visit":
+    plan = trainer.settings.plan
+    usual = timings.keys() & plan.stages_of(plan.phases) or {"visitor"}  # a round may only circulate models
+    if "aggregate" in plan.phases and plan.pattern != "visit":
         trainer.artifact_exchange.average(sources, samples=len(trainer.data.training))
     split = trainer.data.test if len(trainer.data.test) else trainer.data.training
     trainer.load(INITIAL)
@@ -84,8 +86,7 @@ def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Re
         attempt=command.attempt,
         device=describe_device(device),
         step_s={name: step_s for name, (step_s, _) in timings.items()},
-        # A round that only circulates models has no other stage.
-        round_s=sum(whole_s for name, (_, whole_s) in timings.items() if name != "visitor" or len(timings) == 1),
+        round_s=sum(timings[name][1] for name in usual),
         memory_bytes=peak_bytes(device),
         available_bytes=available,
         artifact_bytes=0 if artifact is None else artifact.bytes,
@@ -99,15 +100,15 @@ def stage_commands(trainer: RehearsedTrainer, sources: tuple[Source, ...]) -> It
         (stage, *_) = plan.stages
         visitor = sources[:1]
         yield "visitor", commands.Train(1, 1, 1, stage, INITIAL, visitor, circulate=visitor[0].origin)
-        if plan.pattern == "circulate":
-            return
     has_received = plan.keeps_last_received
-    for phase in plan.phases:
+    for phase in () if sources and plan.pattern == "circulate" else plan.phases:
         if phase == "exchange":
             has_received = True
         elif phase not in ("returns", "aggregate"):
             stage = phase.removeprefix("train:")
             yield stage, commands.Train(1, 1, 1, stage, INITIAL, sources if has_received else ())
+    for stage in sorted(plan.stages_of(plan.last_round)):
+        yield stage, commands.Train(1, 1, 1, stage, INITIAL, ())
 
 
 def try_stage(trainer: RehearsedTrainer, command: commands.Train) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
+from peer.core.tasks import VALIDATION
 from peer.core.worker_protocol import WorkerSetting, from_json, to_json
 from peer.files import artifact_path
 from peer.methods.method import DAM, VISITOR, Method, Stage, StageContext, visitor_name
@@ -164,12 +165,13 @@ class Trainer:
             try:
                 if self.settings.plan.pattern != "all_to_all":
                     for source in command.sources:
-                        self._probe.check_model(source, self.artifact_exchange.receive(source)[0])
+                        network, own = self.artifact_exchange.receive(source)[0], self.site_networks.artifact_network
+                        self._probe.check_model(source, network, own)
                 aggregate = self.artifact_exchange.average(command.sources, samples=len(self.data.training))
             except UnusableArtifact as error:
                 return _reject(command, error)
             self.site_networks.invalidate()
-            self.site_networks.artifact_network.load_state_dict(aggregate.state, strict=False)
+            self.artifact_exchange.load(aggregate.state)
             digest = hashlib.sha256(pack(aggregate.state)).hexdigest()
             record = {"work": work, "steps": base["steps"], "artifact": None, "sha256": digest}
             record |= {"contributors": aggregate.contributors, "cut": aggregate.cut}
@@ -226,7 +228,7 @@ class Trainer:
                 returned, _ = self.artifact_exchange.receive(command.source)
                 if not isinstance(returned, Network) or returned.spec != dam.spec:
                     raise UnusableArtifact(command.source, "it is not of this site's [model]")
-                self._probe.check_model(command.source, returned)
+                self._probe.check_model(command.source, returned, dam)
             except UnusableArtifact as error:
                 return _reject(command, error)
             steps = command.source.artifact.steps
@@ -247,12 +249,11 @@ class Trainer:
                 logger.warning("artifact left out of the evaluation: peer=%s reason=%s", error.source.origin, error)
                 sources = tuple(source for source in sources if source != error.source)
         metrics = self.evaluate(self.data.test)
-        metrics |= {f"validation_{name}": value for name, value in self.evaluate(self.data.validation).items()}
+        metrics |= {f"{VALIDATION}{name}": value for name, value in self.evaluate(self.data.validation).items()}
         lent = None
         if command.lent:
-            lent = self._send(
-                self.site_networks.dam, owner=self.settings.site, steps=self._base_record(command.base)["steps"]
-            )
+            steps = self._base_record(command.base)["steps"]
+            lent = self._send(self.site_networks.dam, owner=self.settings.site, steps=steps, lent=True)
         return events.Evaluated(command.generation, command.round, command.attempt, metrics, lent)
 
     # --- predictions of a finished state ----------------------------------------------------------------------------
@@ -371,7 +372,7 @@ class Trainer:
         if command.sources:
             visitor, _ = self.artifact_exchange.receive(command.sources[0])
             if probe is not None:
-                probe.check_model(command.sources[0], visitor)
+                probe.check_model(command.sources[0], visitor, self.site_networks.dam)
         else:
             visitor = copy.deepcopy(self.site_networks.dam)
         return supervised_stage(self._stage_context({}), VISITOR, visitor)
@@ -382,7 +383,7 @@ class Trainer:
         for source in sources:
             module = received[source.origin]
             if isinstance(module, Network):
-                probe.check_model(source, module)
+                probe.check_model(source, module, self.site_networks.dam)
             else:
                 head = module.head if isinstance(module, Expert) else module
                 probe.check_head(source, head, self.site_networks.dam)
@@ -446,8 +447,9 @@ class Trainer:
         )
 
     # --- artifacts and checkpoints ----------------------------------------------------------------------------------
-    def _send(self, network: nn.Module, *, owner: SiteName, steps: int) -> Artifact:
-        return self.artifact_exchange.send(network, owner=owner, steps=steps, samples=len(self.data.training))
+    def _send(self, network: nn.Module, *, owner: SiteName, steps: int, lent: bool = False) -> Artifact:
+        samples = len(self.data.training)
+        return self.artifact_exchange.send(network, owner=owner, steps=steps, samples=samples, lent=lent)
 
     def _base_record(self, name: str) -> dict[str, Any]:
         """The record of a checkpoint that must be there."""

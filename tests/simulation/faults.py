@@ -44,8 +44,10 @@ class Fault:
         return f"{self.kind} of {self.site} at {self.at_s:.1f} s for {self.lasts_s:.1f} s ({self.amount:.2f})"
 
 
-def draw_shape(rng: random.Random) -> Shape:
-    """A federation of two to five sites, with one of the choreographies."""
+def draw_shape(rng: random.Random, *, small: bool) -> Shape:
+    """A federation of two to five sites, with one of the choreographies; a ``small`` one has three
+    sites and three rounds at most, and waits less long at its end.
+    """
     names = NAMES[: rng.choice((2, 2, 2, 3, 3, 3, 3, 3, 4, 5))]
     method, parameters = rng.choice(
         (
@@ -60,7 +62,11 @@ def draw_shape(rng: random.Random) -> Shape:
     top = rng.choice(("", "", "global_test = true", "evaluation_every = 2"))
     fallback = "stale" if method in ("fedskd", "fedcross") and rng.random() < 0.3 else "self"
     schedule = rng.choice(("permutation", "derangement", "ring"))
-    return Shape(names, method, rng.choice((3, 3, 4, 5)), schedule, fallback, parameters, top)
+    rounds = rng.choice((3, 3, 4, 5))
+    if small:
+        names = names if len(names) <= 3 else names[:2]
+        return Shape(names, method, 3, schedule, fallback, parameters, top, linger_s=30)
+    return Shape(names, method, rounds, schedule, fallback, parameters, top)
 
 
 def with_visits(rng: random.Random, shape: Shape) -> Shape:

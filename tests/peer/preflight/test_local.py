@@ -111,7 +111,7 @@ def test_room_is_asked_for_what_several_rounds_keep(enrolled: LocalFederation, f
     assert small.verdict == "ok"
     (large,) = local.check_disk(folder, federation, 1 << 40)
     assert large.verdict == "warning"
-    assert large.remedy == "free space: 24 times 1048576.0 MiB are kept of rounds"
+    assert large.remedy == "free space: 27 times 1048576.0 MiB are kept of rounds"
 
 
 def test_a_folder_that_cannot_be_written_is_a_failure(enrolled: LocalFederation, tmp_path: Path) -> None:

@@ -40,7 +40,10 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "local": {}, "fedskd": {}, "mh_pflid": {"shared_model": MESSENGER}, "feddal": {"shared_model": SHARED},
     "dflmoe": {}, "dflmoe_models": {}, "dflmoe_averaged": {"models": PROJECTED}, "proxyfl": {"shared_model": SHARED},
     "fedavg": {"shared_model": SHARED}, "fedprox": {"shared_model": SHARED}, "fedbn": {"shared_model": SHARED},
-    "lg_fedavg": {"models": PROJECTED}, "fedvisit": {},
+    "lg_fedavg": {"models": PROJECTED}, "fedavg_ft": {"shared_model": SHARED}, "fedprox_ft": {"shared_model": SHARED},
+    "ditto": {"shared_model": SHARED}, "fedrep": {"shared_model": SHARED}, "fedvisit": {},
+    "fedproto": {}, "scaffold": {"shared_model": SHARED}, "scaffold_ft": {"shared_model": SHARED},
+    "apfl": {"shared_model": SHARED},
 }  # fmt: skip
 
 State = dict[str, Tensor]
