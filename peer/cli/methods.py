@@ -14,7 +14,13 @@ from peer.documents import MethodDescription, ParameterDescription
 from peer.errors import UsageError
 from peer.methods.registry import PLANS, find_plan, installed_methods
 
-STEPS = {"all_to_all": "to all", "permutation": "to one", "circulate": "passed on", "none": "nothing"}
+STEPS = {
+    "all_to_all": "to all",
+    "permutation": "to one",
+    "circulate": "passed on",
+    "visit": "there and back",
+    "none": "nothing",
+}
 
 
 @click.command(short_help="List the methods, their stages and parameters.")

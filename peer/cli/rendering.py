@@ -150,11 +150,19 @@ def rounds(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
         artifact = (record["artifact_sha256"] or "-")[:SHORT]
         number = f"{record['round']} of gen {record['generation']}" if several else record["round"]
         facts = (number, sources or "itself", missing, f"{record['duration_s']:.1f}", artifact)
-        rows.append((*facts, _mean(record), metrics))
-    columns = ("round", "from", "missing", "train s", "artifact", "mean", "metrics")
-    if any(record["aggregate_sha256"] for record in document):
-        return output.table(columns, rows)
-    return output.table([name for name in columns if name != "mean"], [(*row[:5], row[6]) for row in rows])
+        rows.append((*facts, _returns(record), _mean(record), metrics))
+    columns = ("round", "from", "missing", "train s", "artifact", "came home", "mean", "metrics")
+    left_out = {"came home"} if not any("returned" in record for record in document) else set()
+    left_out |= {"mean"} if not any(record["aggregate_sha256"] for record in document) else set()
+    kept = [index for index, name in enumerate(columns) if name not in left_out]
+    return output.table([columns[index] for index in kept], [tuple(row[index] for index in kept) for row in rows])
+
+
+def _returns(record: Mapping[str, Any]) -> str:
+    """The sites whose copies of the own model were merged, and those whose copies were not, with the reason."""
+    merged = ", ".join(source["site"] for source in record.get("returned", ()))
+    missing = ", ".join(f"{site} ({reason})" for site, reason in record.get("missing_returns", {}).items())
+    return f"{merged or '-'}; not {missing}" if missing else merged
 
 
 def _mean(record: Mapping[str, Any]) -> str:

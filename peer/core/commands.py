@@ -147,7 +147,8 @@ class Train(Command):
 class Aggregate(Command):
     """Average the shared module over the site's own state and the sources, in roster order.
 
-    The worker keeps the checkpoints ``kept``, to which the site may go back.
+    The worker keeps the checkpoints ``kept``, to which the site may go back. Where models visit, the
+    sources are the returns: copies of the own model ``sent`` that other sites trained in this round.
     """
 
     generation: int
@@ -156,6 +157,7 @@ class Aggregate(Command):
     base: str
     sources: tuple[Source, ...]
     kept: tuple[str, ...] = ()
+    sent: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,9 @@ def open_exchange(site: SiteState) -> None:
     if pattern == "all_to_all":
         for origin in rules.roster.others(rules.site):
             want(site, origin, owner=origin)
+    elif pattern == "visit":
+        for visitor in rules.visitors(round):
+            want(site, visitor, owner=visitor)
     else:
         slot = rules.turn(round)
         origin = rules.holder(round, slot) if pattern == "circulate" else slot
@@ -34,6 +37,15 @@ def open_exchange(site: SiteState) -> None:
         if origin != rules.site:
             want(site, origin, owner=slot)
     site.enter(Phase.EXCHANGE)
+
+
+def await_returns(site: SiteState) -> None:
+    """Ask the sites that this site's model visits for their trained copies of it."""
+    round = site.opened.number
+    _begin(site, round, "return")
+    for host in site.rules.hosts(round):
+        want(site, host, owner=site.rules.site)
+    site.enter(Phase.RETURNS)
 
 
 def hand_back(site: SiteState) -> None:
@@ -49,15 +61,19 @@ def hand_back(site: SiteState) -> None:
 
 def _begin(site: SiteState, round: int, purpose: Purpose) -> None:
     pattern = "all_to_all" if purpose == "handback" else site.rules.pattern(round)
-    slow_s = liveness.slow_after_s(site.memory.waits_s, site.rules.pace)
-    site.exchange = Exchange(round, pattern, purpose, site.now_s, slow_s)
+    kind = "return" if purpose == "return" else site.rules.plan.artifact
+    if kind is None:
+        raise IllegalTransitionError(f"method {site.rules.method} exchanges nothing")
+    waits_s = site.memory.return_waits_s if purpose == "return" else site.memory.waits_s
+    slow_s = liveness.slow_after_s(waits_s, site.rules.pace)
+    site.exchange = Exchange(round, pattern, purpose, site.now_s, slow_s, kind=kind)
 
 
 def want(site: SiteState, origin: SiteName, *, owner: SiteName) -> None:
     """Wait for one artifact: use the received file if there is one, fetch it otherwise."""
-    current, kind = site.exchange, site.rules.plan.artifact
-    if current is None or kind is None:
-        raise IllegalTransitionError(f"method {site.rules.method} exchanges nothing")
+    current = site.exchange
+    if current is None:
+        raise IllegalTransitionError(f"no exchange is open in phase {site.phase}")
     wanted = current.wants[origin] = Want(origin, owner, site.next_attempt(), site.now_s, site.patience_s(origin))
     for source in site.memory.received.values():
         if (source.origin, source.round, source.artifact.owner) == (origin, current.round, owner):
@@ -66,7 +82,7 @@ def want(site: SiteState, origin: SiteName, *, owner: SiteName) -> None:
         wanted.drop(exchange.ABSENT, site.now_s)
     elif wanted.received is None:
         order = (site.memory.generation, current.round, wanted.attempt)
-        site.emit(commands.Fetch(*order, origin, kind, current.purpose, owner, site.received_bytes_max))
+        site.emit(commands.Fetch(*order, origin, current.kind, current.purpose, owner, site.received_bytes_max))
 
 
 def settle(site: SiteState) -> bool:
@@ -105,7 +121,7 @@ def _choose(site: SiteState, current: Exchange) -> None:
     if current.pattern == "all_to_all":
         if rules.plan.keeps_last_received:
             sources = exchange.last_received(rules, fresh=received, earlier=memory.received.values())
-    elif not received:
+    elif not received and current.pattern != "visit":
         slot = rules.turn(current.round)
         local_copy = memory.published.get((current.round, slot)) if current.pattern == "circulate" else None
         if local_copy is not None:
@@ -114,10 +130,19 @@ def _choose(site: SiteState, current: Exchange) -> None:
             sources = exchange.fallback(rules, round=current.round, owner=slot, on_disk=site.artifacts_on_disk())
     waited_s = current.waited_s(site.now_s, wait_max_s=rules.pace.wait_max_s)
     below = current.pattern == "all_to_all" and len(received) < rules.quorum_others
-    position = rules.plan.phases.index("exchange")
+    purpose: Purpose | None = "return" if current.purpose == "return" else None
+    position = rules.plan.phases.index("returns" if purpose else "exchange")
     site.exchange = None
-    in_vain_s = current.in_vain_s()
-    choose(site, sources, missing, position=position, waited_s=waited_s, in_vain_s=in_vain_s, below_quorum=below)
+    choose(
+        site,
+        sources,
+        missing,
+        position=position,
+        waited_s=waited_s,
+        in_vain_s=current.in_vain_s(),
+        below_quorum=below,
+        purpose=purpose,
+    )
 
 
 def choose(
@@ -129,6 +154,7 @@ def choose(
     waited_s: float | None = None,
     in_vain_s: Mapping[SiteName, float] | None = None,
     below_quorum: bool = False,
+    purpose: Purpose | None = None,
 ) -> None:
     """Journal the sources that the round goes on with.
 
@@ -143,6 +169,7 @@ def choose(
             does not count.
         in_vain_s: by peer that did not deliver, how long the site waited for it.
         below_quorum: fewer artifacts arrived than the federation's quorum asks for.
+        purpose: ``return`` where the sources are the site's own model, trained by other sites.
     """
     rules, current = site.rules, site.opened
     idle = rules.pattern(current.number) == "circulate" and not sources
@@ -154,6 +181,7 @@ def choose(
         waited_s=waited_s,
         in_vain_s=dict(in_vain_s) if in_vain_s else None,
         below_quorum=below_quorum,
+        purpose=purpose,
     )
     site.persist(row)
 
@@ -161,23 +189,25 @@ def choose(
 def leave_out(site: SiteState, sha256: Sha256, reason: str) -> None:
     """Choose again without an artifact that the worker found unusable; delete its file if unneeded."""
     rules, opened = site.rules, site.opened
-    number, missing = opened.number, dict(opened.missing)
-    own = any(source.artifact.sha256 == sha256 and source.origin == rules.site for source in opened.sources)
-    for source in opened.sources:
+    number, returning, in_use = opened.number, site.chose_returns(), site.sources_in_use()
+    missing = dict(opened.missing_returns if returning else opened.missing)
+    own = any(source.artifact.sha256 == sha256 and source.origin == rules.site for source in in_use)
+    for source in in_use:
         if source.artifact.sha256 == sha256 and source.origin != rules.site:
             site.refuse(source.origin, reason)
             missing[source.origin] = "refused"
-    sources = tuple(source for source in opened.sources if source.artifact.sha256 != sha256)
+    sources = tuple(source for source in in_use if source.artifact.sha256 != sha256)
     if sha256 in site.memory.received:
         site.persist(rows.DiscardedRow(number, sha256=sha256))
     below = False
     if rules.pattern(number) == "all_to_all":
         exchanged = opened.position > rules.plan.phases.index("exchange")
         below = exchanged and sum(not source.fallback for source in sources) < rules.quorum_others
-    elif not sources and not own:
+    elif not sources and not own and rules.pattern(number) != "visit":
         usable = [source for source in site.artifacts_on_disk() if source.artifact.sha256 != sha256]
         sources = exchange.fallback(rules, round=number, owner=rules.turn(number), on_disk=usable)
-    choose(site, sources, missing, position=opened.position - 1, below_quorum=below)
+    purpose: Purpose | None = "return" if returning else None
+    choose(site, sources, missing, position=opened.position - 1, below_quorum=below, purpose=purpose)
     if sha256 not in site.memory.needed_digests():
         site.emit(commands.Discard(sha256))
 
@@ -380,9 +410,15 @@ def next_phase(site: SiteState) -> None:
     if name == "exchange":
         open_exchange(site)
         review(site)
+    elif name == "returns":
+        await_returns(site)
+        review(site)
     elif name == "aggregate":
         site.enter(Phase.AGGREGATE)
-        site.emit(commands.Aggregate(*order, site.next_attempt(), current.state, current.sources, kept))
+        model = memory.published.get((current.number, rules.site)) if site.chose_returns() else None
+        sent = None if model is None else Source(rules.site, current.number, model)
+        attempt = site.next_attempt()
+        site.emit(commands.Aggregate(*order, attempt, current.state, site.sources_in_use(), kept, sent))
     else:
         slot = rules.turn(current.number) if circulates else None
         stage = name.removeprefix("train:")
@@ -405,32 +441,39 @@ def commit(site: SiteState) -> None:
     last = rules.circulating if rules.pattern(round) == "circulate" else rules.rounds
     left_out = current.cut.keys() - set(current.contributors)
     serves_next = rules.plan.published == "commit" and (visiting or round < last)
+    visits = rules.pattern(round) == "visit"
+    origins = {source.origin for source in (*current.sources, *current.returned)}
     row = rows.CommittedRow(
         round,
         generation=memory.generation,
-        sources=tuple(
-            rows.UsedSource(source.origin, source.round, source.artifact.sha256, source.fallback)
-            for source in current.sources
-        ),
-        contributors=tuple(sorted({rules.site, *(source.origin for source in current.sources)} - left_out)),
+        sources=_used(current.sources),
+        contributors=tuple(sorted({rules.site, *origins} - left_out)),
         missing=dict(current.missing),
         cut=dict(current.cut) or None,
         below_quorum=current.below_quorum,
         skipped=tuple(memory.skipped),
         artifact_sha256=artifact.sha256 if artifact is not None else None,
-        aggregate_sha256=current.aggregate,
+        aggregate_sha256=None if visits else current.aggregate,  # every site has a result of its own
         metrics=dict(current.metrics),
         threads=current.threads,
         duration_s=current.duration_s,
         state=current.state,
         publish=round + 1 if serves_next and artifact is not None else None,
         visiting=visiting,
+        returned=_used(current.returned) if visits else None,
+        missing_returns=dict(current.missing_returns) if visits else None,
     )
     site.persist(row)
     compare(site, rules.others)
     site.publish_due()
     tidy(site, needed_before)
     site.round_ended = True
+
+
+def _used(sources: Iterable[Source]) -> tuple[rows.UsedSource, ...]:
+    return tuple(
+        rows.UsedSource(source.origin, source.round, source.artifact.sha256, source.fallback) for source in sources
+    )
 
 
 def compare(site: SiteState, names: Iterable[SiteName]) -> None:

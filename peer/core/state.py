@@ -121,9 +121,8 @@ class SiteState:
             self.emit(commands.Announce())
 
     def publish_due(self) -> None:
-        """Publish the artifact that the last row made due, if any; after a crash the restart does."""
-        if self.memory.publication_due is not None:
-            round, artifact = self.memory.publication_due
+        """Publish the artifacts that the last row made due, if any; after a crash the restart does."""
+        for (round, _), artifact in list(self.memory.publications_due.items()):
             self.persist(rows.PublishedRow(round, artifact=artifact))
             self.emit(commands.Publish(round, artifact))
 
@@ -182,6 +181,16 @@ class SiteState:
         if self.memory.artifact is not None:
             own.append(Source(self.rules.site, self.memory.committed, self.memory.artifact))
         return [*self.memory.received.values(), *own]
+
+    def sources_in_use(self) -> tuple[Source, ...]:
+        """The artifacts that the phase of the open round uses: the returns once these were chosen."""
+        current = self.opened
+        return current.returned if self.chose_returns() else current.sources
+
+    def chose_returns(self) -> bool:
+        """Whether the phase that the open round is in follows the wait for the returns."""
+        phases, position = self.rules.plan.phases, self.opened.position
+        return 0 < position <= len(phases) and phases[position - 1] == "returns"
 
     def patience_s(self, name: SiteName) -> float:
         """How long to wait for a peer that lives and does not get on."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from peer.core import commands, events, limits, rounds, rows
+from peer.core.messages import Artifact
 from peer.core.phases import Phase
 from peer.core.state import SiteState
 
@@ -70,10 +71,19 @@ def train(site: SiteState, event: events.Trained) -> None:
         threads=event.threads,
         duration_s=event.duration_s,
         publish=opened.number if site.rules.plan.published == event.stage else None,
+        returned=_returned(site, event) or None,
     )
     site.persist(row)
     site.publish_due()
     rounds.next_phase(site)
+
+
+def _returned(site: SiteState, event: events.Trained) -> tuple[Artifact, ...]:
+    """The visiting models that the stage trained, of the sites that this round lets visit."""
+    if site.rules.plan.pattern != "visit":
+        return ()
+    visitors = {source.artifact.owner for source in site.opened.sources}
+    return tuple(artifact for artifact in event.returned if artifact.owner in visitors and artifact.kind == "return")
 
 
 @current
@@ -87,6 +97,7 @@ def aggregate(site: SiteState, event: events.Aggregated) -> None:
         sha256=event.sha256,
         contributors=event.contributors,
         cut=event.cut or None,
+        artifact=event.artifact,
     )
     site.persist(row)
     for name, reason in event.cut.items():
@@ -123,7 +134,7 @@ def reject(site: SiteState, event: events.ArtifactRejected) -> None:
     crash, since going on without it could repeat for ever. A circulating model that was trained
     here is still another site's: the round idles without it.
     """
-    used = {source.artifact.sha256: source for source in site.opened.sources}
+    used = {source.artifact.sha256: source for source in site.sources_in_use()}
     source = used.get(event.sha256)
     visited = source is not None and source.artifact.owner != site.rules.site
     if source is None or (source.origin == site.rules.site and not visited):
@@ -179,7 +190,7 @@ def _largest_received(site: SiteState) -> commands.Source | None:
     """The largest artifact of a peer among those that the stage in hand uses."""
     if site.phase not in (Phase.TRAIN, Phase.AGGREGATE):
         return None
-    received = [source for source in site.opened.sources if source.origin != site.rules.site]
+    received = [source for source in site.sources_in_use() if source.origin != site.rules.site]
     return max(received, key=lambda source: source.artifact.bytes, default=None)
 
 

@@ -20,6 +20,12 @@ from peer.core.plan import Plan
 DAM, KTM, VISITOR = "dam", "ktm", "visitor"
 """Names of networks: the local model; FedSKD's received one; another site's model that only passes through."""
 
+
+def visitor_name(origin: str) -> str:
+    """The name, in a stage, of the model that visits from this site."""
+    return f"{VISITOR}-{origin}"
+
+
 PROXY, MESSENGER, RECEIVER, TRANSMITTER, MIXTURE = "proxy", "messenger", "receiver", "transmitter", "mixture"
 """Names of the local networks beside the local model, by method."""
 
@@ -84,11 +90,14 @@ class Stage:
         networks: by name, the local one as ``dam``.
         passes: each is a run through all batches, with these optimiser steps on every batch, in
             order.
+        divides: each pass has an equal share of the batches instead of all; the first ones have one
+            more where the shares are not whole.
         summary: further numbers from the stage's mean terms.
     """
 
     networks: Mapping[str, nn.Module]
     passes: tuple[tuple[Step, ...], ...]
+    divides: bool = False
     summary: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda means: {}
 
     @property

@@ -19,6 +19,7 @@ from peer.methods.feddal.plan import FEDDAL
 from peer.methods.fedproto.plan import FEDPROTO
 from peer.methods.fedrep.plan import FEDREP
 from peer.methods.fedskd.plan import FEDSKD
+from peer.methods.fedvisit.plan import FEDVISIT
 from peer.methods.finetuning.plan import FEDAVG_FT, FEDCROSS_FT, FEDPROX_FT
 from peer.methods.local.plan import LOCAL
 from peer.methods.mh_pflid.plan import MH_PFLID
@@ -27,6 +28,7 @@ from peer.methods.proxyfl.plan import PROXYFL
 PLANS: dict[str, Plan] = {
     "local": LOCAL,
     "fedskd": FEDSKD,
+    "fedvisit": FEDVISIT,
     "mh_pflid": MH_PFLID,
     "feddal": FEDDAL,
     "dflmoe": DFLMOE,

@@ -67,6 +67,8 @@ class CommittedRound:
     duration_s: float
     agrees: dict[str, bool] = field(default_factory=dict)
     equivocated: list[str] = field(default_factory=list)
+    returned: list[SourceRecord] | None = None
+    missing_returns: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_row(cls, round: int, body: Mapping[str, Any], *, time_s: float) -> Self:
@@ -87,11 +89,13 @@ class CommittedRound:
             metrics=dict(member("metrics")),
             threads=member("threads"),
             duration_s=member("duration_s"),
+            returned=body.get("returned"),
+            missing_returns=dict(body.get("missing_returns") or {}),
         )
 
     def document(self) -> RoundRecord:
         """The record of `rounds --json`."""
-        return {
+        record: RoundRecord = {
             "round": self.number,
             "generation": self.generation,
             "sources": self.sources,
@@ -108,6 +112,9 @@ class CommittedRound:
             "agrees": self.agrees,
             "equivocated": self.equivocated,
         }
+        if self.returned is not None:
+            record["returned"], record["missing_returns"] = self.returned, self.missing_returns
+        return record
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,33 @@ def find_outliers(states: Mapping[SiteName, State]) -> dict[SiteName, str]:
     return {site: reason for site, (_, reason) in worst.items()}
 
 
+def find_leap(sent: State, own: State, returned: State) -> str | None:
+    """Why a copy that came home is beyond the bounds, compared with the model that stayed; ``None`` if it is not.
+
+    Both started from the state ``sent``. Of each floating tensor, the copy may have moved so many
+    times as far as the own one, and at least a share of the tensor's norm. No set of other
+    contributions enters: several hosts of one mind cannot shift the bound.
+    """
+    worst, reason = 1.0, None
+    for name, first in sent.items():
+        if not first.is_floating_point() or not first.numel():
+            continue
+        start, stayed, came = (state[name].double() for state in (sent, own, returned))
+        if name.endswith("running_var") and bool((came < 0).any()):
+            return f"{name} has a negative variance"
+        fresh = math.sqrt(first.shape[0]) if first.ndim else 1.0
+        if name.endswith(STATISTICS):
+            size = max(fresh, _norm(stayed))
+            excess, text = _norm(came) / (size * STATISTICS_RATIO_MAX), f"{_norm(came) / size:.3g} times as large"
+        else:
+            far, size = _norm(came - start), max(fresh, _norm(start))
+            excess = far / max(DISTANCE_RATIO_MAX * _norm(stayed - start), DISTANCE_SHARE * size)
+            text = f"{far / size:.3g} times its size away from the model that left"
+        if excess > worst:
+            worst, reason = excess, f"{name} is {text}"
+    return reason
+
+
 def _judge(name: str, tensors: list[Tensor]) -> list[tuple[float, str]]:
     """How many times each site's tensor is beyond its bound, and in words."""
     values = torch.stack([tensor.double() for tensor in tensors])

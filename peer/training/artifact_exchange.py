@@ -14,16 +14,17 @@ from models.footprint import count_operations
 from peer.core.commands import Source
 from peer.core.limits import RECEIVED_OPERATIONS_FLOOR, STEPS_MAX
 from peer.core.messages import Artifact
+from peer.core.plan import Kind
 from peer.core.roster import SiteName
 from peer.files import artifact_path
 from peer.methods.method import Method
-from peer.training.aggregation import Aggregation, aggregate, aggregate_prototypes
+from peer.training.aggregation import Aggregation, aggregate, aggregate_prototypes, find_leap
 from peer.training.artifact import read_head, read_network, read_state, write_artifact
 from peer.training.errors import UnusableArtifact, UnusableConfigurationError
 from peer.training.network import probe, probe_head
 from peer.training.settings import TrainingSettings
 from peer.training.site_networks import SiteNetworks
-from peer.training.tensors import State, state_of, unpack
+from peer.training.tensors import State, mean, state_of, unpack
 
 CLASS_COUNTS = "counts"
 """How a table of prototypes names the numbers of samples of its classes."""
@@ -42,9 +43,11 @@ class ArtifactExchange:
     def __init__(self, settings: TrainingSettings, method: Method, networks: SiteNetworks) -> None:
         self._settings, self._method, self._networks = settings, method, networks
 
-    def send(self, network: nn.Module, *, owner: SiteName, steps: int, samples: int) -> Artifact:
-        """Write the artifact of a network: the tensors that the method sends."""
-        settings, kind = self._settings, self._settings.plan.artifact
+    def send(
+        self, network: nn.Module, *, owner: SiteName, steps: int, samples: int | None, kind: Kind | None = None
+    ) -> Artifact:
+        """Write the artifact of a network: the tensors that the method sends, by default as its own kind."""
+        settings, kind = self._settings, kind or self._settings.plan.artifact
         if kind is None or not isinstance(network, Network):
             raise UnusableConfigurationError(f"method {settings.method!r} shares no model")
         return write_artifact(
@@ -62,7 +65,7 @@ class ArtifactExchange:
         settings, network = self._settings, self._networks.artifact_network
         source, allow = Source(settings.site, 1, artifact), {network.spec["name"]}
         try:
-            if "aggregate" in settings.plan.phases:
+            if "aggregate" in settings.plan.phases and settings.plan.pattern != "visit":
                 self._read_state(source, allow=allow)
             else:
                 self._read_module(source, allow=allow)
@@ -128,6 +131,26 @@ class ArtifactExchange:
             bounds=settings.aggregate_bounds,
             weighted=settings.weighted,
         )
+
+    def merge(self, returned: Sequence[tuple[Source, Network]], sent: State) -> State:
+        """The weighted average of the local model and the copies of it that other sites trained.
+
+        Args:
+            returned: the copies, of this site's spec, in roster order.
+            sent: the state that the copies and the local model started from.
+
+        Raises:
+            UnusableArtifact: a copy is beyond the bounds.
+        """
+        own, bounds = self._sent_state(self._networks.artifact_network), self._settings.aggregate_bounds
+        states, weights = [own], [1.0]
+        for source, network in returned:
+            state = self._sent_state(network)
+            if bounds and (reason := find_leap(sent, own, state)) is not None:
+                raise UnusableArtifact(source, reason)
+            states.append(state)
+            weights.append(float(self._settings.parameters["merge_weight"]))  # type: ignore[arg-type]
+        return mean(states, weights)
 
     def _read_module(self, source: Source, *, allow: Collection[str]) -> nn.Module:
         """A received network, or a received head, joined with the network that travels with it."""

@@ -1,6 +1,6 @@
 """Try a received model or head on a few of this site's own samples before it is used.
 
-Models that circulate, heads that are kept as experts, and proxies that are averaged in pairs reach
+Models that circulate or visit, heads that are kept as experts, and proxies that are averaged in pairs reach
 each site alone: there is no set of contributions, equal at all sites, to compare them with. Only
 this site's own data can tell whether they predict anything. The result stays in the worker.
 """
@@ -77,6 +77,24 @@ class OwnDataProbe:
             f"its loss on this site's samples is {ratio:.3g} times that of no knowledge, above {ratio_max:g} "
             "([training] probe_ratio_max)",
         )
+
+    def check_return(self, source: Source, returned: nn.Module, sent: nn.Module) -> None:
+        """Refuse a copy of this site's model that came home much worse than the model that left.
+
+        Raises:
+            UnusableArtifact: the copy is beyond the bound of any model, or lost half as much.
+        """
+        self.check_model(source, returned)
+        loss_max = self._settings.probe_ratio_max / 2
+        if not loss_max:
+            return
+        ratio, before = self.loss_ratio(returned), self.loss_ratio(sent)
+        if ratio > before + loss_max:
+            raise UnusableArtifact(
+                source,
+                f"its loss on this site's samples rose from {before:.3g} to {ratio:.3g} times that of no knowledge, by "
+                f"more than {loss_max:g} (half of [training] probe_ratio_max)",
+            )
 
     def check_head(self, source: Source, head: nn.Module, own: Network) -> None:
         """Refuse a head whose predictions spread many times as widely as those of the own head.

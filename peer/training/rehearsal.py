@@ -23,6 +23,7 @@ from torch import Tensor
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.messages import Artifact
+from peer.core.plan import visits
 from peer.core.roster import SiteName
 from peer.training.artifact_exchange import ArtifactExchange
 from peer.training.checkpoint import checkpoint_name
@@ -75,7 +76,7 @@ def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Re
     timings = {name: try_stage(trainer, train) for name, train in stage_commands(trainer, sources)}
     plan = trainer.settings.plan
     usual = timings.keys() & plan.stages_of(plan.phases) or {"visitor"}  # a round may only circulate models
-    if "aggregate" in plan.phases:
+    if "aggregate" in plan.phases and plan.pattern != "visit":
         trainer.artifact_exchange.average(sources, samples=len(trainer.data.training))
     split = trainer.data.test if len(trainer.data.test) else trainer.data.training
     trainer.load(INITIAL)
@@ -104,7 +105,7 @@ def stage_commands(trainer: RehearsedTrainer, sources: tuple[Source, ...]) -> It
     for phase in plan.last_round if circulates else (*plan.phases, *plan.last_round):
         if phase == "exchange":
             has_received = True
-        elif phase != "aggregate":
+        elif phase not in ("returns", "aggregate"):
             stage = phase.removeprefix("train:")
             yield stage, commands.Train(1, 1, 1, stage, INITIAL, sources if has_received else ())
 
@@ -115,14 +116,17 @@ def try_stage(trainer: RehearsedTrainer, command: commands.Train) -> tuple[float
     whole_s = 0.0
     try:
         for number in range(len(loop.stage.passes)):
-            loop.resume(number * loop.pass_steps, {})
+            steps = loop.pass_steps[number]
+            if not steps:
+                continue
+            loop.begin_pass(number)
             began_s = time.monotonic()
-            for step in itertools.islice(loop.run(batches), min(STEPS, loop.pass_steps)):
+            for step in itertools.islice(loop.run(batches), min(STEPS, steps)):
                 losses = loop.losses()  # waits for the device
                 if not math.isfinite(losses[TOTAL]):
                     raise UnusableConfigurationError(describe_non_finite(command.stage, step, losses))
                 step_s, began_s = time.monotonic() - began_s, time.monotonic()
-            whole_s += step_s * loop.pass_steps
+            whole_s += step_s * steps
     finally:
         loop.thaw()
         batches.close()
@@ -151,11 +155,12 @@ def write_own_artifact(trainer: RehearsedTrainer) -> Artifact | None:
 
 
 def stand_ins(trainer: RehearsedTrainer, artifact: Artifact | None, others: tuple[SiteName, ...]) -> tuple[Source, ...]:
-    """The site's own artifact as if others had sent it: all, or one for one-to-one methods."""
+    """The site's own artifact as if others had sent it: all, the visitors of a round, or one."""
     if artifact is None:
         return ()
-    several = trainer.settings.plan.pattern == "all_to_all"
-    return tuple(Source(name, 1, artifact) for name in (others if several else others[:1]))
+    plan, parameters = trainer.settings.plan, trainer.settings.parameters
+    count = visits(plan, sites=len(others) + 1, parameters=parameters) if plan.pattern == "visit" else 1
+    return tuple(Source(name, 1, artifact) for name in (others if plan.pattern == "all_to_all" else others[:count]))
 
 
 def available_bytes(device: torch.device) -> int:

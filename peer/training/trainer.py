@@ -23,7 +23,7 @@ from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import WorkerSetting, from_json, to_json
 from peer.files import artifact_path
-from peer.methods.method import DAM, VISITOR, Method, Stage, StageContext
+from peer.methods.method import DAM, VISITOR, Method, Stage, StageContext, visitor_name
 from peer.methods.supervised import supervised_stage
 from peer.training.artifact_exchange import ArtifactExchange
 from peer.training.checkpoint import Checkpoints, checkpoint_name
@@ -37,7 +37,7 @@ from peer.training.own_data_probe import OwnDataProbe
 from peer.training.rehearsal import rehearse
 from peer.training.settings import TrainingSettings
 from peer.training.site_networks import SiteNetworks
-from peer.training.tensors import non_finite, pack
+from peer.training.tensors import State, non_finite, pack, state_of
 
 logger = logging.getLogger(__name__)
 
@@ -145,14 +145,21 @@ class Trainer:
             metrics=record["metrics"],
             threads=record["threads"],
             duration_s=record["duration_s"],
+            returned=_returned_of(record),
         )
 
     def _aggregate(self, command: commands.Aggregate) -> events.Event:
         name = checkpoint_name(command.round, "aggregate")
         base = self._base_record(command.base)
-        work = self._digest(name, base["work"], *map(_source_key, command.sources))
+        sent = [] if command.sent is None else [_source_key(command.sent)]
+        work = self._digest(name, base["work"], *map(_source_key, command.sources), *sent)
         record = self._finished_record(name, work)
-        if record is None:
+        if record is None and self.settings.plan.pattern == "visit":
+            try:
+                record = self._merge(command, name, work, steps=base["steps"])
+            except UnusableArtifact as error:
+                return _reject(command, error)
+        elif record is None:
             self.site_networks.load(command.base)
             try:
                 if self.settings.plan.pattern != "all_to_all":
@@ -182,7 +189,32 @@ class Trainer:
             sha256=Sha256(record["sha256"]),
             contributors=tuple(map(SiteName, record["contributors"])),
             cut=record.get("cut", {}),
+            artifact=_artifact_of(record),
         )
+
+    def _merge(self, command: commands.Aggregate, name: str, work: str, *, steps: int) -> dict[str, Any]:
+        """Average the local model with its copies that other sites trained; keep its optimiser's moments."""
+        self.site_networks.load(command.base)
+        dam, returned, left = self.site_networks.dam, list[tuple[Source, Network]](), State()
+        if command.sources and command.sent is not None:
+            sent, _ = self.artifact_exchange.receive(command.sent)
+            left = state_of(sent)
+            for source in command.sources:
+                network, _ = self.artifact_exchange.receive(source)
+                if not isinstance(network, Network) or network.spec != dam.spec:
+                    raise UnusableArtifact(source, "it is not of this site's [model]")
+                self._probe.check_return(source, network, sent)
+                returned.append((source, network))
+        state = self.artifact_exchange.merge(returned, left)
+        self.site_networks.invalidate()
+        dam.load_state_dict(state, strict=False)
+        artifact = self._send(dam, owner=self.settings.site, steps=steps)
+        contributors = sorted({self.settings.site, *(source.origin for source, _ in returned)})
+        record = {"work": work, "steps": steps, "artifact": to_json(artifact), "sha256": artifact.sha256}
+        record |= {"contributors": contributors, "cut": {}}
+        self.site_networks.write(name, record, self.site_networks.moments)
+        self._checkpoints.prune([command.base, *command.kept])
+        return record
 
     def _adopt(self, command: commands.Adopt) -> events.Event:
         name = checkpoint_name(command.round, "adopt")
@@ -277,6 +309,7 @@ class Trainer:
                 clock=self._clock,
             )
             artifact = self._write_stage_artifact(command, stage, steps=steps, steps_before=steps_before)
+            returned = self._write_returns(command, stage, steps=steps)
         except Diverged as error:
             raise self._blame(command, str(error)) from error
         finally:
@@ -290,6 +323,8 @@ class Trainer:
             "threads": self.settings.threads,
             "duration_s": duration_s,
         }
+        if returned:
+            record["returned"] = to_json(returned)
         self.site_networks.write(
             name, record, {**self.site_networks.moments, **{key: loop.moments()[key] for key in local}}
         )
@@ -369,8 +404,11 @@ class Trainer:
     ) -> Artifact | None:
         """Write the visitor's artifact, or the own one if the plan publishes now."""
         plan, owner = self.settings.plan, command.circulate
+        visitors = {visitor_name(source.origin): source for source in command.sources}
         for name in stage.trains:
             if (bad := non_finite(stage.networks[name].state_dict())) is not None:
+                if name in visitors:
+                    raise UnusableArtifact(visitors[name], f"its tensor {bad!r} is not finite after the last step")
                 raise Diverged(f"tensor {bad!r} is not finite after the last step")
         if owner is not None:
             before = command.sources[0].artifact.steps if command.sources else steps_before
@@ -379,6 +417,24 @@ class Trainer:
         if plan.published == command.stage or (plan.published == "commit" and last):
             return self._send(self.site_networks.artifact_network, owner=self.settings.site, steps=steps_before + steps)
         return None
+
+    def _write_returns(self, command: commands.Train, stage: Stage, *, steps: int) -> list[Artifact]:
+        """Write each visitor's artifact for its owner, where models visit.
+
+        It counts the steps of the whole stage, as shares differ, and tells no number of samples.
+        """
+        if self.settings.plan.pattern != "visit":
+            return []
+        return [
+            self.artifact_exchange.send(
+                stage.networks[visitor_name(source.origin)],
+                owner=source.artifact.owner,
+                steps=source.artifact.steps + steps,
+                samples=None,
+                kind="return",
+            )
+            for source in command.sources
+        ]
 
     def _blame(self, command: commands.Train, reason: str) -> Exception:
         """Blame a divergence on the received artifact with the largest values, or on this site."""
@@ -404,8 +460,8 @@ class Trainer:
         record = self._checkpoints.record(name)
         if record is None or record["work"] != work:
             return None
-        artifact = _artifact_of(record)
-        complete = artifact is None or artifact_path(self.settings.artifacts, artifact.sha256).exists()
+        written = [artifact for artifact in (_artifact_of(record), *_returned_of(record)) if artifact is not None]
+        complete = all(artifact_path(self.settings.artifacts, artifact.sha256).exists() for artifact in written)
         return record if complete else None
 
     def _digest(self, *parts: object) -> str:
@@ -435,6 +491,11 @@ def _source_key(source: Source) -> tuple[str, str, str, int]:
 def _artifact_of(record: Mapping[str, Any]) -> Artifact | None:
     document = record["artifact"]
     return None if document is None else from_json(Artifact, document)
+
+
+def _returned_of(record: Mapping[str, Any]) -> tuple[Artifact, ...]:
+    """The visiting models that a stage has trained."""
+    return tuple(from_json(Artifact, document) for document in record.get("returned", ()))
 
 
 def _reject(

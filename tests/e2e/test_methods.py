@@ -34,7 +34,7 @@ PROJECTED = {site: model.replace("width = 8", "width = 8, projection = 16") for 
 """The same families, whose heads all take sixteen features: what is averaged must be alike."""
 
 
-THREE_SITES = frozenset({"dflmoe", "fedcross", "feddal", "fedskd", "mh_pflid"})
+THREE_SITES = frozenset({"dflmoe", "fedcross", "feddal", "fedskd", "fedvisit", "mh_pflid"})
 """What differs from another method in its worker alone is shown by two sites, which start sooner."""
 
 
@@ -73,12 +73,15 @@ def test_families_come_to_the_last_round_and_to_the_simulators_bits(run, simulat
     for name in sites:
         assert [record["round"] for record in records[name]] == list(range(1, ROUNDS + 1))
         assert not any(record["missing"] for record in records[name])
+        if plan.pattern == "visit":
+            assert [len(record["returned"]) for record in records[name]] == [len(sites) - 1] * ROUNDS
+            assert not any(record["missing_returns"] for record in records[name])
         ledger = Ledger(loopback.folder(name).egress_db, read_only=True)
         sent = ledger.transfers()
         ledger.close()
-        kinds, own = {row["kind"] for row in sent}, {plan.artifact} - {None}
+        kinds, own = {row["kind"] for row in sent}, set(plan.sends)
         assert kinds <= own  # a permutation may keep a site at home in every round
-        assert kinds == own or plan.pattern != "all_to_all"
+        assert kinds == own or plan.pattern not in ("all_to_all", "visit")
     if plan.pattern == "all_to_all" and "aggregate" in plan.phases:
         for round in range(ROUNDS - len(plan.last_round)):
             assert len({records[name][round]["aggregate_sha256"] for name in sites}) == 1

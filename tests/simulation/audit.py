@@ -94,7 +94,7 @@ class Audit:
             case commands.Aggregate(_, round, _, base, sources):
                 opened = memory.open
                 assert opened is not None
-                assert (opened.number, opened.state, opened.sources) == (round, base, sources)
+                assert (opened.number, opened.state, site.sources_in_use()) == (round, base, sources)
             case commands.Evaluate(_, round, _, base):
                 assert base == (memory.open.state if memory.open is not None else memory.state)
                 assert round == (memory.open.number if memory.open is not None else memory.committed)

@@ -170,7 +170,7 @@ def test_a_site_without_a_state_has_nothing_yet(asia: Any) -> None:
 
 
 def test_what_is_due_but_not_published_is_not_skipped(asia: Any, artifact: Any) -> None:
-    due = memory(artifact, committed=2, publication_due=(3, artifact("asia", "due")))
+    due = memory(artifact, committed=2, publications_due={(3, "asia"): artifact("asia", "due")})
     assert answer(asia, due, for_round=3, owner="asia", purpose="train") == Unavailable.NOT_YET
 
 

@@ -143,10 +143,10 @@ def test_a_due_publication_needs_its_file(solo: Any) -> None:
     site = trained_once(solo)
     cut = max(place for place, (kind, _, _) in enumerate(site.audit.rows) if kind == "committed") + 1
     due = recover(site.audit.rows[:cut])
-    assert due.publication_due is not None
-    assert due.publication_due[0] == 2
-    gone = recover(site.audit.rows[:cut], present=due.needed_digests() - {due.publication_due[1].sha256})
-    assert gone.publication_due is None
+    ((key, artifact),) = due.publications_due.items()
+    assert key[0] == 2
+    gone = recover(site.audit.rows[:cut], present=due.needed_digests() - {artifact.sha256})
+    assert not gone.publications_due
     assert gone.artifact is None
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from peer.core.roster import SiteName
-from peer.training.aggregation import Aggregation, aggregate, aggregate_prototypes, find_outliers
+from peer.training.aggregation import Aggregation, aggregate, aggregate_prototypes, find_leap, find_outliers
 
 State = dict[str, Tensor]
 SITES = tuple(map(SiteName, ("africa", "america", "asia", "europe")))
@@ -176,3 +176,28 @@ def test_a_site_with_all_prototypes_out_of_bounds_contributes_nothing() -> None:
     tables = {site: table(k, [1.0, 1.0, 1.0]) for k, site in enumerate(SITES)}
     tables[ASIA]["network.prototypes"] *= -1000
     assert ASIA not in aggregate_prototypes(tables, NO_SAMPLES).contributors
+
+
+def test_a_copy_that_came_home_may_move_some_times_as_far_as_the_model_that_stayed() -> None:
+    sent, own, copy = trained(0, drift=0.0), trained(1), trained(2, drift=0.1)
+    assert find_leap(sent, own, own) is None
+    assert find_leap(sent, own, copy) is None
+    assert find_leap(sent, sent, own) is None, "the own model did not move at all"
+    random = {"fc.weight": torch.randn(10, 16)}
+    assert "fc.weight is" in (find_leap(sent, own, {**copy, **random}) or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("conv.weight", lambda value: value * 10, "conv.weight is 8"),
+        ("conv.weight", lambda value: -value, "conv.weight is 1.8"),
+        ("bn.running_var", lambda value: -value, "bn.running_var has a negative variance"),
+        ("bn.running_mean", lambda value: value + 1e4, "bn.running_mean is 1e+04 times as large"),
+    ],
+)
+def test_one_tensor_of_a_return_beyond_its_bound_is_enough(name: str, change: object, reason: str) -> None:
+    sent, own, copy = trained(0, drift=0.0), trained(1), trained(2)
+    told = find_leap(sent, own, {**copy, name: change(copy[name])})  # type: ignore[operator]
+    assert told is not None
+    assert told.startswith(reason)

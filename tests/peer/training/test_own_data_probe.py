@@ -64,6 +64,22 @@ def test_a_model_that_training_cannot_give_is_refused(probe: Any, change: Change
         check.check_model(source, received(trainer, change), trainer.site_networks.dam)
 
 
+def test_a_return_that_lost_half_of_what_a_model_may_lose_is_refused(probe: Any) -> None:
+    trainer, check, source = probe
+    sent = trainer.site_networks.dam
+    before = check.loss_ratio(sent)
+    for factor in range(1, 60):
+        returned = changed(
+            copy.deepcopy(sent), lambda value, factor=factor: value * -factor / 8 if value.ndim == 2 else value
+        )
+        if before + 2 < check.loss_ratio(returned) < 4:
+            break
+    check.check_model(source, returned)
+    with pytest.raises(UnusableArtifact, match=r"rose from .* to .* times that of no knowledge, by more than 2"):
+        check.check_return(source, returned, sent)
+    check.check_return(source, sent, returned)
+
+
 def test_a_head_of_another_scale_is_refused_and_one_of_another_width_passes(probe: Any) -> None:
     trainer, check, source = probe
     own = trainer.site_networks.dam

@@ -14,8 +14,8 @@ from peer.methods.registry import PLANS
 SITES = ("alpha", "beta", "gamma")
 
 
-QUICK = frozenset({"local", "fedskd", "feddal", "dflmoe"})
-"""One method for each way of exchange: nothing, a permutation, a mean, and a cache of what all sent."""
+QUICK = frozenset({"local", "fedskd", "feddal", "dflmoe", "fedvisit"})
+"""One method for each way of exchange: nothing, a permutation, a mean, a cache of what all sent, and visits."""
 
 
 @pytest.mark.parametrize(
