@@ -84,7 +84,7 @@ class OwnDataProbe:
         Raises:
             UnusableArtifact: the copy is beyond the bound of any model, or lost half as much.
         """
-        self.check_model(source, returned)
+        self.check_model(source, returned, sent)
         loss_max = self._settings.probe_ratio_max / 2
         if not loss_max:
             return
