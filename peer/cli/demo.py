@@ -32,7 +32,7 @@ NAMES = {CENTRALISED: "pooled bound"}
 @click.option(
     "--study",
     type=click.Choice(list(STUDIES)),
-    default="nodules",
+    default="blinks",
     show_default=True,
     help="Data set and networks.",
 )

@@ -24,12 +24,12 @@ FAMILIES, ONE = "families", "one"
 class PresetSize:
     """The amount of training in the demonstration; all methods have this learning rate.
 
-    Rounds and steps are the fewest of those tried that show the room on seeds 11 and 12, which the
-    demonstration does not show by default.
+    At some 120 steps the room of the default study was largest on seeds 11 and 12; the
+    demonstration shows another seed.
     """
 
     rounds: int = 12
-    steps: int = 15
+    steps: int = 10
     seed: int = 0
     learning_rate: float = 1e-3
 
@@ -111,7 +111,11 @@ def _study(
 
 
 def _nodules(networks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Small sites with one task: each has some 30 of its 120 nodules for training."""
+    """Small sites with one task: each has some 30 of its 120 nodules for training.
+
+    A network that fits the images reads the nodule's size from as few, and size alone has an AUC of
+    0.9: the pooled bound is about one point better than training alone.
+    """
     return _study(
         "Malignancy of lung nodules from what radiologists outlined (LIDC-IDRI), a voxel a millimetre.",
         task={"kind": "classification", "spatial_dims": 3, "in_channels": 1, "classes": 2},
@@ -130,25 +134,55 @@ def _nodules(networks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     )
 
 
-def _eeg(title: str, recordings: str, *, channels: int, samples: int, normalise: str) -> dict[str, Any]:
+THREE_FAMILIES = {
+    "africa": {"name": "tcn", "width": 16, "projection": 64},
+    "america": {"name": "transformer", "width": 16, "projection": 64},
+    "asia": {"name": "rnn", "width": 16, "projection": 64},
+    "europe": {"name": "tcn", "width": 24, "projection": 64},
+}
+FOUR_WIDTHS = {
+    site: {"name": "transformer", "width": width, "projection": 64}
+    for site, width in zip(HOSPITALS, (16, 12, 20, 8), strict=True)
+}
+
+
+def _eeg(
+    title: str,
+    recordings: str,
+    *,
+    channels: int,
+    samples: int,
+    normalise: str,
+    networks: Mapping[str, Mapping[str, Any]] = THREE_FAMILIES,
+    batch_size: int = 16,
+    **division: Any,
+) -> dict[str, Any]:
     return _study(
         title,
         task={"kind": "time_series", "spatial_dims": 1, "in_channels": channels, "classes": 2},
         data={"dataset": "eeg", "options": {"recordings": recordings}, "input_size": [samples], "normalise": normalise},
-        networks={
-            "africa": {"name": "tcn", "width": 16, "projection": 64},
-            "america": {"name": "transformer", "width": 16, "projection": 64},
-            "asia": {"name": "rnn", "width": 16, "projection": 64},
-            "europe": {"name": "tcn", "width": 24, "projection": 64},
-        },
+        networks=networks,
         shared_network={"name": "tcn", "width": 16, "projection": 64},
         proxy={"name": "tcn", "width": 8, "projection": 32},
         messenger={"name": "messenger_time_series", "width": 64},
-        batch_size=16,
+        batch_size=batch_size,
+        **division,
     )
 
 
 STUDIES: Mapping[str, Mapping[str, Any]] = {
+    # Small sites with one task, and no trivial number that separates the classes: here is room.
+    "blinks": _eeg(
+        "EEG of six persons: was the blink short or long (Blink)?",
+        "blink",
+        channels=4,
+        samples=510,
+        normalise="zscore",
+        networks=FOUR_WIDTHS,
+        batch_size=8,
+        partition={"kind": "equal", "per_site": 150},
+        test_share=0.8,
+    ),
     "nodules": _nodules(
         {
             site: {"name": "resnet11", "width": width, "stem_stride": 2}

@@ -115,7 +115,7 @@ def _describe_data(experiment: Experiment, run: Run, folder: Path) -> dict[str, 
         if all(key in entry for test in tests.values() for entry in test)
     }
     return {
-        "constructed": summary["constructed"] if partition.kind == "key" else "the sites, equal parts of all subjects",
+        "constructed": summary["constructed"] if partition.kind == "key" else "the sites, equal parts of all samples",
         "floors": summary.get("floors", {}) if partition.kind == "key" else floors,
         "sites": {
             site: {split: _count(entries) for split, entries in splits.items()} for site, splits in lists.items()

@@ -50,7 +50,7 @@ def test_its_documents_are_valid(name: str, tmp_path: Path) -> None:
             assert config.data.datalist == str(run.folder / "sites" / site / "datalist.json")
 
 
-@pytest.mark.parametrize("name", sorted(set(STUDIES) - {"nodules"}))
+@pytest.mark.parametrize("name", sorted(set(STUDIES) - {"blinks", "nodules"}))
 def test_sites_have_networks_of_several_kinds(name: str) -> None:
     models: Mapping[str, Any] = STUDIES[name]["models"][FAMILIES]
     assert len({model["name"] for model in models.values()}) >= 3
