@@ -79,10 +79,6 @@ def test_what_is_kept_is_what_a_daemon_would_have(prepared: Callable[..., list[R
         assert list((run.folder / f"sites/{name}/gen-0001/checkpoints").glob("round-000002/*/dam.safetensors"))
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize(
-    "method", ["fedskd", "fedcross", "mh_pflid", "dflmoe", pytest.param("fedvisit", marks=pytest.mark.slow)]
-=======
 def test_the_best_round_on_validation_data_can_be_taken_home(prepared: Callable[..., list[Run]]) -> None:
     changes = {
         "rounds = 2\n": "rounds = 7\nevaluation_every = 1\n",
@@ -113,7 +109,6 @@ def test_the_best_round_on_validation_data_can_be_taken_home(prepared: Callable[
         "fedskd",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedcross", "mh_pflid", "dflmoe", "fedvisit")),
     ],
->>>>>>> main
 )
 def test_an_interrupted_run_goes_on_to_the_same_bits(prepared, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     (whole,) = prepared("whole", f"[methods.{method}]\n")
