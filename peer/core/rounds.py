@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from peer.core import commands, exchange, global_test, liveness, rows
+from peer.core import commands, exchange, global_test, limits, liveness, rows
 from peer.core.commands import Source
 from peer.core.exchange import Exchange, Want
 from peer.core.messages import Artifact, Purpose, Seen
 from peer.core.phases import BUSY, Phase
 from peer.core.roster import Sha256, SiteName
+from peer.core.site_memory import OpenRound
 from peer.core.state import IllegalTransitionError, SiteState
 
 
@@ -46,10 +47,10 @@ def hand_back(site: SiteState) -> None:
     site.enter(Phase.HANDBACK)
 
 
-def _begin(site: SiteState, round: int, purpose: Purpose) -> None:
+def _begin(site: SiteState, round: int, purpose: Purpose, *, for_comparison: bool = False) -> None:
     pattern = "all_to_all" if purpose == "handback" else site.rules.pattern(round)
     slow_s = liveness.slow_after_s(site.memory.waits_s, site.rules.pace)
-    site.exchange = Exchange(round, pattern, purpose, site.now_s, slow_s)
+    site.exchange = Exchange(round, pattern, purpose, site.now_s, slow_s, for_comparison=for_comparison)
 
 
 def want(site: SiteState, origin: SiteName, *, owner: SiteName) -> None:
@@ -68,6 +69,53 @@ def want(site: SiteState, origin: SiteName, *, owner: SiteName) -> None:
         site.emit(commands.Fetch(*order, origin, kind, current.purpose, owner, site.received_bytes_max))
 
 
+def ask_earlier(site: SiteState, source: Source) -> bool:
+    """Fetch the copy from which a circulating copy was to be trained, so that the worker can compare both.
+
+    Returns:
+        Whether the site waits for it now. It waits once for each copy, and not for one that is at hand.
+    """
+    home, before = site.memory.open is None, exchange.holder_before(source, site.rules)
+    circulates = home or site.rules.pattern(site.opened.number) == "circulate"
+    if not circulates or source.fallback or before is None or judges_finally(site, source):
+        return False
+    round, holder = before
+    site.compared.add(source.artifact.sha256)
+    _begin(site, round if home else site.opened.number, "handback" if home else "train", for_comparison=True)
+    want(site, holder, owner=source.artifact.owner)
+    site.enter(Phase.HANDBACK if home else Phase.EXCHANGE)
+    return True
+
+
+def judges_finally(site: SiteState, source: Source) -> bool:
+    """Whether no better copy to compare with can be had."""
+    before = exchange.holder_before(source, site.rules)
+    asked = source.artifact.sha256 in site.compared
+    return before is None or asked or before in {(copy.round, copy.origin) for copy in _copies(site, source)}
+
+
+def earlier_copy(site: SiteState, source: Source) -> Source | None:
+    """The newest copy here of a circulating model that is older than another copy, and not from its origin."""
+    earlier = [copy for copy in _copies(site, source) if copy.round < source.round and copy.origin != source.origin]
+    return max(earlier, key=lambda copy: copy.round, default=None)
+
+
+def _copies(site: SiteState, source: Source) -> list[Source]:
+    """The copies of a circulating model on disk, each with the round that it was published for."""
+    published = [Source(site.rules.site, key[0], artifact) for key, artifact in site.memory.published.items()]
+    copies = (*site.memory.received.values(), *published)
+    return [copy for copy in copies if copy.artifact.owner == source.artifact.owner]
+
+
+def _comparison(site: SiteState, source: Source) -> tuple[Source | None, bool]:
+    """What the worker compares a circulating copy with, and whether that decides; nothing for a
+    replacement.
+    """
+    if source.origin == site.rules.site or source.fallback:
+        return None, True
+    return earlier_copy(site, source), judges_finally(site, source)
+
+
 def settle(site: SiteState) -> bool:
     """Drop the peers that are not worth a longer wait; once no want is open, choose the round's
     sources.
@@ -81,6 +129,10 @@ def settle(site: SiteState) -> bool:
         return False
     for dropped in current.give_up(site.peers, rules, site.now_s):
         site.emit(commands.CancelFetch(dropped.origin, current.purpose))
+    if current.for_comparison:
+        if current.settled():
+            site.exchange = None
+        return current.settled()
     if current.purpose == "handback":
         scheduled = current.wants.get(rules.holder(current.round, rules.site))
         if not current.settled() and (scheduled is None or scheduled.received is None):
@@ -216,7 +268,8 @@ def adopt(site: SiteState, source: Source) -> None:
     """Order the worker to replace the local model by a copy."""
     site.enter(Phase.ADOPT)
     memory, attempt = site.memory, site.next_attempt()
-    site.emit(commands.Adopt(memory.generation, memory.committed, attempt, memory.state, source))
+    compared = _comparison(site, source)
+    site.emit(commands.Adopt(memory.generation, memory.committed, attempt, memory.state, source, *compared))
 
 
 def record_homecoming(site: SiteState, state: str = "", artifact: Artifact | None = None) -> None:
@@ -232,7 +285,7 @@ def _bring_home(site: SiteState, current: Exchange) -> bool:
     if own is not None:
         copies[site.rules.site] = own
     site.cancel_exchange()
-    best = exchange.best_copy(copies, site.rules) if copies else None
+    best = exchange.best_copy(copies.values(), site.rules) if copies else None
     if asked and (best is None or best.origin == site.rules.site):
         site.persist(rows.SlotLostRow(current.round - 1))
     if best is None:
@@ -385,7 +438,17 @@ def next_phase(site: SiteState) -> None:
         slot = rules.turn(current.number) if circulates else None
         stage = name.removeprefix("train:")
         site.enter(Phase.TRAIN)
-        site.emit(commands.Train(*order, site.next_attempt(), stage, current.state, current.sources, slot, kept))
+        compared = _comparison(site, current.sources[0]) if circulates and current.sources else (None, True)
+        rounds = _made_up(current) if circulates else 1
+        train = (*order, site.next_attempt(), stage, current.state, current.sources, slot, kept, *compared, rounds)
+        site.emit(commands.Train(*train))
+
+
+def _made_up(current: OpenRound) -> int:
+    """How many rounds' work a circulating model gets: also that of the rounds lost with a refused copy."""
+    lost = [current.number - source.round for source in current.sources if source.fallback]
+    refused = "refused" in current.missing.values()
+    return min(limits.MADE_UP_ROUNDS_MAX, 1 + max(lost, default=0)) if refused else 1
 
 
 def _evaluate(site: SiteState, round: int, base: str, sources: tuple[Source, ...] = ()) -> None:
