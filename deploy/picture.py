@@ -21,11 +21,11 @@ from peer.core.roster import RoundKey  # noqa: E402
 from peer.core.status import plan_of  # noqa: E402
 
 PICTURE = DEPLOY / "picture.svg"
-ROUND_KEY = RoundKey(bytes([12]) * 32)
+ROUND_KEY = RoundKey(bytes([206]) * 32)
 ROUNDS = 3
 NETWORKS = ((26, 20, 14, 8), (14, 14, 14), (24, 24, 16, 16, 8, 8), (20, 10))
 """The heights of each site's layers: every site has a network of its own."""
-PANEL, HEIGHT, TOP = 320, 390, 186
+PANEL, HEIGHT, TOP = 320, 408, 186
 """Width of a round, height of the picture, and height of the ring's centre."""
 RADIUS, CARD = 112, (104, 66)
 COLOURS = "abcd"

@@ -88,16 +88,16 @@ def feeding_loss(
 def transfer_loss(
     private_logits: Tensor, proxy_logits: Tensor, *, top: int, weights: Tensor | float | None = None
 ) -> Tensor:
-    r"""The ablation without ranking: the private model learns the proxy's distribution over its
-    most likely classes.
+    r"""The ablation without ranking: the private model learns the proxy's probabilities of its most
+    likely classes.
 
-    .. math:: L = \frac1{|b|}\sum_b \lambda_b \sum_{c \in Z_b} \tilde p_{bc}
-              \log \frac{\tilde p_{bc}}{\mathrm{softmax}(w(x_b))_c}
-
-    with :math:`\tilde p` the proxy's softmax over Z alone. With ``top`` 1 it is :func:`feeding_loss` itself.
+    .. math:: L = \frac1{|b|}\sum_b \lambda_b \sum_{c \in Z_b} \mathrm{softmax}(p(x_b))_c
+              \log \frac{\mathrm{softmax}(p(x_b))_c}{\mathrm{softmax}(w(x_b))_c}
 
     Source: FedDAL, section 3.3, the variant FedDAL_v.
-    Differs: the paper gives no formula; this one changes nothing but the target, so λ stays.
+    Differs: the paper gives no formula; this one changes nothing but the target, so λ stays. The
+        probabilities are those of all classes: a softmax over Z alone would make the target 1 with
+        ``top`` 1, and the loss :func:`feeding_loss` itself.
     Args:
         private_logits: of the private model, ``(b, classes, *space)``; gradient flows.
         proxy_logits: of the proxy, of the same shape; no gradient.
@@ -105,18 +105,18 @@ def transfer_loss(
         weights: λ, ``(b, *space)``, or one number for all; no gradient. None takes the
             :func:`consensus`.
     Returns:
-        Scalar ``()``, float32 (float64 for float64 logits), in nats, non-negative up to rounding; 0
-        when no sample has consensus.
+        Scalar ``()``, float32 (float64 for float64 logits), in nats, at least -1/e; 0 when the
+        models agree, or no sample has consensus.
     Raises:
         ValueError: what :func:`consensus` raises; the weights have another shape.
     Example:
-        >>> private, proxy = torch.zeros(1, 4), torch.tensor([[2.0, 2.0, 0.0, 0.0]])
-        >>> transfer_loss(private, proxy, top=2)  # log 4 - log 2
-        tensor(0.6931)
+        >>> private, proxy = torch.zeros(1, 4), torch.tensor([[1.0, 1.0, 0.0, 0.0]])
+        >>> transfer_loss(private, proxy, top=2)  # both have e / (2e + 2), the private model 1/4
+        tensor(0.2777)
     """
     private, proxy = match_logits(private=private_logits, proxy=proxy_logits)
     chosen = top_classes(proxy, top)
-    target = proxy.detach().gather(1, chosen).log_softmax(1)
+    target = proxy.detach().log_softmax(1).gather(1, chosen)
     gap = target - private.log_softmax(1).gather(1, chosen)
     return (_weights(weights, private, proxy, top) * (target.exp() * gap).sum(1)).mean()
 

@@ -40,7 +40,7 @@ from peer.records.history import CommittedRound, History
 
 if TYPE_CHECKING:
     from peer.inference.export.predictor import Predictor
-    from peer.inference.model_state import ModelState
+    from peer.inference.model_state import ModelState, Round
     from peer.inference.notebook import Input
     from peer.training.trainer import Trainer
 
@@ -200,7 +200,7 @@ class SiteHandle:
         return records
 
     # --- the model --------------------------------------------------------------------------------------------------
-    def model(self, round: int | None = None) -> Predictor:
+    def model(self, round: Round = None) -> Predictor:
         """The site's model after a finished round: on the CPU, in evaluation mode, a copy that you
         may change.
 
@@ -210,7 +210,8 @@ class SiteHandle:
         with the heads that the site has.
 
         Args:
-            round: default: the newest; the site keeps the weights of older rounds for two rounds.
+            round: default: the newest. ``"best"`` is the evaluated round that was best on the site's
+                validation data. The site keeps the weights of other rounds for two rounds.
 
         Raises:
             StateError: no round is finished, this round's weights are deleted, or site.toml was
@@ -229,7 +230,7 @@ class SiteHandle:
 
             return load_model(state.setting, state.checkpoint, state.sources)
 
-    def predict(self, inputs: Sequence[Input], *, round: int | None = None, device: str = "cpu") -> list[Record]:
+    def predict(self, inputs: Sequence[Input], *, round: Round = None, device: str = "cpu") -> list[Record]:
         """Predictions in this process, the same as those of `mhfl-peer predict`.
 
         The model is kept for the next call.

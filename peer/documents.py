@@ -60,6 +60,7 @@ class FederationShown(TypedDict):
     quorum: Annotated[int | None, "contributors that suffice for a slow round to go on; null: all"]
     global_test: Annotated[bool, "whether sites evaluate each other's models"]
     evaluation_every: Annotated[int, "rounds between two evaluations; 0: at the end only"]
+    image_axes: Annotated[str, "the order of a picture's axes"]
     task: Annotated[Mapping[str, Any], "the learning task"]
     stages: Annotated[Mapping[str, Any], "training stages by name"]
     aggregate: Annotated[Mapping[str, Any], "how sites average, and whether within bounds"]
@@ -382,6 +383,7 @@ class MethodDescription(TypedDict):
     state: Annotated[str, "content of an artifact, in words; empty where nothing is sent"]
     never_leaves: Annotated[list[str], "kinds of artifact that no setting permits to leave"]
     phases: Annotated[list[str], "of a round, in order"]
+    last_round: Annotated[list[str], "phases of the last round, if it has others"]
     shared_model: Annotated[str, "whether all sites share a network: `beside` their own, as `itself`, or `maybe`"]
     stages: Annotated[dict[str, StageDescription], "by name"]
     parameters: Annotated[dict[str, ParameterDescription], "by name"]
@@ -403,6 +405,7 @@ class ModelExported(TypedDict):
     site: Annotated[str, "this site"]
     generation: Annotated[int, "generation of the site's state"]
     round: Annotated[int, "last round of the model"]
+    choice: Annotated[str, "why it is this round: empty for the last, else the metric by which it is the best"]
     task: Annotated[str, "kind of the task"]
     format: Annotated[str, "`bundle`, `pt2` or `onnx`"]
     out: Annotated[str, "where it was written"]
@@ -438,6 +441,9 @@ class PredictionsWritten(TypedDict):
     site: Annotated[str, "the site whose model it is"]
     generation: Annotated[int, "generation of the site's state"]
     round: Annotated[int, "last round of the model"]
+    choice: Annotated[
+        NotRequired[str], "why it is this round: empty for the last, else the metric by which it is the best"
+    ]
     task: Annotated[str, "kind of the task"]
     model: Annotated[NotRequired[str], "with `--model`"]
     out: Annotated[str, "the CSV file or the folder"]
@@ -507,6 +513,9 @@ class SettingResults(TypedDict):
     partition: Annotated[str, "its name"]
     models: Annotated[str, "name of the set of networks"]
     methods: Annotated[dict[str, Mapping[str, Any]], "means of Local and Global Test, by metric and method"]
+    room: Annotated[
+        dict[str, Mapping[str, Any]], "the room, and each method's gain and share of it, by metric and test"
+    ]
     tables: Annotated[list[ReportTable], "the report's tables"]
 
 

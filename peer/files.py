@@ -89,13 +89,13 @@ def clear_unfinished(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def stamp(path: Path) -> tuple[int, ...]:
+def stamp(path: str | Path) -> tuple[int, ...]:
     """A value that changes whenever the file is replaced or written.
 
     Empty while the file cannot be read.
     """
     try:
-        status = path.stat()
+        status = os.stat(path)
     except OSError:
         return ()
     return status.st_mtime_ns, status.st_ino, status.st_size

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from random import SystemRandom
 from typing import Annotated, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -222,8 +223,10 @@ def _places(
             yield home / "artifacts" / f"{digest}{ARTIFACT_SUFFIX}"
     states = {memory.state, memory.open.state if memory.open is not None else ""} - {""}
     before = memory.before[0] if memory.before is not None else ""  # training that diverges goes back to it
-    if before and (folder.generation(generation) / "checkpoints" / before).is_dir():
-        states.add(before)
+    best = memory.best.state if memory.best is not None else ""
+    states |= {
+        name for name in (before, best) if name and (folder.generation(generation) / "checkpoints" / name).is_dir()
+    }
     for state in sorted(states):
         names = sorted(path.name for path in (folder.generation(generation) / "checkpoints" / state).iterdir())
         yield from (home / "checkpoints" / state / name for name in names)
@@ -397,7 +400,7 @@ def _put_in_place(staged: SiteFolder, folder: SiteFolder, manifest: BackupManife
     former_generation, former_round = _former(folder) if exists else (0, 0)
     generation = 0
     if newest:
-        generation = 1 + max(memory.generation, former_generation)
+        generation = site_memory.later_generation(max(memory.generation, former_generation), SystemRandom().random())
         with contextlib.closing(Journal(staged.generation(newest) / JOURNAL)) as journal:
             row = rows.RegeneratedRow(
                 memory.committed, generation=generation, reported_by=folder.site, their_round=memory.committed

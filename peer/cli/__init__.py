@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import click
 from click.exceptions import NoArgsIsHelpError
@@ -109,6 +109,21 @@ def site_option(command: AnyCallable) -> AnyCallable:
         shell_complete=_complete_site,
         help="The site, or federation/site; needed only where this machine has several.",
     )(command)
+
+
+def round_option(command: AnyCallable) -> AnyCallable:
+    """``--round``, for commands that use a site's model; None where it is not given."""
+    return click.option(
+        "--round",
+        "which",
+        type=click.Choice(("last", "best")),
+        help="The last finished round, or the evaluated one that was best on validation data  [default: last].",
+    )(command)
+
+
+def chosen_round(which: str | None) -> Literal["best"] | None:
+    """The round for ``peer.inference.model_state.open_trained``."""
+    return "best" if which == "best" else None
 
 
 def _complete_site(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

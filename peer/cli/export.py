@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli import Settings, chosen_round, output, pass_settings, round_option, shared_options, site_option
 from peer.config import site_folder
 from peer.errors import UsageError
 
@@ -28,11 +28,15 @@ NOT_STATED = "not stated"
 @click.option(
     "--licence", metavar="TEXT", default=NOT_STATED, show_default=True, help="The licence that the model card states."
 )
+@round_option
 @output.json_option
 @shared_options
 @pass_settings
-def export(settings: Settings, site_name: str | None, form: str, out: Path, licence: str, as_json: bool) -> None:
-    """Write the site's model, as its last finished round left it, to a file that others can load.
+def export(
+    settings: Settings, site_name: str | None, form: str, out: Path, licence: str, which: str | None, as_json: bool
+) -> None:
+    """Write the site's model, as its last or best finished round left it, to a file that others can
+    load.
 
     A model card goes with the file, as text (FILE.md, in a bundle docs/README.md) and inside it:
     method, rounds, data counts, metrics, and what the model may reveal. The command first runs the
@@ -46,13 +50,14 @@ def export(settings: Settings, site_name: str | None, form: str, out: Path, lice
     \b
     mhfl-peer export --site europe --format onnx --out europe.onnx
     mhfl-peer export --site europe --format bundle --out europe --licence CC-BY-4.0
+    mhfl-peer export --site europe --round best --format onnx --out europe.onnx
     """
     from peer.inference import model_state, release
 
     if not licence.strip():
         raise UsageError("--licence is empty", "name a licence, or leave the option out")
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
-    with model_state.exit_on_sigterm(), model_state.open_trained(folder) as (federation, state):
+    with model_state.exit_on_sigterm(), model_state.open_trained(folder, chosen_round(which)) as (federation, state):
         document = release.export_model(folder, federation, state, form=form, out=out, licence=licence)
     output.emit(document, as_json=as_json, render=_render)
 
@@ -60,8 +65,9 @@ def export(settings: Settings, site_name: str | None, form: str, out: Path, lice
 def _render(document: Mapping[str, Any]) -> output.RenderableType:
     from rich.console import Group
 
+    choice = f", {document['choice']}" if document["choice"] else ""
     facts = [
-        ("model", f"{document['network']} of {document['site']}, after round {document['round']}"),
+        ("model", f"{document['network']} of {document['site']}, after round {document['round']}{choice}"),
         ("written", document["out"]),
         ("model card", document["card"]),
         ("SHA-256", document["sha256"]),

@@ -14,6 +14,7 @@ from peer.cli import output, shared_options
 from peer.config import toml
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import must_be_new, write_atomically
+from peer.core.tasks import ROWS_COLUMNS
 from peer.documents import CertificateAuthority, FederationCreated, FederationShown, SiteAdmitted
 from peer.errors import BundleError, UsageError
 from peer.identity import certificates
@@ -21,6 +22,7 @@ from peer.identity.bundle import read_received_file
 from peer.identity.enrolment import FEDERATION_FILE, Authority
 
 PATH = click.Path(path_type=Path)
+KEYS_SHOWN = ("rounds", "seed", "weighting", "quorum", "global_test", "evaluation_every", "image_axes")
 DAYS = click.IntRange(min=1, max=36500)
 
 
@@ -152,6 +154,7 @@ def _describe(federation: FederationConfig, now: datetime) -> FederationShown:
         "quorum": federation.quorum,
         "global_test": federation.global_test,
         "evaluation_every": federation.evaluation_every,
+        "image_axes": _image_axes(federation),
         "task": federation.task.model_dump(mode="json"),
         "stages": {name: stage.model_dump(mode="json") for name, stage in federation.stages.items()},
         "aggregate": federation.aggregate.model_dump(mode="json"),
@@ -172,6 +175,12 @@ def _describe(federation: FederationConfig, now: datetime) -> FederationShown:
     }
 
 
+def _image_axes(federation: FederationConfig) -> str:
+    """The order of a picture's axes; for a draft without it, the one that `create` will write."""
+    is_draft = federation.ca_certificate is None
+    return ROWS_COLUMNS if is_draft and federation.lacks_image_axes else federation.image_axes
+
+
 def _render_shown(document: dict[str, Any]) -> output.RenderableType:
     from rich.console import Group
 
@@ -182,7 +191,7 @@ def _render_shown(document: dict[str, Any]) -> output.RenderableType:
         ("digest", document["digest"]),
         ("CA", f"{ca['fingerprint']}, {ca['days']} days left" if ca else "none: this is a draft"),
         ("method", f"{document['method']}: {document['pattern']} of {document['artifact'] or 'nothing'}"),
-        *((key, document[key]) for key in ("rounds", "seed", "weighting", "quorum", "global_test", "evaluation_every")),
+        *((key, document[key]) for key in KEYS_SHOWN),
     ]
     tables = {"task": document["task"], "parameters": document["parameters"]}
     tables |= {f"stage {name}": keys for name, keys in document["stages"].items()}

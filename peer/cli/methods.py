@@ -14,7 +14,13 @@ from peer.documents import MethodDescription, ParameterDescription
 from peer.errors import UsageError
 from peer.methods.registry import PLANS, find_plan, installed_methods
 
-STEPS = {"all_to_all": "to all", "permutation": "to one", "circulate": "passed on", "none": "nothing"}
+STEPS = {
+    "all_to_all": "to all",
+    "permutation": "to one",
+    "circulate": "passed on",
+    "visit": "there and back",
+    "none": "nothing",
+}
 
 
 @click.command(short_help="List the methods, their stages and parameters.")
@@ -46,6 +52,7 @@ def _describe(name: str, package: str | None) -> MethodDescription:
         "state": plan.state,
         "never_leaves": list(plan.never_leaves),
         "phases": list(plan.phases),
+        "last_round": list(plan.last_round),
         "shared_model": plan.shared,
         "stages": {
             stage: {
@@ -70,7 +77,7 @@ def _render_list(document: Sequence[Mapping[str, Any]]) -> output.RenderableType
         (
             method["name"],
             f"{method['artifact']}, {STEPS[method['pattern']]}" if method["artifact"] else "nothing",
-            " → ".join(method["phases"]),
+            " → ".join(method["phases"]) + "".join(f", at last {phase}" for phase in method["last_round"]),
             method["source"],
         )
         for method in document

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli import Settings, chosen_round, output, pass_settings, round_option, shared_options, site_option
 from peer.config import site_folder
 from peer.core.tasks import CLASSIFYING
 from peer.documents import PredictionsWritten
@@ -37,6 +37,7 @@ SHOWN_MAX = 20
 @click.option(
     "--out", required=True, type=PATH, help="A new or empty folder; for class predictions also a new FILE.csv."
 )
+@round_option
 @output.json_option
 @shared_options
 @pass_settings
@@ -47,9 +48,11 @@ def predict(
     model: Path | None,
     sha256: str,
     out: Path,
+    which: str | None,
     as_json: bool,
 ) -> None:
-    """Use the local model, as its last finished round left it, on new images, volumes or signals.
+    """Use the local model, as its last or best finished round left it, on new images, volumes or
+    signals.
 
     INPUT is a file, a folder of files, or a datalist: of a datalist, the command reads the images
     in `test`, or in `training` where `test` is empty. It writes classes to one CSV, and label maps
@@ -63,17 +66,20 @@ def predict(
     \b
     mhfl-peer predict --site europe scans/ --out masks
     mhfl-peer predict --site europe new.json --out classes.csv
+    mhfl-peer predict --site europe --round best scans/ --out masks
     mhfl-peer predict --model europe.onnx scans/ --out masks
     """
     if not any(path.exists() for path in inputs):
         raise DataError(f"{inputs[0]} is not there", "name an image, a folder of images or a datalist")
+    if model is not None and which is not None:
+        raise UsageError("--round chooses among a site's rounds, and --model is a file", "leave one of them out")
     if model is None and sha256:
         raise UsageError("--sha256 is the digest of a file, and there is no --model")
     if model is not None and site_name is not None:
         raise UsageError("--site and --model name two models", "give one of them")
     if model is None:
         folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
-        document = _predict_with_site(folder, inputs, out)
+        document = _predict_with_site(folder, inputs, out, which)
     else:
         document = _predict_with_file(model, sha256, inputs, out)
     output.emit(document, as_json=as_json, render=_render)
@@ -82,10 +88,10 @@ def predict(
         raise DataError(f"nothing could be predicted: {first['file']}: {first['reason']}", "see the files left out")
 
 
-def _predict_with_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> PredictionsWritten:
+def _predict_with_site(folder: SiteFolder, inputs: Sequence[Path], out: Path, which: str | None) -> PredictionsWritten:
     from peer.inference import model_state
 
-    with model_state.exit_on_sigterm(), model_state.open_trained(folder) as (federation, state):
+    with model_state.exit_on_sigterm(), model_state.open_trained(folder, chosen_round(which)) as (federation, state):
         task = federation.task
         classes = task.kind in CLASSIFYING
         if out.suffix == ".csv" and not classes:
@@ -99,6 +105,7 @@ def _predict_with_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) ->
         "site": folder.site,
         "generation": state.generation,
         "round": state.committed,
+        "choice": state.choice,
         "task": task.kind,
         "out": str(result),
         "predictions": answer["predictions"],
@@ -182,7 +189,8 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
         parts.append(_render_first_rows(("left out", "why"), [(row["file"], row["reason"]) for row in skipped]))
     counts = f"{len(predictions)} predicted, {len(skipped)} left out"
     where = f"; see {document['out']}" if predictions else ""
-    parts.append(Text(f"{document['site']}'s model after round {document['round']}: {counts}{where}"))
+    choice = f" ({document['choice']})" if document.get("choice") else ""
+    parts.append(Text(f"{document['site']}'s model after round {document['round']}{choice}: {counts}{where}"))
     return Group(*parts)
 
 

@@ -77,6 +77,8 @@ def _contributors(last: Mapping[str, Any]) -> output.RenderableType:
     for site, reason in last["missing"].items():
         stale = f"with an older artifact of {site}" if site in last["contributors"] else f"without {site}"
         text.append(f", {stale} ({one_line(reason)})", style="yellow")
+    for site, reason in last.get("missing_returns", {}).items():
+        text.append(f", without {site}'s copy of this model ({one_line(reason)})", style="yellow")
     return text.append(".")
 
 
@@ -150,11 +152,20 @@ def rounds(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
         artifact = (record["artifact_sha256"] or "-")[:SHORT]
         number = f"{record['round']} of gen {record['generation']}" if several else record["round"]
         facts = (number, sources or "itself", missing, f"{record['duration_s']:.1f}", artifact)
-        rows.append((*facts, _mean(record), metrics))
-    columns = ("round", "from", "missing", "train s", "artifact", "mean", "metrics")
-    if any(record["aggregate_sha256"] for record in document):
-        return output.table(columns, rows)
-    return output.table([name for name in columns if name != "mean"], [(*row[:5], row[6]) for row in rows])
+        rows.append((*facts, _returns(record), _mean(record), metrics))
+    columns = ("round", "from", "missing", "train s", "artifact", "came home", "mean", "metrics")
+    visits = any(record.get("returned") or record.get("missing_returns") for record in document)
+    left_out = set() if visits else {"came home"}
+    left_out |= {"mean"} if not any(record["aggregate_sha256"] for record in document) else set()
+    kept = [index for index, name in enumerate(columns) if name not in left_out]
+    return output.table([columns[index] for index in kept], [tuple(row[index] for index in kept) for row in rows])
+
+
+def _returns(record: Mapping[str, Any]) -> str:
+    """The sites whose copies of the own model were merged, and those whose copies were not, with the reason."""
+    merged = ", ".join(source["site"] for source in record.get("returned", ()))
+    missing = ", ".join(f"{site} ({reason})" for site, reason in record.get("missing_returns", {}).items())
+    return f"{merged or '-'}; not {missing}" if missing else merged
 
 
 def _mean(record: Mapping[str, Any]) -> str:

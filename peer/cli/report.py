@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from peer.cli import output, shared_options
+from peer.research.result_files import SHARE_OF_ROOM
 
 STYLES = {1: "bold", 2: "underline"}
 """Style of the best and of the second best value of a column, by rank."""
+SHOWN = (": Mean", f": {SHARE_OF_ROOM}", ": worst site", ": gap")
+"""Endings of the columns on the screen; others without a group are there too."""
 
 
 @click.command(short_help="Make tables and pictures from the results of `simulate`.")
@@ -24,27 +27,46 @@ STYLES = {1: "bold", 2: "underline"}
     type=click.IntRange(0),
     help="Resamples of the bootstrap over subjects; 0 leaves the bootstrap out.",
 )
+@click.option(
+    "--ddof",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 1),
+    help="Of standard deviations: 0 divides by n, 1 by n - 1 (that of a sample).",
+)
+@click.option(
+    "--target",
+    "targets",
+    metavar="VALUE",
+    multiple=True,
+    type=float,
+    help="A value of the main metric, for the table of rounds and bytes to a target; may be repeated.",
+)
 @output.json_option
 @shared_options
-def report(folder: Path, out: Path | None, resamples: int, as_json: bool) -> None:
+def report(
+    folder: Path, out: Path | None, resamples: int, ddof: int, targets: tuple[float, ...], as_json: bool
+) -> None:
     """Make tables and pictures from the results that `mhfl-peer simulate` left in DIR.
 
     The command writes index.html, one file that needs nothing else; report.md with its pictures;
-    and every table as CSV. On the screen it shows Local and Global Test of every method, and the
-    tables that have a paper's figures too.
+    and every table as CSV. On the screen it shows Local and Global Test of every method with the
+    worst site and the gap between sites, and the tables that have a paper's figures too.
 
     \b
     mhfl-peer report digits
     mhfl-peer report digits --out tables
+    mhfl-peer report digits --ddof 1 --target 0.9
     """
     from peer.research.report.write import report as write_report
 
     out = out or folder / "report"
+    options: dict[str, Any] = {"resamples": resamples, "ddof": ddof, "targets": targets}
     if as_json:
-        document = write_report(folder, out, resamples=resamples)
+        document = write_report(folder, out, **options)
     else:
         with output.console().status("reading") as status:
-            document = write_report(folder, out, resamples=resamples, progress=status.update)
+            document = write_report(folder, out, **options, progress=status.update)
     output.emit(document, as_json=as_json, render=_render)
 
 
@@ -58,17 +80,34 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
         for result in document["results"]
         for table in result["tables"]
     ]
-    notes = f"Mean over {document['over']}. " + " ".join(document["notes"])
+    notes = " ".join([f"Mean over {document['over']}.", *_room_sentences(document), *document["notes"]])
     files = f"Everything is in {Path(document['page']).parent}: {Path(document['page']).name} shows it in a browser."
     return Group(*parts, Text(notes, style="dim"), Text(files))
 
 
+def _room_sentences(document: Mapping[str, Any]) -> Iterator[str]:
+    """The room of each setting by the main metric, where the experiment has both bounds."""
+    metric, several = document["metric"], len(document["results"]) > 1
+    factor, unit = (1, "dB") if metric == "psnr" else (100, "points")
+    for result in document["results"]:
+        tests = result["room"].get(metric, {})
+        rooms = [
+            f"{test.title()} Test {factor * values['room']['mean']:.1f} {unit}"
+            + ("" if values["has_room"] else " (none)")
+            for test, values in tests.items()
+            if values["room"]["mean"] is not None
+        ]
+        if rooms:
+            setting = f" in {result['partition']}, {result['models']}" if several else ""
+            yield f"Room between training alone and the pooled bound{setting}: {', '.join(rooms)}."
+
+
 def _render_table(table: Mapping[str, Any], setting: str) -> output.RenderableType:
-    """The means of both tests; the written files have the sites' own cells too."""
+    """The means of both tests, and shares of the room; the written files have the sites' cells too."""
     from rich.text import Text
 
     title = f"{table['title']}: {setting}" if setting else table["title"]
-    shown = [index for index, name in enumerate(table["columns"]) if name.endswith(": Mean") or ":" not in name]
+    shown = [index for index, name in enumerate(table["columns"]) if ":" not in name or name.endswith(SHOWN)]
     grid = output.table(["method", *(table["columns"][index] for index in shown)], (), title=title)
     for row in table["rows"]:
         cells = [Text(row["cells"][index], style=STYLES.get(row["ranks"][index], "")) for index in shown]

@@ -25,7 +25,7 @@ def make_rules(
             evaluation.
         received: the site's bounds on what it receives.
     """
-    works = [federation.work(stage) for stage in federation.plan.stages]
+    works = [federation.work(stage) for stage in federation.plan.stages_of(federation.plan.phases)]
     return Rules(
         site=name,
         roster=federation.roster,

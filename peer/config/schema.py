@@ -55,8 +55,8 @@ class EgressConfig(StrictTable):
 
     def permitted_kinds(self, plan: Plan) -> tuple[Kind, ...]:
         """The artifact kinds that may leave: those listed or, without a list, the method's own."""
-        own: tuple[Kind, ...] = () if plan.artifact is None else (plan.artifact,)
-        return tuple(kind for kind in (own if self.kinds is None else self.kinds) if kind not in plan.never_leaves)
+        listed = plan.sends if self.kinds is None else self.kinds
+        return tuple(kind for kind in listed if kind not in plan.never_leaves)
 
     def permits_receiver(self, name: str) -> bool:
         """Whether the site of this name may receive anything."""
@@ -222,6 +222,7 @@ class FederationConfig(StrictTable):
     quorum: Count | None = None
     global_test: bool = False
     evaluation_every: Annotated[int, Field(ge=0)] = 0
+    image_axes: Literal["rows_columns", "columns_rows"] = "columns_rows"
     ca_certificate: str | None = None
     task: TaskConfig
     method: NamedParameters
@@ -280,6 +281,11 @@ class FederationConfig(StrictTable):
         values: dict[str, Any] = self.method.__pydantic_extra__
         return {name: type(default)(values[name]) for name, default in self.plan.defaults().items()}
 
+    @property
+    def lacks_image_axes(self) -> bool:
+        """Whether the file leaves the order of axes open although the images have two or more."""
+        return self.task.spatial_dims > 1 and "image_axes" not in self.model_fields_set
+
     def work(self, stage: str) -> Work:
         return Work(**self.stages[stage].model_dump())
 
@@ -301,6 +307,11 @@ class FederationConfig(StrictTable):
         for name, reason in plan.problems({key: value for key, value in method.items() if key not in METHOD_KEYS}):
             unknown = f"unknown key{suggestion(name, plan.parameters)}"
             raise key_problem(f"method.{name}", unknown if reason == "unknown" else reason)
+        others = len(document["site"]) - 1 if isinstance(document.get("site"), list) else None
+        if plan.visits in method and others is not None and method[plan.visits] > max(1, others):
+            at_most = max(1, others)
+            reason = f"{method[plan.visits]} is above the {others} other sites; set it to {at_most}, or leave it out"
+            raise key_problem(f"method.{plan.visits}", reason)
         file_stages = document.get("stages", {})
         if not isinstance(file_stages, dict):
             return document
@@ -330,6 +341,8 @@ class FederationConfig(StrictTable):
             raise key_problem("aggregate.rule", problem)
         if (problem := self._shared_model_problem()) is not None:
             raise key_problem("shared_model", problem)
+        if self.plan.pattern == "visit" and self.schedule.kind not in ("ring", ScheduleConfig().kind):
+            raise key_problem("schedule.kind", f"{self.method.name} visits along a ring; leave it out")
         if self.schedule.kind == "derangement" and len(self.site) < 2:
             raise key_problem("schedule.kind", "a derangement needs at least 2 sites")
         if self.pace.silence_s < 3 * self.beat_s:
@@ -345,6 +358,8 @@ class FederationConfig(StrictTable):
             return None
         if "aggregate" not in plan.phases:
             return f"{self.method.name} averages nothing; leave it out"
+        if plan.pattern == "visit":
+            return f"{self.method.name} averages a model with its own copies, which are too few; leave it out"
         if plan.pattern != "all_to_all":
             return f"{self.method.name} averages pairs, of which only a mean exists; leave it out"
         return f'{rule} takes no weights, but weighting = "samples"' if self.weighting == "samples" else None
@@ -472,8 +487,9 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> Non
     for kind in egress.kinds or ():
         if kind in plan.never_leaves:
             problems.append(f"egress.kinds: {federation.method.name} never lets a {kind} leave")
-    if plan.artifact is not None and plan.artifact not in egress.permitted_kinds(plan):
-        problems.append(f"egress.kinds: {federation.method.name} sends a {plan.artifact}, which is not listed")
+    for kind in plan.sends:
+        if kind not in egress.permitted_kinds(plan):
+            problems.append(f"egress.kinds: {federation.method.name} sends a {kind}, which is not listed")
     if plan.artifact is not None and (left_out := [other for other in others if not egress.permits_receiver(other)]):
         problems.append(f"egress.receivers: {federation.method.name} also sends to {', '.join(left_out)}")
     shared = federation.shared_model

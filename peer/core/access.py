@@ -11,7 +11,7 @@ from peer.core.roster import SiteName
 from peer.core.rules import Rules
 from peer.core.site_memory import Memory
 
-SCHEDULED: tuple[Purpose, ...] = ("train", "handback")
+SCHEDULED: tuple[Purpose, ...] = ("train", "handback", "return")
 
 
 def denial(
@@ -27,7 +27,8 @@ def denial(
         for_round: the round that consumes it.
         owner: the site whose model it is: this site, except in circulating rounds.
         purpose: ``train`` follows the schedule, ``handback`` brings a circulating model home,
-            ``evaluate`` lends the model at the end of a round to any peer.
+            ``return`` gives the owner its model as this site trained it, ``evaluate`` lends the
+            model at the end of a round to any peer.
 
     In circulating rounds, a site that had the model before may give its copy, too: the receiver
     compares a suspicious copy with the one from which it was trained.
@@ -37,8 +38,10 @@ def denial(
     plan = rules.plan
     if caller not in rules.roster or caller == rules.site:
         return f"{caller!r} is not a peer of this federation"
-    if kind in plan.never_leaves or kind != plan.artifact:
+    if kind in plan.never_leaves or kind not in plan.sends:
         return f"method {rules.method!r} sends no {kind}"
+    if (kind == "return") != (purpose == "return"):
+        return f"a {kind} is not for purpose {purpose}"
     if purpose == "handback":
         if not rules.circulating:
             return "no model circulates in this federation, so none is handed back"
@@ -51,8 +54,12 @@ def denial(
         return None if owner == rules.site and rules.lends(for_round) else f"no model is lent after round {for_round}"
     if not 1 <= for_round <= rules.rounds:
         return f"round {for_round} is outside this federation's 1 to {rules.rounds}"
+    if rules.pattern(for_round) == "none":
+        return f"every site trains at home in round {for_round}"
     if rules.pattern(for_round) == "all_to_all":
         return None if owner == rules.site else "a site serves only its own artifact"
+    if rules.pattern(for_round) == "visit":
+        return _visit_denial(rules, caller=caller, for_round=for_round, owner=owner, purpose=purpose)
     slot = rules.roster.names[rules.order(for_round)[rules.roster.index(caller)]]
     if slot != owner:
         return f"round {for_round} does not give {owner}'s {kind} to {caller}"
@@ -67,6 +74,19 @@ def _has_held(rules: Rules, slot: SiteName, for_round: int) -> bool:
     return rules.pattern(for_round) == "circulate" and any(
         rules.holder(round, slot) == rules.site for round in range(first, for_round + 1)
     )
+
+
+def _visit_denial(rules: Rules, *, caller: SiteName, for_round: int, owner: SiteName, purpose: Purpose) -> str | None:
+    """Why the caller has no visitor, or no return, of this site in a round; ``None`` when it has."""
+    if purpose == "return":
+        if owner != caller:
+            return "only its owner may have a return"
+        visits = caller in rules.visitors(for_round)
+        return None if visits else f"in round {for_round}, {caller}'s model does not visit {rules.site}"
+    if owner != rules.site:
+        return "a site serves only its own model to visit"
+    visits = rules.site in rules.visitors(for_round, caller)
+    return None if visits else f"round {for_round} does not give {owner}'s {rules.plan.artifact} to {caller}"
 
 
 def answer(
@@ -93,6 +113,8 @@ def answer(
         return Unavailable.SKIPPED if memory.committed >= rules.circulating else Unavailable.NOT_YET
     if for_round <= memory.committed - rules.pace.artifact_rounds_max:
         return Unavailable.RETIRED
+    if purpose == "return":
+        return _no_return(rules, memory, for_round=for_round, owner=owner)
     if rules.pattern(for_round) == "circulate" and rules.holder(for_round, owner) != rules.site:
         copies = [(round, artifact) for (round, of), artifact in memory.published.items() if of == owner]
         newest = max((copy for copy in copies if copy[0] < for_round), key=lambda copy: copy[0], default=None)
@@ -100,9 +122,24 @@ def answer(
     last = for_round - 1 if rules.plan.published == "commit" else for_round
     return (
         Unavailable.SKIPPED
-        if memory.committed >= last and memory.publication_due is None and memory.state
+        if memory.committed >= last and not memory.publications_due and memory.state
         else Unavailable.NOT_YET
     )
+
+
+def _no_return(rules: Rules, memory: Memory, *, for_round: int, owner: SiteName) -> Unavailable:
+    """Why the owner's model is not there to take home: SKIPPED once it is sure that it will not be."""
+    if (for_round, owner) in memory.publications_due or not memory.state:
+        return Unavailable.NOT_YET
+    current = memory.open
+    if memory.committed >= for_round:
+        return Unavailable.SKIPPED
+    exchange = rules.plan.phases.index("exchange")
+    if current is None or current.number != for_round or current.position <= exchange:
+        return Unavailable.NOT_YET
+    hosted = {source.artifact.owner for source in current.sources}
+    trained = "returns" in rules.plan.phases[: current.position + 1]
+    return Unavailable.SKIPPED if trained or owner not in hosted else Unavailable.NOT_YET
 
 
 def first_copies(rules: Rules, memory: Memory, round: int) -> list[tuple[SiteName, Purpose, int]]:

@@ -132,7 +132,7 @@ class Train(Command):
     trains that model instead of the local one, and the result is the artifact. ``earlier`` and
     ``final`` are as in ``Adopt``. The stage lasts as long as in so many ``rounds``: more than one
     where a copy was refused, so that its model does not miss the rounds since the copy before. The
-    worker keeps the checkpoints ``kept``, to which the site may go back.
+    worker keeps the checkpoints ``kept``: those to which the site may go back, and the best round's.
     """
 
     generation: int
@@ -152,7 +152,9 @@ class Train(Command):
 class Aggregate(Command):
     """Average the shared module over the site's own state and the sources, in roster order.
 
-    The worker keeps the checkpoints ``kept``, to which the site may go back.
+    The worker keeps the checkpoints ``kept``: those to which the site may go back, and the best
+    round's. Where models visit, the sources are the returns: copies of the own model ``sent`` that
+    other sites trained in this round.
     """
 
     generation: int
@@ -161,6 +163,7 @@ class Aggregate(Command):
     base: str
     sources: tuple[Source, ...]
     kept: tuple[str, ...] = ()
+    sent: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,10 @@ class Progressed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Trained(Event):
-    """A training stage is over and its checkpoint is on disk."""
+    """A training stage is over and its checkpoint is on disk.
+
+    ``returned`` are the models that visited and were trained, one for each owner.
+    """
 
     generation: int
     round: int
@@ -172,6 +175,7 @@ class Trained(Event):
     metrics: Mapping[str, float]
     threads: int
     duration_s: float
+    returned: tuple[Artifact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +183,8 @@ class Aggregated(Event):
     """The shared module is the mean of its contributors; the checkpoint is on disk.
 
     ``cut`` names the sites whose contribution the federation's bounds left out or weighed less,
-    each with the reason.
+    each with the reason. ``artifact`` is the result as it may be shared, where the plan publishes it
+    at the commit.
     """
 
     generation: int
@@ -189,6 +194,7 @@ class Aggregated(Event):
     sha256: Sha256
     contributors: tuple[SiteName, ...]
     cut: Mapping[SiteName, str] = field(default_factory=dict)
+    artifact: Artifact | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from peer.core import liveness
 from peer.core.commands import Source
 from peer.core.liveness import Peers
-from peer.core.messages import Purpose, Unavailable
-from peer.core.plan import Pattern
+from peer.core.messages import Heartbeat, Purpose, Unavailable
+from peer.core.plan import Kind, Pattern
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
 
@@ -66,7 +66,7 @@ class Want:
 
 @dataclass(slots=True)
 class Exchange:
-    """The wants of one exchange, by origin.
+    """The wants of one exchange, by origin; all artifacts are of one kind.
 
     It decides only; ``peer.core.rounds`` orders the fetches and rows. ``for_comparison``, it brings
     an earlier copy of a model that is here already.
@@ -78,6 +78,7 @@ class Exchange:
     opened_s: float
     slow_s: float
     wants: dict[SiteName, Want] = field(default_factory=dict)
+    kind: Kind = "model"
     for_comparison: bool = False
 
     def settled(self) -> bool:
@@ -112,13 +113,20 @@ class Exchange:
             pulse = peers.pulse(want.origin)
             if peers.silent(want.origin, now_s):
                 want.drop("silent", now_s)
-            elif pulse is not None and pulse.phase in liveness.AWAY and pulse.published_round < self.round:
+            elif pulse is not None and pulse.phase in liveness.AWAY and self._awaits(pulse):
                 want.drop(pulse.phase, now_s)
             elif slow or late or now_s >= want.since_s + want.patience_s:
                 want.drop("slow", now_s)
             if want.dropped:
                 dropped.append(want)
         return dropped
+
+    def _awaits(self, pulse: Heartbeat) -> bool:
+        """Whether the peer has not published the artifact, as far as its heartbeat tells.
+
+        The round that it has published for says nothing of returns, which it makes later.
+        """
+        return (pulse.committed_round if self.purpose == "return" else pulse.published_round) < self.round
 
     def waited_s(self, now_s: float, *, wait_max_s: float) -> float | None:
         """How long the peers took, for the next deadline; ``None`` where the wait says nothing of

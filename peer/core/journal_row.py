@@ -47,17 +47,24 @@ class JournalRow:
 
     def body(self) -> dict[str, Any]:
         """The JSON object on disk."""
-        values = [(item, getattr(self, item.name)) for item in dataclasses.fields(self) if item.name != "round"]
-        return {
-            item.metadata.get(ON_DISK, item.name): to_json(value)
-            for item, value in values
-            if not (value is None and item.metadata.get("omitted"))
-        }
+        row_type: Any = type(self)  # mypy takes no type for hashable
+        values = ((key, getattr(self, name), omitted) for key, name, omitted in _stored(row_type))
+        return {key: to_json(value) for key, value, omitted in values if not (value is None and omitted)}
 
     @classmethod
     def from_body(cls, round: int, body: Body) -> Self:
         """The row with this body; ``ValueError`` names the key that is missing or wrong."""
         return cls(round, **values_of(cls, body))
+
+
+@functools.cache
+def _stored(row_type: Any) -> list[tuple[str, str, bool]]:
+    """For each key on disk: the key, its field's name, and whether it is left out where it is ``None``."""
+    return [
+        (item.metadata.get(ON_DISK, item.name), item.name, bool(item.metadata.get("omitted")))
+        for item in dataclasses.fields(row_type)
+        if item.name != "round"
+    ]
 
 
 @functools.cache

@@ -31,7 +31,7 @@ CONNECTIONS_PER_PEER_MAX = (
     8  # one channel, one that is replaced, `check`, and what a cut line leaves until it is noticed
 )
 UNKNOWN_CONNECTIONS_PER_ADDRESS_MAX = 32  # and one for each site: before a peer's first call, a second after it dials
-FIRST_CALL_BYTES_MAX = 64 << 10  # a handshake and a greeting have 6 KiB
+FIRST_CALL_BYTES_MAX = 192 << 10  # a greeting with the proof of a long manifest (SHOWN_BYTES_MAX) and a handshake
 FIRST_CALL_S = 30.0  # a peer greets as soon as it has connected
 REQUEST_BYTES_MAX = 256 << 10  # a report of 1,000 metrics with names of 200 bytes
 REQUEST_BYTES_PER_SECOND_MAX = 64 << 10  # of one connection: 400 times what greetings, heartbeats and requests need

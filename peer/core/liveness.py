@@ -36,7 +36,7 @@ class Peers:
     def hear(self, site: SiteName, pulse: Heartbeat | None, now_s: float) -> None:
         """Record an authenticated byte from the site, and its state if it came with a heartbeat."""
         before = self.heard.get(site, LastHeard())
-        self.heard[site] = replace(before, last_s=now_s, pulse=pulse if pulse is not None else before.pulse)
+        self.heard[site] = LastHeard(pulse if pulse is not None else before.pulse, now_s, before.proven_round)
         if pulse is not None and pulse.round >= 1:
             self.begun.add(site)
         if pulse is not None:

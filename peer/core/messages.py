@@ -10,8 +10,8 @@ from typing import Any, Literal
 from peer.core.plan import Kind
 from peer.core.roster import Sha256, SiteName
 
-Purpose = Literal["train", "handback", "evaluate"]
-PURPOSES: tuple[Purpose, ...] = ("train", "handback", "evaluate")
+Purpose = Literal["train", "handback", "evaluate", "return"]
+PURPOSES: tuple[Purpose, ...] = ("train", "handback", "evaluate", "return")
 
 DTYPES: Mapping[str, int] = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
@@ -49,7 +49,7 @@ class Artifact:
     """A safetensors file that a worker wrote, named by its digest.
 
     ``steps`` counts the optimiser steps of the model. ``owner`` is the site whose model it is: the
-    writer itself, except in circulating rounds.
+    writer itself, except in circulating rounds and for a ``return``: a visiting model that the writer trained.
     """
 
     kind: Kind

@@ -18,6 +18,7 @@ class Phase(enum.StrEnum):
     ISOLATED = "isolated"
     EXCHANGE = "exchange"
     TRAIN = "train"
+    RETURNS = "returns"
     AGGREGATE = "aggregate"
     EVALUATE = "evaluate"
     HANDBACK = "handback"
@@ -39,7 +40,9 @@ IDLE_STOP = frozenset({Phase.PAUSED, Phase.GONE})
 BUSY_STOP = frozenset({Phase.PAUSED, Phase.LEAVING})
 """Phases that the operator can enforce while the worker must first write its checkpoint."""
 AFTER_COMMIT = frozenset({Phase.PACING, Phase.HANDBACK})
-RESUMED = IN_ROUND | {Phase.INITIALISING, Phase.GATHERING, Phase.PACING, Phase.EVALUATE, Phase.HANDBACK}
+RESUMED = IN_ROUND | {
+    Phase.INITIALISING, Phase.GATHERING, Phase.PACING, Phase.RETURNS, Phase.EVALUATE, Phase.HANDBACK,
+}  # fmt: skip
 """Phases in which a site may go on after a pause: its memory says which."""
 
 NEXT: Mapping[Phase, frozenset[Phase]] = {
@@ -49,7 +52,8 @@ NEXT: Mapping[Phase, frozenset[Phase]] = {
     Phase.PACING: IDLE_STOP | IN_ROUND | {Phase.ISOLATED, Phase.DONE},
     Phase.ISOLATED: IDLE_STOP | {Phase.PACING},
     Phase.EXCHANGE: IDLE_STOP | IN_ROUND - {Phase.EXCHANGE} | AFTER_COMMIT | {Phase.EVALUATE},
-    Phase.TRAIN: BUSY_STOP | IN_ROUND - {Phase.TRAIN} | AFTER_COMMIT | {Phase.EVALUATE, Phase.FAILED},
+    Phase.TRAIN: BUSY_STOP | IN_ROUND - {Phase.TRAIN} | AFTER_COMMIT | {Phase.RETURNS, Phase.EVALUATE, Phase.FAILED},
+    Phase.RETURNS: IDLE_STOP | {Phase.AGGREGATE},
     Phase.AGGREGATE: BUSY_STOP | IN_ROUND - {Phase.AGGREGATE} | {Phase.PACING, Phase.EVALUATE, Phase.FAILED},
     Phase.EVALUATE: BUSY_STOP | {Phase.PACING, Phase.FAILED},
     Phase.HANDBACK: IDLE_STOP | {Phase.ADOPT, Phase.EVALUATE, Phase.PACING},

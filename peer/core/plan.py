@@ -1,7 +1,8 @@
 """A method's plan: plain data that the torch-free daemon and the worker read alike.
 
 A round runs through the plan's phases in order. ``exchange`` waits for other sites' artifacts, ``aggregate`` averages
-them in the worker, ``train`` (or ``train:<stage>``) is one training stage.
+them in the worker, ``train`` (or ``train:<stage>``) is one training stage. Where models visit, ``returns`` waits for
+copies of the own model that other sites have trained, and ``aggregate`` averages them with the local model.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
-Pattern = Literal["permutation", "circulate", "all_to_all", "none"]
-Kind = Literal["model", "head", "proxy", "messenger"]
+Pattern = Literal["permutation", "circulate", "all_to_all", "visit", "none"]
+Kind = Literal["model", "head", "proxy", "messenger", "return", "prototype"]
 Unit = Literal["step", "epoch"]
 AggregateRule = Literal["mean", "trimmed_mean", "median"]
 Shared = Literal["maybe", "itself", "beside"]
@@ -23,7 +24,7 @@ Value = bool | int | float | str | tuple[int, ...] | tuple[str, ...]
 SHARE_SLACK = 1e-9
 """0.29 of 100 rounds are 29 rounds, although the floating-point product is slightly less."""
 
-KINDS: tuple[Kind, ...] = ("model", "head", "proxy", "messenger")
+KINDS: tuple[Kind, ...] = ("model", "head", "proxy", "messenger", "return", "prototype")
 METHOD_KEYS = ("name", "package")
 """Keys of the table ``[method]`` that are no parameters."""
 OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -99,6 +100,10 @@ class Plan:
         parameters: the keys of ``[method]`` beside its name.
         circulating_share: the parameter that holds the share of the rounds, from the first one on,
             that only circulate models before ``pattern`` starts.
+        last_round: the phases of the federation's last round, where the plan has others for it: every
+            site trains at home, and exchanges nothing.
+        visits: the parameter that holds how many sites train a copy of each model in a round of the
+            pattern ``visit``.
         keeps_last_received: whether a site keeps the last artifact of every peer, and uses it where
             no newer one arrived.
         shared: what ``[shared_model]`` is: a network ``beside`` the local one, the local one
@@ -120,6 +125,8 @@ class Plan:
     never_leaves: tuple[Kind, ...]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     circulating_share: str | None = None
+    last_round: tuple[str, ...] = ()
+    visits: str | None = None
     keeps_last_received: bool = False
     shared: Shared = "maybe"
     shared_default: Mapping[str, str] = field(default_factory=dict)
@@ -131,15 +138,33 @@ class Plan:
         """Freeze the tables; ``ValueError`` for a plan that contradicts itself."""
         if not OBJECT.fullmatch(self.implementation):
             raise ValueError(f"implementation must be module:OBJECT, not {self.implementation!r}")
-        named = {phase.removeprefix("train:") for phase in self.phases if phase.startswith("train")}
+        named = self.stages_of(self.phases) | self.stages_of(self.last_round)
         if named != set(self.stages):
             raise ValueError(f"phases name the stages {sorted(named)}, the table has {sorted(self.stages)}")
+        if not all(phase.startswith("train") for phase in self.last_round):
+            raise ValueError(f"last_round only trains, and has {', '.join(self.last_round)}")
         if reserved := self.parameters.keys() & METHOD_KEYS:
             raise ValueError(f"a parameter must not be called {min(reserved)!r}: [method] has a key of that name")
         if self.circulating_share is not None and self.circulating_share not in self.parameters:
             raise ValueError(f"circulating_share: there is no parameter {self.circulating_share!r}")
+        if (self.pattern == "visit") != (self.visits in self.parameters):
+            raise ValueError("the pattern `visit`, and no other, has a parameter that holds the number of visits")
+        if self.pattern == "visit" and self.phases[-2:] != ("returns", "aggregate"):
+            raise ValueError("a round in which models visit ends with returns and aggregate")
         object.__setattr__(self, "stages", MappingProxyType(dict(self.stages)))
         object.__setattr__(self, "parameters", MappingProxyType(dict(self.parameters)))
+
+    @staticmethod
+    def stages_of(phases: tuple[str, ...]) -> set[str]:
+        """The training stages among these phases."""
+        return {phase.removeprefix("train:") for phase in phases if phase.startswith("train")}
+
+    @property
+    def sends(self) -> tuple[Kind, ...]:
+        """The kinds of artifacts that a site sends to other sites."""
+        if self.artifact is None:
+            return ()
+        return (self.artifact, "return") if self.pattern == "visit" else (self.artifact,)
 
     @property
     def evaluation_denied(self) -> str | None:
@@ -166,6 +191,17 @@ class Plan:
 def circulating(plan: Plan, *, rounds: int, parameters: Mapping[str, object]) -> int:
     """The round after which the slots go back to their owners; 0 where no model circulates."""
     if plan.pattern == "circulate":
-        return rounds
+        return rounds - 1 if plan.last_round else rounds
     share = parameters.get(plan.circulating_share, 0.0) if plan.circulating_share is not None else 0.0
     return math.floor(share * rounds + SHARE_SLACK) if isinstance(share, int | float) else 0
+
+
+def visits(plan: Plan, *, sites: int, parameters: Mapping[str, object]) -> int:
+    """How many sites train a copy of each model in a round; 0 where no model visits.
+
+    A roster with fewer other sites lowers the default. ``peer.config`` refuses a larger number in a file.
+    """
+    if plan.visits is None:
+        return 0
+    value = parameters.get(plan.visits, plan.parameters[plan.visits].default)
+    return min(value, sites - 1) if isinstance(value, int) else 0

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from peer.core import commands, exchange, global_test, limits, liveness, rows
+from peer.core import commands, copies, exchange, global_test, liveness, rows
 from peer.core.commands import Source
 from peer.core.exchange import Exchange, Want
 from peer.core.messages import Artifact, Purpose, Seen
 from peer.core.phases import BUSY, Phase
 from peer.core.roster import Sha256, SiteName
-from peer.core.site_memory import OpenRound
+from peer.core.site_memory import later_generation
 from peer.core.state import IllegalTransitionError, SiteState
 
 
@@ -26,6 +26,9 @@ def open_exchange(site: SiteState) -> None:
     if pattern == "all_to_all":
         for origin in rules.roster.others(rules.site):
             want(site, origin, owner=origin)
+    elif pattern == "visit":
+        for visitor in rules.visitors(round):
+            want(site, visitor, owner=visitor)
     else:
         slot = rules.turn(round)
         origin = rules.holder(round, slot) if pattern == "circulate" else slot
@@ -34,6 +37,15 @@ def open_exchange(site: SiteState) -> None:
         if origin != rules.site:
             want(site, origin, owner=slot)
     site.enter(Phase.EXCHANGE)
+
+
+def await_returns(site: SiteState) -> None:
+    """Ask the sites that this site's model visits for their trained copies of it."""
+    round = site.opened.number
+    _begin(site, round, "return")
+    for host in site.rules.hosts(round):
+        want(site, host, owner=site.rules.site)
+    site.enter(Phase.RETURNS)
 
 
 def hand_back(site: SiteState) -> None:
@@ -49,15 +61,19 @@ def hand_back(site: SiteState) -> None:
 
 def _begin(site: SiteState, round: int, purpose: Purpose, *, for_comparison: bool = False) -> None:
     pattern = "all_to_all" if purpose == "handback" else site.rules.pattern(round)
-    slow_s = liveness.slow_after_s(site.memory.waits_s, site.rules.pace)
-    site.exchange = Exchange(round, pattern, purpose, site.now_s, slow_s, for_comparison=for_comparison)
+    kind = "return" if purpose == "return" else site.rules.plan.artifact
+    if kind is None:
+        raise IllegalTransitionError(f"method {site.rules.method} exchanges nothing")
+    waits_s = site.memory.return_waits_s if purpose == "return" else site.memory.waits_s
+    slow_s = liveness.slow_after_s(waits_s, site.rules.pace)
+    site.exchange = Exchange(round, pattern, purpose, site.now_s, slow_s, kind=kind, for_comparison=for_comparison)
 
 
 def want(site: SiteState, origin: SiteName, *, owner: SiteName) -> None:
     """Wait for one artifact: use the received file if there is one, fetch it otherwise."""
-    current, kind = site.exchange, site.rules.plan.artifact
-    if current is None or kind is None:
-        raise IllegalTransitionError(f"method {site.rules.method} exchanges nothing")
+    current = site.exchange
+    if current is None:
+        raise IllegalTransitionError(f"no exchange is open in phase {site.phase}")
     wanted = current.wants[origin] = Want(origin, owner, site.next_attempt(), site.now_s, site.patience_s(origin))
     for source in site.memory.received.values():
         if (source.origin, source.round, source.artifact.owner) == (origin, current.round, owner):
@@ -66,7 +82,7 @@ def want(site: SiteState, origin: SiteName, *, owner: SiteName) -> None:
         wanted.drop(exchange.ABSENT, site.now_s)
     elif wanted.received is None:
         order = (site.memory.generation, current.round, wanted.attempt)
-        site.emit(commands.Fetch(*order, origin, kind, current.purpose, owner, site.received_bytes_max))
+        site.emit(commands.Fetch(*order, origin, current.kind, current.purpose, owner, site.received_bytes_max))
 
 
 def ask_earlier(site: SiteState, source: Source) -> bool:
@@ -77,7 +93,7 @@ def ask_earlier(site: SiteState, source: Source) -> bool:
     """
     home, before = site.memory.open is None, exchange.holder_before(source, site.rules)
     circulates = home or site.rules.pattern(site.opened.number) == "circulate"
-    if not circulates or source.fallback or before is None or judges_finally(site, source):
+    if not circulates or source.fallback or before is None or copies.judges_finally(site, source):
         return False
     round, holder = before
     site.compared.add(source.artifact.sha256)
@@ -85,35 +101,6 @@ def ask_earlier(site: SiteState, source: Source) -> bool:
     want(site, holder, owner=source.artifact.owner)
     site.enter(Phase.HANDBACK if home else Phase.EXCHANGE)
     return True
-
-
-def judges_finally(site: SiteState, source: Source) -> bool:
-    """Whether no better copy to compare with can be had."""
-    before = exchange.holder_before(source, site.rules)
-    asked = source.artifact.sha256 in site.compared
-    return before is None or asked or before in {(copy.round, copy.origin) for copy in _copies(site, source)}
-
-
-def earlier_copy(site: SiteState, source: Source) -> Source | None:
-    """The newest copy here of a circulating model that is older than another copy, and not from its origin."""
-    earlier = [copy for copy in _copies(site, source) if copy.round < source.round and copy.origin != source.origin]
-    return max(earlier, key=lambda copy: copy.round, default=None)
-
-
-def _copies(site: SiteState, source: Source) -> list[Source]:
-    """The copies of a circulating model on disk, each with the round that it was published for."""
-    published = [Source(site.rules.site, key[0], artifact) for key, artifact in site.memory.published.items()]
-    copies = (*site.memory.received.values(), *published)
-    return [copy for copy in copies if copy.artifact.owner == source.artifact.owner]
-
-
-def _comparison(site: SiteState, source: Source) -> tuple[Source | None, bool]:
-    """What the worker compares a circulating copy with, and whether that decides; nothing for a
-    replacement.
-    """
-    if source.origin == site.rules.site or source.fallback:
-        return None, True
-    return earlier_copy(site, source), judges_finally(site, source)
 
 
 def settle(site: SiteState) -> bool:
@@ -156,7 +143,7 @@ def _choose(site: SiteState, current: Exchange) -> None:
     if current.pattern == "all_to_all":
         if rules.plan.keeps_last_received:
             sources = exchange.last_received(rules, fresh=received, earlier=memory.received.values())
-    elif not received:
+    elif not received and current.pattern != "visit":
         slot = rules.turn(current.round)
         local_copy = memory.published.get((current.round, slot)) if current.pattern == "circulate" else None
         if local_copy is not None:
@@ -165,10 +152,19 @@ def _choose(site: SiteState, current: Exchange) -> None:
             sources = exchange.fallback(rules, round=current.round, owner=slot, on_disk=site.artifacts_on_disk())
     waited_s = current.waited_s(site.now_s, wait_max_s=rules.pace.wait_max_s)
     below = current.pattern == "all_to_all" and len(received) < rules.quorum_others
-    position = rules.plan.phases.index("exchange")
+    purpose: Purpose | None = "return" if current.purpose == "return" else None
+    position = rules.plan.phases.index("returns" if purpose else "exchange")
     site.exchange = None
-    in_vain_s = current.in_vain_s()
-    choose(site, sources, missing, position=position, waited_s=waited_s, in_vain_s=in_vain_s, below_quorum=below)
+    choose(
+        site,
+        sources,
+        missing,
+        position=position,
+        waited_s=waited_s,
+        in_vain_s=current.in_vain_s(),
+        below_quorum=below,
+        purpose=purpose,
+    )
 
 
 def choose(
@@ -180,6 +176,7 @@ def choose(
     waited_s: float | None = None,
     in_vain_s: Mapping[SiteName, float] | None = None,
     below_quorum: bool = False,
+    purpose: Purpose | None = None,
 ) -> None:
     """Journal the sources that the round goes on with.
 
@@ -194,6 +191,7 @@ def choose(
             does not count.
         in_vain_s: by peer that did not deliver, how long the site waited for it.
         below_quorum: fewer artifacts arrived than the federation's quorum asks for.
+        purpose: ``return`` where the sources are the site's own model, trained by other sites.
     """
     rules, current = site.rules, site.opened
     idle = rules.pattern(current.number) == "circulate" and not sources
@@ -205,6 +203,7 @@ def choose(
         waited_s=waited_s,
         in_vain_s=dict(in_vain_s) if in_vain_s else None,
         below_quorum=below_quorum,
+        purpose=purpose,
     )
     site.persist(row)
 
@@ -212,23 +211,25 @@ def choose(
 def leave_out(site: SiteState, sha256: Sha256, reason: str) -> None:
     """Choose again without an artifact that the worker found unusable; delete its file if unneeded."""
     rules, opened = site.rules, site.opened
-    number, missing = opened.number, dict(opened.missing)
-    own = any(source.artifact.sha256 == sha256 and source.origin == rules.site for source in opened.sources)
-    for source in opened.sources:
+    number, returning, in_use = opened.number, site.chose_returns(), site.sources_in_use()
+    missing = dict(opened.missing_returns if returning else opened.missing)
+    own = any(source.artifact.sha256 == sha256 and source.origin == rules.site for source in in_use)
+    for source in in_use:
         if source.artifact.sha256 == sha256 and source.origin != rules.site:
             site.refuse(source.origin, reason)
             missing[source.origin] = "refused"
-    sources = tuple(source for source in opened.sources if source.artifact.sha256 != sha256)
+    sources = tuple(source for source in in_use if source.artifact.sha256 != sha256)
     if sha256 in site.memory.received:
         site.persist(rows.DiscardedRow(number, sha256=sha256))
     below = False
     if rules.pattern(number) == "all_to_all":
         exchanged = opened.position > rules.plan.phases.index("exchange")
         below = exchanged and sum(not source.fallback for source in sources) < rules.quorum_others
-    elif not sources and not own:
+    elif not sources and not own and rules.pattern(number) != "visit":
         usable = [source for source in site.artifacts_on_disk() if source.artifact.sha256 != sha256]
         sources = exchange.fallback(rules, round=number, owner=rules.turn(number), on_disk=usable)
-    choose(site, sources, missing, position=opened.position - 1, below_quorum=below)
+    purpose: Purpose | None = "return" if returning else None
+    choose(site, sources, missing, position=opened.position - 1, below_quorum=below, purpose=purpose)
     if sha256 not in site.memory.needed_digests():
         site.emit(commands.Discard(sha256))
 
@@ -236,8 +237,9 @@ def leave_out(site: SiteState, sha256: Sha256, reason: str) -> None:
 def revert(site: SiteState, reason: str) -> bool:
     """Go back to the state before the last committed round, if peers had a part in that round.
 
-    Their artifacts are not at hand any more, so all of these peers are named. An artifact that the
-    open round has published stays: a second one for the same round would be a forgery.
+    Their artifacts are not at hand any more, so the row names all of these peers as contributors.
+    None is refused: nobody can tell which of them caused it, if any did. An artifact that the open
+    round has published stays: a second one for the same round would be a forgery.
 
     Returns:
         Whether the site went back.
@@ -248,44 +250,36 @@ def revert(site: SiteState, reason: str) -> bool:
     origins = tuple(name for name in contributors if name != rules.site)
     if published or not origins or state == site.memory.state:
         return False
-    trained = any(name.startswith("train") for name in rules.plan.phases[: current.position])
+    trained = any(name.startswith("train") for name in rules.phases(current.number)[: current.position])
     position = 0 if trained else current.position
     row = rows.RevertedRow(current.number, position=position, state=state, origins=origins, reason=reason)
     site.persist(row)
-    for origin in origins:
-        site.refuse(origin, f"left out of round {site.memory.committed}, after which training diverged: {reason}")
     return True
-
-
-def own_copy(site: SiteState) -> Source | None:
-    """The newest copy of this site's own model that the site holds itself, in circulating rounds."""
-    name = site.rules.site
-    own = [source for source in site.artifacts_on_disk() if source.artifact.owner == name and source.origin == name]
-    return max(own, key=lambda source: exchange.trained(source, site.rules), default=None)
 
 
 def adopt(site: SiteState, source: Source) -> None:
     """Order the worker to replace the local model by a copy."""
     site.enter(Phase.ADOPT)
     memory, attempt = site.memory, site.next_attempt()
-    compared = _comparison(site, source)
+    compared = copies.comparison(site, source)
     site.emit(commands.Adopt(memory.generation, memory.committed, attempt, memory.state, source, *compared))
 
 
 def record_homecoming(site: SiteState, state: str = "", artifact: Artifact | None = None) -> None:
     """Journal that the site's own model is back; without a state it is unchanged."""
     round, rules = site.memory.committed, site.rules
-    publish = round + 1 if rules.plan.published == "commit" and round < rules.rounds else None
+    serves_next = rules.plan.published == "commit" and round < rules.rounds and rules.pattern(round + 1) != "none"
+    publish = round + 1 if serves_next else None
     site.persist(rows.AdoptedRow(round, state=state, artifact=artifact, publish=publish))
 
 
 def _bring_home(site: SiteState, current: Exchange) -> bool:
-    copies = {origin: want.received for origin, want in current.wants.items() if want.received is not None}
-    asked, own = bool(current.wants), own_copy(site)
+    returned = {origin: want.received for origin, want in current.wants.items() if want.received is not None}
+    asked, own = bool(current.wants), copies.own_copy(site)
     if own is not None:
-        copies[site.rules.site] = own
+        returned[site.rules.site] = own
     site.cancel_exchange()
-    best = exchange.best_copy(copies.values(), site.rules) if copies else None
+    best = exchange.best_copy(returned.values(), site.rules) if returned else None
     if asked and (best is None or best.origin == site.rules.site):
         site.persist(rows.SlotLostRow(current.round - 1))
     if best is None:
@@ -419,36 +413,37 @@ def next_phase(site: SiteState) -> None:
     current, rules, memory = site.opened, site.rules, site.memory
     circulates = rules.pattern(current.number) == "circulate"
     site.progress = None
-    if current.position == len(rules.plan.phases):
+    phases = rules.phases(current.number)
+    if current.position == len(phases):
         if rules.evaluates(current.number) and not circulates and not current.evaluated:
             _evaluate(site, current.number, current.state, current.sources)
         else:
             commit(site)
         return
-    name = rules.plan.phases[current.position]
+    name = phases[current.position]
     order = (memory.generation, current.number)
-    kept = (memory.state, *((memory.before[0],) if memory.before is not None else ()))
+    best = (memory.best.state,) if memory.best is not None else ()
+    kept = (memory.state, *((memory.before[0],) if memory.before is not None else ()), *best)
     if name == "exchange":
         open_exchange(site)
         review(site)
+    elif name == "returns":
+        await_returns(site)
+        review(site)
     elif name == "aggregate":
         site.enter(Phase.AGGREGATE)
-        site.emit(commands.Aggregate(*order, site.next_attempt(), current.state, current.sources, kept))
+        model = memory.published.get((current.number, rules.site)) if site.chose_returns() else None
+        sent = None if model is None else Source(rules.site, current.number, model)
+        attempt = site.next_attempt()
+        site.emit(commands.Aggregate(*order, attempt, current.state, site.sources_in_use(), kept, sent))
     else:
         slot = rules.turn(current.number) if circulates else None
         stage = name.removeprefix("train:")
         site.enter(Phase.TRAIN)
-        compared = _comparison(site, current.sources[0]) if circulates and current.sources else (None, True)
-        rounds = _made_up(current) if circulates else 1
+        compared = copies.comparison(site, current.sources[0]) if circulates and current.sources else (None, True)
+        rounds = copies.made_up_rounds(current) if circulates else 1
         train = (*order, site.next_attempt(), stage, current.state, current.sources, slot, kept, *compared, rounds)
         site.emit(commands.Train(*train))
-
-
-def _made_up(current: OpenRound) -> int:
-    """How many rounds' work a circulating model gets: also that of the rounds lost with a refused copy."""
-    lost = [current.number - source.round for source in current.sources if source.fallback]
-    refused = "refused" in current.missing.values()
-    return min(limits.MADE_UP_ROUNDS_MAX, 1 + max(lost, default=0)) if refused else 1
 
 
 def _evaluate(site: SiteState, round: int, base: str, sources: tuple[Source, ...] = ()) -> None:
@@ -466,32 +461,39 @@ def commit(site: SiteState) -> None:
     last = rules.circulating if rules.pattern(round) == "circulate" else rules.rounds
     left_out = current.cut.keys() - set(current.contributors)
     serves_next = rules.plan.published == "commit" and (visiting or round < last)
+    visits = rules.pattern(round) == "visit"
+    origins = {source.origin for source in (*current.sources, *current.returned)}
     row = rows.CommittedRow(
         round,
         generation=memory.generation,
-        sources=tuple(
-            rows.UsedSource(source.origin, source.round, source.artifact.sha256, source.fallback)
-            for source in current.sources
-        ),
-        contributors=tuple(sorted({rules.site, *(source.origin for source in current.sources)} - left_out)),
+        sources=_used(current.sources),
+        contributors=tuple(sorted({rules.site, *origins} - left_out)),
         missing=dict(current.missing),
         cut=dict(current.cut) or None,
         below_quorum=current.below_quorum,
         skipped=tuple(memory.skipped),
         artifact_sha256=artifact.sha256 if artifact is not None else None,
-        aggregate_sha256=current.aggregate,
+        aggregate_sha256=None if visits else current.aggregate,  # every site has a result of its own
         metrics=dict(current.metrics),
         threads=current.threads,
         duration_s=current.duration_s,
         state=current.state,
         publish=round + 1 if serves_next and artifact is not None else None,
         visiting=visiting,
+        returned=_used(current.returned) if visits else None,
+        missing_returns=dict(current.missing_returns) if visits else None,
     )
     site.persist(row)
     compare(site, rules.others)
     site.publish_due()
     tidy(site, needed_before)
     site.round_ended = True
+
+
+def _used(sources: Iterable[Source]) -> tuple[rows.UsedSource, ...]:
+    return tuple(
+        rows.UsedSource(source.origin, source.round, source.artifact.sha256, source.fallback) for source in sources
+    )
 
 
 def compare(site: SiteState, names: Iterable[SiteName]) -> None:
@@ -572,7 +574,7 @@ def regenerate(site: SiteState, *, reported_by: SiteName, seen: Seen) -> None:
     Otherwise peers would take the artifacts that this site makes again for forgeries.
     """
     memory, busy = site.memory, site.phase in BUSY
-    generation = seen.generation + 1
+    generation = later_generation(seen.generation, site.chance)
     row = rows.RegeneratedRow(memory.committed, generation=generation, reported_by=reported_by, their_round=seen.round)
     site.persist(row)
     for (round, _), artifact in sorted(memory.published.items()):

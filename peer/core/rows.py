@@ -18,7 +18,7 @@ from peer.core.journal_row import Body as Body
 from peer.core.journal_row import Cause as Cause
 from peer.core.journal_row import JournalRow as JournalRow
 from peer.core.journal_row import RowError as RowError
-from peer.core.messages import Artifact, EvaluationResult
+from peer.core.messages import Artifact, EvaluationResult, Purpose
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import to_json
 
@@ -71,7 +71,8 @@ class ChosenRow(JournalRow):
 
     ``position`` is the index of the plan's phase that is over. ``waited_s`` is how long the
     exchange took, ``None`` where the wait says nothing about the peers' pace. ``in_vain_s`` is how
-    long the site waited for each peer that did not deliver.
+    long the site waited for each peer that did not deliver. With the ``purpose`` return, the sources
+    are the copies of the own model that other sites have trained.
     """
 
     kind = "chosen"
@@ -81,11 +82,15 @@ class ChosenRow(JournalRow):
     waited_s: float | None
     below_quorum: bool
     in_vain_s: Mapping[SiteName, float] | None = field(default=None, metadata=OMITTED)
+    purpose: Purpose | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedRow(JournalRow):
-    """A training stage is over. ``publish`` is the round that the artifact serves, if any."""
+    """A training stage is over. ``publish`` is the round that the artifact serves, if any.
+
+    ``returned`` are the visiting models that were trained; each serves this round at its owner.
+    """
 
     kind = "trained"
     position: int
@@ -96,6 +101,7 @@ class TrainedRow(JournalRow):
     threads: int
     duration_s: float
     publish: int | None = None
+    returned: tuple[Artifact, ...] | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +109,7 @@ class AggregatedRow(JournalRow):
     """The shared module is the mean of its contributors; ``sha256`` is the mean's digest.
 
     ``cut`` names the sites whose contribution was left out or weighed less, each with the reason.
+    ``artifact`` is what the commit publishes, where no later stage makes it.
     """
 
     kind = "aggregated"
@@ -111,19 +118,24 @@ class AggregatedRow(JournalRow):
     sha256: Sha256
     contributors: tuple[SiteName, ...]
     cut: Mapping[SiteName, str] | None = field(default=None, metadata=OMITTED)
+    artifact: Artifact | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedRow(JournalRow):
     """The model was evaluated on the site's own test split.
 
-    The ``artifact``, if any, is lent to other sites.
+    The ``artifact``, if any, is lent to other sites. ``best_by`` names the validation metric by
+    which no round before was as good; the model's files are then kept, with those of the
+    ``received`` heads with which it predicts.
     """
 
     kind = "evaluated"
     metrics: Mapping[str, float]
     artifact: Artifact | None = field(default=None, metadata=OMITTED)
     evaluation_denied: str | None = field(default=None, metadata={**OMITTED, ON_DISK: "kept_home"})
+    best_by: str | None = field(default=None, metadata=OMITTED)
+    received: tuple[Sha256, ...] | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +155,8 @@ class CommittedRow(JournalRow):
     ``skipped`` lists the rounds that were left out before it. ``publish`` is the round that the
     artifact serves, if any. The artifact of a ``visiting`` model belongs to another site. The row
     ``trained`` has the artifact itself: its list of tensors is many times the size of this row.
-    Earlier programs wrote a copy of it here.
+    Earlier programs wrote a copy of it here. ``returned`` are the copies of the own model that other
+    sites trained and this site merged, ``missing_returns`` the sites whose copy is not among them.
     """
 
     kind = "committed"
@@ -162,6 +175,8 @@ class CommittedRow(JournalRow):
     state: str
     publish: int | None = None
     visiting: bool = False
+    returned: tuple[UsedSource, ...] | None = field(default=None, metadata=OMITTED)
+    missing_returns: Mapping[str, str] | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

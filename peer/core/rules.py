@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from peer.core import limits, schedule
-from peer.core.plan import Pattern, Plan, Value, circulating
+from peer.core.plan import Pattern, Plan, Value, circulating, visits
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 
 
@@ -66,6 +66,11 @@ class Rules:
         return circulating(self.plan, rounds=self.rounds, parameters=self.parameters)
 
     @functools.cached_property
+    def visits(self) -> int:
+        """How many sites train a copy of each model in a round; 0 where no model visits."""
+        return visits(self.plan, sites=len(self.roster), parameters=self.parameters)
+
+    @functools.cached_property
     def index(self) -> int:
         return self.roster.index(self.site)
 
@@ -94,10 +99,38 @@ class Rules:
         return min(2, half_rounded_up(len(self.others)))
 
     def pattern(self, round: int) -> Pattern:
+        if self._is_at_home(round):
+            return "none"
         return "circulate" if round <= self.circulating else self.plan.pattern
 
+    def phases(self, round: int) -> tuple[str, ...]:
+        return self.plan.last_round if self._is_at_home(round) else self.plan.phases
+
+    def _is_at_home(self, round: int) -> bool:
+        """Whether every site only trains at home: in the last round of a plan that ends so."""
+        return round == self.rounds and bool(self.plan.last_round)
+
+    @property
+    def drawn_kind(self) -> str:
+        """How the order of a round is drawn: visits are always along a ring."""
+        return "ring" if self.plan.pattern == "visit" else self.schedule_kind
+
     def order(self, round: int) -> tuple[int, ...]:
-        return _order(self.round_key, self.federation, round, len(self.roster), self.schedule_kind)
+        return _order(self.round_key, self.federation, round, len(self.roster), self.drawn_kind)
+
+    def visiting_orders(self, round: int) -> tuple[tuple[int, ...], ...]:
+        """For each visit of a round, the order that says whose model visits which site."""
+        return schedule.visiting_orders(self.order(round), self.visits)
+
+    def visitors(self, round: int, site: SiteName | None = None) -> tuple[SiteName, ...]:
+        """The sites whose models visit a site, by default this one, in the order of the visits."""
+        index = self.index if site is None else self.roster.index(site)
+        return tuple(self.roster.names[order[index]] for order in self.visiting_orders(round))
+
+    def hosts(self, round: int) -> tuple[SiteName, ...]:
+        """The sites that this site's model visits, in the order of the visits."""
+        orders = self.visiting_orders(round)
+        return tuple(self.roster.names[schedule.receiver(order, self.index)] for order in orders)
 
     def turn(self, round: int) -> SiteName:
         """The site whose artifact this site receives; its own name means self-consolidation."""

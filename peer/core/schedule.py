@@ -59,6 +59,18 @@ def order(
     return tuple(drawn)
 
 
+def visiting_orders(ring: tuple[int, ...], visits: int) -> tuple[tuple[int, ...], ...]:
+    """The orders of visits 1 to ``visits``: the ring, applied once for the first, twice for the second, and so on.
+
+    With the ring's circle p, ``orders[v - 1][p[k]]`` is ``p[k - v]``: the site whose model visits site
+    ``p[k]``.
+    """
+    orders = [ring][:visits]
+    while len(orders) < visits:
+        orders.append(tuple(ring[target] for target in orders[-1]))
+    return tuple(orders)
+
+
 def receiver(order: tuple[int, ...], origin: int) -> int:
     """The index of the site that receives the artifact of ``origin``: the inverse of the order."""
     return order.index(origin)

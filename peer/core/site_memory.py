@@ -27,7 +27,8 @@ class OpenRound:
     """The round in progress.
 
     ``position`` counts the plan's phases that are over. ``exchanged`` is the index of the exchange
-    that chose the sources, -1 before it.
+    that chose the sources, -1 before it. ``returned`` are the copies of the own model that other
+    sites trained in this round, ``missing_returns`` the sites whose copy is not among them.
     """
 
     number: int
@@ -36,6 +37,8 @@ class OpenRound:
     position: int = 0
     exchanged: int = -1
     missing: dict[str, str] = field(default_factory=dict)
+    returned: tuple[Source, ...] = ()
+    missing_returns: dict[str, str] = field(default_factory=dict)
     artifact: Artifact | None = None
     aggregate: Sha256 | None = None
     contributors: tuple[str, ...] = ()
@@ -47,6 +50,24 @@ class OpenRound:
     evaluated: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class BestRound:
+    """The evaluated round with the best model on the site's own validation data so far.
+
+    ``received`` are the digests of the received heads with which the model predicts.
+    """
+
+    round: int
+    state: str
+    metric: str
+    value: float
+    received: tuple[Sha256, ...] = ()
+
+    def is_beaten(self, round: int, value: float) -> bool:
+        """Whether a round takes its place; a round that is evaluated again has a new model."""
+        return value > self.value or round == self.round
+
+
 @dataclass(slots=True)
 class Memory:
     """All that must survive a crash.
@@ -54,8 +75,9 @@ class Memory:
     ``state`` names the checkpoint that the next round starts from, and ``before`` the one that the
     last committed round started from, with the contributors of that round.
 
-    ``publication_due`` is the round that an artifact serves, and the artifact, until it is
-    published. ``received`` has the received artifacts on disk. ``first_digests`` has, by origin,
+    ``publications_due`` are artifacts by the round that they serve and their owner, until they are
+    published. ``waits_s`` and ``return_waits_s`` are how long the site waited in its last rounds.
+    ``received`` has the received artifacts on disk. ``first_digests`` has, by origin,
     the digest that the origin sent first for a generation, round and owner: a different one later
     would be a forgery. ``aggregate`` is the digest of the mean that the last committed round ended
     with, ``compared`` names the peers that told theirs. ``model_is_home`` and
@@ -69,7 +91,7 @@ class Memory:
     committed: int = 0
     model_is_home: bool = False
     evaluated_after_handback: bool = False
-    publication_due: tuple[int, Artifact] | None = None
+    publications_due: dict[tuple[int, SiteName], Artifact] = field(default_factory=dict)
     open: OpenRound | None = None
     published: dict[tuple[int, SiteName], Artifact] = field(default_factory=dict)
     received: dict[Sha256, Source] = field(default_factory=dict)
@@ -77,12 +99,14 @@ class Memory:
     aggregate: Sha256 | None = None
     compared: set[SiteName] = field(default_factory=set)
     waits_s: list[float] = field(default_factory=list)
+    return_waits_s: list[float] = field(default_factory=list)
     in_vain_s: dict[SiteName, float] = field(default_factory=dict)
     trained_s: float = 0.0
     samples: dict[str, int] = field(default_factory=dict)
     skipped: list[int] = field(default_factory=list)
     finished: bool = False
     evaluation: Evaluation = field(default_factory=Evaluation)
+    best: BestRound | None = None
 
     def apply(self, row: rows.JournalRow) -> None:
         """Apply one row; kinds that only inform a reader change nothing."""
@@ -96,12 +120,13 @@ class Memory:
         """Digests of every artifact that memory needs; all other files may be deleted."""
         digests = {artifact.sha256 for artifact in self.published.values()}
         digests |= set(self.received) | self.evaluation.needed_digests()
+        if self.best is not None:
+            digests |= set(self.best.received)
         if self.artifact is not None:
             digests.add(self.artifact.sha256)
-        if self.publication_due is not None:
-            digests.add(self.publication_due[1].sha256)
+        digests |= {artifact.sha256 for artifact in self.publications_due.values()}
         if self.open is not None:
-            digests |= {source.artifact.sha256 for source in self.open.sources}
+            digests |= {source.artifact.sha256 for source in (*self.open.sources, *self.open.returned)}
             if self.open.artifact is not None:
                 digests.add(self.open.artifact.sha256)
         return digests
@@ -112,8 +137,7 @@ class Memory:
         self.published = {key: value for key, value in self.published.items() if value.sha256 in present}
         if self.artifact is not None and self.artifact.sha256 not in present:
             self.artifact = None
-        if self.publication_due is not None and self.publication_due[1].sha256 not in present:
-            self.publication_due = None
+        self.publications_due = {key: value for key, value in self.publications_due.items() if value.sha256 in present}
         if self.open is not None:
             self._reopen(self.open, present)
         self.evaluation.forget_missing_files(present)
@@ -122,10 +146,40 @@ class Memory:
         """Go back in the open round to where missing files can be had again: the exchange or the start."""
         if current.artifact is not None and current.artifact.sha256 not in present:
             self.open = None
-        elif current.position == current.exchanged + 1 and any(
-            source.artifact.sha256 not in present for source in current.sources
+            return
+        in_use = current.returned or current.sources
+        if current.position == current.exchanged + 1 and any(
+            source.artifact.sha256 not in present for source in in_use
         ):
-            current.position, current.sources = max(current.exchanged, 0), ()
+            current.position = max(current.exchanged, 0)
+            if current.returned:
+                current.returned = ()
+            else:
+                current.sources = ()
+
+    def repeats_published(self, present: set[Sha256]) -> bool:
+        """Whether, without the missing files, the site would make an artifact again that it has published.
+
+        It made the returns of the open round with artifacts that may not be at hand any more.
+        """
+        current = self.open
+        if current is not None and current.artifact is not None and current.artifact.sha256 not in present:
+            served = (artifact for (round, _), artifact in self.published.items() if round == current.number)
+            if any(artifact.kind == "return" for artifact in served):
+                return True
+        return any(artifact.sha256 not in present for artifact in self.published.values())
+
+
+def later_generation(newest: int, chance: float) -> int:
+    """A generation after the newest one: one of the next hundredth of those that are left.
+
+    Of two machines on which one backup is restored, each gets one of its own, so that they do not
+    sign two artifacts under one generation and round.
+
+    Args:
+        chance: a random number in [0, 1).
+    """
+    return newest + 1 + int(chance * max(1, (limits.ROUNDS_MAX - newest) // 100))
 
 
 def recover(stored: Iterable[Row], *, present: set[Sha256] | None = None, generation: int = 1) -> Memory:
@@ -147,14 +201,14 @@ def recover(stored: Iterable[Row], *, present: set[Sha256] | None = None, genera
             memory.apply(rows.decode(kind, round, body))
     memory.generation = max(memory.generation, generation)
     if present is not None:
-        memory.generation += any(artifact.sha256 not in present for artifact in memory.published.values())
+        memory.generation += memory.repeats_published(present)
         memory.forget_missing_files(present)
     return memory
 
 
 def _make_due(memory: Memory, publish: int | None, artifact: Artifact | None) -> None:
     if artifact is not None and publish is not None:
-        memory.publication_due = (publish, artifact)
+        memory.publications_due[publish, artifact.owner] = artifact
 
 
 def _began(memory: Memory, row: rows.BeganRow) -> None:
@@ -183,12 +237,16 @@ def _arrived(memory: Memory, row: rows.ArrivedRow) -> None:
 
 def _chosen(memory: Memory, row: rows.ChosenRow) -> None:
     if memory.open is not None:
-        memory.open.sources = row.sources
-        memory.open.missing = dict(row.missing)
+        if row.purpose == "return":
+            memory.open.returned, memory.open.missing_returns = row.sources, dict(row.missing)
+        else:
+            memory.open.sources, memory.open.missing = row.sources, dict(row.missing)
         memory.open.position = row.position + 1
         memory.open.exchanged = row.position
         memory.open.below_quorum = memory.open.below_quorum or row.below_quorum
-    if row.waited_s is not None:
+    if row.waited_s is not None and row.purpose == "return":
+        memory.return_waits_s = [*memory.return_waits_s, row.waited_s][-WAITS_MAX:]
+    elif row.waited_s is not None:
         memory.waits_s = [*memory.waits_s, row.waited_s][-WAITS_MAX:]
     for name, waited_s in (row.in_vain_s or {}).items():
         memory.in_vain_s[name] = memory.in_vain_s.get(name, 0.0) + waited_s
@@ -205,6 +263,8 @@ def _trained(memory: Memory, row: rows.TrainedRow) -> None:
     memory.open.duration_s += row.duration_s
     memory.trained_s += row.duration_s
     _make_due(memory, row.publish, memory.open.artifact)
+    for artifact in row.returned or ():
+        _make_due(memory, row.round, artifact)
 
 
 def _aggregated(memory: Memory, row: rows.AggregatedRow) -> None:
@@ -213,6 +273,7 @@ def _aggregated(memory: Memory, row: rows.AggregatedRow) -> None:
         memory.open.state = row.state
         memory.open.aggregate = row.sha256
         memory.open.contributors = row.contributors
+        memory.open.artifact = row.artifact or memory.open.artifact
         memory.open.cut = row.cut or {}
 
 
@@ -220,6 +281,9 @@ def _evaluated(memory: Memory, row: rows.EvaluatedRow) -> None:
     memory.evaluated_after_handback = memory.open is None
     if row.artifact is not None:
         memory.evaluation.lent[row.round] = LentModel(row.artifact)
+    if row.best_by is not None:
+        state = memory.state if memory.open is None else memory.open.state
+        memory.best = BestRound(row.round, state, row.best_by, row.metrics[row.best_by], row.received or ())
     if memory.open is not None:
         memory.open.metrics.update(row.metrics)
         memory.open.evaluated = True
@@ -254,7 +318,7 @@ def _skipped(memory: Memory, row: rows.SkippedRow) -> None:
 
 def _published(memory: Memory, row: rows.PublishedRow) -> None:
     memory.published[(row.round, row.artifact.owner)] = row.artifact
-    memory.publication_due = None
+    memory.publications_due.pop((row.round, row.artifact.owner), None)
 
 
 def _retired(memory: Memory, row: rows.RetiredRow) -> None:

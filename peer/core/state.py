@@ -36,6 +36,7 @@ class SiteState:
         heard: when each peer was heard last, and its state. The simulator shares one table among
             its sites.
         greeted: peers that count as greeted from the start.
+        chance: a random number in [0, 1) of this start, for ``later_generation``.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class SiteState:
         *,
         heard: dict[SiteName, LastHeard] | None = None,
         greeted: Iterable[SiteName] = (),
+        chance: float = 0.0,
     ) -> None:
         self.rules = rules
         self.memory = memory if memory is not None else Memory()
         self.phase = Phase.NEW
         self.peers = Peers(silence_s=rules.pace.silence_s, heard={} if heard is None else heard)
         self.greeted = set(greeted)
+        self.chance = chance
         self.accepts_evaluation: dict[SiteName, bool | None] = {}
         self.evaluation_tasks = EvaluationTasks()
         self.exchange: Exchange | None = None
@@ -119,9 +122,8 @@ class SiteState:
             self.emit(commands.Announce())
 
     def publish_due(self) -> None:
-        """Publish the artifact that the last row made due, if any; after a crash the restart does."""
-        if self.memory.publication_due is not None:
-            round, artifact = self.memory.publication_due
+        """Publish the artifacts that the last row made due, if any; after a crash the restart does."""
+        for (round, _), artifact in list(self.memory.publications_due.items()):
             self.persist(rows.PublishedRow(round, artifact=artifact))
             self.emit(commands.Publish(round, artifact))
 
@@ -180,6 +182,16 @@ class SiteState:
         if self.memory.artifact is not None:
             own.append(Source(self.rules.site, self.memory.committed, self.memory.artifact))
         return [*self.memory.received.values(), *own]
+
+    def sources_in_use(self) -> tuple[Source, ...]:
+        """The artifacts that the phase of the open round uses: the returns once these were chosen."""
+        current = self.opened
+        return current.returned if self.chose_returns() else current.sources
+
+    def chose_returns(self) -> bool:
+        """Whether the phase that the open round is in follows the wait for the returns."""
+        phases, position = self.rules.plan.phases, self.opened.position
+        return 0 < position <= len(phases) and phases[position - 1] == "returns"
 
     def patience_s(self, name: SiteName) -> float:
         """How long to wait for a peer that lives and does not get on."""

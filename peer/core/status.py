@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast, get_ar
 from peer.core import global_test
 from peer.core.exchange import Exchange, Want
 from peer.core.phases import Phase
-from peer.core.plan import Kind
 from peer.core.roster import SiteName
 from peer.core.rounds import is_there, unfinished
 from peer.core.rules import Rules
@@ -20,7 +19,9 @@ from peer.core.state import SiteState
 
 PeerState = Literal["heard", "silent", "unknown", "absent"]
 PEER_STATES: tuple[PeerState, ...] = get_args(PeerState)
-WaitKind = Literal["hello", "progress", "evaluation", "last_round", "model", "head", "proxy", "messenger"]
+WaitKind = Literal[
+    "hello", "progress", "evaluation", "last_round", "model", "head", "proxy", "messenger", "return", "prototype"
+]
 WAIT_KINDS: tuple[WaitKind, ...] = get_args(WaitKind)
 """Every kind of thing that a site waits for: four that a peer says, then the kinds of artifacts."""
 WAIT_WORDS: Mapping[WaitKind, str] = {"last_round": "its last round"}
@@ -60,6 +61,9 @@ class LastRound(TypedDict):
     round: Annotated[int, "its number"]
     contributors: Annotated[list[str], "sites whose work is in it, this one included"]
     missing: Annotated[dict[str, str], "sites that should have contributed and did not, each with the reason"]
+    missing_returns: Annotated[
+        dict[str, str], "sites whose copy of this site's model was not merged, each with the reason"
+    ]
     duration_s: Annotated[float, "training time"]
 
 
@@ -108,7 +112,7 @@ class TransferInProgress(TypedDict):
 
     direction: Annotated[Literal["in", "out"], "as seen from this site"]
     peer: Annotated[str, "the other site"]
-    purpose: Annotated[str, "`train`, `handback` or `evaluate`"]
+    purpose: Annotated[str, "`train`, `handback`, `return` or `evaluate`"]
     kind: Annotated[str, "kind of artifact"]
     round: Annotated[int, "round of the artifact"]
     bytes: Annotated[int, "bytes of the whole transfer"]
@@ -202,10 +206,7 @@ def waiting_for(site: SiteState, *, now_s: float) -> list[PeerWait]:
     rules = site.rules
     if site.exchange is not None:
         current = site.exchange
-        kind = rules.plan.artifact
-        if kind is None:
-            return []
-        return [_want(current, want, kind, rules, now_s) for _, want in sorted(current.wants.items()) if want.open]
+        return [_want(current, want, rules, now_s) for _, want in sorted(current.wants.items()) if want.open]
     if site.phase == Phase.GATHERING:
         left_s = None if rules.pace.gather_s is None else round(rules.pace.gather_s - (now_s - site.since_s), 1)
         absent = [name for name in rules.others if not is_there(site, name)]
@@ -230,13 +231,17 @@ def plan_of(rules: Rules, *, rounds: int, first: int = 1) -> dict[str, Any]:
         if pattern == "permutation" or pattern == "circulate":
             order = rules.order(round)
             receives = {name: [names[order[index]]] for index, name in enumerate(names) if order[index] != index}
-            shown.append({"round": round, "order": list(order), "receives_from": receives})
+            shown.append({"round": round, "order": list(order), "receives_from": receives, "visits": None})
+        elif pattern == "visit":
+            visiting = {name: list(rules.visitors(round, name)) for name in names}
+            orders = [list(order) for order in rules.visiting_orders(round)]
+            shown.append({"round": round, "order": None, "receives_from": visiting, "visits": orders})
         else:
             others = {name: list(rules.roster.others(name)) for name in names} if pattern == "all_to_all" else {}
-            shown.append({"round": round, "order": None, "receives_from": others})
+            shown.append({"round": round, "order": None, "receives_from": others, "visits": None})
     return {
         "digest": rules.federation,
-        "schedule": rules.schedule_kind,
+        "schedule": rules.drawn_kind,
         "sites": list(names),
         "pattern": rules.plan.pattern,
         "artifact": rules.plan.artifact,
@@ -244,12 +249,12 @@ def plan_of(rules: Rules, *, rounds: int, first: int = 1) -> dict[str, Any]:
     }
 
 
-def _want(current: Exchange, want: Want, kind: Kind, rules: Rules, now_s: float) -> PeerWait:
+def _want(current: Exchange, want: Want, rules: Rules, now_s: float) -> PeerWait:
     last_s = min(current.opened_s + rules.pace.wait_max_s, want.since_s + want.patience_s)
     ends = (min(current.opened_s + current.slow_s, last_s), last_s)
     deadline_s = next((end_s for end_s in ends if end_s > now_s), last_s)  # without a quorum the first one may pass
-    wait = _wait(want.origin, kind, now_s - want.since_s, round(deadline_s - now_s, 1))
-    return wait if want.owner == want.origin else {**wait, "artifact": f"{want.owner}'s {kind}"}
+    wait = _wait(want.origin, current.kind, now_s - want.since_s, round(deadline_s - now_s, 1))
+    return wait if want.owner == want.origin else {**wait, "artifact": f"{want.owner}'s {current.kind}"}
 
 
 def _wait(site: SiteName, kind: WaitKind, since_s: float, deadline_s: float | None) -> PeerWait:

@@ -67,9 +67,10 @@ def tell(records: Sequence[Record], *, site: str, round: int) -> dict[str, Any]:
     Returns:
         ``round``; ``state``: ``committed``, ``open``, ``skipped`` or ``unknown``; ``waited_for``:
         each ``site`` with its ``outcome``, which is ``came`` or the reason why it is missing;
-        ``refused``: each ``site`` with the ``reason``; ``went_on``: ``because`` of which event and
-        after how long (``waited_s``), or ``None`` during the exchange; ``story``: one sentence
-        (``text``) a row, with its ``time`` and ``kind``.
+        ``returns``: the same of the sites that were to return the own model; ``refused``: each
+        ``site`` with the ``reason``; ``went_on``: ``because`` of which event and after how long
+        (``waited_s``), or ``None`` during the exchange; ``story``: one sentence (``text``) a row,
+        with its ``time`` and ``kind``.
 
     Raises:
         RowError: a row is damaged.
@@ -83,11 +84,12 @@ def tell(records: Sequence[Record], *, site: str, round: int) -> dict[str, Any]:
     decoded = [(record, row) for record, row in every if row.round == round or not isinstance(row, rows.OpenedRow)]
     chosen = [(record, row) for record, row in decoded if isinstance(row, rows.ChosenRow)]
     outcomes: dict[str, str] = {}
+    returns: dict[str, str] = {}
     for _, row in decoded:
         if isinstance(row, rows.ArrivedRow) and row.round == round:
-            outcomes[row.source.origin] = "came"
+            (returns if row.source.artifact.kind == "return" else outcomes)[row.source.origin] = "came"
         elif isinstance(row, rows.ChosenRow):
-            outcomes.update(row.missing)
+            (returns if row.purpose == "return" else outcomes).update(row.missing)
     went_on = None
     if chosen:
         record, first = chosen[0]
@@ -96,6 +98,7 @@ def tell(records: Sequence[Record], *, site: str, round: int) -> dict[str, Any]:
         "round": round,
         "state": _state([row for _, row in decoded], round),
         "waited_for": [{"site": name, "outcome": outcome} for name, outcome in sorted(outcomes.items())],
+        "returns": [{"site": name, "outcome": outcome} for name, outcome in sorted(returns.items())],
         "refused": [
             {"site": row.origin, "reason": row.reason} for _, row in decoded if isinstance(row, rows.RefusedRow)
         ],
@@ -160,10 +163,12 @@ def _chosen(site: str, row: rows.ChosenRow, cause: rows.Cause | None) -> list[st
         waited_s = _waited_s(row)
         how_long = f" for {waited_s:.3g} s" if waited_s is not None else ""
         sentences.append(f"{site} waited for {', '.join(sorted(waited_for))}{how_long}.")
+    its = "'s copy of its model" if row.purpose == "return" else ""
     sentences += [
-        f"{site} did without {name}: it {MISSING.get(why, why)}." for name, why in sorted(row.missing.items())
+        f"{site} did without {name}{its}: it {MISSING.get(why, why)}." for name, why in sorted(row.missing.items())
     ]
-    used = _sources(row.sources) if row.sources else "nothing from other sites"
+    nothing = "no copy of its model" if row.purpose == "return" else "nothing from other sites"
+    used = _sources(row.sources) if row.sources else nothing
     why = "nothing was left to wait for" if row.missing else "all that it waited for was there"
     sentences.append(f"{site} went on with {used}{_when(cause)}: {why}.")
     if row.below_quorum:
@@ -181,11 +186,18 @@ def _waited_s(row: rows.ChosenRow) -> float | None:
 
 
 def _trained(site: str, row: rows.TrainedRow, cause: rows.Cause | None) -> list[str]:
-    return [f"{site} trained ({row.stage}) for {row.duration_s:.3g} s."]
+    visited = ", ".join(f"{artifact.owner}'s" for artifact in row.returned or ())
+    beside = f", and beside its own the models {visited}" if visited else ""
+    return [f"{site} trained ({row.stage}) for {row.duration_s:.3g} s{beside}."]
 
 
 def _aggregated(site: str, row: rows.AggregatedRow, cause: rows.Cause | None) -> list[str]:
     sentences = [f"{site} averaged the shared part of {', '.join(row.contributors)}."]
+    if row.artifact is not None:  # only a merge makes one
+        hosts = ", ".join(name for name in row.contributors if name != site)
+        sentences = [
+            f"{site} averaged its model with the copies from {hosts}." if hosts else f"{site} averaged nothing."
+        ]
     for name, reason in sorted((row.cut or {}).items()):
         less = "gave less weight to" if name in row.contributors else "left out"
         sentences.append(f"{site} {less} {name}'s contribution: {reason}.")
@@ -213,7 +225,10 @@ def _work_failed(site: str, row: rows.WorkFailedRow, cause: rows.Cause | None) -
 
 
 def _reverted(site: str, row: rows.RevertedRow, cause: rows.Cause | None) -> list[str]:
-    return [f"{site} went back to its state before it used the artifacts of {', '.join(row.origins)}."]
+    return [
+        f"Training diverged at {site} ({row.reason}): it went back to its state before it used the artifacts of "
+        f"{', '.join(row.origins)}. One of these may have caused it, or none."
+    ]
 
 
 def _left(site: str, row: rows.LeftRow, cause: rows.Cause | None) -> list[str]:

@@ -11,7 +11,17 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     "super_resolution": ("psnr", "ssim"),
 }
 """The metrics that a report shows of each kind of task; the first is the main one."""
+VALIDATION = "validation_"
+"""Begins the name of a metric on the site's validation split; others are of its test split."""
 CLASSIFYING = frozenset({"classification", "time_series"})
 """Kinds of tasks whose labels are one class a sample."""
-MINOR = frozenset({"distill", "decide"})
-"""Stages that do not train the local model: they have a quarter of the steps."""
+ROWS_COLUMNS, COLUMNS_ROWS = "rows_columns", "columns_rows"
+"""The order of a picture's axes: height before width; and that of release 0.2.0."""
+MINOR = frozenset({"distill", "decide", "head", "prototypes"})
+"""Stages that train no whole local model: they have a quarter of the steps."""
+
+
+def validation_metric(metrics: Mapping[str, float]) -> str | None:
+    """The name of the main metric on the validation split; ``None`` where it has no value."""
+    names = (VALIDATION + task_metrics[0] for task_metrics in METRICS.values())
+    return next((name for name in names if name in metrics), None)

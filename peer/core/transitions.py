@@ -21,7 +21,7 @@ from peer.core.state import HALT_S, SiteState
 Handler = Callable[[SiteState, Any], None]
 
 BETWEEN = (Phase.PACING, Phase.ISOLATED)
-WAITING = (Phase.EXCHANGE, Phase.HANDBACK)
+WAITING = (Phase.EXCHANGE, Phase.RETURNS, Phase.HANDBACK)
 RUNNING = tuple(phase for phase in Phase if phase != Phase.NEW)
 
 
@@ -160,8 +160,9 @@ def _problem(site: SiteState, wanted: Want, event: events.ArtifactArrived) -> st
 
     Only a circulating model may be an older copy.
     """
-    artifact, kind = event.artifact, site.rules.plan.artifact
-    may_be_older = site.exchange is not None and site.exchange.pattern == "circulate"
+    artifact, current = event.artifact, site.exchange
+    kind = current.kind if current is not None else site.rules.plan.artifact
+    may_be_older = current is not None and current.pattern == "circulate"
     key = (event.origin_generation, event.true_round, artifact.owner)
     first = site.memory.first_digests.get(event.origin, {}).get(key, artifact.sha256)
     if first != artifact.sha256:
@@ -277,6 +278,7 @@ EXCHANGING: Mapping[type[events.Event], Handler] = {
 BY_PHASE: Mapping[Phase, Mapping[type[events.Event], Handler]] = {
     Phase.INITIALISING: {events.Initialised: worker_events.initialise, events.WorkFailed: worker_events.fail},
     Phase.EXCHANGE: EXCHANGING,
+    Phase.RETURNS: EXCHANGING,
     Phase.HANDBACK: EXCHANGING,
     Phase.TRAIN: {
         events.Progressed: worker_events.advance,

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from peer.core import commands, events, exchange, limits, rounds, rows
+from peer.core.messages import Artifact
 from peer.core.phases import Phase
 from peer.core.state import SiteState
+from peer.core.tasks import validation_metric
 
 Handler = Callable[[SiteState, Any], None]
 
@@ -70,10 +72,19 @@ def train(site: SiteState, event: events.Trained) -> None:
         threads=event.threads,
         duration_s=event.duration_s,
         publish=opened.number if site.rules.plan.published == event.stage else None,
+        returned=_returned(site, event) or None,
     )
     site.persist(row)
     site.publish_due()
     rounds.next_phase(site)
+
+
+def _returned(site: SiteState, event: events.Trained) -> tuple[Artifact, ...]:
+    """The visiting models that the stage trained, of the sites that this round lets visit."""
+    if site.rules.plan.pattern != "visit":
+        return ()
+    visitors = {source.artifact.owner for source in site.opened.sources}
+    return tuple(artifact for artifact in event.returned if artifact.owner in visitors and artifact.kind == "return")
 
 
 @current
@@ -87,6 +98,7 @@ def aggregate(site: SiteState, event: events.Aggregated) -> None:
         sha256=event.sha256,
         contributors=event.contributors,
         cut=event.cut or None,
+        artifact=event.artifact,
     )
     site.persist(row)
     for name, reason in event.cut.items():
@@ -101,8 +113,22 @@ def evaluate(site: SiteState, event: events.Evaluated) -> None:
     site.failures = 0
     lent = event.artifact if site.rules.lends(event.round) else None
     denied = (site.rules.evaluation_denied or "") if lent is None and site.rules.global_test else None
-    row = rows.EvaluatedRow(event.round, metrics=event.metrics, artifact=lent, evaluation_denied=denied)
+    memory, needed_before = site.memory, site.memory.needed_digests()
+    metric = validation_metric(event.metrics)
+    if metric is not None and memory.best is not None and not memory.best.is_beaten(event.round, event.metrics[metric]):
+        metric = None
+    keeps_received = metric is not None and memory.open is not None and site.rules.plan.keeps_last_received
+    row = rows.EvaluatedRow(
+        event.round,
+        metrics=event.metrics,
+        artifact=lent,
+        evaluation_denied=denied,
+        best_by=metric,
+        received=tuple(source.artifact.sha256 for source in site.opened.sources) if keeps_received else None,
+    )
     site.persist(row)
+    for digest in sorted(needed_before - memory.needed_digests()):  # heads of the former best round
+        site.emit(commands.Discard(digest))
     if lent is not None:
         site.emit(commands.Publish(event.round, lent, evaluation=True))
     rounds.go_on(site)
@@ -123,7 +149,7 @@ def reject(site: SiteState, event: events.ArtifactRejected) -> None:
     crash, since going on without it could repeat for ever. A circulating model that was trained
     here is still another site's: the round idles without it.
     """
-    used = {source.artifact.sha256: source for source in site.opened.sources}
+    used = {source.artifact.sha256: source for source in site.sources_in_use()}
     source = used.get(event.sha256)
     visited = source is not None and source.artifact.owner != site.rules.site
     if source is None or (source.origin == site.rules.site and not visited):
@@ -195,7 +221,7 @@ def _largest_received(site: SiteState) -> commands.Source | None:
     """The largest artifact of a peer among those that the stage in hand uses."""
     if site.phase not in (Phase.TRAIN, Phase.AGGREGATE):
         return None
-    received = [source for source in site.opened.sources if source.origin != site.rules.site]
+    received = [source for source in site.sources_in_use() if source.origin != site.rules.site]
     return max(received, key=lambda source: source.artifact.bytes, default=None)
 
 

@@ -130,10 +130,23 @@ def decode(line: bytes, table: Mapping[str, type]) -> Any:
     return from_json(kind, document)
 
 
+PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
+@functools.cache
+def _field_names(kind: Any) -> tuple[str, ...] | None:
+    """The fields of a dataclass; ``None`` of any other type."""
+    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
+
+
 def to_json(value: Any) -> Any:
     """A dataclass or a container of them as JSON values; messages get their type's name."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        document = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    kind: Any = type(value)  # mypy takes no type for hashable
+    if kind in PLAIN:
+        return value
+    names = _field_names(kind)
+    if names is not None:
+        document = {name: to_json(getattr(value, name)) for name in names}
         if isinstance(value, commands.Command | events.Event):
             document = {"type": type(value).__name__, **document}
         return document
@@ -146,59 +159,109 @@ def to_json(value: Any) -> Any:
 
 def from_json(kind: Any, value: Any, *, path: str = "") -> Any:
     """The JSON value as an instance of the declared type; ``ValueError`` names the path of a misfit."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return value
-    if isinstance(kind, typing.NewType):
-        text = from_json(kind.__supertype__, value, path=path)
-        try:
-            return IDENTITIES[kind](text)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-    if origin is typing.Literal:
-        if value not in arguments:
-            raise ValueError(f"{path}: {value!r} is none of {', '.join(map(repr, arguments))}")
-        return value
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        (inner,) = (argument for argument in arguments if argument is not type(None))
-        return from_json(inner, value, path=path)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"{path}: expected a list")
-        return tuple(from_json(arguments[0], item, path=f"{path}[{index}]") for index, item in enumerate(value))
-    if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(value, dict):
-            raise ValueError(f"{path}: expected an object")
-        return {key: from_json(arguments[1], inner, path=f"{path}.{key}") for key, inner in value.items()}
-    if dataclasses.is_dataclass(kind):
-        return _dataclass(kind, value, path)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{path}: expected {kind.__name__}, got {type(value).__name__}")
-    return value
+    return _reader(kind)(value, path)
+
+
+Reader = Callable[[Any, str], Any]
+"""Takes a JSON value and its path."""
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _reader(kind: Any) -> Reader:
+    """How to read a declared type: looked at once, since a journal has many rows of one type."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return lambda value, path: value
+    if isinstance(kind, typing.NewType):
+        return _identity_reader(kind)
+    if origin is typing.Literal:
+        return _literal_reader(arguments)
+    if origin in (typing.Union, types.UnionType):
+        (inner,) = (argument for argument in arguments if argument is not type(None))
+        read = _reader(inner)
+        optional = type(None) in arguments
+        return lambda value, path: None if value is None and optional else read(value, path)
+    if origin is tuple:
+        return _list_reader(_reader(arguments[0]))
+    if origin is not None and issubclass(origin, Mapping):
+        return _object_reader(_reader(arguments[1]))
+    if dataclasses.is_dataclass(kind):
+        return functools.partial(_dataclass, kind)
+    return _plain_reader(kind)
+
+
+def _identity_reader(kind: Any) -> Reader:
+    read, parse = _reader(kind.__supertype__), IDENTITIES[kind]
+
+    def read_identity(value: Any, path: str) -> Any:
+        text = read(value, path)
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    return read_identity
+
+
+def _literal_reader(permitted: tuple[Any, ...]) -> Reader:
+    def read_literal(value: Any, path: str) -> Any:
+        if value not in permitted:
+            raise ValueError(f"{path}: {value!r} is none of {', '.join(map(repr, permitted))}")
+        return value
+
+    return read_literal
+
+
+def _list_reader(read: Reader) -> Reader:
+    def read_list(value: Any, path: str) -> Any:
+        if not isinstance(value, list):
+            raise ValueError(f"{path}: expected a list")
+        return tuple(read(item, f"{path}[{index}]") for index, item in enumerate(value))
+
+    return read_list
+
+
+def _object_reader(read: Reader) -> Reader:
+    def read_object(value: Any, path: str) -> Any:
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}: expected an object")
+        return {key: read(inner, f"{path}.{key}") for key, inner in value.items()}
+
+    return read_object
+
+
+def _plain_reader(kind: Any) -> Reader:
+    def read_plain(value: Any, path: str) -> Any:
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"{path}: expected {kind.__name__}, got {type(value).__name__}")
+        return value
+
+    return read_plain
+
+
+@functools.cache
+def _readers(kind: Any) -> dict[str, tuple[Reader, bool]]:
+    """For each field of a dataclass: how to read it, and whether it is required."""
+    hints, absent = typing.get_type_hints(kind), dataclasses.MISSING
+    return {
+        field.name: (_reader(hints[field.name]), field.default is absent and field.default_factory is absent)
+        for field in dataclasses.fields(kind)
+    }
 
 
 def _dataclass(kind: Any, value: Any, path: str) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"{path or kind.__name__}: expected an object")
-    value = {key: inner for key, inner in value.items() if key != "type"}
-    hints = _hints(kind)
-    unknown = value.keys() - hints.keys()
+    readers = _readers(kind)
+    unknown = value.keys() - readers.keys() - {"type"}
     if unknown:
         raise ValueError(f"{path or kind.__name__}: unknown field {sorted(unknown)[0]!r}")
-    arguments = {}
-    for field in dataclasses.fields(kind):
-        where = f"{path}.{field.name}" if path else f"{kind.__name__}.{field.name}"
-        if field.name in value:
-            arguments[field.name] = from_json(hints[field.name], value[field.name], path=where)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{where} is missing")
+    arguments, prefix = {}, path or kind.__name__
+    for name, (read, required) in readers.items():
+        if name in value:
+            arguments[name] = read(value[name], f"{prefix}.{name}")
+        elif required:
+            raise ValueError(f"{prefix}.{name} is missing")
     return kind(**arguments)

@@ -72,6 +72,7 @@ class Daemon:
         without: sites that the operator named absent.
         stay: keep serving after the last round.
         worker: the command that starts the worker.
+        chance: as of ``SiteMachine``.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Daemon:
         without: frozenset[SiteName] = frozenset(),
         stay: bool = False,
         worker: Sequence[str] = WORKER,
+        chance: float = 0.0,
     ) -> None:
         self.folder, self.federation, self.site, self.own = folder, federation, site, own
         self.home = folder.generation(generation)
@@ -93,7 +95,7 @@ class Daemon:
         rules = self._rules(without, stay=stay)
         present = {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
         recover = functools.partial(site_memory.recover, present=present, generation=generation)
-        self.machine = SiteMachine(rules, self.journal.fold(recover, site_memory.REMEMBERED))
+        self.machine = SiteMachine(rules, self.journal.fold(recover, site_memory.REMEMBERED), chance=chance)
         self.started_s, self.served, self.changed = time.time(), "", asyncio.Event()
         self._recent = RecentRounds(recent_rounds(self.journal))
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
@@ -310,6 +312,9 @@ class Daemon:
             log.info("round committed", extra={"round": round, **facts, "seconds": body["duration_s"]})
         elif kind == "compared" and not body["agrees"]:
             log.warning("peer has another mean", extra={"round": round, "peer": body["site"], "sha256": body["sha256"]})
+        elif kind == "reverted":
+            facts = {"reason": body["reason"], "contributors": body["origins"]}
+            log.warning("training diverged after a round: its artifacts are left out", extra={"round": round, **facts})
         elif kind == "refused":
             log.warning("peer refused", extra={"round": round, "peer": body["origin"], "reason": body["reason"]})
         elif kind == "report":

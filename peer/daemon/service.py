@@ -185,7 +185,9 @@ class PeerService:
     def _compare_with_policy(self, round: int, artifact: Artifact, *, evaluation: bool) -> None:
         """Warn at once of a bound below what the method sends, before receivers are denied."""
         rules, limit = self._machine.rules, self._site.egress.bytes_per_round_max
-        receivers = len(rules.others) if evaluation or rules.pattern(round) == "all_to_all" else 1
+        everybody = evaluation or rules.pattern(round) == "all_to_all"
+        visited = rules.visits if artifact.kind != "return" else 0
+        receivers = len(rules.others) if everybody else max(1, visited)
         if limit is not None and artifact.bytes * receivers > limit:
             facts = {"round": round, "bytes": artifact.bytes * receivers, "bytes_per_round_max": limit}
             remedy = "raise [egress] bytes_per_round_max in site.toml, or choose a smaller model"
@@ -269,7 +271,7 @@ class PeerService:
         else:
             if round is not None:
                 self._report(events.RoundProved(peer, round))
-        self._report(events.PeerHeard(peer, replace(pulse, proof=None)))
+        self._report(events.PeerHeard(peer, pulse if pulse.proof is None else replace(pulse, proof=None)))
 
     def called_s(self, peer: SiteName) -> float | None:
         """Seconds since the peer's last call reached this site; ``None`` before the first."""

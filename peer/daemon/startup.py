@@ -9,6 +9,7 @@ import resource
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from random import SystemRandom
 from typing import Any
 
 from peer import errors
@@ -128,6 +129,7 @@ async def _serve(
         without=without,
         stay=options.stay,
         worker=options.worker,
+        chance=SystemRandom().random(),
     )
     control = ControlServer(OperatorService(daemon))
     services = contextlib.AsyncExitStack()

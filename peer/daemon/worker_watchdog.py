@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 COMPUTING_SHARE = 0.1
 """A worker that uses less of a core than this does not compute: it is stopped, or waits."""
@@ -66,7 +65,8 @@ class ProgressMonitor:
 def cpu_s(pid: int) -> float | None:
     """CPU time of all threads of a process, in seconds; ``None`` where the system does not tell."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime, see proc(5)
     except (OSError, ValueError, IndexError):
         return None

@@ -26,12 +26,6 @@ SPLITS = ("training", "test")
 SELF_LABELLED = frozenset({"super_resolution"})
 """Task kinds in which an image without a label is its own target."""
 
-AXES = {".npy": "as stored", ".npz": "as stored", ".nii": None, ".gz": None}
-"""The order of a file's axes, by its ending. Arrays have the order in which they were stored. NIfTI
-(None) fits either order, since its producer may have stored the array in the same one. All other
-files are read width first.
-"""
-
 NAMES_SHOWN_MAX = 5  # a problem that a thousand files share is still one line
 
 
@@ -170,12 +164,6 @@ def _check_samples(training: tuple[Sample, ...], test: tuple[Sample, ...], task:
     missing = [str(path) for _, path in files if not path.exists()]
     if missing:
         problems.append(f"files are missing: {named(missing)}; correct the paths or set [data] root")
-    turned = [str(sample.label) for sample in (*training, *test) if not _same_axes(sample)]
-    if turned:
-        problems.append(
-            f"labels are stored in another order of axes than their images: {named(turned)}; save both as arrays, or "
-            "neither"
-        )
     if task in CLASSIFYING:
         problems += _check_classes(training, test, classes)
     shared = sorted({s.subject for s in training if s.subject} & {s.subject for s in test if s.subject})
@@ -185,14 +173,6 @@ def _check_samples(training: tuple[Sample, ...], test: tuple[Sample, ...], task:
     if common and not shared:
         problems.append(f"images are in training and in test: {named(sorted(map(str, common)))}; keep each on one side")
     return problems
-
-
-def _same_axes(sample: Sample) -> bool:
-    """Whether a label file has its axes in the order of its image; shapes alone may not tell."""
-    if not isinstance(sample.label, Path):
-        return True
-    image, label = (AXES.get(path.suffix.lower(), "width first") for path in (sample.images[0], sample.label))
-    return image is None or label is None or image == label
 
 
 def _check_classes(training: tuple[Sample, ...], test: tuple[Sample, ...], classes: int | None) -> list[str]:

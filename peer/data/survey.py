@@ -18,7 +18,7 @@ from peer.extras import missing_package
 
 Shape: TypeAlias = tuple[int, ...]
 StoredImage: TypeAlias = tuple[Shape, Callable[[], NDArray[Any]]]
-"""An image's shape as it is stored, and a function that reads its values."""
+"""An image's shape, and a function that reads its values, in any order."""
 
 SCALES = {"segmentation": (1,), "super_resolution": (2, 4, 8)}
 """Task kind -> how many times as large as its image a label file may be."""
@@ -83,7 +83,9 @@ def survey(
 
 
 def read_stored(path: Path, *, whole: bool = False, key: str = "image") -> tuple[Shape, NDArray[Any] | None]:
-    """The shape of an image as it is stored and, with ``whole``, its values.
+    """The shape of an image in the order of axes that training has, and with ``whole`` its values.
+
+    A picture is rows x columns (x channels), a volume columns x rows x slices (x channels).
 
     Args:
         path: a NIfTI, PNG, JPEG, BMP or DICOM file, a folder of DICOM slices, an ``.npy`` or
@@ -180,7 +182,7 @@ def _beyond_unit(path: Path, values: NDArray[Any] | None) -> list[str]:
 
 
 def _grids(path: Path, shape: Shape) -> list[tuple[Shape, int]]:
-    """The possible meanings of a stored shape: a grid, width first, and a number of channels."""
+    """The possible meanings of a shape: a grid, and a number of channels."""
     ending = _ending(path)
     if ending in ARRAYS:
         return [(shape, 1), (shape[1:], shape[0] if shape else 1)]
@@ -188,12 +190,13 @@ def _grids(path: Path, shape: Shape) -> list[tuple[Shape, int]]:
     if reader is _nifti:
         return [(shape, 1), (shape[:-1], shape[-1])]
     height, width, *more = shape
-    return [((width, height), *(more or (1,)))] if reader is _picture else [((width, height, *more), 1)]
+    return [((height, width), *(more or (1,)))] if reader is _picture else [(shape, 1)]
 
 
 def _nifti(path: Path) -> StoredImage:
     image = nibabel.load(path)
-    return image.shape, lambda: np.asarray(image.dataobj)
+    shape = image.shape if len(image.shape) > 2 else image.shape[::-1]  # a plane is a picture, x its columns
+    return shape, lambda: np.asarray(image.dataobj)
 
 
 def _picture(path: Path) -> StoredImage:
@@ -218,7 +221,7 @@ def _dicom(path: Path) -> StoredImage:
         raise ValueError("the folder is empty")
     header = pydicom.dcmread(files[0], stop_before_pixels=True)
     frames = int(header.get("NumberOfFrames", 1)) * len(files)
-    shape = (header.Rows, header.Columns) if frames == 1 else (header.Rows, header.Columns, frames)
+    shape = (header.Rows, header.Columns) if frames == 1 else (header.Columns, header.Rows, frames)
     return shape, lambda: np.stack([pydicom.dcmread(file).pixel_array for file in files])
 
 

@@ -1,7 +1,7 @@
 """The studies of the demonstration: real data from packages, networks of several families.
 
 Differs: the schedule is scaled. The papers train 40 to 100 rounds. Here a round's main stage has
-the same number of steps for every method, stages that only distil or decide have a quarter of it,
+the same number of steps for every method, stages that only distil, decide or fit a head have a quarter of it,
 and all methods have one learning rate.
 """
 
@@ -168,7 +168,7 @@ def default_study(methods: Collection[str]) -> str:
 
 def problem(study: str, method: str) -> str | None:
     """The reason why a method does not fit a study; None where it fits."""
-    plan = PLANS[method]
+    plan, kind = PLANS[method], STUDIES[study]["task"]["kind"]
     if study == "dermoscopy" and (plan.shared != "maybe" or plan.artifact == "model"):
         return f"{method} does not fit sites that enlarge by different factors; dflmoe and local do"
-    return None
+    return f"{method} is not defined for {kind}" if kind in plan.not_for else None

@@ -104,7 +104,7 @@ def configuration(experiment: Experiment, method: str, *, seed: int, data: Path)
         folder = (data / site).resolve()
         regions = str(folder / REGIONS) if experiment.data.regions else None
         sites[site] = experiment.site_text(
-            site, network_set, datalist=str(folder / DATALIST), root=None, regions=regions
+            site, network_set, method, datalist=str(folder / DATALIST), root=None, regions=regions
         )
     return toml.text({**draft, "pace": {"linger_s": LINGER_S}}), sites
 

@@ -10,6 +10,7 @@ can be changed as long as its signature is written in DER.
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import os
 import stat
@@ -33,8 +34,11 @@ P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 ECDSA_WITH_SHA256 = bytes.fromhex("300a06082a8648ce3d040302")
 """RFC 5758, 3.2: the algorithm's identifier, which has no parameters."""
 SEQUENCE, BIT_STRING = b"\x30", b"\x03"
+CERTIFICATES_KEPT_MAX = 1024
+"""So many certificates are not examined again at each call: a few for each site of a large federation."""
 
 
+@functools.lru_cache(maxsize=CERTIFICATES_KEPT_MAX)
 def encodings(certificate: x509.Certificate) -> tuple[bytes, bytes]:
     """The certificate in DER with its signature's s, and with n - s.
 
@@ -168,6 +172,7 @@ def issue(
     return builder.sign(ca_key, hashes.SHA256())
 
 
+@functools.lru_cache(maxsize=CERTIFICATES_KEPT_MAX)
 def read_authority(pem: bytes) -> x509.Certificate:
     """The CA certificate in a PEM text; ``ValueError`` when it is not a self-signed P-256 CA's."""
     try:
@@ -192,6 +197,16 @@ def verify_certificate(der: bytes, ca: x509.Certificate, name: str, now: datetim
     Raises:
         ValueError: the reason why the certificate is refused.
     """
+    certificate = _verify_undated(der, ca, name)
+    if now is not None:
+        verify_dates(ca, now, "the CA's certificate")
+        verify_dates(certificate, now, "the certificate")
+    return certificate
+
+
+@functools.lru_cache(maxsize=CERTIFICATES_KEPT_MAX)
+def _verify_undated(der: bytes, ca: x509.Certificate, name: str) -> x509.Certificate:
+    """What does not depend on the time, and is not examined again: only the CA's own work is kept."""
     if len(der) > CERTIFICATE_BYTES_MAX:
         raise ValueError(f"a certificate of {len(der)} bytes is over the limit of {CERTIFICATE_BYTES_MAX}")
     try:
@@ -204,9 +219,6 @@ def verify_certificate(der: bytes, ca: x509.Certificate, name: str, now: datetim
         raise ValueError("the certificate is not from this federation's CA") from error
     if der not in encodings(certificate):
         raise ValueError("the certificate is not written in DER")
-    if now is not None:
-        verify_dates(ca, now, "the CA's certificate")
-        verify_dates(certificate, now, "the certificate")
     certificate_key(certificate)
     try:
         constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
@@ -284,7 +296,12 @@ def certificate_sha256(der: bytes) -> Sha256:
 
 def is_refused(certificate: x509.Certificate, refused: Container[str]) -> bool:
     """Whether the list has the certificate, in either of its two encodings."""
-    return any(certificate_sha256(der) in refused for der in encodings(certificate))
+    return any(digest in refused for digest in _digests(certificate))
+
+
+@functools.lru_cache(maxsize=CERTIFICATES_KEPT_MAX)
+def _digests(certificate: x509.Certificate) -> tuple[Sha256, ...]:
+    return tuple(map(certificate_sha256, encodings(certificate)))
 
 
 def _subject(name: str) -> x509.Name:

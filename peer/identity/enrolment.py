@@ -27,6 +27,7 @@ from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder, make_private, write_atomically
 from peer.config.toml import suggestion
 from peer.core.roster import NOT_IDENTITY, ROUND_KEY_BYTES, RoundKey, SiteName, federation_digest, site_name
+from peer.core.tasks import ROWS_COLUMNS
 from peer.errors import BundleError, CertificateError, ConfigError, DiskError, FederationMismatch, StateError
 from peer.files import sync_folder
 from peer.identity import certificates
@@ -40,7 +41,10 @@ PREFACE = '''\
 # Only an `address` or a `description` may still change.
 ca_certificate = """
 {pem}"""
-
+'''
+IMAGE_AXES = f'''\
+# Height before width; a federation without this key began with release 0.2.0, which had width first.
+image_axes = "{ROWS_COLUMNS}"
 '''
 
 
@@ -87,7 +91,8 @@ class Authority:
 
         Args:
             folder: the CA folder; it must not exist, or be empty.
-            draft: the text of a federation.toml without ``ca_certificate``; its comments stay.
+            draft: the text of a federation.toml without ``ca_certificate``; its comments stay. The
+                order of a picture's axes is added where it has none and needs one.
 
         Raises:
             ConfigError: the draft is wrong.
@@ -101,12 +106,15 @@ class Authority:
             raise StateError(f"{folder} exists and is not an empty folder", "name another; a CA is never overwritten")
         key, certificate = certificates.new_authority(federation.name, now=now, days=days)
         pem = certificates.certificate_pem(certificate)
+        preface = PREFACE.format(pem=pem.decode("ascii"))
+        if federation.lacks_image_axes:
+            preface += IMAGE_AXES
         secret = secrets.token_bytes(ROUND_KEY_BYTES).hex()
         files = {
             CA_KEY_FILE: (certificates.key_pem(key), 0o600),
             certificates.CA_FILE: (pem, 0o644),
             certificates.ROUND_KEY_FILE: (f"{secret}\n".encode("ascii"), 0o600),
-            FEDERATION_FILE: ((PREFACE.format(pem=pem.decode("ascii")) + draft).encode("utf-8"), 0o644),
+            FEDERATION_FILE: (f"{preface}\n{draft}".encode(), 0o644),
             ADMITTED_FILE: (b"{}\n", 0o600),
         }
         _create_folder(folder, files)

@@ -1,4 +1,6 @@
-"""A site's newest finished model state, and a process that loads torch, for other programs."""
+"""A site's newest or best finished model state, and a process that loads torch, for other
+programs.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,23 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from peer import errors
 from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.config.site_folder import SiteFolder
 from peer.core import site_memory
 from peer.core.commands import Source
+from peer.core.site_memory import BestRound
 from peer.core.worker_protocol import WorkerSetting, to_json
 from peer.records.journal import Journal
 from peer.records.kept_configuration import find_change
 
 TRIES = 5
 """A daemon with rounds of seconds may delete a state once before it is linked, hardly 5 times."""
+
+Round = int | Literal["best"] | None
+"""Which finished round's model: a number, the best on the site's validation data, or the last."""
 
 HELD = "held"
 """The folder, in a site's folder, of the states that processes beside the daemon use."""
@@ -40,6 +46,8 @@ class ModelState:
     round's number.
 
     ``committed`` is 0 before the first round is finished; ``checkpoint`` is then the initial one.
+    ``best`` is the best evaluated round so far, and ``is_best`` says that the state was chosen as
+    that round's; ``validation_samples`` is the size of the site's validation split.
     ``generation`` is the one that peers know; a restored backup continues in the folder of the
     former one, where the ``journal`` is.
     """
@@ -50,6 +58,16 @@ class ModelState:
     sources: tuple[Source, ...]
     generation: int
     committed: int
+    best: BestRound | None = None
+    validation_samples: int = 0
+    is_best: bool = False
+
+    @property
+    def choice(self) -> str:
+        """Why it is this state: ``best`` with the metric and its value, else empty."""
+        if not self.is_best or self.best is None:
+            return ""
+        return f"the best of its evaluated rounds by {self.best.metric}, {self.best.value:.4f}"
 
     def document(self) -> dict[str, Any]:
         """The JSON values ``setting``, ``state`` and ``sources``, for a process with torch."""
@@ -77,7 +95,16 @@ def read_newest(folder: SiteFolder, federation: FederationConfig, site: SiteConf
         base_folder=str(folder.path),
     )
     generation = max(memory.generation, number)
-    return ModelState(home / "journal.db", setting, memory.state, sources, generation, memory.committed)
+    return ModelState(
+        home / "journal.db",
+        setting,
+        memory.state,
+        sources,
+        generation,
+        memory.committed,
+        memory.best,
+        memory.samples.get("validation", 0),
+    )
 
 
 def _recover(stored: Iterable[site_memory.Row]) -> tuple[site_memory.Memory, tuple[Source, ...]]:
@@ -87,7 +114,7 @@ def _recover(stored: Iterable[site_memory.Row]) -> tuple[site_memory.Memory, tup
 
 
 @contextlib.contextmanager
-def open_trained(folder: SiteFolder, round: int | None = None) -> Iterator[tuple[FederationConfig, ModelState]]:
+def open_trained(folder: SiteFolder, round: Round = None) -> Iterator[tuple[FederationConfig, ModelState]]:
     """The federation and a trained state of the site; the configuration must be that of the
     training.
 
@@ -95,11 +122,11 @@ def open_trained(folder: SiteFolder, round: int | None = None) -> Iterator[tuple
     the daemon continues.
 
     Args:
-        round: after which the state was finished; default: the newest.
+        round: after which the state was finished, or ``best``; default: the newest.
 
     Raises:
-        StateError: no round is finished, that round's weights are deleted, or the configuration has
-            changed.
+        StateError: no round is finished, that round's weights are deleted, no round was evaluated
+            on validation data, or the configuration has changed.
     """
     federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
     check_site(federation, site, folder.site)
@@ -113,10 +140,38 @@ def open_trained(folder: SiteFolder, round: int | None = None) -> Iterator[tuple
             raise errors.StateError(
                 f"the model of {folder.site} is untrained: no round is finished", "see `mhfl-peer status`"
             )
+        if round == "best":
+            return _best(newest)
         return newest if round in (None, newest.committed) else _earlier(newest, round)
 
     with pinned(finished) as state:
         yield federation, state
+
+
+def _best(newest: ModelState) -> ModelState:
+    """The state of the best evaluated round; ``StateError`` where there is none, or its files are
+    deleted.
+    """
+    site, best = newest.setting.site_name, newest.best
+    if best is None and not newest.validation_samples:
+        raise errors.StateError(
+            f"{site} has no validation data, by which a round could be the best",
+            "take the last round; or set [data] validation_share in site.toml, and begin anew with `mhfl-peer start "
+            "--resume fresh`",
+        )
+    if best is None:
+        raise errors.StateError(
+            f"no evaluated round of {site} has a main metric on its validation data",
+            "wait for an evaluation: `evaluation_every` in federation.toml says how often there is one; or take the "
+            "last round",
+        )
+    if not (newest.journal.parent / "checkpoints" / best.state / "record.json").exists():
+        raise errors.StateError(f"the weights of {site} after round {best.round}, the best, are gone", "take the last")
+    with contextlib.closing(Journal(newest.journal, read_only=True)) as journal:
+        rows = list(journal.rows())
+    ends = [index for index, (kind, number, _) in enumerate(rows) if kind == "committed" and number <= best.round]
+    sources = site_memory.used_sources(rows[: ends[-1] + 1]) if ends else ()
+    return dataclasses.replace(newest, checkpoint=best.state, sources=sources, committed=best.round, is_best=True)
 
 
 def _earlier(newest: ModelState, round: int | None) -> ModelState:

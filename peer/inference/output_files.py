@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from peer.training.images import ARRAYS, BYTE_MAX, INTERPOLATION, READERS
+from peer.core.tasks import ROWS_COLUMNS
+from peer.training.images import ARRAYS, BYTE_MAX, INTERPOLATION, READERS, columns_first
 
 Values: TypeAlias = NDArray[Any]
 
@@ -65,7 +66,7 @@ def label_map(shares: Tensor, grid: Sequence[int]) -> Values:
     return values
 
 
-def write(path: Path, values: Values, *, reference: Path, grid: Sequence[int]) -> None:
+def write(path: Path, values: Values, *, reference: Path, grid: Sequence[int], image_axes: str = ROWS_COLUMNS) -> None:
     """Write a result to the path of :func:`output_path`; a single channel loses its channel axis.
 
     Args:
@@ -79,6 +80,8 @@ def write(path: Path, values: Values, *, reference: Path, grid: Sequence[int]) -
         OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if columns_first(path, spatial_dims=len(grid), image_axes=image_axes):
+        values, grid = values.swapaxes(-1, -2), (grid[1], grid[0])
     plain = values[0] if len(values) == 1 else values
     if path.suffix == ".npy":
         np.save(path, plain)

@@ -94,7 +94,8 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
             space = tuple(image.shape[1:])
             labels = task.kind == "segmentation"
             values = output_files.label_map(prediction.softmax(dim=0), space)[None] if labels else prediction.numpy()
-            output_files.write(target, values, reference=item.images[0], grid=space)
+            axes = model.settings.data.image_axes
+            output_files.write(target, values, reference=item.images[0], grid=space, image_axes=axes)
             answer = {"output": str(target)}
         predictions.append({"file": item.name, **answer})
     return {"predictions": predictions, "skipped": skipped}
@@ -186,14 +187,18 @@ def existing_files(item: PredictionInput) -> tuple[Path, ...]:
 def image_reader(task: TaskSettings, data: DataSettings) -> tuple[Read, Finish]:
     """Functions that read an image on its own grid, and that make it the network's input."""
     if task.kind == "super_resolution":
-        return lambda paths: _unit_image(paths, dims=task.spatial_dims, channels=task.in_channels), Tensor.contiguous
-    preparation = Preparation(task.in_channels, data.input_size, data.normalise)
+        return partial(_unit_image, task=task, image_axes=data.image_axes), Tensor.contiguous
+    preparation = Preparation(task.in_channels, data.input_size, data.normalise, data.image_axes)
     return preparation.load, preparation.finish
 
 
-def _unit_image(paths: Sequence[Path], *, dims: int, channels: int) -> Tensor:
+def _unit_image(paths: Sequence[Path], *, task: TaskSettings, image_axes: str) -> Tensor:
     """An image of super-resolution as in training: 8-bit pictures are scaled to [0, 1]."""
-    return in_unit_range(load_images(paths, spatial_dims=dims, channels=channels, key="in_channels", unit=True))
+    dims, channels = task.spatial_dims, task.in_channels
+    image = load_images(
+        paths, spatial_dims=dims, channels=channels, key="in_channels", unit=True, image_axes=image_axes
+    )
+    return in_unit_range(image)
 
 
 def describe_classes(logits: Tensor) -> dict[str, Any]:

@@ -99,6 +99,7 @@ def export_model(
         "site": folder.site,
         "generation": state.generation,
         "round": state.committed,
+        "choice": state.choice,
         "task": federation.task.kind,
         "format": form,
         "out": str(out),
@@ -143,7 +144,7 @@ def _refusal(body: bytes) -> str:
 
 def _facts(journal: Journal, federation: FederationConfig, state: ModelState, consent: Consent) -> dict[str, Any]:
     """The model card's facts from the journal and the configuration."""
-    rounds = recent_rounds(journal, last=ROUNDS_NAMED)
+    rounds = [each for each in recent_rounds(journal, last=federation.rounds) if each.number <= state.committed]
     evaluated = [row for row in journal.records(("evaluated",)) if row["body"]["metrics"]]
     evaluated = [row for row in evaluated if row["round"] <= state.committed]
     newest = evaluated[-1] if evaluated else {"round": None, "body": {"metrics": {}}}
@@ -153,11 +154,12 @@ def _facts(journal: Journal, federation: FederationConfig, state: ModelState, co
         "method": {"name": federation.method.name, "parameters": to_json(federation.parameters)},
         "generation": state.generation,
         "round": state.committed,
+        "choice": state.choice,
         "rounds": federation.rounds,
         "metrics": {"round": newest["round"], "site": newest["body"]["metrics"]},
         "contributors": [
             {"round": each.number, "contributors": list(each.contributors), "missing": sorted(each.missing)}
-            for each in rounds
+            for each in rounds[-ROUNDS_NAMED:]
         ],
         "left_out": dict(consent.left_out),
         "precision": state.setting.site["training"]["precision"],

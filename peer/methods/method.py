@@ -20,8 +20,17 @@ from peer.core.plan import Plan
 DAM, KTM, VISITOR = "dam", "ktm", "visitor"
 """Names of networks: the local model; FedSKD's received one; another site's model that only passes through."""
 
+
+def visitor_name(origin: str) -> str:
+    """The name, in a stage, of the model that visits from this site."""
+    return f"{VISITOR}-{origin}"
+
+
 PROXY, MESSENGER, RECEIVER, TRANSMITTER, MIXTURE = "proxy", "messenger", "receiver", "transmitter", "mixture"
 """Names of the local networks beside the local model, by method."""
+
+GLOBAL, HEAD = "global", "head"
+"""The averaged model beside a personal one of the same architecture; the local model's head, where it trains alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +73,12 @@ class Step:
 
     A frozen network is in evaluation mode, its parameters have no gradient and no optimiser.
     Gradients do pass through it to its inputs. A step that trains no network only measures.
+    ``after_backward`` may change the gradients before the optimisers take them.
     """
 
     trains: tuple[str, ...]
     losses: Losses
+    after_backward: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -81,11 +92,14 @@ class Stage:
         networks: by name, the local one as ``dam``.
         passes: each is a run through all batches, with these optimiser steps on every batch, in
             order.
+        divides: each pass has an equal share of the batches instead of all; the first ones have one
+            more where the shares are not whole.
         summary: further numbers from the stage's mean terms.
     """
 
     networks: Mapping[str, nn.Module]
     passes: tuple[tuple[Step, ...], ...]
+    divides: bool = False
     summary: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda means: {}
 
     @property
@@ -106,6 +120,8 @@ class BuildContext:
     Attributes:
         site: this site's name.
         task: the task's kind.
+        spatial_dims: of the images.
+        in_channels: of the images.
         classes: of the predictions.
         parameters: the method's.
         output: the local model's, for one image of zeros; the networks must fit its shapes.
@@ -120,6 +136,8 @@ class BuildContext:
     output: Output
     shared_output: Output | None
     build_shared: Callable[[], Network]
+    spatial_dims: int = 1
+    in_channels: int = 1
 
 
 @dataclass(frozen=True)
@@ -206,7 +224,11 @@ class Method:
         artifact_tensors: the names in that network's state that the site sends, and averages where
             the plan averages.
         averaged_with_head: the network that travels with the head, or none.
+        sent_beside: the name of the local network whose state travels with that of
+            ``artifact_network`` and is averaged like it, or none; it has the same tensors at all sites.
         predict: the prediction for images ``(b, c, *space)``; every network is in evaluation mode.
+        one_network: for an export, builds from the site's networks the one network that predicts as
+            ``predict`` does; none where that is the local model, or takes several networks.
         check_local: given outputs of the local and of the shared model, the parameters and whether
             there are region masks: why the method cannot work here, or none.
         check_received: given outputs of the local and of the received model (of a received head:
@@ -218,7 +240,9 @@ class Method:
     artifact_network: str = DAM
     artifact_tensors: Callable[[Network, Mapping[str, Any]], Collection[str]] = all_tensors
     averaged_with_head: AveragedNetwork | None = None
+    sent_beside: str | None = None
     predict: Callable[[StageContext, Tensor], Tensor] = predict_locally
+    one_network: Callable[[Mapping[str, Any]], Network] | None = None
     check_local: Callable[..., str | None] = accept_any_local
     check_received: Callable[[Output, Output, Mapping[str, Any]], str | None] = accept_any_received
 

@@ -11,18 +11,26 @@ import re
 
 from peer.core.plan import Plan
 from peer.errors import ConfigError
+from peer.methods.apfl.plan import APFL
 from peer.methods.averaging.plan import FEDAVG, FEDBN, FEDPROX, LG_FEDAVG
 from peer.methods.dflmoe.plan import DFLMOE, DFLMOE_AVERAGED, DFLMOE_MODELS
+from peer.methods.ditto.plan import DITTO
 from peer.methods.fedcross.plan import FEDCROSS
 from peer.methods.feddal.plan import FEDDAL
+from peer.methods.fedproto.plan import FEDPROTO
+from peer.methods.fedrep.plan import FEDREP
 from peer.methods.fedskd.plan import FEDSKD
+from peer.methods.fedvisit.plan import FEDVISIT
+from peer.methods.finetuning.plan import FEDAVG_FT, FEDCROSS_FT, FEDPROX_FT
 from peer.methods.local.plan import LOCAL
 from peer.methods.mh_pflid.plan import MH_PFLID
 from peer.methods.proxyfl.plan import PROXYFL
+from peer.methods.scaffold.plan import SCAFFOLD, SCAFFOLD_FT
 
 PLANS: dict[str, Plan] = {
     "local": LOCAL,
     "fedskd": FEDSKD,
+    "fedvisit": FEDVISIT,
     "mh_pflid": MH_PFLID,
     "feddal": FEDDAL,
     "dflmoe": DFLMOE,
@@ -34,6 +42,15 @@ PLANS: dict[str, Plan] = {
     "fedprox": FEDPROX,
     "fedbn": FEDBN,
     "lg_fedavg": LG_FEDAVG,
+    "fedavg_ft": FEDAVG_FT,
+    "fedprox_ft": FEDPROX_FT,
+    "fedcross_ft": FEDCROSS_FT,
+    "ditto": DITTO,
+    "fedrep": FEDREP,
+    "fedproto": FEDPROTO,
+    "scaffold": SCAFFOLD,
+    "scaffold_ft": SCAFFOLD_FT,
+    "apfl": APFL,
 }
 """The built-in methods."""
 

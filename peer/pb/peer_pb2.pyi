@@ -34,6 +34,10 @@ class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Kind.ValueType],
     KIND_HEAD: _Kind.ValueType  # 2
     KIND_PROXY: _Kind.ValueType  # 3
     KIND_MESSENGER: _Kind.ValueType  # 4
+    KIND_RETURN: _Kind.ValueType  # 5
+    """a visiting model as its host trained it"""
+    KIND_PROTOTYPE: _Kind.ValueType  # 6
+    """the mean feature of each class"""
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
 
@@ -42,6 +46,10 @@ KIND_MODEL: Kind.ValueType  # 1
 KIND_HEAD: Kind.ValueType  # 2
 KIND_PROXY: Kind.ValueType  # 3
 KIND_MESSENGER: Kind.ValueType  # 4
+KIND_RETURN: Kind.ValueType  # 5
+"""a visiting model as its host trained it"""
+KIND_PROTOTYPE: Kind.ValueType  # 6
+"""the mean feature of each class"""
 Global___Kind: _TypeAlias = Kind  # noqa: Y015
 
 class _Purpose:
@@ -54,6 +62,7 @@ class _PurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Purpose.Value
     PURPOSE_TRAIN: _Purpose.ValueType  # 1
     PURPOSE_HANDBACK: _Purpose.ValueType  # 2
     PURPOSE_EVALUATE: _Purpose.ValueType  # 3
+    PURPOSE_RETURN: _Purpose.ValueType  # 4
 
 class Purpose(_Purpose, metaclass=_PurposeEnumTypeWrapper): ...
 
@@ -61,6 +70,7 @@ PURPOSE_UNSPECIFIED: Purpose.ValueType  # 0
 PURPOSE_TRAIN: Purpose.ValueType  # 1
 PURPOSE_HANDBACK: Purpose.ValueType  # 2
 PURPOSE_EVALUATE: Purpose.ValueType  # 3
+PURPOSE_RETURN: Purpose.ValueType  # 4
 Global___Purpose: _TypeAlias = Purpose  # noqa: Y015
 
 class _Unavailable:
@@ -322,7 +332,7 @@ class ManifestRequest(_message.Message):
     for_round: _builtins.int
     purpose: Global___Purpose.ValueType
     owner: _builtins.str
-    """whose model; the asked site itself except where models circulate"""
+    """whose model; the asked site itself except where models circulate or return"""
     earlier: _builtins.bool
     """the newest published before for_round will do"""
     wait_s: _builtins.float

@@ -20,6 +20,7 @@ from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.config.toml import split_address
 from peer.core import limits
+from peer.core.plan import visits
 from peer.core.roster import round_key_tag
 from peer.daemon.dispatch import now
 from peer.data.datalist import inspect_datalist
@@ -61,8 +62,8 @@ unknown.
 """
 ADAM_STATES = 3
 """Values per parameter in a checkpoint: the weight and Adam's two moments."""
-CHECKPOINTS_MAX = limits.CHECKPOINTS_KEPT + 3
-"""The finished rounds', those of the current round's stages, and one that is being written."""
+CHECKPOINTS_MAX = limits.CHECKPOINTS_KEPT + 4
+"""The finished rounds', the best round's, those of the current stages, and one being written."""
 DISTILLATION_SHARE_MIN = 0.01
 """Below this share of the supervised loss, distillation hardly moves a weight (METHODS of FedSKD: choose gamma)."""
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -112,8 +113,9 @@ def check_disk(folder: SiteFolder, federation: FederationConfig, artifact_bytes:
         return
     free, needed, need = shutil.disk_usage(path).free, FREE_BYTES_MIN, "artifacts and checkpoints of several rounds"
     if artifact_bytes is not None:
-        received = len(federation.site) - 1 if federation.plan.pattern == "all_to_all" else 1
-        files = federation.pace.artifact_rounds_max + received + ADAM_STATES * CHECKPOINTS_MAX
+        hosted = visits(federation.plan, sites=len(federation.site), parameters=federation.parameters)
+        received = len(federation.site) - 1 if federation.plan.pattern == "all_to_all" else max(1, 2 * hosted)
+        files = (1 + hosted) * federation.pace.artifact_rounds_max + received + ADAM_STATES * CHECKPOINTS_MAX
         needed, need = files * artifact_bytes, f"{files} times {artifact_bytes / 2**20:.1f} MiB are kept of rounds"
     remedy = f"free space: {need}" if free < needed else ""
     yield Finding.by_remedy("disk", f"{free / 2**30:.1f} GiB free at {path}", remedy)
@@ -174,9 +176,11 @@ def check_policy(federation: FederationConfig, site: SiteConfig, artifact_bytes:
     if plan.artifact is None:
         return Finding("policy", "ok", f"{federation.method.name} sends nothing")
     limit, others = egress.bytes_per_round_max, len(federation.site) - 1
-    receivers = others if plan.pattern == "all_to_all" else min(1, others)
+    hosted = visits(plan, sites=len(federation.site), parameters=federation.parameters)
+    receivers = others if plan.pattern == "all_to_all" else min(1, others) if not hosted else 2 * hosted
     at_most = "" if limit is None else f", at most {limit} bytes a round"
-    text = f"a {plan.artifact} may leave for {', '.join(egress.receivers).replace('*', 'every site')}{at_most}"
+    kinds = " and a ".join(plan.sends)
+    text = f"a {kinds} may leave for {', '.join(egress.receivers).replace('*', 'every site')}{at_most}"
     if limit is None or artifact_bytes is None or limit >= receivers * artifact_bytes:
         return Finding("policy", "ok", text)
     need = f"{receivers} times {artifact_bytes}" if receivers > 1 else str(artifact_bytes)

@@ -30,6 +30,12 @@ class RoundRecord(TypedDict):
     sources: Annotated[list[SourceRecord], "artifacts of other sites that the round used"]
     contributors: Annotated[list[str], "sites whose work is in the result, this one included"]
     missing: Annotated[dict[str, str], "sites that should have contributed and did not, each with the reason"]
+    returned: Annotated[
+        list[SourceRecord], "where models visit: copies of the own model that came home and were merged"
+    ]
+    missing_returns: Annotated[
+        dict[str, str], "where models visit: sites whose copy of the own model was not merged, each with the reason"
+    ]
     cut: Annotated[
         dict[str, str],
         "sites whose contribution the bounds of the average left out (no contributors then) or weighed less, each with "
@@ -52,7 +58,7 @@ class TransferRecord(TypedDict):
     time: Annotated[float, "when it was received, or when this site intended to send it"]
     direction: Annotated[Literal["in", "out"], "as seen from this site"]
     peer: Annotated[str, "the other site, or the receiver of an export"]
-    purpose: Annotated[str, "`train`, `handback`, `evaluate` or `export`"]
+    purpose: Annotated[str, "`train`, `handback`, `return`, `evaluate` or `export`"]
     kind: Annotated[str, "kind of artifact, or `metrics`"]
     round: Annotated[int, "its round"]
     sha256: Annotated[str, "digest of the artifact"]
@@ -102,6 +108,7 @@ class PlannedRound(TypedDict):
     round: Annotated[int, "its number"]
     order: Annotated[list[str] | None, "the schedule's permutation of the sites; null where there is none"]
     receives_from: Annotated[dict[str, list[str]], "by receiver, the senders"]
+    visits: Annotated[list[list[int]] | None, "the order of each visit; null where models do not visit"]
 
 
 class PlanDocument(TypedDict):
@@ -111,7 +118,7 @@ class PlanDocument(TypedDict):
     digest: Annotated[str, "SHA-256 of the federation's agreed settings"]
     schedule: Annotated[str, "kind of the schedule"]
     sites: Annotated[list[str], "all sites"]
-    pattern: Annotated[str, "`permutation`, `circulate`, `all_to_all` or `none`"]
+    pattern: Annotated[str, "`permutation`, `circulate`, `all_to_all`, `visit` or `none`"]
     artifact: Annotated[str | None, "kind of artifact that sites exchange"]
     rounds: Annotated[list[PlannedRound], "the requested rounds"]
 

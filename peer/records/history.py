@@ -67,6 +67,8 @@ class CommittedRound:
     duration_s: float
     agrees: dict[str, bool] = field(default_factory=dict)
     equivocated: list[str] = field(default_factory=list)
+    returned: list[SourceRecord] = field(default_factory=list)
+    missing_returns: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_row(cls, round: int, body: Mapping[str, Any], *, time_s: float) -> Self:
@@ -87,6 +89,8 @@ class CommittedRound:
             metrics=dict(member("metrics")),
             threads=member("threads"),
             duration_s=member("duration_s"),
+            returned=list(body.get("returned") or []),
+            missing_returns=dict(body.get("missing_returns") or {}),
         )
 
     def document(self) -> RoundRecord:
@@ -107,6 +111,8 @@ class CommittedRound:
             "duration_s": self.duration_s,
             "agrees": self.agrees,
             "equivocated": self.equivocated,
+            "returned": self.returned,
+            "missing_returns": self.missing_returns,
         }
 
 
@@ -341,6 +347,7 @@ class RecentRounds:
             "round": committed.number,
             "contributors": committed.contributors,
             "missing": committed.missing,
+            "missing_returns": committed.missing_returns,
             "duration_s": committed.duration_s,
         }
 

@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -64,6 +64,7 @@ def execute(folder: Path, *, keep: bool = False) -> dict[str, Any]:
 
 
 def _execute(folder: Path, *, keep: bool) -> dict[str, Any]:
+    torch.use_deterministic_algorithms(True)  # as every trainer does; it imports torch's compiler
     gc.collect()  # garbage of the run before in this process
     gc.freeze()  # imported modules stay: the garbage collection after each stage need not scan them
     run_document = json.loads((folder / "run.json").read_text())
@@ -152,13 +153,15 @@ def collect(
         simulation: the finished simulation; the samples must still exist.
     """
     own_trainers = {name: simulation.trainer(name) for name in members}
+    left_out = [SiteName(name) for name in (run_document.get("left_out"),) if name]
+    outsiders = {name: simulation.trainer(name) for name in left_out}
     run_files = RunFiles()
     sites: dict[str, Any] = {}
     digests: dict[str, str] = {}
     for name, member in members.items():
         member.load_final_state()
         digests[name] = member.digest
-        _evaluate_everywhere(run_files, name, member.trainer, own_trainers)
+        _evaluate_everywhere(run_files, name, member.trainer, own_trainers, outsiders)
         sites[name] = _site_document(member, members, name, own_trainers[name])
         diagnose(run_files.diagnosis, name, members, own_trainers[name].data.test)
     result = {
@@ -181,21 +184,31 @@ def collect(
 
 
 def _evaluate_everywhere(
-    run_files: RunFiles, name: SiteName, trainer: Trainer, own_trainers: Mapping[SiteName, Trainer]
+    run_files: RunFiles,
+    name: SiteName,
+    trainer: Trainer,
+    own_trainers: Mapping[SiteName, Trainer],
+    outsiders: Mapping[SiteName, Trainer],
 ) -> None:
-    """Evaluate one site's model on all sites' data, and add the results to the run's files."""
+    """Evaluate one site's model on all sites' data, and add the results to the run's files.
+
+    Args:
+        outsiders: sites that did not take part and are tested on all the same.
+    """
     run_files.matrix[name] = {}
     classifies = trainer.settings.task.kind in CLASSIFYING
-    for other, owner in own_trainers.items():
+    for other, owner in {**own_trainers, **outsiders}.items():
         if owner.settings.data.scale != trainer.settings.data.scale:
             run_files.matrix[name][other] = {}
             continue
         run_files.matrix[name][other], outputs = evaluate(trainer, owner.data.test, keep_outputs=classifies)
         if outputs:
-            run_files.predictions[f"p/{name}/{other}"] = torch.cat(outputs).double().softmax(1).float().numpy()
+            run_files.predictions[f"p/{name}/{other}"] = torch.cat(outputs).double().softmax(1).numpy()
     own = own_trainers[name].data.test
     if classifies:
-        run_files.predictions[f"y/{name}"] = np.array([sample.label for sample in own.samples], dtype=np.int64)
+        for other, owner in {name: own_trainers[name], **outsiders}.items():
+            labels = [sample.label for sample in owner.data.test.samples]
+            run_files.predictions[f"y/{other}"] = np.array(labels, dtype=np.int64)
         _collect_features(run_files.features, name, trainer, own_trainers)
     else:
         run_files.scores[name] = [
@@ -283,10 +296,19 @@ def _site_document(
         },
         "steps": member.steps,
         "sent_bytes": sum(transfer.bytes for transfer in sent),
+        "sent_bytes_by_round": _sum_by_round(sent),
         "received_bytes": sum(transfer.bytes for transfer in received),
         "training_s": sum(record["duration_s"] for record in rounds),
         "rounds": rounds,
     }
+
+
+def _sum_by_round(transfers: Sequence[Transfer]) -> dict[str, int]:
+    """The bytes by round; the keys of a JSON object are texts."""
+    sizes: Counter[int] = Counter()
+    for transfer in transfers:
+        sizes[transfer.round] += transfer.bytes
+    return {str(round): sizes[round] for round in sorted(sizes)}
 
 
 def _received_transfers(member: FinishedSite) -> list[Transfer]:

@@ -22,7 +22,7 @@ from peer.config.schema import NamedParameters, TaskConfig, TrainingConfig
 from peer.config.toml import Count, Loose, Share, StrictTable, key_problem, suggestion
 from peer.core.plan import Plan
 from peer.core.roster import site_name
-from peer.core.tasks import METRICS, MINOR
+from peer.core.tasks import METRICS, MINOR, ROWS_COLUMNS
 from peer.data.adapters import DATASETS, installed_datasets
 from peer.methods.registry import find_plan, method_names
 from peer.research.partition.divide import rule
@@ -30,6 +30,8 @@ from peer.research.partition.groups import SUBJECT
 from peer.research.result_files import CENTRALISED, UNDISTURBED
 
 EVERY_SITE = "*"
+LEFT_OUT = "leave-out-"
+"""Begins the name of the links of a federation without one site, which is then tested on."""
 Act = Literal["signs", "random", "scale", "replacement", "zero", "samples", "steps"]
 """What an insider does with the artifacts that it sends; see ``peer.research.insider``."""
 PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9+_.-]*")
@@ -109,15 +111,16 @@ class Links(StrictTable):
 
 class Budget(StrictTable):
     """The same work for all methods: optimiser steps a round of the evaluated network, at one
-    learning rate.
+    learning rate and one weight decay.
 
-    Stages that only distil or decide take ``minor_steps``. With ``paper = true`` every method takes
+    Stages that only distil, decide or fit a head take ``minor_steps``. With ``paper = true`` every method takes
     the stages of its paper, and the keys that its row has under ``paper``.
     """
 
     steps: Count = 20
     minor_steps: Count = 5
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
     paper: bool = False
 
 
@@ -126,7 +129,7 @@ class MethodSettings(StrictTable):
 
     ``method`` is by default the row's label. ``package`` is the installed package that provides the
     method, as in federation.toml. ``stages`` override the budget always, ``paper`` only with the
-    budget's ``paper = true``.
+    budget's ``paper = true``; ``paper_batch_size`` then replaces that of [training].
     """
 
     model_config = ConfigDict(extra="allow")
@@ -137,6 +140,7 @@ class MethodSettings(StrictTable):
     models: Annotated[tuple[str, ...], Loose] = ()
     stages: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     paper: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    paper_batch_size: Count | None = None
     shared_model: NamedParameters | None = None
 
 
@@ -169,6 +173,7 @@ class Experiment(StrictTable):
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     classes_min: Count | None = None
     evaluation_every: Annotated[int, Field(ge=0)] = 0
+    leave_one_site_out: bool = False
     schedule: Literal["permutation", "derangement", "ring"] = "permutation"
     fallback: Literal["self", "stale"] = "self"
     weighting: Literal["uniform", "samples"] = "uniform"
@@ -215,7 +220,16 @@ class Experiment(StrictTable):
     @property
     def links_by_name(self) -> dict[str, Links]:
         """The settings of the links by name, the undisturbed federation first."""
-        return {UNDISTURBED: Links(), **self.links}
+        left_out = {name: Links(removed=(site,)) for name, site in self.left_out_by_links.items()}
+        return {UNDISTURBED: Links(), **self.links, **left_out}
+
+    @property
+    def left_out_by_links(self) -> dict[str, str]:
+        """By the name of the links, the site that is left out to be tested on; see
+        ``leave_one_site_out``.
+        """
+        sites = sorted({site for partition in self.partitions.values() for site in partition.sites})
+        return {f"{LEFT_OUT}{site}": site for site in sites} if self.leave_one_site_out else {}
 
     def plan(self, label: str) -> Plan:
         return find_plan(self.method_name(label), self.methods[label].package)
@@ -254,6 +268,11 @@ class Experiment(StrictTable):
                 continue
             if (chosen := self.links_by_name[links].methods) and label not in chosen:
                 continue
+            if (left_out := self.left_out_by_links.get(links)) is not None and (
+                left_out not in self.partitions[partition].sites
+                or (plan.pattern == "none" and not self.is_centralised(label))
+            ):
+                continue  # a site that trains alone has the same model without the other site
             if links != UNDISTURBED and plan.pattern == "none" and not self.links_by_name[links].removed:
                 continue  # the method sends nothing, so that lost links change nothing
             yield partition, network_set, links, label
@@ -298,6 +317,10 @@ class Experiment(StrictTable):
         self._check_networks()
         if len(set(self.seeds)) < len(self.seeds):
             raise key_problem("seeds", "one is there twice: both would be the same run")
+        if self.leave_one_site_out and any(len(partition.sites) < 3 for partition in self.partitions.values()):
+            raise key_problem("leave_one_site_out", "needs three sites in every partition: one is left out, two train")
+        for name in self.left_out_by_links.keys() & self.links.keys():
+            raise key_problem(f"links.{name}", "is what leave_one_site_out calls its runs; give another name")
         if UNDISTURBED in self.links:
             raise key_problem(f"links.{UNDISTURBED}", "is the name of the undisturbed federation; give another")
         for name, count in Counter(map(".".join, self.combinations())).items():
@@ -348,7 +371,7 @@ class Experiment(StrictTable):
                 )
         if self.task.kind in plan.not_for:
             raise key_problem(f"methods.{label}", f"{name} is not defined for {self.task.kind}")
-        if plan.artifact == "proxy" and self.proxy is None and method.shared_model is None:
+        if (plan.artifact, plan.shared) == ("proxy", "beside") and self.proxy is None and method.shared_model is None:
             raise key_problem(f"methods.{label}", "needs the table [proxy]: the small network that all sites share")
 
     # --- the documents of one federation ---------------------------------------------------------------------------
@@ -371,12 +394,14 @@ class Experiment(StrictTable):
             "seed": seed,
             "evaluation_every": self.evaluation_every,
             **({} if self.weighting == "uniform" else {"weighting": self.weighting}),
+            **({"image_axes": ROWS_COLUMNS} if self.task.spatial_dims > 1 else {}),
             "task": self.task.model_dump(),
             "method": {"name": self.method_name(label), **package, **method.__pydantic_extra__},
         }
         if stages := self.stages(label):
             document["stages"] = stages
-        document["schedule"] = {"kind": self.schedule}
+        if self.plan(label).pattern != "visit":  # visits are always along a ring
+            document["schedule"] = {"kind": self.schedule}
         if "aggregate" not in self.plan(label).phases:
             document["fallback"] = {"kind": self.fallback}
         if (shared := self._shared_model(label, network_set, site)) is not None:
@@ -392,11 +417,17 @@ class Experiment(StrictTable):
                 "unit": "step",
                 "count": budget.minor_steps if stage in MINOR else budget.steps,
                 "learning_rate": budget.learning_rate,
+                "weight_decay": budget.weight_decay,
             }
             base = method.paper.get(stage, {}) if budget.paper else equal
             if keys := base | method.stages.get(stage, {}):
                 work[stage] = keys
         return work
+
+    def batch_size(self, label: str) -> int:
+        """The samples in a batch: [training]'s, or with ``paper = true`` the row's own."""
+        own = self.methods[label].paper_batch_size if self.budget.paper else None
+        return self.training.batch_size if own is None else own
 
     def _shared_model(self, label: str, network_set: str, site: str) -> dict[str, Any] | None:
         method, plan = self.methods[label], self.plan(label)
@@ -408,7 +439,14 @@ class Experiment(StrictTable):
         return None if shared is None else shared.model_dump()
 
     def site_text(
-        self, site: str, network_set: str, *, datalist: str = "datalist.json", root: str | None, regions: str | None
+        self,
+        site: str,
+        network_set: str,
+        label: str,
+        *,
+        datalist: str = "datalist.json",
+        root: str | None,
+        regions: str | None,
     ) -> str:
         """The text of one site's ``site.toml``; paths in its datalist are relative to ``root``."""
         model, hyper = self.model(network_set, site), dict(self.model(network_set, site).__pydantic_extra__)
@@ -428,7 +466,7 @@ class Experiment(StrictTable):
         document = {
             "data": data_keys,
             "model": {"name": model.name, **layers, "parameters": hyper},
-            "training": self.training.model_dump(),
+            "training": self.training.model_dump() | {"batch_size": self.batch_size(label)},
             "egress": {"training_set_size": True if self.weighting == "samples" else None},
         }
         return toml.text(

@@ -1,4 +1,4 @@
-"""Constants of the result files, which the simulator writes and the report reads."""
+"""Names that the simulator, the report and its command share."""
 
 from __future__ import annotations
 
@@ -8,3 +8,5 @@ UNDISTURBED = "all"
 """The name of the links of an undisturbed federation."""
 CENTRALISED = "centralised"
 """The pooled bound, which no federation reaches: training on the data of all sites together."""
+SHARE_OF_ROOM = "share of room, %"
+"""The column beside each Mean, in tables of experiments that have ``local`` and the pooled bound."""

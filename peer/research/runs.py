@@ -226,7 +226,7 @@ def _build_run(
         base = home / "sites" / site
         root, masks = _portable_path(pool.root, base), pool.regions if experiment.data.regions else None
         regions = None if masks is None else _portable_path(masks, base)
-        content = experiment.site_text(site, network_set, root=root, regions=regions)
+        content = experiment.site_text(site, network_set, label, root=root, regions=regions)
         where = f"{experiment.path}: {name}/{site}"
         check_site(federation, toml.validate(SiteConfig, toml.parse(content, where), where), SiteName(site))
         files[f"sites/{site}/site.toml"] = content
@@ -234,9 +234,20 @@ def _build_run(
         # move together.
         root = str(experiment.data.pool) if Path(root).is_absolute() else root
         regions = Path(regions).name if regions is not None and Path(regions).is_absolute() else regions
-        portable_files[f"sites/{site}/site.toml"] = experiment.site_text(site, network_set, root=root, regions=regions)
+        portable_files[f"sites/{site}/site.toml"] = experiment.site_text(
+            site, network_set, label, root=root, regions=regions
+        )
         lists = {"training": pooled_entries if pooled else splits[site]["training"], "test": splits[site]["test"]}
         files[f"sites/{site}/datalist.json"] = json.dumps(lists, indent=0)
+    left_out = experiment.left_out_by_links.get(links)
+    if left_out is not None:  # its files lie beside the others', for the evaluation alone
+        base = home / "sites" / left_out
+        root, masks = _portable_path(pool.root, base), pool.regions if experiment.data.regions else None
+        regions = None if masks is None else _portable_path(masks, base)
+        files[f"sites/{left_out}/site.toml"] = experiment.site_text(
+            left_out, network_set, label, root=root, regions=regions
+        )
+        files[f"sites/{left_out}/datalist.json"] = json.dumps(splits[left_out], indent=0)
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": __version__,
@@ -252,6 +263,8 @@ def _build_run(
         "round_key": experiment.round_key or _round_key(experiment.name, seed),
         "metric": experiment.metric,
     }
+    if left_out is not None:
+        document["left_out"] = left_out
     if link_settings.insider is not None:
         document["insider"] = [link_settings.insider, link_settings.act]
     content = json.dumps([document, files | portable_files], sort_keys=True)

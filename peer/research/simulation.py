@@ -149,11 +149,14 @@ class Simulation:
 
     def clear(self) -> None:
         """Delete journals, checkpoints and artifacts."""
-        for name in self.sites:
-            shutil.rmtree(self.home(name), ignore_errors=True)
+        for home in self.folder.glob(f"sites/*/{GENERATION}"):
+            shutil.rmtree(home, ignore_errors=True)
 
     def trainer(self, name: SiteName) -> Trainer:
-        """A new worker with the site's own data, also where another site trained its network."""
+        """A new worker with the site's own data, also where another site trained its network, and of
+        a site that is left out of the federation.
+        """
+        site = self.sites[name] if name in self.sites else SiteConfig.load(self.folder / "sites" / name / "site.toml")
         for part in ("artifacts", "checkpoints"):
             (self.home(name) / part).mkdir(parents=True, exist_ok=True)
         return Trainer(
@@ -161,9 +164,9 @@ class Simulation:
                 site_name=name,
                 federation_digest=self.federation.digest,
                 federation=self.federation.model_dump(mode="json"),
-                site=self.sites[name].model_dump(mode="json"),
+                site=site.model_dump(mode="json"),
                 home=str(self.home(name)),
-                base_folder=str(self.sites[name].folder),
+                base_folder=str(site.folder),
             )
         )
 

@@ -210,6 +210,9 @@ def _experiment_document(experiment: Experiment) -> dict[str, Any]:
             "method": row.method or label,
             "parameters": dict(row.__pydantic_extra__),
             "kept_home": experiment.plan(label).evaluation_denied or "",
+            "batch_size": experiment.batch_size(label),
+            "models": list(row.models),
+            "one_network": experiment.plan(label).shared == "itself",
             "stages": {
                 stage: {**dataclasses.asdict(work), **experiment.stages(label).get(stage, {})}
                 for stage, work in experiment.plan(label).stages.items()
@@ -245,6 +248,7 @@ def _experiment_document(experiment: Experiment) -> dict[str, Any]:
                 "removed": list(links.removed),
                 "insider": links.insider,
                 "act": links.act,
+                "left_out": experiment.left_out_by_links.get(name),
             }
             for name, links in experiment.links_by_name.items()
         ],

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from peer.core.plan import AggregateRule
 from peer.core.roster import SiteName
-from peer.training.tensors import State, mean, trimmed_mean
+from peer.training.tensors import State, mean, pieces, trimmed_mean
 
 DISTANCE_RATIO_MAX = 8.0
 """A contribution may lie so many times as far from the median of all as the median contribution does."""
@@ -28,6 +28,8 @@ PAIR_RATIO_MAX = 100.0
 """Of two contributions, one may be so many times as large as the other: of two, neither has a majority."""
 SAMPLES_RATIO_MAX = 10.0
 """A claimed number of samples counts up to so many times the median claim."""
+TABLE = ("prototypes", "counts")
+"""The last parts of the names in a table of prototypes."""
 STATISTICS = ("running_mean", "running_var")
 """The last parts of the names of batch statistics."""
 
@@ -90,6 +92,39 @@ def aggregate(
     return Aggregation(mean(kept, claims), contributors, cut)
 
 
+def aggregate_prototypes(
+    states: Mapping[SiteName, State],
+    samples: Mapping[SiteName, int | None],
+    *,
+    rule: AggregateRule = "mean",
+    bounds: bool = True,
+    weighted: bool = False,
+) -> Aggregation:
+    """Aggregate each class's prototype among the sites that have the class, after the bounds.
+
+    A state has two tensors: ``...prototypes``, whose rows are classes, and ``...counts``, the number
+    of samples of each class; a class without any has no prototype. The aggregate counts 1 for every
+    class that has one. ``samples`` counts whole sites, and is not used.
+    """
+    prototypes, counts = (next(name for name in next(iter(states.values())) if name.endswith(end)) for end in TABLE)
+    own = next(iter(states.values()))
+    mean_of = {prototypes: torch.zeros_like(own[prototypes]), counts: torch.zeros_like(own[counts])}
+    contributors: set[SiteName] = set()
+    cut: dict[SiteName, str] = {}
+    for number in range(len(own[counts])):
+        rows = {
+            site: {prototypes: state[prototypes][number]} for site, state in states.items() if state[counts][number] > 0
+        }
+        if not rows:
+            continue
+        sizes = {site: int(states[site][counts][number]) for site in rows}
+        of_class = aggregate(rows, sizes, rule=rule, bounds=bounds, weighted=weighted)
+        mean_of[prototypes][number], mean_of[counts][number] = of_class.state[prototypes], 1
+        contributors |= set(of_class.contributors)
+        cut |= {site: f"class {number}: {reason}" for site, reason in of_class.cut.items() if site not in cut}
+    return Aggregation(mean_of, sorted(contributors), cut)
+
+
 def find_outliers(states: Mapping[SiteName, State]) -> dict[SiteName, str]:
     """The contributions beyond a bound, each with the reason: the tensor that is farthest beyond.
 
@@ -112,21 +147,50 @@ def find_outliers(states: Mapping[SiteName, State]) -> dict[SiteName, str]:
     return {site: reason for site, (_, reason) in worst.items()}
 
 
+def find_leap(sent: State, own: State, returned: State) -> str | None:
+    """Why a copy that came home is beyond the bounds, compared with the model that stayed; ``None`` if it is not.
+
+    Both started from the state ``sent``. Of each floating tensor, the copy may have moved so many
+    times as far as the own one, and at least a share of the tensor's norm. No set of other
+    contributions enters: several hosts of one mind cannot shift the bound.
+    """
+    worst, reason = 1.0, None
+    for name, first in sent.items():
+        if not first.is_floating_point() or not first.numel():
+            continue
+        start, stayed, came = (state[name].double() for state in (sent, own, returned))
+        if name.endswith("running_var") and bool((came < 0).any()):
+            return f"{name} has a negative variance"
+        fresh = math.sqrt(first.shape[0]) if first.ndim else 1.0
+        if name.endswith(STATISTICS):
+            size = max(fresh, _norm(stayed))
+            excess, text = _norm(came) / (size * STATISTICS_RATIO_MAX), f"{_norm(came) / size:.3g} times as large"
+        else:
+            far, size = _norm(came - start), max(fresh, _norm(start))
+            excess = far / max(DISTANCE_RATIO_MAX * _norm(stayed - start), DISTANCE_SHARE * size)
+            text = f"{far / size:.3g} times its size away from the model that left"
+        if excess > worst:
+            worst, reason = excess, f"{name} is {text}"
+    return reason
+
+
 def _judge(name: str, tensors: list[Tensor]) -> list[tuple[float, str]]:
     """How many times each site's tensor is beyond its bound, and in words."""
-    values = torch.stack([tensor.double() for tensor in tensors])
-    if name.endswith("running_var") and bool((values < 0).flatten(1).any(1).any()):
-        negative = (values < 0).flatten(1).any(1).tolist()
+    if name.endswith("running_var") and any(negative := [bool((tensor < 0).any()) for tensor in tensors]):
         return [(math.inf, f"{name} has a negative variance") if each else (0.0, "") for each in negative]
     fresh = math.sqrt(tensors[0].shape[0]) if tensors[0].ndim else 1.0
-    norms = [_norm(value) for value in values]
     if len(tensors) == 2 or name.endswith(STATISTICS):
+        norms = [math.hypot(*(_norm(piece.double()) for (piece,) in pieces([tensor]))) for tensor in tensors]
         usual = max(fresh, min(norms) if len(tensors) == 2 else statistics.median(norms))
         bound = usual * (PAIR_RATIO_MAX if len(tensors) == 2 else STATISTICS_RATIO_MAX)
         return [(norm / bound, f"{name} is {norm / usual:.3g} times as large as usual") for norm in norms]
-    centre = trimmed_mean([{name: value} for value in values], (len(tensors) - 1) // 2)[name]
-    distances = [_norm(value - centre) for value in values]
-    usual, size = statistics.median(distances), max(fresh, _norm(centre))
+    distances, size = [0.0] * len(tensors), 0.0
+    for piece in pieces(tensors):
+        values = [part.double() for part in piece]
+        centre = trimmed_mean([{name: value} for value in values], (len(values) - 1) // 2)[name]
+        distances = [math.hypot(far, _norm(value - centre)) for far, value in zip(distances, values, strict=True)]
+        size = math.hypot(size, _norm(centre))
+    usual, size = statistics.median(distances), max(fresh, size)
     bound = max(DISTANCE_RATIO_MAX * usual, DISTANCE_SHARE * size)
     return [
         (far / bound, f"{name} is {far / size:.3g} times its size away from the median of all contributions")

@@ -165,17 +165,18 @@ def read_state(
     artifact_tensors: ArtifactTensors,
     allow: Collection[str],
     any_body: bool = False,
+    beside: State | None = None,
 ) -> State:
     """A received state to average with that of ``own``; the checks are those of a model, and the
     specs must be equal.
 
     With ``any_body`` the specs may differ, but the head's tensors must have the names, types and
-    shapes of the own head.
+    shapes of the own head. The tensors of ``beside`` must be there, too.
     """
     with _blame_artifact(source):
         if not any_body and source.artifact.spec != own.spec:
             raise ValueError(f"its spec is not this site's {own.spec['name']}, with which it is averaged")
-        expected = _select(_build_on_meta(source.artifact, task, allow), artifact_tensors)
+        expected = _select(_build_on_meta(source.artifact, task, allow), artifact_tensors) | (beside or {})
         if any_body:
             _compare("its head", describe(expected), "this site's head", describe(_select(own, artifact_tensors)))
         return _read_state_file(folder, source.artifact, expected)

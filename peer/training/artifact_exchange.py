@@ -14,17 +14,20 @@ from models.footprint import count_operations
 from peer.core.commands import Source
 from peer.core.limits import RECEIVED_OPERATIONS_FLOOR, STEPS_MAX
 from peer.core.messages import Artifact
+from peer.core.plan import Kind
 from peer.core.roster import SiteName
 from peer.files import artifact_path
 from peer.methods.method import Method
-from peer.training.aggregation import Aggregation, aggregate
+from peer.training.aggregation import Aggregation, aggregate, aggregate_prototypes, find_leap
 from peer.training.artifact import read_head, read_network, read_state, write_artifact
 from peer.training.errors import UnusableArtifact, UnusableConfigurationError
 from peer.training.network import probe, probe_head
 from peer.training.settings import TrainingSettings
 from peer.training.site_networks import SiteNetworks
-from peer.training.tensors import State, state_of, unpack
+from peer.training.tensors import State, mean, state_of, unpack
 
+CLASS_COUNTS = "counts"
+"""How a table of prototypes names the numbers of samples of its classes."""
 BATCH_COUNTER = "num_batches_tracked"
 """How torch's batch normalisations name their counters."""
 
@@ -40,14 +43,26 @@ class ArtifactExchange:
     def __init__(self, settings: TrainingSettings, method: Method, networks: SiteNetworks) -> None:
         self._settings, self._method, self._networks = settings, method, networks
 
-    def send(self, network: nn.Module, *, owner: SiteName, steps: int, samples: int) -> Artifact:
-        """Write the artifact of a network: the tensors that the method sends."""
-        settings, kind = self._settings, self._settings.plan.artifact
+    def send(
+        self,
+        network: nn.Module,
+        *,
+        owner: SiteName,
+        steps: int,
+        samples: int | None,
+        kind: Kind | None = None,
+        lent: bool = False,
+    ) -> Artifact:
+        """Write the artifact of a network: the tensors that the method sends, by default as its own kind.
+
+        A lent model's are its own alone.
+        """
+        settings, kind = self._settings, kind or self._settings.plan.artifact
         if kind is None or not isinstance(network, Network):
             raise UnusableConfigurationError(f"method {settings.method!r} shares no model")
         return write_artifact(
             settings.artifacts,
-            self._sent_state(network) | self._state_with_head(),
+            self._sent_state(network) | self._state_with_head() | ({} if lent else self._state_beside()),
             spec=network.spec,
             kind=kind,
             owner=owner,
@@ -60,7 +75,7 @@ class ArtifactExchange:
         settings, network = self._settings, self._networks.artifact_network
         source, allow = Source(settings.site, 1, artifact), {network.spec["name"]}
         try:
-            if "aggregate" in settings.plan.phases:
+            if "aggregate" in settings.plan.phases and settings.plan.pattern != "visit":
                 self._read_state(source, allow=allow)
             else:
                 self._read_module(source, allow=allow)
@@ -113,18 +128,39 @@ class ArtifactExchange:
         """
         settings, own = self._settings, self._networks.artifact_network
         allow = {*settings.allow_models, own.spec["name"]}
-        states = {settings.site: self._sent_state(own)}
+        states = {settings.site: self._sent_state(own) | self._state_beside()}
         counts = {settings.site: samples if settings.tells_samples else None}
         for source in sources:
             states[source.origin] = self._read_state(source, allow=allow)
             counts[source.origin] = source.artifact.training_samples
-        return aggregate(
+        combine = aggregate_prototypes if settings.plan.artifact == "prototype" else aggregate
+        return combine(
             states,
             counts,
             rule=settings.aggregate_rule,
             bounds=settings.aggregate_bounds,
             weighted=settings.weighted,
         )
+
+    def merge(self, returned: Sequence[tuple[Source, Network]], sent: State) -> State:
+        """The weighted average of the local model and the copies of it that other sites trained.
+
+        Args:
+            returned: the copies, of this site's spec, in roster order.
+            sent: the state that the copies and the local model started from.
+
+        Raises:
+            UnusableArtifact: a copy is beyond the bounds.
+        """
+        own, bounds = self._sent_state(self._networks.artifact_network), self._settings.aggregate_bounds
+        states, weights = [own], [1.0]
+        for source, network in returned:
+            state = self._sent_state(network)
+            if bounds and (reason := find_leap(sent, own, state)) is not None:
+                raise UnusableArtifact(source, reason)
+            states.append(state)
+            weights.append(float(self._settings.parameters["merge_weight"]))  # type: ignore[arg-type]
+        return mean(states, weights)
 
     def _read_module(self, source: Source, *, allow: Collection[str]) -> nn.Module:
         """A received network, or a received head, joined with the network that travels with it."""
@@ -170,7 +206,15 @@ class ArtifactExchange:
             artifact_tensors=self._artifact_tensors,
             allow=allow,
             any_body=settings.plan.artifact == "head",
+            beside=self._state_beside(),
         )
+
+    def load(self, state: State) -> None:
+        """Load an aggregate into the networks whose states it averages."""
+        self._networks.artifact_network.load_state_dict(state, strict=False)
+        if (name := self._method.sent_beside) is not None:
+            beside = {key.removeprefix(f"{name}/"): state[key] for key in self._state_beside()}
+            self._networks.networks[name].load_state_dict(beside)
 
     def _artifact_tensors(self, network: Network) -> Collection[str]:
         return self._method.artifact_tensors(network, self._settings.parameters)
@@ -183,9 +227,27 @@ class ArtifactExchange:
         state = self._hide_counters(state_of(self._networks.networks[averaged_with_head.name]))
         return {f"{averaged_with_head.name}/{name}": tensor for name, tensor in state.items()}
 
+    def _state_beside(self) -> State:
+        """The state of the network that travels beside the artifact's, with its name as prefix."""
+        name = self._method.sent_beside
+        if name is None:
+            return {}
+        return {f"{name}/{key}": tensor for key, tensor in state_of(self._networks.networks[name]).items()}
+
     def _sent_state(self, network: Network) -> State:
         names = set(self._artifact_tensors(network))
-        return self._hide_counters({name: tensor for name, tensor in state_of(network).items() if name in names})
+        state = {name: tensor for name, tensor in state_of(network).items() if name in names}
+        return self._hide_counters(self._hide_class_counts(state))
+
+    def _hide_class_counts(self, state: State) -> State:
+        """The state with 1 for the count of every class of a table of prototypes, if the policy hides sizes."""
+        settings = self._settings
+        if settings.plan.artifact != "prototype" or settings.tells_samples:
+            return state
+        return {
+            name: (tensor > 0).to(tensor.dtype) if name.endswith(CLASS_COUNTS) else tensor
+            for name, tensor in state.items()
+        }
 
     def _hide_counters(self, state: State) -> State:
         """The state without the numbers of batches that layers have seen, if the policy hides them.

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from peer.training.settings import AugmentationSettings
 
+ANGLES = 3  # are drawn in any number of dimensions
+
 
 def affine_maps(augmentation: AugmentationSettings, seeds: Sequence[int], size: Sequence[int]) -> Tensor:
     """One affine map a seed, float32 ``(b, d, d + 1)``: from places of the result to places of the
@@ -21,25 +23,36 @@ def affine_maps(augmentation: AugmentationSettings, seeds: Sequence[int], size: 
     image first, -1 and 1 the image's edges); rotations are rigid in voxels, whatever the image's
     aspect.
     """
-    return torch.from_numpy(np.stack([_affine_map(augmentation, seed, size) for seed in seeds]))
-
-
-def _affine_map(augmentation: AugmentationSettings, seed: int, size: Sequence[int]) -> np.ndarray:
-    draw = np.random.default_rng(seed)
-    dims = len(size)
-    matrix, shift = np.eye(dims), np.zeros(dims)
-    if draw.random() < augmentation.probability:
-        matrix = _rotation(draw.uniform(-1, 1, size=3) * math.radians(augmentation.rotate_degrees), dims)
-        matrix = matrix / (1 + draw.uniform(-1, 1, size=dims) * augmentation.scale_share)
-        shift = draw.uniform(-1, 1, size=dims) * augmentation.translate_share * 2
-    matrix = matrix * np.where(draw.random(dims) < augmentation.flip, -1.0, 1.0)
+    dims, count = len(size), len(seeds)
+    is_moved = np.zeros(count, dtype=bool)
+    uniform, flips = np.zeros((count, ANGLES + 2 * dims)), np.empty((count, dims))
+    for row, seed in enumerate(seeds):
+        # One call draws what one call a purpose would draw: a generator's numbers come in sequence.
+        drawn = np.random.default_rng(seed).random(1 + ANGLES + 3 * dims)
+        is_moved[row] = drawn[0] < augmentation.probability
+        if is_moved[row]:
+            uniform[row], flips[row] = drawn[1:-dims] * 2 - 1, drawn[-dims:]
+        else:
+            flips[row] = drawn[1 : 1 + dims]
+    angles = uniform[:, :ANGLES] * math.radians(augmentation.rotate_degrees)
+    scales = 1 + uniform[:, ANGLES : ANGLES + dims] * augmentation.scale_share
+    shifts = uniform[:, ANGLES + dims :] * augmentation.translate_share * 2
+    matrices = np.tile(np.eye(dims), (count, 1, 1))
+    for row in range(count):
+        if is_moved[row]:
+            matrices[row] = _rotation(angles[row], dims)
+    matrices = matrices / scales[:, None, :]
+    matrices = matrices * np.where(flips < augmentation.flip, -1.0, 1.0)[:, None, :]
     extent = np.array(size[::-1], dtype=np.float64)
-    matrix = matrix * extent[None, :] / extent[:, None]
-    return np.concatenate([matrix, shift[:, None]], axis=1).astype(np.float32)
+    matrices = matrices * extent[None, :] / extent[:, None]
+    return torch.from_numpy(np.concatenate([matrices, shifts[:, :, None]], axis=2).astype(np.float32))
 
 
 def _rotation(angles: np.ndarray, dims: int) -> np.ndarray:
     """A rotation about each axis in turn; in the plane by the first angle, on a line none."""
+    if dims == 2:
+        cosine, sine = math.cos(angles[0]), math.sin(angles[0])
+        return np.array([[cosine, -sine], [sine, cosine]]) + 0.0  # no -0.0, as the product below gives none
     matrix = np.eye(dims)
     for angle, (first, second) in zip(angles, [(0, 1), (0, 2), (1, 2)][: dims * (dims - 1) // 2], strict=False):
         turn = np.eye(dims)

@@ -135,7 +135,9 @@ def load_data(settings: TrainingSettings, seed: Seed, *, check_halt: Callable[[]
     lack = _find_lack(splits["training"], task.kind)
     if lack is not None:
         raise UnusableDataError(f"{data.datalist}: what can be read for training {lack}")
-    masks = load_regions(data.regions, input_size=data.input_size) if data.regions is not None else None
+    masks = None
+    if data.regions is not None:
+        masks = load_regions(data.regions, input_size=data.input_size, image_axes=data.image_axes)
     return SiteData(**splits, unreadable=len(unreadable), masks=masks, task=task.kind)
 
 
@@ -255,6 +257,7 @@ class Batches:
         self._flips_only = data.task == "super_resolution"
         self._augmentation = replace(augmentation, probability=0.0) if self._flips_only else augmentation
         self._size = min(batch_size, len(data.training))
+        self._orders: dict[int, np.ndarray] = {}  # of the newest epoch
         self._masks = None if data.masks is None else self._coarse(data.masks).to(device)
         self._ahead: tuple[int, Future[tuple[Tensor, Tensor]]] | None = None
         self._reader = None if data.training.in_memory else ThreadPoolExecutor(1, thread_name_prefix="reader")
@@ -271,8 +274,9 @@ class Batches:
     def indices(self, step: int) -> list[int]:
         """The samples of a step, counted from 0."""
         epoch, turn = divmod(step, self.per_epoch)
-        order = np.random.default_rng(self._seed("order", epoch)).permutation(len(self._split))
-        return [int(index) for index in order[turn * self._size : (turn + 1) * self._size]]
+        if epoch not in self._orders:
+            self._orders = {epoch: np.random.default_rng(self._seed("order", epoch)).permutation(len(self._split))}
+        return [int(index) for index in self._orders[epoch][turn * self._size : (turn + 1) * self._size]]
 
     def __getitem__(self, step: int) -> Batch:
         images, targets = (tensor.to(self._device) for tensor in self._read(step))

@@ -1,10 +1,17 @@
-"""Load a sample's image, or the atlas of regions, at the size that the network takes."""
+"""Load a sample's image, or the atlas of regions, at the size that the network takes.
+
+Whatever the file, a picture's axes are rows and columns (height, width), and a volume's are columns,
+rows and slices, as NIfTI stores them. Arrays have theirs as stored. ``COLUMNS_ROWS`` is the order
+of release 0.2.0, which is MONAI's: pictures are columns, rows, and the frames of a DICOM file lie
+between its rows and its columns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +21,7 @@ from monai.data.image_reader import ImageReader, NibabelReader, PILReader, Pydic
 from monai.transforms import EnsureChannelFirst, NormalizeIntensity, ScaleIntensity
 from torch import Tensor
 
+from peer.core.tasks import ROWS_COLUMNS
 from peer.extras import missing_package
 from peer.training.errors import UnusableConfigurationError, UnusableDataError
 
@@ -30,6 +38,7 @@ READERS: dict[str, type[ImageReader]] = {
 """MONAI's reader by the end of the name; a folder, or a file without an ending, is DICOM."""
 
 ARRAYS = (".npz", ".npy")
+PICTURE_DIMS = 2
 BYTE_MAX = 255  # the brightest value of an 8-bit picture
 INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
@@ -45,6 +54,7 @@ class Preparation:
     in_channels: int
     input_size: tuple[int, ...]
     normalise: str = "none"
+    image_axes: str = ROWS_COLUMNS
 
     def __call__(self, paths: Sequence[Path]) -> Tensor:
         """The image, float32 ``(in_channels, *input_size)``; ``ValueError`` if it does not fit."""
@@ -52,7 +62,8 @@ class Preparation:
 
     def load(self, paths: Sequence[Path]) -> Tensor:
         """The image as these files have it, float32 ``(in_channels, *space)``."""
-        return load_images(paths, spatial_dims=len(self.input_size), channels=self.in_channels, key="in_channels")
+        dims, axes = len(self.input_size), self.image_axes
+        return load_images(paths, spatial_dims=dims, channels=self.in_channels, key="in_channels", image_axes=axes)
 
     def finish(self, image: Tensor) -> Tensor:
         """A loaded image at ``input_size``, normalised."""
@@ -64,7 +75,15 @@ class Preparation:
         return _without_metadata(image).contiguous()
 
 
-def load_images(paths: Sequence[Path], *, spatial_dims: int, channels: int, key: str, unit: bool = False) -> Tensor:
+def load_images(
+    paths: Sequence[Path],
+    *,
+    spatial_dims: int,
+    channels: int,
+    key: str,
+    unit: bool = False,
+    image_axes: str = ROWS_COLUMNS,
+) -> Tensor:
     """The channels of all files as one image, float32 ``(channels, *space)``.
 
     Args:
@@ -74,7 +93,7 @@ def load_images(paths: Sequence[Path], *, spatial_dims: int, channels: int, key:
         ValueError: the number of channels differs, or a value is not finite.
         Exception: a reader cannot read a file.
     """
-    image = torch.cat([load_image(path, spatial_dims=spatial_dims, unit=unit) for path in paths])
+    image = torch.cat([load_image(path, spatial_dims=spatial_dims, unit=unit, image_axes=image_axes) for path in paths])
     if image.shape[0] != channels:
         raise ValueError(f"has {image.shape[0]} channels, [task] {key} is {channels}")
     if not torch.isfinite(image).all():
@@ -82,7 +101,9 @@ def load_images(paths: Sequence[Path], *, spatial_dims: int, channels: int, key:
     return image
 
 
-def load_image(path: Path, *, spatial_dims: int, key: str = "image", unit: bool = False) -> Tensor:
+def load_image(
+    path: Path, *, spatial_dims: int, key: str = "image", unit: bool = False, image_axes: str = ROWS_COLUMNS
+) -> Tensor:
     """One file as float32 ``(c, *space)``; raises where its reader cannot read it.
 
     ``UnusableConfigurationError`` says that this installation lacks a package, not that the file is
@@ -101,9 +122,12 @@ def load_image(path: Path, *, spatial_dims: int, key: str = "image", unit: bool 
             raise ValueError(f"has the ending {ending!r}, none of {', '.join([*ARRAYS, *filter(None, READERS)])}")
         try:
             reader = READERS[ending]()
-            array, meta = reader.get_data(reader.read(str(path)))
+            stored = reader.read(str(path))
+            array, meta = reader.get_data(stored)
         except ImportError as error:
             raise UnusableConfigurationError(str(missing_package(error, f"reading {path.name}"))) from error
+        if image_axes == ROWS_COLUMNS and _has_frames(stored, array):
+            array = array.transpose(2, 0, 1)  # MONAI's rows, frames, columns
         byte = unit and isinstance(reader, PILReader) and array.dtype == np.uint8
         image = _without_metadata(
             EnsureChannelFirst()(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)), meta)
@@ -111,7 +135,21 @@ def load_image(path: Path, *, spatial_dims: int, key: str = "image", unit: bool 
         image = image / BYTE_MAX if byte else image
     if image.ndim != spatial_dims + 1 or not image.numel():
         raise ValueError(f"has the shape {tuple(image.shape)}, not (channels, {spatial_dims} spatial dimensions)")
-    return image
+    turned = columns_first(path, spatial_dims=spatial_dims, image_axes=image_axes)
+    return image.transpose(-1, -2).contiguous() if turned else image
+
+
+def columns_first(path: Path, *, spatial_dims: int, image_axes: str) -> bool:
+    """Whether a file of this format has the columns of a picture before its rows, against the
+    federation's order.
+    """
+    return image_axes == ROWS_COLUMNS and spatial_dims == PICTURE_DIMS and _ending(path) not in ARRAYS
+
+
+def _has_frames(stored: Any, array: np.ndarray) -> bool:
+    """Whether what MONAI read is one DICOM file with several frames, other than a segmentation."""
+    frames = getattr(stored, "NumberOfFrames", None)
+    return frames is not None and int(frames) > 1 and array.ndim == 3 and "SegmentSequence" not in stored
 
 
 def in_unit_range(image: Tensor) -> Tensor:
@@ -136,7 +174,7 @@ def resize(image: Tensor, size: tuple[int, ...]) -> Tensor:
     return image
 
 
-def load_regions(path: Path, *, input_size: tuple[int, ...]) -> Tensor:
+def load_regions(path: Path, *, input_size: tuple[int, ...], image_axes: str = ROWS_COLUMNS) -> Tensor:
     """An atlas as soft masks, float32 ``(r, *input_size)``: the share of each cell that belongs to
     the region.
 
@@ -149,7 +187,7 @@ def load_regions(path: Path, *, input_size: tuple[int, ...]) -> Tensor:
             with np.load(path, allow_pickle=False) as arrays:
                 masks = torch.from_numpy(arrays["masks"].astype(np.float32))
         else:
-            labels = load_image(path, spatial_dims=len(input_size))
+            labels = load_image(path, spatial_dims=len(input_size), image_axes=image_axes)
             if labels.shape[0] != 1:
                 raise ValueError(f"a label map has one channel, not {labels.shape[0]}")
             present = torch.unique(labels)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,7 +15,7 @@ from peer.core.plan import Work
 from peer.methods.method import Batch, Stage, Step
 from peer.training.checkpoint import Checkpoint, Checkpoints
 from peer.training.data import Batches, Seed
-from peer.training.device import precision
+from peer.training.device import precision, seed_generators
 from peer.training.errors import WorkInterrupted
 from peer.training.optimiser import adam, adam_state, load_adam_state, trainable
 from peer.training.tensors import State, state_of
@@ -33,8 +35,10 @@ class Loop:
     def __init__(
         self, stage: Stage, work: Work, *, steps: int, device: torch.device, precision: str, seed: Seed
     ) -> None:
-        self.stage, self.steps = stage, steps * len(stage.passes)
-        self.pass_steps = steps
+        self.stage = stage
+        self.pass_steps = _divide(steps, len(stage.passes)) if stage.divides else (steps,) * len(stage.passes)
+        self._ends = tuple(itertools.accumulate(self.pass_steps))
+        self.steps = sum(self.pass_steps)
         self._device, self._precision, self._seed = device, precision, seed
         for network in stage.networks.values():
             network.to(device)
@@ -50,14 +54,18 @@ class Loop:
     def run(self, batches: Batches) -> Iterator[int]:
         """Train from the current to the last step; yields the count after each step."""
         while self.step < self.steps:
-            pass_number, batch_number = divmod(self.step, self.pass_steps)
-            batch = batches[batch_number]
+            pass_number = bisect.bisect_right(self._ends, self.step)
+            batch = batches[self.step if self.stage.divides else self.step % self.pass_steps[0]]
             self._last = self._train(self.step, self.stage.passes[pass_number], batch)
             for name, value in self._last.items():
                 self._sums[name] = self._sums.get(name, 0.0) + value.double()
                 self._counts[name] = self._counts.get(name, 0) + 1
             self.step += 1
             yield self.step
+
+    def begin_pass(self, number: int) -> None:
+        """Go to the first step of a pass."""
+        self.step = self._ends[number] - self.pass_steps[number]
 
     def losses(self) -> dict[str, float]:
         """The terms of the newest step, unweighted, and their weighted ``total``."""
@@ -113,7 +121,7 @@ class Loop:
         def forward(network: str, *inputs: Any, part: str = "") -> Any:
             # Each network has randomness of its own: other networks of the stage do not change its
             # dropout.
-            torch.manual_seed(self._seed("forward", step, network, *([number] if number else ())))
+            seed_generators(self._device, self._seed("forward", step, network, *([number] if number else ())))
             module = self.stage.networks[network]
             with precision(self._precision, self._device):
                 return (module.get_submodule(part) if part else module)(*inputs)
@@ -127,6 +135,7 @@ class Loop:
         total = torch.stack([term.value * term.weight for term in terms.values()]).sum()
         if optimiser_step.trains:
             torch.autograd.backward(total)
+            optimiser_step.after_backward()
         for optimiser in optimisers:
             optimiser.step()
         return {TOTAL: total.detach()} | {name: term.value.detach() for name, term in terms.items()}
@@ -139,6 +148,12 @@ class Loop:
         self.stage.networks[name].train(not frozen)
         for parameter in self._trainable[name]:
             parameter.requires_grad_(not frozen)
+
+
+def _divide(steps: int, passes: int) -> tuple[int, ...]:
+    """Shares of the steps that differ by one at most, the larger ones first."""
+    share, rest = divmod(steps, passes)
+    return tuple(share + (number < rest) for number in range(passes))
 
 
 PROGRESS_S = 0.2  # five reports a second look continuous and cost no measurable time

@@ -23,6 +23,7 @@ from torch import Tensor
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.messages import Artifact
+from peer.core.plan import visits
 from peer.core.roster import SiteName
 from peer.training.artifact_exchange import ArtifactExchange
 from peer.training.checkpoint import checkpoint_name
@@ -73,7 +74,9 @@ def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Re
     artifact = write_own_artifact(trainer)
     sources = stand_ins(trainer, artifact, command.others)
     timings = {name: try_stage(trainer, train) for name, train in stage_commands(trainer, sources)}
-    if "aggregate" in trainer.settings.plan.phases:
+    plan = trainer.settings.plan
+    usual = timings.keys() & plan.stages_of(plan.phases) or {"visitor"}  # a round may only circulate models
+    if "aggregate" in plan.phases and plan.pattern != "visit":
         trainer.artifact_exchange.average(sources, samples=len(trainer.data.training))
     split = trainer.data.test if len(trainer.data.test) else trainer.data.training
     trainer.load(INITIAL)
@@ -83,8 +86,7 @@ def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Re
         attempt=command.attempt,
         device=describe_device(device),
         step_s={name: step_s for name, (step_s, _) in timings.items()},
-        # A round that only circulates models has no other stage.
-        round_s=sum(whole_s for name, (_, whole_s) in timings.items() if name != "visitor" or len(timings) == 1),
+        round_s=sum(timings[name][1] for name in usual),
         memory_bytes=peak_bytes(device),
         available_bytes=available,
         artifact_bytes=0 if artifact is None else artifact.bytes,
@@ -98,15 +100,15 @@ def stage_commands(trainer: RehearsedTrainer, sources: tuple[Source, ...]) -> It
         (stage, *_) = plan.stages
         visitor = sources[:1]
         yield "visitor", commands.Train(1, 1, 1, stage, INITIAL, visitor, circulate=visitor[0].origin)
-        if plan.pattern == "circulate":
-            return
     has_received = plan.keeps_last_received
-    for phase in plan.phases:
+    for phase in () if sources and plan.pattern == "circulate" else plan.phases:
         if phase == "exchange":
             has_received = True
-        elif phase != "aggregate":
+        elif phase not in ("returns", "aggregate"):
             stage = phase.removeprefix("train:")
             yield stage, commands.Train(1, 1, 1, stage, INITIAL, sources if has_received else ())
+    for stage in sorted(plan.stages_of(plan.last_round)):
+        yield stage, commands.Train(1, 1, 1, stage, INITIAL, ())
 
 
 def try_stage(trainer: RehearsedTrainer, command: commands.Train) -> tuple[float, float]:
@@ -115,14 +117,17 @@ def try_stage(trainer: RehearsedTrainer, command: commands.Train) -> tuple[float
     whole_s = 0.0
     try:
         for number in range(len(loop.stage.passes)):
-            loop.resume(number * loop.pass_steps, {})
+            steps = loop.pass_steps[number]
+            if not steps:
+                continue
+            loop.begin_pass(number)
             began_s = time.monotonic()
-            for step in itertools.islice(loop.run(batches), min(STEPS, loop.pass_steps)):
+            for step in itertools.islice(loop.run(batches), min(STEPS, steps)):
                 losses = loop.losses()  # waits for the device
                 if not math.isfinite(losses[TOTAL]):
                     raise UnusableConfigurationError(describe_non_finite(command.stage, step, losses))
                 step_s, began_s = time.monotonic() - began_s, time.monotonic()
-            whole_s += step_s * loop.pass_steps
+            whole_s += step_s * steps
     finally:
         loop.thaw()
         batches.close()
@@ -151,11 +156,12 @@ def write_own_artifact(trainer: RehearsedTrainer) -> Artifact | None:
 
 
 def stand_ins(trainer: RehearsedTrainer, artifact: Artifact | None, others: tuple[SiteName, ...]) -> tuple[Source, ...]:
-    """The site's own artifact as if others had sent it: all, or one for one-to-one methods."""
+    """The site's own artifact as if others had sent it: all, the visitors of a round, or one."""
     if artifact is None:
         return ()
-    several = trainer.settings.plan.pattern == "all_to_all"
-    return tuple(Source(name, 1, artifact) for name in (others if several else others[:1]))
+    plan, parameters = trainer.settings.plan, trainer.settings.parameters
+    count = visits(plan, sites=len(others) + 1, parameters=parameters) if plan.pattern == "visit" else 1
+    return tuple(Source(name, 1, artifact) for name in (others if plan.pattern == "all_to_all" else others[:count]))
 
 
 def available_bytes(device: torch.device) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 from peer.core.limits import CHECKPOINT_S, PROBE_RATIO_MAX, RECEIVED_RATIO_MAX
 from peer.core.plan import AggregateRule, Plan, Value, Work
 from peer.core.roster import Sha256, SiteName
+from peer.core.tasks import COLUMNS_ROWS, ROWS_COLUMNS
 from peer.core.worker_protocol import WorkerSetting
 from peer.methods.registry import find_plan
 
@@ -55,7 +56,7 @@ class DataSettings:
     """Where the site's samples are, and how an image is prepared for the network.
 
     In super-resolution, the target is ``scale`` times as large as its image, whose size is
-    ``input_size``.
+    ``input_size``. ``image_axes`` is the federation's order of a picture's axes.
     """
 
     datalist: Path
@@ -67,6 +68,7 @@ class DataSettings:
     validation_share: float = 0.0
     cache: str = "memory"
     scale: int | None = None
+    image_axes: str = ROWS_COLUMNS
     augmentation: AugmentationSettings = AugmentationSettings()
 
 
@@ -135,7 +137,11 @@ class TrainingSettings:
             task=TaskSettings(
                 **{key: federation["task"][key] for key in ("kind", "spatial_dims", "in_channels", "classes")}
             ),
-            data=_data(_without_nulls(site["data"]), Path(setting.base_folder)),
+            data=_data(
+                _without_nulls(site["data"]),
+                Path(setting.base_folder),
+                image_axes=federation.get("image_axes", COLUMNS_ROWS),
+            ),
             model=_without_nulls(site["model"]),
             allow_models=tuple(site.get("allow_models", ())),
             device=training.get("device", "auto"),
@@ -177,7 +183,7 @@ def _work(default: Work, stages: Mapping[str, Any] | None, stage: str) -> Work:
     )
 
 
-def _data(document: Mapping[str, Any], base_folder: Path) -> DataSettings:
+def _data(document: Mapping[str, Any], base_folder: Path, *, image_axes: str) -> DataSettings:
     datalist = base_folder / document.get("datalist", "datalist.json")
     options = {
         key: document[key]
@@ -191,6 +197,7 @@ def _data(document: Mapping[str, Any], base_folder: Path) -> DataSettings:
         root=base_folder / document["root"] if "root" in document else datalist.parent,
         input_size=tuple(document["input_size"]),
         regions=base_folder / document["regions"] if "regions" in document else None,
+        image_axes=image_axes,
         augmentation=AugmentationSettings(**no_flip | _without_nulls(document.get("augmentation"))),
         **options,
     )

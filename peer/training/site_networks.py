@@ -59,9 +59,10 @@ class SiteNetworks:
             networks: dict[str, nn.Module] = {}
             for name, build in self._method.local_networks.items():
                 build_context = self.build_context  # before the seed: building it draws weights
-                self._seed_torch(
-                    "init", name, alike=name in (self._method.artifact_network, self._averaged_with_head), role=name
-                )
+                alike = name in (self._method.artifact_network, self._averaged_with_head)
+                # Where the local model has the shared architecture, both start with the same weights.
+                role = DAM if self._settings.plan.shared == "itself" else name
+                self._seed_torch("init", name, alike=alike, role=role)
                 networks[name] = build(build_context, networks)
             self._beside = networks
         return {DAM: self.dam, **self._beside}
@@ -114,6 +115,8 @@ class SiteNetworks:
             output=self.output,
             shared_output=None if spec is None else self._probe(build_spec(spec, "[shared_model]"), "[shared_model]"),
             build_shared=lambda: build_spec(spec or {}, "[shared_model]"),
+            spatial_dims=settings.task.spatial_dims,
+            in_channels=settings.task.in_channels,
         )
 
     @property

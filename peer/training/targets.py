@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peer.core.tasks import CLASSIFYING
+from peer.core.tasks import CLASSIFYING, ROWS_COLUMNS
 from peer.data.datalist import Sample
 from peer.training.errors import UnusableConfigurationError
 from peer.training.images import Preparation, in_unit_range, load_image, load_images, resize
@@ -31,8 +31,8 @@ def sample_reader(task: TaskSettings, data: DataSettings) -> SampleReader:
     if task.kind == "super_resolution":
         if data.scale is None:
             raise UnusableConfigurationError("[data] scale is missing; super-resolution needs 2, 4 or 8")
-        return LargeImage(task.in_channels, task.classes, data.input_size, data.scale)
-    preparation = Preparation(task.in_channels, data.input_size, data.normalise)
+        return LargeImage(task.in_channels, task.classes, data.input_size, data.scale, data.image_axes)
+    preparation = Preparation(task.in_channels, data.input_size, data.normalise, data.image_axes)
     return ClassIndex(preparation) if task.kind in CLASSIFYING else LabelMap(preparation, task.classes)
 
 
@@ -69,7 +69,8 @@ class LabelMap:
         return self.preparation.finish(image), labels.to(torch.uint8 if small else torch.int32)
 
     def _load(self, path: Path) -> Tensor:
-        labels = load_image(path, spatial_dims=len(self.preparation.input_size), key="label")
+        dims, axes = len(self.preparation.input_size), self.preparation.image_axes
+        labels = load_image(path, spatial_dims=dims, key="label", image_axes=axes)
         if labels.shape[0] != 1:
             raise ValueError(f"its label map has {labels.shape[0]} channels, not one")
         wrong = labels[(labels < 0) | (labels >= self.classes) | (labels != labels.round())]
@@ -93,6 +94,7 @@ class LargeImage:
     classes: int
     input_size: tuple[int, ...]
     scale: int
+    image_axes: str = ROWS_COLUMNS
 
     def __call__(self, sample: Sample) -> Example:
         """The small image, and the large one ``(classes, *(scale * input_size))``."""
@@ -114,8 +116,10 @@ class LargeImage:
         return resize(image, self.input_size).contiguous(), self._shrink_target(target)
 
     def _load(self, paths: Sequence[Path], *, channels: int, key: str) -> Tensor:
-        dims = len(self.input_size)
-        return in_unit_range(load_images(paths, spatial_dims=dims, channels=channels, key=key, unit=True))
+        dims, axes = len(self.input_size), self.image_axes
+        return in_unit_range(
+            load_images(paths, spatial_dims=dims, channels=channels, key=key, unit=True, image_axes=axes)
+        )
 
     def _shrink_target(self, image: Tensor) -> Tensor:
         size = self._enlarge_size(self.input_size)

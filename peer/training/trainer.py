@@ -22,9 +22,10 @@ from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
+from peer.core.tasks import VALIDATION
 from peer.core.worker_protocol import WorkerSetting, from_json, to_json
 from peer.files import artifact_path
-from peer.methods.method import DAM, VISITOR, Method, Stage, StageContext
+from peer.methods.method import DAM, VISITOR, Method, Stage, StageContext, visitor_name
 from peer.methods.supervised import supervised_stage
 from peer.training.artifact_exchange import ArtifactExchange
 from peer.training.checkpoint import Checkpoints, checkpoint_name
@@ -38,7 +39,7 @@ from peer.training.own_data_probe import OwnDataProbe, largest_change
 from peer.training.rehearsal import rehearse
 from peer.training.settings import TrainingSettings
 from peer.training.site_networks import SiteNetworks
-from peer.training.tensors import non_finite, pack
+from peer.training.tensors import State, non_finite, pack, state_of
 
 logger = logging.getLogger(__name__)
 
@@ -147,24 +148,32 @@ class Trainer:
             metrics=record["metrics"],
             threads=record["threads"],
             duration_s=record["duration_s"],
+            returned=_returned_of(record),
         )
 
     def _aggregate(self, command: commands.Aggregate) -> events.Event:
         name = checkpoint_name(command.round, "aggregate")
         base = self._base_record(command.base)
-        work = self._digest(name, base["work"], *map(_source_key, command.sources))
+        sent = [] if command.sent is None else [_source_key(command.sent)]
+        work = self._digest(name, base["work"], *map(_source_key, command.sources), *sent)
         record = self._finished_record(name, work)
-        if record is None:
+        if record is None and self.settings.plan.pattern == "visit":
+            try:
+                record = self._merge(command, name, work, steps=base["steps"])
+            except UnusableArtifact as error:
+                return _reject(command, error)
+        elif record is None:
             self.site_networks.load(command.base)
             try:
                 if self.settings.plan.pattern != "all_to_all":
                     for source in command.sources:
-                        self._probe.check_model(source, self.artifact_exchange.receive(source)[0])
+                        network, own = self.artifact_exchange.receive(source)[0], self.site_networks.artifact_network
+                        self._probe.check_model(source, network, own)
                 aggregate = self.artifact_exchange.average(command.sources, samples=len(self.data.training))
             except UnusableArtifact as error:
                 return _reject(command, error)
             self.site_networks.invalidate()
-            self.site_networks.artifact_network.load_state_dict(aggregate.state, strict=False)
+            self.artifact_exchange.load(aggregate.state)
             digest = hashlib.sha256(pack(aggregate.state)).hexdigest()
             record = {"work": work, "steps": base["steps"], "artifact": None, "sha256": digest}
             record |= {"contributors": aggregate.contributors, "cut": aggregate.cut}
@@ -183,7 +192,32 @@ class Trainer:
             sha256=Sha256(record["sha256"]),
             contributors=tuple(map(SiteName, record["contributors"])),
             cut=record.get("cut", {}),
+            artifact=_artifact_of(record),
         )
+
+    def _merge(self, command: commands.Aggregate, name: str, work: str, *, steps: int) -> dict[str, Any]:
+        """Average the local model with its copies that other sites trained; keep its optimiser's moments."""
+        self.site_networks.load(command.base)
+        dam, returned, left = self.site_networks.dam, list[tuple[Source, Network]](), State()
+        if command.sources and command.sent is not None:
+            sent, _ = self.artifact_exchange.receive(command.sent)
+            left = state_of(sent)
+            for source in command.sources:
+                network, _ = self.artifact_exchange.receive(source)
+                if not isinstance(network, Network) or network.spec != dam.spec:
+                    raise UnusableArtifact(source, "it is not of this site's [model]")
+                self._probe.check_return(source, network, sent)
+                returned.append((source, network))
+        state = self.artifact_exchange.merge(returned, left)
+        self.site_networks.invalidate()
+        dam.load_state_dict(state, strict=False)
+        artifact = self._send(dam, owner=self.settings.site, steps=steps)
+        contributors = sorted({self.settings.site, *(source.origin for source, _ in returned)})
+        record = {"work": work, "steps": steps, "artifact": to_json(artifact), "sha256": artifact.sha256}
+        record |= {"contributors": contributors, "cut": {}}
+        self.site_networks.write(name, record, self.site_networks.moments)
+        self._checkpoints.prune([command.base, *command.kept])
+        return record
 
     def _adopt(self, command: commands.Adopt) -> events.Event:
         name = checkpoint_name(command.round, "adopt")
@@ -217,12 +251,11 @@ class Trainer:
                 logger.warning("artifact left out of the evaluation: peer=%s reason=%s", error.source.origin, error)
                 sources = tuple(source for source in sources if source != error.source)
         metrics = self.evaluate(self.data.test)
-        metrics |= {f"validation_{name}": value for name, value in self.evaluate(self.data.validation).items()}
+        metrics |= {f"{VALIDATION}{name}": value for name, value in self.evaluate(self.data.validation).items()}
         lent = None
         if command.lent:
-            lent = self._send(
-                self.site_networks.dam, owner=self.settings.site, steps=self._base_record(command.base)["steps"]
-            )
+            steps = self._base_record(command.base)["steps"]
+            lent = self._send(self.site_networks.dam, owner=self.settings.site, steps=steps, lent=True)
         return events.Evaluated(command.generation, command.round, command.attempt, metrics, lent)
 
     # --- predictions of a finished state ----------------------------------------------------------------------------
@@ -278,6 +311,7 @@ class Trainer:
                 clock=self._clock,
             )
             artifact = self._write_stage_artifact(command, stage, steps=steps, steps_before=steps_before)
+            returned = self._write_returns(command, stage, steps=steps)
         except Diverged as error:
             raise self._blame(command, str(error)) from error
         finally:
@@ -293,6 +327,8 @@ class Trainer:
         }
         if command.circulate is not None:
             record["change"] = self._change(command, stage)
+        if returned:
+            record["returned"] = to_json(returned)
         self.site_networks.write(
             name, record, {**self.site_networks.moments, **{key: loop.moments()[key] for key in local}}
         )
@@ -349,7 +385,7 @@ class Trainer:
     def _probe_copy(
         self, probe: OwnDataProbe, command: commands.Train | commands.Adopt, source: Source, copy: nn.Module
     ) -> None:
-        probe.check_model(source, copy)
+        probe.check_model(source, copy, self.site_networks.dam)
         earlier: nn.Module | None = None
         if command.earlier is not None:
             try:
@@ -371,7 +407,7 @@ class Trainer:
         for source in sources:
             module = received[source.origin]
             if isinstance(module, Network):
-                probe.check_model(source, module)
+                probe.check_model(source, module, self.site_networks.dam)
             else:
                 head = module.head if isinstance(module, Expert) else module
                 probe.check_head(source, head, self.site_networks.dam)
@@ -392,8 +428,11 @@ class Trainer:
     ) -> Artifact | None:
         """Write the visitor's artifact, or the own one if the plan publishes now."""
         plan, owner = self.settings.plan, command.circulate
+        visitors = {visitor_name(source.origin): source for source in command.sources}
         for name in stage.trains:
             if (bad := non_finite(stage.networks[name].state_dict())) is not None:
+                if name in visitors:
+                    raise UnusableArtifact(visitors[name], f"its tensor {bad!r} is not finite after the last step")
                 raise Diverged(f"tensor {bad!r} is not finite after the last step")
         if owner is not None:
             before = command.sources[0].artifact.steps if command.sources else steps_before
@@ -408,6 +447,24 @@ class Trainer:
         before = self.artifact_exchange.receive(command.sources[0])[0] if command.sources else self.site_networks.dam
         return largest_change(stage.networks[VISITOR], before)[1] / command.rounds
 
+    def _write_returns(self, command: commands.Train, stage: Stage, *, steps: int) -> list[Artifact]:
+        """Write each visitor's artifact for its owner, where models visit.
+
+        It counts the steps of the whole stage, as shares differ, and tells no number of samples.
+        """
+        if self.settings.plan.pattern != "visit":
+            return []
+        return [
+            self.artifact_exchange.send(
+                stage.networks[visitor_name(source.origin)],
+                owner=source.artifact.owner,
+                steps=source.artifact.steps + steps,
+                samples=None,
+                kind="return",
+            )
+            for source in command.sources
+        ]
+
     def _blame(self, command: commands.Train, reason: str) -> Exception:
         """Blame a divergence on the received artifact with the largest values, or on this site."""
         if command.sources:
@@ -419,8 +476,9 @@ class Trainer:
         )
 
     # --- artifacts and checkpoints ----------------------------------------------------------------------------------
-    def _send(self, network: nn.Module, *, owner: SiteName, steps: int) -> Artifact:
-        return self.artifact_exchange.send(network, owner=owner, steps=steps, samples=len(self.data.training))
+    def _send(self, network: nn.Module, *, owner: SiteName, steps: int, lent: bool = False) -> Artifact:
+        samples = len(self.data.training)
+        return self.artifact_exchange.send(network, owner=owner, steps=steps, samples=samples, lent=lent)
 
     def _base_record(self, name: str) -> dict[str, Any]:
         """The record of a checkpoint that must be there."""
@@ -432,8 +490,8 @@ class Trainer:
         record = self._checkpoints.record(name)
         if record is None or record["work"] != work:
             return None
-        artifact = _artifact_of(record)
-        complete = artifact is None or artifact_path(self.settings.artifacts, artifact.sha256).exists()
+        written = [artifact for artifact in (_artifact_of(record), *_returned_of(record)) if artifact is not None]
+        complete = all(artifact_path(self.settings.artifacts, artifact.sha256).exists() for artifact in written)
         return record if complete else None
 
     def _digest(self, *parts: object) -> str:
@@ -463,6 +521,11 @@ def _source_key(source: Source) -> tuple[str, str, str, int]:
 def _artifact_of(record: Mapping[str, Any]) -> Artifact | None:
     document = record["artifact"]
     return None if document is None else from_json(Artifact, document)
+
+
+def _returned_of(record: Mapping[str, Any]) -> tuple[Artifact, ...]:
+    """The visiting models that a stage has trained."""
+    return tuple(from_json(Artifact, document) for document in record.get("returned", ()))
 
 
 def _reject(

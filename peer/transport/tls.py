@@ -7,6 +7,7 @@ before the site listens or dials.
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import resource
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -23,6 +24,7 @@ from peer.errors import CertificateError
 from peer.files import stamp
 from peer.identity.certificates import (
     CERTIFICATE_FILE,
+    CERTIFICATES_KEPT_MAX,
     KEY_FILE,
     PENDING_KEY_FILE,
     Identity,
@@ -128,7 +130,7 @@ class Pki:
 
     def stamp(self) -> tuple[tuple[int, ...], ...]:
         """A value that changes whenever certificate or key is replaced."""
-        return tuple(stamp(self.folder / name) for name in (CERTIFICATE_FILE, KEY_FILE, PENDING_KEY_FILE))
+        return tuple(stamp(f"{self.folder}/{name}") for name in (CERTIFICATE_FILE, KEY_FILE, PENDING_KEY_FILE))
 
     def load(self) -> Identity:
         """The identity in the files; ``CertificateError`` names what is missing, expired, foreign or does not fit."""
@@ -183,6 +185,12 @@ def channel_options(site: SiteName) -> tuple[Option, ...]:
     return (*CLIENT_OPTIONS, ("grpc.ssl_target_name_override", site))
 
 
+@functools.lru_cache(maxsize=CERTIFICATES_KEPT_MAX)
+def _der(pem: bytes) -> bytes:
+    """A certificate in DER; ``ValueError`` when the bytes hold none."""
+    return certificate_der(x509.load_pem_x509_certificate(pem))
+
+
 def caller(
     auth_context: Mapping[str, Iterable[bytes]],
     *,
@@ -207,7 +215,7 @@ def caller(
     if name not in roster:
         raise CallerRefused(f"{name[:SHOWN_CHARACTERS]!r} is not in the roster")
     try:
-        der = certificate_der(x509.load_pem_x509_certificate(pems[0]))
+        der = _der(pems[0])
         certificate = verify_certificate(der, ca, name, now)
     except ValueError as error:
         raise CallerRefused(f"{name}: {error}") from error

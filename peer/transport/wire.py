@@ -47,7 +47,7 @@ CODE = {reason: code for code, reason in REASON_OF.items()}
 def encode_report(report: EvaluationResult) -> pb.Metrics:
     """The content of ``PutMetrics``; ``WireError`` when other sites would refuse it."""
     _check(report)
-    return pb.Metrics(
+    message = pb.Metrics(
         generation=report.generation,
         round=report.round,
         sha256=bytes.fromhex(report.sha256 or ""),
@@ -56,6 +56,8 @@ def encode_report(report: EvaluationResult) -> pb.Metrics:
         values=report.metrics,
         unmeasured=CODE.get(report.unmeasured, pb.UNMEASURED_UNSPECIFIED),
     )
+    at_most("metrics", message.ByteSize(), limits.REQUEST_BYTES_MAX, "bytes")
+    return message
 
 
 def decode_report(message: pb.Metrics) -> EvaluationResult:

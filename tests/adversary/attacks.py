@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,75 +39,86 @@ class Call:
         return self.allowed | SHED if len(self.request) > REQUEST_BYTES_MAX else self.allowed
 
 
+Fields = Sequence[tuple[str, Any]]
+GREETINGS: Fields = (
+    ("protocol", 0),
+    ("federation", WRONG),
+    ("federation", b"short"),
+    ("roster", WRONG),
+    ("round_key_tag", WRONG),
+    ("generation", 1 << 63),
+    ("clock_s", float("nan")),
+    ("clock_s", float("inf")),
+    *(("software", text) for text in TEXTS[:2]),
+    ("seen", pb.Seen(generation=1 << 63, round=1, sha256=WRONG)),
+    ("seen", pb.Seen(generation=1, round=0, sha256=b"x")),
+)
+PULSES: Fields = (
+    ("round", (1 << 64) - 1),
+    ("generation", 1 << 63),
+    ("progress", float("nan")),
+    ("progress", -1.0),
+    ("progress", 1e300),
+    *(("phase", text) for text in TEXTS if text != "../../etc/passwd"),
+    ("phase", ""),
+    ("aggregate", b"x" * 31),
+)
+REQUESTS: Fields = (
+    ("kind", 0),
+    ("kind", HEAD),
+    ("kind", 77),
+    ("purpose", 0),
+    ("purpose", HANDBACK),
+    ("purpose", EVALUATE),
+    ("purpose", 9),
+    ("for_round", 0),
+    ("for_round", 1 << 63),
+    ("wait_s", float("nan")),
+    ("wait_s", -1.0),
+    ("wait_s", 1e9),
+    *(("owner", text) for text in (*TEXTS, "", "nobody")),
+)
+FETCHES: Fields = (
+    ("kind", HEAD),
+    ("purpose", HANDBACK),
+    ("sha256", WRONG),
+    ("sha256", b"x" * 33),
+    ("offset", (1 << 64) - 1),
+    ("for_round", 0),
+    *(("owner", text) for text in TEXTS[:3]),
+)
+REPORT = {"generation": 1, "round": 1, "sha256": WRONG, "samples": 3, "values": {"auc": 0.5}}
+REPORTS: Mapping[str, Mapping[str, Any]] = {
+    "unasked": {},
+    "nan": {"values": {"auc": float("nan")}},
+    "many": {"values": {f"metric-{number}": 0.5 for number in range(2000)}},
+    "withheld": {"withheld": True},
+}
+
+
+def wrong(method: str, fields: Fields, message: Callable[..., Any]) -> Iterator[Call]:
+    """A call of the method for each field that is wrong."""
+    for name, value in fields:
+        request = message(**{name: value})
+        yield Call(f"{method} {name} {value!r:.24}", method, request.SerializeToString())
+
+
 def calls(member: Member, victim: str, round: int) -> Iterator[Call]:
-    """Every malformed or unauthorised call of one site, in a fresh order of no meaning."""
-    for name, value in (
-        ("protocol", 0),
-        ("protocol", 99),
-        ("federation", WRONG),
-        ("federation", b"short"),
-        ("roster", WRONG),
-        ("round_key_tag", WRONG),
-        ("generation", 1 << 63),
-        ("clock_s", float("nan")),
-        ("clock_s", float("inf")),
-        *(("software", text) for text in TEXTS[:2]),
-        ("seen", pb.Seen(generation=1 << 63, round=1, sha256=WRONG)),
-        ("seen", pb.Seen(generation=1, round=0, sha256=b"x")),
-    ):
-        if (name, value) != ("protocol", 99):  # a range of versions is no breach
-            yield Call(f"Hello {name} {value!r:.24}", "Hello", member.greeting(**{name: value}).SerializeToString())
-    for name, value in (
-        ("round", (1 << 64) - 1),
-        ("generation", 1 << 63),
-        ("progress", float("nan")),
-        ("progress", -1.0),
-        ("progress", 1e300),
-        *(("phase", text) for text in TEXTS if text != "../../etc/passwd"),
-        ("phase", ""),
-        ("aggregate", b"x" * 31),
-    ):
-        yield Call(f"Beat {name} {value!r:.24}", "Beat", member.pulse(**{name: value}).SerializeToString())
-    for name, value in (
-        ("kind", 0),
-        ("kind", HEAD),
-        ("kind", 77),
-        ("purpose", 0),
-        ("purpose", HANDBACK),
-        ("purpose", EVALUATE),
-        ("purpose", 9),
-        ("for_round", 0),
-        ("for_round", 1 << 63),
-        ("for_round", 10**6),
-        ("wait_s", float("nan")),
-        ("wait_s", -1.0),
-        ("wait_s", 1e9),
-        *(("owner", text) for text in (*TEXTS, "", "nobody")),
-    ):
-        asked = member.asks(round, owner=victim)
-        setattr(asked, name, value)
-        allowed = REFUSED | ({"OK"} if (name, value) == ("for_round", 10**6) else set())
-        yield Call(f"GetManifest {name} {value!r:.24}", "GetManifest", asked.SerializeToString(), frozenset(allowed))
-    for name, value in (
-        ("kind", HEAD),
-        ("purpose", HANDBACK),
-        ("sha256", WRONG),
-        ("sha256", b"x" * 33),
-        ("offset", (1 << 64) - 1),
-        ("for_round", 0),
-        *(("owner", text) for text in TEXTS[:3]),
-    ):
-        asked = member.fetches(round, WRONG, owner=victim)
-        setattr(asked, name, value)
-        yield Call(f"FetchArtifact {name} {value!r:.24}", "FetchArtifact", asked.SerializeToString())
-    report = {"generation": 1, "round": 1, "sha256": WRONG, "samples": 3, "values": {"auc": 0.5}}
-    for name, change in (
-        ("unasked", {}),
-        ("nan", {"values": {"auc": float("nan")}}),
-        ("many", {"values": {f"metric-{number}": 0.5 for number in range(2000)}}),
-        ("withheld", {"withheld": True}),
-    ):
-        yield Call(f"PutMetrics {name}", "PutMetrics", pb.Metrics(**{**report, **change}).SerializeToString())
+    """Every malformed or unauthorised call of one site."""
+
+    def asks(**claims: Any) -> pb.ManifestRequest:
+        return member.asks(round, **{"owner": victim, **claims})
+
+    def fetches(**claims: Any) -> pb.FetchRequest:
+        return member.fetches(round, **{"sha256": WRONG, "owner": victim, **claims})
+
+    yield from wrong("Hello", GREETINGS, member.greeting)
+    yield from wrong("Beat", PULSES, member.pulse)
+    yield from wrong("GetManifest", REQUESTS, asks)
+    yield from wrong("FetchArtifact", FETCHES, fetches)
+    yield Call("GetManifest early", "GetManifest", asks(for_round=10**6).SerializeToString(), REFUSED | {"OK"})
+    for name, change in REPORTS.items():
+        yield Call(f"PutMetrics {name}", "PutMetrics", pb.Metrics(**{**REPORT, **change}).SerializeToString())
     for method in ("Hello", "Beat", "GetManifest", "FetchArtifact", "PutMetrics"):
         yield Call(f"{method} garbage", method, b"\xff" * 100)
         yield Call(f"{method} 20 MiB", method, bytes(20 << 20), REFUSED | SHED)

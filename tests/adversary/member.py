@@ -29,8 +29,8 @@ from peer.pb import peer_pb2 as pb
 
 SERVICE = "mhfl.v1.Exchange"
 LABEL = b"mhfl/manifest/v1\x00"
-MODEL, HEAD, PROXY, MESSENGER = 1, 2, 3, 4
-TRAIN, HANDBACK, EVALUATE = 1, 2, 3
+MODEL, HEAD, PROXY, MESSENGER, RETURN = 1, 2, 3, 4, 5
+TRAIN, HANDBACK, EVALUATE, COME_HOME = 1, 2, 3, 4
 NOT_YET, RETIRED, SKIPPED = 1, 2, 3
 CALL_S = 10.0
 

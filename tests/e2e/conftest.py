@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import nibabel
-import numpy as np
 import pytest
 
+from fakes.datasets import write_cubes
 from fakes.warm import Warm
 from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
@@ -53,22 +52,6 @@ device = "cpu"
 checkpoint_s = {checkpoint_s}
 """
 MODEL = 'name = "resnet10"\n[model.parameters]\nwidth = {width}\nstem_stride = 2'
-
-
-def synthetic_site(folder: Path, *, seed: int, count: int = 24) -> Path:
-    """A datalist of volumes in which class 1 has a brighter cube; synthetic through and through."""
-    random = np.random.default_rng(seed)
-    folder.mkdir(parents=True)
-    items = []
-    for index in range(count):
-        label = index % 2
-        volume = random.random((12, 12, 12), dtype=np.float32)
-        volume[3:7, 3:9, 3:9] += 0.5 * label
-        nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), folder / f"{index}.nii")
-        items.append({"image": f"{index}.nii", "label": label, "subject": f"{seed}-{index}"})
-    path = folder / "datalist.json"
-    path.write_text(json.dumps({"training": items[: count * 2 // 3], "test": items[count * 2 // 3 :]}))
-    return path
 
 
 @pytest.fixture(scope="session")
@@ -112,7 +95,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, warm: type[LocalFederation])
         root = tmp_path_factory.mktemp("federation")
         texts = {}
         for index, name in enumerate(sites):
-            datalist = synthetic_site(root / "data" / name, seed=index)
+            datalist = write_cubes(root / "data" / name, seed=index)
             model = (models or {}).get(name, MODEL.format(width=8 - index))
             texts[name] = SITE.format(datalist=datalist, model=model, checkpoint_s=checkpoint_s) + site
         stages = stages or STAGES.format(steps=steps)

@@ -23,7 +23,6 @@ from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
 
 pytestmark = [
-    pytest.mark.skipif("NIGHTLY" not in os.environ, reason="long: set NIGHTLY=1"),
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.timeout(300),

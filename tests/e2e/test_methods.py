@@ -19,7 +19,10 @@ SHARED: Mapping[str, str] = {
     "feddal": '[shared_model]\nname = "resnet10"\nwidth = 4\nstem_stride = 2',
     "proxyfl": '[shared_model]\nname = "resnet10"\nwidth = 4\nstem_stride = 2',
     "mh_pflid": '[shared_model]\nname = "messenger_classification"\nwidth = 4',
-    **dict.fromkeys(("fedavg", "fedprox", "fedbn"), '[shared_model]\nname = "resnet10"\nwidth = 8\nstem_stride = 2'),
+    **dict.fromkeys(
+        ("fedavg", "fedprox", "fedbn", "fedavg_ft", "fedprox_ft", "ditto", "fedrep", "scaffold", "scaffold_ft", "apfl"),
+        '[shared_model]\nname = "resnet10"\nwidth = 8\nstem_stride = 2',
+    ),
 }
 FAMILIES = {
     "asia": 'name = "resnet10"\nparameters = {width = 8, stem_stride = 2}',
@@ -31,12 +34,8 @@ PROJECTED = {site: model.replace("width = 8", "width = 8, projection = 16") for 
 """The same families, whose heads all take sixteen features: what is averaged must be alike."""
 
 
-THREE_SITES = frozenset({"dflmoe", "fedcross", "feddal", "fedskd", "mh_pflid"})
+THREE_SITES = frozenset({"dflmoe", "fedcross", "feddal", "fedskd", "fedvisit", "mh_pflid"})
 """What differs from another method in its worker alone is shown by two sites, which start sooner."""
-
-
-QUICK = frozenset({"dflmoe", "fedskd"})
-"""Heads for all, a model for one; the others differ in their plans and workers, which are tested by themselves."""
 
 
 COLD = "fedskd"
@@ -65,9 +64,8 @@ def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[[str], Lo
     return run
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(PLANS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted(PLANS))
 def test_families_come_to_the_last_round_and_to_the_simulators_bits(run, simulated, tools, method: str) -> None:
     loopback, plan = run(method), PLANS[method]
     sites = loopback.federation.roster.names
@@ -75,14 +73,17 @@ def test_families_come_to_the_last_round_and_to_the_simulators_bits(run, simulat
     for name in sites:
         assert [record["round"] for record in records[name]] == list(range(1, ROUNDS + 1))
         assert not any(record["missing"] for record in records[name])
+        if plan.pattern == "visit":
+            assert [len(record["returned"]) for record in records[name]] == [len(sites) - 1] * ROUNDS
+            assert not any(record["missing_returns"] for record in records[name])
         ledger = Ledger(loopback.folder(name).egress_db, read_only=True)
         sent = ledger.transfers()
         ledger.close()
-        kinds, own = {row["kind"] for row in sent}, {plan.artifact} - {None}
+        kinds, own = {row["kind"] for row in sent}, set(plan.sends)
         assert kinds <= own  # a permutation may keep a site at home in every round
-        assert kinds == own or plan.pattern != "all_to_all"
+        assert kinds == own or plan.pattern not in ("all_to_all", "visit")
     if plan.pattern == "all_to_all" and "aggregate" in plan.phases:
-        for round in range(ROUNDS):
+        for round in range(ROUNDS - len(plan.last_round)):
             assert len({records[name][round]["aggregate_sha256"] for name in sites}) == 1
             assert all(records[name][round]["contributors"] == sorted(sites) for name in sites)
     simulation = simulated(loopback)

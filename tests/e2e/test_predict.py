@@ -21,7 +21,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ROUNDS = 2
 STAGES = {"train": {"unit": "step", "count": 40, "learning_rate": 1e-2}}
-DRAFT = draft("cubes", rounds=ROUNDS, task=task(3, kind="segmentation"), method="local", stages=STAGES)
+DRAFT = draft(
+    "cubes", rounds=ROUNDS, evaluation_every=1, task=task(3, kind="segmentation"), method="local", stages=STAGES
+)
 MODEL = {"name": "unet", "parameters": {"width": 4, "depth": 1}}
 AFFINE = np.array([[-2.0, 0, 0, 30], [0, 1.5, 0, -20], [0, 0, 1.5, 10], [0, 0, 0, 1]])
 
@@ -44,11 +46,12 @@ def site(tmp_path: Path) -> str:
     folder = tmp_path / "data"
     folder.mkdir()
     items = []
-    for index in range(12):
+    for index in range(16):
         volume(folder, str(index), (12, 12, 12), seed=index)
         items.append({"image": f"{index}.nii.gz", "label": f"{index}-label.nii.gz"})
-    (folder / "datalist.json").write_text(json.dumps({"training": items[:10], "test": items[10:]}))
-    return site_text(12, 12, 12, datalist=folder / "datalist.json", model=MODEL)
+    (folder / "datalist.json").write_text(json.dumps({"training": items[:14], "test": items[14:]}))
+    text = site_text(12, 12, 12, datalist=folder / "datalist.json", model=MODEL)
+    return text.replace("[data]\n", "[data]\nvalidation_share = 0.3\n")
 
 
 def run(*words: str | Path) -> dict[str, Any]:
@@ -82,6 +85,8 @@ def test_the_model_of_a_running_site_segments_a_volume_of_another_size(site: str
         home = loopback.folder("europe").generation(1)
         before = {path: path.stat().st_mtime_ns for path in home.rglob("*") if path.suffix != ".db-shm"}
         document = run("--home", loopback.home, "predict", *inputs, "--out", tmp_path / "masks")
+        best = run("--home", loopback.home, "predict", *inputs, "--round", "best", "--out", tmp_path / "best")
+        rounds = {record["round"]: record["metrics"] for record in loopback.show("europe", "rounds")}
         export = run("--home", loopback.home, "export", "--format", "onnx", "--out", taken)
         assert {path: path.stat().st_mtime_ns for path in before} == before
         (left,) = loopback.show("europe", "egress")
@@ -89,6 +94,10 @@ def test_the_model_of_a_running_site_segments_a_volume_of_another_size(site: str
     for shown in (document, elsewhere):
         assert (shown["site"], shown["round"], shown["task"]) == ("europe", ROUNDS, "segmentation")
         assert [Path(row["file"]).name for row in shown["skipped"]] == ["broken.nii.gz"]
+    dice = {number: metrics["validation_dice"] for number, metrics in rounds.items()}
+    assert best["round"] == max(dice, key=lambda number: (dice[number], -number))
+    assert best["choice"] == f"the best of its evaluated rounds by validation_dice, {dice[best['round']]:.4f}"
+    assert segmented(best).shape == labels.shape
     mask = segmented(document)
     assert mask.shape == labels.shape
     assert 2 * (mask & labels).sum() / (mask.sum() + labels.sum()) > 0.8

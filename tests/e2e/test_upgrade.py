@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from peer.demo.local_federation import LocalFederation
 from peer.records.journal import Journal
 
 pytestmark = [
-    pytest.mark.skipif("NIGHTLY" not in os.environ, reason="long: set NIGHTLY=1"),
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.timeout(580),

@@ -106,6 +106,20 @@ def write_volume(path: Path, values: NDArray[Any] | None = None) -> Path:
     return path
 
 
+def write_cubes(folder: Path, *, seed: int, count: int = 24, side: int = 12) -> Path:
+    """Write volumes of noise, of which those of class 1 have a brighter box; their datalist."""
+    random = np.random.default_rng(seed)
+    items = []
+    for index in range(count):
+        volume, label = random.random((side, side, side), dtype=np.float32), index % 2
+        volume[3:7, 3:9, 3:9] += 0.5 * label
+        write_volume(folder / f"{index}.nii", volume)
+        items.append({"image": f"{index}.nii", "label": label, "subject": f"{seed}-{index}"})
+    path = folder / "datalist.json"
+    path.write_text(json.dumps({"training": items[: count * 2 // 3], "test": items[count * 2 // 3 :]}))
+    return path
+
+
 def write_table(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
     """Write rows as a CSV file with a heading; its path."""
     path.parent.mkdir(parents=True, exist_ok=True)

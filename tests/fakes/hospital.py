@@ -70,6 +70,7 @@ def make_setting(signals: Path, tmp_path: Path) -> MakeSetting:
             "name": "test",
             "rounds": 3,
             "weighting": weighting,
+            "image_axes": "rows_columns",
             "task": kind,
             "method": chosen,
             "stages": dict.fromkeys(PLANS[chosen["name"]].stages, work),

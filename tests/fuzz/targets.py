@@ -157,6 +157,7 @@ def signed_reply() -> pb.ManifestReply:
 
 RAW = bytes.fromhex(DIGEST)
 CALL = {"kind": 1, "for_round": 3, "purpose": 1, "owner": "asia"}
+RETURN = {"kind": 5, "for_round": 3, "purpose": 4, "owner": "asia"}
 GREETING = pb.Greeting(
     protocol=1,
     federation=RAW,
@@ -183,12 +184,14 @@ TARGETS: Mapping[str, Target] = {
         wire.decode_manifest_request,
         lambda accepted: wire.encode_manifest_request(accepted[0], wait_s=accepted[1]),
         pb.ManifestRequest(**CALL, wait_s=2.0),
+        pb.ManifestRequest(**RETURN, wait_s=2.0),
     ),
     "fetch_request": message(
         pb.FetchRequest,
         wire.decode_fetch_request,
         lambda accepted: wire.encode_fetch_request(accepted[0], sha256=accepted[1], offset=accepted[2]),
         pb.FetchRequest(**CALL, sha256=RAW, offset=7),
+        pb.FetchRequest(**RETURN, sha256=RAW, offset=7),
     ),
     "reply": message(
         pb.ManifestReply, wire.decode_reply, wire.encode_reply, signed_reply(), pb.ManifestReply(unavailable=1)
@@ -209,7 +212,7 @@ TARGETS: Mapping[str, Target] = {
     "federation": Target(
         lambda content: FederationConfig.parse(content.decode(), "federation.toml"),
         (PeerError, UnicodeDecodeError),
-        [FEDERATION_TOML],
+        [FEDERATION_TOML, FEDERATION_TOML.replace(b'"fedskd"', b'"fedvisit"\nvisits = 2')],
     ),
     "site": Target(
         lambda content: toml.validate(SiteConfig, toml.parse(content.decode(), "site.toml"), "site.toml"),
@@ -236,7 +239,13 @@ TARGETS: Mapping[str, Target] = {
         [json.dumps(dict.fromkeys(NAMES, "YWJj")).encode()],
     ),
     "worker_line": Target(
-        worker_line, (ValueError,), [b'{"type":"Halted","generation":1,"attempt":2}', b'{"type":"Initialised"}']
+        worker_line,
+        (ValueError,),
+        [
+            b'{"type":"Halted","generation":1,"attempt":2}',
+            b'{"type":"Initialised"}',
+            b'{"type":"Trained","returned":[{}]}',
+        ],
     ),
     "spec": Target(
         spec,

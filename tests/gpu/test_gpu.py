@@ -5,7 +5,6 @@ Runs are small: the card is shared by four sites of a test.
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import tempfile
@@ -14,11 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import nibabel
 import numpy as np
 import pytest
 import torch
 
+from fakes.datasets import write_cubes
 from peer.config.site_folder import SiteFolder
 from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
@@ -32,7 +31,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 SITES = ("africa", "asia", "europe", "oceania")
-SIZE = 16
+CUBES = {"count": 64, "side": 16}
 DRAFT = """
 name = "one-card"
 rounds = 3
@@ -62,21 +61,6 @@ batch_size = 8
 """
 
 
-def write_site(folder: Path, *, seed: int, count: int = 64) -> Path:
-    """A datalist of volumes in which class 1 has a brighter cube."""
-    random = np.random.default_rng(seed)
-    folder.mkdir(parents=True)
-    items = []
-    for index in range(count):
-        label = index % 2
-        volume = random.random((SIZE,) * 3, dtype=np.float32)
-        volume[3:9, 3:11, 3:11] += 0.5 * label
-        nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), folder / f"{index}.nii")
-        items.append({"image": f"{index}.nii", "label": label, "subject": f"{seed}-{index}"})
-    (folder / "datalist.json").write_text(json.dumps({"training": items[: count // 2], "test": items[count // 2 :]}))
-    return folder / "datalist.json"
-
-
 Create = Callable[..., LocalFederation]
 
 
@@ -88,7 +72,7 @@ def create(tmp_path: Path) -> Iterator[Create]:
     def create(*, method: str = "fedskd") -> LocalFederation:
         root = tmp_path / str(len(federations))
         texts = {
-            name: SITE.format(datalist=write_site(root / "data" / name, seed=index), width=8 + 4 * index)
+            name: SITE.format(datalist=write_cubes(root / "data" / name, seed=index, **CUBES), width=8 + 4 * index)
             for index, name in enumerate(SITES)
         }
         stages = "".join(STAGE.format(stage=name) for name in PLANS[method].stages)

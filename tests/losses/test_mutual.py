@@ -47,7 +47,7 @@ def fed(private: np.ndarray, proxy: np.ndarray, top: int) -> float:
 
 def transferred(private: np.ndarray, proxy: np.ndarray, top: int) -> float:
     chosen = top_set(proxy, top)
-    target = probabilities(proxy)[chosen] / probabilities(proxy)[chosen].sum()
+    target = probabilities(proxy)[chosen]
     return float((target * np.log(target / probabilities(private)[chosen])).sum())
 
 
@@ -108,9 +108,16 @@ def test_feeding_by_hand():
 
 
 def test_transfer_by_hand():
-    private, proxy = torch.zeros(1, 4), torch.tensor([[math.log(3), 0.0, -9.0, -9.0]])
-    # The target is (3/4, 1/4) on the classes 0 and 1, which the private model gives 1/4 each; S = Z = {0, 1}.
-    assert transfer_loss(private, proxy, top=2).item() == pytest.approx(0.75 * math.log(3), rel=1e-6)
+    private, proxy = torch.zeros(1, 4), torch.tensor([[1 / 2, 1 / 4, 1 / 8, 1 / 8]]).log()
+    # Of the classes 0 and 1 the proxy gives 1/2 and 1/4, the private model 1/4 each; S = Z = {0, 1}.
+    assert transfer_loss(private, proxy, top=2).item() == pytest.approx(0.5 * math.log(2), rel=1e-6)
+    # Not one hot: with a single class the loss is not that of feeding.
+    assert transfer_loss(private, proxy, top=1).item() == pytest.approx(0.5 * math.log(2), rel=1e-6)
+    assert feeding_loss(private, proxy, top=1).item() == pytest.approx(math.log(4), rel=1e-6)
+    # Between 0 and its least value, where the private model gives the classes more than the proxy does.
+    surer = torch.tensor([[1 - 3e-6, 1e-6, 1e-6, 1e-6]]).log()
+    proxy = torch.tensor([[1 / math.e, 0.25, 0.2, 0.55 - 1 / math.e]]).log()
+    assert transfer_loss(surer, proxy, top=1).item() == pytest.approx(-1 / math.e, rel=1e-4)
 
 
 @pytest.mark.parametrize("top", [1, 2, 3])
@@ -129,10 +136,11 @@ def test_backward_losses_are_means_over_samples_and_pixels(loss, reference, shap
     assert loss(private, proxy, top=top, weights=own).item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_without_ranking_a_single_class_is_fed_all_the_same():
+@pytest.mark.parametrize("top", [1, 2, 3])
+def test_transfer_and_feeding_differ_for_any_number_of_classes(top):
     private, proxy = models(20, 5)
-    torch.testing.assert_close(transfer_loss(private, proxy, top=1), feeding_loss(private, proxy, top=1))
-    assert not torch.isclose(transfer_loss(private, proxy, top=2), feeding_loss(private, proxy, top=2), rtol=0.1)
+    assert not torch.isclose(transfer_loss(private, proxy, top=top), feeding_loss(private, proxy, top=top), rtol=0.1)
+    assert transfer_loss(proxy, proxy, top=top) == 0
 
 
 def test_feeding_knows_the_proxys_top_set_and_nothing_more():

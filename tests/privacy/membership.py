@@ -2,8 +2,9 @@
 
 Each run is a federation in the simulator. A curious receiver has labelled samples: training samples
 of the site that sent the artifact, and test samples of that site, on which nobody trained. It sorts
-them by their loss under the artifact (Yeom et al. 2018, "Privacy Risk in Machine Learning"). The AUC
-says how well that separates the two. ``deploy/guarantees.md`` has the table.
+them by their loss under the artifact (Yeom et al. 2018, "Privacy Risk in Machine Learning"); the
+owner of a model that visited, who has both, also by how much the visit has lowered it. The AUC says
+how well that separates the two. ``deploy/guarantees.md`` has the table.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.roster import SiteName
-from peer.methods.method import MIXTURE
+from peer.methods.method import DAM, MIXTURE, TRANSMITTER
 from peer.research.experiment import Experiment
 from peer.research.runs import Run
 from peer.research.simulation import Simulation
@@ -33,20 +34,21 @@ from peer.training.artifact import read_network
 from peer.training.data import DataSplit
 from peer.training.trainer import Trainer
 
-METHODS = ("fedskd", "fedcross", "fedavg", "dflmoe", "proxyfl", "mh_pflid")
+METHODS = ("fedskd", "fedvisit", "fedcross", "fedavg", "dflmoe", "proxyfl", "mh_pflid", "feddal")
+FITTED_METHODS = ("fedavg", "dflmoe", "mh_pflid", "feddal")  # with --fitted: a reference, and what hardly predicts else
 AUGMENTED = ("fedskd", "fedavg")  # these are measured with augmentation, too
 EXPERIMENT = """
 name = "membership"
 rounds = {rounds}
 seeds = {seeds}
-test_share = 0.67               # about 149 of a site's 449 images are trained on
+test_share = {test_share}
 data.dataset = "digits"
 data.input_size = [8, 8]
 training.device = "cpu"
 training.batch_size = 16
 budget.steps = {steps}
 budget.minor_steps = {minor_steps}
-budget.learning_rate = 1e-3
+budget.learning_rate = {learning_rate}
 task = {{kind = "classification", spatial_dims = 2, in_channels = 1, classes = 10}}
 partitions.equal = {{kind = "equal", sites = ["africa", "america", "asia", "europe"]}}
 models.small."*" = {{name = "resnet10", width = 4, max_pool = false}}
@@ -61,9 +63,12 @@ translate_share = 0.1
 scale_share = 0.1
 probability = {probability}
 """
-FULL: dict[str, Any] = {"rounds": 12, "seeds": [0, 1, 2], "steps": 30, "minor_steps": 10}
-QUICK: dict[str, Any] = {"rounds": 3, "seeds": [0], "steps": 10, "minor_steps": 5}
-LINE = "| {:<9} | {:<19} | {:<31} | {:>5} | {:>6} | {:>4} | {:>12} |"
+SHORT = {"test_share": 0.67, "learning_rate": 1e-3}  # about 149 of a site's 449 images are trained on
+FULL: dict[str, Any] = {"rounds": 12, "seeds": [0, 1, 2], "steps": 30, "minor_steps": 10, **SHORT}
+QUICK: dict[str, Any] = {"rounds": 3, "seeds": [0], "steps": 10, "minor_steps": 5, **SHORT}
+FITTED: dict[str, Any] = {"rounds": 6, "seeds": [0], "steps": 60, "minor_steps": 60}
+FITTED |= {"test_share": 0.85, "learning_rate": 3e-3}  # about 67 images, so often that a network knows them by heart
+LINE = "| {:<9} | {:<19} | {:<31} | {:>5} | {:>6} | {:>4} | {:>12} | {:>8} |"
 
 
 @dataclass(frozen=True)
@@ -75,15 +80,31 @@ class Figure:
     victim: str
     rounds: int
     auc: float
+    accuracy: float  # of the artifact on samples that nobody trained on: at chance the AUC says nothing
 
 
-def membership_auc(predict: Callable[[Tensor], Tensor], members: DataSplit, others: DataSplit) -> float:
-    """The AUC of "the lower its cross-entropy, the likelier was the sample trained on"."""
+def accuracy(predict: Callable[[Tensor], Tensor], samples: DataSplit) -> float:
+    """The share of the samples whose class is predicted."""
+    images, labels = samples.read(range(len(samples)))
+    with torch.inference_mode():
+        return float((predict(images).argmax(dim=1) == labels).float().mean())
+
+
+def membership_auc(
+    predict: Callable[[Tensor], Tensor],
+    members: DataSplit,
+    others: DataSplit,
+    before: Callable[[Tensor], Tensor] | None = None,
+) -> float:
+    """The AUC of "the lower its cross-entropy, the likelier was the sample trained on"; with the
+    predictions ``before`` of the model that left, of "the more it fell".
+    """
 
     def losses(split: DataSplit) -> Tensor:
         images, labels = split.read(range(len(split)))
         with torch.inference_mode():
-            return F.cross_entropy(predict(images).float(), labels, reduction="none")
+            loss = F.cross_entropy(predict(images).float(), labels, reduction="none")
+            return loss if before is None else loss - F.cross_entropy(before(images).float(), labels, reduction="none")
 
     is_member = [1] * len(members) + [0] * len(others)
     return float(roc_auc_score(is_member, -torch.cat([losses(members), losses(others)])))
@@ -107,17 +128,20 @@ class CuriousSimulation(Simulation):
             event = perform(command)
             if isinstance(command, commands.Train | commands.Aggregate):
                 for source in command.sources:
-                    self._attack(trainer, source)
+                    self._attack(trainer, source, getattr(command, "sent", None))
             return event
 
         trainer.perform = perform_and_attack  # type: ignore[method-assign]
         return trainer
 
-    def _attack(self, receiver: Trainer, source: Source) -> None:
+    def _attack(self, receiver: Trainer, source: Source, sent: Source | None) -> None:
         settings, artifact = receiver.settings, source.artifact
+        if artifact.kind == "return" and sent is not None:
+            self._attack_host(receiver, source, sent)
+            return
         rounds = source.round - (settings.plan.published == "commit")  # a commit publishes for the next round
-        # A head depends on the receiver's body; every other artifact gives all receivers the same figure.
-        key = (source.origin, artifact.sha256, settings.site if artifact.kind == "head" else "")
+        # These predict through networks of the receiver; every other artifact gives all receivers the same figure.
+        key = (source.origin, artifact.sha256, settings.site if artifact.kind in ("head", "messenger") else "")
         if rounds == 0 or key in self._attacked:
             return
         self._attacked.add(key)
@@ -132,14 +156,24 @@ class CuriousSimulation(Simulation):
         for victim, site in victims.items():
             data = self._trainers[site].data
             auc = membership_auc(predict, data.training, data.test)
-            self.figures.append(Figure(artifact.kind, settings.method, victim, rounds, auc))
+            right = accuracy(predict, data.test)
+            self.figures.append(Figure(artifact.kind, settings.method, victim, rounds, auc, right))
+
+    def _attack_host(self, owner: Trainer, source: Source, sent: Source) -> None:
+        """The owner of a model that visited knows what it was before, and what the host made of it."""
+        data, after, before = self._trainers[source.origin].data, make_predict(owner, source), make_predict(owner, sent)
+        for victim, start in (("the host", None), ("the host, by the pair", before)):
+            auc = membership_auc(after, data.training, data.test, start)
+            right = accuracy(after, data.test)
+            self.figures.append(Figure("return", owner.settings.method, victim, source.round, auc, right))
 
 
 def make_predict(receiver: Trainer, source: Source) -> Callable[[Tensor], Tensor]:
     """What the receiver predicts with the artifact, from images to logits.
 
     A head gets the feature of the receiver's own body, through the transform that the receiver
-    trained for it. Every other artifact predicts by itself.
+    trained for it. A messenger's head gets the messenger's feature and the local model's through
+    the receiver's transmitter. Every other artifact predicts by itself.
     """
     if source.artifact.kind == "head":
         head = receiver.artifact_exchange.receive(source)[0].eval()
@@ -148,6 +182,9 @@ def make_predict(receiver: Trainer, source: Source) -> Callable[[Tensor], Tensor
         return lambda images: head(transform(body(images).penultimate, source.origin))
     settings = receiver.settings
     network = read_network(settings.artifacts, source, settings.task, allow={source.artifact.spec["name"]}).eval()
+    if source.artifact.kind == "messenger":
+        local, transmitter = (receiver.site_networks.networks[name].eval() for name in (DAM, TRANSMITTER))
+        return lambda images: network.head(transmitter(network(images).penultimate, local(images).bottleneck))
     return lambda images: network(images).prediction
 
 
@@ -166,27 +203,31 @@ def measure(method: str, *, augmented: bool, scale: dict[str, Any]) -> list[Figu
 
 def table_rows(figures: Sequence[Figure], *, augmented: bool) -> Iterator[str]:
     """A line for each victim: the means of the first, the middle and the last round, and the range of all figures."""
-    for victim in dict.fromkeys(figure.victim for figure in figures):
-        chosen = [figure for figure in figures if figure.victim == victim]
+    for kind, victim in dict.fromkeys((figure.kind, figure.victim) for figure in figures):
+        chosen = [figure for figure in figures if (figure.kind, figure.victim) == (kind, victim)]
         rounds = sorted({figure.rounds for figure in chosen})
         shown = (rounds[0], rounds[len(rounds) // 2], rounds[-1])
         means = [fmean(figure.auc for figure in chosen if figure.rounds == number) for number in shown]
         aucs = [figure.auc for figure in chosen]
         method = chosen[0].method + (", augmented" if augmented else "")
-        cells = [f"{mean:.2f}" for mean in means] + [f"{min(aucs):.2f} to {max(aucs):.2f}"]
+        right = fmean(figure.accuracy for figure in chosen if figure.rounds == rounds[-1])
+        cells = [f"{mean:.2f}" for mean in means] + [f"{min(aucs):.2f} to {max(aucs):.2f}", f"{right:.2f}"]
         yield LINE.format(chosen[0].kind, method, victim, *cells)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("methods", nargs="*", choices=[*METHODS, []], metavar="METHOD", help=f"of {', '.join(METHODS)}")
-    parser.add_argument("--quick", action="store_true", help="few rounds, one seed")
+    scales = parser.add_mutually_exclusive_group()
+    scales.add_argument("--quick", action="store_true", help="few rounds, one seed")
+    scales.add_argument("--fitted", action="store_true", help="few samples, trained on for long, one seed")
     arguments = parser.parse_args()
-    header = LINE.format("kind", "method", "whose samples", "first", "middle", "last", "range")
+    scale = QUICK if arguments.quick else FITTED if arguments.fitted else FULL
+    header = LINE.format("kind", "method", "whose samples", "first", "middle", "last", "range", "accuracy")
     print(header, "|" + "---|" * (header.count("|") - 1), sep="\n", flush=True)
-    for method in arguments.methods or METHODS:
-        for augmented in (False, True) if method in AUGMENTED else (False,):
-            figures = measure(method, augmented=augmented, scale=QUICK if arguments.quick else FULL)
+    for method in arguments.methods or (FITTED_METHODS if arguments.fitted else METHODS):
+        for augmented in (False, True) if method in AUGMENTED and not arguments.fitted else (False,):
+            figures = measure(method, augmented=augmented, scale=scale)
             print(*table_rows(figures, augmented=augmented), sep="\n", flush=True)
 
 

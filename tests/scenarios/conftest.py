@@ -100,6 +100,11 @@ class Scenario:
     def _turns(self) -> str:
         if self.rules.plan.pattern == "all_to_all":
             return "turns every site receives from every other one"
+        if self.rules.plan.pattern == "visit":
+            rounds = range(1, self.rules.rounds + 1)
+            visits = [(self.rules.visitors(round), self.rules.hosts(round)) for round in rounds]
+            shown = [f"{round}: of {'+'.join(us)}, at {'+'.join(them)}" for round, (us, them) in enumerate(visits, 1)]
+            return f"turns {'; '.join(shown)}"
         turns = []
         for round in range(1, self.rules.rounds + 1):
             slot = self.rules.turn(round)
@@ -180,7 +185,8 @@ class Scenario:
                 fields |= {"generation": fetch.generation, "round": fetch.round, "attempt": fetch.attempt}
                 fields |= {"purpose": fetch.purpose, "true_round": fetch.round, "origin_generation": 1}
                 after = "end-of-" if fetch.purpose == "evaluate" else ""
-                fields |= {"artifact": f"{fetch.owner}/{after}{fetch.round}"}
+                at = f"-at-{fetch.origin}" if fetch.purpose == "return" else ""
+                fields |= {"artifact": f"{fetch.owner}/{after}{fetch.round}{at}"}
             if len(named) > 1:
                 fields["answer"] = Unavailable(named[1])
             return fields
@@ -222,7 +228,9 @@ class Scenario:
                 return {"state": "start", "artifact": artifact}
             case commands.Train():
                 owner, consumed = order.circulate or me, order.round + (published == "commit")
-                given = f"{owner}/{consumed}" if published in (order.stage, "commit") else None
+                visits = self.rules.plan.pattern == "visit"
+                given = f"{owner}/{consumed}" if published in (order.stage, "commit") and not visits else None
+                copies = [f"{source.artifact.owner}/{order.round}-at-{me}" for source in order.sources]
                 steps = 20 + max((source.artifact.steps for source in order.sources), default=0)
                 state = order.base if order.circulate else f"{order.stage}-{order.round}"
                 return {
@@ -231,11 +239,13 @@ class Scenario:
                     "artifact": given,
                     "trained_steps": steps,
                     "duration_s": 60.0,
+                    "returned": tuple(self._artifact(label, steps, kind="return") for label in copies if visits),
                 }
             case commands.Aggregate():
                 names = sorted({me, *(source.origin for source in order.sources)})
                 mean = f"mean-{order.round}"
-                return {"state": mean, "contributors": tuple(names), "sha256": mean}
+                given = {"artifact": f"{me}/{order.round + 1}"} if published == "commit" else {}
+                return {"state": mean, "contributors": tuple(names), "sha256": mean, **given}
             case commands.Adopt():
                 return {"state": "home", "artifact": f"{me}/home"}
             case commands.Evaluate(_, round, _, _, _, lent):
@@ -259,10 +269,10 @@ class Scenario:
         sha256, round = self._artifact(label, 0).sha256, int(label.rpartition("-")[2])
         return EvaluationResult(self.site.memory.generation, round, sha256, samples, figures, unmeasured)  # type: ignore[arg-type]
 
-    def _artifact(self, label: str, steps: int) -> Artifact:
+    def _artifact(self, label: str, steps: int, *, kind: Any = None) -> Artifact:
         digest = Sha256(hashlib.sha256(label.encode()).hexdigest())
         self.labels[digest] = label
-        kind = self.rules.plan.artifact or "model"
+        kind = kind or ("return" if "-at-" in label else self.rules.plan.artifact or "model")
         return Artifact(kind, SiteName(label.split("/")[0]), digest, 100, steps, {}, ())
 
     @staticmethod

@@ -130,3 +130,22 @@ def test_every_event_and_reason_has_its_words() -> None:
 def test_rows_without_a_cause_are_told_all_the_same() -> None:
     row = {"time": 1.0, "kind": "opened", "round": 3, "body": {"sources": []}, "cause": None}
     assert texts(story.tell([row], site="asia", round=3)) == ["asia began round 3."]
+
+
+def test_visits_and_what_came_home(tell: Tell) -> None:
+    document = tell("visit", 1)
+    assert document["waited_for"] == [{"site": "america", "outcome": "came"}, {"site": "asia", "outcome": "came"}]
+    assert document["returns"] == [{"site": "africa", "outcome": "paused"}, {"site": "asia", "outcome": "came"}]
+    assert texts(document)[-6:] == [
+        "europe's return from asia arrived at europe (100 bytes).",
+        "europe waited for africa, asia for 3 s.",
+        "europe did without africa's copy of its model: it was paused.",
+        "europe went on with europe's return from asia when a sign of life came from africa: "
+        "nothing was left to wait for.",
+        "europe averaged its model with the copies from asia.",
+        "europe committed round 1; contributors: america, asia, europe.",
+    ]
+    assert "europe trained (train) for 60 s, and beside its own the models america's, asia's." in texts(document)
+    assert tell("visit", 2)["refused"] == [
+        {"site": "america", "reason": "head.weight is 9 times its size away from the model that left"}
+    ]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from peer.core import commands
+from peer.core.journal_row import JournalRow
 from peer.core.machine import SiteMachine
 from peer.core.phases import NEXT, Phase
 from peer.core.rows import decode
@@ -31,7 +32,7 @@ class Audit:
         self.phase = Phase.NEW
         self.published: dict[tuple[int, int, str], str] = {}
         for row in rows:
-            self._persisted(row)
+            self._persisted(row, decode(*row))
 
     def check(self, site: SiteMachine, out: Sequence[commands.Command], now_s: float) -> None:
         """Assert that the commands are in a safe order, and that a restart would have the same memory."""
@@ -40,8 +41,9 @@ class Audit:
             if isinstance(command, commands.Persist):
                 assert not announced, f"{command.kind} is written after peers were told"
                 row = as_stored((command.kind, command.round, command.body))
-                assert decode(*row).body() == row[2], "a row changes on its way through the journal"
-                self._persisted(row)
+                decoded = decode(*row)
+                assert decoded.body() == row[2], "a row changes on its way through the journal"
+                self._persisted(row, decoded)
             elif isinstance(command, commands.Announce):
                 announced = True
             else:
@@ -55,7 +57,7 @@ class Audit:
         self.phase = site.phase
         assert sum(isinstance(command, commands.WakeAt) for command in out) <= 1
 
-    def _persisted(self, row: Row) -> None:
+    def _persisted(self, row: Row, decoded: JournalRow) -> None:
         kind, round, body = row
         if kind == "published":
             sha256 = body["artifact"]["sha256"]
@@ -65,7 +67,7 @@ class Audit:
             assert round > max((number for known, number, _ in self.rows if known == "committed"), default=0)
             assert round <= max(number for known, number, _ in self.rows if known == "opened")
         self.rows.append(row)
-        self.memory.apply(decode(*row))
+        self.memory.apply(decoded)
 
     def _check(self, site: SiteMachine, command: commands.Command, now_s: float) -> None:
         memory = self.memory
@@ -92,7 +94,7 @@ class Audit:
             case commands.Aggregate(_, round, _, base, sources):
                 opened = memory.open
                 assert opened is not None
-                assert (opened.number, opened.state, opened.sources) == (round, base, sources)
+                assert (opened.number, opened.state, site.sources_in_use()) == (round, base, sources)
             case commands.Evaluate(_, round, _, base):
                 assert base == (memory.open.state if memory.open is not None else memory.state)
                 assert round == (memory.open.number if memory.open is not None else memory.committed)

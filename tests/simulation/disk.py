@@ -97,10 +97,10 @@ class Disk:
     def sync(self, path: str) -> None:
         """Make the content of a file, or the entries of a folder, durable."""
         self._gate()
-        if os.path.isdir(path):
-            self._changes.pop(path, None)
-        elif path in self._nodes:
+        if path in self._nodes:
             self._nodes[path].writes.clear()
+        else:
+            self._changes.pop(path, None)
 
     def create(self, path: str, apply: Callable[[], Any]) -> Any:
         self._gate()
@@ -474,16 +474,24 @@ class Connection:
         flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
         self._process = PROCESS.get()
         self.text_factory: Any = str
-        with self._errors():
+        if self._process is not None:
+            self._process.check()
+        try:
             self._connection = apsw.Connection(
                 path, flags=flags | (apsw.SQLITE_OPEN_URI if uri else 0), vfs=VFS_NAME if path != ":memory:" else None
             )
+        except apsw.Error as error:
+            raise self._failure(error) from error
         if self._process is not None:
             self._process.connections.append(self)
 
     def execute(self, statement: str, values: Any = ()) -> Any:
-        with self._errors():
+        if self._process is not None:
+            self._process.check()
+        try:
             return self._connection.execute(statement, values)
+        except apsw.Error as error:
+            raise self._failure(error) from error
 
     executescript = execute
 
@@ -507,20 +515,14 @@ class Connection:
                 if error is None:
                     raise
 
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Raise the exceptions of the standard library."""
-        if self._process is not None:
-            self._process.check()
-        try:
-            yield
-        except apsw.Error as error:
-            if self._process is not None and self._process.dead:
-                raise Crash from None
-            kind = sqlite3.OperationalError if type(error) in FAILURES else sqlite3.DatabaseError
-            failure = kind(str(error))
-            failure.sqlite_errorcode = FAILURES.get(type(error), sqlite3.SQLITE_CORRUPT)
-            raise failure from error
+    def _failure(self, error: apsw.Error) -> BaseException:
+        """The exception of the standard library in place of apsw's."""
+        if self._process is not None and self._process.dead:
+            return Crash()
+        kind = sqlite3.OperationalError if type(error) in FAILURES else sqlite3.DatabaseError
+        failure = kind(str(error))
+        failure.sqlite_errorcode = FAILURES.get(type(error), sqlite3.SQLITE_CORRUPT)
+        return failure
 
 
 def close_connections(process: Process) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import shutil
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from simulation.seeded_run import Simulation
 
 FAULTS_MAX = 6
+VISITS_SHARE = 0.11
 FAULTS_END_S = 30.0
 """After this time nothing new goes wrong, and what can be mended is mended."""
 
@@ -42,8 +44,10 @@ class Fault:
         return f"{self.kind} of {self.site} at {self.at_s:.1f} s for {self.lasts_s:.1f} s ({self.amount:.2f})"
 
 
-def draw_shape(rng: random.Random) -> Shape:
-    """A federation of two to five sites, with one of the choreographies."""
+def draw_shape(rng: random.Random, *, small: bool) -> Shape:
+    """A federation of two to five sites, with one of the choreographies; a ``small`` one has three
+    sites and three rounds at most, and waits less long at its end.
+    """
     names = NAMES[: rng.choice((2, 2, 2, 3, 3, 3, 3, 3, 4, 5))]
     method, parameters = rng.choice(
         (
@@ -58,7 +62,20 @@ def draw_shape(rng: random.Random) -> Shape:
     top = rng.choice(("", "", "global_test = true", "evaluation_every = 2"))
     fallback = "stale" if method in ("fedskd", "fedcross") and rng.random() < 0.3 else "self"
     schedule = rng.choice(("permutation", "derangement", "ring"))
-    return Shape(names, method, rng.choice((3, 3, 4, 5)), schedule, fallback, parameters, top)
+    rounds = rng.choice((3, 3, 4, 5))
+    if small:
+        names = names if len(names) <= 3 else names[:2]
+        return Shape(names, method, 3, schedule, fallback, parameters, top, linger_s=30)
+    return Shape(names, method, rounds, schedule, fallback, parameters, top)
+
+
+def with_visits(rng: random.Random, shape: Shape) -> Shape:
+    """The shape, or now and then the same with models that visit; all else is drawn before, and stays as it is."""
+    if rng.random() > VISITS_SHARE:
+        return shape
+    parameters = f"visits = {rng.randint(1, len(shape.names) - 1)}"
+    changes = {"method": "fedvisit", "schedule": "ring", "fallback": "self", "parameters": parameters}
+    return dataclasses.replace(shape, **changes)
 
 
 def draw_liars(rng: random.Random, shape: Shape) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import base64
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,8 @@ from cryptography import x509
 from google.protobuf.message import DecodeError
 
 from peer.core import commands
-from peer.core.messages import Unavailable
+from peer.core.messages import Manifest, SignedManifest, Unavailable
+from peer.core.roster import SiteName
 from peer.core.site_memory import Row
 from peer.pb import peer_pb2 as pb
 from peer.records.ledger import Ledger
@@ -73,8 +74,10 @@ class Referee:
     records: dict[str, Records] = field(default_factory=dict)
     restored_sites: set[str] = field(default_factory=set)
     received: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    verified: dict[SignedManifest, Manifest] = field(default_factory=dict)
     reached: Counter[str] = field(default_factory=Counter)
     bytes_left: Counter[tuple[str, str]] = field(default_factory=Counter)
+    intended: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def fail(self, reason: str) -> None:
         if not self.violation:
@@ -96,6 +99,9 @@ class Referee:
         audit = Audit(stored)
         if audit.memory != daemon.machine.memory:
             self.fail(f"{site.name}: a file is gone, or is not whole, that a row names")
+        for peer in self.sites:
+            self.intended.pop((site.name, peer), None)
+        self._intend(site, [body for _, body in daemon.ledger.since(0)])
         handle, append, append_to_ledger = daemon.machine.handle, daemon.journal.append, daemon.ledger._append
 
         def handle_and_check(event: Any, *, now_s: float) -> list[commands.Command]:
@@ -114,6 +120,7 @@ class Referee:
 
         def append_to_ledger_and_remember(body: Mapping[str, Any]) -> int:
             number = append_to_ledger(body)
+            self._intend(site, [body])
             self._require_durable(site, daemon.ledger.path, body["type"])
             self.records[site.name].head = (daemon.ledger.head.count, daemon.ledger.head.hash)
             return number
@@ -121,6 +128,11 @@ class Referee:
         daemon.machine.handle = handle_and_check  # type: ignore[method-assign]
         daemon.journal.append = append_and_remember  # type: ignore[method-assign]
         daemon.ledger._append = append_to_ledger_and_remember  # type: ignore[method-assign]
+
+    def _intend(self, site: Site, bodies: Iterable[Mapping[str, Any]]) -> None:
+        for body in bodies:
+            if body["type"] == "intent":
+                self.intended[(site.name, body["peer"])] += body["bytes"]
 
     def restored(self, site: Site) -> None:
         """An operator has put an older folder in the site's place, with the ledger in it."""
@@ -146,7 +158,8 @@ class Referee:
 
     def _require_durable(self, site: Site, database: Path, what: str) -> None:
         unsynced = site.disk.unsynced(f"{database}-wal")
-        self.require(not unsynced, f"{site.name} goes on before {what} is durable in {database.name}")
+        if unsynced:
+            self.fail(f"{site.name} goes on before {what} is durable in {database.name}")
 
     def _compare_records(self, site: Site, stored: Sequence[Row]) -> None:
         """Nothing that was on disk may be lost; the ledger must be whole."""
@@ -166,7 +179,7 @@ class Referee:
         known, daemon = self.records[site.name], site.daemon
         if daemon is None or not site.running:
             return
-        known.rows.append((kind, round, json.dumps(json.loads(json.dumps(body)), sort_keys=True)))
+        known.rows.append((kind, round, json.dumps(body, sort_keys=True)))
         self.trace(f"{site.name} row {kind} {round}")
         if kind == "committed":
             known.committed.append(round)
@@ -213,7 +226,8 @@ class Referee:
         daemon = site.daemon
         assert daemon is not None
         assert site.process is not None
-        kept = daemon.machine.rules.pace.artifact_rounds_max + 1  # of the site itself: published ones and lent ones
+        rules = daemon.machine.rules
+        kept = (rules.pace.artifact_rounds_max + 1) * (1 + rules.visits)  # of the site itself: published and lent ones
         files = sum(1 for _ in daemon.artifacts.iterdir())
         self.require(files <= 2 * (kept + len(self.sites)), f"{site.name} keeps {files} artifacts")
         tasks = len(site.process.tasks)
@@ -270,9 +284,7 @@ class Referee:
             self._scheduled(sender, receiver, data)
         if part == "chunk":
             self.bytes_left[(sender, receiver)] += len(pb.Chunk.FromString(data).data)
-            intents = [row for row in site.daemon.ledger.transfers() if row["peer"] == receiver]
-            allowed = sum(row["bytes"] for row in intents)
-            left = self.bytes_left[(sender, receiver)]
+            left, allowed = self.bytes_left[(sender, receiver)], self.intended[(sender, receiver)]
             self.require(left <= allowed, f"{sender} has sent {left} bytes to {receiver}, the ledger has {allowed}")
         return data
 
@@ -281,7 +293,10 @@ class Referee:
         reply = wire.decode_reply(pb.ManifestReply.FromString(data))
         if isinstance(reply, Unavailable):
             return
-        manifest = verify_manifest(reply, x509.load_der_x509_certificate(reply.certificate_der))
+        manifest = self.verified.get(reply)
+        if manifest is None:
+            manifest = verify_manifest(reply, x509.load_der_x509_certificate(reply.certificate_der))
+            self.verified[reply] = manifest
         artifact = manifest.artifact
         key = (sender, manifest.generation, manifest.round, artifact.owner, manifest.evaluation)
         if sender in self.restored_sites:  # it knows what is newer than its backup once those have greeted who saw it
@@ -303,7 +318,17 @@ class Referee:
         manifest, rules = decode_manifest(reply.body), daemon.machine.rules
         round = manifest.round
         handback = 0 < rules.circulating == round - 1
-        if manifest.evaluation or handback or round > rules.rounds or rules.pattern(round) != "permutation":
+        if manifest.evaluation or handback or round > rules.rounds:
+            return
+        if rules.pattern(round) == "visit":
+            model = manifest.artifact.kind != "return" and manifest.artifact.owner == sender
+            returned = manifest.artifact.kind == "return" and manifest.artifact.owner == receiver
+            hosts, visitors = rules.visitors(round, SiteName(receiver)), rules.visitors(round)
+            right = (model and sender in hosts) or (returned and receiver in visitors)
+            what = f"{manifest.artifact.owner}'s {manifest.artifact.kind}"
+            self.require(right, f"{sender} offers {receiver} {what}, which does not visit there in round {round}")
+            return
+        if rules.pattern(round) != "permutation":
             return
         turn = rules.roster.names[rules.order(round)[rules.roster.index(receiver)]]
         self.require(turn == sender, f"{sender} offers {receiver} what round {round} gives it from {turn}")

@@ -149,7 +149,7 @@ def sign_wrong_manifest(liar: Liar, receiver: str, data: bytes) -> bytes:
     elif name == "kind":
         manifest.kind = manifest.kind % 3 + 1
     elif name in ("owner", "origin"):
-        setattr(manifest, name, receiver)
+        setattr(manifest, name, receiver if getattr(manifest, name) != receiver else manifest.origin)
     elif name == "method":
         manifest.method = "feddal" if manifest.method != "feddal" else "fedavg"
     elif name in ("federation", "sha256"):

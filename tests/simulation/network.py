@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -215,8 +216,15 @@ class SimulatedContext:
     def __init__(self, network: Network, caller: str, callee: str, path: str) -> None:
         self._network, self._caller, self._callee, self._path = network, caller, callee, path
         self.code, self.details = STATUS.UNKNOWN, ""
-        self.chunks: asyncio.Queue[bytes | Failed] = asyncio.Queue()
-        self._ahead, self._taken = 0, asyncio.Event()
+        self._ahead = 0
+
+    @functools.cached_property
+    def chunks(self) -> asyncio.Queue[bytes | Failed]:
+        return asyncio.Queue()
+
+    @functools.cached_property
+    def _taken(self) -> asyncio.Event:
+        return asyncio.Event()
 
     def auth_context(self) -> dict[str, Any]:
         return {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import multiprocessing
 import random
 import sys
@@ -39,8 +40,13 @@ def play(seed: int) -> Outcome:
 
 
 def batches(seeds: Iterator[int], size: int, seconds: float) -> Iterator[list[int]]:
-    """The seeds in batches, until the time is over."""
+    """The seeds in batches, until the time is over; without a limit in one, so that no process waits
+    for another.
+    """
     end_s = time.monotonic() + seconds
+    if math.isinf(seconds):
+        yield list(seeds)
+        return
     while time.monotonic() < end_s and (batch := list(itertools.islice(seeds, size))):
         yield batch
 

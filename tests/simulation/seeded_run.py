@@ -25,16 +25,28 @@ from peer import errors
 from peer.daemon import worker_process
 from peer.transport import transfer
 from simulation.disk import Disks
-from simulation.faults import FAULTS, FAULTS_END_S, Fault, Undo, draw_faults, draw_liars, draw_shape, resume
+from simulation.faults import (
+    FAULTS,
+    FAULTS_END_S,
+    Fault,
+    Undo,
+    draw_faults,
+    draw_liars,
+    draw_shape,
+    resume,
+    with_visits,
+)
 from simulation.invariants import Referee
 from simulation.liars import Liar, draw_habits
 from simulation.loop import PROCESS, START_S, Crash, InlineExecutor, Process, Stuck, VirtualLoop
 from simulation.network import Failed, Network
-from simulation.sites import EPOCH_S, FINAL, Shape, Site, enrolled, remembered_verifications, repeatable_signatures
+from simulation.sites import EPOCH_S, FINAL, Shape, Site, enrolled, remembered_keys, repeatable_signatures
 from simulation.worker import NoLog, spawn
 
 RESTART_S = 5.0
 OPERATOR_S = 30.0
+LARGE_EVERY = 3
+"""One seed of so many may draw a large federation: a small one costs half, and meets the same rules."""
 TOTAL_S = FAULTS_END_S + 1500.0
 """When every honest site has reached the last round: the waits of a round, for each of its exchanges."""
 
@@ -83,7 +95,7 @@ class Simulation:
     ) -> None:
         self.seed, self._keep_lines = seed, keep_lines
         rng = self.stream("plan")
-        self.shape = shape or draw_shape(rng)
+        self.shape = shape or with_visits(self.stream("visitors"), draw_shape(rng, small=seed % LARGE_EVERY != 1))
         self.faults = draw_faults(rng, self.shape) if faults is None else faults
         drawn = {name: draw_habits(self.stream(f"habits of {name}")) for name in draw_liars(rng, self.shape)}
         self.liars = drawn if liars is None else liars
@@ -155,7 +167,7 @@ class Simulation:
             stack.enter_context(disks.mounted())
             stack.enter_context(self.network.mounted())
             stack.enter_context(repeatable_signatures())
-            stack.enter_context(remembered_verifications())
+            stack.enter_context(remembered_keys())
             stack.enter_context(mock.patch.object(time, "time", self._wall_clock))
             stack.enter_context(mock.patch.object(worker_process, "WorkerLog", NoLog))
             stack.enter_context(mock.patch.object(transfer, "ThreadPoolExecutor", InlineExecutor))

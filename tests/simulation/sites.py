@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import functools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from peer import errors
@@ -28,7 +28,6 @@ from peer.daemon import startup
 from peer.daemon.dispatch import Daemon
 from peer.identity import certificates
 from peer.records.kept_configuration import keep_configuration
-from peer.transport import client, tls
 from simulation.disk import Disk, close_connections
 from simulation.liars import Liar
 from simulation.loop import Crash, Process
@@ -59,7 +58,7 @@ beat_s = 3
 silence_s = 15
 wait_max_s = 40
 deadline_floor_s = 20
-linger_s = 100
+linger_s = {linger_s}
 isolated_s = 120
 artifact_rounds_max = 3
 gather_s = 45
@@ -95,31 +94,14 @@ def repeatable_signatures() -> Iterator[None]:
         yield
 
 
+read_private_key = functools.lru_cache(serialization.load_pem_private_key)
+
+
 @contextmanager
-def remembered_verifications() -> Iterator[None]:
-    """Verify each certificate's signature once: the result depends on nothing but its bytes."""
-    with ExitStack() as stack:
-        for name, function in _remembered().items():
-            for module in (certificates, tls, client):
-                if hasattr(module, name):
-                    stack.enter_context(mock.patch.object(module, name, function))
+def remembered_keys() -> Iterator[None]:
+    """Parse each private key once: the program reads it again for each connection."""
+    with mock.patch.object(serialization, "load_pem_private_key", read_private_key):
         yield
-
-
-@functools.cache
-def _remembered() -> Mapping[str, Callable[..., Any]]:
-    verify_certificate, verify_dates = certificates.verify_certificate, certificates.verify_dates
-    verify_undated = functools.lru_cache(maxsize=10_000)(lambda *what: verify_certificate(*what, None))
-
-    def verify_now(der: bytes, ca: Any, name: SiteName, now: datetime.datetime | None) -> x509.Certificate:
-        certificate: x509.Certificate = verify_undated(der, ca, name)
-        if now is not None:
-            verify_dates(ca, now, "the CA's certificate")
-            verify_dates(certificate, now, "the certificate")
-        return certificate
-
-    pure = {name: functools.lru_cache(getattr(certificates, name)) for name in ("encodings", "read_authority")}
-    return {**pure, "verify_certificate": verify_now}
 
 
 @functools.cache
@@ -156,6 +138,7 @@ class Shape:
     fallback: str = "self"
     parameters: str = ""
     top: str = ""
+    linger_s: int = 100
 
     @functools.cached_property
     def text(self) -> str:
@@ -165,6 +148,7 @@ class Shape:
             schedule=self.schedule,
             fallback=self.fallback,
             parameters=self.parameters,
+            linger_s=self.linger_s,
             top=f"{self.top}\nca_certificate = {toml_text(enrolled()[0])}",
         )
         shared = SHARED if self.method == "fedavg" else ""

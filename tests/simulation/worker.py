@@ -205,23 +205,40 @@ class Hands:
         digests = [self._read(order, source) for source in order["sources"]]
         steps = max((source["artifact"]["steps"] for source in order["sources"]), default=0) + 1
         steps = min(steps, limits.STEPS_MAX)
-        given = None
-        if self._plan.published in (stage, "commit"):
+        given, visits = None, self._plan.pattern == "visit"
+        returned = [
+            self._artifact(round, owner=source["artifact"]["owner"], steps=steps, kind="return")
+            for source in (order["sources"] if visits else ())
+        ]
+        if self._plan.published in (stage, "commit") and not visits:
             given = self._artifact(round, owner=circulate or self._site, steps=steps)
         state = order["base"] if circulate else f"round-{round:06}-{stage}"
         if not circulate:
             self._save(state, [*history, [round, stage, digests]], given)
         done = {"metrics": {"train_total": 0.5}, "threads": 1, "duration_s": 0.25}
-        return "Trained", {"stage": stage, "state": state, "artifact": given, **done}
+        return "Trained", {"stage": stage, "state": state, "artifact": given, "returned": returned, **done}
 
     def aggregate(self, order: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         round, base = order["round"], self._load(order["base"])
         digests = [self._read(order, source) for source in order["sources"]]
+        if self._plan.pattern == "visit":
+            return self._merge(order, base["history"], digests)
         mean = hashlib.sha256("".join(sorted([base["given"]["sha256"], *digests])).encode()).hexdigest()
         state = f"round-{round:06}-mean"
         self._save(state, [*base["history"], [round, "mean", digests]], base["given"])
         names = sorted({self._site, *(source["origin"] for source in order["sources"])})
         return "Aggregated", {"state": state, "sha256": mean, "contributors": names}
+
+    def _merge(self, order: Mapping[str, Any], history: list[Any], digests: list[str]) -> tuple[str, dict[str, Any]]:
+        """Average the own model with the copies that came home."""
+        round, state = order["round"], f"round-{order['round']:06}-merged"
+        copies = {source["artifact"]["owner"] for source in order["sources"]}
+        assert copies <= {self._site}, f"{self._site} merges models of {copies}"
+        given = self._artifact(round + 1)
+        self._save(state, [*history, [round, "merged", digests]], given)
+        names = sorted({self._site, *(source["origin"] for source in order["sources"])})
+        facts = {"state": state, "sha256": given["sha256"], "contributors": names, "artifact": given}
+        return "Aggregated", facts
 
     def adopt(self, order: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         history = self._load(order["base"])["history"]
@@ -239,7 +256,7 @@ class Hands:
         self._read(order, order["source"])
         return "Measured", {"metrics": {"auc": 0.5, "samples": 20.0}}
 
-    def _artifact(self, round: int, *, owner: str = "", steps: int = 0) -> dict[str, Any]:
+    def _artifact(self, round: int, *, owner: str = "", steps: int = 0, kind: str = "") -> dict[str, Any]:
         """A fresh model, written durably."""
         numbers = self._pace.numbers
         header = json.dumps({"w": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}).encode()
@@ -248,7 +265,11 @@ class Hands:
         files.write_file(files.artifact_path(self._home / "artifacts", digest), content)
         self._watcher.made(self._site, round, owner or self._site, digest)
         tensors = [{"name": "w", "dtype": "F32", "shape": [numbers]}]
-        own = {"kind": self._plan.artifact or "model", "owner": owner or self._site, "spec": {"name": "resnet10"}}
+        own = {
+            "kind": kind or self._plan.artifact or "model",
+            "owner": owner or self._site,
+            "spec": {"name": "resnet10"},
+        }
         return {**own, "steps": steps, "sha256": digest, "bytes": len(content), "tensors": tensors}
 
     def _read(self, order: Mapping[str, Any], source: Mapping[str, Any]) -> str:

@@ -6,20 +6,35 @@ by 13 writers, who are not named, so that every image counts as a subject of its
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from peer.data.adapters import prepared_folder
+from peer.errors import DataError
 from peer.extras import require_extra
 
 LEVEL_MAX = 16.0
 """The brightest value of a pixel."""
 
 
-def prepare(out: Path, *, seed: int = 0) -> dict[str, Any]:
-    """Write one pool for an experiment to divide; the seed has no effect."""
+PARTS = ("all", "reported", "tuning")
+
+
+def prepare(out: Path, *, seed: int = 0, part: str = "all") -> dict[str, Any]:
+    """Write one pool for an experiment to divide; the seed has no effect.
+
+    Args:
+        part: ``tuning`` is every third image, ``reported`` the others: what is chosen on the one
+            part can be reported on the other.
+
+    Raises:
+        DataError: there is no such part.
+    """
+    if part not in PARTS:
+        raise DataError(f"digits: part = {part!r} is none of {', '.join(PARTS)}", "correct [data] options")
     require_extra("research", "`data prepare digits`", ("sklearn",))
     from sklearn.datasets import load_digits
 
@@ -28,11 +43,18 @@ def prepare(out: Path, *, seed: int = 0) -> dict[str, Any]:
     (out / "images").mkdir()
     entries = []
     for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        if part != "all" and (index % 3 == 2) != (part == "tuning"):
+            continue
         name = f"images/{index:04d}.npy"
         np.save(out / name, (image / LEVEL_MAX).astype(np.float32))
         entries.append({"image": name, "label": int(label), "subject": f"digit-{index:04d}"})
     prepared_folder.write_json(out / "pool.json", {"training": entries, "test": []})
-    counts = {str(label): int(count) for label, count in enumerate(np.bincount(digits.target))}
-    summary = {"dataset": "digits", "samples": len(entries), "classes": counts, "source": "scikit-learn load_digits"}
+    counts = Counter(str(entry["label"]) for entry in entries)
+    summary = {
+        "dataset": "digits",
+        "samples": len(entries),
+        "classes": dict(sorted(counts.items())),
+        "source": "scikit-learn load_digits",
+    }
     prepared_folder.write_json(out / prepared_folder.SUMMARY, summary)
     return summary

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peer.core.tasks import COLUMNS_ROWS, ROWS_COLUMNS
 from peer.core.worker_protocol import from_json
 from peer.data.datalist import Datalist
 from peer.training.settings import DataSettings, TaskSettings, TrainingSettings
 
-SCHEMA = 1
-"""Of the facts; a reader refuses another one."""
+SCHEMA = 2
+SCHEMAS_READ = (1, SCHEMA)
+"""Of the facts; a reader refuses another one. The first one named no order of axes."""
 
 LIBRARIES = ("mhfl-peer", "torch", "monai", "numpy", "nibabel", "onnx", "onnxruntime", "onnxscript")
 INTENDED_USE = (
@@ -51,7 +53,7 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
 
     Args:
         facts: of the site's journal and configuration: ``form``, ``site``, ``federation``,
-            ``method``, ``generation``, ``round``, ``rounds``, ``metrics``, ``contributors``,
+            ``method``, ``generation``, ``round``, ``choice``, ``rounds``, ``metrics``, ``contributors``,
             ``left_out``, ``precision``, ``licence`` and ``exported``.
     """
     task, data = settings.task, settings.data
@@ -62,11 +64,14 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
         **facts,
         "summary": (
             f"The model with which site {facts['site']} of federation {facts['federation']['name']} predicts "
-            f"({kind}), after round {facts['round']} of {facts['rounds']}, trained with {settings.method}."
+            f"({kind}), after round {facts['round']} of {facts['rounds']}"
+            + (f", {facts['choice']}" if facts.get("choice") else "")
+            + f", trained with {settings.method}."
         ),
         "task": {key: getattr(task, key) for key in ("kind", "spatial_dims", "in_channels", "classes")},
         "input": {
             "size": list(data.input_size),
+            "axes": data.image_axes,
             "free_size": free,
             "normalise": data.normalise,
             "scale": data.scale,
@@ -104,13 +109,14 @@ def read(text: str, file: Path) -> tuple[dict[str, Any], CardFacts]:
     if not text:
         raise ValueError("it holds no model card of `mhfl-peer export`, which says how images are prepared")
     card = json.loads(text)
-    if not isinstance(card, dict) or card.get("schema") != SCHEMA:
-        raise ValueError(f"its model card is not of schema {SCHEMA}, the one that this version reads")
+    if not isinstance(card, dict) or card.get("schema") not in SCHEMAS_READ:
+        raise ValueError(f"its model card is not of schema {SCHEMA}, the newest that this version reads")
     try:
         task: TaskSettings = from_json(TaskSettings, card["task"], path="task")
         input_facts = card["input"]
-        if task.kind not in OUTPUTS or input_facts["normalise"] not in NORMALISED:
-            raise ValueError("its task or its normalisation is unknown to this version")
+        axes = input_facts.get("axes", COLUMNS_ROWS)
+        if task.kind not in OUTPUTS or input_facts["normalise"] not in NORMALISED or axes not in AXES:
+            raise ValueError("its task, its normalisation or its order of axes is unknown to this version")
         size = from_json(tuple[int, ...], input_facts["size"], path="input.size")
         if len(size) != task.spatial_dims or min(size) < 1:
             raise ValueError(f"its input size {list(size)} is not one of {task.spatial_dims} dimensions")
@@ -120,7 +126,14 @@ def read(text: str, file: Path) -> tuple[dict[str, Any], CardFacts]:
         raise ValueError(f"its model card is incomplete: {error}") from error
     # The model has no datalist of its own: paths in a predicted datalist are relative to that
     # datalist's folder.
-    data = DataSettings(file, file.parent, size, normalise=input_facts["normalise"], scale=input_facts.get("scale"))
+    data = DataSettings(
+        file,
+        file.parent,
+        size,
+        normalise=input_facts["normalise"],
+        scale=input_facts.get("scale"),
+        image_axes=axes,
+    )
     return card, CardFacts(task, data)
 
 
@@ -168,6 +181,10 @@ NORMALISED = {
     "zscore": "Of each channel of each image, subtract the mean and divide by the standard deviation.",
     "unit": "Bring each channel of each image to [0, 1] by its own least and largest value.",
 }
+AXES = {
+    ROWS_COLUMNS: "axes of pictures are rows, columns (height, width), those of volumes columns, rows, slices",
+    COLUMNS_ROWS: "axes of pictures are columns, rows (width, height), those of NIfTI as stored",
+}
 _SHARES = "A probability for each class, on dimension 1; they sum to 1."
 OUTPUTS = {
     "classification": _SHARES,
@@ -183,8 +200,7 @@ OUTPUTS = {
 def _steps(task: TaskSettings, data: DataSettings) -> Iterator[str]:
     yield (
         f"Read {task.in_channels} channel(s) with {task.spatial_dims} spatial dimension(s), float32, channels first; "
-        "axes of pictures are width, height; those of NIfTI and arrays as stored (no reorientation, no resampling to "
-        "other voxel sizes)."
+        f"{AXES[data.image_axes]}; axes of arrays as stored (no reorientation, no resampling to other voxel sizes)."
     )
     if task.kind == "super_resolution":
         yield "Values are in [0, 1]; those of 8-bit pictures are divided by 255."

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from models.foreign import foreign_call
 from models.spec import MONAI_PREFIX
-from peer.core.tasks import CLASSIFYING
+from peer.core.tasks import CLASSIFYING, ROWS_COLUMNS
 from peer.files import write_file
 from peer.inference.export.graph import quiet
 from peer.inference.export.predictor import Predictor, build
-from peer.training.images import BYTE_MAX, INTERPOLATION
+from peer.inference.output_files import NIFTI
+from peer.training.images import ARRAYS, BYTE_MAX, INTERPOLATION, PICTURE_DIMS
 
 METADATA, INFERENCE, WEIGHTS, README, CARD, LICENCE = (
     "configs/metadata.json",
@@ -36,6 +37,17 @@ METADATA, INFERENCE, WEIGHTS, README, CARD, LICENCE = (
 )
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 BUILD = f"{build.__module__}.{build.__qualname__}"
+COLUMNS_FIRST = f"not str(x.meta['filename_or_obj']).lower().endswith({ARRAYS})"
+"""Whether MONAI's reader gave the columns of a picture before its rows: of every file but arrays."""
+
+HAS_FRAMES = (
+    "pathlib.Path(str(x.meta['filename_or_obj'])).is_file() and "
+    f"not str(x.meta['filename_or_obj']).lower().endswith({(*ARRAYS, *NIFTI)})"
+)
+"""Whether MONAI's reader gave the rows, frames and columns of one DICOM file: no other single file
+is a volume.
+"""
+
 READERS = ("PydicomReader", "PILReader", "NumpyReader", "NibabelReader")
 """MONAI's; MONAI tries the last one first, and each refuses files of other formats."""
 
@@ -167,6 +179,7 @@ def _preprocessing(card: Mapping[str, Any], *, arrays: str) -> list[Config]:
         {"_target_": "EnsureChannelFirstd", "keys": "image"},
         # Arrays do not name their axes: a first axis beyond those of space holds channels.
         _function(f"$lambda image: image[0] if image.ndim > {dims + 1} else image"),
+        *_order_axes(card, "image"),
     ]
     if input_facts["free_size"]:
         return [*steps, _function(f"$lambda image: image.float() / ({BYTE_MAX} if image.dtype == torch.uint8 else 1)")]
@@ -185,14 +198,26 @@ def _preprocessing(card: Mapping[str, Any], *, arrays: str) -> list[Config]:
     return steps
 
 
+def _order_axes(card: Mapping[str, Any], key: str) -> list[Config]:
+    """The step from the order of MONAI's readers to the network's (``image``), or back (``pred``)."""
+    if card["input"]["axes"] != ROWS_COLUMNS or card["task"]["spatial_dims"] == 1:
+        return []
+    if card["task"]["spatial_dims"] == PICTURE_DIMS:
+        condition, turn = COLUMNS_FIRST, "transpose(-1, -2)"
+    else:
+        condition, turn = HAS_FRAMES, "permute(0, 3, 1, 2)" if key == "image" else "permute(0, 2, 3, 1)"
+    return [_function(f"$lambda x: x.{turn} if {condition} else x", keys=key)]
+
+
 def _postprocessing(card: Mapping[str, Any]) -> list[Config]:
     kind, dims = card["task"]["kind"], card["task"]["spatial_dims"]
     if kind == "super_resolution":
-        return []
+        return _order_axes(card, "pred")
     steps: list[Config] = [{"_target_": "Activationsd", "keys": "pred", "softmax": True}]
     if kind == "segmentation":
         grid = f"[int(side) for side in pred.meta['spatial_shape'][-{dims}:]]"
         steps += [
+            *_order_axes(card, "pred"),
             _function(
                 f"$lambda pred: torch.nn.functional.interpolate(pred[None], size={grid}, "
                 f"mode={INTERPOLATION[dims]!r}, align_corners=False)[0]",

@@ -86,9 +86,10 @@ def build_predictor(trainer: Trainer, state: str, sources: tuple[Source, ...]) -
     """
     trainer.load(state, sources)
     networks, method, settings = trainer.site_networks, trainer.method, trainer.settings
-    dam = networks.dam.cpu().eval()
+    dam = (networks.dam if method.one_network is None else method.one_network(networks.networks)).cpu().eval()
     description: dict[str, Any] = {"network": dam.spec}
-    if method.predict is predict_locally:
+    predicts_alone = method.predict is predict_locally or settings.parameters.get("predict") == "model"
+    if method.one_network is not None or predicts_alone:
         return Predictor(dam).eval(), description
     if method.predict is not dflmoe.predict:
         raise UnusableConfigurationError(f"method {settings.method!r} predicts with what no exported file can hold yet")

@@ -45,7 +45,7 @@ def train_near(context: StageContext) -> Stage:
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         prediction = forward(DAM, batch.images).prediction
         terms = {f"{loss.name}_{DAM}": Term(loss.loss(prediction.float(), batch.targets))}
-        return terms | {"proximal": Term(_distance(context.dam, anchor), mu / 2)}
+        return terms | {"proximal": Term(squared_distance(context.dam, anchor), mu / 2)}
 
     return one_step_stage({DAM: context.dam}, (DAM,), losses)
 
@@ -56,7 +56,7 @@ def all_but_norms(network: nn.Module, parameters: Mapping[str, Any]) -> list[str
     return [name for name in network.state_dict() if not name.startswith(norms)]
 
 
-def _distance(network: Network, anchor: dict[str, Tensor]) -> Tensor:
+def squared_distance(network: Network, anchor: dict[str, Tensor]) -> Tensor:
     """The squared distance to the anchor, whose tensors move to the network's device."""
     gaps = []
     for name, parameter in network.named_parameters():

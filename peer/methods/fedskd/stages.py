@@ -44,8 +44,8 @@ def train(context: StageContext) -> Stage:
             ce_ktm: Term(loss.loss(received.prediction.float(), batch.targets)),
         }
         if gamma > 0:
-            similarity = _similarity(dam.taps, received.taps, batch.masks, context.parameters)
-            terms |= {name: Term(value, gamma) for name, value in similarity.items()}
+            skd = similarity(dam.taps, received.taps, batch.masks, context.parameters)
+            terms |= {name: Term(value, gamma) for name, value in skd.items()}
         return terms
 
     def summary(means: Mapping[str, float]) -> Mapping[str, float]:
@@ -84,9 +84,10 @@ def chosen_stages(own: int, received: int, taps: Sequence[int]) -> list[int]:
     return [number - surplus for number in sorted(set(taps)) if 1 <= number - surplus <= shared]
 
 
-def _similarity(
+def similarity(
     dam: Sequence[Tensor], ktm: Sequence[Tensor], masks: Tensor | None, parameters: Mapping[str, Any]
 ) -> dict[str, Tensor]:
+    """The similarity terms of two models' stage features, by name."""
     return similarity_terms(
         dam,
         ktm,

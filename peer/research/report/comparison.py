@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from peer.research.report.published import MEAN, TESTS, Published, normalise_name
 from peer.research.report.results import Results, RunResult
 from peer.research.report.table import EMPTY, Cell, Column, Table, TableRow, Unit, unit_of
-from peer.research.result_files import CENTRALISED, UNDISTURBED
+from peer.research.result_files import CENTRALISED, SHARE_OF_ROOM, UNDISTURBED
 from peer.research.statistics import tables
+from peer.research.statistics.room import RoomShare, share_of_room
 from peer.research.statistics.significance import paired_t
 from peer.research.statistics.tables import Matrix, ResultRow, average, generalisation, global_test, local_test
+
+Measure = Callable[[RunResult, str, str], float | None]
+"""A value of a run, by its model's site and the test split's site; None where it is undefined."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,13 @@ class MethodSummary:
         """The column "Mean" of ``local`` or ``global`` by fold or seed."""
         return dict(zip(self.units, test_row(self, test).mean.folds, strict=True))
 
+    def by_site(self, test: str) -> dict[int, dict[str, float | None]]:
+        """The values of ``local`` or ``global`` by fold or seed, then by site."""
+        cells = test_row(self, test).cells
+        return {
+            unit: {site: spread.folds[index] for site, spread in cells.items()} for index, unit in enumerate(self.units)
+        }
+
 
 def summarise_method(
     results: Results,
@@ -46,8 +57,15 @@ def summarise_method(
     *,
     links: str = UNDISTURBED,
     without: Collection[str] = (),
+    measure: Measure | None = None,
 ) -> MethodSummary | None:
-    """A method's results without some sites; None where the method has no run."""
+    """A method's results without some sites; None where the method has no run.
+
+    Args:
+        metric: of the runs' results, where there is no ``measure``.
+        measure: the value of a run, of a model's site and a test split's site.
+    """
+    value = measure or (lambda run, model, split: run.matrix.get(model, {}).get(split, {}).get(metric))
     runs = results.select(setting, label, links)
     if not runs:
         return None
@@ -57,7 +75,7 @@ def summarise_method(
     sites = [site for site in sorted(runs[0].sites) if site not in without]
     if not sites:
         return None
-    matrices = [_mean([_matrix(run, metric, sites) for run in unit_runs]) for unit_runs in by_unit.values()]
+    matrices = [_mean([_matrix(run, value, sites) for run in unit_runs]) for unit_runs in by_unit.values()]
     is_complete = {
         model: all(run.matrix.get(model, {}).get(split) for run in runs for split in sites) for model in sites
     }
@@ -67,8 +85,8 @@ def summarise_method(
     ]
     return MethodSummary(
         units=tuple(by_unit),
-        local=local_test(matrices),
-        overall=global_test(complete_matrices),
+        local=local_test(matrices, ddof=results.ddof),
+        overall=global_test(complete_matrices, ddof=results.ddof),
         matrix={
             model: {split: spread.mean for split, spread in row.items()}
             for model, row in generalisation(matrices).items()
@@ -77,8 +95,8 @@ def summarise_method(
     )
 
 
-def _matrix(run: RunResult, metric: str, sites: Sequence[str]) -> Matrix:
-    return {model: {split: run.matrix.get(model, {}).get(split, {}).get(metric) for split in sites} for model in sites}
+def _matrix(run: RunResult, value: Measure, sites: Sequence[str]) -> Matrix:
+    return {model: {split: value(run, model, split) for split in sites} for model in sites}
 
 
 def _mean(matrices: Sequence[Matrix]) -> Matrix:
@@ -93,6 +111,10 @@ def _mean(matrices: Sequence[Matrix]) -> Matrix:
 SIGNIFICANT = ((0.02, "**"), (0.05, "*"))
 """FedSKD marks p < 0.05 in its table II and p < 0.02 in its table III."""
 Setting = tuple[str, str]
+UNDEFINED_CLASSES = "classes without an AUC"
+"""The row that counts them."""
+NO_ROOM = "no room"
+"""Stands for a share where the room is too small to have shares."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +124,8 @@ class Comparison:
     Attributes:
         methods: the methods that have runs, by label.
         ranked: the labels that compete for the best value; the pooled bound does not.
+        local: the label of training alone, where it has runs.
+        pooled: the label of the pooled bound, where it has runs.
     """
 
     table: Table
@@ -109,6 +133,20 @@ class Comparison:
     metric: str
     unit: Unit
     ranked: tuple[str, ...]
+    local: str | None = None
+    pooled: str | None = None
+
+    @property
+    def has_bounds(self) -> bool:
+        """Whether training alone and the pooled bound both have runs, so that there is a room."""
+        return self.local is not None and self.pooled is not None
+
+    def share(self, label: str, test: str) -> RoomShare:
+        """A method's share of the room between training alone and the pooled bound."""
+        assert self.local is not None
+        assert self.pooled is not None
+        values, local, pooled = (self.methods[name].by_site(test) for name in (label, self.local, self.pooled))
+        return share_of_room(values, local, pooled)
 
     def best(self, test: str) -> list[str]:
         """The competing labels from the best mean of a test to the worst."""
@@ -140,19 +178,21 @@ def compare(
     }
     ranked = tuple(label for label in methods if results.method_of(label) != CENTRALISED)
     sites = results.sites(setting)
-    columns = [
-        Column(site, f"{test.title()} Test", unit.digits, "higher" if unit.higher else "lower")
-        for test in TESTS
-        for site in (*sites, MEAN)
-    ]
+    local, pooled = (_bound(results, methods, method) for method in ("local", CENTRALISED))
+    comparison = Comparison(Table(name, "", "method", (), ()), methods, metric, unit, ranked, local, pooled)
+    columns = []
+    for test in TESTS:
+        better = "higher" if unit.higher else "lower"
+        columns += [Column(site, f"{test.title()} Test", unit.digits, better) for site in (*sites, MEAN)]
+        if comparison.has_bounds:
+            columns.append(Column(SHARE_OF_ROOM, f"{test.title()} Test", 0))
     columns.append(Column("steps"))
-    comparison = Comparison(Table(name, "", "method", (), ()), methods, metric, unit, ranked)
     marks = dict(_significance_marks(comparison))
     rows = list(_rows(results, setting, comparison, sites, published, metric, marks))
-    table = Table(
-        name, unit.axis, "method", tuple(columns), tuple(rows), tuple(_notes(results, setting, comparison, published))
-    )
-    return replace(comparison, table=table.with_ranks())
+    table = Table(name, unit.axis, "method", tuple(columns), tuple(rows)).with_ranks()
+    comparison = replace(comparison, table=table)
+    notes = tuple(_notes(results, setting, comparison, published))
+    return replace(comparison, table=replace(table, notes=notes))
 
 
 def _rows(
@@ -165,13 +205,19 @@ def _rows(
     marks: Mapping[tuple[str, str], str],
 ) -> Iterator[TableRow]:
     """A row of each method, its published row below it, and last the methods without runs."""
+    has_bounds = comparison.has_bounds
+    empty_cells = tuple(Cell() for _ in range(len(TESTS) * (len(sites) + 1 + has_bounds) + 1))
     unmatched = {normalise_name(label): label for label in published.labels} if published else {}
     for label in results.methods:
         published_label = unmatched.pop(_published_name(results, label, unmatched), None)
         if label in comparison.methods:
             values = comparison.methods[label]
             cells_by_test = [
-                _cells(values, test, sites, comparison.unit, marks.get((label, test), "")) for test in TESTS
+                (
+                    *_cells(values, test, sites, comparison.unit, marks.get((label, test), "")),
+                    *([share_cell(comparison, label, test)] if comparison.has_bounds else []),
+                )
+                for test in TESTS
             ]
             yield TableRow(
                 label,
@@ -179,18 +225,37 @@ def _rows(
                 ranked=label in comparison.ranked,
             )
         else:
-            yield TableRow(f"{label} (no run)", tuple(Cell() for _ in range(2 * len(sites) + 3)), ranked=False)
+            reason = results.reason_without_runs(setting, label) or "no run"
+            yield TableRow(f"{label} ({reason})", empty_cells, ranked=False)
         if published and published_label:
-            yield _published_row(f"{label} (published)", published, published_label, sites, metric)
+            yield _published_row(f"{label} (published)", published, published_label, sites, metric, has_bounds)
     for published_label in unmatched.values():
         assert published is not None
-        yield _published_row(f"{published_label} (published, not run here)", published, published_label, sites, metric)
+        name = f"{published_label} (published, not run here)"
+        yield _published_row(name, published, published_label, sites, metric, has_bounds)
+    undefined = _undefined_classes(results, setting, sites) if metric == "auc" else {}
+    if any(undefined.values()):
+        local = (*(Cell(text=undefined[site] or "0") for site in sites), *empty_cells[len(sites) : len(empty_cells)])
+        yield TableRow(UNDEFINED_CLASSES, local, ranked=False)
     known = {normalise_name(label) for label in (*results.methods, *(published.labels if published else ()))}
     for absent in results.experiment.get("not_run") or ():
         if normalise_name(absent["method"]) not in known:
-            yield TableRow(
-                f"{absent['method']} (not run here)", tuple(Cell() for _ in range(2 * len(sites) + 3)), ranked=False
-            )
+            yield TableRow(f"{absent['method']} (not run here)", empty_cells, ranked=False)
+
+
+def _undefined_classes(results: Results, setting: Setting, sites: Sequence[str]) -> dict[str, str]:
+    """By site, how many classes its test samples give no AUC, over folds and seeds; empty for none."""
+    counts: dict[str, set[int]] = {site: set() for site in sites}
+    for run in results.runs:
+        if run.setting == setting:
+            for site in run.sites:
+                counts[site].add(int(run.matrix.get(site, {}).get(site, {}).get("auc_undefined") or 0))
+    of = f" of {results.experiment['task']['classes']}"
+    ranges = {site: (min(numbers), max(numbers)) for site, numbers in counts.items() if numbers}
+    return {
+        site: "" if not high else (f"{low}–{high}" if low < high else f"{high}") + of
+        for site, (low, high) in ranges.items()
+    }
 
 
 def _published_name(results: Results, label: str, unmatched: Mapping[str, str]) -> str:
@@ -208,6 +273,24 @@ def _cells(values: MethodSummary, test: str, sites: Sequence[str], unit: Unit, m
     yield replace(cell(row.mean, unit, len(values.units)), mark=mark)
 
 
+def _bound(results: Results, methods: Mapping[str, MethodSummary], method: str) -> str | None:
+    """The row of ``local`` or of the pooled bound: the one of that name, or the first of that method."""
+    labels = [label for label in methods if results.method_of(label) == method]
+    return min(labels, key=lambda label: normalise_name(label) != normalise_name(method), default=None)
+
+
+def share_cell(comparison: Comparison, label: str, test: str) -> Cell:
+    """A method's share of the room in per cent, or the words that there is no room."""
+    if label in (comparison.local, comparison.pooled):
+        return Cell()
+    share = comparison.share(label, test)
+    if share.room.difference is None:
+        return Cell()
+    if not share.has_room(comparison.unit.room_min):
+        return Cell(text=NO_ROOM)
+    return Cell(None if share.share.value is None else 100 * share.share.value)
+
+
 def number_cells(values: Iterable[float | None], unit: Unit) -> tuple[Cell, ...]:
     """Cells of measured values, converted to the table's unit."""
     return tuple(Cell(None if value is None else value * unit.factor) for value in values)
@@ -222,7 +305,12 @@ def cell(spread: tables.Spread, unit: Unit, units: int) -> Cell:
 
 
 def _published_row(
-    label: str, published: Published, published_label: str, sites: Sequence[str], metric: str
+    label: str,
+    published: Published,
+    published_label: str,
+    sites: Sequence[str],
+    metric: str,
+    has_bounds: bool,
 ) -> TableRow:
     names = match_sites(published, sites, metric) or {}
     cells = [
@@ -230,7 +318,7 @@ def _published_row(
         if site == MEAN or site in names
         else Cell()
         for test in TESTS
-        for site in (*sites, MEAN)
+        for site in (*sites, MEAN, *([SHARE_OF_ROOM] if has_bounds else []))
     ]
     return TableRow(label, (*cells, Cell(text=EMPTY)), published=True, ranked=False)
 
@@ -288,7 +376,7 @@ def paired_difference(
 
 def _notes(results: Results, setting: Setting, comparison: Comparison, published: Published | None) -> Iterator[str]:
     has_several_units = any(len(values.units) > 1 for values in comparison.methods.values())
-    over = f"Mean ± standard deviation (ddof 0) over {results.repeats}" if has_several_units else "One run"
+    over = f"Mean ± standard deviation (ddof {results.ddof}) over {results.repeats}" if has_several_units else "One run"
     inside = " inside each of them first" if has_several_units else ""
     bound = "; the pooled bound does not compete" if len(comparison.ranked) < len(comparison.methods) else ""
     yield (
@@ -306,6 +394,17 @@ def _notes(results: Results, setting: Setting, comparison: Comparison, published
     ]
     if simulated_only:
         yield f"Global Test is simulated for {', '.join(simulated_only)}: between real sites these models stay at home."
+    if any(row.label == UNDEFINED_CLASSES for row in comparison.table.rows):
+        yield (
+            "Classes without an AUC: a site's test samples have none of them, or nothing else. A mean leaves them out, "
+            "so that each site, fold and seed has the mean of other classes."
+        )
+    if comparison.has_bounds:
+        yield (
+            f"Room: what {comparison.pooled} gains over {comparison.local}; share: a method's gain over "
+            f"{comparison.local}, divided by the room. No room: it is less than {comparison.unit.room_words}, or its "
+            "95 % interval is not above zero."
+        )
     yield from _gap_notes(results, setting, comparison)
     if published:
         yield f"Published rows: {published.source}, {published.dataset}, {published.setting}; as printed, other code."

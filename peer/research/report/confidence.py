@@ -40,7 +40,7 @@ def paired_table(results: Results, comparison: Comparison, *, name: str) -> Tabl
             difference, low, high = (value * comparison.unit.factor for value in span)
             digits = comparison.unit.digits
             rows[label] += [
-                Cell(difference), Cell(text=f"{low:+.{digits}f} to {high:+.{digits}f}"), _p_cell(p)
+                Cell(difference), Cell(text=f"{low:+.{digits}f} to {high:+.{digits}f}"), p_cell(p)
             ]  # fmt: skip
     if not any(cell.value is not None for cells in rows.values() for cell in cells):
         return None
@@ -140,7 +140,7 @@ def _subjects(run: RunResult, site: str, count: int) -> list[str]:
     return [f"image {image}" if subject is None else f"subject {subject}" for subject, image in names]
 
 
-def _p_cell(p: float | None) -> Cell:
+def p_cell(p: float | None) -> Cell:
     """A cell of p; values that would be shown as 0 are shown as a bound."""
     return Cell(text="< 0.0001") if p is not None and p < 1e-4 else Cell(p)
 

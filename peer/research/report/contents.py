@@ -13,17 +13,22 @@ import numpy as np
 from peer.core.tasks import CLASSIFYING, METRICS
 from peer.research.report import (
     bars,
+    calibration,
     comparison,
     confidence,
     costs,
     curves,
     heatmaps,
     insiders,
+    left_out_sites,
     lost_links,
     panels,
     plotting,
+    room,
+    rounds_to_target,
     subgroups,
     tsne,
+    worst_site,
 )
 from peer.research.report.comparison import Comparison
 from peer.research.report.plotting import ReportFigure, Style
@@ -107,7 +112,9 @@ class SectionSource:
         return stem + self.suffix
 
 
-def build_report(results: Results, *, resamples: int, progress: Progress) -> ReportContents:
+def build_report(
+    results: Results, *, resamples: int, targets: Sequence[float] = (), progress: Progress
+) -> ReportContents:
     """Build the whole report; its figures have the style of ``plotting``."""
     styles = plotting.assign_styles({label: results.method_of(label) for label in results.methods})
     published = reference_tables(results.experiment.get("reference"))
@@ -120,9 +127,11 @@ def build_report(results: Results, *, resamples: int, progress: Progress) -> Rep
     ]
     builders: list[tuple[str, Callable[[SectionSource], Iterator[ReportPart | None]]]] = [
         ("Results", lambda source: _results(source, resamples)),
-        ("Learning curves", _learning),
+        ("Learning curves", lambda source: _learning(source, targets)),
         ("Disconnection", _disconnection),
+        ("Sites that did not take part", _left_out),
         ("Every model on every site's data", _cross_site),
+        ("Calibration", _calibration),
         ("Fairness and subgroups", _subgroups),
         ("Inside the methods", _insight),
         ("Features", _features),
@@ -182,7 +191,10 @@ def _results(source: SectionSource, resamples: int) -> Iterator[ReportPart | Non
     yield comparison.spread_of_steps(source.results, source.setting)
     for metric in source.comparisons:
         yield source.comparisons[metric].table
+    for metric, compared in source.comparisons.items():
+        yield room.table(source.results, compared, name=source.name(f"room-{metric}"))
     main = source.main_comparison
+    yield worst_site.table(source.results, main, name=source.name("worst-site"))
     yield confidence.paired_table(source.results, main, name=source.name("paired"))
     if resamples:
         name = source.name("bootstrap")
@@ -213,9 +225,17 @@ def _data(results: Results) -> Iterator[ReportPart | None]:
         yield costs.samples(results, partition, name=f"samples-{slug(partition)}")
 
 
-def _learning(source: SectionSource) -> Iterator[ReportPart | None]:
+def _learning(source: SectionSource, targets: Sequence[float]) -> Iterator[ReportPart | None]:
     figure = curves.learning(source.results, source.setting, source.styles, name=source.name("learning"))
     yield figure or "The runs were evaluated after their last round only (evaluation_every = 0): there is no curve."
+    name = source.name("target")
+    yield rounds_to_target.table(source.results, source.setting, source.main_comparison, targets=targets, name=name)
+
+
+def _calibration(source: SectionSource) -> Iterator[ReportPart | None]:
+    results, setting, main = source.results, source.setting, source.main_comparison
+    yield calibration.table(results, main, setting, name=source.name("calibration"))
+    yield calibration.diagram(results, list(main.methods), setting, source.styles, name=source.name("reliability"))
 
 
 def _disconnection(source: SectionSource) -> Iterator[ReportPart | None]:
@@ -226,6 +246,10 @@ def _disconnection(source: SectionSource) -> Iterator[ReportPart | None]:
     yield curves.disconnection(
         lost_links.by_loss(results, setting, main), source.styles, axis=main.unit.axis, name=source.name("link-loss")
     )
+
+
+def _left_out(source: SectionSource) -> Iterator[ReportPart | None]:
+    yield left_out_sites.table(source.results, source.setting, source.main_comparison, name=source.name("left-out"))
 
 
 def _cross_site(source: SectionSource) -> Iterator[ReportPart | None]:
@@ -321,10 +345,13 @@ def _missing(results: Results) -> list[str]:
         missing_counts = Counter(name.rpartition(".fold-")[0] for name in results.unfinished)
         sentences.append(f"Missing: {', '.join(f'{name} ({count})' for name, count in missing_counts.items())}.")
     for setting in results.settings:
-        without = [label for label in results.methods if label not in results.labels(setting)]
-        if without:
-            where = f" in {results.title(setting)}" if results.title(setting) else ""
-            sentences.append(f"No run of {', '.join(without)}{where}.")
+        where = f" in {results.title(setting)}" if results.title(setting) else ""
+        without: dict[str, list[str]] = {}
+        for label in results.methods:
+            if label not in results.labels(setting):
+                without.setdefault(results.reason_without_runs(setting, label), []).append(label)
+        for reason, labels in without.items():
+            sentences.append(f"No run of {', '.join(labels)}{where}{f': {reason}' if reason else ''}.")
     unseen = sorted({run.setting for run in results.runs} - set(results.settings))
     if unseen:
         sentences.append(f"Runs of settings that the experiment does not name are left out: {unseen}.")
@@ -343,11 +370,18 @@ def _reproduction(results: Results) -> Iterator[ReportPart]:
     rows = [
         TableRow(
             label,
-            text_cells((facts.get("method"), _join_pairs(facts.get("parameters")), _join_stages(facts.get("stages")))),
+            text_cells(
+                (
+                    facts.get("method"),
+                    _join_pairs(facts.get("parameters")),
+                    facts.get("batch_size"),
+                    _join_stages(facts.get("stages")),
+                )
+            ),
         )
         for label, facts in experiment["methods"].items()
     ]
-    method_columns = tuple(map(Column, ("method", "parameters", "stages")))
+    method_columns = tuple(map(Column, ("method", "parameters", "batch", "stages")))
     yield Table("methods", "The methods", "row", method_columns, tuple(rows))
     keys = ("seconds", "threads", "digest", "source", "platform")
     rows = [

@@ -52,9 +52,10 @@ def learning(
     """
     curves = {label: by_site(results.select(setting, label), results.metric) for label in results.labels(setting)}
     means = {label: mean_over_sites(site_curves) for label, site_curves in curves.items()}
-    means = {label: mean for label, mean in means.items() if len(mean) >= POINTS_MIN}
-    if not means:
+    if all(len(mean) < POINTS_MIN for mean in means.values()):
         return None
+    means = {label: mean for label, mean in means.items() if mean}
+    late = [label for label, mean in means.items() if len(mean) < POINTS_MIN]
     columns = min(4, len(means))
     rows = -(-len(means) // columns)
     figure, all_axes = _overview_and_grid(rows, columns)
@@ -73,9 +74,11 @@ def learning(
         for other, mean in means.items():
             if other != label:
                 axes.plot(*_points(mean), color=plotting.RULE, linewidth=0.9, zorder=1)
+        single = {"marker": "_", "markersize": 6} if label in late else {}
         for curve in curves[label].values():
-            axes.plot(*_points(curve), color=styles[label].colour, linewidth=0.7, alpha=0.6, zorder=2)
-        axes.plot(*_points(means[label]), color=styles[label].colour, linewidth=2.2, zorder=3)
+            axes.plot(*_points(curve), color=styles[label].colour, linewidth=0.7, alpha=0.6, zorder=2, **single)
+        marker = _marker_options(means[label], styles[label]) if label in late else {}
+        axes.plot(*_points(means[label]), color=styles[label].colour, linewidth=2.2, zorder=3, **marker)
         axes.set_title(label)
     for axes in all_axes[1 + len(means) :]:
         axes.set_visible(False)
@@ -88,7 +91,13 @@ def learning(
         name=name,
         title="Learning curves",
         caption="Thick: mean over sites; thin: the sites; grey: the other methods. Mean over "
-        f"{_count(len(results.select(setting, next(iter(means)))), 'run')}.",
+        f"{_count(len(results.select(setting, next(iter(means)))), 'run')}."
+        + (
+            f" A single marker: {', '.join(late)}, evaluated after the last round only; a model that moves from site "
+            "to site is not at home before."
+            if late
+            else ""
+        ),
     )
 
 

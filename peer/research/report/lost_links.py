@@ -20,7 +20,11 @@ def tables(results: Results, setting: tuple[str, str], comparison: Comparison, *
         for key, links in results.links.items()
         if key in links_with_runs and not links["removed"] and not insider_of(links)
     ]
-    reduced = [key for key, links in results.links.items() if key in links_with_runs and links["removed"]]
+    reduced = [
+        key
+        for key, links in results.links.items()
+        if key in links_with_runs and links["removed"] and not links.get("left_out")
+    ]
     disconnection_tables = []
     if len(lossy) > 1:
         disconnection_tables.append(_lost_links_table(results, setting, comparison, lossy, name=f"{name}-links"))

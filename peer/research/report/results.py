@@ -126,12 +126,14 @@ class Results:
 
     Attributes:
         unfinished: ids of the runs of the experiment that have no result.
+        ddof: of standard deviations: 0, as the papers' figures are, or 1 for those of a sample.
     """
 
     folder: Path
     experiment: Mapping[str, Any]
     runs: Sequence[RunResult]
     unfinished: Sequence[str]
+    ddof: int = 0
 
     @property
     def kind(self) -> str:
@@ -144,6 +146,16 @@ class Results:
     @cached_property
     def methods(self) -> list[str]:
         return list(self.experiment["methods"])
+
+    def reason_without_runs(self, setting: tuple[str, str], label: str) -> str:
+        """Why a method has no run in a setting: it is not for that set of networks; else empty."""
+        facts, networks = self.experiment["methods"].get(label, {}), setting[1]
+        if facts.get("models") and networks not in facts["models"]:
+            return f"only for {', '.join(facts['models'])}"
+        specs = [spec for run in self.runs if run.setting == setting for spec in map(_network, run.sites.values())]
+        if facts.get("one_network") and any(spec != specs[0] for spec in specs):
+            return "needs one network for all sites"
+        return ""
 
     def method_of(self, label: str) -> str:
         return str(self.experiment["methods"].get(label, {}).get("method", label))
@@ -196,8 +208,11 @@ class Results:
         return f"{seeds} seeds" if seeds > 1 else "one run"
 
 
-def read(folder: Path) -> Results:
+def read(folder: Path, *, ddof: int = 0) -> Results:
     """Read the folder of an experiment.
+
+    Args:
+        ddof: of the standard deviations that are made from it.
 
     Raises:
         UsageError: the folder holds no experiment.
@@ -221,8 +236,16 @@ def read(folder: Path) -> Results:
     if not runs:
         raise StateError(f"{folder}: no run has finished yet", "let `simulate` finish at least one")
     return Results(
-        folder, experiment, runs, sorted({*unfinished, *_expected_ids(experiment, runs)} - {run.id for run in runs})
+        folder,
+        experiment,
+        runs,
+        sorted({*unfinished, *_expected_ids(experiment, runs)} - {run.id for run in runs}),
+        ddof,
     )
+
+
+def _network(site: Mapping[str, Any]) -> object:
+    return site["model"]
 
 
 def _is_in_experiment(experiment: Mapping[str, Any], run: RunResult) -> bool:

@@ -28,6 +28,20 @@ class Unit:
         """Name and unit, as the label of an axis."""
         return f"{self.name}, {self.suffix}" if self.suffix else self.name
 
+    @property
+    def point(self) -> tuple[float, str, int]:
+        """The unit of differences: its factor from measured values, its name, and its digits."""
+        return (1.0, "dB", 2) if self.suffix == "dB" else (100.0, "points", 1)
+
+    @property
+    def room_min(self) -> float:
+        """The smallest room of which a share is told, in measured values: a point, or 0.1 dB."""
+        return 0.1 if self.suffix == "dB" else 0.01
+
+    @property
+    def room_words(self) -> str:
+        return "0.1 dB" if self.suffix == "dB" else "one point (0.01)"
+
 
 UNITS: dict[str, Unit] = {
     "auc": Unit("AUC"),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from peer import __version__
 from peer.documents import ReportTable, ReportWritten
 from peer.errors import DiskError
 from peer.extras import require_extra
-from peer.research.report import contents, html_page, markdown
+from peer.research.report import contents, html_page, markdown, room, worst_site
 from peer.research.report.comparison import Comparison, summary
 from peer.research.report.results import Results, read
+from peer.research.report.table import Table
 
 PAGE, TEXT = "index.html", "report.md"
 RESAMPLES = 1000
@@ -19,7 +20,13 @@ RESAMPLES = 1000
 
 
 def report(
-    source: Path, out: Path, *, resamples: int = RESAMPLES, progress: Callable[[str], None] = lambda title: None
+    source: Path,
+    out: Path,
+    *,
+    resamples: int = RESAMPLES,
+    ddof: int = 0,
+    targets: Sequence[float] = (),
+    progress: Callable[[str], None] = lambda title: None,
 ) -> ReportWritten:
     """Read a folder of runs and write its report.
 
@@ -27,6 +34,8 @@ def report(
     their name.
 
     Args:
+        ddof: of standard deviations, 0 or 1.
+        targets: of the Local Test, for the table of rounds and bytes to a target.
         progress: called with the title of each section before it is built.
 
     Raises:
@@ -36,8 +45,8 @@ def report(
         DiskError: the folder cannot be written.
     """
     require_extra("research", "`report`")
-    results = read(source)
-    content = contents.build_report(results, resamples=resamples, progress=progress)
+    results = read(source, ddof=ddof)
+    content = contents.build_report(results, resamples=resamples, targets=targets, progress=progress)
     files = {
         Path(PAGE): html_page.render_html(content, version=__version__),
         Path(TEXT): markdown.render_markdown(content),
@@ -80,10 +89,18 @@ def _document(results: Results, content: contents.ReportContents, out: Path, fil
                 "partition": setting[0],
                 "models": setting[1],
                 "methods": {metric: summary(comparison) for metric, comparison in comparisons.items()},
+                "room": {
+                    metric: room.document(comparison)
+                    for metric, comparison in comparisons.items()
+                    if comparison.has_bounds
+                },
                 "tables": [
-                    _table_document(comparison)
-                    for comparison in comparisons.values()
-                    if _is_main(comparison, results.metric)
+                    _table_document(table)
+                    for table in (
+                        *(each.table for each in comparisons.values() if _is_main(each, results.metric)),
+                        worst_site.table(results, comparisons[results.metric], name="worst-site"),
+                    )
+                    if table is not None
                 ],
             }
             for setting, comparisons in content.comparisons.items()
@@ -96,9 +113,8 @@ def _is_main(comparison: Comparison, metric: str) -> bool:
     return comparison.metric == metric or any(row.published for row in comparison.table.rows)
 
 
-def _table_document(comparison: Comparison) -> ReportTable:
+def _table_document(table: Table) -> ReportTable:
     """A table with its texts, as `mhfl-peer report` shows it."""
-    table = comparison.table
     return {
         "title": table.title,
         "columns": [f"{column.group}: {column.name}" if column.group else column.name for column in table.columns],

@@ -53,6 +53,47 @@ def paired_t(values: Sequence[float | None], others: Sequence[float | None], *, 
     return PairedT(pairs, undefined, mean, mean - half_width, mean + half_width, t, p)
 
 
+@dataclass(frozen=True, slots=True)
+class MeanRatio:
+    """A ratio of means with its interval; the ends are None where the interval is unbounded."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+def ratio_of_means(numerators: Sequence[float], denominators: Sequence[float], *, level: float = 0.95) -> MeanRatio:
+    """The ratio of the means of paired values, with Fieller's interval.
+
+    The interval holds the ratios r for which Student's test does not reject that the mean of
+    ``numerators - r * denominators`` is 0. It is bounded where the mean denominator differs from 0
+    significantly.
+
+    Source: Fieller 1954, Some problems in interval estimation.
+    Raises:
+        ValueError: the lengths differ.
+    """
+    if len(numerators) != len(denominators):
+        raise ValueError(f"{len(numerators)} values and {len(denominators)} are no pairs")
+    pairs = len(numerators)
+    above, below = (statistics.fmean(values) if pairs else 0.0 for values in (numerators, denominators))
+    value = above / below if below else None
+    if pairs < 2 or value is None:
+        return MeanRatio(value, None, None)
+    from scipy import special
+
+    factor = float(special.stdtrit(pairs - 1, (1 + level) / 2)) ** 2 / pairs
+    covariance = statistics.covariance(numerators, denominators)
+    # The ends solve square * r**2 - 2 * middle * r + rest = 0.
+    square = below**2 - factor * statistics.variance(denominators)
+    middle = above * below - factor * covariance
+    rest = above**2 - factor * statistics.variance(numerators)
+    if square <= 0:
+        return MeanRatio(value, None, None)
+    half_width = math.sqrt(max(0.0, middle**2 - square * rest)) / square
+    return MeanRatio(value, middle / square - half_width, middle / square + half_width)
+
+
 def _differences(values: Sequence[float | None], others: Sequence[float | None]) -> list[float]:
     """The differences of the pairs whose values are both defined."""
     if len(values) != len(others):

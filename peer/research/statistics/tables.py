@@ -32,7 +32,7 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Mean and standard deviation (ddof 0) over the folds that have a value.
+    """Mean and standard deviation over the folds that have a value.
 
     ``folds`` has the value of each fold, or None; ``undefined`` counts the values left out of them.
     """
@@ -68,32 +68,39 @@ def combined(averages: Iterable[Average]) -> Average:
     return Average(value, sum(part.count for part in parts), sum(part.undefined for part in parts))
 
 
-def over_folds(averages: Sequence[Average]) -> Spread:
+def over_folds(averages: Sequence[Average], *, ddof: int = 0) -> Spread:
+    """Mean and deviation over folds; the squares are divided by the number of folds minus ``ddof``.
+
+    Without more folds than ``ddof`` there is no deviation.
+    """
     known = [fold.value for fold in averages if fold.value is not None]
     mean = statistics.fmean(known) if known else None
+    std = None
+    if mean is not None and len(known) > ddof:
+        std = math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - ddof))
     return Spread(
         mean=mean,
-        std=None if mean is None else math.sqrt(statistics.fmean((value - mean) ** 2 for value in known)),
+        std=std,
         folds=tuple(fold.value for fold in averages),
         undefined=sum(fold.undefined for fold in averages),
     )
 
 
-def local_test(folds: Sequence[Matrix]) -> ResultRow:
+def local_test(folds: Sequence[Matrix], *, ddof: int = 0) -> ResultRow:
     """Every site's model on its own test split.
 
     "Mean" averages over the sites of each fold, then over the folds. ``ValueError`` where there is
     no fold, the folds' sites differ, or a model lacks its own split.
     """
-    return _row(folds, {site: [average([fold[site][site]]) for fold in folds] for site in _sites(folds)})
+    return _row(folds, {site: [average([fold[site][site]]) for fold in folds] for site in _sites(folds)}, ddof)
 
 
-def global_test(folds: Sequence[Matrix]) -> ResultRow:
+def global_test(folds: Sequence[Matrix], *, ddof: int = 0) -> ResultRow:
     """Every site's model on every site's test split, its own included.
 
     As :func:`local_test`. Where all sites share one model, all cells are the same as "Mean".
     """
-    return _row(folds, {site: [average(fold[site].values()) for fold in folds] for site in _sites(folds)})
+    return _row(folds, {site: [average(fold[site].values()) for fold in folds] for site in _sites(folds)}, ddof)
 
 
 def generalisation(folds: Sequence[Matrix]) -> dict[str, dict[str, Spread]]:
@@ -105,9 +112,28 @@ def generalisation(folds: Sequence[Matrix]) -> dict[str, dict[str, Spread]]:
     }
 
 
-def _row(folds: Sequence[Matrix], cells: Mapping[str, Sequence[Average]]) -> ResultRow:
+def worst_site(row: ResultRow, *, higher: bool = True, ddof: int = 0) -> Spread:
+    """The worst site's value of each fold, which is not the same site in all of them."""
+    pick = min if higher else max
+    return over_folds([average([pick(values, default=None)]) for values in _values_by_fold(row)], ddof=ddof)
+
+
+def site_gap(row: ResultRow, *, ddof: int = 0) -> Spread:
+    """The best site's value minus the worst one's, of each fold."""
+    gaps = [max(values) - min(values) if values else None for values in _values_by_fold(row)]
+    return over_folds([average([gap]) for gap in gaps], ddof=ddof)
+
+
+def _values_by_fold(row: ResultRow) -> list[list[float]]:
+    """The defined values of the sites, of each fold."""
+    columns = [spread.folds for spread in row.cells.values()]
+    return [[value for value in values if defined(value)] for values in zip(*columns, strict=True)]
+
+
+def _row(folds: Sequence[Matrix], cells: Mapping[str, Sequence[Average]], ddof: int) -> ResultRow:
     means = [combined(column[fold] for column in cells.values()) for fold in range(len(folds))]
-    return ResultRow({site: over_folds(column) for site, column in cells.items()}, over_folds(means))
+    by_site = {site: over_folds(column, ddof=ddof) for site, column in cells.items()}
+    return ResultRow(by_site, over_folds(means, ddof=ddof))
 
 
 def _sites(folds: Sequence[Matrix]) -> list[str]:

@@ -130,15 +130,27 @@ def test_a_lost_site_goes_on_from_its_backup_as_a_new_generation(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     shutil.rmtree(asia.path)
     document = call_json(enrolled.home, "restore", file, "--site", "trial/asia")
-    assert (document["round"], document["generation"], document["lost_rounds"], document["aside"]) == (2, 2, None, None)
+    assert (document["round"], document["lost_rounds"], document["aside"]) == (2, None, None)
+    assert document["generation"] > 1
     assert_starts(asia)
     home = asia.generation(1)
     assert [path.read_bytes() for path in (home / "artifacts").iterdir()] == [b"own"]
     assert (home / "checkpoints" / STATE / "record.json").read_text() == "{}"
-    assert regenerations(asia) == [(2, "asia")]
+    assert regenerations(asia) == [(document["generation"], "asia")]
     text = call(enrolled.home, "egress", "verify", "--site", "asia").stdout
     assert "the operator restored a backup on" in text
     assert "The ledger is whole." in text
+
+
+def test_a_backup_that_two_machines_restore_gets_a_generation_of_its_own_on_each(
+    asia: SiteFolder, tmp_path: Path
+) -> None:
+    """Else both would sign artifacts of one generation and round: a proof of equivocation."""
+    file = tmp_path / "asia.tar"
+    back_up(asia, file, with_key=True)
+    generations = {restore(file, tmp_path / f"machine-{number}").generation for number in range(3)}
+    assert len(generations) > 1
+    assert min(generations) > 1
 
 
 def test_a_restored_site_can_go_back_before_its_last_round(asia: SiteFolder, books: Any, tmp_path: Path) -> None:
@@ -197,7 +209,7 @@ def test_a_site_that_exists_is_moved_aside_only_by_force_and_never_while_it_runs
     assert aside.name.startswith("asia.before-")
     assert document["private_key"], "the keys of the former folder are used"
     assert_starts(asia)
-    assert call_json(enrolled.home, "restore", file, "--force")["generation"] == 3, "after every one that peers saw"
+    assert call_json(enrolled.home, "restore", file, "--force")["generation"] > 2, "after every one that peers saw"
     shutil.rmtree(asia.path)
     assert "those after round 2" in call(enrolled.home, "restore", file).stdout
 

@@ -28,6 +28,7 @@ DOCUMENT = {
         {"what": "one beside another", "difference": 1.2e-7, "tolerance": 1e-4, "samples": 4, "source": "test samples"}
     ],
     "licence": "CC-BY-4.0",
+    "choice": "",
 }
 
 
@@ -54,5 +55,8 @@ def test_people_see_what_is_in_it_and_what_is_not() -> None:
     lines = [" ".join(line.split()) for line in drawn(_render(json.loads(json.dumps(DOCUMENT)))).splitlines()]
     assert "model resnet10 of asia, after round 3" in lines
     assert "networks of asia, europe" in lines
+    best = {**DOCUMENT, "choice": "the best of its evaluated rounds by validation_auc, 0.7500"}
+    text = " ".join(drawn(_render(best), width=160).split())
+    assert "after round 3, the best of its evaluated rounds by validation_auc, 0.7500" in text
     assert "left out africa: its manifest does not say reexport = true" in lines
     assert "one beside another 1.2e-07 0.0001 4 test samples" in lines

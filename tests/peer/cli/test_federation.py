@@ -79,6 +79,7 @@ def test_show_tells_everything_that_holds(ca: Path) -> None:
     assert (shown["method"], shown["pattern"], shown["artifact"]) == ("fedskd", "permutation", "model")
     assert shown["parameters"] == json.loads(json.dumps(PLANS["fedskd"].defaults()))
     assert shown["stages"]["train"]["count"] == 20
+    assert shown["image_axes"] == "rows_columns"
     assert [site["name"] for site in shown["sites"]] == list(final.roster)
     america = {"index": 0, "name": "america", "address": "mhfl.america.example:7443", "description": "NYU, UCLA, UM"}
     assert shown["sites"][0] == america

@@ -73,7 +73,7 @@ def test_classes_go_to_a_csv_and_what_was_left_out_is_named(
     result = call(enrolled, "new.json", "broken.npy", "--out", table, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     assert json.loads(result.stdout) == {
-        "site": "asia", "generation": 1, "round": 1, "task": "classification", "out": str(table),
+        "site": "asia", "generation": 1, "round": 1, "choice": "", "task": "classification", "out": str(table),
         "predictions": predictions, "skipped": [LEFT_OUT],
     }  # fmt: skip
     assert table.read_text() == 'file,class_0,class_1,predicted\n"a,b.npy",1e-07,1.0,1\nc.npy,0.75,0.25,0\n'

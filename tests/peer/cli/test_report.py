@@ -30,9 +30,11 @@ def document(**changes: Any) -> dict[str, Any]:
             },
         ],
     }
-    result = {"partition": "sites", "models": "mixed", "methods": {}, "tables": [table]}
+    values = {"has_room": True, "room": {"mean": 0.166}}
+    room = {"auc": {"local": values, "global": {"has_room": False, "room": {"mean": 0.004}}}}
+    result = {"partition": "sites", "models": "mixed", "methods": {}, "room": room, "tables": [table]}
     page, notes = "out/report/index.html", ["17 of 20 runs are there."]
-    return {"page": page, "over": "5 folds", "notes": notes, "results": [result], **changes}
+    return {"metric": "auc", "page": page, "over": "5 folds", "notes": notes, "results": [result], **changes}
 
 
 def test_the_terminal_shows_the_means_what_is_missing_and_where_the_files_are() -> None:
@@ -42,6 +44,7 @@ def test_the_terminal_shows_the_means_what_is_missing_and_where_the_files_are() 
     assert "Local 0.2 0.4 9" in lines
     assert "europe" not in text
     assert "17 of 20 runs are there." in text
+    assert "pooled bound: Local Test 16.6 points, Global Test 0.4 points (none)." in " ".join(text.split())
     assert "out/report" in text
 
 

@@ -15,10 +15,11 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from peer.config import schema, toml
+from peer.config.rules import make_rules
 from peer.config.schema import EgressConfig, FederationConfig, SiteConfig, check_site
 from peer.core.limits import EVALUATION_SAMPLES_MIN
 from peer.core.plan import Work
-from peer.core.roster import federation_digest
+from peer.core.roster import RoundKey, SiteName, federation_digest
 from peer.errors import ConfigError
 from peer.methods.registry import PLANS
 
@@ -32,6 +33,9 @@ BASE: dict[str, Any] = {
     "site": [{"name": "europe", "address": "a.example:1"}, {"name": "asia"}, {"name": "africa"}],
 }
 SITE: dict[str, Any] = {"data": {"input_size": [32, 32, 32]}}
+
+
+VISITS = {"method": {"name": "fedvisit"}}
 
 
 def federation(**changes: Any) -> FederationConfig:
@@ -158,6 +162,11 @@ def test_large_federations_beat_less_often() -> None:
         ({"aggregate": {"rule": "median"}}, "aggregate.rule: fedskd averages nothing; leave it out"),
         ({"schedule": {"kind": "star"}}, "schedule.kind = star"),
         ({"schedule": {"kind": "derangement"}, "site": [{"name": "a"}]}, "schedule.kind: a derangement needs"),
+        (VISITS | {"schedule": {"kind": "derangement"}}, "schedule.kind: fedvisit visits along a ring; leave it out"),
+        (VISITS | {"fallback": {"kind": "stale"}}, "fallback.kind: fedvisit averages"),
+        (VISITS | {"aggregate": {"rule": "median"}}, "aggregate.rule: fedvisit averages a model with its own copies"),
+        ({"method": {"name": "fedvisit", "visits": 3}}, "method.visits: 3 is above the 2 other sites; set it to 2, or"),
+        ({"method": {"name": "fedvisit", "visits": 0}}, "method.visits: 0 is below 1"),
         ({"fallback": {"kind": "wait"}}, "fallback.kind = wait: input should be 'self' or 'stale'"),
         ({"pace": {"silence_s": 8}}, "pace.silence_s: 8.0 leaves no room for 3 beats of 3.0 s"),
         ({"pace": {"wait_max_s": 30}}, "pace.deadline_floor_s: 60.0 is above wait_max_s"),
@@ -270,10 +279,20 @@ def test_wrong_sites(tmp_path: Path, changes: dict[str, Any], message: str) -> N
         site(tmp_path, **changes)
 
 
+def test_more_visits_than_other_sites_are_refused_and_the_default_is_lowered() -> None:
+    sites = [{"name": "asia"}, {"name": "europe"}]
+    assert make_rules(federation(**VISITS, site=sites), SiteName("asia"), RoundKey(bytes(32))).visits == 1
+    two = federation(method={"name": "fedvisit", "visits": 2})
+    assert make_rules(two, SiteName("asia"), RoundKey(bytes(32))).visits == 2
+    assert federation(**VISITS, schedule={"kind": "ring"}).schedule.kind == "ring"
+
+
 def test_site_that_fits(tmp_path: Path) -> None:
     check_site(federation(), site(tmp_path), "europe")
     check_site(federation(method={"name": "local"}), site(tmp_path, egress={"receivers": []}), "europe")
     check_site(federation(), site(tmp_path, egress={"kinds": ["model"], "receivers": ["africa", "asia"]}), "europe")
+    check_site(federation(**VISITS), site(tmp_path), "europe")
+    check_site(federation(**VISITS), site(tmp_path, egress={"kinds": ["model", "return"]}), "europe")
 
 
 LARGER = task(kind="super_resolution", classes=1)
@@ -293,6 +312,7 @@ def test_a_site_of_super_resolution(tmp_path: Path, model: dict[str, Any]) -> No
         ({}, {"egress": {"receivers": ["*", "asai"]}}, r"egress.receivers: 'asai' is not in the roster \(did you mean"),
         ({}, {"egress": {"kinds": ["head"]}}, "egress.kinds: fedskd sends a model, which is not listed"),
         ({}, {"egress": {"kinds": []}}, "egress.kinds: fedskd sends a model, which is not listed"),
+        (VISITS, {"egress": {"kinds": ["model"]}}, "egress.kinds: fedvisit sends a return, which is not listed"),
         ({"method": {"name": "local"}}, {"egress": {"kinds": ["model"]}}, "egress.kinds: local never lets a model"),
         ({"weighting": "samples"}, {}, "egress.training_set_size: weighting = \"samples\" tells it"),
         ({}, {"data": {"input_size": [32, 32]}}, "data.input_size: 2 sizes for spatial_dims = 3"),

@@ -174,6 +174,7 @@ class Solo:
     def _arrive(
         self, order: commands.Fetch, crash_after: int | None, changes: dict[str, Any]
     ) -> list[commands.Command]:
+        by = f" by {order.origin}" if order.kind == "return" else ""
         fields: dict[str, Any] = {
             "generation": order.generation,
             "round": order.round,
@@ -182,7 +183,7 @@ class Solo:
             "origin_generation": 1,
             "true_round": order.round,
             "purpose": order.purpose,
-            "artifact": make_artifact(order.owner, f"{order.owner} for {order.round}", kind=order.kind),
+            "artifact": make_artifact(order.owner, f"{order.owner} for {order.round}{by}", kind=order.kind),
         }
         event = events.ArtifactArrived(**{**fields, **changes})
         return self.feed(event, crash_after=crash_after)
@@ -208,13 +209,19 @@ class Solo:
             case commands.Train(generation, round, attempt, stage, base, sources, circulate):
                 steps = max((source.artifact.steps for source in sources), default=0) + 1
                 artifact = make_artifact(circulate or me, f"{circulate} {round} {stage}", steps=steps, kind=kind)
-                given = artifact if planned in (stage, "commit") else None
+                visits = self.rules.plan.pattern == "visit"
+                given = artifact if planned in (stage, "commit") and not visits else None
                 state = base if circulate else f"{base} {round}{stage}"
-                return events.Trained(generation, round, attempt, stage, state, given, {}, 1, 1.0)
+                returned = tuple(
+                    make_artifact(source.artifact.owner, f"{source.artifact.owner} {round} at {me}", kind="return")
+                    for source in (sources if visits else ())
+                )
+                return events.Trained(generation, round, attempt, stage, state, given, {}, 1, 1.0, returned)
             case commands.Aggregate(generation, round, attempt, base, sources):
                 digest = make_artifact(me, f"mean {round}").sha256
                 names = tuple(sorted({me, *(source.origin for source in sources)}))
-                return events.Aggregated(generation, round, attempt, f"{base} mean", digest, names)
+                given = make_artifact(me, f"merged {round}", kind=kind) if planned == "commit" else None
+                return events.Aggregated(generation, round, attempt, f"{base} mean", digest, names, artifact=given)
             case commands.Adopt(generation, round, attempt, _, source):
                 home = make_artifact(me, f"home {source.artifact.sha256}", steps=source.artifact.steps, kind=kind)
                 return events.Adopted(generation, round, attempt, "home", home)
@@ -539,9 +546,16 @@ class Simulation:
             text = f"{command.circulate} {command.round} {used} at {machine.rules.site}"
         digest, artifact = self._result(machine, text, owner=command.circulate or "", steps=steps)
         state = command.base if command.circulate else digest
-        given = artifact if self._shared(machine, command.stage) else None
+        visits = machine.rules.plan.pattern == "visit"
+        given = artifact if self._shared(machine, command.stage) and not visits else None
+        returned = []
+        for source in command.sources if visits else ():
+            owner, model = source.artifact.owner, source.artifact.sha256
+            copy = make_artifact(owner, f"{model} {command.round} at {machine.rules.site}", kind="return")
+            machine.files.add(copy.sha256)
+            returned.append(copy)
         answer = (command.generation, command.round, command.attempt, command.stage)
-        self._work(machine, lambda: events.Trained(*answer, state, given, {}, 1, 1.0))
+        self._work(machine, lambda: events.Trained(*answer, state, given, {}, 1, 1.0, tuple(returned)))
 
     def _aggregate(self, machine: Machine, command: commands.Aggregate) -> None:
         for source in command.sources:
@@ -551,7 +565,13 @@ class Simulation:
         contributors = tuple(sorted({machine.rules.site, *(source.origin for source in command.sources)}))
         mean = Sha256(hashlib.sha256(f"{command.round} {contributors}".encode()).hexdigest())
         answer = (command.generation, command.round, command.attempt)
-        self._work(machine, lambda: events.Aggregated(*answer, state, mean, contributors))
+        artifact = None
+        if machine.rules.plan.pattern == "visit":
+            assert all(source.artifact.kind == "return" for source in command.sources)
+            assert all(source.artifact.owner == machine.rules.site for source in command.sources)
+            assert command.sent is not None or not command.sources
+            state, artifact = self._result(machine, f"merged {command.base} {used}")
+        self._work(machine, lambda: events.Aggregated(*answer, state, mean, contributors, artifact=artifact))
 
     def _adopt(self, machine: Machine, command: commands.Adopt) -> None:
         assert command.source.artifact.sha256 in machine.files, "the copy that was handed back is not on disk"

@@ -120,6 +120,15 @@ def test_the_round_after_the_last_is_for_the_hand_back_only(rules: Any) -> None:
     assert all(asked(own, caller=caller, owner=owner, for_round=5) for caller, owner in callers)
 
 
+def test_no_artifact_serves_the_round_of_fine_tuning(rules: Any) -> None:
+    for method in ("fedavg_ft", "fedcross_ft"):
+        own = rules("asia", FOUR, method=method, rounds=3)
+        callers = [(caller, owner) for caller in ("africa", "america", "europe") for owner in FOUR]
+        reasons = {asked(own, caller=caller, owner=owner, for_round=3) for caller, owner in callers}
+        assert reasons == {"every site trains at home in round 3"}
+    assert asked(own, purpose="handback", for_round=3, owner="europe") is None
+
+
 def memory(artifact: Any, *published: int, **fields: Any) -> Memory:
     """The memory of asia, which has published for these rounds."""
     artifacts = {(round, "asia"): artifact("asia", f"for {round}") for round in published}
@@ -171,7 +180,7 @@ def test_a_site_without_a_state_has_nothing_yet(asia: Any) -> None:
 
 
 def test_what_is_due_but_not_published_is_not_skipped(asia: Any, artifact: Any) -> None:
-    due = memory(artifact, committed=2, publication_due=(3, artifact("asia", "due")))
+    due = memory(artifact, committed=2, publications_due={(3, "asia"): artifact("asia", "due")})
     assert answer(asia, due, for_round=3, owner="asia", purpose="train") == Unavailable.NOT_YET
 
 

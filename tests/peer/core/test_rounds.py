@@ -570,4 +570,8 @@ def test_whatever_a_site_goes_back_to_is_kept(solo: Any) -> None:
             site.finish()
         else:
             site.beat("asia", site.site.memory.committed + 1)
-    assert [round for kind, round, _ in site.audit.rows if kind == "reverted"] == [2, 3, 4, 5, 6]
+    reverted = [(round, body["origins"]) for kind, round, body in site.audit.rows if kind == "reverted"]
+    assert [round for round, _ in reverted] == [2, 3, 4, 5, 6]
+    assert {name for _, names in reverted for name in names} >= {"asia"}, "who took part is on record"
+    refused = [body["reason"] for kind, _, body in site.audit.rows if kind == "refused"]
+    assert refused == ["claims a round after the last one (6)"], "none is refused for a divergence"

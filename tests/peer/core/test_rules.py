@@ -29,12 +29,26 @@ def test_a_slot_is_where_it_was_trained_in_the_round_before(rules: Any) -> None:
 
 @pytest.mark.parametrize(
     ("method", "share", "last"),
-    [("fedskd", 0.0, 0), ("fedskd", 0.25, 2), ("fedskd", 1.0, 10), ("fedskd", 0.29, 2), ("fedcross", 0.0, 10)],
+    [
+        ("fedskd", 0.0, 0),
+        ("fedskd", 0.25, 2),
+        ("fedskd", 1.0, 10),
+        ("fedskd", 0.29, 2),
+        ("fedcross", 0.0, 10),
+        ("fedcross_ft", 0.0, 9),
+    ],
 )
 def test_models_circulate_before_the_activation_round(rules: Any, method: str, share: float, last: int) -> None:
     own = rules("asia", FOUR, method=method, rounds=10, parameters={"activation": share})
     assert own.circulating == last
     assert [own.pattern(round) == "circulate" for round in range(1, 11)] == [round <= last for round in range(1, 11)]
+
+
+@pytest.mark.parametrize("method", ["fedavg_ft", "fedcross_ft"])
+def test_the_last_round_of_fine_tuning_exchanges_nothing(rules: Any, method: str) -> None:
+    own = rules("asia", FOUR, method=method, rounds=3)
+    assert [own.pattern(round) == "none" for round in (1, 2, 3)] == [False, False, True]
+    assert [own.phases(round) for round in (1, 2, 3)] == [own.plan.phases, own.plan.phases, ("train:finetune",)]
 
 
 @pytest.mark.parametrize("method", ["local", "dflmoe", "feddal", "mh_pflid"])

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from peer.core import commands, events
+from peer.core import commands, events, limits
 from peer.core.commands import Source
 from peer.core.limits import FIRST_DIGESTS_PER_PEER_MAX
 from peer.core.messages import Seen
 from peer.core.phases import Phase
 from peer.core.rows import ArrivedRow
-from peer.core.site_memory import REMEMBERED, Memory, recover, used_sources
+from peer.core.site_memory import REMEMBERED, Memory, later_generation, recover, used_sources
 from peer.core.worker_protocol import to_json
 from peer.records.documents import RoundRecord
 from peer.records.history import committed_rounds
@@ -143,10 +143,10 @@ def test_a_due_publication_needs_its_file(solo: Any) -> None:
     site = trained_once(solo)
     cut = max(place for place, (kind, _, _) in enumerate(site.audit.rows) if kind == "committed") + 1
     due = recover(site.audit.rows[:cut])
-    assert due.publication_due is not None
-    assert due.publication_due[0] == 2
-    gone = recover(site.audit.rows[:cut], present=due.needed_digests() - {due.publication_due[1].sha256})
-    assert gone.publication_due is None
+    ((key, artifact),) = due.publications_due.items()
+    assert key[0] == 2
+    gone = recover(site.audit.rows[:cut], present=due.needed_digests() - {artifact.sha256})
+    assert not gone.publications_due
     assert gone.artifact is None
 
 
@@ -206,6 +206,24 @@ def test_a_restored_backup_begins_a_new_generation(solo: Any) -> None:
     assert [command.round for command in out if isinstance(command, commands.Publish)] == [1]
     site.restart()
     assert site.site.memory.generation == 2, "the new generation is remembered"
+
+
+def test_a_backup_that_two_machines_copied_gets_a_generation_of_its_own_on_each(solo: Any) -> None:
+    generations = set()
+    for chance in (0.0, 0.5, 0.99):
+        site = trained_once(solo)
+        site.restart([row for row in site.audit.rows if row[0] in ("began", "initialised")])
+        site.site.chance = chance
+        site.greet("asia", seen=Seen(1, 2, "ab" * 32))
+        generations.add(site.site.memory.generation)
+    assert len(generations) == 3
+
+
+@pytest.mark.parametrize("newest", [1, 500_000, 999_900, 999_998])
+def test_a_later_generation_is_later_and_never_the_last_by_chance(newest: int) -> None:
+    lowest, highest = later_generation(newest, 0.0), later_generation(newest, 0.999999)
+    assert newest < lowest <= highest <= limits.ROUNDS_MAX
+    assert highest - newest <= max(1, (limits.ROUNDS_MAX - newest) / 100 + 1), "many restorations must fit"
 
 
 def test_a_site_that_remembers_as_much_stays_what_it_is(solo: Any) -> None:
@@ -287,3 +305,76 @@ def test_the_first_digests_of_a_peer_are_its_newest_ones(artifact: Any) -> None:
     known = memory.first_digests["asia"]
     assert sorted(round for _, round, _ in known) == list(range(201 - FIRST_DIGESTS_PER_PEER_MAX, 201))
     assert known[(1, 200, "asia")] == arrived[-1].source.artifact.sha256
+
+
+# The best round on validation data.
+
+
+def evaluated(site: Any, auc: float | None) -> list[commands.Command]:
+    """The worker evaluated the model of the open round."""
+    order = site.order
+    assert isinstance(order, commands.Evaluate)
+    figures = {"auc": 0.5} if auc is None else {"auc": 0.5, "validation_auc": auc, "validation_accuracy": 0.1}
+    return site.feed(events.Evaluated(order.generation, order.round, order.attempt, figures))
+
+
+def after_rounds(solo: Any, *values: float | None, **rules: Any) -> Any:
+    """A site that trained alone in as many rounds, each evaluated."""
+    site = solo(sites=("europe",), evaluation_every=1, **rules)
+    site.finish()
+    for value in values:
+        while not isinstance(site.order, commands.Evaluate):
+            site.finish()
+        evaluated(site, value)
+    return site
+
+
+def test_the_best_round_on_validation_data_is_remembered_and_its_checkpoint_kept(solo: Any) -> None:
+    site = after_rounds(solo, 0.6, 0.8, 0.8)
+    best = site.site.memory.best
+    assert (best.round, best.metric, best.value) == (2, "validation_auc", 0.8), "the first of equal ones"
+    assert best.state == next(
+        body["state"] for kind, number, body in site.audit.rows if (kind, number) == ("committed", 2)
+    )
+    assert best.state in site.order.kept
+    restarted = recover(site.audit.rows)
+    assert restarted.best == best
+
+
+def test_without_validation_data_no_round_is_best(solo: Any) -> None:
+    site = after_rounds(solo, None, None)
+    assert site.site.memory.best is None
+    assert all("best_by" not in body for kind, _, body in site.audit.rows if kind == "evaluated")
+
+
+def test_a_kill_between_any_two_rows_of_an_evaluation_loses_no_best_round(solo: Any) -> None:
+    for crash_after in range(1, 6):
+        site = after_rounds(solo, 0.6)
+        while not isinstance(site.order, commands.Evaluate):
+            site.finish()
+        order, figures = site.order, {"validation_auc": 0.9}
+        site.feed(events.Evaluated(order.generation, order.round, order.attempt, figures), crash_after=crash_after)
+        if isinstance(site.order, commands.Evaluate):  # killed before the row: it evaluates again
+            evaluated(site, 0.9)
+        assert (site.site.memory.best.round, site.site.memory.best.value) == (2, 0.9)
+
+
+def test_heads_with_which_the_best_round_predicts_are_kept_until_a_better_one(solo: Any) -> None:
+    site = solo(sites=("asia", "europe"), method="dflmoe", evaluation_every=1)
+    site.finish()
+    site.greet()
+    digests = []
+    for value in (0.9, 0.5, 0.95, 0.1):
+        while not isinstance(site.order, commands.Evaluate):
+            if site.fetches:
+                site.deliver("asia")
+            else:
+                site.finish()
+        digests.append({source.artifact.sha256 for source in site.order.sources})
+        evaluated(site, value)
+        if value == 0.5:
+            assert digests[0] <= site.site.memory.needed_digests()
+    memory = site.site.memory
+    assert set(memory.best.received) == digests[2]
+    assert digests[0] - digests[2] - digests[3]
+    assert not (digests[0] - digests[2] - digests[3]) & memory.needed_digests()

@@ -161,11 +161,12 @@ def test_the_plan_of_a_permutation(rules: Any) -> None:
     assert shown.keys() >= {"digest", "schedule", "sites", "pattern", "artifact", "rounds"}
     assert (shown["sites"], shown["pattern"], shown["artifact"]) == (list(FOUR), "permutation", "model")
     assert shown["rounds"] == [
-        {"round": 2, "order": [0, 1, 2, 3], "receives_from": {}},
+        {"round": 2, "order": [0, 1, 2, 3], "receives_from": {}, "visits": None},
         {
             "round": 3,
             "order": [3, 2, 0, 1],
             "receives_from": {"africa": ["europe"], "america": ["asia"], "asia": ["africa"], "europe": ["america"]},
+            "visits": None,
         },
     ]
 
@@ -177,6 +178,6 @@ def test_the_plan_ends_with_the_last_round(rules: Any) -> None:
 def test_the_plan_of_the_other_patterns(rules: Any) -> None:
     everybody = plan_of(rules("asia", FOUR[:3], method="feddal"), rounds=1)["rounds"][0]
     others = {"africa": ["america", "asia"], "america": ["africa", "asia"], "asia": ["africa", "america"]}
-    assert everybody == {"round": 1, "order": None, "receives_from": others}
+    assert everybody == {"round": 1, "order": None, "receives_from": others, "visits": None}
     nobody = plan_of(rules("asia", FOUR, method="local"), rounds=1)["rounds"][0]
-    assert nobody == {"round": 1, "order": None, "receives_from": {}}
+    assert nobody == {"round": 1, "order": None, "receives_from": {}, "visits": None}

@@ -56,7 +56,7 @@ def reach(phase: Phase, solo: Callable[..., Any]) -> Any:
             site.wait(20)
         return site
     parameters = {"activation": 0.5 if phase in (Phase.HANDBACK, Phase.ADOPT) else 0.0}
-    method = "feddal" if phase == Phase.AGGREGATE else "fedskd"
+    method = {Phase.AGGREGATE: "feddal", Phase.RETURNS: "fedvisit"}.get(phase, "fedskd")
     site = solo(**alone, rounds=2, method=method, parameters=parameters, evaluation_every=1)
     site.finish()
     if phase != Phase.GATHERING:
@@ -66,6 +66,9 @@ def reach(phase: Phase, solo: Callable[..., Any]) -> Any:
     if phase == Phase.AGGREGATE:
         site.finish()
         site.deliver("asia")
+    if phase == Phase.RETURNS:
+        site.deliver("asia")
+        site.finish()
     if phase in (Phase.EVALUATE, Phase.HANDBACK, Phase.ADOPT, Phase.DONE):
         site.finish()
     if phase == Phase.ADOPT:
@@ -220,6 +223,7 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
         "refused": st.sampled_from(["", "not a network"]),
         "report": any_report(machine),
         "artifact": st.none() | any_artifact(site, make),
+        "returned": st.lists(any_artifact(site, make), max_size=2).map(tuple),
         "stage": st.sampled_from([*site.rules.plan.stages, "elsewhere"]),
         "state": st.sampled_from(["", "s1", "s2"]),
         "samples": st.just({"train": 3}),

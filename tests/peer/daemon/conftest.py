@@ -1,9 +1,12 @@
-"""A daemon of an enrolled site that does not run."""
+"""A daemon of an enrolled site that does not run, and its service to peers alone."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fakes.peer_service import SiteUnderTest
 from peer.core import events
 from peer.daemon import startup
 from peer.daemon.dispatch import Daemon
@@ -30,3 +33,21 @@ async def daemon(enrolled: LocalFederation) -> AsyncIterator[RecordingDaemon]:
     await daemon.client.close()
     daemon.journal.close()
     daemon.ledger.close()
+
+
+@pytest.fixture
+def open_site(tmp_path: Path) -> Iterator[Callable[..., SiteUnderTest]]:
+    """Opens europe's service: ``open_site(egress="bytes_per_round_max = 1")``."""
+    opened: list[SiteUnderTest] = []
+
+    def open_one(egress: str = "", **options: Any) -> SiteUnderTest:
+        opened.append(SiteUnderTest(tmp_path, egress, **options))
+        return opened[-1]
+
+    yield open_one
+    for each in opened:
+        each.journal.close()
+        each.ledger.close()
+
+
+# --- manifests -------------------------------------------------------------------------------------------------------

@@ -251,18 +251,18 @@ import time
 setting = take()
 for _ in range(2):
     order = take()
-    for _ in range(60):
+    for _ in range(30):
         time.sleep(0.1)
         say("StillWorking")
     say("Halted", generation=order["generation"], attempt=order["attempt"])
 take()
 """,
-        hang_s=3.0,
+        hang_s=1.5,
     )
     for attempt in (1, 2):
         await worker_process.send(commands.Initialise(1, attempt))
         assert await setup.next() == events.Halted(1, attempt)
-        await asyncio.sleep(4.0)
+        await asyncio.sleep(2.0)
 
 
 async def test_nothing_starts_after_close(setup: WorkerSetup) -> None:

@@ -76,27 +76,6 @@ def test_an_image_without_a_label_is_its_own_target_in_super_resolution_alone(fo
 
 
 @pytest.mark.parametrize(
-    ("image", "label", "fits"),
-    [
-        ("a.png", "b.npy", False),
-        ("a.npz", "b.PNG", False),
-        ("a.dcm", "b.npz", False),
-        ("a.png", "b.bmp", True),
-        ("a.npz", "b.npy", True),
-        ("a.nii.gz", "b.npy", True),
-        ("a.npy", "b.nii", True),
-        ("a.dcm", "b.nii.gz", True),
-    ],
-)
-def test_a_label_in_another_order_of_axes_is_named(folder: Path, image: str, label: str, fits: bool) -> None:
-    (folder / image).touch()
-    (folder / label).touch()
-    datalist = inspect(folder, {"training": [{"image": image, "label": label}]}, task="segmentation")
-    problem = f"labels are stored in another order of axes than their images: {folder / label}; save both as arrays, or"
-    assert datalist.problems == (() if fits else (f"{problem} neither",))
-
-
-@pytest.mark.parametrize(
     ("entry", "problem"),
     [
         ("a.png", "must be an object with 'image' and 'label'"),

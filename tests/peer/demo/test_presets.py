@@ -6,6 +6,7 @@ import pytest
 
 from peer.config import toml
 from peer.config.schema import FederationConfig, SiteConfig, check_site
+from peer.core.tasks import MINOR
 from peer.demo.presets import FAMILIES, STUDIES, PresetSize, default_study, problem, study
 from peer.demo.run import configuration
 from peer.methods.registry import PLANS
@@ -20,8 +21,8 @@ def test_its_documents_are_valid(name: str, method: str, tmp_path: Path) -> None
     federation = FederationConfig.parse(draft + toml.text({"site": roster}), "draft")
     assert federation.rounds == 15
     work_by_stage = {stage: federation.work(stage) for stage in federation.plan.stages}
-    assert {work.count for stage, work in work_by_stage.items() if stage not in ("distill", "decide")} == {20}
-    assert {work.count for stage, work in work_by_stage.items() if stage in ("distill", "decide")} <= {5}
+    assert {work.count for stage, work in work_by_stage.items() if stage not in MINOR} == {20}
+    assert {work.count for stage, work in work_by_stage.items() if stage in MINOR} <= {5}
     for site, text in sites.items():
         path = tmp_path / f"{site}.toml"
         path.write_text(text)
@@ -44,3 +45,4 @@ def test_what_does_not_fit_is_said() -> None:
     assert problem("dermoscopy", "dflmoe") is None
     assert problem("dermoscopy", "local") is None
     assert "does not fit sites that enlarge by different factors" in str(problem("dermoscopy", "feddal"))
+    assert problem("tissue", "fedproto") == "fedproto is not defined for segmentation"

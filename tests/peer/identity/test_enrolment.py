@@ -105,8 +105,21 @@ def test_federation_is_founded(authority: Authority, tmp_path: Path) -> None:
     assert len(bytes.fromhex((folder / "round.key").read_text())) == 32
     assert authority.admissions() == {}
     assert os.listdir(tmp_path) == ["ca"]
-    pinned = {**tomllib.loads(DRAFT), "ca_certificate": (folder / "ca.pem").read_text()}
+    added = {"ca_certificate": (folder / "ca.pem").read_text(), "image_axes": "rows_columns"}
+    pinned = {**tomllib.loads(DRAFT), **added}
     assert authority.federation.digest == federation_digest(pinned)
+
+
+@pytest.mark.parametrize("axes", ["rows_columns", "columns_rows"])
+def test_the_axes_that_a_draft_names_stay(tmp_path: Path, axes: str) -> None:
+    authority = Authority.create(tmp_path / "ca", f'image_axes = "{axes}"\n{DRAFT}', "draft.toml", now=NOW)
+    assert authority.federation.image_axes == axes
+
+
+def test_a_federation_from_before_keeps_its_axes_and_its_digest(tmp_path: Path) -> None:
+    former = FederationConfig.parse(DRAFT, "federation.toml")
+    assert former.image_axes == "columns_rows"
+    assert former.digest == federation_digest(tomllib.loads(DRAFT))
 
 
 def test_two_federations_of_one_draft_are_two(tmp_path: Path) -> None:

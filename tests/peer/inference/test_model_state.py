@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.demo.local_federation import LocalFederation
 from peer.errors import StateError, WorkerFailed
 from peer.inference import model_state
-from peer.inference.model_state import ModelState, read_newest, run_module
+from peer.inference.model_state import ModelState, open_trained, read_newest, run_module
 
 LIMIT_S = 20.0
 
@@ -195,3 +196,69 @@ def test_after_a_restored_backup_the_generation_is_the_one_that_peers_know(folde
     newest = newest_state(folder)
     assert newest.generation == 7
     assert newest.journal == folder.generation(1) / "journal.db"
+
+
+# The best round on validation data.
+
+
+def evaluated(number: int, value: float, **body: Any) -> tuple[str, int, dict[str, Any]]:
+    return "evaluated", number, {"metrics": {"validation_auc": value}, **body}
+
+
+def with_checkpoints(folder: SiteFolder, *names: str) -> None:
+    for name in names:
+        path = folder.generation(1) / "checkpoints" / name
+        path.mkdir(parents=True)
+        (path / "record.json").write_text("{}")
+
+
+STATES = [f"round-{number:06d}/train" for number in range(4)]
+
+
+def test_the_best_round_is_opened_and_says_why(folder: SiteFolder) -> None:
+    open_round = [("opened", number, {"sources": []}) for number in range(4)]
+    trained = [
+        ("trained", number, {"position": 0, "stage": "train", "state": STATES[number], "metrics": {}, "threads": 1,
+                             "duration_s": 1.0})
+        for number in range(4)
+    ]  # fmt: skip
+    rows = [INITIALISED]
+    for number, value in ((1, 0.6), (2, 0.75), (3, 0.7)):
+        best = {"best_by": "validation_auc"} if number < 3 else {}
+        rows += [
+            open_round[number],
+            trained[number],
+            evaluated(number, value, **best),
+            committed(number, STATES[number]),
+        ]
+    begin_generation(folder, *rows)
+    with_checkpoints(folder, *STATES)
+    with open_trained(folder, "best") as (_, state):
+        assert (state.committed, state.checkpoint) == (2, STATES[2])
+        assert state.choice == "the best of its evaluated rounds by validation_auc, 0.7500"
+        assert (Path(state.setting.home) / "checkpoints" / STATES[2] / "record.json").exists()
+    with open_trained(folder) as (_, state):
+        assert (state.committed, state.choice) == (3, "")
+    shutil.rmtree(folder.generation(1) / "checkpoints" / STATES[2])
+    with (
+        pytest.raises(StateError, match="after round 2, the best, are gone; take the last"),
+        open_trained(folder, "best"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ({"training": 9, "validation": 0}, "asia has no validation data, .* validation_share in site.toml"),
+        ({"training": 9, "validation": 3}, "no evaluated round of asia .* `evaluation_every` in federation.toml"),
+    ],
+)
+def test_without_a_value_on_validation_data_no_round_is_the_best(
+    folder: SiteFolder, samples: dict[str, int], message: str
+) -> None:
+    initialised = (INITIALISED[0], 0, {**INITIALISED[2], "samples": samples})
+    begin_generation(folder, initialised, committed(1, STATES[1]))
+    with_checkpoints(folder, STATES[1])
+    with pytest.raises(StateError, match=message), open_trained(folder, "best"):
+        pass

@@ -62,7 +62,7 @@ def test_a_label_map_is_on_the_images_own_grid(volumes: Any, tmp_path: Path) -> 
 def test_a_larger_image_keeps_its_precision(pictures: Any, tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "in.png")
-    values = pixels.transpose(2, 1, 0) / np.float64(255)
+    values = pixels.transpose(2, 0, 1) / np.float64(255)
     by_path, by_array = predict_inputs(pictures, [str(tmp_path / "in.png"), values])
     expected = values.repeat(2, axis=1).repeat(2, axis=2).astype(np.float32)
     assert np.allclose(by_path["image"], expected, atol=1e-7)

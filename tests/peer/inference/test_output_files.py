@@ -106,7 +106,7 @@ def test_a_label_map_has_the_volumes_geometry(tmp_path: Path, name: str, shape: 
 
 
 def test_a_nifti_2_file_stays_one(tmp_path: Path) -> None:
-    nibabel.save(nibabel.Nifti2Image(np.zeros((2, 3)), np.eye(4)), tmp_path / "in.nii")
+    nibabel.save(nibabel.Nifti2Image(np.zeros((3, 2)), np.eye(4)), tmp_path / "in.nii")
     write(tmp_path / "out.nii", np.ones((1, 2, 3), dtype=np.uint8), reference=tmp_path / "in.nii", grid=(2, 3))
     assert type(nibabel.load(tmp_path / "out.nii")) is nibabel.Nifti2Image
 
@@ -126,11 +126,11 @@ def test_a_larger_volume_has_smaller_voxels_and_the_same_corners(tmp_path: Path)
 
 def test_channels_stand_last_in_a_volume_and_first_in_an_array(tmp_path: Path) -> None:
     values = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
-    reference = nifti(tmp_path / "in.nii", (3, 4))
+    reference = nifti(tmp_path / "in.nii", (4, 3))
     write(tmp_path / "out.nii", values, reference=reference, grid=(3, 4))
     volume = nibabel.load(tmp_path / "out.nii")
-    assert volume.shape == (3, 4, 1, 2)
-    assert np.array_equal(volume.get_fdata()[:, :, 0, 1], values[1])
+    assert volume.shape == (4, 3, 1, 2)
+    assert np.array_equal(volume.get_fdata()[:, :, 0, 1].T, values[1])
     write(tmp_path / "out.npy", values, reference=reference, grid=(3, 4))
     assert np.array_equal(np.load(tmp_path / "out.npy"), values)
 
@@ -142,11 +142,11 @@ def test_a_label_map_lies_on_its_image(tmp_path: Path, name: str) -> None:
     if name.endswith(".npy"):
         np.save(reference, np.zeros((3, 5, 7), dtype=np.float32))
     elif name.endswith(".nii.gz"):
-        nifti(reference, (5, 7))
+        nifti(reference, (7, 5))
     elif name.endswith(".dcm"):
-        dicom(reference, (7, 5))
+        dicom(reference, (5, 7))
     else:
-        Image.fromarray(np.zeros((7, 5, 3), dtype=np.uint8)).save(reference)
+        Image.fromarray(np.zeros((5, 7, 3), dtype=np.uint8)).save(reference)
     space = tuple(load_image(reference, spatial_dims=2).shape[1:])
     assert space == (5, 7)
     labels = np.arange(35, dtype=np.uint8).reshape(space)
@@ -158,7 +158,7 @@ def test_a_label_map_lies_on_its_image(tmp_path: Path, name: str) -> None:
 def test_a_picture_of_labels_beyond_a_byte(tmp_path: Path) -> None:
     labels = np.array([[[0, 299]]], dtype=np.int16)
     write(tmp_path / "out.png", labels, reference=tmp_path / "in.png", grid=(1, 2))
-    assert np.asarray(Image.open(tmp_path / "out.png")).tolist() == [[0], [299]]
+    assert np.asarray(Image.open(tmp_path / "out.png")).tolist() == [[0, 299]]
 
 
 def test_a_larger_picture_is_rounded_to_bytes(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_larger_picture_is_rounded_to_bytes(tmp_path: Path) -> None:
     values[1] = 0
     write(tmp_path / "out.png", values, reference=tmp_path / "in.bmp", grid=(1, 1))
     pixels = np.asarray(Image.open(tmp_path / "out.png"))
-    assert pixels[..., 0].tolist() == [[0, 255], [128, 255]]
+    assert pixels[..., 0].tolist() == [[0, 128], [255, 255]]
     assert pixels[..., 1].max() == 0
 
 

@@ -96,14 +96,14 @@ def test_a_volume_gets_a_label_map_on_its_own_grid(volumes: FunctionTrainer, tmp
 def test_a_picture_is_enlarged_at_its_own_size_and_in_bytes(pictures: FunctionTrainer, tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "in.png")
-    np.save(tmp_path / "in.npy", pixels.transpose(2, 1, 0) / np.float32(255))
+    np.save(tmp_path / "in.npy", pixels.transpose(2, 0, 1) / np.float32(255))
     np.save(tmp_path / "wide.npy", np.full((3, 4, 4), 1.5, dtype=np.float32))
     inputs = [tmp_path / name for name in ("in.png", "in.npy", "wide.npy")]
     answer = predict(pictures, inputs, tmp_path / "out")  # type: ignore[arg-type]
-    assert pictures.seen == [(1, 3, 7, 5)] * 2
+    assert pictures.seen == [(1, 3, 5, 7)] * 2
     larger = np.asarray(Image.open(tmp_path / "out" / "in.png"))
     assert np.array_equal(larger, pixels.repeat(2, axis=0).repeat(2, axis=1))
-    assert np.load(tmp_path / "out" / "in.npy").shape == (3, 14, 10)
+    assert np.load(tmp_path / "out" / "in.npy").shape == (3, 10, 14)
     reason = "holds values from 1.5 to 1.5; super-resolution takes those in [0, 1]"
     assert answer["skipped"] == [{"file": str(tmp_path / "wide.npy"), "reason": reason}]
 

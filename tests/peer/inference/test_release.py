@@ -114,7 +114,7 @@ def test_a_file_its_card_and_a_row_of_the_ledger(folder: SiteFolder, answering: 
     assert document == {
         "site": "asia", "generation": 1, "round": 2, "task": "classification", "format": "onnx", "out": str(out),
         "card": f"{out}.md", "sha256": "ab" * 32, "bytes": 5, "network": "resnet10", "parameters": 7, "included": [],
-        "left_out": {}, "checks": [], "licence": "CC-BY-4.0",
+        "left_out": {}, "checks": [], "licence": "CC-BY-4.0", "choice": "",
     }  # fmt: skip
     (row,) = rows(folder)
     assert (row["purpose"], row["kind"], row["peer"], row["outcome"]) == ("export", "onnx", "", "complete")

@@ -72,12 +72,11 @@ def literal(private: Tensor, proxy: Tensor, targets: Tensor, top: int) -> dict[s
     for a, b in zip(w, p, strict=True):
         s, z = (set(np.argsort(-x, kind="stable")[:top].tolist()) for x in (a, b))
         agreement = len(s & z) / len(s | z)
-        share = {c: b[c] / sum(b[k] for k in z) for c in z}
         rows["forward_kl"].append(sum(a * (np.log(a) - np.log(b))))
         rows["consensus"].append(agreement)
         rows["one"].append(sum(-np.log(a[c]) for c in z))
         rows["feeding"].append(agreement * rows["one"][-1])
-        rows["transfer"].append(agreement * sum(share[c] * np.log(share[c] / a[c]) for c in z))
+        rows["transfer"].append(agreement * sum(b[c] * np.log(b[c] / a[c]) for c in z))
     means = {name: float(np.mean(values)) for name, values in rows.items()}
     return means | {
         "ce_dam": float(np.mean([-np.log(row[k]) for row, k in zip(w, labels, strict=True)])),

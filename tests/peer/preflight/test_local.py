@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from fakes.sites import append_rows, round_body
+from peer.config.schema import NamedParameters
 from peer.config.site_folder import SiteFolder
 from peer.daemon import startup
 from peer.daemon.dispatch import now
 from peer.demo.local_federation import LocalFederation
 from peer.identity import enrolment
 from peer.identity.bundle import Bundle
+from peer.methods.registry import PLANS
 from peer.preflight import local
 from peer.preflight.check import check
 from peer.preflight.finding import Finding
@@ -109,7 +111,7 @@ def test_room_is_asked_for_what_several_rounds_keep(enrolled: LocalFederation, f
     assert small.verdict == "ok"
     (large,) = local.check_disk(folder, federation, 1 << 40)
     assert large.verdict == "warning"
-    assert large.remedy == "free space: 24 times 1048576.0 MiB are kept of rounds"
+    assert large.remedy == "free space: 27 times 1048576.0 MiB are kept of rounds"
 
 
 def test_a_folder_that_cannot_be_written_is_a_failure(enrolled: LocalFederation, tmp_path: Path) -> None:
@@ -150,6 +152,20 @@ def test_a_bound_that_lets_no_artifact_out_is_a_failure(
     assert finding.message.startswith("a model may leave for every site")
     if verdict == "failure":
         assert finding.remedy == "set [egress] bytes_per_round_max in site.toml to at least 101, or leave it out"
+
+
+def test_visits_need_a_model_for_each_host_and_a_return_for_each_visitor(folder: SiteFolder) -> None:
+    federation, site, _ = startup.load(folder)
+    method = NamedParameters(name="fedvisit", **PLANS["fedvisit"].defaults())
+    federation = federation.model_copy(update={"method": method})
+    hosts = min(2, len(federation.site) - 1)
+    limited = site.model_copy(
+        update={"egress": site.egress.model_copy(update={"bytes_per_round_max": 200 * hosts - 1})}
+    )
+    finding = local.check_policy(federation, limited, 100)
+    assert finding.verdict == "warning"
+    assert finding.message.startswith("a model and a return may leave for every site")
+    assert f"to at least {200 * hosts}" in finding.remedy
 
 
 def test_a_site_that_takes_no_part_in_the_global_test_is_told_so(folder: SiteFolder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import sqlite3
@@ -424,3 +425,27 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_loses_nothing(path: Pat
     journal = Journal(path)
     assert [round for _, round, _ in journal.rows()] == list(range(int(written)))
     journal.append("row", int(written), {})
+
+
+def test_the_received_rows_of_a_round_cost_the_same_in_a_journal_of_any_length(tmp_path: Path) -> None:
+    """Also in a journal of an earlier program, after its next start."""
+
+    def instructions(journal: Journal) -> int:
+        count = itertools.count()
+        journal._connection.set_progress_handler(lambda: next(count) < 0, 10)
+        assert [body["peer"] for body in journal.received_in_round(1, peer="asia")] == ["asia"]
+        journal._connection.set_progress_handler(None, 0)
+        return next(count)
+
+    path, costs = tmp_path / "journal.db", []
+    for rounds in (range(1, 3), range(3, 300)):
+        with contextlib.closing(Journal(path)) as journal:
+            with journal._connection:
+                journal._connection.execute("BEGIN")
+                journal._connection.executemany(
+                    "INSERT INTO row (time_s, kind, round, body) VALUES (0, 'received', ?, ?)",
+                    [(round, json.dumps({"peer": peer})) for round in rounds for peer in ("asia", "africa")],
+                )
+            costs.append(instructions(journal))
+            journal._connection.execute("DROP INDEX IF EXISTS row_received")
+    assert costs[0] == costs[1]

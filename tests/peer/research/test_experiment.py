@@ -7,6 +7,7 @@ import pytest
 
 from peer.config import toml
 from peer.config.schema import FederationConfig, SiteConfig, check_site
+from peer.core.tasks import MINOR
 from peer.errors import ConfigError
 from peer.methods.registry import PLANS
 from peer.research.experiment import Experiment
@@ -86,8 +87,10 @@ def test_every_method_does_the_same_steps_on_what_is_evaluated(experiment: Write
     for name, plan in PLANS.items():
         stages = loaded.stages(name)
         assert stages.keys() == plan.stages.keys()
-        main = [keys for stage, keys in stages.items() if stage not in ("distill", "decide")]
-        assert [(keys["unit"], keys["count"], keys["learning_rate"]) for keys in main] == [("step", 2, 1e-3)]
+        main = [keys for stage, keys in stages.items() if stage not in MINOR]
+        assert main, name
+        for keys in main:
+            assert keys == {"unit": "step", "count": 2, "learning_rate": 1e-3, "weight_decay": 0.0}
 
 
 def test_the_papers_budget_is_the_plans(experiment: Write) -> None:
@@ -104,7 +107,7 @@ def test_the_papers_budget_is_the_plans(experiment: Write) -> None:
 def test_a_rows_own_budget_holds_with_the_papers_alone(experiment: Write) -> None:
     row = "[methods.local]\npaper.train = {unit = 'epoch', count = 5}\n"
     equal = Experiment.load(experiment(row))
-    assert equal.stages("local") == {"train": {"unit": "step", "count": 2, "learning_rate": 1e-3}}
+    assert equal.stages("local") == {"train": {"unit": "step", "count": 2, "learning_rate": 1e-3, "weight_decay": 0.0}}
     paper = Experiment.load(experiment(row, replace={"steps = 2\n": "steps = 2\npaper = true\n"}))
     assert paper.stages("local") == {"train": {"unit": "epoch", "count": 5}}
 
@@ -130,7 +133,7 @@ def test_titles_and_networks_of_any_form_reach_both_files(experiment: Write) -> 
     federation = FederationConfig.parse(loaded.federation_text("fedavg", "alike", ("asia",), seed=0), "text")
     assert federation.description == loaded.title == '\N{GRINNING FACE} "Größe"\n'
     assert federation.shared_model.__pydantic_extra__ == hyper
-    site = toml.parse(loaded.site_text("asia", "alike", root=".", regions=None), "text")
+    site = toml.parse(loaded.site_text("asia", "alike", next(iter(loaded.methods)), root=".", regions=None), "text")
     assert site["model"]["parameters"] == hyper
     check_site(federation, toml.validate(SiteConfig, site, "text"), "asia")
 
@@ -179,3 +182,22 @@ def test_data_sets_and_networks_of_packages_are_known(experiment: Write, distrib
     distribution("some-nets", "1.0", "mhfl_peer.models", small_net="models.resnet:resnet5")
     loaded = Experiment.load(experiment("[methods.local]\n", replace=replace))
     assert (loaded.data.dataset, loaded.model("mixed", "asia").name) == ("figures", "small_net")
+
+
+def test_leaving_sites_out_needs_three_of_them(experiment: Callable[..., Path]) -> None:
+    changes = {"rounds = 2\n": "rounds = 2\nleave_one_site_out = true\n"}
+    loaded = Experiment.load(experiment(replace=changes))
+    assert loaded.left_out_by_links == {f"leave-out-{site}": site for site in ("africa", "asia", "europe")}
+    two = {'sites = ["africa", "asia", "europe"]': 'sites = ["africa", "asia"]', "europe = {name": '"*" = {name'}
+    with pytest.raises(ConfigError, match="leave_one_site_out: needs three sites in every partition"):
+        Experiment.load(experiment(replace=changes | two))
+
+
+def test_a_row_has_the_batch_size_of_its_paper_with_the_papers_work_alone(experiment: Callable[..., Path]) -> None:
+    row = "[methods.mh_pflid]\npaper_batch_size = 2\n[methods.local]\n"
+    equal = Experiment.load(experiment(row))
+    paper = Experiment.load(experiment(row, replace={"steps = 2\n": "steps = 2\npaper = true\n"}))
+    assert [equal.batch_size(label) for label in ("mh_pflid", "local")] == [4, 4]
+    assert [paper.batch_size(label) for label in ("mh_pflid", "local")] == [2, 4]
+    site = toml.parse(paper.site_text("asia", "mixed", "mh_pflid", root=None, regions=None), "text")
+    assert site["training"]["batch_size"] == 2

@@ -54,6 +54,20 @@ def test_who_receives_from_whom_is_the_schedule(run, rules_of) -> None:
             assert [source["site"] for source in body["sources"]] == ([] if turn == name else [turn])
 
 
+@pytest.mark.parametrize("method", ["fedavg_ft", "fedprox_ft", "fedcross_ft"])
+def test_models_are_at_home_before_the_round_of_fine_tuning_which_exchanges_nothing(run: Any, method: str) -> None:
+    for name, rows in run(method=method).items():
+        kinds = [kind for kind, _, _ in rows]
+        stages = [body["stage"] for kind, round, body in rows if kind == "trained" and round == 4]
+        *_, (_, body) = committed(rows)
+        assert stages == ["finetune"]
+        assert (body["sources"], body["contributors"], body["visiting"]) == ([], [name], False)
+        assert max(round for kind, round, body in rows if kind == "published") == (4 if method == "fedcross_ft" else 3)
+        last_opened = len(kinds) - kinds[::-1].index("opened")
+        assert not {"arrived", "published", "chosen", "adopted"} & set(kinds[last_opened:])
+        assert ("adopted" in kinds) == (method == "fedcross_ft")
+
+
 def test_without_any_link_each_site_consolidates_alone(run: Callable[..., Any]) -> None:
     for name, rows in run(link_down=lambda round, sender, receiver: True).items():
         for _, body in committed(rows):
@@ -74,7 +88,7 @@ def test_a_lost_link_leaves_the_last_head_in_use(run: Callable[..., Any]) -> Non
     assert (head["round"], head["fallback"]) == (1, "stale")
 
 
-@pytest.mark.parametrize("method", ["fedskd", "fedcross", "feddal", "dflmoe"])
+@pytest.mark.parametrize("method", ["fedskd", "fedcross", "fedcross_ft", "feddal", "dflmoe"])
 @pytest.mark.parametrize("after", [1, 7, 20])
 def test_an_interrupted_run_goes_on_to_the_same_end(
     run: Callable[..., Any],

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from peer.core.roster import SiteName
-from peer.training.aggregation import Aggregation, aggregate, find_outliers
+from peer.training.aggregation import Aggregation, aggregate, aggregate_prototypes, find_leap, find_outliers
+from peer.training.tensors import VALUES_AT_ONCE_MAX
 
 State = dict[str, Tensor]
 SITES = tuple(map(SiteName, ("africa", "america", "asia", "europe")))
@@ -129,3 +133,104 @@ def test_the_rules_are_those_of_the_paper(rule: str, sites: int) -> None:
             (values.mean(0) if expected is None else expected).astype(np.float32),
         )
     assert result.state["bn.num_batches_tracked"] == 30
+
+
+# --- prototypes -------------------------------------------------------------------------------------------------------
+def table(site: int, counts: list[float]) -> State:
+    """Prototypes of three classes; a class without samples has zeros."""
+    draw = torch.Generator().manual_seed(site)
+    common = torch.randn(3, 8, generator=torch.Generator().manual_seed(9))
+    present = torch.tensor(counts)
+    rows = (common + torch.randn(3, 8, generator=draw) / 10) * (present > 0)[:, None]
+    return {"network.prototypes": rows, "network.counts": present}
+
+
+COUNTS = ([4.0, 1.0, 0.0], [2.0, 0.0, 0.0], [3.0, 5.0, 0.0], [1.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_prototype_is_the_mean_of_the_sites_that_have_the_class(weighted: bool) -> None:
+    tables = {site: table(k, counts) for k, (site, counts) in enumerate(zip(SITES, COUNTS, strict=True))}
+    result = aggregate_prototypes(tables, NO_SAMPLES, weighted=weighted)
+    assert (result.contributors, result.cut) == (list(SITES), {})
+    assert result.state["network.counts"].tolist() == [1.0, 1.0, 0.0]
+    for number in range(3):
+        counts = np.array([each[number] for each in COUNTS])
+        shares = counts if weighted else (counts > 0).astype(float)
+        rows = np.stack([state["network.prototypes"][number].double().numpy() for state in tables.values()])
+        expected = shares @ rows / max(shares.sum(), 1)
+        np.testing.assert_allclose(result.state["network.prototypes"][number].numpy(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_prototype_that_no_training_gives_is_left_out_of_its_class_alone() -> None:
+    tables = {site: table(k, [1.0, 1.0, 1.0]) for k, site in enumerate(SITES)}
+    tables[ASIA]["network.prototypes"][1] *= -1000
+    result = aggregate_prototypes(tables, NO_SAMPLES)
+    assert list(result.cut) == [ASIA]
+    assert result.cut[ASIA].startswith("class 1: network.prototypes is")
+    assert ASIA in result.contributors
+    others = {site: state for site, state in tables.items() if site != ASIA}
+    alone = aggregate_prototypes(others, NO_SAMPLES)
+    rows = result.state["network.prototypes"], alone.state["network.prototypes"]
+    assert torch.equal(rows[0][1], rows[1][1])
+    assert not torch.equal(rows[0][0], rows[1][0])
+
+
+def test_a_site_with_all_prototypes_out_of_bounds_contributes_nothing() -> None:
+    tables = {site: table(k, [1.0, 1.0, 1.0]) for k, site in enumerate(SITES)}
+    tables[ASIA]["network.prototypes"] *= -1000
+    assert ASIA not in aggregate_prototypes(tables, NO_SAMPLES).contributors
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers how many values the largest tensor had that an operation made."""
+
+    values = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for made in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(made, Tensor):
+                self.values = max(self.values, made.numel())
+        return result
+
+
+@pytest.mark.parametrize("rule", ["mean", "median", "trimmed_mean"])
+def test_a_large_tensor_of_many_sites_is_never_held_at_once_in_float64(rule: Any) -> None:
+    sites, count = 9, 1_000_000
+    generator = torch.Generator().manual_seed(3)
+    tensors = torch.randn(sites, count, generator=generator)
+    tensors[2] *= 40
+    states = {SiteName(f"site-{index}"): {"weight": tensor} for index, tensor in enumerate(tensors)}
+    with LargestTensor() as largest:
+        result = aggregate(states, dict.fromkeys(states, 1), rule=rule)
+    assert largest.values <= max(count, VALUES_AT_ONCE_MAX) < sites * count
+    assert list(result.cut) == ["site-2"]
+    kept = np.sort(np.delete(tensors.numpy(), 2, axis=0).astype(np.float64), axis=0)
+    expected = {"mean": kept, "median": kept[3:5], "trimmed_mean": kept[2:6]}[rule].mean(axis=0)
+    np.testing.assert_allclose(result.state["weight"].numpy(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_copy_that_came_home_may_move_some_times_as_far_as_the_model_that_stayed() -> None:
+    sent, own, copy = trained(0, drift=0.0), trained(1), trained(2, drift=0.1)
+    assert find_leap(sent, own, own) is None
+    assert find_leap(sent, own, copy) is None
+    assert find_leap(sent, sent, own) is None, "the own model did not move at all"
+    random = {"fc.weight": torch.randn(10, 16)}
+    assert "fc.weight is" in (find_leap(sent, own, {**copy, **random}) or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("conv.weight", lambda value: value * 10, "conv.weight is 8"),
+        ("conv.weight", lambda value: -value, "conv.weight is 1.8"),
+        ("bn.running_var", lambda value: -value, "bn.running_var has a negative variance"),
+        ("bn.running_mean", lambda value: value + 1e4, "bn.running_mean is 1e+04 times as large"),
+    ],
+)
+def test_one_tensor_of_a_return_beyond_its_bound_is_enough(name: str, change: object, reason: str) -> None:
+    sent, own, copy = trained(0, drift=0.0), trained(1), trained(2)
+    told = find_leap(sent, own, {**copy, name: change(copy[name])})  # type: ignore[operator]
+    assert told is not None
+    assert told.startswith(reason)

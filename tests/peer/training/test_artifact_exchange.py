@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import models
+from fakes.training import initialise, perform
 from models import Network
 from peer.core import commands, events
 from peer.core.commands import Source
@@ -446,3 +447,16 @@ def test_a_file_that_is_another_is_refused(three: Any) -> None:
     path.write_bytes(content)
     with pytest.raises(UnusableArtifact, match="its file does not have its digest"):
         alpha.artifact_exchange.average([received], samples=1)
+
+
+def test_a_lent_model_comes_without_what_travels_beside_it(make_setting: Any) -> None:
+    chosen = {"method": {"name": "scaffold"}, "shared_model": {"name": "resnet10", "width": 4}}
+    trainer = Trainer(make_setting(site="alpha", **chosen))
+    initial = initialise(trainer)
+    lent = perform(trainer, commands.Evaluate(1, 1, 1, initial.state, (), True)).artifact
+    names = {tensor.name for tensor in lent.tensors}
+    assert names == set(trainer.site_networks.dam.state_dict())
+    sent = trainer.artifact_exchange.send(trainer.site_networks.dam, owner=SiteName("alpha"), steps=0, samples=1)
+    beside = {tensor.name for tensor in sent.tensors} - names
+    assert beside
+    assert all(name.startswith("control/") for name in beside)

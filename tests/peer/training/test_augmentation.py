@@ -1,5 +1,6 @@
 """Augmentation: the maps by hand, the sampling against torch's own grid, the same for the same seed."""
 
+import hashlib
 import math
 
 import pytest
@@ -32,6 +33,19 @@ def test_a_certain_flip_reverses_every_axis(size: tuple[int, ...]) -> None:
     images = torch.randn(2, 3, *size)
     flipped = warp(images, affine_maps(changed(flip=1), [1, 2], size))
     assert torch.allclose(flipped, images.flip(tuple(range(2, images.ndim))), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((5,), "e9e88631b93f"),
+        ((5, 8), "5114676105cb"),
+        ((4, 5, 6), "a5b2750dd9c0"),
+    ],
+)
+def test_the_maps_of_a_seed_stay(size: tuple[int, ...], expected: str) -> None:
+    maps = affine_maps(AugmentationSettings(), range(50), size)
+    assert hashlib.sha256((maps * 2**16).round().numpy().tobytes()).hexdigest()[:12] == expected
 
 
 def test_rotations_and_sizes_stay_within_their_bounds() -> None:

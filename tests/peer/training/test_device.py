@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from peer.training.device import choose_device, describe_device, make_reproducible, precision
+from peer.training.device import choose_device, describe_device, make_reproducible, precision, seed_generators
 from peer.training.errors import UnusableConfigurationError
 
 CPU = torch.device("cpu")
@@ -24,6 +24,15 @@ def test_threads_and_algorithms_are_fixed() -> None:
     make_reproducible(CPU, threads=1)
     assert torch.get_num_threads() == 1
     assert torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
+def test_generators_are_seeded_as_torch_seeds_them(seed: int) -> None:
+    torch.manual_seed(seed)
+    expected = torch.rand(8)
+    torch.rand(3)
+    seed_generators(CPU, seed)
+    assert torch.equal(torch.rand(8), expected)
 
 
 def test_precision_is_that_of_the_forward_pass() -> None:

@@ -2,40 +2,20 @@
 
 from pathlib import Path
 
-import nibabel
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from pydicom.dataset import FileDataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
+from peer.core.tasks import COLUMNS_ROWS
+from peer.data.datalist import Sample
+from peer.data.survey import read_stored
 from peer.training.errors import UnusableConfigurationError, UnusableDataError
 from peer.training.images import READERS, Preparation, load_image, load_regions
+from peer.training.targets import LabelMap
+from tests.fakes.image_files import FRAMES, PIXELS, nifti, picture, volume
 
 VOLUME = np.arange(4 * 5 * 6, dtype=np.float32).reshape(4, 5, 6)
-
-
-def nifti(path: Path, array: np.ndarray) -> Path:
-    nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), path)
-    return path
-
-
-def dicom(path: Path, pixels: np.ndarray) -> Path:
-    meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
-    meta.MediaStorageSOPInstanceUID = generate_uid()
-    meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    file = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
-    file.SOPClassUID, file.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
-    file.Rows, file.Columns = pixels.shape
-    file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
-    file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation = 16, 16, 15, 0
-    file.PixelSpacing, file.ImagePositionPatient = [1, 1], [0, 0, 0]
-    file.ImageOrientationPatient, file.SliceThickness = [1, 0, 0, 0, 1, 0], 1
-    file.PixelData = pixels.astype(np.uint16).tobytes()
-    file.save_as(path)
-    return path
 
 
 def test_nifti_volumes_with_and_without_channels(tmp_path: Path) -> None:
@@ -50,15 +30,46 @@ def test_png_in_grey_and_in_colour(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(tmp_path / "colour.PNG")
     Image.fromarray(pixels[..., 0]).save(tmp_path / "grey.png")
     colour = load_image(tmp_path / "colour.PNG", spatial_dims=2)
-    assert torch.equal(colour, torch.from_numpy(pixels).permute(2, 1, 0).float())
+    assert torch.equal(colour, torch.from_numpy(pixels).permute(2, 0, 1).float())
     assert torch.equal(load_image(tmp_path / "grey.png", spatial_dims=2), colour[:1])
 
 
-def test_dicom(tmp_path: Path) -> None:
-    pixels = np.arange(12).reshape(3, 4)
-    image = load_image(dicom(tmp_path / "slice.dcm", pixels), spatial_dims=2)
-    assert image.shape[0] == 1
-    assert sorted(image.flatten().tolist()) == list(range(12))
+# --- axes -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ending", [".png", ".bmp", ".npy", ".nii.gz", ".dcm"])
+def test_a_picture_has_rows_and_columns_in_every_format(tmp_path: Path, ending: str) -> None:
+    path = picture(tmp_path / f"a{ending}", PIXELS)
+    image = load_image(path, spatial_dims=2)
+    assert image.tolist() == [PIXELS.tolist()]
+    assert image.is_contiguous()
+    assert Preparation(1, (3, 5))([path]).tolist() == [PIXELS.tolist()]
+    assert LabelMap(Preparation(1, (3, 5)), 256)(Sample("a", (path,), path))[1].tolist() == PIXELS.tolist()
+    labels = load_regions(path, input_size=(3, 5))
+    assert [mask.nonzero().tolist() for mask in labels] == [[[2, 0]], [[0, 4]]]
+    assert read_stored(path)[0] == image.shape[1:]
+
+
+@pytest.mark.parametrize("name", ["volume.nii.gz", "volume.npy", "frames.dcm", "series"])
+def test_a_volume_has_columns_rows_and_slices_in_every_format(tmp_path: Path, name: str) -> None:
+    path = volume(tmp_path / name, FRAMES)
+    image = load_image(path, spatial_dims=3)
+    assert image.shape == (1, 5, 3, 4)
+    assert (image[0, 4, 0, 0], image[0, 0, 2, 0], image[0, 0, 0, 3]) == (200, 100, 50)
+    assert read_stored(path)[0] == image.shape[1:]
+
+
+@pytest.mark.parametrize("ending", [".png", ".nii", ".dcm"])
+def test_pictures_of_a_federation_from_before_have_columns_first(tmp_path: Path, ending: str) -> None:
+    path = picture(tmp_path / f"a{ending}", PIXELS)
+    assert load_image(path, spatial_dims=2, image_axes=COLUMNS_ROWS).tolist() == [PIXELS.T.tolist()]
+    assert Preparation(1, (5, 3), image_axes=COLUMNS_ROWS)([path]).tolist() == [PIXELS.T.tolist()]
+
+
+def test_frames_of_a_federation_from_before_are_in_the_middle(tmp_path: Path) -> None:
+    path = volume(tmp_path / "frames.dcm", FRAMES)
+    assert load_image(path, spatial_dims=3, image_axes=COLUMNS_ROWS).shape == (1, 3, 4, 5)
+
+
+# --- arrays ---------------------------------------------------------------------------------------
 
 
 def test_arrays_by_key_or_the_first(tmp_path: Path) -> None:
@@ -94,13 +105,13 @@ def test_objects_in_an_array_are_never_unpickled(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
-    volume = nifti(tmp_path / "a.nii.gz", VOLUME)
+    path = nifti(tmp_path / "a.nii.gz", VOLUME)
     with pytest.raises(ValueError, match=r"has the shape \(1, 4, 5, 6\), not \(channels, 2 spatial dimensions\)"):
-        load_image(volume, spatial_dims=2)
+        load_image(path, spatial_dims=2)
     with pytest.raises(ValueError, match=r"has the ending '.txt', none of .npz, .npy, .nii"):
         load_image(tmp_path / "a.txt", spatial_dims=2)
     with pytest.raises(ValueError, match=r"has 1 channels, \[task\] in_channels is 4"):
-        Preparation(4, (4, 5, 6))([volume])
+        Preparation(4, (4, 5, 6))([path])
     with pytest.raises(ValueError, match="NaN"):
         Preparation(1, (4, 5, 6))([nifti(tmp_path / "n.nii", np.full((4, 5, 6), np.nan, dtype=np.float32))])
 

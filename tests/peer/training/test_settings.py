@@ -70,3 +70,10 @@ def test_the_training_set_size_is_told_only_if_both_files_say_so() -> None:
     assert settings(weighted, telling_site).tells_samples
     assert not settings(weighted, site).tells_samples
     assert not settings({"method": {"name": "local"}}, telling_site).tells_samples
+
+
+def test_a_federation_without_the_key_has_columns_first() -> None:
+    federation = {"method": {"name": "local"}}
+    site = {"data": {"input_size": [4, 4, 4]}, "model": {"name": "resnet10"}}
+    assert settings(federation, site).data.image_axes == "columns_rows"
+    assert settings({**federation, "image_axes": "rows_columns"}, site).data.image_axes == "rows_columns"

@@ -104,11 +104,11 @@ def test_many_classes_take_more_than_a_byte(pair: Sample) -> None:
 
 def test_label_maps_of_every_format(tmp_path: Path) -> None:
     labels = (np.arange(12).reshape(3, 4) % 3).astype(np.uint8)
-    nibabel.save(nibabel.Nifti1Image(labels, np.eye(4)), tmp_path / "a.nii.gz")
+    nibabel.save(nibabel.Nifti1Image(labels.T, np.eye(4)), tmp_path / "a.nii.gz")  # x runs along a row
     np.savez(tmp_path / "both.npz", image=labels * 1.0, label=labels)
     saved(tmp_path / "channel.npy", labels[None])
-    Image.fromarray(labels.T).save(tmp_path / "grey.png")  # a picture is read width first
-    palette = Image.fromarray(labels.T)
+    Image.fromarray(labels).save(tmp_path / "grey.png")
+    palette = Image.fromarray(labels)
     palette.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255])
     palette.save(tmp_path / "palette.png")  # its colours are for the eye: the labels are the numbers below
     image = tmp_path / "both.npz"
@@ -174,15 +174,23 @@ def test_both_are_averaged_to_the_input_size(tmp_path: Path) -> None:
     assert torch.equal(alone[1], target)
 
 
+def test_a_small_picture_and_a_large_array_are_a_pair(tmp_path: Path) -> None:
+    small = np.arange(6, dtype=np.uint8).reshape(2, 3) * 50
+    Image.fromarray(small).save(tmp_path / "small.png")
+    large = saved(tmp_path / "large.npy", (small / 255).astype(np.float32).repeat(2, axis=0).repeat(2, axis=1))
+    image, target = LargeImage(1, 1, (2, 3), 2)(Sample("a", (tmp_path / "small.png",), large))
+    assert torch.equal(image.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2), target)
+
+
 def test_pictures_of_bytes_are_brought_to_the_unit_range(tmp_path: Path) -> None:
     pixels = np.array([[0, 51], [102, 255]], dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     image, target = LargeImage(1, 1, (1, 1), 2)(Sample("a", (tmp_path / "a.png",), None))
-    assert target[0].T.tolist() == [pytest.approx([0, 0.2]), pytest.approx([0.4, 1])]
+    assert target[0].tolist() == [pytest.approx([0, 0.2]), pytest.approx([0.4, 1])]
     assert image.item() == pytest.approx(0.4)
     Image.fromarray(pixels > 100).save(tmp_path / "bits.png")
     bits = LargeImage(1, 1, (1, 1), 2)(Sample("bits", (tmp_path / "bits.png",), None))[1]
-    assert bits[0].T.tolist() == [[0, 0], [1, 1]]
+    assert bits[0].tolist() == [[0, 0], [1, 1]]
 
 
 @pytest.mark.parametrize(

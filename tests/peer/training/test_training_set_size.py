@@ -98,3 +98,25 @@ def test_counters_of_batches_leave_only_where_the_policy_tells_the_size(
     counters = {count for artifact in leaving["artifacts"] for count in artifact["counters"].values()}
     batches = EPOCHS * (SIZES[0] // BATCH)
     assert counters == ({0, batches, 2 * batches} if tells else {0})
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_how_many_samples_a_class_has_leaves_only_with_the_size(
+    make_setting: Callable[..., WorkerSetting], told: bool
+) -> None:
+    options = {"egress": {"training_set_size": True}, "weighting": "samples"} if told else {}
+    setting = make_setting(method={"name": "fedproto"}, steps=2, **options)
+    trainer = Trainer(setting)
+    initial = trainer.perform(commands.Initialise(generation=1, attempt=1))
+    assert isinstance(initial, events.Initialised)
+    trained = trainer.perform(commands.Train(1, 1, 2, "prototypes", initial.state, ()))
+    assert isinstance(trained, events.Trained), trained
+    assert trained.artifact is not None
+    (counts,) = (
+        tensor
+        for name, tensor in load_file(
+            Path(setting.home) / "artifacts" / f"{trained.artifact.sha256}.safetensors"
+        ).items()
+        if name.endswith("counts")
+    )
+    assert counts.tolist() == ([5, 3] if told else [1, 1])

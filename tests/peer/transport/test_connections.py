@@ -149,6 +149,14 @@ def test_a_connection_without_a_peer_s_call_has_few_bytes_and_little_time() -> N
     assert not peer.closed
 
 
+def test_the_longest_greeting_may_arrive_before_its_call_is_known() -> None:
+    """With the proof of a long manifest, certificates in the handshake and in the proof, and headers."""
+    table = Table()
+    greeting = table.open(1)
+    greeting.received += limits.SHOWN_BYTES_MAX + 3 * limits.CERTIFICATE_BYTES_MAX + 16 * limits.TEXT_BYTES_MAX
+    assert table.closed() == []
+
+
 def test_a_connection_with_too_many_refused_calls_is_closed_and_the_next_one_on_its_port_is_not() -> None:
     table = Table()
     connection = table.open(1)
@@ -219,7 +227,13 @@ def test_a_scan_keeps_no_connection_open_and_closes_no_other() -> None:
             assert other.recv(1) == b"x"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in http2.FLOODS if kind != "empty CONTINUATION"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("PING", marks=pytest.mark.slow),
+        *(kind for kind in http2.FLOODS if "PING" not in kind and "empty" not in kind),
+    ],
+)
 async def test_a_flood_ends_its_connection_and_a_peer_s_calls_go_on(network, kind: str) -> None:
     europe, mallory = await network.serve("europe"), network.authority.admit("asia")
     africa = network.dial("africa")

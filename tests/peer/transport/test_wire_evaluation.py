@@ -109,3 +109,10 @@ def test_a_known_manifest_is_for_evaluation() -> None:
     vector = VECTORS["manifest"]
     manifest = decode_manifest(bytes.fromhex(vector["body"]))
     assert (manifest.evaluation, manifest.round) == (True, vector["round"])
+
+
+def test_a_report_that_no_peer_would_read_is_not_sent() -> None:
+    """Else the peer's server ends the call, and the peer would count as the one that broke the protocol."""
+    long = {f"{index:03}{'n' * 1000}": 0.5 for index in range(300)}
+    with pytest.raises(WireError, match=r"metrics has \d+ bytes, over the limit of 262144"):
+        encode_report(replace(REPORT, metrics=long))

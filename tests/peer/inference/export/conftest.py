@@ -46,7 +46,9 @@ MakeHospital = Callable[[str], Hospital]
 
 @pytest.fixture
 def make_hospital(make_setting: Callable[..., WorkerSetting], signals: Path) -> MakeHospital:
-    """Makes a site whose task is ``time_series``, ``segmentation`` or ``super_resolution``."""
+    """Makes a site whose task is ``time_series``, ``segmentation`` (of volumes, or of pictures as
+    ``planes``) or ``super_resolution``.
+    """
 
     def make(kind: str) -> Hospital:
         data: dict[str, Any] = {}
@@ -57,6 +59,11 @@ def make_hospital(make_setting: Callable[..., WorkerSetting], signals: Path) -> 
             data = {"input_size": [8, 8, 8], "normalise": "unit"}
             model = MONAI_UNET
             volumes(signals)
+        elif kind == "planes":
+            task |= {"kind": "segmentation", "spatial_dims": 2, "in_channels": 1}
+            data = {"input_size": [8, 12], "normalise": "unit"}
+            model = MONAI_UNET
+            planes(signals)
         elif kind == "super_resolution":
             task |= {"spatial_dims": 2, "in_channels": 3, "classes": 3}
             data = {"input_size": [6, 6], "scale": 2}
@@ -80,6 +87,18 @@ def volumes(folder: Path) -> None:
         for name, values in ((f"{index}.nii.gz", image), (f"{index}-label.nii.gz", (image > 50).astype(np.uint8))):
             nibabel.save(nibabel.Nifti1Image(values, AFFINE), folder / name)
         items.append({"image": f"{index}.nii.gz", "label": f"{index}-label.nii.gz"})
+    (folder / "datalist.json").write_text(json.dumps({"training": items[:2], "test": items[2:]}))
+
+
+def planes(folder: Path) -> None:
+    """Pictures that are wider than high, with label maps."""
+    draw = np.random.default_rng(5)
+    items = []
+    for index in range(4):
+        pixels = draw.integers(0, 256, (7, 12), dtype=np.uint8)
+        for name, values in ((f"{index}.png", pixels), (f"{index}-label.png", (pixels > 128).astype(np.uint8))):
+            Image.fromarray(values).save(folder / name)
+        items.append({"image": f"{index}.png", "label": f"{index}-label.png"})
     (folder / "datalist.json").write_text(json.dumps({"training": items[:2], "test": items[2:]}))
 
 

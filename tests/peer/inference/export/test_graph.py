@@ -62,7 +62,7 @@ def test_a_network_is_a_pt2_file(name: str) -> None:
         expect_no_place(b"".join(map(archive.read, archive.namelist())))
 
 
-@pytest.mark.parametrize("name", ["rnn", "unet"])
+@pytest.mark.parametrize("name", [pytest.param("rnn", marks=pytest.mark.slow), "unet"])
 def test_a_network_is_an_onnx_file(name: str) -> None:
     module, image = make_module(name, **KINDS[name])
     program = graph.trace(module, image, free_space=False, name=name)

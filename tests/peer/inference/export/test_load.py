@@ -151,14 +151,23 @@ def changed(folder: Path, *keys: str, value: Any) -> None:
     (folder / monai_bundle.CARD).write_text(json.dumps(card))
 
 
+def test_a_file_from_before_reads_pictures_as_it_was_trained(folder: Path) -> None:
+    changed(folder, "schema", value=1)
+    card = json.loads((folder / monai_bundle.CARD).read_text())
+    del card["input"]["axes"]
+    (folder / monai_bundle.CARD).write_text(json.dumps(card))
+    assert open_model(folder).settings.data.image_axes == "columns_rows"
+
+
 @pytest.mark.parametrize(
     ("keys", "value", "reason"),
     [
         (("network", "network", "name"), "os:system", "its network is not built here: model 'os:system' is not one"),
         (("network", "network", "hyper"), {"width": 10**9}, "may be at most 4096 in a spec from another site"),
         (("network", "network", "hyper"), {"width": 4096}, "its weights are not those of the network"),
-        (("schema",), 2, "its model card is not of schema 1"),
-        (("task",), {"kind": "sorcery", "spatial_dims": 1, "in_channels": 2, "classes": 2}, "its task or its normalis"),
+        (("schema",), 3, "its model card is not of schema 2"),
+        (("input", "axes"), "sideways", "its order of axes is unknown"),
+        (("task",), {"kind": "sorcery", "spatial_dims": 1, "in_channels": 2, "classes": 2}, "its task, its normalis"),
         (("task", "classes"), "2", "task.classes: expected int, got str"),
         (("input", "size"), [24, 24], r"its input size \[24, 24\] is not one of 1 dimensions"),
         (("input",), {}, "its model card is incomplete: 'normalise'"),

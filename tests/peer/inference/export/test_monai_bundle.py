@@ -15,12 +15,15 @@ import pytest
 import torch
 from monai.bundle.properties import InferProperties, MetaProperties
 from monai.bundle.workflows import ConfigWorkflow
+from PIL import Image
 
 from peer.inference.export import monai_bundle
 from peer.inference.export.graph import quiet
 from peer.inference.export.process import export
 from peer.inference.predict import image_reader, predict
+from peer.training.images import Preparation
 from peer.training.trainer import INITIAL
+from tests.fakes.image_files import FRAMES, PIXELS, picture, volume
 
 MakeHospital = Callable[[str], Any]
 REQUIRED = (
@@ -75,9 +78,9 @@ def test_a_bundle_of_a_network_of_monai_segments_as_the_site_does(
     for row in own:
         expected = nibabel.load(row["output"])
         (path,) = (tmp_path / "results").glob(f"{Path(row['file']).name.partition('.')[0]}_*.nii.gz")
-        volume = nibabel.load(path)
-        assert np.array_equal(volume.get_fdata(), expected.get_fdata())
-        assert np.allclose(volume.affine, expected.affine)
+        saved = nibabel.load(path)
+        assert np.array_equal(saved.get_fdata(), expected.get_fdata())
+        assert np.allclose(saved.affine, expected.affine)
 
 
 def test_a_bundle_of_another_network_classifies_as_the_site_does(
@@ -102,12 +105,51 @@ def test_a_bundle_enlarges_pictures_of_any_size(
     shutil.copy(hospital.data / "3.png", new)
     run(tmp_path / "bundle", new, tmp_path / "results")
     (path,) = (tmp_path / "results").iterdir()
-    volume = nibabel.load(path)
+    saved = nibabel.load(path)
     trainer = hospital.trainer()
     load, finish = image_reader(trainer.settings.task, trainer.settings.data)
     expected = trainer.predict(finish(load([new / "3.png"]))[None])[0].numpy()
-    assert np.allclose(np.moveaxis(np.squeeze(volume.get_fdata()), -1, 0), expected, atol=1e-5)
-    assert np.allclose(np.abs(np.diag(volume.affine)), [0.5, 0.5, 1, 1])
+    # NIfTI has the columns of a picture first, and its channels last.
+    assert np.allclose(np.squeeze(saved.get_fdata()).transpose(2, 1, 0), expected, atol=1e-5)
+    assert np.allclose(np.abs(np.diag(saved.affine)), [0.5, 0.5, 1, 1])
+
+
+def test_a_bundle_segments_a_picture_as_the_site_does(
+    make_hospital: MakeHospital, facts: dict[str, Any], new: Path, tmp_path: Path
+) -> None:
+    hospital = make_hospital("planes")
+    exported(hospital, facts, tmp_path / "bundle")
+    shutil.copy(hospital.data / "3.png", new)
+    run(tmp_path / "bundle", new, tmp_path / "results")
+    (row,) = predict(hospital.trainer(), [new], tmp_path / "own")["predictions"]
+    (path,) = (tmp_path / "results").iterdir()
+    labels = np.asarray(Image.open(row["output"]))
+    assert 0 < labels.mean() < 1
+    assert np.array_equal(np.squeeze(nibabel.load(path).get_fdata()).T, labels)
+
+
+@pytest.mark.parametrize("ending", [".png", ".npy", ".nii.gz", ".dcm"])
+def test_a_bundle_reads_a_picture_as_the_site_does(
+    make_hospital: MakeHospital, facts: dict[str, Any], tmp_path: Path, ending: str
+) -> None:
+    hospital = make_hospital("planes")
+    exported(hospital, facts, tmp_path / "bundle")
+    _, preprocessing = monai_bundle.load(tmp_path / "bundle")
+    path = picture(tmp_path / f"a{ending}", PIXELS)
+    image = preprocessing({"image": str(path)})["image"]
+    assert np.allclose(image, Preparation(1, (8, 12), "unit")([path]), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["volume.nii.gz", "volume.npy", "frames.dcm", "series"])
+def test_a_bundle_reads_a_volume_as_the_site_does(
+    make_hospital: MakeHospital, facts: dict[str, Any], tmp_path: Path, name: str
+) -> None:
+    hospital = make_hospital("segmentation")
+    exported(hospital, facts, tmp_path / "bundle")
+    _, preprocessing = monai_bundle.load(tmp_path / "bundle")
+    path = volume(tmp_path / name, FRAMES)
+    image = preprocessing({"image": str(path)})["image"]
+    assert np.allclose(image, Preparation(1, (8, 8, 8), "unit")([path]), atol=1e-6)
 
 
 def test_monai_loads_the_network_with_its_weights(

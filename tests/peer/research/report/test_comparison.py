@@ -4,6 +4,8 @@ import json
 import shutil
 from typing import Any
 
+import pytest
+
 from peer.research.report.comparison import compare, spread_of_steps, summary
 from peer.research.report.published import choose_comparison, reference_tables
 from peer.research.report.results import Results, read
@@ -157,3 +159,49 @@ def test_one_model_for_all_is_that_of_every_run(make) -> None:
         path.write_text(json.dumps({**json.loads(path.read_text()), "single_model": "seed-0" in path.parent.name}))
     _, comparison = compare_methods(folder)
     assert not comparison.methods["FedSKD"].single_model
+
+
+def change_runs(folder: Any, change: Any) -> Any:
+    for path in folder.glob("runs/*/result.json"):
+        document = json.loads(path.read_text())
+        change(document)
+        path.write_text(json.dumps(document))
+    return folder
+
+
+def test_classes_without_an_auc_are_counted_beside_it(make) -> None:
+    def change(document: Any) -> None:
+        for row in document["matrix"].values():
+            row["africa"]["auc_undefined"] = 5.0 + document["seed"]
+
+    folder = change_runs(make(methods=THREE, classes=10), change)
+    _, comparison = compare_methods(folder)
+    row = texts_by_label(comparison)["classes without an AUC"]
+    assert row[:5] == ["5–6 of 10", "0", "0", "0", "–"]
+    assert any(note.startswith("Classes without an AUC") for note in comparison.table.notes)
+    _, other = compare_methods(folder, "accuracy")
+    assert "classes without an AUC" not in texts_by_label(other)
+
+
+def test_a_row_without_runs_says_why(make) -> None:
+    def change(document: Any) -> None:
+        document["sites"]["europe"]["model"] = {"name": "resnet18"}
+
+    folder = change_runs(make(methods=THREE), change)
+    experiment = json.loads((folder / "experiment.json").read_text())
+    experiment["methods"] |= {
+        "fedavg": {"method": "fedavg", "one_network": True},
+        "wide": {"method": "fedskd", "models": ["homogeneous"]},
+        "late": {"method": "feddal"},
+    }
+    (folder / "experiment.json").write_text(json.dumps(experiment))
+    rows = list(texts_by_label(compare_methods(folder)[1]))
+    assert rows[-3:] == ["fedavg (needs one network for all sites)", "wide (only for homogeneous)", "late (no run)"]
+
+
+def test_the_deviation_can_be_that_of_a_sample(make) -> None:
+    folder = make(methods=THREE, seeds=(0, 1, 2))
+    by_ddof = [compare(read(folder, ddof=ddof), SETTING, "auc", None, name="t") for ddof in (0, 1)]
+    (population, sample) = (each.methods["FedSKD"].local.mean.std for each in by_ddof)
+    assert sample / population == pytest.approx((3 / 2) ** 0.5)
+    assert "ddof 1" in by_ddof[1].table.notes[0]

@@ -1,8 +1,11 @@
 """Values by round."""
 
+import json
+
 import pytest
 
-from peer.research.report.curves import by_site, mean_over_sites
+from peer.research.report import plotting
+from peer.research.report.curves import by_site, learning, mean_over_sites
 from peer.research.report.results import read
 
 
@@ -19,3 +22,19 @@ def test_a_curve_is_the_mean_over_runs(make) -> None:
     values = [run.sites["a"]["rounds"][1]["metrics"]["auc"] for run in runs]
     assert curves["a"][2] == pytest.approx(sum(values) / 2)
     assert by_site(runs, "dice") == {}
+
+
+def test_a_method_that_is_evaluated_at_the_end_alone_is_a_marker_and_is_named(make) -> None:
+    pytest.importorskip("matplotlib")
+    folder = make(methods={"Local": "local", "FedCross": "fedcross"}, seeds=(0,), sites=("a", "b"))
+    for path in folder.glob("runs/*FedCross*/result.json"):
+        document = json.loads(path.read_text())
+        for site in document["sites"].values():
+            site["rounds"] = [*({**record, "metrics": {}} for record in site["rounds"][:-1]), site["rounds"][-1]]
+        path.write_text(json.dumps(document))
+    styles = plotting.assign_styles({"Local": "local", "FedCross": "fedcross"})
+    with plotting.plot_style():
+        figure = learning(read(folder), ("sites", "heterogeneous"), styles, name="t")
+    assert figure is not None
+    assert "A single marker: FedCross" in figure.caption
+    assert styles["FedCross"].colour in figure.drawing

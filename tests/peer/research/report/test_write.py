@@ -87,7 +87,7 @@ def test_every_picture_is_whole(classified: tuple[Path, dict[str, Any]]) -> None
     names = {path.stem for path in (folder / "report/pictures").glob("*.svg")}
     assert names == {
         "basis", "consensus", "cross-site", "distribution-sites", "experts-dflmoe", "features", "gain-institution",
-        "gain-sex", "learning", "link-loss", "similarity-fedskd", "traffic",
+        "gain-sex", "learning", "link-loss", "reliability", "similarity-fedskd", "traffic",
     }  # fmt: skip
     for path in (folder / "report/pictures").glob("*.svg"):
         assert xml.etree.ElementTree.parse(path).getroot().tag.endswith("svg")
@@ -98,6 +98,7 @@ def test_every_table_has_its_csv(classified: tuple[Path, dict[str, Any]]) -> Non
     names = {path.stem for path in (folder / "report/tables").glob("*.csv")}
     assert {"auc", "accuracy", "f1_macro", "paired", "bootstrap", "disconnection-links", "fairness-sex"} <= names
     assert {"cross-site", "traffic", "networks", "samples-sites", "methods", "runs"} <= names
+    assert {"calibration", "room-auc", "worst-site", "target"} <= names
     lines = (folder / "report/tables/auc.csv").read_text().splitlines()
     assert lines[0].startswith("method,origin,Local Test: central-us,Local Test: central-us std,")
     assert any(summarise_method.startswith("FedSKD (published),published,79.83,6.68,") for summarise_method in lines)
@@ -118,7 +119,7 @@ def test_the_document_has_the_main_table_as_numbers(classified: tuple[Path, dict
     assert (setting["partition"], setting["models"]) == ("sites", "heterogeneous")
     methods = setting["methods"]["auc"]
     assert 0.5 < methods["FedSKD"]["global"] < methods["FedSKD"]["local"] < 1
-    assert [table["title"] for table in setting["tables"]] == ["AUC, %"]
+    assert [table["title"] for table in setting["tables"]] == ["AUC, %", "Worst site and gap between sites, AUC, %"]
     assert document["over"] == "2 folds"
 
 
@@ -157,7 +158,12 @@ def test_a_paper_that_prints_another_metric_is_shown_by_it_too(make) -> None:
     reference = {"paper": "dFLMoE", "table": "3", "dataset": "Sleep-EDF", "setting": "heterogeneous"}
     folder = make(kind="time_series", methods={"dFLMoE": "dflmoe"}, seeds=(0,), reference=reference, insight=False)
     (setting,) = report(folder, folder / "report", resamples=0)["results"]
-    assert [table["title"] for table in setting["tables"]] == ["AUC", "ACC", "MF1"]
+    assert [table["title"] for table in setting["tables"]] == [
+        "AUC",
+        "ACC",
+        "MF1",
+        "Worst site and gap between sites, AUC",
+    ]
 
 
 def test_a_folder_that_cannot_be_made_is_named(make, tmp_path: Path) -> None:

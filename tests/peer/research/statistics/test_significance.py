@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from peer.research.statistics.significance import paired_t
+from peer.research.statistics.significance import MeanRatio, paired_t, ratio_of_means
 
 OURS, THEIRS = [0.81, 0.78, 0.84, 0.80, 0.79], [0.77, 0.79, 0.80, 0.75, 0.78]
 
@@ -64,3 +64,24 @@ def test_differences_that_are_all_the_same_have_no_t() -> None:
 def test_pairs_are_of_the_same_folds() -> None:
     with pytest.raises(ValueError, match="2 values and 3 are no pairs"):
         paired_t([0.1, 0.2], [0.1, 0.2, 0.3])
+
+
+@given(st.integers(0, 2**32), st.integers(2, 30), st.sampled_from([0.9, 0.95, 0.99]))
+def test_the_ends_of_a_ratio_are_where_scipys_test_begins_to_reject(seed: int, pairs: int, level: float) -> None:
+    draw = np.random.default_rng(seed)
+    gains, rooms = draw.normal(0.5, 1, pairs), draw.normal(1, 1, pairs)
+    ratio = ratio_of_means(gains.tolist(), rooms.tolist(), level=level)
+    assert ratio.value == pytest.approx(gains.mean() / rooms.mean())
+    assert (ratio.low is None) == (stats.ttest_1samp(rooms, 0).pvalue >= 1 - level), "bounded where a room is certain"
+    if ratio.low is not None and ratio.high is not None:
+        assert ratio.low <= ratio.value <= ratio.high
+        for end in (ratio.low, ratio.high):
+            assert stats.ttest_1samp(gains - end * rooms, 0).pvalue == pytest.approx(1 - level, rel=1e-5)
+
+
+def test_a_ratio_needs_two_pairs_and_a_denominator() -> None:
+    assert ratio_of_means([1.0], [2.0]) == MeanRatio(0.5, None, None)
+    assert ratio_of_means([], []) == MeanRatio(None, None, None)
+    assert ratio_of_means([1.0, 2.0], [1.0, -1.0]).value is None
+    with pytest.raises(ValueError, match="no pairs"):
+        ratio_of_means([1.0], [])

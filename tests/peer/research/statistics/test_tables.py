@@ -1,6 +1,7 @@
 """The tables' arithmetic: by hand, and on the figures that FedSKD prints."""
 
 import math
+import statistics
 
 import pytest
 
@@ -14,6 +15,8 @@ from peer.research.statistics.tables import (
     global_test,
     local_test,
     over_folds,
+    site_gap,
+    worst_site,
 )
 
 # Two sites, three folds. The diagonals are (.6, .8), (.7, .9), (.8, .7).
@@ -143,3 +146,24 @@ def test_the_papers_means_are_reproduced(line: str) -> None:
 def test_one_printed_mean_is_not_that_of_its_clients() -> None:
     # FedSKD, table III, alpha 1, heterogeneous FedCross: printed as 85.69.
     assert average([82.47, 88.18, 85.41]).value == pytest.approx(85.353, abs=0.001)
+
+
+def test_the_deviation_of_a_sample_divides_by_one_less() -> None:
+    values = (0.6, 0.7, 0.8)
+    assert over_folds([average([value]) for value in values], ddof=1).std == pytest.approx(statistics.stdev(values))
+    assert over_folds([average([0.6])], ddof=1).std is None
+    assert local_test(FOLDS, ddof=1).cells["asia"].std == pytest.approx(statistics.stdev((0.6, 0.7, 0.8)))
+
+
+def test_the_worst_site_and_the_gap_are_taken_inside_each_fold() -> None:
+    folds = [
+        {"a": {"a": 0.5}, "b": {"b": 0.9}},
+        {"a": {"a": 0.8}, "b": {"b": 0.7}},
+        {"a": {"a": None}, "b": {"b": None}},
+    ]
+    row = local_test(folds)
+    assert worst_site(row).folds == (0.5, 0.7, None)
+    assert worst_site(row).mean == pytest.approx(0.6), "of the sites' means the worst would be 0.65"
+    assert worst_site(row, higher=False).mean == pytest.approx(0.85)
+    assert site_gap(row).folds == pytest.approx((0.4, 0.1, None))
+    assert site_gap(row, ddof=1).std == pytest.approx(statistics.stdev((0.4, 0.1)))

@@ -40,7 +40,10 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "local": {}, "fedskd": {}, "mh_pflid": {"shared_model": MESSENGER}, "feddal": {"shared_model": SHARED},
     "dflmoe": {}, "dflmoe_models": {}, "dflmoe_averaged": {"models": PROJECTED}, "proxyfl": {"shared_model": SHARED},
     "fedavg": {"shared_model": SHARED}, "fedprox": {"shared_model": SHARED}, "fedbn": {"shared_model": SHARED},
-    "lg_fedavg": {"models": PROJECTED},
+    "lg_fedavg": {"models": PROJECTED}, "fedavg_ft": {"shared_model": SHARED}, "fedprox_ft": {"shared_model": SHARED},
+    "ditto": {"shared_model": SHARED}, "fedrep": {"shared_model": SHARED}, "fedvisit": {},
+    "fedproto": {}, "scaffold": {"shared_model": SHARED}, "scaffold_ft": {"shared_model": SHARED},
+    "apfl": {"shared_model": SHARED},
 }  # fmt: skip
 
 State = dict[str, Tensor]
@@ -66,6 +69,8 @@ class Sites:
         self.state: dict[str, str] = {}
         self.artifact: dict[str, Artifact | None] = {}
         self.sources_of: dict[str, dict[str, Source]] = {site: {} for site in SITES}
+        self.returned: dict[str, tuple[Artifact, ...]] = {}
+        self.sent: dict[str, Source] = {}
         self.events: list[events.Event] = []
         self.ordered: dict[str, commands.Command] = {}
         for site, trainer in self.trainers.items():
@@ -78,9 +83,12 @@ class Sites:
             if phase == "exchange":
                 for receiver in SITES:
                     self.receive(receiver, number, lost=lost)
+            elif phase == "returns":
+                self.come_home(number, lost=lost)
             elif phase == "aggregate":
                 for site in SITES:
-                    self.do(commands.Aggregate(1, number, 1, self.state[site], self.sources(site)), site)
+                    sent = self.sent.get(site)
+                    self.do(commands.Aggregate(1, number, 1, self.state[site], self.sources(site), sent=sent), site)
             else:
                 for site in SITES:
                     stage = phase.removeprefix("train:")
@@ -88,6 +96,7 @@ class Sites:
                     event = self.do(command, site)
                     assert isinstance(event, events.Trained), event
                     self.artifact[site] = event.artifact or self.artifact[site]
+                    self.returned[site] = event.returned
         for site, sources in self.sources_of.items():
             last_received = sources if self.plan.keeps_last_received else {}
             self.sources_of[site] = {
@@ -143,6 +152,20 @@ class Sites:
                 shutil.copy(self.path_of(artifact, origin), copy)
             self.sources_of[receiver][origin] = Source(SiteName(origin), number, artifact)
 
+    def come_home(self, number: int, *, lost: frozenset[tuple[str, str]] = frozenset()) -> None:
+        """Fetch what the others have trained of each site's model."""
+        for site in SITES:
+            artifact = self.artifact[site]
+            assert artifact is not None
+            self.sent[site] = Source(SiteName(site), number, artifact)
+            self.sources_of[site] = {}
+            for host in SITES:
+                for copy in self.returned[host]:
+                    if copy.owner == site and (host, site) not in lost:
+                        if not (path := self.path_of(copy, site)).exists():
+                            shutil.copy(self.path_of(copy, host), path)
+                        self.sources_of[site][host] = Source(SiteName(host), number, copy)
+
     def train(self, site: str, stage: str, sources: tuple[Source, ...] = (), *, number: int = 1) -> events.Event:
         """One stage of one site alone."""
         return self.do(commands.Train(1, number, 1, stage, self.state[site], sources), site)
@@ -154,6 +177,8 @@ class Sites:
         self.events.append(event)
         if isinstance(event, events.Trained | events.Aggregated):
             self.state[site] = event.state
+        if isinstance(event, events.Aggregated):
+            self.artifact[site] = event.artifact or self.artifact[site]
         return event
 
 

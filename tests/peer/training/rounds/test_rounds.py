@@ -14,15 +14,15 @@ from peer.methods.registry import PLANS
 SITES = ("alpha", "beta", "gamma")
 
 
-QUICK = frozenset({"local", "fedskd", "feddal", "dflmoe"})
-"""One method for each way of exchange: nothing, a permutation, a mean, and a cache of what all sent."""
+QUICK = frozenset({"local", "fedskd", "feddal", "dflmoe", "fedvisit"})
+"""One method for each way of exchange: nothing, a permutation, a mean, a cache of what all sent, and visits."""
 
 
 @pytest.mark.parametrize(
     "method",
     [
         pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-        for name in sorted(PLANS.keys() - {"fedcross"})
+        for name in sorted(PLANS.keys() - {"fedcross", "fedcross_ft"})
     ],
 )
 def test_three_families_train_predict_and_go_on_from_disk_with_the_same_bits(sites, equal, method: str) -> None:
@@ -52,7 +52,9 @@ def test_what_is_averaged_starts_alike_and_the_rest_does_not(sites: Any, equal: 
     assert not equal(sites("dflmoe").state_of("alpha", "dam"), sites("fedavg").state_of("alpha", "dam"))
 
 
-@pytest.mark.parametrize("method", ["mh_pflid", "feddal", "fedavg", "fedprox", "fedbn", "lg_fedavg"])
+@pytest.mark.parametrize(
+    "method", ["mh_pflid", "feddal", "fedavg", "fedprox", "fedbn", "lg_fedavg", "ditto", "fedrep", "scaffold"]
+)
 def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_rest(sites: Any, method: str) -> None:
     together = sites(method)
     together.round(1)
@@ -67,6 +69,8 @@ def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_re
     network = together.trainers["alpha"].method.artifact_network
     states = [together.artifact_state(site) for site in ("alpha", "gamma")]
     mine = together.state_of("alpha", network)
+    if (beside := together.trainers["alpha"].method.sent_beside) is not None:
+        mine |= {f"{beside}/{name}": tensor for name, tensor in together.state_of("alpha", beside).items()}
     for name, tensor in states[0].items():
         if tensor.is_floating_point():
             expected = ((tensor.double() + states[1][name].double()) / 2).to(tensor.dtype)
@@ -84,6 +88,8 @@ def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_re
         ("lg_fedavg", "head", None),
         ("feddal", "proxy", "dam"),
         ("proxyfl", "proxy", "dam"),
+        ("ditto", "proxy", "dam"),
+        ("fedproto", "prototype", "dam"),
         ("mh_pflid", "messenger", "dam"),
     ],
 )

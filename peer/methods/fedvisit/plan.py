@@ -1,0 +1,35 @@
+"""FedVisit: every model visits other sites in each round, trains there beside theirs, and comes home."""
+
+from __future__ import annotations
+
+from peer.core.plan import Parameter, Plan, Work
+from peer.methods.parameters import DICE_CE
+
+FEDVISIT = Plan(
+    implementation="peer.methods.fedvisit.stages:FEDVISIT",
+    pattern="visit",
+    visits="visits",
+    artifact="model",
+    state="the whole local model, and each visiting model as this site trained it: parameters and buffers",
+    published="commit",
+    phases=("exchange", "train", "returns", "aggregate"),
+    stages={"train": Work("step", 20, 1e-3)},
+    never_leaves=(),
+    parameters={
+        "visits": Parameter(
+            2, "sites that train a copy of each model in a round, which share a site's steps; at most all others", 1
+        ),
+        "distillation": Parameter(
+            "logits",
+            "what local and visiting model learn from each other",
+            choices=("logits", "similarity", "both", "none"),
+        ),
+        "kd": Parameter(1.0, "weight of learning the other model's predictions", 0.0),
+        "temperature": Parameter(1.0, "divides the logits of both models in that", 0.01, 100.0),
+        "gamma": Parameter(1.0, "weight of the similarity distillation", 0.0),
+        "header": Parameter("open", "whether the visiting model's header trains", choices=("open", "frozen")),
+        "merge_weight": Parameter(1.0, "weight of a returned copy in the average; the local model has 1", 0.01, 100.0),
+        **DICE_CE,
+    },
+    source="ours; nearest is DFML, arXiv 2402.01863",
+)

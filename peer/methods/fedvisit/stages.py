@@ -1,0 +1,112 @@
+r"""FedVisit, reciprocal visits: a model that visited other sites comes home and is averaged with the
+one that stayed.
+
+In each round a copy of every site's model visits ``visits`` other sites. A host trains its own model
+(DAM) throughout the round, and beside it each visitor for a share of the steps. Both learn from the
+labels and from each other's predictions, which are constants as teachers:
+
+.. math:: L = \mathrm{CE}(M_i(x), y) + \mathrm{CE}(\tilde M_j(x), y)
+          + k \tau^2 \left[\mathrm{KL}\!\left(\tilde q_j \Vert q_i\right)
+          + \mathrm{KL}\!\left(q_i \Vert \tilde q_j\right)\right] + \gamma\,L_{SKD}
+
+with :math:`q = \mathrm{softmax}(M(x) / \tau)`. The owner then averages its DAM and the copies that
+returned, all of one architecture and one starting point.
+
+Source: of this project. The nearest published method is DFML (Khalil et al. 2024, arXiv
+2402.01863): there models are sent to a receiver, learn mutually by logits on its data, and return.
+Differs: in DFML, no model trains at home while a copy of it is away, and the returned one replaces
+it; here the owner averages both. DFML gathers several models at one receiver at a time and varies
+the distillation's weight cyclically; here each site hosts as many models as it sends copies, one at
+a time, under one weight. The form of a visit, :math:`L_{SKD}` and the frozen header are FedSKD's
+(arXiv 2503.18981), whose visitor is discarded.
+
+The visitor's Adam ends with the visit; the local one keeps its moments from round to round, through
+the average. Without class distributions (super-resolution), the mean absolute difference of the
+images takes the place of the divergence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from losses import distillation_l1, forward_kl
+from models import Network, Output
+from peer.methods.fedskd import stages as fedskd
+from peer.methods.method import DAM, VISITOR, Batch, Forward, Method, Stage, StageContext, Step, Term, visitor_name
+from peer.methods.supervised import stage_loss, supervised_stage
+
+COMPARED = {
+    "terms": ("batch", "position", "region"),
+    "taps": (1, 2, 3, 4),
+    "position_form": "auto",
+    "accumulate": "float32",
+}
+"""What the similarity distillation compares: the defaults of FedSKD's parameters."""
+
+
+def train(context: StageContext) -> Stage:
+    """Train the local model throughout, and each visitor for its share of the steps."""
+    if not context.received:
+        return supervised_stage(context, DAM, context.dam)
+    networks: dict[str, Any] = {DAM: context.dam}
+    passes = []
+    for origin, visitor in context.received.items():
+        assert isinstance(visitor, Network)
+        if context.parameters["header"] == "frozen":
+            for parameter in visitor.head.parameters():
+                parameter.requires_grad_(False)
+        name = visitor_name(origin)
+        networks[name] = visitor
+        passes.append((Step((DAM, name), _losses(context, name)),))
+    return Stage(networks, tuple(passes), divides=True)
+
+
+def _losses(context: StageContext, name: str) -> Callable[[Batch, Forward], Mapping[str, Term]]:
+    """The losses of the steps that the visitor of this name takes beside the local model."""
+    parameters, loss = context.parameters, stage_loss(context)
+    distillation, temperature = parameters["distillation"], float(parameters["temperature"])
+    kd = float(parameters["kd"]) if distillation in ("logits", "both") else 0.0
+    gamma = float(parameters["gamma"]) if distillation in ("similarity", "both") else 0.0
+
+    def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
+        dam, visitor = forward(DAM, batch.images), forward(name, batch.images)
+        terms = {
+            f"{loss.name}_{DAM}": Term(loss.loss(dam.prediction.float(), batch.targets)),
+            f"{loss.name}_{VISITOR}": Term(loss.loss(visitor.prediction.float(), batch.targets)),
+        }
+        if kd > 0 and context.task == "super_resolution":
+            terms["l1_from_visitor"] = Term(distillation_l1(visitor.prediction, dam.prediction), kd)
+            terms["l1_from_dam"] = Term(distillation_l1(dam.prediction, visitor.prediction), kd)
+        elif kd > 0:
+            own, other = dam.prediction / temperature, visitor.prediction / temperature
+            terms["kl_from_visitor"] = Term(forward_kl(other, own), kd * temperature**2)
+            terms["kl_from_dam"] = Term(forward_kl(own, other), kd * temperature**2)
+        if gamma > 0:
+            similarity: Mapping[str, Tensor] = fedskd.similarity(dam.taps, visitor.taps, batch.masks, COMPARED)
+            terms |= {key: Term(value, gamma) for key, value in similarity.items()}
+        return terms
+
+    return losses
+
+
+def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
+    """Demand stage features of the local model where they are compared."""
+    if parameters["distillation"] in ("logits", "none") or own.taps:
+        return None
+    return (
+        f"[method] distillation = {parameters['distillation']!r} compares stage features, but the model shows none; "
+        "name its layers in [model] features"
+    )
+
+
+def check_received(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
+    """Demand a common stage where stage features are compared."""
+    if parameters["distillation"] in ("logits", "none"):
+        return None
+    return fedskd.check_received(own, received, COMPARED)
+
+
+FEDVISIT = Method(stages={"train": train}, check_local=check_local, check_received=check_received)

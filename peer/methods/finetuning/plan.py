@@ -1,0 +1,25 @@
+"""FedAvg, FedProx and FedCross with fine-tuning: after the last exchange, every site trains its model at home."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from peer.core.plan import Plan, Work
+from peer.methods.averaging.plan import FEDAVG, FEDPROX
+from peer.methods.fedcross.plan import FEDCROSS
+
+
+def fine_tuned(plan: Plan, implementation: str) -> Plan:
+    """The plan whose last round is the fine-tuning; all rounds before it are as they were."""
+    return replace(
+        plan,
+        implementation=implementation,
+        stages={**plan.stages, "finetune": Work("step", 60, 1e-4)},
+        last_round=("train:finetune",),
+        source=f"{plan.source}; then fine-tuned at home",
+    )
+
+
+FEDAVG_FT = fine_tuned(FEDAVG, "peer.methods.finetuning.stages:FEDAVG_FT")
+FEDPROX_FT = fine_tuned(FEDPROX, "peer.methods.finetuning.stages:FEDPROX_FT")
+FEDCROSS_FT = fine_tuned(FEDCROSS, "peer.methods.finetuning.stages:FEDCROSS_FT")

@@ -1,0 +1,29 @@
+"""Fine-tuning at home (+FT): in the last round, every site trains the model that it has on its own
+labels alone, and exchanges nothing.
+
+FedCross' models go back to their owners before it. The baselines that the papers write as
+FedAvg+FT, FedProx+FT and FedCross+FT.
+
+Source: METHODS section 10: a few local epochs after the last round.
+Differs: the fine-tuning is the last of the federation's rounds, so that equal rounds and steps are
+equal work; it counts steps, and begins with a fresh Adam.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from peer.methods.averaging import stages as averaging
+from peer.methods.fedcross.stages import FEDCROSS
+from peer.methods.local.stages import train
+from peer.methods.method import Method
+
+
+def fine_tuned(method: Method) -> Method:
+    """The method with the stage that trains the local model on its labels."""
+    return replace(method, stages={**method.stages, "finetune": train})
+
+
+FEDAVG_FT = fine_tuned(averaging.FEDAVG)
+FEDPROX_FT = fine_tuned(averaging.FEDPROX)
+FEDCROSS_FT = fine_tuned(FEDCROSS)

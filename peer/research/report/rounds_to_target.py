@@ -1,0 +1,95 @@
+"""How many rounds, and how many bytes, a method needs until its Local Test reaches a target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from peer.research.report.comparison import Comparison, test_row
+from peer.research.report.costs import MIB
+from peer.research.report.curves import POINTS_MIN, by_site, mean_over_sites
+from peer.research.report.results import Results, RunResult
+from peer.research.report.table import Cell, Column, Table, TableRow
+from peer.research.result_files import CENTRALISED
+
+
+def table(
+    results: Results, setting: tuple[str, str], comparison: Comparison, *, targets: Sequence[float], name: str
+) -> Table | None:
+    """A table of rounds and bytes to each target; None without learning curves or a target.
+
+    Args:
+        targets: of the mean Local Test over sites, in the metric's own unit; default: what training
+            alone ends with, and half of the room above it.
+    """
+    labels = [label for label in comparison.methods if results.method_of(label) != CENTRALISED]
+    headings = dict(_targets(comparison, targets))
+    curves = {
+        label: [(run, mean_over_sites(by_site([run], results.metric))) for run in results.select(setting, label)]
+        for label in labels
+    }
+    if not headings or not any(len(curve) >= POINTS_MIN for runs in curves.values() for _, curve in runs):
+        return None
+    columns, rows = [], []
+    for heading in headings.values():
+        columns += [Column("rounds", heading, 1, "lower"), Column("MiB", heading, 2), Column("runs", heading)]
+    for label in labels:
+        cells: list[Cell] = []
+        for target in headings:
+            reached = [
+                (run, round) for run, curve in curves[label] if (round := _first_round(curve, target)) is not None
+            ]
+            sizes = [_sent_until(run, round) for run, round in reached]
+            known_sizes = [size for size in sizes if size is not None]
+            cells += (
+                Cell(fmean(round for _, round in reached) if reached else None),
+                Cell(fmean(known_sizes) / MIB if known_sizes else None),
+                Cell(text=f"{len(reached)} of {len(curves[label])}"),
+            )
+        rows.append(TableRow(label, tuple(cells), ranked=False))
+    return Table(
+        name, "Rounds and bytes to a target", "method", tuple(columns), tuple(rows), tuple(_notes(labels, curves))
+    )
+
+
+def _targets(comparison: Comparison, targets: Sequence[float]) -> Iterator[tuple[float, str]]:
+    """Each target with its heading, in the table's unit."""
+    unit, local = comparison.unit, comparison.local
+    if targets:
+        for target in targets:
+            yield target, f"Local Test {unit.name} {target * unit.factor:.{unit.digits}f}"
+        return
+    alone = None if local is None else test_row(comparison.methods[local], "local").mean.mean
+    if local is None or alone is None:
+        return
+    yield alone, f"{local}'s last: {alone * unit.factor:.{unit.digits}f}"
+    if comparison.pooled is not None:
+        share = comparison.share(comparison.pooled, "local")
+        if share.has_room(unit.room_min) and share.room.difference is not None:
+            half = alone + share.room.difference / 2
+            yield half, f"half of the room: {half * unit.factor:.{unit.digits}f}"
+
+
+def _first_round(curve: dict[int, float], target: float) -> int | None:
+    return next((round for round, value in curve.items() if value >= target), None)
+
+
+def _sent_until(run: RunResult, round: int) -> float | None:
+    """The bytes that a site sent up to a round, mean over the sites."""
+    sent = [site.get("sent_bytes_by_round") for site in run.sites.values()]
+    known = [by_round for by_round in sent if by_round is not None]
+    if not known:
+        return None
+    return fmean(sum(size for number, size in by_round.items() if int(number) <= round) for by_round in known)
+
+
+def _notes(labels: Sequence[str], curves: dict[str, list[tuple[RunResult, dict[int, float]]]]) -> Iterator[str]:
+    rounds = sorted({round for runs in curves.values() for _, curve in runs for round in curve})
+    yield (
+        "The first evaluated round in which the mean over sites reaches the target, and what a site sent until then; "
+        "means over the runs that reach it, whose number stands beside. Evaluated: rounds "
+        f"{', '.join(map(str, rounds))}."
+    )
+    late = [label for label in labels if all(len(curve) < POINTS_MIN for _, curve in curves[label])]
+    if late:
+        yield f"Evaluated after the last round only, so that it counts: {', '.join(late)}."

@@ -1,0 +1,218 @@
+"""A host that keeps no rule: its returns are refused with its name, or missing, and the owners' rounds go on.
+
+The member (``tests/adversary``) was written from ``proto/``. It hosts the models of two real sites,
+and each round it gives them back in another wrong way.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+from adversary.attacks import REFUSED, whole
+from adversary.member import COME_HOME, MODEL, NOT_YET, RETURN, SKIPPED, Artifact, Member, Server, safetensors
+
+from peer.demo.local_federation import LocalFederation
+from peer.pb import peer_pb2 as pb
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
+
+HONEST = ("asia", "europe")
+MALLORY = "mallory"
+PACE = "wait_max_s = 15\ndeadline_floor_s = 15\nbeat_s = 0.5\nsilence_s = 10\ngather_s = 60"
+MODELS = {
+    "asia": 'name = "resnet10"\nparameters = {width = 8, stem_stride = 2}',
+    "europe": 'name = "mobilenet_v2"\nparameters = {width = 8}',
+    MALLORY: 'name = "resnet10"\nparameters = {width = 8, stem_stride = 2}',
+}
+
+
+def numbers(change: Callable[[float], float]) -> Callable[[Artifact, Artifact], Artifact]:
+    """The owner's model with every floating number changed."""
+
+    def forge(model: Artifact, other: Artifact) -> Artifact:
+        (length,) = struct.unpack_from("<Q", model.content)
+        header = json.loads(model.content[8 : 8 + length])
+        data = bytearray(model.content[8 + length :])
+        for name, tensor in header.items():
+            if name != "__metadata__" and tensor["dtype"] == "F32":
+                start, end = tensor["data_offsets"]
+                values = struct.unpack(f"<{(end - start) // 4}f", data[start:end])
+                data[start:end] = struct.pack(f"<{len(values)}f", *map(change, values))
+        return Artifact(safetensors(model.content[8 : 8 + length], bytes(data)), model.spec, model.tensors)
+
+    return forge
+
+
+@dataclass(frozen=True)
+class Return:
+    """How the host gives a model back in one round.
+
+    Attributes:
+        reason: words of the owner's refusal; empty where the return is only missing, or good.
+        missing: why the owner goes on without it; empty where it merges it.
+        forge: the artifact, from the owner's model and the other site's.
+        claims: fields of the manifest in place of the truth, from the owner and the round.
+        unavailable: the answer in place of a manifest.
+    """
+
+    reason: str = ""
+    missing: str = "refused"
+    forge: Callable[[Artifact, Artifact], Artifact] = lambda model, other: model
+    claims: Callable[[str, int], Mapping[str, Any]] = lambda owner, round: {}
+    unavailable: int = 0
+
+
+RETURNS: Mapping[str, Return] = {
+    "the truth": Return(missing=""),
+    "another owner": Return("owner", claims=lambda owner, round: {"owner": MALLORY}),
+    "the round before": Return("round", claims=lambda owner, round: {"round": round - 1}),
+    "a later round": Return("round", claims=lambda owner, round: {"round": round + 1}),
+    "another kind": Return("kind", claims=lambda owner, round: {"kind": MODEL}),
+    "for evaluation": Return("evaluation", claims=lambda owner, round: {"evaluation": True}),
+    "another site's model": Return("it is not of this site's [model]", forge=lambda model, other: other),
+    "every number tenfold": Return("", forge=numbers(lambda value: 10 * value)),
+    "no number": Return("", forge=numbers(lambda value: float("nan"))),
+    "zeros": Return("all its weights are zero", forge=numbers(lambda value: 0.0)),
+    "never there": Return(missing="slow", unavailable=NOT_YET),
+    "never made": Return(missing="skipped", unavailable=SKIPPED),
+    "the truth again": Return(missing=""),
+}
+NAMES = list(RETURNS)
+
+
+class Host:
+    """Serves a model of its own, and one lie a round about each model that visited."""
+
+    def __init__(self, loopback: LocalFederation) -> None:
+        folder = loopback.folder(MALLORY)
+        self.member = Member(folder.pki, folder.federation_toml, MALLORY, kind=MODEL, method="fedvisit")
+        self.over, self._lock = threading.Event(), threading.Lock()
+        self._models: dict[tuple[str, int], Artifact] = {}
+        self.statuses: set[str] = set()
+        answers = {
+            "Hello": lambda site, request, context: self.member.greeting().SerializeToString(),
+            "Beat": lambda site, request, context: self._pulse(request),
+            "GetManifest": self._manifest,
+            "FetchArtifact": self._chunks,
+        }
+        self.server = Server(self.member, answers)
+
+    def _pulse(self, request: bytes) -> bytes:
+        beat = pb.Pulse.FromString(request)
+        rounds = {"round": beat.round, "published_round": beat.round, "committed_round": max(0, beat.round - 1)}
+        return self.member.pulse(**rounds).SerializeToString()
+
+    def model(self, site: str, round: int) -> Artifact:
+        """The model of a site that visits in a round."""
+        with self._lock:
+            while (site, round) not in self._models:
+                try:
+                    self._models[site, round] = Artifact.of(*self.member.take(site, round))
+                except (grpc.RpcError, ValueError):
+                    if self.over.wait(0.1):
+                        raise
+            return self._models[site, round]
+
+    def artifact(self, site: str, asked: Any) -> Artifact:
+        model, other = self.model(site, asked.for_round), self.model("asia", 1)
+        if asked.kind != RETURN:
+            return other
+        foreign = other if site != "asia" else self.model("europe", 1)
+        return RETURNS[NAMES[asked.for_round - 1]].forge(model, foreign)
+
+    def _manifest(self, site: str, request: bytes, context: grpc.ServicerContext) -> bytes:
+        asked = pb.ManifestRequest.FromString(request)
+        artifact, round = self.artifact(site, asked), asked.for_round
+        claims: dict[str, Any] = {}
+        if asked.kind == RETURN:
+            lie = RETURNS[NAMES[round - 1]]
+            if lie.unavailable:
+                time.sleep(0.2)
+                return pb.ManifestReply(unavailable=lie.unavailable).SerializeToString()
+            claims = {"kind": RETURN, "owner": site, **lie.claims(site, round)}
+        round = claims.pop("round", round)
+        signed = self.member.manifest(round, Artifact(artifact.content, artifact.spec, artifact.tensors, claims))
+        return pb.ManifestReply(manifest=signed).SerializeToString()
+
+    def _chunks(self, site: str, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        asked = pb.FetchRequest.FromString(request)
+        yield from whole(self.artifact(site, asked), asked.offset)
+
+    def ask_for_others(self) -> None:
+        """Ask the honest sites for what is not the host's, again and again until the end."""
+        while not self.over.wait(0.3):
+            for victim in HONEST:
+                (third,) = set(HONEST) - {victim}
+                for owner, kind, purpose in (
+                    (third, RETURN, COME_HOME), (victim, RETURN, COME_HOME), (MALLORY, MODEL, COME_HOME),
+                    (MALLORY, RETURN, 1), (MALLORY, RETURN, 3), (third, MODEL, 1),
+                ):  # fmt: skip
+                    asked = self.member.asks(1, owner=owner, kind=kind, purpose=purpose)
+                    self.statuses.add(self.member.status(victim, "GetManifest", asked.SerializeToString()))
+
+    def close(self) -> None:
+        self.over.set()
+        self.server.stop()
+        self.member.close()
+
+
+@pytest.fixture(scope="module")
+def aftermath(found: Callable[..., LocalFederation], tools: Any) -> Any:
+    """The rows and rounds of the honest sites, and how the host's wrong calls ended."""
+    loopback = found(
+        sites=(*HONEST, MALLORY), rounds=len(NAMES), method="fedvisit", steps=1, pace=PACE, linger_s=2, models=MODELS
+    )
+    host = Host(loopback)
+    caller = threading.Thread(target=host.ask_for_others, daemon=True)
+    with loopback:
+        try:
+            for name in HONEST:
+                loopback.start(name, "--stay")
+            caller.start()
+            for name in HONEST:
+                tools.wait_until(
+                    lambda name=name: loopback.show(name, "status")["phase"] == "done",
+                    limit_s=400,
+                    what=lambda name=name: loopback.console(name)[-6000:],
+                )
+            rows = {name: tools.rows(loopback, name) for name in HONEST}
+            records = {name: tools.records(loopback, name) for name in HONEST}
+        finally:
+            host.close()
+            caller.join(30)
+    return rows, records, host.statuses
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_wrong_return_costs_itself_and_has_its_author(aftermath: Any, name: str) -> None:
+    rows, records, _ = aftermath
+    lie, round = RETURNS[name], NAMES.index(name) + 1
+    for site in HONEST:
+        (other,) = set(HONEST) - {site}
+        record = records[site][round - 1]
+        reasons = [
+            body["reason"]
+            for kind, at, body in rows[site]
+            if kind == "refused" and at == round and body["origin"] == MALLORY
+        ]
+        assert record["missing_returns"].get(MALLORY, "") == lie.missing, reasons
+        assert other in {source["site"] for source in record["returned"]}, record
+        assert bool(reasons) == (lie.missing == "refused"), reasons
+        assert any(lie.reason in reason for reason in reasons) or not lie.reason, reasons
+
+
+def test_the_rounds_go_on_and_nobody_else_is_named(aftermath: Any) -> None:
+    rows, records, statuses = aftermath
+    for site in HONEST:
+        assert [record["round"] for record in records[site]] == list(range(1, len(NAMES) + 1))
+        assert {body["origin"] for kind, _, body in rows[site] if kind == "refused"} <= {MALLORY}
+    assert statuses
+    assert statuses <= REFUSED | {"UNAVAILABLE"}

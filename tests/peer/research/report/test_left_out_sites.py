@@ -1,0 +1,45 @@
+"""Leave one site out: by hand, from the matrices of the runs."""
+
+import json
+
+import pytest
+
+from peer.research.report import left_out_sites, lost_links
+from peer.research.report.comparison import compare
+from peer.research.report.results import read
+
+SETTING = ("sites", "heterogeneous")
+LINKS = (
+    {"name": "all", "loss": 0.0, "removed": []},
+    *({"name": f"leave-out-{site}", "loss": 0.0, "removed": [site], "left_out": site} for site in ("a", "b", "c")),
+)
+
+
+def test_the_other_sites_models_at_the_site_that_did_not_take_part(make) -> None:
+    folder = make(methods={"Local": "local", "FedSKD": "fedskd"}, seeds=(0, 1), sites=("a", "b", "c"), links=LINKS)
+    for path in folder.glob("runs/*/result.json"):
+        document = json.loads(path.read_text())
+        left_out = document["links"].removeprefix("leave-out-")
+        for model, row in document["matrix"].items():
+            if document["links"] != "all":
+                row[left_out] = {"auc": {"a": 0.6, "b": 0.7, "c": 0.8}[model] + 0.1 * document["seed"]}
+            else:
+                row |= {site: {"auc": 0.5 if site == model else 0.4} for site in "abc"}
+        path.write_text(json.dumps(document))
+    for path in folder.glob("runs/*leave-out*Local*"):  # `simulate` does not repeat these
+        (path / "result.json").unlink()
+    results = read(folder)
+    comparison = compare(results, SETTING, "auc", None, name="t")
+    table = left_out_sites.table(results, SETTING, comparison, name="t")
+    assert table is not None
+    rows = {row.label: [cell.value for cell in row.cells] for row in table.rows}
+    assert [column.name for column in table.columns] == ["a", "b", "c", "Mean"]
+    assert rows["FedSKD"] == pytest.approx([0.80, 0.75, 0.70, 0.75])
+    assert rows["Local"] == pytest.approx([0.4] * 4), "the models of the undisturbed runs"
+    assert rows["Local, trained at the site itself"] == pytest.approx([0.5] * 4)
+    assert lost_links.tables(results, SETTING, comparison, name="t") == []
+
+
+def test_without_such_runs_there_is_no_table(make) -> None:
+    results = read(make(methods={"Local": "local"}, sites=("a", "b")))
+    assert left_out_sites.table(results, SETTING, compare(results, SETTING, "auc", None, name="t"), name="t") is None

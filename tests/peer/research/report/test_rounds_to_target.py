@@ -1,0 +1,78 @@
+"""Rounds and bytes to a target, by hand."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.research.report import rounds_to_target
+from peer.research.report.comparison import compare
+from peer.research.report.results import read
+
+SETTING = ("sites", "heterogeneous")
+MIB = 1 << 20
+CURVES = {"Local": [0.5, 0.6, 0.7], "FedSKD": [0.6, 0.75, 0.9], "Centralised": [0.7, 0.8, 0.9]}
+
+
+def with_curves(folder: Path, curve: Callable[[str, int], list[float]]) -> Path:
+    """Give every site this curve, evaluated in every round, and one MiB sent in every round."""
+    for path in folder.glob("runs/*/result.json"):
+        document = json.loads(path.read_text())
+        values = curve(document["method"], document["seed"])
+        for site in document["sites"].values():
+            site["rounds"] = [
+                {"round": number, "metrics": {"auc": value}} for number, value in enumerate(values, start=1)
+            ]
+            site["sent_bytes_by_round"] = {str(number): MIB for number in range(1, 4)}
+        for row in document["matrix"].values():
+            for cell in row.values():
+                cell["auc"] = values[-1]
+        path.write_text(json.dumps(document))
+    return folder
+
+
+def texts(folder: Path, *targets: float) -> dict[str, dict[str, str]] | None:
+    results = read(folder)
+    comparison = compare(results, SETTING, "auc", None, name="t")
+    table = rounds_to_target.table(results, SETTING, comparison, targets=targets, name="t")
+    if table is None:
+        return None
+    heads = [f"{column.group}: {column.name}" for column in table.columns]
+    return {
+        row.label: {
+            head: cell.format(column.digits) for head, cell, column in zip(heads, row.cells, table.columns, strict=True)
+        }
+        for row in table.rows
+    }
+
+
+@pytest.fixture
+def folder(make: Any) -> Path:
+    methods = {"Centralised": "centralised", "Local": "local", "FedSKD": "fedskd"}
+    return make(methods=methods, seeds=(0, 1), sites=("a", "b"))
+
+
+def test_by_default_the_targets_are_what_local_ends_with_and_half_of_the_room(folder: Path) -> None:
+    rows = texts(with_curves(folder, lambda method, seed: [value + 0.01 * seed for value in CURVES[method]]))
+    assert rows is not None
+    assert list(rows) == ["Local", "FedSKD"]
+    alone, half = "Local's last: 0.705", "half of the room: 0.805"
+    # The mean of local's ends is 0.705: its seed 0 ends at 0.70 and does not reach it.
+    assert rows["Local"][f"{alone}: runs"] == "1 of 2"
+    assert (rows["FedSKD"][f"{alone}: rounds"], rows["FedSKD"][f"{alone}: MiB"]) == ("2.0", "2.00")
+    assert (rows["FedSKD"][f"{half}: rounds"], rows["FedSKD"][f"{half}: MiB"]) == ("3.0", "3.00")
+    assert rows["Local"][f"{half}: runs"] == "0 of 2"
+    assert rows["Local"][f"{half}: rounds"] == "–"
+
+
+def test_a_target_can_be_named(folder: Path) -> None:
+    rows = texts(with_curves(folder, lambda method, seed: CURVES[method]), 0.6)
+    assert rows is not None
+    assert rows["FedSKD"]["Local Test AUC 0.600: rounds"] == "1.0"
+    assert rows["Local"]["Local Test AUC 0.600: rounds"] == "2.0"
+
+
+def test_without_curves_there_is_no_table(folder: Path) -> None:
+    assert texts(with_curves(folder, lambda method, seed: CURVES[method][-1:])) is None

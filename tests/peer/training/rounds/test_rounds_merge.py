@@ -1,0 +1,116 @@
+"""The merge of a model with its copies that other sites trained: the average, its bounds, and what is refused."""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from peer.core import commands, events
+from peer.core.commands import Source
+from peer.core.messages import Artifact
+from peer.core.roster import Sha256, SiteName
+from peer.training.tensors import pack
+
+SITES = ("alpha", "beta", "gamma")
+
+
+def returns(together: Any, number: int = 1) -> dict[str, Source]:
+    """A round up to the returns; those of alpha's model, by host."""
+    for site in SITES:
+        together.receive(site, number)
+    for site in SITES:
+        event = together.train(site, "train", together.sources(site), number=number)
+        assert isinstance(event, events.Trained)
+        together.returned[site] = event.returned
+    together.come_home(number)
+    return dict(together.sources_of["alpha"])
+
+
+def merge(together: Any, *sources: Source, site: str = "alpha") -> Any:
+    sent = together.sent[site]
+    return together.do(commands.Aggregate(1, 1, 1, together.state[site], tuple(sources), sent=sent), site)
+
+
+def state(together: Any, artifact: Artifact, site: str = "alpha") -> dict[str, Tensor]:
+    return safetensors.torch.load_file(together.path_of(artifact, site))
+
+
+def forge(together: Any, source: Source, change: Any, **fields: Any) -> Source:
+    """The source with other values in its file."""
+    content = pack({name: change(name, value) for name, value in state(together, source.artifact).items()})
+    digest = Sha256(hashlib.sha256(content).hexdigest())
+    artifact = dataclasses.replace(source.artifact, sha256=digest, bytes=len(content), **fields)
+    Path(together.path_of(artifact, "alpha")).write_bytes(content)
+    return dataclasses.replace(source, artifact=artifact)
+
+
+@pytest.fixture
+def home(sites: Any) -> Any:
+    """Three sites whose models have come home once, and the two copies of alpha's."""
+
+    def make(**options: Any) -> tuple[Any, Source, Source]:
+        together = sites("fedvisit", **options)
+        beta, gamma = returns(together).values()
+        return together, beta, gamma
+
+    return make
+
+
+def test_the_merge_is_the_weighted_average_of_the_own_model_and_the_returns(home: Any) -> None:
+    together, beta, gamma = home(parameters={"merge_weight": 0.5})
+    for host in SITES:
+        given = together.returned[host]
+        assert [(artifact.kind, artifact.owner) for artifact in given] == [
+            ("return", site) for site in SITES if site != host
+        ]
+        for artifact in given:
+            assert (artifact.spec, artifact.steps) == (together.artifact[artifact.owner].spec, 2)
+            assert artifact.training_samples is None
+            assert artifact.sha256 != together.artifact[artifact.owner].sha256
+    own, moments = together.state_of("alpha", "dam"), together.folder("alpha") / "dam.adam.safetensors"
+    before = safetensors.torch.load_file(moments)
+    event = merge(together, beta, gamma)
+    assert event.contributors == SITES
+    assert (event.artifact.kind, event.artifact.owner) == ("model", "alpha")
+    merged, after = together.state_of("alpha", "dam"), safetensors.torch.load_file(moments)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[name]) for name, value in before.items()), "Adam goes on"
+    copies = [state(together, source.artifact) for source in (beta, gamma)]
+    for name, value in own.items():
+        if value.is_floating_point():
+            total = value.double() + 0.5 * (copies[0][name].double() + copies[1][name].double())
+            assert torch.equal(merged[name], (total / 2).to(value.dtype)), name
+    assert all(torch.equal(value, merged[name]) for name, value in state(together, event.artifact).items())
+    (together.folder("alpha") / "record.json").unlink()
+    together.restart()
+    together.state["alpha"] = "round-000001/train"
+    assert merge(together, beta, gamma) == event, "a restarted worker merges to the same bits"
+    together.state["alpha"] = "round-000001/train"
+    assert merge(together).contributors == ("alpha",)
+    assert all(torch.equal(value, together.state_of("alpha", "dam")[name]) for name, value in own.items())
+
+
+def test_a_return_that_is_none_is_refused_and_the_others_are_merged(home: Any) -> None:
+    together, beta, gamma = home()
+    dam = together.trainers["alpha"].site_networks.dam
+
+    def rejected(source: Source) -> str:
+        event = merge(together, source, gamma)
+        assert isinstance(event, events.ArtifactRejected), event
+        assert (event.origin, event.sha256) == ("beta", source.artifact.sha256)
+        return event.reason
+
+    scaled = forge(together, beta, lambda name, value: value * 10 if value.is_floating_point() else value)
+    rejected(scaled)
+    leapt = forge(together, beta, lambda name, value: value + 3 * name.startswith(f"{dam.head_name}."))
+    assert "away from the model that left" in rejected(leapt)
+    rejected(forge(together, beta, lambda name, value: value * float("nan") if value.ndim > 1 else value))
+    other = together.returned["alpha"][0]  # beta's model, which alpha has hosted
+    foreign = dataclasses.replace(beta, artifact=dataclasses.replace(other, owner=SiteName("alpha")))
+    assert rejected(foreign) == "it is not of this site's [model]"
+    assert merge(together, gamma).contributors == ("alpha", "gamma")
