@@ -19,7 +19,8 @@ def judges_finally(site: SiteState, source: Source) -> bool:
     """Whether no better copy to compare with can be had."""
     before = exchange.holder_before(source, site.rules)
     asked = source.artifact.sha256 in site.compared
-    return before is None or asked or before in {(copy.round, copy.origin) for copy in _copies(site, source)}
+    at_hand = before in {(copy.round, copy.origin) for copy in _copies(site, source)}
+    return before is None or before[1] == site.rules.site or at_hand or asked
 
 
 def earlier_copy(site: SiteState, source: Source) -> Source | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from peer.core import commands, events
+from peer.core import commands, copies, events, exchange
 from peer.core.messages import Unavailable
 from peer.core.phases import Phase
 from peer.core.rules import PaceRules
@@ -353,6 +353,13 @@ def test_a_suspicious_copy_is_judged_without_the_copy_before_where_nobody_has_th
     site.unavailable("asia", Unavailable.RETIRED)
     (source,) = site.order.sources
     assert (source.artifact, site.order.earlier, site.order.final) == (bad, None, True)
+
+
+def test_a_site_asks_itself_for_no_copy_that_it_has_no_more(solo: Any, artifact: Any) -> None:
+    site = solo(**RING, method="fedcross", rounds=6)
+    source = commands.Source(site.site.rules.holder(4, "asia"), 4, artifact("asia", "x"))
+    assert exchange.holder_before(source, site.site.rules) == (3, "europe")
+    assert copies.judges_finally(site.site, source)
 
 
 def test_a_restarted_site_asks_again_for_the_copy_before(solo: Any, artifact: Any) -> None:

@@ -157,7 +157,7 @@ def test_a_copy_is_judged_by_its_weights_where_other_samples_have_made_it_worse_
     worse = changed(copy.deepcopy(earlier), lambda value: value * 0.5)
     assert check.loss_ratio(worse) > check.loss_ratio(earlier)
     check.check_copy(source, worse, earlier, rounds=1, own_change=0.1, final=True)
-    with pytest.raises(UnusableArtifact, match="larger than an earlier copy's"):
+    with pytest.raises(UnusableArtifact, match="worse on this site's samples"):
         check.check_copy(source, worse, earlier, rounds=1, own_change=0.1, final=False)
 
 
@@ -171,8 +171,17 @@ def test_training_as_far_as_the_own_one_is_no_forgery(probe: Any) -> None:
     trainer, check, source = probe
     earlier = trainer.site_networks.dam
     far = forged(earlier, "signs")
-    check.check_copy(source, far, earlier, rounds=1, own_change=0.9, final=True)
-    check.check_copy(source, far, earlier, rounds=3, own_change=0.1, final=True)
+    check.check_copy(source, far, earlier, rounds=1, own_change=1.1, final=True)
+    check.check_copy(source, far, earlier, rounds=11, own_change=0.1, final=True)
+    with pytest.raises(UnusableArtifact, match="no training has made it"):
+        check.check_copy(source, far, earlier, rounds=2, own_change=0.1, final=True)
+
+
+def test_a_copy_far_from_an_earlier_one_is_suspicious_even_where_that_predicted_nothing(probe: Any) -> None:
+    trainer, check, source = probe
+    trained = trainer.site_networks.dam
+    with pytest.raises(UnusableArtifact, match="far from an earlier copy"):
+        check.check_copy(source, trained, forged(trained, "signs"), rounds=1, own_change=0.1, final=False)
 
 
 def test_without_an_earlier_copy_only_the_last_word_accepts(probe: Any) -> None:
