@@ -30,6 +30,9 @@ def denial(
             ``return`` gives the owner its model as this site trained it, ``evaluate`` lends the
             model at the end of a round to any peer.
 
+    In circulating rounds, a site that had the model before may give its copy, too: the receiver
+    compares a suspicious copy with the one from which it was trained.
+
     A past or future round is no reason to deny: ``answer`` then says ``RETIRED`` or ``NOT_YET``.
     """
     plan = rules.plan
@@ -42,8 +45,8 @@ def denial(
     if purpose == "handback":
         if not rules.circulating:
             return "no model circulates in this federation, so none is handed back"
-        if for_round != rules.circulating + 1 or owner != caller:
-            return f"only its owner may take a model home, and only for round {rules.circulating + 1}"
+        if not 1 < for_round <= rules.circulating + 1 or owner != caller:
+            return f"only its owner may take a model home, and only for rounds 2 to {rules.circulating + 1}"
         return None
     if purpose == "evaluate":
         if rules.evaluation_denied is not None:
@@ -60,11 +63,17 @@ def denial(
     slot = rules.roster.names[rules.order(for_round)[rules.roster.index(caller)]]
     if slot != owner:
         return f"round {for_round} does not give {owner}'s {kind} to {caller}"
-    if rules.site != owner and (
-        rules.pattern(for_round) != "circulate" or rules.holder(for_round, owner) != rules.site
-    ):
+    if rules.site != owner and not _has_held(rules, owner, for_round):
         return f"{rules.site} is not where {caller} takes {owner}'s {kind} in round {for_round}"
     return None
+
+
+def _has_held(rules: Rules, slot: SiteName, for_round: int) -> bool:
+    """Whether this site had a circulating model for the round, or for one whose copy it may keep."""
+    first = max(1, for_round - 1 - rules.pace.artifact_rounds_max)
+    return rules.pattern(for_round) == "circulate" and any(
+        rules.holder(round, slot) == rules.site for round in range(first, for_round + 1)
+    )
 
 
 def _visit_denial(rules: Rules, *, caller: SiteName, for_round: int, owner: SiteName, purpose: Purpose) -> str | None:
@@ -106,9 +115,9 @@ def answer(
         return Unavailable.RETIRED
     if purpose == "return":
         return _no_return(rules, memory, for_round=for_round, owner=owner)
-    if rules.pattern(for_round) == "circulate" and owner == rules.site and rules.holder(for_round, owner) != owner:
-        own = [(round, artifact) for (round, of), artifact in memory.published.items() if of == owner]
-        newest = max((copy for copy in own if copy[0] < for_round), key=lambda copy: copy[0], default=None)
+    if rules.pattern(for_round) == "circulate" and rules.holder(for_round, owner) != rules.site:
+        copies = [(round, artifact) for (round, of), artifact in memory.published.items() if of == owner]
+        newest = max((copy for copy in copies if copy[0] < for_round), key=lambda copy: copy[0], default=None)
         return newest if newest is not None else Unavailable.SKIPPED
     last = for_round - 1 if rules.plan.published == "commit" else for_round
     return (
@@ -144,6 +153,7 @@ def first_copies(rules: Rules, memory: Memory, round: int) -> list[tuple[SiteNam
         for owner, artifact in published
         for purpose in SCHEDULED
         for peer in rules.others
+        if purpose == "train" or round > rules.circulating  # no earlier copy is handed back to most owners
         if denial(rules, caller=peer, kind=artifact.kind, for_round=round, owner=owner, purpose=purpose) is None
     ]
     if rules.evaluation_denied is None and rules.lends(round):

@@ -129,8 +129,10 @@ class Train(Command):
     """Run one training stage from the checkpoint ``base``; the sources are in roster order.
 
     In a circulating round ``circulate`` names the owner of the visiting model: the worker then
-    trains that model instead of the local one, and the result is the artifact. The worker keeps the
-    checkpoints ``kept``: those to which the site may go back, and the best round's.
+    trains that model instead of the local one, and the result is the artifact. ``earlier`` and
+    ``final`` are as in ``Adopt``. The stage lasts as long as in so many ``rounds``: more than one
+    where a copy was refused, so that its model does not miss the rounds since the copy before. The
+    worker keeps the checkpoints ``kept``: those to which the site may go back, and the best round's.
     """
 
     generation: int
@@ -141,6 +143,9 @@ class Train(Command):
     sources: tuple[Source, ...]
     circulate: SiteName | None = None
     kept: tuple[str, ...] = ()
+    earlier: Source | None = None
+    final: bool = True
+    rounds: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +168,20 @@ class Aggregate(Command):
 
 @dataclass(frozen=True, slots=True)
 class Adopt(Command):
-    """Replace the local model by the copy that a peer handed back."""
+    """Replace the local model by the copy that a peer handed back.
+
+    The worker compares the copy with ``earlier``, another copy of the same model. Unless ``final``,
+    it rejects a copy that is merely suspicious; the site then fetches the copy from which this one
+    was trained, and orders the same again.
+    """
 
     generation: int
     round: int
     attempt: int
     base: str
     source: Source
+    earlier: Source | None = None
+    final: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from peer.core import liveness
@@ -68,7 +68,8 @@ class Want:
 class Exchange:
     """The wants of one exchange, by origin; all artifacts are of one kind.
 
-    It decides only; ``peer.core.rounds`` orders the fetches and rows.
+    It decides only; ``peer.core.rounds`` orders the fetches and rows. ``for_comparison``, it brings
+    an earlier copy of a model that is here already.
     """
 
     round: int
@@ -78,6 +79,7 @@ class Exchange:
     slow_s: float
     wants: dict[SiteName, Want] = field(default_factory=dict)
     kind: Kind = "model"
+    for_comparison: bool = False
 
     def settled(self) -> bool:
         """Whether no want is open any more."""
@@ -182,9 +184,23 @@ def last_received(rules: Rules, *, fresh: Iterable[Source], earlier: Iterable[So
     return tuple(newest[origin] for origin in sorted(newest))
 
 
-def best_copy(copies: Mapping[SiteName, Source], rules: Rules) -> Source:
+def best_copy(copies: Iterable[Source], rules: Rules) -> Source:
     """The copy that its owner adopts: the one that is trained most, on a tie the lowest holder's."""
-    return max(copies.values(), key=lambda source: (*trained(source, rules), -rules.roster.index(source.origin)))
+    return max(copies, key=lambda source: (*trained(source, rules), -rules.roster.index(source.origin)))
+
+
+def holder_before(source: Source, rules: Rules) -> tuple[int, SiteName] | None:
+    """From which round's copy the origin of a circulating copy was to train it, and who had that copy.
+
+    Rounds are skipped in which the origin had the model, too: its own earlier copy proves nothing.
+    ``None`` where no such copy is kept.
+    """
+    last = max(0, source.round - 1 - rules.pace.artifact_rounds_max)
+    for round in range(source.round - 1, last, -1):
+        holder = rules.holder(round, source.artifact.owner)
+        if holder != source.origin:
+            return round, holder
+    return None
 
 
 def trained(source: Source, rules: Rules) -> tuple[int, int]:

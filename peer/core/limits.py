@@ -80,6 +80,7 @@ CERTIFICATE_DAYS_MIN = 30  # the founder's holidays, and a bundle that travels b
 CLOCK_SKEW_WARNING_S = 5.0  # only reported; no decision looks at another site's clock
 
 ARTIFACT_ROUNDS_MAX = 5  # published artifacts of so many rounds stay for receivers that lag
+MADE_UP_ROUNDS_MAX = 3  # of work in one round, after a circulating copy was refused: peers wait for its end
 REFUSALS_SHOWN_MAX = 20  # in `status`; the journal has all of them
 REFUSALS_PER_PEER_MAX = 20  # journal rows that one peer's faults may cost in a run: the peer words the reasons
 FIRST_DIGESTS_PER_PEER_MAX = 16  # digests of a peer's newest artifacts: no older artifact is fetched again

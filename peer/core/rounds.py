@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from peer.core import commands, exchange, global_test, liveness, rows
+from peer.core import commands, copies, exchange, global_test, liveness, rows
 from peer.core.commands import Source
 from peer.core.exchange import Exchange, Want
 from peer.core.messages import Artifact, Purpose, Seen
@@ -59,14 +59,14 @@ def hand_back(site: SiteState) -> None:
     site.enter(Phase.HANDBACK)
 
 
-def _begin(site: SiteState, round: int, purpose: Purpose) -> None:
+def _begin(site: SiteState, round: int, purpose: Purpose, *, for_comparison: bool = False) -> None:
     pattern = "all_to_all" if purpose == "handback" else site.rules.pattern(round)
     kind = "return" if purpose == "return" else site.rules.plan.artifact
     if kind is None:
         raise IllegalTransitionError(f"method {site.rules.method} exchanges nothing")
     waits_s = site.memory.return_waits_s if purpose == "return" else site.memory.waits_s
     slow_s = liveness.slow_after_s(waits_s, site.rules.pace)
-    site.exchange = Exchange(round, pattern, purpose, site.now_s, slow_s, kind=kind)
+    site.exchange = Exchange(round, pattern, purpose, site.now_s, slow_s, kind=kind, for_comparison=for_comparison)
 
 
 def want(site: SiteState, origin: SiteName, *, owner: SiteName) -> None:
@@ -85,6 +85,24 @@ def want(site: SiteState, origin: SiteName, *, owner: SiteName) -> None:
         site.emit(commands.Fetch(*order, origin, current.kind, current.purpose, owner, site.received_bytes_max))
 
 
+def ask_earlier(site: SiteState, source: Source) -> bool:
+    """Fetch the copy from which a circulating copy was to be trained, so that the worker can compare both.
+
+    Returns:
+        Whether the site waits for it now. It waits once for each copy, and not for one that is at hand.
+    """
+    home, before = site.memory.open is None, exchange.holder_before(source, site.rules)
+    circulates = home or site.rules.pattern(site.opened.number) == "circulate"
+    if not circulates or source.fallback or before is None or copies.judges_finally(site, source):
+        return False
+    round, holder = before
+    site.compared.add(source.artifact.sha256)
+    _begin(site, round if home else site.opened.number, "handback" if home else "train", for_comparison=True)
+    want(site, holder, owner=source.artifact.owner)
+    site.enter(Phase.HANDBACK if home else Phase.EXCHANGE)
+    return True
+
+
 def settle(site: SiteState) -> bool:
     """Drop the peers that are not worth a longer wait; once no want is open, choose the round's
     sources.
@@ -98,6 +116,10 @@ def settle(site: SiteState) -> bool:
         return False
     for dropped in current.give_up(site.peers, rules, site.now_s):
         site.emit(commands.CancelFetch(dropped.origin, current.purpose))
+    if current.for_comparison:
+        if current.settled():
+            site.exchange = None
+        return current.settled()
     if current.purpose == "handback":
         scheduled = current.wants.get(rules.holder(current.round, rules.site))
         if not current.settled() and (scheduled is None or scheduled.received is None):
@@ -235,18 +257,12 @@ def revert(site: SiteState, reason: str) -> bool:
     return True
 
 
-def own_copy(site: SiteState) -> Source | None:
-    """The newest copy of this site's own model that the site holds itself, in circulating rounds."""
-    name = site.rules.site
-    own = [source for source in site.artifacts_on_disk() if source.artifact.owner == name and source.origin == name]
-    return max(own, key=lambda source: exchange.trained(source, site.rules), default=None)
-
-
 def adopt(site: SiteState, source: Source) -> None:
     """Order the worker to replace the local model by a copy."""
     site.enter(Phase.ADOPT)
     memory, attempt = site.memory, site.next_attempt()
-    site.emit(commands.Adopt(memory.generation, memory.committed, attempt, memory.state, source))
+    compared = copies.comparison(site, source)
+    site.emit(commands.Adopt(memory.generation, memory.committed, attempt, memory.state, source, *compared))
 
 
 def record_homecoming(site: SiteState, state: str = "", artifact: Artifact | None = None) -> None:
@@ -258,12 +274,12 @@ def record_homecoming(site: SiteState, state: str = "", artifact: Artifact | Non
 
 
 def _bring_home(site: SiteState, current: Exchange) -> bool:
-    copies = {origin: want.received for origin, want in current.wants.items() if want.received is not None}
-    asked, own = bool(current.wants), own_copy(site)
+    returned = {origin: want.received for origin, want in current.wants.items() if want.received is not None}
+    asked, own = bool(current.wants), copies.own_copy(site)
     if own is not None:
-        copies[site.rules.site] = own
+        returned[site.rules.site] = own
     site.cancel_exchange()
-    best = exchange.best_copy(copies, site.rules) if copies else None
+    best = exchange.best_copy(returned.values(), site.rules) if returned else None
     if asked and (best is None or best.origin == site.rules.site):
         site.persist(rows.SlotLostRow(current.round - 1))
     if best is None:
@@ -424,7 +440,10 @@ def next_phase(site: SiteState) -> None:
         slot = rules.turn(current.number) if circulates else None
         stage = name.removeprefix("train:")
         site.enter(Phase.TRAIN)
-        site.emit(commands.Train(*order, site.next_attempt(), stage, current.state, current.sources, slot, kept))
+        compared = copies.comparison(site, current.sources[0]) if circulates and current.sources else (None, True)
+        rounds = copies.made_up_rounds(current) if circulates else 1
+        train = (*order, site.next_attempt(), stage, current.state, current.sources, slot, kept, *compared, rounds)
+        site.emit(commands.Train(*train))
 
 
 def _evaluate(site: SiteState, round: int, base: str, sources: tuple[Source, ...] = ()) -> None:

@@ -13,7 +13,7 @@ from peer.core.global_test_memory import NO_ANSWER, EvaluationTasks, LentModel
 from peer.core.liveness import AWAY, Peers
 from peer.core.messages import Heartbeat, LastHeard, Seen
 from peer.core.phases import NEXT, Phase
-from peer.core.roster import SiteName
+from peer.core.roster import Sha256, SiteName
 from peer.core.rules import Rules
 from peer.core.site_memory import Memory, OpenRound
 from peer.core.worker_protocol import to_json
@@ -57,6 +57,7 @@ class SiteState:
         self.accepts_evaluation: dict[SiteName, bool | None] = {}
         self.evaluation_tasks = EvaluationTasks()
         self.exchange: Exchange | None = None
+        self.compared: set[Sha256] = set()
         self.progress: events.Progressed | None = None
         self.refusals: deque[dict[str, Any]] = deque(maxlen=limits.REFUSALS_SHOWN_MAX)
         self.reported_faults: dict[SiteName, set[str]] = {}

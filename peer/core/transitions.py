@@ -213,8 +213,9 @@ def miss(site: SiteState, event: events.ArtifactUnavailable) -> None:
 
 def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
     """The fetched artifact was not acceptable: name the origin, and go on as if it were silent."""
-    site.refuse(event.origin, event.reason)
-    wanted = _wanted(site, event)
+    current, wanted = site.exchange, _wanted(site, event)
+    if wanted is None or current is None or not current.for_comparison:  # an older release gives no earlier copy
+        site.refuse(event.origin, event.reason)
     if wanted is not None:
         wanted.drop("refused", site.now_s)
         rounds.review(site)

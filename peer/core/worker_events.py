@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from peer.core import commands, events, limits, rounds, rows
+from peer.core import commands, events, exchange, limits, rounds, rows
 from peer.core.messages import Artifact
 from peer.core.phases import Phase
 from peer.core.state import SiteState
@@ -155,20 +155,36 @@ def reject(site: SiteState, event: events.ArtifactRejected) -> None:
     if source is None or (source.origin == site.rules.site and not visited):
         _fail(site, "crash", f"the worker rejected {event.sha256[:12]}: {event.reason}", suspect=None)
         return
+    if source.origin != site.rules.site and rounds.ask_earlier(site, source):
+        rounds.review(site)
+        return
     rounds.leave_out(site, event.sha256, event.reason)
     rounds.go_on(site)
 
 
 @current
 def reject_home(site: SiteState, event: events.ArtifactRejected) -> None:
-    """The copy that was handed back is unusable: adopt the own newest copy, or go on unchanged."""
-    own = rounds.own_copy(site)
-    site.persist(rows.SlotLostRow(site.memory.committed))
-    if own is None or event.sha256 == own.artifact.sha256:
+    """The copy that was handed back is unusable: adopt the best other one, or go on unchanged.
+
+    The copy from which it was trained is fetched first.
+    """
+    name = site.rules.site
+    copies = {copy.artifact.sha256: copy for copy in site.artifacts_on_disk() if copy.artifact.owner == name}
+    rejected = copies.pop(event.sha256, None)
+    if rejected is not None and rejected.origin != name:
+        if rounds.ask_earlier(site, rejected):
+            rounds.review(site)
+            return
+        site.refuse(event.origin, event.reason)
+        site.persist(rows.DiscardedRow(site.memory.committed, sha256=event.sha256))
+        site.emit(commands.Discard(event.sha256))
+    best = exchange.best_copy(copies.values(), site.rules) if copies and event.origin != name else None
+    if best is None or best.origin == name:
+        site.persist(rows.SlotLostRow(site.memory.committed))
+    if best is None:
         rounds.come_home(site)
-        return
-    site.refuse(event.origin, event.reason)
-    rounds.adopt(site, own)
+    else:
+        rounds.adopt(site, best if best.origin == name else exchange.stale(best))
 
 
 @current

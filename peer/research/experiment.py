@@ -91,12 +91,15 @@ class Partition(StrictTable):
 class Links(StrictTable):
     """Failures: the probability that a directed link is down in a round, missing sites, and an
     insider: a site that trains as the others do and plays an act with what it sends.
+
+    ``methods`` are the rows that are run under these links; by default all.
     """
 
     loss: Share = 0.0
     removed: Annotated[tuple[str, ...], Loose] = ()
     insider: str | None = None
     act: Act | None = None
+    methods: Annotated[tuple[str, ...], Loose] = ()
 
     @model_validator(mode="after")
     def _insider_acts(self) -> Self:
@@ -264,6 +267,8 @@ class Experiment(StrictTable):
                 continue
             if plan.shared == "itself" and not self.has_one_network(network_set, partition):
                 continue
+            if (chosen := self.links_by_name[links].methods) and label not in chosen:
+                continue
             if (left_out := self.left_out_by_links.get(links)) is not None and (
                 left_out not in self.partitions[partition].sites
                 or (plan.pattern == "none" and not self.is_centralised(label))
@@ -299,6 +304,11 @@ class Experiment(StrictTable):
             for key, named in (("removed", links.removed), ("insider", (links.insider,) if links.insider else ())):
                 for site in sorted(set(named) - sites):
                     raise key_problem(f"links.{name}.{key}", f"{site!r} is no site{suggestion(site, sites)}")
+            for label in links.methods:
+                if label not in self.methods:
+                    raise key_problem(
+                        f"links.{name}.methods", f"no such row {label!r}{suggestion(label, self.methods)}"
+                    )
         for name, models in self.models.items():
             for site in sorted(models.keys() - sites - {EVERY_SITE}):
                 raise key_problem(f"models.{name}", f"{site!r} is no site{suggestion(site, sites)}")

@@ -66,7 +66,7 @@ class Insider:
         for name in sorted(state):
             if state[name].is_floating_point() and (self.act == "scale" or not name.endswith(STATISTICS)):
                 state[name] = changes[self.act](state[name])
-        return write_artifact(
+        forged = write_artifact(
             settings.artifacts,
             state,
             spec=artifact.spec,
@@ -75,3 +75,4 @@ class Insider:
             steps=artifact.steps,
             training_samples=artifact.training_samples,
         )
+        return dataclasses.replace(artifact, sha256=forged.sha256, bytes=forged.bytes, tensors=forged.tensors)

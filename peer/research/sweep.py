@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import importlib
 import json
 import threading
@@ -130,6 +131,7 @@ def execute_run(folder: Path, keep: bool) -> tuple[str, str]:
     """
     importlib.import_module("peer.training.monai").load()
     collect = importlib.import_module("peer.research.collect")
+    gc.freeze()  # the trainer collects garbage after each stage, and need not look at the imported modules
     trace = folder / "error.txt"
     trace.unlink(missing_ok=True)
     try:

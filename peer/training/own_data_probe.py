@@ -19,6 +19,7 @@ import models
 from models import Network
 from peer.core.commands import Source
 from peer.methods.supervised import supervised_loss
+from peer.training.aggregation import STATISTICS
 from peer.training.data import DataSplit, SiteData
 from peer.training.errors import UnusableArtifact
 from peer.training.settings import TrainingSettings
@@ -30,6 +31,14 @@ SAMPLES_MAX = 32
 SAMPLES_MIN = 8
 LOGIT_MAX = 1e4
 """Of a received model's predictions; trained networks stay below a hundred."""
+SUSPICIOUS_RATIO = 1.1
+"""A copy of a circulating model with so many times the loss of an earlier copy is compared with the
+copy from which it was trained. To err costs a transfer."""
+CHANGE_MAX = 0.75
+"""How far the training of a round may move a tensor, in norms of the tensor; honest training of 16 steps
+moved them by 0.15, and negated or random weights are 1.4 to 2 norms away."""
+CHANGE_RATIO_MAX = 2.0
+"""Beyond ``CHANGE_MAX``, each round may move a tensor so many times as far as this site's own training."""
 SPREAD_RATIO_MAX = 10.0
 """A received head's predictions may spread so many times as widely as the own head's; honest ones of
 unlike sites had 1.3 at most."""
@@ -96,6 +105,54 @@ class OwnDataProbe:
                 f"more than {loss_max:g} (half of [training] probe_ratio_max)",
             )
 
+    def check_copy(
+        self,
+        source: Source,
+        network: nn.Module,
+        earlier: nn.Module | None,
+        *,
+        rounds: int,
+        own_change: float,
+        final: bool,
+    ) -> None:
+        """Refuse a copy of a circulating model that no training has made of an earlier copy.
+
+        A copy may be worse on this site's samples than the earlier one, since other sites have other
+        samples. It is refused where its weights are too far away as well. So neither an honest site
+        nor the sender of a forged earlier copy makes another one guilty.
+
+        Args:
+            source: says where the copy comes from.
+            network: the copy.
+            earlier: another copy of the same model; ``None`` where there is none here.
+            rounds: how many rounds of training lie between both copies.
+            own_change: ``largest_change`` by this site's own last training of a round.
+            final: whether this decides; otherwise what is only suspicious is refused, too.
+
+        Raises:
+            UnusableArtifact: the copy is refused.
+        """
+        if not self._settings.probe_ratio_max or source.origin == self._settings.site:
+            return
+        if earlier is None:
+            if not final:
+                raise UnusableArtifact(source, "there is no earlier copy here to compare it with")
+            return
+        ratio, earlier_ratio = self.loss_ratio(network), self.loss_ratio(earlier)
+        name, change = largest_change(network, earlier)
+        bound = max(CHANGE_MAX, CHANGE_RATIO_MAX * own_change * rounds)
+        if not final:
+            if change > bound or not ratio <= SUSPICIOUS_RATIO * earlier_ratio:
+                raise UnusableArtifact(source, "it is far from an earlier copy, or worse on this site's samples")
+            return
+        if ratio > earlier_ratio and change > bound:
+            raise UnusableArtifact(
+                source,
+                f"no training has made it of the copy before: {name} was moved by {change:.3g} of its size, here by "
+                f"{own_change:.3g} at most, and its loss on this site's samples is {ratio / earlier_ratio:.3g} times "
+                "that copy's",
+            )
+
     def check_head(self, source: Source, head: nn.Module, own: Network) -> None:
         """Refuse a head whose predictions spread many times as widely as those of the own head.
 
@@ -160,6 +217,32 @@ class OwnDataProbe:
             split = data.validation if len(data.validation) >= SAMPLES_MIN else data.training
             self._batch = split.read(_evenly(split))
         return self._batch
+
+
+def largest_change(network: nn.Module, earlier: nn.Module) -> tuple[str, float]:
+    """The floating tensor that moved farthest from an earlier copy, in norms of the earlier tensor.
+
+    A norm counts at least as that of a fresh layer, so that biases that began at zero may move. Batch
+    statistics follow the data, and do not count.
+    """
+    states = [
+        {
+            name: tensor.detach().double().cpu()
+            for name, tensor in each.state_dict().items()
+            if tensor.is_floating_point() and tensor.numel() and not name.endswith(STATISTICS)
+        }
+        for each in (network, earlier)
+    ]
+    if {name: tensor.shape for name, tensor in states[0].items()} != {
+        name: tensor.shape for name, tensor in states[1].items()
+    }:
+        return "its architecture", math.inf
+    changes = {"": 0.0}
+    for name, before in states[1].items():
+        fresh = math.sqrt(before.shape[0]) if before.ndim else 1.0
+        size = max(fresh, float(torch.linalg.vector_norm(before)))
+        changes[name] = float(torch.linalg.vector_norm(states[0][name] - before)) / size
+    return max(changes.items(), key=lambda item: item[1])
 
 
 def _evenly(split: DataSplit) -> Sequence[int]:

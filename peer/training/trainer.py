@@ -35,7 +35,7 @@ from peer.training.errors import DivergenceError, UnusableArtifact, UnusableConf
 from peer.training.guest import evaluate_split
 from peer.training.loop import Diverged, Loop, run_stage
 from peer.training.optimiser import fitting_moments
-from peer.training.own_data_probe import OwnDataProbe
+from peer.training.own_data_probe import OwnDataProbe, largest_change
 from peer.training.rehearsal import rehearse
 from peer.training.settings import TrainingSettings
 from peer.training.site_networks import SiteNetworks
@@ -128,7 +128,8 @@ class Trainer:
     def _train(self, command: commands.Train) -> events.Event:
         name = checkpoint_name(command.round, command.stage)
         base = self._base_record(command.base)
-        work = self._digest(name, base["work"], *map(_source_key, command.sources), command.circulate)
+        longer = (command.rounds,) if command.rounds > 1 else ()
+        work = self._digest(name, base["work"], *map(_source_key, command.sources), command.circulate, *longer)
         record = self._finished_record(name, work)
         if record is None:
             try:
@@ -229,7 +230,7 @@ class Trainer:
                 returned, _ = self.artifact_exchange.receive(command.source)
                 if not isinstance(returned, Network) or returned.spec != dam.spec:
                     raise UnusableArtifact(command.source, "it is not of this site's [model]")
-                self._probe.check_model(command.source, returned, dam)
+                self._probe_copy(self._probe, command, command.source, returned)
             except UnusableArtifact as error:
                 return _reject(command, error)
             steps = command.source.artifact.steps
@@ -292,7 +293,7 @@ class Trainer:
         """Train to the last step, write the checkpoint, and return its record."""
         loop, batches = self.prepare(command)
         # What leaves counts a stage in the federation's unit: steps per epoch tell the size of the training set.
-        stage, steps = loop.stage, self.settings.works[command.stage].count
+        stage, steps = loop.stage, self.settings.works[command.stage].count * command.rounds
         local = [network for network in stage.trains if network in self.site_networks.networks]
         for network in local:
             moments = self.site_networks.moments.get(network, {})
@@ -324,6 +325,8 @@ class Trainer:
             "threads": self.settings.threads,
             "duration_s": duration_s,
         }
+        if command.circulate is not None:
+            record["change"] = self._change(command, stage)
         if returned:
             record["returned"] = to_json(returned)
         self.site_networks.write(
@@ -343,6 +346,7 @@ class Trainer:
         """
         settings = self.settings
         work = settings.works[command.stage].in_round(command.round)
+        work = dataclasses.replace(work, count=work.count * command.rounds)
         self.site_networks.load(command.base)
         self.site_networks.invalidate()  # before its first step, a stage may add layers for a received head
         self._prediction_context = None
@@ -376,10 +380,29 @@ class Trainer:
         if command.sources:
             visitor, _ = self.artifact_exchange.receive(command.sources[0])
             if probe is not None:
-                probe.check_model(command.sources[0], visitor, self.site_networks.dam)
+                self._probe_copy(probe, command, command.sources[0], visitor)
         else:
             visitor = copy.deepcopy(self.site_networks.dam)
         return supervised_stage(self._stage_context({}), VISITOR, visitor)
+
+    def _probe_copy(
+        self, probe: OwnDataProbe, command: commands.Train | commands.Adopt, source: Source, copy: nn.Module
+    ) -> None:
+        probe.check_model(source, copy, self.site_networks.dam)
+        earlier: nn.Module | None = None
+        if command.earlier is not None:
+            try:
+                earlier, _ = self.artifact_exchange.receive(command.earlier)
+            except UnusableArtifact as error:
+                logger.warning("earlier copy unusable: peer=%s reason=%s", error.source.origin, error)
+        probe.check_copy(
+            source,
+            copy,
+            earlier,
+            rounds=source.round - command.earlier.round if command.earlier is not None else 1,
+            own_change=self._base_record(command.base).get("change", 0.0),
+            final=command.final,
+        )
 
     def _probe_received(
         self, probe: OwnDataProbe, sources: Sequence[Source], received: Mapping[str, nn.Module]
@@ -421,6 +444,11 @@ class Trainer:
         if plan.published == command.stage or (plan.published == "commit" and last):
             return self._send(self.site_networks.artifact_network, owner=self.settings.site, steps=steps_before + steps)
         return None
+
+    def _change(self, command: commands.Train, stage: Stage) -> float:
+        """How far a round's work moved the visitor's tensors here, to compare other sites' training with."""
+        before = self.artifact_exchange.receive(command.sources[0])[0] if command.sources else self.site_networks.dam
+        return largest_change(stage.networks[VISITOR], before)[1] / command.rounds
 
     def _write_returns(self, command: commands.Train, stage: Stage, *, steps: int) -> list[Artifact]:
         """Write each visitor's artifact for its owner, where models visit.

@@ -241,7 +241,8 @@ def _calibration(source: SectionSource) -> Iterator[ReportPart | None]:
 def _disconnection(source: SectionSource) -> Iterator[ReportPart | None]:
     results, setting, main = source.results, source.setting, source.main_comparison
     yield from lost_links.tables(results, setting, main, name=source.name("disconnection"))
-    yield insiders.table(results, setting, main, name=source.name("insiders"))
+    for metric, values in source.comparisons.items():
+        yield from insiders.tables(results, setting, values, name=source.name(f"insiders-{slug(metric)}"))
     yield curves.disconnection(
         lost_links.by_loss(results, setting, main), source.styles, axis=main.unit.axis, name=source.name("link-loss")
     )

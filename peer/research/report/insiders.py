@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
+from statistics import fmean
 from typing import Any
 
-from peer.research.report.comparison import Comparison, cell, summarise_method, test_row
+from peer.research.report.comparison import Comparison, MethodSummary, cell, summarise_method, test_row
 from peer.research.report.results import Results
 from peer.research.report.table import Cell, Column, Table, TableRow
 from peer.research.result_files import UNDISTURBED
@@ -16,14 +17,28 @@ def insider_of(links: Mapping[str, Any]) -> str:
     return str(links.get("insider") or "")
 
 
-def table(results: Results, setting: tuple[str, str], comparison: Comparison, *, name: str) -> Table | None:
-    """The Local Test of the honest sites for each act and method; ``None`` without such runs."""
+def tables(results: Results, setting: tuple[str, str], comparison: Comparison, *, name: str) -> Iterator[Table]:
+    """The Local Test of the honest sites for each act and method, and its loss; none without such runs."""
     links_with_runs = {run.links for run in results.runs if run.setting == setting}
     acts = {key: links for key, links in results.links.items() if key in links_with_runs and insider_of(links)}
     if not acts:
-        return None
+        return
     insiders = {insider_of(links) for links in acts.values()}
     absent = [key for key in links_with_runs if set(results.links[key]["removed"]) == insiders]
+    yield _values(results, setting, comparison, acts, absent, insiders, name=name)
+    yield _losses(results, setting, comparison, acts, absent[0] if absent else UNDISTURBED, name=f"{name}-loss")
+
+
+def _values(
+    results: Results,
+    setting: tuple[str, str],
+    comparison: Comparison,
+    acts: Mapping[str, Mapping[str, Any]],
+    absent: Sequence[str],
+    insiders: Set[str],
+    *,
+    name: str,
+) -> Table:
     unit = comparison.unit
     better = "higher" if unit.higher else "lower"
     rows = []
@@ -40,4 +55,44 @@ def table(results: Results, setting: tuple[str, str], comparison: Comparison, *,
         f"{unit.axis}, mean over the other sites, over {results.repeats}. {', '.join(sorted(insiders))} is the "
         "insider. honest: it sends what it trained; absent: it never took part.",
     )
-    return Table(name, "One insider", "insider", columns, tuple(rows), notes)
+    return Table(name, f"One insider: {unit.axis}", "insider", columns, tuple(rows), notes)
+
+
+def _losses(
+    results: Results,
+    setting: tuple[str, str],
+    comparison: Comparison,
+    acts: Mapping[str, Mapping[str, Any]],
+    reference: str,
+    *,
+    name: str,
+) -> Table:
+    """How much worse the honest sites are than without the insider: mean and worst over folds or seeds."""
+    unit = comparison.unit
+    rows = []
+    for key, links in acts.items():
+        cells = []
+        for label in comparison.methods:
+            values, usual = (
+                summarise_method(results, setting, label, comparison.metric, links=each, without={insider_of(links)})
+                for each in (key, reference)
+            )
+            losses = [] if values is None or usual is None else _differences(usual, values, higher=unit.higher)
+            shown = (
+                [f"{value * unit.factor:.{unit.digits}f}" for value in (fmean(losses), max(losses))] if losses else []
+            )
+            cells.append(Cell(text=f"{shown[0]} ({shown[1]})") if shown else Cell())
+        rows.append(TableRow(f"{key} ({links['act']})", tuple(cells), ranked=False))
+    columns = tuple(Column(label, "method", unit.digits) for label in comparison.methods)
+    compared = "the run where it never took part" if reference != UNDISTURBED else "the run where it is honest"
+    notes = (f"How much worse than in {compared}: mean, and in parentheses the worst, over {results.repeats}.",)
+    return Table(name, f"What one insider costs: {unit.axis}", "insider", columns, tuple(rows), notes)
+
+
+def _differences(usual: MethodSummary, values: MethodSummary, *, higher: bool) -> list[float]:
+    """The loss of each fold or seed that both have."""
+    before, after = usual.means("local"), values.means("local")
+    pairs = [(before[unit], after[unit]) for unit in before if unit in after]
+    return [
+        (first - second) * (1 if higher else -1) for first, second in pairs if first is not None and second is not None
+    ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from peer.core import commands, events
+from peer.core import commands, copies, events, exchange
 from peer.core.messages import Unavailable
 from peer.core.phases import Phase
 from peer.core.rules import PaceRules
@@ -301,6 +301,112 @@ def test_a_site_without_a_copy_never_trains_its_own_model_under_anothers_name(so
     assert [source.artifact.owner for source in site.order.sources] == ["asia"]
 
 
+def suspected(solo: Any, artifact: Any) -> tuple[Any, Any]:
+    """A site whose worker suspects the copy of asia's slot that america trained; it waits for asia's own."""
+    site = solo(**RING, method="fedcross", rounds=6)
+    site.finish()
+    site.greet()
+    site.deliver("america")
+    site.finish()
+    bad = artifact("asia", "bad")
+    site.deliver("america", artifact=bad)
+    assert (site.order.earlier, site.order.final) == (None, False)
+    rejected(site, bad.sha256, origin="america")
+    assert site.site.phase == Phase.EXCHANGE
+    assert [(order.origin, order.owner) for order in site.fetches.values()] == [("asia", "asia")]
+    return site, bad
+
+
+def test_a_suspicious_copy_is_compared_with_the_one_that_it_was_trained_from(solo: Any, artifact: Any) -> None:
+    site, bad = suspected(solo, artifact)
+    site.deliver("asia", true_round=1, artifact=artifact("asia", "first"))
+    (source,) = site.order.sources
+    assert (source.artifact, site.order.final) == (bad, True)
+    assert (site.order.earlier.origin, site.order.earlier.round) == ("asia", 1)
+    assert "refused" not in site.kinds
+    site.finish()
+    assert site.site.memory.committed == 2, "the worker found no fault, and the copy was trained"
+
+
+def test_the_copy_before_replaces_one_that_no_training_made_and_its_last_host_is_named(
+    solo: Any, artifact: Any
+) -> None:
+    site, bad = suspected(solo, artifact)
+    site.deliver("asia", true_round=1, artifact=artifact("asia", "first"))
+    out = rejected(site, bad.sha256, origin="america")
+    assert site.site.refusals[-1]["site"] == "america"
+    (source,) = site.order.sources
+    assert (source.artifact, source.fallback, site.order.final) == (artifact("asia", "first"), "stale", True)
+    assert discarded(out) == [bad.sha256]
+
+
+def test_a_refused_copy_s_rounds_are_made_up(solo: Any, artifact: Any) -> None:
+    site, bad = suspected(solo, artifact)
+    site.deliver("asia", true_round=1, artifact=artifact("asia", "first"))
+    assert site.order.rounds == 1
+    rejected(site, bad.sha256, origin="america")
+    assert site.order.rounds == 2
+
+
+def test_a_suspicious_copy_is_judged_without_the_copy_before_where_nobody_has_that(solo: Any, artifact: Any) -> None:
+    site, bad = suspected(solo, artifact)
+    site.unavailable("asia", Unavailable.RETIRED)
+    (source,) = site.order.sources
+    assert (source.artifact, site.order.earlier, site.order.final) == (bad, None, True)
+
+
+def test_a_site_asks_itself_for_no_copy_that_it_has_no_more(solo: Any, artifact: Any) -> None:
+    site = solo(**RING, method="fedcross", rounds=6)
+    source = commands.Source(site.site.rules.holder(4, "asia"), 4, artifact("asia", "x"))
+    assert exchange.holder_before(source, site.site.rules) == (3, "europe")
+    assert copies.judges_finally(site.site, source)
+
+
+def test_a_restarted_site_asks_again_for_the_copy_before(solo: Any, artifact: Any) -> None:
+    site, bad = suspected(solo, artifact)
+    site.restart()
+    site.greet()
+    (source,) = site.order.sources
+    assert (source.artifact, site.order.final) == (bad, False)
+    rejected(site, bad.sha256, origin="america")
+    assert [(order.origin, order.owner) for order in site.fetches.values()] == [("asia", "asia")]
+
+
+def test_an_older_release_that_gives_no_copy_before_is_not_named(solo: Any, artifact: Any) -> None:
+    site, _ = suspected(solo, artifact)
+    order = site.fetches.pop("asia")
+    site.feed(events.ArtifactRefused(1, 2, order.attempt, "asia", "train", "round 2 does not give it"))
+    assert "refused" not in site.kinds
+    assert site.order.final
+
+
+def test_a_suspicious_copy_of_the_own_model_is_compared_before_it_is_adopted(solo: Any, artifact: Any) -> None:
+    site = solo(**RING, method="fedcross", rounds=3)
+    site.finish()
+    site.greet()
+    for round in (1, 2, 3):
+        (origin,) = site.fetches
+        site.deliver(origin)
+        site.beat("africa", round)
+        site.beat("america", round)
+        site.finish()
+    assert site.site.phase == Phase.HANDBACK
+    last, before = (site.site.rules.holder(round, "europe") for round in (4, 3))
+    assert len({last, before, "europe"}) == 3
+    bad = artifact("europe", "bad")
+    site.deliver(last, artifact=bad)
+    rejected(site, bad.sha256, origin=last)
+    ((asked, order),) = [(name, order) for name, order in site.fetches.items() if order.round == 3]
+    assert (asked, order.purpose) == (before, "handback")
+    site.deliver(before, artifact=artifact("europe", "before"))
+    assert (site.order.source.artifact, site.order.earlier.artifact) == (bad, artifact("europe", "before"))
+    out = rejected(site, bad.sha256, origin=last)
+    assert site.site.refusals[-1]["site"] == last
+    assert site.order.source.artifact == artifact("europe", "before")
+    assert discarded(out) == [bad.sha256]
+    assert "slot_lost" not in site.kinds
+
+
 def travelled(solo: Any, **rules: Any) -> Any:
     """A site whose model circulated for one of two rounds and is at asia now."""
     site = begun(solo, rounds=2, parameters={"activation": 0.5}, **rules)
@@ -313,7 +419,8 @@ def travelled(solo: Any, **rules: Any) -> Any:
 def test_the_model_comes_home_with_the_steps_it_was_trained(solo: Any, artifact: Any) -> None:
     site = travelled(solo)
     out = site.deliver("asia", artifact=artifact("europe", "trained at asia", steps=20))
-    assert site.order == commands.Adopt(1, 1, site.order.attempt, "initial", site.order.source)
+    own = site.site.artifacts_on_disk()[-1]
+    assert site.order == commands.Adopt(1, 1, site.order.attempt, "initial", site.order.source, own, True)
     assert site.order.source.artifact.steps == 20
     assert discarded(out) == []
     out = site.finish()
@@ -335,13 +442,13 @@ def test_a_copy_that_is_unusable_at_home_is_replaced_by_the_own_one(solo: Any, a
     bad = artifact("europe", "bad", steps=20)
     site.deliver("asia", artifact=bad)
     order = site.order
-    site.feed(events.ArtifactRejected(1, 1, order.attempt, "asia", bad.sha256, "shapes differ"))
+    out = site.feed(events.ArtifactRejected(1, 1, order.attempt, "asia", bad.sha256, "shapes differ"))
+    assert bad.sha256 in discarded(out)
     assert site.site.phase == Phase.ADOPT
     assert site.order.source.origin == "europe"
     assert site.body("refused") == {"origin": "asia", "reason": "shapes differ"}
     assert "slot_lost" in site.kinds
-    out = site.finish()
-    assert bad.sha256 in discarded(out)
+    site.finish()
     assert site.site.memory.model_is_home
 
 

@@ -32,6 +32,7 @@ Write = Callable[..., Path]
         ("[methods.local]\n", {"test_share = 0.25": "test_share = 0.25\nfolds = 5"}, "folds decide already"),
         ('[methods.local]\n[links.gone]\nremoved = ["asien"]\n', {}, "'asien' is no site (did you mean 'asia'?)"),
         ('[methods.fedskd]\n[links.bad]\ninsider = "asia"\n', {}, "an insider has an act, and an act an insider"),
+        ('[methods.fedskd]\n[links.bad]\nmethods = ["fedavg"]\n', {}, "links.bad.methods: no such row 'fedavg'"),
         ('[methods.fedskd]\n[links.bad]\ninsider = "mars"\nact = "zero"\n', {}, "links.bad.insider: 'mars' is no site"),
         ("[methods.local]\n", {"classes = 2": "classes = 1"}, "classification needs at least 2"),
         (
@@ -138,12 +139,13 @@ def test_titles_and_networks_of_any_form_reach_both_files(experiment: Write) -> 
 
 
 def test_links_are_lost_only_where_something_is_sent(experiment: Write) -> None:
-    links = '[links.half]\nloss = 0.5\n[links.fewer]\nremoved = ["asia"]\n'
+    links = '[links.half]\nloss = 0.5\n[links.fewer]\nremoved = ["asia"]\nmethods = ["local"]\n'
     loaded = Experiment.load(experiment(f"[methods.local]\n[methods.fedskd]\n[methods.{CENTRALISED}]\n{links}"))
     combinations = [(links, label) for _, _, links, label in loaded.combinations()]
     assert ("half", "fedskd") in combinations
     assert ("half", "local") not in combinations
     assert ("fewer", "local") in combinations
+    assert ("fewer", "fedskd") not in combinations, "these links name their rows"
     assert loaded.method_name(CENTRALISED) == "local"
 
 

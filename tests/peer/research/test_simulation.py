@@ -165,6 +165,22 @@ def test_an_insider_sends_something_else_and_the_others_go_on(prepared: Callable
         assert [sorted(row["cut"]) for row in sites[name]["rounds"]] == [expected] * 2
 
 
+def test_the_last_host_of_a_forged_copy_is_named_and_the_copy_before_gets_its_rounds(
+    prepared: Callable[..., list[Run]],
+) -> None:
+    links = '[links.bad]\ninsider = "asia"\nact = "zero"\n'
+    honest, bad = prepared("out", f"[methods.fedcross]\n{links}", replace={"rounds = 2": "rounds = 6"})
+    missing = {}
+    for run in (honest, bad):
+        sites = execute(run.folder)["sites"]
+        missing[run.id] = [row["missing"] for name in ("africa", "europe") for row in sites[name]["rounds"]]
+        assert all(sites[name]["steps"] >= 8 for name in ("africa", "europe")), "of twelve"
+    assert not any(missing[honest.id])
+    refused = [each for each in missing[bad.id] if each]
+    assert refused
+    assert all(each == {"asia": "refused"} for each in refused)
+
+
 def test_links_fail_by_the_seed(prepared: Callable[..., list[Run]]) -> None:
     methods, longer = "[methods.feddal]\n[links.half]\nloss = 0.5\n", {"rounds = 2": "rounds = 6"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,11 @@ from torch import Tensor, nn
 
 from peer.core import commands, events
 from peer.core.roster import SiteName
+from peer.files import artifact_path
+from peer.training.artifact import write_artifact
 from peer.training.errors import UnusableArtifact
-from peer.training.own_data_probe import OwnDataProbe
+from peer.training.own_data_probe import OwnDataProbe, largest_change
+from peer.training.tensors import unpack
 from peer.training.trainer import Trainer
 
 Change = Callable[[Tensor], Tensor]
@@ -74,7 +78,7 @@ def test_a_return_that_lost_half_of_what_a_model_may_lose_is_refused(probe: Any)
         )
         if before + 2 < check.loss_ratio(returned) < 4:
             break
-    check.check_model(source, returned)
+    check.check_model(source, returned, sent)
     with pytest.raises(UnusableArtifact, match=r"rose from .* to .* times that of no knowledge, by more than 2"):
         check.check_return(source, returned, sent)
     check.check_return(source, sent, returned)
@@ -123,3 +127,88 @@ def test_an_own_head_that_predicts_the_same_for_all_refuses_nobody(probe: Any) -
     trainer, check, source = probe
     own = changed(trainer.site_networks.dam, torch.zeros_like)
     check.check_head(source, nn.Linear(7, trainer.settings.task.classes), own)
+
+
+# --- copies of circulating models -----------------------------------------------------------------------------------
+FORGED: dict[str, Change] = {
+    "signs": torch.neg,
+    "random": lambda value: (
+        value.mean() + value.std(correction=0) * torch.randn(value.shape, generator=torch.Generator().manual_seed(3))
+    ),
+    "zero": torch.zeros_like,
+}
+
+
+def forged(network: nn.Module, act: str) -> nn.Module:
+    return changed(copy.deepcopy(network), FORGED[act])
+
+
+@pytest.mark.parametrize("act", FORGED)
+def test_a_copy_that_no_training_makes_of_an_earlier_one_is_refused(probe: Any, act: str) -> None:
+    trainer, check, source = probe
+    earlier = trainer.site_networks.dam
+    with pytest.raises(UnusableArtifact, match=r"no training has made it of the copy before: .* was moved by"):
+        check.check_copy(source, forged(earlier, act), earlier, rounds=1, own_change=0.1, final=True)
+
+
+def test_a_copy_is_judged_by_its_weights_where_other_samples_have_made_it_worse_here(probe: Any) -> None:
+    trainer, check, source = probe
+    earlier = trainer.site_networks.dam
+    worse = changed(copy.deepcopy(earlier), lambda value: value * 0.5)
+    assert check.loss_ratio(worse) > check.loss_ratio(earlier)
+    check.check_copy(source, worse, earlier, rounds=1, own_change=0.1, final=True)
+    with pytest.raises(UnusableArtifact, match="worse on this site's samples"):
+        check.check_copy(source, worse, earlier, rounds=1, own_change=0.1, final=False)
+
+
+def test_a_forged_earlier_copy_makes_nobody_guilty(probe: Any) -> None:
+    trainer, check, source = probe
+    honest = trainer.site_networks.dam
+    check.check_copy(source, honest, forged(honest, "signs"), rounds=1, own_change=0.1, final=True)
+
+
+def test_training_as_far_as_the_own_one_is_no_forgery(probe: Any) -> None:
+    trainer, check, source = probe
+    earlier = trainer.site_networks.dam
+    far = forged(earlier, "signs")
+    check.check_copy(source, far, earlier, rounds=1, own_change=1.1, final=True)
+    check.check_copy(source, far, earlier, rounds=11, own_change=0.1, final=True)
+    with pytest.raises(UnusableArtifact, match="no training has made it"):
+        check.check_copy(source, far, earlier, rounds=2, own_change=0.1, final=True)
+
+
+def test_a_copy_far_from_an_earlier_one_is_suspicious_even_where_that_predicted_nothing(probe: Any) -> None:
+    trainer, check, source = probe
+    trained = trainer.site_networks.dam
+    with pytest.raises(UnusableArtifact, match="far from an earlier copy"):
+        check.check_copy(source, trained, forged(trained, "signs"), rounds=1, own_change=0.1, final=False)
+
+
+def test_without_an_earlier_copy_only_the_last_word_accepts(probe: Any) -> None:
+    trainer, check, source = probe
+    check.check_copy(source, trainer.site_networks.dam, None, rounds=1, own_change=0.0, final=True)
+    with pytest.raises(UnusableArtifact, match="there is no earlier copy here"):
+        check.check_copy(source, trainer.site_networks.dam, None, rounds=1, own_change=0.0, final=False)
+
+
+def test_another_architecture_is_no_copy(probe: Any) -> None:
+    trainer, _, _ = probe
+    assert largest_change(nn.Linear(2, 3), trainer.site_networks.dam) == ("its architecture", math.inf)
+
+
+def test_a_trainer_refuses_a_forged_visitor_and_makes_up_for_the_lost_round(make_setting: Any) -> None:
+    trainer = Trainer(make_setting(site="alpha", steps=40, method={"name": "fedcross"}))
+    start = trainer.perform(commands.Initialise(1, 1))
+    trained = trainer.perform(commands.Train(1, 1, 2, "train", start.state, (), SiteName("alpha")))
+    earlier = commands.Source(SiteName("gamma"), 2, dataclasses.replace(trained.artifact, owner=SiteName("beta")))
+    state = unpack(artifact_path(trainer.settings.artifacts, earlier.artifact.sha256).read_bytes())
+    state = {name: -value if value.ndim and "running" not in name else value for name, value in state.items()}
+    kept = {name: getattr(earlier.artifact, name) for name in ("spec", "kind", "owner", "steps", "training_samples")}
+    bad = commands.Source(SiteName("beta"), 3, write_artifact(trainer.settings.artifacts, state, **kept))
+    order = commands.Train(1, 3, 3, "train", start.state, (bad,), SiteName("beta"), earlier=earlier)
+    rejected = trainer.perform(order)
+    assert isinstance(rejected, events.ArtifactRejected), rejected
+    assert (rejected.origin, rejected.sha256) == ("beta", bad.artifact.sha256)
+    made_up = trainer.perform(dataclasses.replace(order, sources=(earlier,), earlier=None, rounds=2))
+    assert isinstance(made_up, events.Trained)
+    assert made_up.artifact.steps == earlier.artifact.steps + 80

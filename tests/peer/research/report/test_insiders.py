@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from statistics import mean
+
 import pytest
 
 from peer.research.report import lost_links
 from peer.research.report.comparison import compare, summarise_method
-from peer.research.report.insiders import table
+from peer.research.report.insiders import tables
 from peer.research.report.results import read
 
 SETTING = ("sites", "heterogeneous")
@@ -21,8 +23,7 @@ LINKS = (
 def test_every_act_is_a_row_beside_the_federation_with_and_without_the_insider(make) -> None:
     results = read(make(methods=TWO, links=LINKS))
     comparison = compare(results, SETTING, "auc", None, name="t")
-    shown = table(results, SETTING, comparison, name="i")
-    assert shown is not None
+    shown, _ = tables(results, SETTING, comparison, name="i")
     assert [row.label for row in shown.rows] == ["honest", "absent", "flipped (signs)"]
     assert [column.name for column in shown.columns] == list(TWO)
     others = summarise_method(results, SETTING, "FedSKD", "auc", links="flipped", without=["asia"])
@@ -39,4 +40,20 @@ def test_an_insider_is_no_lost_link(make) -> None:
 
 def test_an_experiment_without_an_insider_has_no_such_table(make) -> None:
     without = read(make(methods=TWO, links=LINKS[:2]))
-    assert table(without, SETTING, compare(without, SETTING, "auc", None, name="t"), name="i") is None
+    assert list(tables(without, SETTING, compare(without, SETTING, "auc", None, name="t"), name="i")) == []
+
+
+def test_the_loss_is_that_to_the_run_without_the_insider_with_the_worst_seed(make) -> None:
+    results = read(make(methods=TWO, links=LINKS))
+    _, losses = tables(results, SETTING, compare(results, SETTING, "auc", None, name="t"), name="i")
+    assert [row.label for row in losses.rows] == ["flipped (signs)"]
+    flipped, gone = (
+        summarise_method(results, SETTING, "FedSKD", "auc", links=links, without=["asia"])
+        for links in ("flipped", "gone")
+    )
+    assert flipped is not None
+    assert gone is not None
+    differences = [gone.means("local")[seed] - flipped.means("local")[seed] for seed in gone.units]
+    assert losses.rows[0].cells[1].text == f"{mean(differences):.3f} ({max(differences):.3f})"
+    assert len(differences) > 1
+    assert "where it never took part" in losses.notes[0]

@@ -1,0 +1,52 @@
+"""Copies of circulating models on a site's disk: which is compared with which, and which is adopted."""
+
+from __future__ import annotations
+
+from peer.core import exchange, limits
+from peer.core.commands import Source
+from peer.core.site_memory import OpenRound
+from peer.core.state import SiteState
+
+
+def own_copy(site: SiteState) -> Source | None:
+    """The newest copy of this site's own model that the site holds itself, in circulating rounds."""
+    name = site.rules.site
+    own = [source for source in site.artifacts_on_disk() if source.artifact.owner == name and source.origin == name]
+    return max(own, key=lambda source: exchange.trained(source, site.rules), default=None)
+
+
+def judges_finally(site: SiteState, source: Source) -> bool:
+    """Whether no better copy to compare with can be had."""
+    before = exchange.holder_before(source, site.rules)
+    asked = source.artifact.sha256 in site.compared
+    at_hand = before in {(copy.round, copy.origin) for copy in _copies(site, source)}
+    return before is None or before[1] == site.rules.site or at_hand or asked
+
+
+def earlier_copy(site: SiteState, source: Source) -> Source | None:
+    """The newest copy here of a circulating model that is older than another copy, and not from its origin."""
+    earlier = [copy for copy in _copies(site, source) if copy.round < source.round and copy.origin != source.origin]
+    return max(earlier, key=lambda copy: copy.round, default=None)
+
+
+def _copies(site: SiteState, source: Source) -> list[Source]:
+    """The copies of a circulating model on disk, each with the round that it was published for."""
+    published = [Source(site.rules.site, key[0], artifact) for key, artifact in site.memory.published.items()]
+    copies = (*site.memory.received.values(), *published)
+    return [copy for copy in copies if copy.artifact.owner == source.artifact.owner]
+
+
+def comparison(site: SiteState, source: Source) -> tuple[Source | None, bool]:
+    """What the worker compares a circulating copy with, and whether that decides; nothing for a
+    replacement.
+    """
+    if source.origin == site.rules.site or source.fallback:
+        return None, True
+    return earlier_copy(site, source), judges_finally(site, source)
+
+
+def made_up_rounds(current: OpenRound) -> int:
+    """How many rounds' work a circulating model gets: also that of the rounds lost with a refused copy."""
+    lost = [current.number - source.round for source in current.sources if source.fallback]
+    refused = "refused" in current.missing.values()
+    return min(limits.MADE_UP_ROUNDS_MAX, 1 + max(lost, default=0)) if refused else 1
