@@ -74,8 +74,7 @@ class OwnDataProbe:
         ratio_max = self._settings.probe_ratio_max
         if not ratio_max or source.origin == self._settings.site:
             return
-        if not any(bool(tensor.any()) for tensor in network.parameters() if tensor.ndim > 1):
-            raise UnusableArtifact(source, "all its weights are zero")
+        _refuse_without_weights(source, network)
         ratio = self.loss_ratio(network)
         if ratio <= ratio_max or not self._samples_are_sound(own):
             return
@@ -154,7 +153,8 @@ class OwnDataProbe:
             )
 
     def check_head(self, source: Source, head: nn.Module, own: Network) -> None:
-        """Refuse a head whose predictions spread many times as widely as those of the own head.
+        """Refuse a head without weights, or one whose predictions spread many times as widely as
+        those of the own head.
 
         The head gets the features of the own body, repeated or cut to its width.
 
@@ -163,6 +163,7 @@ class OwnDataProbe:
         """
         if not self._settings.probe_ratio_max or source.origin == self._settings.site:
             return
+        _refuse_without_weights(source, head)
         ratio = self.spread_ratio(head, own)
         if ratio <= SPREAD_RATIO_MAX or not self._samples_are_sound(own):
             return
@@ -217,6 +218,11 @@ class OwnDataProbe:
             split = data.validation if len(data.validation) >= SAMPLES_MIN else data.training
             self._batch = split.read(_evenly(split))
         return self._batch
+
+
+def _refuse_without_weights(source: Source, network: nn.Module) -> None:
+    if not any(bool(tensor.any()) for tensor in network.parameters() if tensor.ndim > 1):
+        raise UnusableArtifact(source, "all its weights are zero")
 
 
 def largest_change(network: nn.Module, earlier: nn.Module) -> tuple[str, float]:

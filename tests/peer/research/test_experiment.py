@@ -14,6 +14,9 @@ from peer.research.experiment import Experiment
 from peer.research.result_files import CENTRALISED
 
 Write = Callable[..., Path]
+PUBLIC = {"[data]\n": '[data]\npublic = "public.json"\n'}
+PUBLIC_SHA256 = {False: "", True: f'public_sha256 = "{"ab" * 32}"\n'}
+"""The key of a row, by whether its method predicts a public set."""
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,7 @@ def test_feddal_needs_a_proxy(experiment: Write) -> None:
 
 @pytest.mark.parametrize("method", sorted(PLANS))
 def test_every_method_gets_a_federation_that_daemons_would_take(experiment: Write, method: str) -> None:
-    loaded = Experiment.load(experiment(f"[methods.{method}]\n"))
+    loaded = Experiment.load(experiment(f"[methods.{method}]\n" + PUBLIC_SHA256[PLANS[method].public], replace=PUBLIC))
     text = loaded.federation_text(method, "mixed", ("africa", "asia"), seed=3)
     federation = FederationConfig.parse(text, "text")
     assert federation.method.name == method
@@ -83,7 +86,8 @@ def test_every_method_gets_a_federation_that_daemons_would_take(experiment: Writ
 
 
 def test_every_method_does_the_same_steps_on_what_is_evaluated(experiment: Write) -> None:
-    loaded = Experiment.load(experiment("".join(f"[methods.{name}]\n" for name in PLANS)))
+    rows = "".join(f"[methods.{name}]\n" + PUBLIC_SHA256[plan.public] for name, plan in PLANS.items())
+    loaded = Experiment.load(experiment(rows, replace=PUBLIC))
     for name, plan in PLANS.items():
         stages = loaded.stages(name)
         assert stages.keys() == plan.stages.keys()

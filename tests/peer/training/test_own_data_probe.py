@@ -90,6 +90,8 @@ def test_a_head_of_another_scale_is_refused_and_one_of_another_width_passes(prob
     classes = trainer.settings.task.classes
     check.check_head(source, nn.Linear(7, classes), own)
     check.check_head(source, nn.Linear(300, classes), own)
+    with pytest.raises(UnusableArtifact, match="all its weights are zero"):
+        check.check_head(source, changed(nn.Linear(7, classes), torch.zeros_like), own)
     with pytest.raises(UnusableArtifact, match="times as widely as those of the own head"):
         check.check_head(source, changed(nn.Linear(7, classes), lambda value: value * 1000), own)
 
