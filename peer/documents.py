@@ -453,12 +453,20 @@ class PredictionsWritten(TypedDict):
 
 # --- research ---------------------------------------------------------------------------------------------------------
 class DemoMethod(TypedDict):
-    """One method of the demonstration, and its federation."""
+    """One method of the demonstration: a federation of daemons, or the pooled bound."""
 
-    digest: Annotated[str, "digest of its federation"]
-    home: Annotated[str, "the state folder of its sites"]
+    digest: Annotated[NotRequired[str], "digest of its federation; the pooled bound is none"]
+    home: Annotated[NotRequired[str], "the state folder of its sites; the pooled bound has none"]
     sites: Annotated[dict[str, Mapping[str, Any]], "figures by site"]
     matrix: Annotated[Mapping[str, Any], "every site's model on every site's test data"]
+
+
+class DemoGain(TypedDict):
+    """A method against training alone: mean over the sites, in the metric's own unit."""
+
+    gain: Annotated[float | None, "the method minus `local`"]
+    room: Annotated[NotRequired[float | None], "the pooled bound minus `local`"]
+    share: Annotated[NotRequired[float | None], "gain divided by room; null where there is hardly any room"]
 
 
 class DemoResult(TypedDict):
@@ -469,9 +477,12 @@ class DemoResult(TypedDict):
     title: Annotated[str, "title of the study"]
     metric: Annotated[str, "the main metric"]
     differs: Annotated[str, "differences from the papers"]
-    size: Annotated[Mapping[str, Any], "rounds, steps and seed"]
-    data: Annotated[Mapping[str, Any], "summary of the prepared data"]
-    methods: Annotated[dict[str, DemoMethod], "by name"]
+    size: Annotated[Mapping[str, Any], "rounds, steps, seed and learning rate"]
+    data: Annotated[Mapping[str, Any], "samples of each site, and floors"]
+    methods: Annotated[dict[str, DemoMethod], "by name; `centralised` is the pooled bound"]
+    gains: Annotated[dict[str, dict[str, DemoGain]], "by test (`local`, `global`) and method"]
+    conclusion: Annotated[str, "what joining gave each site"]
+    picture: Annotated[str, "the HTML page with learning curves and visits"]
     seconds: Annotated[float, "duration"]
 
 

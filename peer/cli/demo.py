@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Iterable, Mapping
@@ -11,83 +12,117 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli import output, rendering, shared_options
-from peer.demo.presets import STUDIES, PresetSize, default_study, problem
+from peer.config.toml import suggestion
+from peer.demo.presets import STUDIES, PresetSize, problem
 from peer.errors import UsageError
 from peer.methods.registry import PLANS
+from peer.research.result_files import CENTRALISED
 
 if TYPE_CHECKING:
     from peer.demo.run import DemoProgress
 
 SITE_COLUMNS = ("site", "training", "test", "model", "sent")
-SAMPLE_KEYS = ("nodules", "cases", "slices", "patches")
-"""The keys under which the data sets' summaries count samples."""
 METHODS = tuple(name for name in PLANS if name != "local")
+SIZE = PresetSize()
+NAMES = {CENTRALISED: "pooled bound"}
 
 
-@click.command(short_help="Run four daemons on this machine with real data, and compare methods in a table.")
+@click.command(short_help="Run four daemons on this machine with real data, and show what joining gives each site.")
 @click.option("--out", type=click.Path(path_type=Path), help="The folder to make  [default: mhfl-demo-<time>].")
 @click.option(
     "--study",
     type=click.Choice(list(STUDIES)),
-    help="Data set and networks  [default: nodules; with another method than fedskd, nodules-families].",
+    default="blinks",
+    show_default=True,
+    help="Data set and networks.",
 )
 @click.option(
     "--method",
     "methods",
     multiple=True,
-    default=("fedskd",),
+    default=("fedvisit",),
     show_default=True,
     type=click.Choice(METHODS),
     help="A method to compare with `local`; may be repeated.",
 )
-@click.option("--rounds", default=15, show_default=True, type=click.IntRange(1), help="Rounds of each federation.")
-@click.option("--steps", default=20, show_default=True, type=click.IntRange(1), help="Optimiser steps a round.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of data split and training.")
 @click.option(
-    "--gamma", default=100.0, show_default=True, type=click.FloatRange(0), help="Weight of FedSKD's distillation."
+    "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a method's parameter; may be repeated."
 )
-@click.option("--learning-rate", default=1e-3, show_default=True, type=float, help="Learning rate of all methods.")
+@click.option(
+    "--rounds", default=SIZE.rounds, show_default=True, type=click.IntRange(1), help="Rounds of a federation."
+)
+@click.option("--steps", default=SIZE.steps, show_default=True, type=click.IntRange(1), help="Optimiser steps a round.")
+@click.option(
+    "--seed", default=SIZE.seed, show_default=True, type=click.IntRange(0), help="Of data split and training."
+)
+@click.option("--learning-rate", default=SIZE.learning_rate, show_default=True, help="Learning rate of all methods.")
 @output.json_option
 @shared_options
 def demo(
     out: Path | None,
-    study: str | None,
+    study: str,
     methods: tuple[str, ...],
+    settings: tuple[str, ...],
     rounds: int,
     steps: int,
     seed: int,
-    gamma: float,
     learning_rate: float,
     as_json: bool,
 ) -> None:
-    """Run four daemons on this machine with real data, and compare methods in a table.
+    """Run four daemons on this machine with real data, and show what joining gives each site.
 
     One federation after the other trains on the same data, with the same seeds and steps: first
-    `local`, in which no site sends anything, then each method. All their files stay in one folder.
+    `local`, in which no site sends anything, then each method. The pooled bound comes last: each
+    site's network, trained on the data of all sites, as no federation can. Tables, a page with
+    learning curves and visits, and all files stay in one folder.
 
     \b
     mhfl-peer demo
+    mhfl-peer demo --method fedskd --set gamma=10
     mhfl-peer demo --study eeg-blink --method dflmoe --method mh_pflid
     """
     from peer.demo import run as demonstration
 
-    study = study or default_study(methods)
     for method in methods:
         if (reason := problem(study, method)) is not None:
             raise UsageError(f"--study {study} --method {method}: {reason}")
+    parameters = _parse_settings(settings, methods)
     folder = out or Path(f"mhfl-demo-{time.strftime('%Y%m%d-%H%M%S')}")
-    size = PresetSize(rounds, steps, seed, gamma, learning_rate)
+    size = PresetSize(rounds, steps, seed, learning_rate)
     compared = ("local", *dict.fromkeys(methods))
     if as_json:
-        document = demonstration.run(folder, study, compared, size, lambda progress: None)
+        document = demonstration.run(folder, study, compared, size, parameters, lambda progress: None)
     else:
         from rich.live import Live
 
         with Live(console=output.console(), auto_refresh=False, transient=True) as live:
             document = demonstration.run(
-                folder, study, compared, size, lambda progress: live.update(_render_progress(progress), refresh=True)
+                folder,
+                study,
+                compared,
+                size,
+                parameters,
+                lambda progress: live.update(_render_progress(progress), refresh=True),
             )
     output.emit(document, as_json=as_json, render=_render)
+
+
+def _parse_settings(settings: Iterable[str], methods: Iterable[str]) -> dict[str, Any]:
+    """The parameters of ``--set``; ``UsageError`` for one that none of these methods has.
+
+    A value that is not JSON is a text, as in ``header=frozen``.
+    """
+    known = {key for method in methods for key in PLANS[method].parameters}
+    listed, parameters = ", ".join(methods), {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if key not in known or not equals:
+            raise UsageError(f"--set {setting}: no parameter {key!r} of {listed}{suggestion(key, known)}")
+        try:
+            parameters[key] = json.loads(text)
+        except ValueError:
+            parameters[key] = text
+    return parameters
 
 
 def _render_progress(progress: DemoProgress) -> output.RenderableType:
@@ -113,27 +148,41 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
     from rich.text import Text
 
     data, methods, metric, size = document["data"], document["methods"], document["metric"].upper(), document["size"]
-    last = list(methods.values())[-1]
-    sites = list(last["sites"])
-    tables = [output.table(SITE_COLUMNS, [_site_row(name, data, last["sites"][name]) for name in sites], title="Sites")]
+    homes = [method for method in methods.values() if "home" in method]
+    sites = list(homes[-1]["sites"])
+    site_rows = [_site_row(name, data, homes[-1]["sites"][name]) for name in sites]
+    tables = [output.table(SITE_COLUMNS, site_rows, title="Sites")]
     for test in ("local", "global"):
-        rows = [(name, _values(method["sites"], f"{test}_test", sites)) for name, method in methods.items()]
+        rows = [
+            (NAMES.get(name, name), _format_share(document["gains"][test].get(name)), _values(method, test, sites))
+            for name, method in methods.items()
+        ]
         if test == "local":
             floors = data.get("floors", {})
-            rows += [(f"floor: {name}", [floor.get(site) for site in sites]) for name, floor in floors.items()]
-        cells = [(name, _format(_mean(values)), *map(_format, values)) for name, values in rows]
-        tables.append(output.table(("", "mean", *sites), cells, title=f"{metric}, {test.title()} Test"))
+            rows += [(f"floor: {name}", "", [floor.get(site) for site in sites]) for name, floor in floors.items()]
+        cells = [(name, _format(_mean(values)), share, *map(_format, values)) for name, share, values in rows]
+        title = f"{metric}, {test.title()} Test"
+        tables.append(output.table(("", "mean", "room taken", *sites), cells, title=title))
+    bound = (
+        " Pooled bound: each site's network, trained as long on the data of all sites; no federation. Room taken: a "
+        "method's gain over `local` in shares of the pooled bound's."
+        if CENTRALISED in methods
+        else ""
+    )
     note = (
         f"{document['title']} Local Test: a site's model on its own test data. Global Test: the same model on every "
-        f"site's, unweighted mean. All methods: same seeds, {size['rounds']} rounds of {size['steps']} steps. "
-        f"Constructed: {data.get('constructed', 'the sites')}. Differs from the papers: {document['differs']}."
+        f"site's, unweighted mean. All methods: same seeds, {size['rounds']} rounds of {size['steps']} steps.{bound} "
+        f"Constructed: {data['constructed']}. Differs from the papers: {document['differs']}."
     )
     commands = "\n".join(
-        f"  mhfl-peer --home {last['home']} {command} --site {sites[-1]}"
+        f"  mhfl-peer --home {homes[-1]['home']} {command} --site {sites[-1]}"
         for command in ("rounds", "egress", "plan", "events")
     )
-    where = f"Everything is in {document['folder']} ({document['seconds']:.0f} s). Look around:\n{commands}"
-    return Group(*tables, Text(note, style="dim"), Text(where))
+    where = (
+        f"Curves and visits: {document['picture']}\n"
+        f"Everything is in {document['folder']} ({document['seconds']:.0f} s). Look around:\n{commands}"
+    )
+    return Group(*tables, Text(note, style="dim"), Text(document["conclusion"], style="bold"), Text(where))
 
 
 def _site_row(name: str, data: Mapping[str, Any], site: Mapping[str, Any]) -> tuple[str, ...]:
@@ -141,15 +190,13 @@ def _site_row(name: str, data: Mapping[str, Any], site: Mapping[str, Any]) -> tu
     return (name, *counts, site["model"], rendering.size(site["sent_bytes"]))
 
 
-def _describe_split(split: Mapping[str, Any]) -> str:
-    """The number of samples; where the set counts them, of patients, and the malignant share."""
-    text = next(f"{split[key]} {key}" for key in SAMPLE_KEYS if key in split)
-    text += f" of {split['patients']} patients" if "patients" in split else ""
-    return text + (f", {split['malignant_share']:.0%} malignant" if "malignant_share" in split else "")
+def _describe_split(split: Mapping[str, int]) -> str:
+    """The number of samples, and of subjects where the data set names them."""
+    return f"{split['samples']}" + (f" of {split['subjects']} subjects" if "subjects" in split else "")
 
 
-def _values(sites: Mapping[str, Any], key: str, names: Iterable[str]) -> list[float | None]:
-    return [sites[name][key] for name in names]
+def _values(method: Mapping[str, Any], test: str, names: Iterable[str]) -> list[float | None]:
+    return [method["sites"][name][f"{test}_test"] for name in names]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -159,3 +206,8 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _format(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def _format_share(gain: Mapping[str, Any] | None) -> str:
+    share = None if gain is None else gain.get("share")
+    return "" if share is None else f"{share:.0%}"

@@ -104,6 +104,7 @@ def is_loopback(host: str) -> bool:
 
 CLASS_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 MODEL_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 PACE = rules.PaceRules()
 
@@ -337,6 +338,12 @@ class FederationConfig(StrictTable):
             raise key_problem("method.name", f"{self.method.name} is not defined for {self.task.kind}")
         if self.fallback.kind == "stale" and "aggregate" in self.plan.phases:
             raise key_problem("fallback.kind", f"{self.method.name} averages, and a mean takes no stale artifact")
+        if self.plan.public and not DIGEST.fullmatch(str(self.parameters["public_sha256"])):
+            raise key_problem(
+                "method.public_sha256",
+                f"{self.method.name} needs the digest of its public set, 64 hexadecimal digits; `check` says which a "
+                "site's set has",
+            )
         if (problem := self._aggregate_problem()) is not None:
             raise key_problem("aggregate.rule", problem)
         if (problem := self._shared_model_problem()) is not None:
@@ -404,6 +411,7 @@ class DataConfig(StrictTable):
 
     datalist: str = "datalist.json"
     root: str | None = None
+    public: str | None = None
     input_size: Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)]
     regions: str | None = None
     unreadable_share_max: Share = 0.05
@@ -492,6 +500,8 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> Non
             problems.append(f"egress.kinds: {federation.method.name} sends a {kind}, which is not listed")
     if plan.artifact is not None and (left_out := [other for other in others if not egress.permits_receiver(other)]):
         problems.append(f"egress.receivers: {federation.method.name} also sends to {', '.join(left_out)}")
+    if plan.public and site.data.public is None:
+        problems.append(f"data.public: {federation.method.name} needs the datalist of its public set of images")
     shared = federation.shared_model
     if shared is not None and plan.shared != "beside":
         hyper = dict(shared.__pydantic_extra__)

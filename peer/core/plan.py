@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Literal
 
 Pattern = Literal["permutation", "circulate", "all_to_all", "visit", "none"]
-Kind = Literal["model", "head", "proxy", "messenger", "return", "prototype"]
+Kind = Literal["model", "head", "proxy", "messenger", "return", "prototype", "prediction"]
 Unit = Literal["step", "epoch"]
 AggregateRule = Literal["mean", "trimmed_mean", "median"]
 Shared = Literal["maybe", "itself", "beside"]
@@ -24,7 +24,7 @@ Value = bool | int | float | str | tuple[int, ...] | tuple[str, ...]
 SHARE_SLACK = 1e-9
 """0.29 of 100 rounds are 29 rounds, although the floating-point product is slightly less."""
 
-KINDS: tuple[Kind, ...] = ("model", "head", "proxy", "messenger", "return", "prototype")
+KINDS: tuple[Kind, ...] = ("model", "head", "proxy", "messenger", "return", "prototype", "prediction")
 METHOD_KEYS = ("name", "package")
 """Keys of the table ``[method]`` that are no parameters."""
 OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -112,6 +112,7 @@ class Plan:
         not_for: the tasks for which the method is not defined.
         stays: the part of a site's prediction that cannot be lent, where the model that may leave
             is only a part of it.
+        public: whether sites predict a public set of images, of which each has a copy.
         source: the paper.
     """
 
@@ -132,6 +133,7 @@ class Plan:
     shared_default: Mapping[str, str] = field(default_factory=dict)
     not_for: tuple[str, ...] = ()
     stays: str = ""
+    public: bool = False
     source: str = ""
 
     def __post_init__(self) -> None:

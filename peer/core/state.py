@@ -190,7 +190,7 @@ class SiteState:
 
     def chose_returns(self) -> bool:
         """Whether the phase that the open round is in follows the wait for the returns."""
-        phases, position = self.rules.plan.phases, self.opened.position
+        phases, position = self.rules.phases(self.opened.number), self.opened.position
         return 0 < position <= len(phases) and phases[position - 1] == "returns"
 
     def patience_s(self, name: SiteName) -> float:

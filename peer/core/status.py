@@ -20,7 +20,17 @@ from peer.core.state import SiteState
 PeerState = Literal["heard", "silent", "unknown", "absent"]
 PEER_STATES: tuple[PeerState, ...] = get_args(PeerState)
 WaitKind = Literal[
-    "hello", "progress", "evaluation", "last_round", "model", "head", "proxy", "messenger", "return", "prototype"
+    "hello",
+    "progress",
+    "evaluation",
+    "last_round",
+    "model",
+    "head",
+    "proxy",
+    "messenger",
+    "return",
+    "prototype",
+    "prediction",
 ]
 WAIT_KINDS: tuple[WaitKind, ...] = get_args(WaitKind)
 """Every kind of thing that a site waits for: four that a peer says, then the kinds of artifacts."""

@@ -67,7 +67,12 @@ class Datalist:
 
 
 def inspect_datalist(
-    path: Path, *, root: Path | None = None, task: str = "classification", classes: int | None = None
+    path: Path,
+    *,
+    root: Path | None = None,
+    task: str = "classification",
+    classes: int | None = None,
+    with_labels: bool = True,
 ) -> Datalist:
     """Read and check a datalist.
 
@@ -75,6 +80,7 @@ def inspect_datalist(
         root: folder that its paths are relative to; default: the file's own.
         task: the federation's task kind; it says whether a label is a class or a file.
         classes: number of classes; None leaves the labels' upper bound unchecked.
+        with_labels: whether the samples have labels; otherwise labels are ignored.
 
     Returns:
         The well-formed samples and all problems. Nothing in the file raises an error.
@@ -94,6 +100,7 @@ def inspect_datalist(
     folder = path.parent if root is None else root
     problems: list[str] = []
     unlabelled = 0
+    task = task if with_labels else "super_resolution"
     splits: dict[str, tuple[Sample, ...]] = {}
     for split in SPLITS:
         entries = document.get(split, [])
@@ -102,6 +109,8 @@ def inspect_datalist(
         unlabelled += len(entries) - len(labelled)
         samples = []
         for index, entry in labelled:
+            if not with_labels and isinstance(entry, Mapping):
+                entry = {key: value for key, value in entry.items() if key != "label"}
             sample = _parse_entry(entry, folder, task)
             if isinstance(sample, Sample):
                 samples.append(sample)

@@ -1,15 +1,14 @@
-"""The demonstration: real daemons on loopback train on real data; one table at the end.
+"""The demonstration: real daemons on loopback train on real data; a table and a picture at the end.
 
 It runs a federation for each method, one after the other, with the same seed and steps. The sites'
-daemons are enrolled and run exactly as at hospitals.
+daemons are enrolled and run exactly as at hospitals. The pooled bound, a training on the data of
+all sites, is no federation: the simulator trains it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,19 +18,28 @@ from typing import Any
 from peer import errors
 from peer.config import toml
 from peer.daemon import startup
-from peer.data.adapters import DATASETS
-from peer.data.adapters.prepared_folder import DATALIST, REGIONS
+from peer.data.adapters.baselines import baseline_aucs
+from peer.data.adapters.prepared_folder import SUMMARY, make_empty
+from peer.demo import gains, picture
 from peer.demo.local_federation import LocalFederation
-from peer.demo.presets import PresetSize, networks, study
+from peer.demo.presets import PresetSize, study
 from peer.documents import DemoMethod, DemoResult
 from peer.extras import require_extra
 from peer.inference import model_state
+from peer.records.documents import RoundRecord
 from peer.records.history import OPEN, History
 from peer.research.experiment import Experiment
+from peer.research.pool import SamplePool, gather
+from peer.research.result_files import CENTRALISED
+from peer.research.runs import RESULT, Run, build_runs
+from peer.research.statistics.tables import average
+from peer.research.sweep import SweepProgress, sweep
 
 POLL_S = 0.5
 CROSS_SITE_S = 1800.0
 LINGER_S = 60.0
+SIZES = {"volume": "volume_mm3"}
+"""Floors by name: numbers of the datalist that a network must beat as a predictor."""
 
 
 @dataclass
@@ -45,24 +53,34 @@ class DemoProgress:
 Watch = Callable[[DemoProgress], None]
 
 
-def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch: Watch) -> DemoResult:
-    """Prepare the data, run the federations and evaluate them; returns the document of ``demo
-    --json``.
+def run(
+    folder: Path, name: str, methods: Sequence[str], size: PresetSize, settings: Mapping[str, Any], watch: Watch
+) -> DemoResult:
+    """Prepare the data, run the federations and the pooled bound, and evaluate them; returns the
+    document of ``demo --json``.
 
     Args:
         folder: of all data and results; it must be empty or not exist.
+        settings: parameters of the methods.
         watch: called about twice a second.
 
     Raises:
         PeerError: a package or data is missing, or a daemon failed.
     """
-    require_extra("data", "`demo`")
-    started_s, experiment = time.monotonic(), study(name, size)
-    data = experiment.data
-    watch(DemoProgress(f"preparing the data: {data.dataset}"))
-    dataset = importlib.import_module(DATASETS[str(data.dataset)])
-    summary = dataset.prepare(folder / "data", seed=size.seed, **data.options)
-    results = {method: _run_federation(folder, experiment, method, size, watch) for method in methods}
+    for extra in ("data", "research"):
+        require_extra(extra, "`demo`")
+    started_s, experiment = time.monotonic(), study(name, methods, size, settings)
+    make_empty(folder)
+    watch(DemoProgress(f"preparing the data: {experiment.data.dataset}"))
+    pool = gather(experiment, folder / "data")
+    runs = {prepared.document["method"]: prepared for prepared in build_runs(experiment, pool, folder / "runs")}
+    results: dict[str, DemoMethod] = {}
+    for label in experiment.methods:
+        runs[label].write()
+        if label == CENTRALISED:
+            results[label] = _train_pooled(experiment, runs[label], watch)
+        else:
+            results[label] = _run_federation(folder, experiment, runs[label], pool, watch)
     document: DemoResult = {
         "folder": str(folder),
         "study": name,
@@ -70,17 +88,50 @@ def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch
         "metric": experiment.metric,
         "differs": "schedule scaled",
         "size": dataclasses.asdict(size),
-        "data": summary,
+        "data": _describe_data(experiment, runs["local"], folder),
         "methods": results,
+        "gains": gains.compare(results, experiment.metric),
+        "conclusion": gains.conclude(results, experiment.metric),
+        "picture": str(folder / "picture.html"),
         "seconds": round(time.monotonic() - started_s, 1),
     }
+    picture.write(document, folder / "picture.html")
     (folder / "result.json").write_text(json.dumps(document, indent=2) + "\n")
     return document
 
 
-def _run_federation(folder: Path, experiment: Experiment, method: str, size: PresetSize, watch: Watch) -> DemoMethod:
-    """Run one federation to its end, and collect its results."""
-    draft, sites = configuration(experiment, method, seed=size.seed, data=folder / "data")
+def _describe_data(experiment: Experiment, run: Run, folder: Path) -> dict[str, Any]:
+    """The numbers of samples and subjects at each site, and the floors."""
+    (partition,) = experiment.partitions.values()
+    summary = json.loads((folder / "data" / SUMMARY).read_text())
+    lists = {site: json.loads(run.files[f"sites/{site}/datalist.json"]) for site in partition.sites}
+    tests = {site: splits["test"] for site, splits in lists.items()}
+    floors = {
+        name: baseline_aucs(
+            {site: [entry[key] for entry in test] for site, test in tests.items()},
+            {site: [entry["label"] for entry in test] for site, test in tests.items()},
+        )
+        for name, key in SIZES.items()
+        if all(key in entry for test in tests.values() for entry in test)
+    }
+    return {
+        "constructed": summary["constructed"] if partition.kind == "key" else "the sites, equal parts of all samples",
+        "floors": summary.get("floors", {}) if partition.kind == "key" else floors,
+        "sites": {
+            site: {split: _count(entries) for split, entries in splits.items()} for site, splits in lists.items()
+        },
+    }
+
+
+def _count(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    subjects = {entry["subject"] for entry in entries if "subject" in entry}
+    return {"samples": len(entries), **({"subjects": len(subjects)} if subjects else {})}
+
+
+def _run_federation(folder: Path, experiment: Experiment, run: Run, pool: SamplePool, watch: Watch) -> DemoMethod:
+    """Run one federation of daemons to its end, and collect its results."""
+    method = run.document["method"]
+    draft, sites = configuration(experiment, run, pool)
     with LocalFederation.create(folder / method, draft, sites) as local_federation:
         for name in sites:
             local_federation.start(name)
@@ -95,17 +146,51 @@ def _run_federation(folder: Path, experiment: Experiment, method: str, size: Pre
     }
 
 
-def configuration(experiment: Experiment, method: str, *, seed: int, data: Path) -> tuple[str, dict[str, str]]:
+def _train_pooled(experiment: Experiment, run: Run, watch: Watch) -> DemoMethod:
+    """Train each site's network on the samples of all sites, in this process, and collect the
+    results.
+    """
+
+    def report(progress: SweepProgress) -> None:
+        committed, rounds = next(iter(progress.underway.values()), (0, 0))
+        watch(DemoProgress(f"pooled bound, no federation: round {committed} of {rounds}, all networks together"))
+
+    failed = sweep([run], jobs=1, keep=False, watch=report)
+    if failed:
+        raise errors.WorkerFailed(f"the pooled bound: {failed[run.id]}")
+    result = json.loads((run.folder / RESULT).read_text())
+    metric = experiment.metric
+    return {
+        "sites": {
+            name: {
+                "model": f"{site['model']['name']}, width {site['model']['width']}",
+                **_test_values(result["matrix"], name, metric),
+                "curve": _curve(site["rounds"], metric),
+                "training_s": round(site["training_s"], 1),
+            }
+            for name, site in result["sites"].items()
+        },
+        "matrix": result["matrix"],
+    }
+
+
+def configuration(experiment: Experiment, run: Run, pool: SamplePool) -> tuple[str, dict[str, str]]:
     """The draft of federation.toml, and by site the text of site.toml without ``listen``."""
-    network_set, (partition,) = networks(method), experiment.partitions.values()
-    draft = experiment.federation_draft(method, network_set, partition.sites[0], seed=seed)
-    sites = {}
-    for site in partition.sites:
-        folder = (data / site).resolve()
-        regions = str(folder / REGIONS) if experiment.data.regions else None
-        sites[site] = experiment.site_text(
-            site, network_set, method, datalist=str(folder / DATALIST), root=None, regions=regions
+    label, network_set = run.document["method"], run.document["models"]
+    (partition,) = experiment.partitions.values()
+    draft = experiment.federation_draft(label, network_set, partition.sites[0], seed=run.document["seed"])
+    regions = str(pool.regions.resolve()) if experiment.data.regions and pool.regions is not None else None
+    sites = {
+        site: experiment.site_text(
+            site,
+            network_set,
+            label,
+            datalist=str((run.folder / "sites" / site / "datalist.json").resolve()),
+            root=str(pool.root.resolve()),
+            regions=regions,
         )
+        for site in partition.sites
+    }
     return toml.text({**draft, "pace": {"linger_s": LINGER_S}}), sites
 
 
@@ -138,20 +223,34 @@ def _cross_site(local_federation: LocalFederation) -> Any:
 
 
 def _site_result(local_federation: LocalFederation, metric: str, name: str, matrix: Any) -> dict[str, Any]:
-    """One site's results: Local and Global Test, bytes, rounds, seconds of training."""
+    """One site's results: Local and Global Test, learning curve, visitors, bytes, rounds, seconds."""
     folder = local_federation.folder(name)
     _, site, _ = startup.load(folder)
     history = History(folder, rounds=True, received=True, sent=True).read_all()
-    rounds = history.rounds
-    # Missing where a site enlarges by another factor, or where an AUC lacks one of the classes.
-    values = [metrics[metric] for metrics in matrix[name].values() if metric in metrics]
+    rounds = [committed.document() for committed in history.rounds]
     return {
         "model": f"{site.model.name}, width {site.model.parameters['width']}",
-        "local_test": matrix[name][name].get(metric),
-        "global_test": statistics.fmean(values) if len(values) == len(matrix) else None,
+        **_test_values(matrix, name, metric),
+        "curve": _curve(rounds, metric),
+        "received_from": {str(record["round"]): [source["site"] for source in record["sources"]] for record in rounds},
         "sent_bytes": sum(transfer.bytes for transfer in history.sent if transfer.outcome != OPEN),
         "received_bytes": sum(transfer.bytes for transfer in history.received),
         "rounds": len(rounds),
-        "fallbacks": sum(bool(committed.missing) for committed in rounds),
-        "training_s": round(sum(committed.duration_s for committed in rounds), 1),
+        "fallbacks": sum(bool(record["missing"]) for record in rounds),
+        "training_s": round(sum(record["duration_s"] for record in rounds), 1),
     }
+
+
+def _test_values(matrix: Mapping[str, Mapping[str, Mapping[str, float]]], name: str, metric: str) -> dict[str, Any]:
+    """Local and Global Test of a site's model."""
+    # Missing where a site enlarges by another factor, or where an AUC lacks one of the classes.
+    values = [metrics[metric] for metrics in matrix[name].values() if metric in metrics]
+    return {
+        "local_test": matrix[name][name].get(metric),
+        "global_test": average(values).value if len(values) == len(matrix) else None,
+    }
+
+
+def _curve(rounds: Sequence[RoundRecord], metric: str) -> dict[str, float]:
+    """The Local Test by round; the keys of a JSON object are texts."""
+    return {str(record["round"]): record["metrics"][metric] for record in rounds if metric in record["metrics"]}

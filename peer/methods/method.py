@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from models import Network, Output
@@ -126,6 +127,8 @@ class BuildContext:
         parameters: the method's.
         output: the local model's, for one image of zeros; the networks must fit its shapes.
         shared_output: that of the network of ``[shared_model]``, or none without that table.
+        sites: the roster.
+        public_images: gives the images ``(n, c, *space)`` of the public set.
         build_shared: builds that network, with weights from torch's global generator.
     """
 
@@ -138,6 +141,8 @@ class BuildContext:
     build_shared: Callable[[], Network]
     spatial_dims: int = 1
     in_channels: int = 1
+    sites: tuple[str, ...] = ()
+    public_images: Callable[[], Tensor] = lambda: torch.empty(0)
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,8 @@ class StageContext:
         parameters: the method's.
         networks: the local model as ``dam``, and the method's ``local_networks``.
         received: the sources' networks by origin in roster order, loaded, not yet frozen.
+        round: of the stage; 0 in a prediction.
+        classes_present: the classes of the site's training samples; none in a prediction.
         seed_torch: seeds torch's global generator before a stage builds layers; the arguments say
             what for.
     """
@@ -160,6 +167,8 @@ class StageContext:
     networks: Mapping[str, Any]
     received: Mapping[str, nn.Module]
     seed_torch: Callable[..., object] = lambda *purpose: None
+    round: int = 0
+    classes_present: Collection[int] = ()
 
     @property
     def dam(self) -> Network:
@@ -227,8 +236,8 @@ class Method:
         sent_beside: the name of the local network whose state travels with that of
             ``artifact_network`` and is averaged like it, or none; it has the same tensors at all sites.
         predict: the prediction for images ``(b, c, *space)``; every network is in evaluation mode.
-        one_network: for an export, builds from the site's networks the one network that predicts as
-            ``predict`` does; none where that is the local model, or takes several networks.
+        one_network: for an export, gives from the site's networks and the parameters the one network
+            that predicts as ``predict`` does; none where that is the local model, or takes several.
         check_local: given outputs of the local and of the shared model, the parameters and whether
             there are region masks: why the method cannot work here, or none.
         check_received: given outputs of the local and of the received model (of a received head:
@@ -242,7 +251,7 @@ class Method:
     averaged_with_head: AveragedNetwork | None = None
     sent_beside: str | None = None
     predict: Callable[[StageContext, Tensor], Tensor] = predict_locally
-    one_network: Callable[[Mapping[str, Any]], Network] | None = None
+    one_network: Callable[[Mapping[str, Any], Mapping[str, Any]], Network] | None = None
     check_local: Callable[..., str | None] = accept_any_local
     check_received: Callable[[Output, Output, Mapping[str, Any]], str | None] = accept_any_received
 

@@ -14,6 +14,7 @@ from peer.errors import ConfigError
 from peer.methods.apfl.plan import APFL
 from peer.methods.averaging.plan import FEDAVG, FEDBN, FEDPROX, LG_FEDAVG
 from peer.methods.dflmoe.plan import DFLMOE, DFLMOE_AVERAGED, DFLMOE_MODELS
+from peer.methods.dfml.plan import DFML
 from peer.methods.ditto.plan import DITTO
 from peer.methods.fedcross.plan import FEDCROSS
 from peer.methods.feddal.plan import FEDDAL
@@ -25,6 +26,7 @@ from peer.methods.finetuning.plan import FEDAVG_FT, FEDCROSS_FT, FEDPROX_FT
 from peer.methods.local.plan import LOCAL
 from peer.methods.mh_pflid.plan import MH_PFLID
 from peer.methods.proxyfl.plan import PROXYFL
+from peer.methods.public_distillation.plan import FEDMD, KT_PFL
 from peer.methods.scaffold.plan import SCAFFOLD, SCAFFOLD_FT
 
 PLANS: dict[str, Plan] = {
@@ -51,6 +53,9 @@ PLANS: dict[str, Plan] = {
     "scaffold": SCAFFOLD,
     "scaffold_ft": SCAFFOLD_FT,
     "apfl": APFL,
+    "dfml": DFML,
+    "fedmd": FEDMD,
+    "kt_pfl": KT_PFL,
 }
 """The built-in methods."""
 

@@ -38,6 +38,8 @@ class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Kind.ValueType],
     """a visiting model as its host trained it"""
     KIND_PROTOTYPE: _Kind.ValueType  # 6
     """the mean feature of each class"""
+    KIND_PREDICTION: _Kind.ValueType  # 7
+    """logits for each image of a public set"""
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
 
@@ -50,6 +52,8 @@ KIND_RETURN: Kind.ValueType  # 5
 """a visiting model as its host trained it"""
 KIND_PROTOTYPE: Kind.ValueType  # 6
 """the mean feature of each class"""
+KIND_PREDICTION: Kind.ValueType  # 7
+"""logits for each image of a public set"""
 Global___Kind: _TypeAlias = Kind  # noqa: Y015
 
 class _Purpose:

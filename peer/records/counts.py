@@ -39,8 +39,8 @@ class TransferLabels(NamedTuple):
 class LastCommitted:
     """The newest committed round of the newest generation.
 
-    ``fresh`` are the peers whose artifacts of this round arrived, ``missing`` those whose artifacts
-    did not.
+    ``fresh`` are the peers whose artifacts of this round arrived, ``missing`` those of which one did
+    not.
     """
 
     time_s: float
@@ -117,7 +117,8 @@ class Counts(HistoryReader):
 
     def _count_round(self, committed: CommittedRound) -> None:
         fresh = {source["site"] for source in committed.sources if not source["fallback"]} - {self.folder.site}
-        missing = {site: known_or_other(reason, MISSING_REASONS) for site, reason in committed.missing.items()}
+        reasons = {**committed.missing_returns, **committed.missing}
+        missing = {site: known_or_other(reason, MISSING_REASONS) for site, reason in reasons.items()}
         fresh -= missing.keys()
         self.last = LastCommitted(
             time_s=committed.time_s,

@@ -61,6 +61,7 @@ class ExperimentData(StrictTable):
     )
     scales: dict[str, Literal[2, 4, 8]] = Field(default_factory=dict)
     regions: bool = False
+    public: str | None = None
     normalise: Literal["none", "zscore", "unit"] = "none"
     cache: Literal["memory", "disk", "none"] = "memory"
     validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -369,6 +370,8 @@ class Experiment(StrictTable):
                 raise key_problem(
                     f"methods.{label}.models", f"no such set {network_set!r}{suggestion(network_set, self.models)}"
                 )
+        if plan.public and self.data.public is None:
+            raise key_problem(f"methods.{label}", "needs [data] public: the datalist of its public set of images")
         if self.task.kind in plan.not_for:
             raise key_problem(f"methods.{label}", f"{name} is not defined for {self.task.kind}")
         if (plan.artifact, plan.shared) == ("proxy", "beside") and self.proxy is None and method.shared_model is None:
@@ -461,6 +464,7 @@ class Experiment(StrictTable):
             "cache": data.cache if data.cache != "memory" else None,
             "scale": data.scales.get(site),
             "regions": regions,
+            "public": None if self.data.public is None else str((self.path.parent / self.data.public).resolve()),
             "augmentation": data.augmentation or None,
         }
         document = {

@@ -153,13 +153,15 @@ class ArtifactExchange:
             UnusableArtifact: a copy is beyond the bounds.
         """
         own, bounds = self._sent_state(self._networks.artifact_network), self._settings.aggregate_bounds
-        states, weights = [own], [1.0]
+        parameters = self._settings.parameters
+        replaces = bool(returned) and parameters.get("merge") == "replace"
+        states, weights = ([], []) if replaces else ([own], [1.0])
         for source, network in returned:
             state = self._sent_state(network)
             if bounds and (reason := find_leap(sent, own, state)) is not None:
                 raise UnusableArtifact(source, reason)
             states.append(state)
-            weights.append(float(self._settings.parameters["merge_weight"]))  # type: ignore[arg-type]
+            weights.append(float(parameters.get("merge_weight", 1.0)))  # type: ignore[arg-type]
         return mean(states, weights)
 
     def _read_module(self, source: Source, *, allow: Collection[str]) -> nn.Module:

@@ -69,6 +69,7 @@ class DataSettings:
     cache: str = "memory"
     scale: int | None = None
     image_axes: str = ROWS_COLUMNS
+    public: Path | None = None
     augmentation: AugmentationSettings = AugmentationSettings()
 
 
@@ -106,6 +107,7 @@ class TrainingSettings:
     probe_ratio_max: float = PROBE_RATIO_MAX
     received_ratio_max: float = RECEIVED_RATIO_MAX
     shared_model: Mapping[str, Any] | None = None
+    sites: tuple[str, ...] = ()
 
     @property
     def artifacts(self) -> Path:
@@ -156,6 +158,7 @@ class TrainingSettings:
             probe_ratio_max=float(training.get("probe_ratio_max", PROBE_RATIO_MAX)),
             received_ratio_max=float(limits.get("received_ratio_max", RECEIVED_RATIO_MAX)),
             aggregate_bounds=aggregate.get("bounds", True),
+            sites=tuple(entry["name"] for entry in federation.get("site", ())),
             shared_model=_shared(federation.get("shared_model"), plan, federation["task"]["kind"]),
         )
 
@@ -194,6 +197,7 @@ def _data(document: Mapping[str, Any], base_folder: Path, *, image_axes: str) ->
     no_flip = {"flip": 0.0} if len(document["input_size"]) == 1 else {}
     return DataSettings(
         datalist=datalist,
+        public=base_folder / document["public"] if "public" in document else None,
         root=base_folder / document["root"] if "root" in document else datalist.parent,
         input_size=tuple(document["input_size"]),
         regions=base_folder / document["regions"] if "regions" in document else None,

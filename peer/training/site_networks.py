@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from models import Network, Output
 from peer.core.seeds import derive
@@ -16,6 +16,7 @@ from peer.training.checkpoint import Checkpoint, Checkpoints
 from peer.training.data import Seed
 from peer.training.errors import UnusableConfigurationError
 from peer.training.network import build_spec, local_spec, probe, shared_spec
+from peer.training.public_set import load_public_images
 from peer.training.settings import TrainingSettings
 from peer.training.tensors import State, state_of
 
@@ -63,7 +64,7 @@ class SiteNetworks:
                 # Where the local model has the shared architecture, both start with the same weights.
                 role = DAM if self._settings.plan.shared == "itself" else name
                 self._seed_torch("init", name, alike=alike, role=role)
-                networks[name] = build(build_context, networks)
+                networks[name] = build(build_context, {DAM: self.dam, **networks})
             self._beside = networks
         return {DAM: self.dam, **self._beside}
 
@@ -117,7 +118,13 @@ class SiteNetworks:
             build_shared=lambda: build_spec(spec or {}, "[shared_model]"),
             spatial_dims=settings.task.spatial_dims,
             in_channels=settings.task.in_channels,
+            sites=settings.sites,
+            public_images=lambda: self._public_images,
         )
+
+    @cached_property
+    def _public_images(self) -> Tensor:
+        return load_public_images(self._settings)
 
     @property
     def _averaged_with_head(self) -> str | None:

@@ -367,9 +367,12 @@ class Trainer:
         owner = command.circulate
         if owner is None:
             received = self.artifact_exchange.receive_all(command.sources)
-            if probe is not None:
+            if probe is not None and self.settings.plan.artifact != "prediction":
                 self._probe_received(probe, command.sources, received)
-            return self.method.stages[command.stage](self._stage_context(received))
+            context = dataclasses.replace(
+                self._stage_context(received), round=command.round, classes_present=self.data.training.present
+            )
+            return self.method.stages[command.stage](context)
         if not command.sources and owner != self.settings.site:
             raise UnusableConfigurationError(
                 f"round {command.round} moves {owner}'s model, of which there is no copy here"

@@ -222,7 +222,7 @@ def test_a_restored_backup_goes_on_under_a_new_generation_and_ctrl_c_leaves_clea
     shutil.copytree(backup, folder)
     wild.start("asia")
     tools.finish_well(wild)
-    regenerated = [body["generation"] for kind, _, body in tools.rows(wild, "asia") if kind == "regenerated"]
-    assert regenerated == [2]
+    (generation,) = [body["generation"] for kind, _, body in tools.rows(wild, "asia") if kind == "regenerated"]
+    assert generation > 1
     assert tools.records(wild, "asia")[-1]["round"] == rounds
-    assert tools.records(wild, "asia")[-1]["generation"] == 2
+    assert tools.records(wild, "asia")[-1]["generation"] == generation

@@ -65,7 +65,7 @@ def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[[str], Lo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", sorted(PLANS))
+@pytest.mark.parametrize("method", sorted(name for name, plan in PLANS.items() if not plan.public))
 def test_families_come_to_the_last_round_and_to_the_simulators_bits(run, simulated, tools, method: str) -> None:
     loopback, plan = run(method), PLANS[method]
     sites = loopback.federation.roster.names
@@ -109,3 +109,27 @@ def test_the_private_model_of_feddal_never_leaves(run: Callable[[str], LocalFede
         for path in [*elsewhere, *(folder.generation(1) / "artifacts").iterdir()]:
             content = path.read_bytes()
             assert not any(secret in content for secret in secrets)
+
+
+@pytest.mark.slow
+def test_sites_killed_in_a_round_of_visits_come_to_the_simulators_bits(found, simulated, tools) -> None:
+    """One dies while it waits for its returns, one while it trains two visitors; nobody gives them up."""
+    stages = '[stages.train]\nunit = "step"\ncount = 40\nlearning_rate = 1e-3\n'
+    pace = "silence_s = 300\nwait_max_s = 300\ndeadline_floor_s = 300\nbeat_s = 0.5"
+    with found(method="fedvisit", rounds=ROUNDS, stages=stages, models=FAMILIES, pace=pace) as loopback:
+        for name in tools.sites:
+            loopback.start(name)
+        for name, phase in (("asia", "returns"), ("europe", "train"), ("africa", "returns")):
+            tools.wait_until(lambda name=name, phase=phase: loopback.show(name, "status")["phase"] == phase)
+            loopback.kill(name)
+            loopback.start(name)
+        tools.finish_well(loopback)
+    for name in loopback.federation.roster.names:
+        for record in tools.records(loopback, name):
+            assert len(record["returned"]) == 2
+            assert not record["missing"] | record["missing_returns"]
+    simulation = simulated(loopback)
+    for name in loopback.federation.roster.names:
+        state = site_memory.recover(tools.rows(loopback, name)).state
+        real = tools.weights(loopback.folder(name).generation(1), state)
+        assert real == tools.weights(simulation.home(name), state), f"{name} has other weights"

@@ -92,7 +92,7 @@ def test_it_meets_every_known_answer() -> None:
     words = command("vectors.js", ROOT / "proto")
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    names = ("federation", "schedule", "manifest", "round")
+    names = ("federation", "schedule", "visits", "manifest", "round")
     known = {name: json.loads((ROOT / "proto" / "vectors" / f"{name}.json").read_text()) for name in names}
     counts = {name: len(vectors) for name, vectors in known.items()}
     counts |= {name: 1 + len(known[name]["refused"]) for name in ("manifest", "round")}

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from peer.core.worker_protocol import WorkerSetting
+from peer.data.datalist import inspect_datalist
 from peer.methods.registry import PLANS
+from peer.training.public_set import digest_images
 
 LENGTH = 24
 SIZES = {"training": 10, "test": 6}
@@ -65,6 +67,9 @@ def make_setting(signals: Path, tmp_path: Path) -> MakeSetting:
             document[table] = {**document.get(table, {}), **keys}
         kind = {"kind": "time_series", "spatial_dims": 1, "in_channels": 2, "classes": 2, **(task or {})}
         chosen = dict(method or {"name": "fedskd"})
+        if PLANS[chosen["name"]].public and "public_sha256" not in chosen:
+            document["data"] = {"public": "datalist.json", **document["data"]}
+            chosen["public_sha256"] = digest_images(inspect_datalist(signals / "datalist.json").training)
         work = {"unit": "step", "count": steps, "learning_rate": learning_rate, "weight_decay": 0.0}
         federation = {
             "name": "test",

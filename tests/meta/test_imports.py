@@ -93,6 +93,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "ground",
             "plans",
             "research",
+            "statistics",
+            "report",
             "core",
             "config",
             "identity",

@@ -28,6 +28,19 @@ function schedules(vectors) {
   return vectors.length;
 }
 
+function visits(vectors) {
+  for (const { round_key: key, federation_digest: digest, round, sites, orders } of vectors) {
+    const [roundKey, federation] = [Buffer.from(key, "hex"), Buffer.from(digest, "hex")];
+    const first = protocol.order({ roundKey, federation, round, sites, kind: "ring" });
+    let order = first;
+    for (const expected of orders) {
+      assert.deepStrictEqual(order, expected);
+      order = order.map((site) => first[site]);
+    }
+  }
+  return vectors.length;
+}
+
 function signed({ body, signature, certificate_der: certificate }) {
   const [bodyBytes, signatureBytes, der] = [body, signature, certificate].map((hex) => Buffer.from(hex, "hex"));
   return { body: bodyBytes, signature: signatureBytes, certificate_der: der };
@@ -71,6 +84,7 @@ function main(folder) {
     JSON.stringify({
       federation: federations(read("federation")),
       schedule: schedules(read("schedule")),
+      visits: visits(read("visits")),
       manifest: manifests(read("manifest"), messages["mhfl.v1.Manifest"].deserialize),
       round: rounds(read("round"), messages["mhfl.v1.RoundClaim"].deserialize),
     }),

@@ -47,3 +47,13 @@ def test_a_row_has_the_mean_of_three_rounds_and_the_range_of_all() -> None:
     figures = [Figure("model", "fedavg", "the sender", *pair, accuracy=pair[0] / 4) for pair in pairs]
     (row,) = table_rows(figures, augmented=False)
     assert [cell.strip() for cell in row.split("|")[-6:-1]] == ["0.55", "0.70", "0.90", "0.50 to 0.90", "0.75"]
+
+
+@pytest.mark.slow
+def test_the_owner_of_a_visiting_model_attacks_its_hosts_by_what_came_home_and_by_the_pair() -> None:
+    figures = measure("fedvisit", augmented=False, scale=QUICK | {"rounds": 2, "steps": 2})
+    by_victim = {victim: [each for each in figures if each.victim == victim] for victim in ("the sender", "the host")}
+    assert {(figure.kind, figure.rounds) for figure in by_victim["the sender"]} == {("model", 1)}
+    assert {(figure.kind, figure.rounds) for figure in by_victim["the host"]} == {("return", 1), ("return", 2)}
+    pairs = [figure for figure in figures if figure.victim == "the host, by the pair"]
+    assert len(pairs) == len(by_victim["the host"]) == 2 * 4 * 2

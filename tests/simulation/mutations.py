@@ -158,6 +158,11 @@ def no_schedule() -> Iterator[Any]:
     yield patch(access, "denial", lambda rules, **request: None)
 
 
+def visits_for_anyone() -> Iterator[Any]:
+    """Where models visit, any peer may have any model and any return."""
+    yield patch(access, "_visit_denial", lambda rules, **request: None)
+
+
 def late_results() -> Iterator[Any]:
     """A worker's answer to an earlier order counts."""
     yield patch(worker_events, "_answers", lambda site, event: True)
@@ -244,6 +249,7 @@ SEEDS: Mapping[Callable[[], Iterator[Any]], int] = {
     no_silence: 271,
     no_pacing_deadline: 25,
     no_schedule: 1732,
+    visits_for_anyone: 712,
     late_results: 2117,
     nobody_is_named: 49,
     full_disk_ends_the_site: 11,

@@ -86,7 +86,10 @@ def build_predictor(trainer: Trainer, state: str, sources: tuple[Source, ...]) -
     """
     trainer.load(state, sources)
     networks, method, settings = trainer.site_networks, trainer.method, trainer.settings
-    dam = (networks.dam if method.one_network is None else method.one_network(networks.networks)).cpu().eval()
+    dam = networks.dam
+    if method.one_network is not None:
+        dam = method.one_network(networks.networks, settings.parameters)
+    dam = dam.cpu().eval()
     description: dict[str, Any] = {"network": dam.spec}
     predicts_alone = method.predict is predict_locally or settings.parameters.get("predict") == "model"
     if method.one_network is not None or predicts_alone:

@@ -96,7 +96,7 @@ def predict(context: StageContext, images: Tensor) -> Tensor:
     return prediction
 
 
-def mixed_network(networks: Mapping[str, Any]) -> Network:
+def mixed_network(networks: Mapping[str, Any], parameters: Mapping[str, Any]) -> Network:
     """The mixture as a network of its own."""
     mixed: Network = copy.deepcopy(networks[DAM])
     others, alpha = dict(networks[GLOBAL].named_parameters()), networks[SHARE].alpha.clamp(0, 1)

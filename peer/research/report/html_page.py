@@ -11,12 +11,13 @@ from peer.research.report.contents import ReportContents, ReportPart, Section
 from peer.research.report.plotting import ReportFigure
 from peer.research.report.table import BEST, SECOND, Cell, Table, TableRow
 
+STYLE = Path(__file__).with_name("style.css")
 LONG_ROWS = 20
 """A table with more rows is collapsed."""
 
 
 def render_html(contents: ReportContents, *, version: str) -> str:
-    style = Path(__file__).with_name("style.css").read_text("utf-8")
+    style = STYLE.read_text("utf-8")
     missing = "".join(f"<p>{_escape(line)}</p>" for line in contents.missing)
     links = "".join(f'<a href="#{section.anchor}">{_escape(section.title)}</a> ' for section in contents.sections)
     return "\n".join(

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from fakes.cli import drawn, refused
+from fakes.demonstration import demonstration
 from peer.cli.demo import _render, _render_progress
 from peer.demo.run import DemoProgress
-
-SITES = ("africa", "asia")
 
 
 def status(**changes: Any) -> dict[str, Any]:
@@ -30,55 +29,37 @@ def test_progress_shows_every_site_its_loss_and_whom_it_waits_for() -> None:
     assert asia.strip().endswith("train  loss 0.612")
 
 
-def document() -> dict[str, Any]:
-    part = {"patients": 30, "nodules": 40, "malignant_share": 0.25}
-
-    def method(auc: float) -> dict[str, Any]:
-        site = {"model": "resnet10", "sent_bytes": 3 << 20}
-        sites = {
-            name: {**site, "local_test": auc + position / 10, "global_test": auc - position / 10}
-            for position, name in enumerate(SITES)
-        }
-        return {"sites": sites, "home": "out/fedskd/sites", "digest": "ab" * 32}
-
-    return {
-        "folder": "out",
-        "study": "nodules",
-        "title": "Nodules.",
-        "metric": "auc",
-        "differs": "schedule scaled",
-        "size": {"rounds": 15, "steps": 20, "seed": 0},
-        "data": {
-            "constructed": "site names",
-            "sites": {name: {"training": part, "test": part} for name in SITES},
-            "floors": {"volume": dict.fromkeys(SITES, 0.9)},
-        },
-        "methods": {"local": method(0.6), "fedskd": method(0.7)},
-        "seconds": 99.6,
-    }
-
-
-def test_the_tables_have_all_methods_their_means_and_the_floors() -> None:
-    text = drawn(_render(document()))
+def test_the_tables_have_all_methods_their_means_the_floors_and_the_room() -> None:
+    text = drawn(_render(demonstration()))
     local, shared = text.partition("AUC, Local Test")[2].split("AUC, Global Test")
     rows = {line.split()[0]: line.split() for line in local.splitlines() if line.strip()}
     assert rows["local"] == ["local", "0.650", "0.600", "0.700"]
-    assert rows["fedskd"] == ["fedskd", "0.750", "0.700", "0.800"]
+    assert rows["fedvisit"] == ["fedvisit", "0.750", "50%", "0.700", "0.800"]
+    assert rows["pooled"] == ["pooled", "bound", "0.850", "0.800", "0.900"]
     assert rows["floor:"] == ["floor:", "volume", "0.900", "0.900", "0.900"]
-    assert ["fedskd", "0.650", "0.700", "0.600"] in [line.split() for line in shared.splitlines()]
-    assert "40 nodules of 30 patients, 25% malignant" in text
+    assert ["fedvisit", "0.650", "50%", "0.700", "0.600"] in [line.split() for line in shared.splitlines()]
+    assert "40 of 30 subjects" in text
     assert "3.0 MiB" in text
-    assert "15 rounds of 20 steps" in " ".join(text.split())
+    words = " ".join(text.split())
+    assert "3 rounds of 20 steps" in words
+    assert "on average 10.0 of the 20.0 points that pooling all data gives" in words
     assert "schedule scaled" in text
-    assert "mhfl-peer --home out/fedskd/sites rounds --site asia" in text
+    assert "Curves and visits: out/picture.html" in text
+    assert "mhfl-peer --home out/fedvisit/sites rounds --site asia" in text
 
 
 def test_what_cannot_be_compared_is_a_dash() -> None:
-    result = document()
+    result = demonstration(pooled=None)
     for site in result["methods"]["local"]["sites"].values():
-        site["global_test"] = None
-    last = drawn(_render(result)).partition("Global Test")[2]
-    assert ["local", "-", "-", "-"] in [line.split() for line in last.splitlines()]
+        site["global_test"] = None  # type: ignore[index]
+    text = drawn(_render(result))
+    assert ["local", "-", "-", "-"] in [line.split() for line in text.partition("Global Test")[2].splitlines()]
+    assert "Pooled bound" not in text
+
+
+def test_a_parameter_that_no_method_has_is_refused() -> None:
+    reason = refused("UsageError", "demo", "--method", "fedskd", "--set", "gama=10")
+    assert "no parameter 'gama' of fedskd (did you mean 'gamma'?)" in reason
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedskd", "mh_pflid"])

@@ -134,6 +134,15 @@ def test_rounds_say_from_whom_and_who_was_missing() -> None:
     ]
 
 
+def test_rounds_say_what_came_home_from_visits() -> None:
+    home = {**ROUND, "returned": [{"site": "asia"}], "missing_returns": {"africa": "silent"}}
+    lost = {**ROUND, "round": 2, "returned": [], "missing_returns": {"asia": "refused", "africa": "slow"}}
+    head, first, second = lines_of(rendering.rounds([home, lost]))
+    assert head[5] == "came home"
+    assert first[4] == "asia; not africa (silent)"
+    assert second[4] == "-; not asia (refused), africa (slow)"
+
+
 def test_rounds_say_whose_contribution_was_cut_and_how() -> None:
     cut = {**ROUND, "cut": {"asia": "claims 9 samples", "africa": "conv is too far"}}
     _, row = lines_of(rendering.rounds([cut]))

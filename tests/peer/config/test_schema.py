@@ -221,6 +221,17 @@ def test_what_a_method_is_not_defined_for_is_refused() -> None:
         federation(method={"name": "proxyfl"}, **stale)
 
 
+def test_a_public_set_is_pinned_by_the_federation_and_named_by_every_site(tmp_path: Path) -> None:
+    for digest in ({}, {"public_sha256": "AB" * 32}):
+        with pytest.raises(ConfigError, match=r"method.public_sha256: fedmd needs the digest of its public set"):
+            federation(method={"name": "fedmd", **digest})
+    config = federation(method={"name": "fedmd", "public_sha256": "ab" * 32})
+    data = {"input_size": [48, 48, 48]}
+    with pytest.raises(ConfigError, match=r"data.public: fedmd needs the datalist of its public set of images"):
+        check_site(config, site(tmp_path, data=data), "europe")
+    check_site(config, site(tmp_path, data={**data, "public": "public/datalist.json"}), "europe")
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedskd"])
 def test_the_one_model_of_all_must_be_every_site_s(tmp_path: Path, method: str) -> None:
     config = federation(method={"name": method}, shared_model={"name": "resnet10", "width": 8})
@@ -385,7 +396,7 @@ def test_example_site_is_valid_and_shows_every_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data.scale: classification has none; leave it out; "):
         check_site(FederationConfig.load(EXAMPLES / "federation.toml"), full, "europe")
     assert missing_keys(SiteConfig, tomllib.loads(uncommented(EXAMPLES / "site.toml"))) == set()
-    shown = {"addresses": True, "data": {"root": True, "regions": True, "scale": True,
+    shown = {"addresses": True, "data": {"root": True, "public": True, "regions": True, "scale": True,
              "augmentation": {"flip"}}, "model": {"features", "head", "parameters"},
              "egress": {"kinds", "bytes_per_round_max"}}  # fmt: skip
     assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)

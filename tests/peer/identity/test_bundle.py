@@ -156,7 +156,7 @@ def test_signature_is_over_label_zero_and_canonical_json() -> None:
         {"federation_digest": Sha256("5b" * 32)},
         {"federation_toml": BUNDLE.federation_toml + " "},
         {"certificate": ""},
-        {"sealed_round_key": BUNDLE.sealed_round_key[:-1] + b"\0"},
+        {"sealed_round_key": BUNDLE.sealed_round_key[:-1] + bytes([BUNDLE.sealed_round_key[-1] ^ 1])},
         {"signature": BUNDLE.signature[:-1]},
         {"signature": b""},
     ],

@@ -31,7 +31,7 @@ class Site:
         dam: the local model.
         images: of a batch, from which the shapes are taken.
         shared: makes the network of ``[shared_model]``.
-        received: networks, by origin.
+        received: networks, by origin. The public images are those of the batch, in reverse.
         parameters: of the method, beside its defaults.
     """
 
@@ -51,11 +51,14 @@ class Site:
         with torch.no_grad():
             own = dam.eval()(images[:1])
             other = None if shared is None else shared().eval()(images[:1])
-        build_context = BuildContext("beta", task, own.prediction.shape[1], chosen, own, other, shared)
+        build_context = BuildContext(
+            "beta", task, own.prediction.shape[1], chosen, own, other, shared,
+            sites=("alpha", "beta", "gamma"), public_images=lambda: images.flip(0),
+        )  # fmt: skip
         networks: dict[str, nn.Module] = {}
         for number, (name, make) in enumerate(self.method.local_networks.items()):
             torch.manual_seed(100 + number)
-            networks[name] = make(build_context, networks)
+            networks[name] = make(build_context, {DAM: dam, **networks})
         self.context = StageContext("beta", task, chosen, {DAM: dam, **networks}, received or {}, self._seeded)
         self.seeds: list[tuple[object, ...]] = []
 

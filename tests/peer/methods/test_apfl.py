@@ -42,7 +42,7 @@ def test_descent_is_that_of_the_algorithm(make_site: Any, adaptive: bool) -> Non
             np.testing.assert_allclose(value, expected_arrays[name], rtol=1e-5, atol=1e-7)
     prediction = site.method.predict(site.context, BATCH.images).detach().numpy()
     np.testing.assert_allclose(prediction, logits(mix(alpha, personal, mean)), rtol=1e-5, atol=1e-6)
-    exported = mixed_network(site.networks)(BATCH.images).prediction.detach().numpy()
+    exported = mixed_network(site.networks, {})(BATCH.images).prediction.detach().numpy()
     np.testing.assert_allclose(exported, prediction, rtol=1e-12)
 
 

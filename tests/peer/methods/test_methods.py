@@ -30,10 +30,13 @@ def local_networks(name: str, dam: models.Network) -> dict[str, nn.Module]:
     """The method's local networks beside the local model."""
     with torch.no_grad():
         own, shared = dam.eval()(BATCH.images[:1]), network(9).eval()(BATCH.images[:1])
-    build_context = BuildContext("alpha", "classification", 3, PLANS[name].defaults(), own, shared, lambda: network(9))
+    build_context = BuildContext(
+        "alpha", "classification", 3, PLANS[name].defaults(), own, shared, lambda: network(9),
+        public_images=lambda: BATCH.images,
+    )  # fmt: skip
     networks: dict[str, nn.Module] = {}
     for key, make in METHODS[name].local_networks.items():
-        networks[key] = make(build_context, networks)
+        networks[key] = make(build_context, {DAM: dam, **networks})
     return networks
 
 
@@ -54,7 +57,7 @@ def test_methods_are_those_of_the_plans() -> None:
     for name, method in METHODS.items():
         assert method.stages.keys() == PLANS[name].stages.keys()
         assert method.artifact_network == DAM or method.artifact_network in method.local_networks
-        beside = PLANS[name].shared == "beside" or PLANS[name].artifact in ("proxy", "prototype")
+        beside = PLANS[name].shared == "beside" or PLANS[name].artifact in ("proxy", "prototype", "prediction")
         assert beside == (method.artifact_network in method.local_networks)
 
 

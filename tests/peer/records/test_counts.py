@@ -72,6 +72,15 @@ def test_before_anything_happens_every_other_site_has_a_zero(counts: Counts) -> 
     assert set(counts.denied) == {"africa", "asia", STRANGER}
 
 
+def test_a_visiting_model_that_did_not_come_home_counts_as_missing(records: SiteRecords, counts: Counts) -> None:
+    records.commit(1, "africa", "asia", missing_returns={"asia": "slow"})
+    counts.read_more()
+    assert counts.last is not None
+    assert counts.last.missing == {"asia": "slow"}
+    assert counts.last.fresh == {"africa"}
+    assert counts.missed[("asia", "slow")] == 1
+
+
 def test_who_contributed_and_who_was_missing_is_told_apart(records: SiteRecords, counts: Counts) -> None:
     records.commit(1, "africa", "asia")
     records.commit(2, "africa", missing={"asia": "silent"}, stale=("asia",), below_quorum=True)

@@ -14,7 +14,8 @@ from peer.core import commands
 from peer.core.limits import CHECKPOINTS_KEPT
 from peer.core.roster import SiteName
 from peer.core.site_memory import recover, used_sources
-from peer.errors import DataError, LockedError
+from peer.data.datalist import inspect_datalist
+from peer.errors import DataError, LockedError, ModelError
 from peer.records.journal import Journal
 from peer.research import simulation
 from peer.research.collect import evaluate, execute
@@ -23,6 +24,7 @@ from peer.research.pool import gather
 from peer.research.runs import Run, build_runs
 from peer.research.simulation import Simulation
 from peer.training.metrics import classification
+from peer.training.public_set import digest_images
 from peer.training.trainer import Trainer
 
 Write = Callable[..., Path]
@@ -269,6 +271,22 @@ def test_similarities_of_networks_with_other_grids_can_be_compared(prepared: Cal
     assert names
     for name in names:
         assert arrays[name].shape == arrays[name.removesuffix("dam") + "ktm"].shape
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedmd", "kt_pfl"])
+def test_sites_of_an_experiment_predict_the_public_set_that_its_rows_pin(
+    prepared: Callable[..., list[Run]], experiment: Write, tmp_path: Path, method: str
+) -> None:
+    experiment("[methods.local]\n")  # writes the pool, which also serves as public set
+    digest = digest_images(inspect_datalist(tmp_path / "pool" / "pool.json").training)
+    public = {'pool = "pool/pool.json"': 'pool = "pool/pool.json"\npublic = "pool/pool.json"'}
+    (run,) = prepared("out", f'[methods.{method}]\npublic_sha256 = "{digest}"\n', replace=public)
+    sites = execute(run.folder)["sites"]
+    assert all(len(entry["rounds"]) == 2 and not entry["rounds"][-1]["missing"] for entry in sites.values())
+    (other,) = prepared("other", f'[methods.{method}]\npublic_sha256 = "{"ab" * 32}"\n', replace=public)
+    with pytest.raises(ModelError, match=r"site africa: \[data\] public: .* has the digest " + digest):
+        execute(other.folder)
 
 
 def test_a_site_can_be_left_out_and_tested_on(prepared: Callable[..., list[Run]]) -> None:

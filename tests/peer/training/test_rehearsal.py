@@ -37,7 +37,14 @@ def rehearse(trainer: Trainer, others: tuple[SiteName, ...] = OTHERS) -> events.
     return event
 
 
-@pytest.mark.parametrize("method", sorted(PLANS))
+LIKE_OTHERS = frozenset({"apfl", "dfml", "ditto", "fedavg_ft", "fedmd", "fedprox_ft", "fedproto", "fedrep", "scaffold"})
+"""Methods whose stages a rehearsal tries as those of others, which are quick tests."""
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ()) for name in sorted(PLANS)],
+)
 def test_every_stage_of_every_method_is_tried(make_setting: Callable[..., WorkerSetting], method: str) -> None:
     trainer = start_trainer(make_setting, method)
     before = sorted((trainer.settings.home / "checkpoints").iterdir())

@@ -220,6 +220,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], list[str], tuple[int, ...
     ("fedprox", {"mu": 50.0}, {}, ["train", "train"], (2,)),
     ("fedproto", {}, {}, ["train", "prototypes"], (1, 2)),
     ("scaffold", {}, {}, ["train", "train"], (1, 2)),
+    ("kt_pfl", {}, {}, ["train", "predict", "digest"], (1, 2)),
     ("dflmoe", {"mixing": "gate"}, {}, ["local", "decide", "decide"], (1, 2)),
     ("dflmoe_models", {}, {}, ["decide", "local"], (2,)),
 ]

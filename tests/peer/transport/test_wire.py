@@ -219,7 +219,7 @@ def test_a_manifest_request_outside_a_limit_is_refused_by_name(changes, reason):
     [
         ({"sha256": b"x" * 31}, "request.sha256"),
         ({"offset": limits.ARTIFACT_BYTES_MAX + 1}, "request.offset"),
-        ({"kind": 6}, "request.kind = 6"),
+        ({"kind": 99}, "request.kind = 99"),
         ({"for_round": limits.ROUNDS_MAX + 1}, "request.for_round"),
     ],
 )

@@ -14,8 +14,8 @@ from peer.methods.registry import PLANS
 SITES = ("alpha", "beta", "gamma")
 
 
-QUICK = frozenset({"local", "fedskd", "feddal", "dflmoe", "fedvisit"})
-"""One method for each way of exchange: nothing, a permutation, a mean, a cache of what all sent, and visits."""
+QUICK = frozenset({"local", "fedskd", "feddal", "dflmoe"})
+"""One method for each way of exchange: nothing, a permutation, a mean, and a cache; visits have tests of their own."""
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,18 @@ def test_what_is_averaged_starts_alike_and_the_rest_does_not(sites: Any, equal: 
 
 
 @pytest.mark.parametrize(
-    "method", ["mh_pflid", "feddal", "fedavg", "fedprox", "fedbn", "lg_fedavg", "ditto", "fedrep", "scaffold"]
+    "method",
+    [
+        "mh_pflid",
+        "feddal",
+        "fedavg",
+        "fedprox",
+        "fedbn",
+        "lg_fedavg",
+        pytest.param("ditto", marks=pytest.mark.slow),
+        pytest.param("fedrep", marks=pytest.mark.slow),
+        "scaffold",
+    ],
 )
 def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_rest(sites: Any, method: str) -> None:
     together = sites(method)
@@ -88,8 +99,9 @@ def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_re
         ("lg_fedavg", "head", None),
         ("feddal", "proxy", "dam"),
         ("proxyfl", "proxy", "dam"),
-        ("ditto", "proxy", "dam"),
+        pytest.param("ditto", "proxy", "dam", marks=pytest.mark.slow),
         ("fedproto", "prototype", "dam"),
+        pytest.param("fedmd", "prediction", "dam", marks=pytest.mark.slow),
         ("mh_pflid", "messenger", "dam"),
     ],
 )

@@ -114,3 +114,18 @@ def test_a_return_that_is_none_is_refused_and_the_others_are_merged(home: Any) -
     foreign = dataclasses.replace(beta, artifact=dataclasses.replace(other, owner=SiteName("alpha")))
     assert rejected(foreign) == "it is not of this site's [model]"
     assert merge(together, gamma).contributors == ("alpha", "gamma")
+
+
+def test_in_dfml_the_returns_replace_the_model_that_stayed(sites: Any) -> None:
+    together = sites("dfml")
+    beta, gamma = returns(together).values()
+    own = together.state_of("alpha", "dam")
+    merge(together, beta, gamma)
+    merged, copies = together.state_of("alpha", "dam"), [state(together, each.artifact) for each in (beta, gamma)]
+    for name, value in own.items():
+        if value.is_floating_point():
+            expected = ((copies[0][name].double() + copies[1][name].double()) / 2).to(value.dtype)
+            assert torch.equal(merged[name], expected), name
+    together.state["alpha"] = "round-000001/train"
+    assert merge(together).contributors == ("alpha",), "without a return, the model that stayed goes on"
+    assert all(torch.equal(value, together.state_of("alpha", "dam")[name]) for name, value in own.items())
