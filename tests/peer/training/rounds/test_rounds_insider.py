@@ -21,6 +21,7 @@ METHOD_OF = {
     "messenger": "mh_pflid",
     "return": "fedvisit",
     "prototype": "fedproto",
+    "prediction": "fedmd",
 }
 
 
