@@ -59,19 +59,20 @@ def advance(site: SiteState, event: events.Progressed) -> None:
 
 @current
 def train(site: SiteState, event: events.Trained) -> None:
-    """A stage is over; publish its artifact where the plan says so."""
+    """The ordered stage is over, whatever stage the answer names; publish its artifact where the plan says so."""
     site.failures = 0
     opened = site.opened
+    stage = site.rules.phases(opened.number)[opened.position].removeprefix("train:")
     row = rows.TrainedRow(
         opened.number,
         position=opened.position,
-        stage=event.stage,
+        stage=stage,
         state=event.state or opened.state,
         artifact=event.artifact,
         metrics=event.metrics,
         threads=event.threads,
         duration_s=event.duration_s,
-        publish=opened.number if site.rules.plan.published == event.stage else None,
+        publish=opened.number if site.rules.plan.published == stage else None,
         returned=_returned(site, event) or None,
     )
     site.persist(row)

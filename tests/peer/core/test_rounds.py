@@ -582,3 +582,12 @@ def test_whatever_a_site_goes_back_to_is_kept(solo: Any) -> None:
     assert {name for _, names in reverted for name in names} >= {"asia"}, "who took part is on record"
     refused = [body["reason"] for kind, _, body in site.audit.rows if kind == "refused"]
     assert refused == ["claims a round after the last one (6)"], "none is refused for a divergence"
+
+
+def test_a_worker_that_names_another_stage_publishes_nothing_early(solo: Any, artifact: Any) -> None:
+    site = begun(solo, method="mh_pflid", rounds=6)
+    assert site.order.stage == "inject"
+    answer = dataclasses.replace(site.result(), stage="distill", artifact=artifact("asia", "early", kind="messenger"))
+    site.feed(answer)
+    assert site.order.stage == "distill"
+    assert "published" not in [kind for kind, _, _ in site.audit.rows]
