@@ -13,7 +13,7 @@ from typing import Any
 from peer.core import global_test_memory, limits, rows
 from peer.core.commands import Source
 from peer.core.global_test_memory import Evaluation, LentModel
-from peer.core.messages import Artifact
+from peer.core.messages import Artifact, Seen
 from peer.core.roster import Sha256, SiteName
 
 Row = tuple[str, int, Mapping[str, Any]]
@@ -156,6 +156,15 @@ class Memory:
                 current.returned = ()
             else:
                 current.sources = ()
+
+    def lacks(self, seen: Seen) -> bool:
+        """Whether a peer has seen a newer artifact of this site than the site remembers, or another one
+        of the newest round, in which a site may publish several.
+        """
+        last = max((round for round, _ in self.published), default=0)
+        if (seen.generation, seen.round) != (self.generation, last):
+            return (seen.generation, seen.round) > (self.generation, last)
+        return seen.sha256 not in {artifact.sha256 for (round, _), artifact in self.published.items() if round == last}
 
     def repeats_published(self, present: set[Sha256]) -> bool:
         """Whether, without the missing files, the site would make an artifact again that it has published.

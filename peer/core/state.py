@@ -93,7 +93,7 @@ class SiteState:
     def seen(self, site: SiteName) -> Seen | None:
         """The newest artifact that this site remembers from a peer."""
         digests = self.memory.first_digests.get(site, {})
-        newest = max(digests, default=None)
+        newest = max(reversed(digests), key=lambda each: each[:2], default=None)  # of one round, the last to arrive
         return None if newest is None else Seen(newest[0], newest[1], digests[newest])
 
     @property

@@ -66,7 +66,7 @@ def stop(site: SiteState, event: events.StopRequested) -> None:
 def greet(site: SiteState, event: events.PeerGreeted) -> None:
     """A peer of this federation greeted.
 
-    If it knows a newer artifact of this site, a backup was restored here. Backups are restored
+    If it knows an artifact that this site forgot, a backup was restored here. Backups are restored
     before a start, so only a peer's first greeting counts.
     """
     if event.site not in site.rules.peers:
@@ -76,8 +76,7 @@ def greet(site: SiteState, event: events.PeerGreeted) -> None:
     site.greeted.add(event.site)
     site.accepts_evaluation[event.site] = event.greeting.evaluates
     site.peers.hear(event.site, None, site.now_s)
-    last = max((round for round, _ in memory.published), default=0)
-    if first_greeting and seen is not None and (seen.generation, seen.round) > (memory.generation, last):
+    if first_greeting and seen is not None and memory.lacks(seen):
         rounds.regenerate(site, reported_by=event.site, seen=seen)
         return
     check_wait(site)

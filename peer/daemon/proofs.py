@@ -104,7 +104,7 @@ class ClaimProofs:
             seen.manifest, verify_certificate(seen.manifest.certificate_der, self._ca, site, None)
         )
         stated = (manifest.federation, manifest.origin, manifest.generation, manifest.round, manifest.artifact.sha256)
-        if stated != (self._federation, site, seen.generation, seen.round, seen.sha256):
+        if stated != (self._federation, site, seen.generation, seen.round, seen.sha256) or manifest.evaluation:
             raise ValueError("the manifest is of another artifact")
 
     @functools.cached_property

@@ -142,6 +142,8 @@ class Referee:
             del self.bytes_left[pair]
         for key in [key for key in self.used_first if key[0] == site.name]:
             del self.used_first[key]
+        for key in [key for key in self.received if key[0] == site.name]:
+            del self.received[key]
 
     def check_ledger(self, site: Site) -> None:
         """The ledger of a site that has left in order: whole, and without a transfer whose end is unknown."""
@@ -299,7 +301,9 @@ class Referee:
             self.verified[reply] = manifest
         artifact = manifest.artifact
         key = (sender, manifest.generation, manifest.round, artifact.owner, manifest.evaluation)
-        if sender in self.restored_sites:  # it knows what is newer than its backup once those have greeted who saw it
+        if sender in self.restored_sites and manifest.evaluation:
+            first = ""  # greetings do not tell what was lent: it may train the last round again, and lend another model
+        elif sender in self.restored_sites:  # it knows what is newer than its backup once those have greeted who saw it
             daemon = self.sites[sender].daemon
             greeted = sorted(daemon.machine.greeted) if daemon is not None else []
             first = next((self.received[(name, *key)] for name in greeted if (name, *key) in self.received), "")

@@ -229,8 +229,17 @@ def test_a_later_generation_is_later_and_never_the_last_by_chance(newest: int) -
 def test_a_site_that_remembers_as_much_stays_what_it_is(solo: Any) -> None:
     site = trained_once(solo)
     site.restart()
-    site.greet("asia", seen=Seen(1, 2, "ab" * 32))
+    (newest,) = [artifact for (round, _), artifact in site.site.memory.published.items() if round == 2]
+    site.greet("asia", seen=Seen(1, 2, newest.sha256))
     assert site.site.memory.generation == 1
+
+
+def test_a_site_that_forgot_one_of_two_artifacts_of_its_newest_round_takes_a_new_generation(solo: Any) -> None:
+    """Seed 206 of the simulation: the backup was made between the two."""
+    site = trained_once(solo)
+    site.restart()
+    site.greet("asia", seen=Seen(1, 2, "ab" * 32))
+    assert site.site.memory.generation > 1
 
 
 def test_a_liar_makes_a_site_begin_anew_once_a_run_at_most(solo: Any) -> None:
