@@ -1,0 +1,236 @@
+"""One site's state machine, driven by hand: the test plays its peers and its worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from peer.core import commands, events
+from peer.core.machine import SiteMachine
+from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Seen, Unavailable
+from peer.core.roster import Roster, RoundKey, Sha256, SiteName
+from peer.core.rules import PaceRules, Rules
+from peer.core.site_memory import Row, recover
+from peer.methods.registry import PLANS
+from simulation.audit import Audit, as_stored
+
+KEY = RoundKey(bytes(range(32)))
+FEDERATION = Sha256("fe" * 32)
+
+
+def make_rules(site: str, sites: Sequence[str], **changes: Any) -> Rules:
+    """Rules of a small federation with short waits."""
+    fields: dict[str, Any] = {
+        "site": SiteName(site),
+        "roster": Roster.of(sites),
+        "federation": FEDERATION,
+        "round_key": KEY,
+        "method": "fedskd",
+        "rounds": 4,
+        "pace": PaceRules(linger_s=60.0),
+        **changes,
+    }
+    return Rules(plan=PLANS[fields["method"]], **fields)
+
+
+def make_artifact(owner: str, text: str, *, steps: int = 0, kind: Any = "model") -> Artifact:
+    """An artifact whose digest is that of the text."""
+    digest = Sha256(hashlib.sha256(text.encode()).hexdigest())
+    return Artifact(kind, SiteName(owner), digest, len(text), steps, {"name": "net"}, ())
+
+
+def own_figures(lent: bool) -> dict[str, float]:
+    """The metrics of a site's model on its own test split."""
+    return {"auc": 0.5, "samples": 30.0} if lent else {"auc": 0.5}
+
+
+def greeting_of(rules: Rules, generation: int, seen: Seen | None = None) -> Hello:
+    """The greeting of a site with these rules."""
+    evaluates = rules.evaluation_denied is None if rules.global_test else None
+    return Hello(1, FEDERATION, rules.roster.digest, generation, 0.0, seen, evaluates=evaluates)
+
+
+WORKER_ORDERS = (commands.Initialise, commands.Train, commands.Aggregate, commands.Adopt, commands.Evaluate)
+
+
+class Solo:
+    """One site driven by hand: the test plays its peers and its worker."""
+
+    def __init__(self, rules: Rules, rows: Sequence[Row] = ()) -> None:
+        self.rules = rules
+        self.now_s = 1000.0
+        self.audit = Audit(())
+        self.restart(rows)
+
+    def restart(self, rows: Sequence[Row] | None = None) -> list[commands.Command]:
+        """Kill the site and start it again on its journal, or on other rows."""
+        rows = self.audit.rows if rows is None else [as_stored(row) for row in rows]
+        self.audit = Audit(rows)
+        self.site = SiteMachine(self.rules, recover(rows))
+        self.order: Any = None
+        self.fetches: dict[SiteName, commands.Fetch] = {}
+        self.evaluation_fetches: dict[SiteName, commands.Fetch] = {}
+        self.wake_s: float | None = None
+        self.measure_order: commands.Measure | None = None
+        self.reports: list[commands.SendReport] = []
+        return self.feed(events.Began())
+
+    def feed(self, event: events.Event, *, crash_after: int | None = None) -> list[commands.Command]:
+        """Handle an event; returns the commands. ``crash_after`` kills the site after so many of them."""
+        rows_before = len(self.audit.rows)
+        out = self.site.handle(event, now_s=self.now_s)
+        self.audit.check(self.site, out, self.now_s)
+        if crash_after is not None:
+            persisted = sum(isinstance(command, commands.Persist) for command in out[:crash_after])
+            return self.restart(self.audit.rows[: rows_before + persisted])
+        for command in out:
+            if isinstance(command, WORKER_ORDERS):
+                self.order = command
+            elif isinstance(command, commands.Fetch):
+                (self.evaluation_fetches if command.purpose == "evaluate" else self.fetches)[command.origin] = command
+            elif isinstance(command, commands.CancelFetch):
+                (self.evaluation_fetches if command.purpose == "evaluate" else self.fetches).pop(command.origin, None)
+            elif isinstance(command, commands.Measure):
+                self.measure_order = command
+            elif isinstance(command, commands.Dismiss):
+                self.measure_order = None
+            elif isinstance(command, commands.SendReport):
+                self.reports.append(command)
+            elif isinstance(command, commands.WakeAt):
+                self.wake_s = command.at_s
+        return out
+
+    def wait(self, seconds: float) -> list[commands.Command]:
+        """Let time pass, with a tick at every time that the site asked for."""
+        end_s, out = self.now_s + seconds, []
+        for _ in range(100):
+            if self.wake_s is None or self.wake_s > end_s:
+                break
+            self.now_s, self.wake_s = self.wake_s, None
+            out += self.feed(events.Ticked())
+        else:
+            raise AssertionError("the clock rings without end")
+        self.now_s = end_s
+        return out
+
+    def greet(
+        self, *names: str, seen: Seen | None = None, generation: int = 1, evaluates: bool | None = None
+    ) -> list[commands.Command]:
+        """Peers greet, all if none is named. Like this site, they accept evaluation or do not."""
+        out = []
+        for name in names or self.rules.others:
+            greeting = greeting_of(self.rules, generation, seen)
+            if evaluates is not None:
+                greeting = dataclasses.replace(greeting, evaluates=evaluates)
+            out += self.feed(events.PeerGreeted(SiteName(name), greeting))
+        return out
+
+    def examine(self, **figures: float) -> list[commands.Command]:
+        """The evaluation process measures the model of the newest order."""
+        assert self.measure_order is not None
+        order, self.measure_order = self.measure_order, None
+        return self.feed(events.Measured(order.generation, order.round, order.attempt, figures or {"samples": 20.0}))
+
+    def answer(self, answer: Any = "taken", reason: str = "") -> list[commands.Command]:
+        """The origin answers the oldest report."""
+        order = self.reports.pop(0)
+        return self.feed(events.ReportAnswered(order.attempt, order.site, answer, reason))
+
+    def report(self, name: str, round: int, artifact: Artifact | None, **changes: Any) -> list[commands.Command]:
+        """A peer reports on this site's model."""
+        figures: dict[str, Any] = {"samples": 20, "metrics": {"auc": 0.75}} if not changes.get("unmeasured") else {}
+        sha256 = artifact.sha256 if artifact is not None else None
+        report = EvaluationResult(**{"generation": 1, "round": round, "sha256": sha256, **figures, **changes})
+        return self.feed(events.ReportArrived(SiteName(name), report))
+
+    def beat(self, name: str, round: int = 0, phase: str = "train", published: int = 0) -> list[commands.Command]:
+        """A peer sends a heartbeat."""
+        return self.feed(events.PeerHeard(SiteName(name), Heartbeat(1, round, phase, 0.0, published, round)))
+
+    def prove(self, *names: str, round: int) -> list[commands.Command]:
+        """The signatures of these peers show that they have published for this round."""
+        return [command for name in names for command in self.feed(events.RoundProved(SiteName(name), round))]
+
+    def lend(self, origin: str, *, crash_after: int | None = None, **changes: Any) -> list[commands.Command]:
+        """The lent model that the site fetches arrives from this origin."""
+        order = self.evaluation_fetches.pop(SiteName(origin))
+        artifact = make_artifact(order.owner, f"{order.owner} after {order.round}")
+        return self._arrive(order, crash_after, {"artifact": artifact, **changes})
+
+    def deliver(self, origin: str, *, crash_after: int | None = None, **changes: Any) -> list[commands.Command]:
+        """The artifact that the site fetches arrives from this origin; ``changes`` are fields of the event."""
+        return self._arrive(self.fetches.pop(SiteName(origin)), crash_after, changes)
+
+    def _arrive(
+        self, order: commands.Fetch, crash_after: int | None, changes: dict[str, Any]
+    ) -> list[commands.Command]:
+        by = f" by {order.origin}" if order.kind == "return" else ""
+        fields: dict[str, Any] = {
+            "generation": order.generation,
+            "round": order.round,
+            "attempt": order.attempt,
+            "origin": order.origin,
+            "origin_generation": 1,
+            "true_round": order.round,
+            "purpose": order.purpose,
+            "artifact": make_artifact(order.owner, f"{order.owner} for {order.round}{by}", kind=order.kind),
+        }
+        event = events.ArtifactArrived(**{**fields, **changes})
+        return self.feed(event, crash_after=crash_after)
+
+    def unavailable(self, origin: str, answer: Unavailable) -> list[commands.Command]:
+        """The origin answers that it has no such artifact."""
+        order = self.fetches.pop(SiteName(origin))
+        fields = (order.generation, order.round, order.attempt, order.origin, order.purpose)
+        return self.feed(events.ArtifactUnavailable(*fields, answer))
+
+    def finish(self, *, crash_after: int | None = None) -> list[commands.Command]:
+        """The worker carries out its newest order."""
+        return self.feed(self.result(), crash_after=crash_after)
+
+    def result(self) -> events.Event:
+        """The worker's answer to its newest order."""
+        order, me = self.order, self.rules.site
+        planned, kind = self.rules.plan.published, self.rules.plan.artifact or "model"
+        match order:
+            case commands.Initialise(generation, attempt):
+                given = make_artifact(me, "initial", kind=kind) if planned == "commit" else None
+                return events.Initialised(generation, attempt, "initial", given, {"train": 7}, 1, "cpu")
+            case commands.Train(generation, round, attempt, stage, base, sources, circulate):
+                steps = max((source.artifact.steps for source in sources), default=0) + 1
+                artifact = make_artifact(circulate or me, f"{circulate} {round} {stage}", steps=steps, kind=kind)
+                visits = self.rules.plan.pattern == "visit"
+                given = artifact if planned in (stage, "commit") and not visits else None
+                state = base if circulate else f"{base} {round}{stage}"
+                returned = tuple(
+                    make_artifact(source.artifact.owner, f"{source.artifact.owner} {round} at {me}", kind="return")
+                    for source in (sources if visits else ())
+                )
+                return events.Trained(generation, round, attempt, stage, state, given, {}, 1, 1.0, returned)
+            case commands.Aggregate(generation, round, attempt, base, sources):
+                digest = make_artifact(me, f"mean {round}").sha256
+                names = tuple(sorted({me, *(source.origin for source in sources)}))
+                given = make_artifact(me, f"merged {round}", kind=kind) if planned == "commit" else None
+                return events.Aggregated(generation, round, attempt, f"{base} mean", digest, names, artifact=given)
+            case commands.Adopt(generation, round, attempt, _, source):
+                home = make_artifact(me, f"home {source.artifact.sha256}", steps=source.artifact.steps, kind=kind)
+                return events.Adopted(generation, round, attempt, "home", home)
+            case commands.Evaluate(generation, round, attempt, base, _, lent):
+                artifact = make_artifact(me, f"{me} after {round} {base}") if lent else None
+                return events.Evaluated(generation, round, attempt, own_figures(lent), artifact)
+        raise AssertionError(f"no order to answer: {order}")
+
+    def fail(self, fault: str = "crash", reason: str = "killed") -> list[commands.Command]:
+        """The worker fails at its newest order."""
+        return self.feed(events.WorkFailed(self.order.generation, self.order.attempt, fault, reason))
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of the rows so far."""
+        return [kind for kind, _, _ in self.audit.rows]
+
+    def body(self, kind: str) -> Any:
+        """The body of the newest row of a kind."""
+        return next(body for known, _, body in reversed(self.audit.rows) if known == kind)
