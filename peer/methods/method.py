@@ -177,6 +177,11 @@ class StageContext:
         return dam
 
 
+def build_shared_network(context: BuildContext, networks: Mapping[str, Any]) -> Network:
+    """Build the network of ``[shared_model]``."""
+    return context.build_shared()
+
+
 def accept_any_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
     """Demand nothing of the site's networks."""
     return None

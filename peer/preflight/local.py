@@ -65,7 +65,7 @@ ADAM_STATES = 3
 CHECKPOINTS_MAX = limits.CHECKPOINTS_KEPT + 4
 """The finished rounds', the best round's, those of the current stages, and one being written."""
 DISTILLATION_SHARE_MIN = 0.01
-"""Below this share of the supervised loss, distillation hardly moves a weight (METHODS of FedSKD: choose gamma)."""
+"""Below this share of the supervised loss, FedSKD's distillation hardly moves a weight."""
 NETWORK_FILE_SYSTEMS = frozenset(
     {"afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "lustre", "nfs", "nfs4", "smb3"}
 )

@@ -46,7 +46,7 @@ def mix(mixture: Mixture, feature: Tensor, heads: dict[str, nn.Module]) -> Tenso
 
 
 def literal(mixture: Mixture, heads: dict[str, nn.Module], feature: np.ndarray, *, per_sample: bool) -> np.ndarray:
-    """METHODS' equations with the experts in a list and the classes summed one by one."""
+    """The paper's equations with the experts in a list and the classes summed one by one."""
     predictions = [
         mapped(heads["a"], mapped(mixture.transform.own["site:a"], mapped(mixture.transform.shared, feature))),
         mapped(heads["b"], feature),

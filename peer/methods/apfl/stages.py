@@ -8,7 +8,7 @@ personal model :math:`v` through the mixture with which it predicts.
 Parameters are mixed; :math:`\bar v` uses the personal model's buffers. In :math:`L_v`, :math:`w` is a
 constant.
 
-Source: Deng et al. 2020 (APFL), algorithm 1; METHODS section 10.
+Source: Deng et al. 2020 (APFL), algorithm 1.
 Differs: there is no server: every site averages, by default with equal weights. All steps are
 Adam's, and :math:`\alpha` takes one with every batch; it stays within 0 and 1.
 """
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from models import Network, Output
-from peer.methods.feddal.stages import build_proxy
 from peer.methods.method import (
     DAM,
     GLOBAL,
@@ -35,6 +34,7 @@ from peer.methods.method import (
     Stage,
     StageContext,
     Term,
+    build_shared_network,
     one_step_stage,
 )
 from peer.methods.supervised import stage_loss
@@ -117,7 +117,7 @@ def _mix(context: StageContext) -> MixedModel:
 
 APFL = Method(
     stages={"train": train},
-    local_networks={GLOBAL: build_proxy, SHARE: build_share},
+    local_networks={GLOBAL: build_shared_network, SHARE: build_share},
     artifact_network=GLOBAL,
     predict=predict,
     one_network=mixed_network,

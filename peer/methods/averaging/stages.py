@@ -9,7 +9,7 @@ LG-FedAvg sends and averages heads alone, and so may have another body at every 
 heads is also what dFLMoE's table 9 has in place of its mixture ("aggregated head").
 
 Source: McMahan et al. 2017 (FedAvg), Li et al. 2020 (FedProx), Li et al. 2021 (FedBN), Liang et al.
-2020 (LG-FedAvg); METHODS section 10.
+2020 (LG-FedAvg).
 Differs: there is no server: every site averages, by default with equal weights. In LG-FedAvg, body
 and head share an Adam, which begins anew in each round.
 """

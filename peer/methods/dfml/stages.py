@@ -9,8 +9,8 @@ other; then the visitors return to their owners.
 with :math:`s_j` the number of parameters of model j, :math:`T_c` the cycle's rounds, and CE' the
 cross-entropy over the classes that the site has.
 
-Source: Khalil et al. 2024 (DFML, arXiv 2402.01863), from its abstract and summaries; METHODS section
-10. Every rule is a reading, unchecked against the paper's text and code.
+Source: Khalil et al. 2024 (DFML, arXiv 2402.01863), from its abstract and summaries.
+Every rule is a reading, unchecked against the paper's text and code.
 Differs: every site receives and sends in every round, along FedVisit's orders; in DFML a round has
 one receiver. A returned copy replaces the model that stayed, as there: several are averaged, and
 without any the model that stayed goes on. The cycle is a cosine. The re-weighted softmax leaves

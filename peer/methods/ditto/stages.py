@@ -5,7 +5,7 @@ personal model :math:`v` of its own, with which it predicts.
 
 with :math:`w^{t-1}` the mean that the round began with.
 
-Source: Li et al. 2021 (Ditto), algorithm 1; METHODS section 10.
+Source: Li et al. 2021 (Ditto), algorithm 1.
 Differs: there is no server: every site averages, by default with equal weights. Both models take
 equally many steps, of Adam.
 """
@@ -15,8 +15,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from peer.methods.averaging.stages import squared_distance
-from peer.methods.feddal.stages import build_proxy
-from peer.methods.method import DAM, GLOBAL, Batch, Forward, Method, Stage, StageContext, Term, one_step_stage
+from peer.methods.method import (
+    DAM,
+    GLOBAL,
+    Batch,
+    Forward,
+    Method,
+    Stage,
+    StageContext,
+    Term,
+    build_shared_network,
+    one_step_stage,
+)
 from peer.methods.supervised import stage_loss
 
 
@@ -35,4 +45,4 @@ def train(context: StageContext) -> Stage:
     return one_step_stage({DAM: context.dam, GLOBAL: context.networks[GLOBAL]}, (DAM, GLOBAL), losses)
 
 
-DITTO = Method(stages={"train": train}, local_networks={GLOBAL: build_proxy}, artifact_network=GLOBAL)
+DITTO = Method(stages={"train": train}, local_networks={GLOBAL: build_shared_network}, artifact_network=GLOBAL)

@@ -18,11 +18,22 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from losses import consensus, feeding_loss, forward_kl, transfer_loss
 from models import Output
-from peer.methods.method import DAM, PROXY, Batch, BuildContext, Forward, Method, Stage, StageContext, Step, Term
+from peer.methods.method import (
+    DAM,
+    PROXY,
+    Batch,
+    Forward,
+    Method,
+    Stage,
+    StageContext,
+    Step,
+    Term,
+    build_shared_network,
+)
 from peer.methods.supervised import stage_loss
 
 
@@ -70,11 +81,9 @@ def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any
     return f"[method] top = {top} must be less than the {classes} classes"
 
 
-def build_proxy(context: BuildContext, networks: Mapping[str, Any]) -> nn.Module:
-    """Build the network of ``[shared_model]``."""
-    return context.build_shared()
-
-
 FEDDAL = Method(
-    stages={"train": train}, local_networks={PROXY: build_proxy}, artifact_network=PROXY, check_local=check_local
+    stages={"train": train},
+    local_networks={PROXY: build_shared_network},
+    artifact_network=PROXY,
+    check_local=check_local,
 )

@@ -7,7 +7,7 @@ all sites.
 with :math:`\bar f_c` the mean feature of class c in the batch. After training, a site takes the mean
 feature of each of its classes over its training samples, :math:`P_{ic}`, and sends these alone.
 
-Source: Tan et al. 2022 (FedProto), as METHODS section 10 has it; unchecked against its code.
+Source: Tan et al. 2022 (FedProto), unchecked against its code.
 Differs: every site averages. :math:`n_{ic}` is 1 for every class that a site has, unless the sites
 weigh by samples: the counts tell how frequent each class is. Features of different widths are
 averaged over neighbouring channels to one width, as TsingZ0/HtFLlib does: a learned projection could

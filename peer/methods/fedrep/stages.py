@@ -1,7 +1,7 @@
 """FedRep: in each round a site first fits its own head to the body of all, then trains the body
 under that head, and the sites average their bodies.
 
-Source: Collins et al. 2021 (FedRep), algorithm 1; METHODS section 10.
+Source: Collins et al. 2021 (FedRep), algorithm 1.
 Differs: there is no server: every site averages, by default with equal weights. What is frozen is
 in evaluation mode. Both stages begin with a fresh Adam in each round.
 """

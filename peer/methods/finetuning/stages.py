@@ -4,7 +4,7 @@ labels alone, and exchanges nothing.
 FedCross' models go back to their owners before it. The baselines that the papers write as
 FedAvg+FT, FedProx+FT and FedCross+FT.
 
-Source: METHODS section 10: a few local epochs after the last round.
+Source: the papers' tables have these rows, and say that a few local epochs follow the last round.
 Differs: the fine-tuning is the last of the federation's rounds, so that equal rounds and steps are
 equal work; it counts steps, and begins with a fresh Adam.
 """

@@ -17,8 +17,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from losses import forward_kl
-from peer.methods.feddal.stages import build_proxy
-from peer.methods.method import DAM, PROXY, Batch, Forward, Method, Stage, StageContext, Term, one_step_stage
+from peer.methods.method import (
+    DAM,
+    PROXY,
+    Batch,
+    Forward,
+    Method,
+    Stage,
+    StageContext,
+    Term,
+    build_shared_network,
+    one_step_stage,
+)
 from peer.methods.supervised import stage_loss
 
 
@@ -38,4 +48,4 @@ def train(context: StageContext) -> Stage:
     return one_step_stage({DAM: context.dam, PROXY: context.networks[PROXY]}, (DAM, PROXY), losses)
 
 
-PROXYFL = Method(stages={"train": train}, local_networks={PROXY: build_proxy}, artifact_network=PROXY)
+PROXYFL = Method(stages={"train": train}, local_networks={PROXY: build_shared_network}, artifact_network=PROXY)

@@ -10,7 +10,7 @@ FedMD learns from the mean of all, KT-pFL from a mixture of its own:
           \bigl[\mathrm{KL}(z_i \Vert \textstyle\sum_j c_{ij} z_j)
           + \rho\,\mathrm{mean}_j (c_{ij} - \tfrac1N)^2\bigr]\bigr)\Bigr)
 
-Source: Li and Wang 2019 (FedMD); Zhang et al. 2021 (KT-pFL); METHODS section 10.
+Source: Li and Wang 2019 (FedMD); Zhang et al. 2021 (KT-pFL).
 Differs: there is no server: every site averages, or learns its row of coefficients, from the same
 predictions. The public set has no labels here, so nobody trains on it first: FedMD's sites train on
 their own data before the first exchange. Public images come in their order and are not augmented.

@@ -4,7 +4,7 @@ r"""SCAFFOLD: every site corrects its gradient by the difference between the mea
 .. math:: \theta \leftarrow \theta - \eta\,(g - c_i + c), \qquad
           c_i^+ = c_i - c + \frac{\theta^{t-1} - \theta_i}{K \eta}, \qquad c^+ = \tfrac1N \sum_i c_i^+
 
-Source: Karimireddy et al. 2020 (SCAFFOLD), algorithm 1, option II; METHODS section 10.
+Source: Karimireddy et al. 2020 (SCAFFOLD), algorithm 1, option II.
 Differs: there is no server: a site sends its control variate with its model, and every site averages
 both. Adam takes the corrected gradients, whose displacement says nothing of them: the new control
 variate is the mean gradient of the round before the correction, which is the printed one where
