@@ -46,7 +46,8 @@ class ExperimentData(StrictTable):
     folder of an unpacked public set. ``pool`` is a datalist, or a folder of one datalist a site.
     Paths are relative to the experiment's file. ``subject`` is the key whose equal values stay on
     one side of training and test, and at one site. ``duplicates`` decides about images with equal
-    content: ``refuse`` raises an error where they leak, ``drop`` keeps one of them.
+    content: ``refuse`` raises an error where they leak, ``drop`` keeps one of them. ``part`` is
+    ``tuning`` for every third subject, ``reported`` for the others.
     """
 
     dataset: str | None = None
@@ -55,6 +56,7 @@ class ExperimentData(StrictTable):
     pool: str | None = None
     subject: Annotated[str, Field(min_length=1)] = SUBJECT
     duplicates: Literal["refuse", "drop"] = "refuse"
+    part: Literal["all", "reported", "tuning"] = "all"
     input_size: Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)] | None = None
     input_sizes: dict[str, Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)]] = Field(
         default_factory=dict
