@@ -81,13 +81,18 @@ class ExperimentData(StrictTable):
 
 
 class Partition(StrictTable):
-    """How the pool is divided among sites; further keys are the options of the kind."""
+    """How the pool is divided among sites; further keys are the options of the kind.
+
+    ``test_share`` replaces the experiment's, so that partitions can differ in the number of training
+    samples alone.
+    """
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, JsonValue]
 
     kind: str
     sites: Annotated[tuple[str, ...], Loose, Field(min_length=1)]
+    test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
 class Links(StrictTable):
@@ -246,6 +251,11 @@ class Experiment(StrictTable):
         """Whether the row is the pooled bound: training on the data of all sites together."""
         return (self.methods[label].method or label) == CENTRALISED
 
+    def test_share_of(self, partition: str) -> float | None:
+        """The share of each site's samples that is held out in a partition; None: the data's split."""
+        own = self.partitions[partition].test_share
+        return self.test_share if own is None else own
+
     def model(self, network_set: str, site: str) -> NamedParameters:
         models = self.models[network_set]
         return models[site] if site in models else models[EVERY_SITE]
@@ -333,8 +343,10 @@ class Experiment(StrictTable):
                 )
         if self.folds == 1:
             raise key_problem("folds", "one fold has nothing to train on; 0 takes the data's own split or test_share")
-        if self.folds and self.test_share is not None:
-            raise key_problem("test_share", "folds decide already what is tested on")
+        shares = {f"partitions.{name}.test_share": part.test_share for name, part in self.partitions.items()}
+        for key, share in {"test_share": self.test_share, **shares}.items():
+            if self.folds and share is not None:
+                raise key_problem(key, "folds decide already what is tested on")
         return self
 
     def _check_networks(self) -> None:

@@ -56,6 +56,13 @@ def test_folds_test_every_sample_once(experiment: Write, tmp_path: Path) -> None
     assert sorted(tested) == sorted(entry["image"] for split in everything.values() for entry in split)
 
 
+def test_a_partition_can_have_its_own_share_for_the_test(experiment: Write, tmp_path: Path) -> None:
+    own = {'kind = "equal"': 'kind = "equal"\ntest_share = 0.75'}
+    (run,) = write_runs(experiment("[methods.local]\n", replace=own), tmp_path / "out")
+    splits = entries(run, "asia")
+    assert len(splits["test"]) == 3 * len(splits["training"])
+
+
 def test_all_methods_have_the_same_data(experiment: Write, tmp_path: Path) -> None:
     local, fedskd = write_runs(experiment(), tmp_path / "out")
     assert entries(local, "asia") == entries(fedskd, "asia")
