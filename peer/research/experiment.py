@@ -29,6 +29,8 @@ from peer.research.partition.divide import rule
 from peer.research.partition.groups import SUBJECT
 from peer.research.result_files import CENTRALISED, UNDISTURBED
 
+ValidationShare = Annotated[float, Field(ge=0, lt=1)]
+
 EVERY_SITE = "*"
 LEFT_OUT = "leave-out-"
 """Begins the name of the links of a federation without one site, which is then tested on."""
@@ -47,7 +49,8 @@ class ExperimentData(StrictTable):
     Paths are relative to the experiment's file. ``subject`` is the key whose equal values stay on
     one side of training and test, and at one site. ``duplicates`` decides about images with equal
     content: ``refuse`` raises an error where they leak, ``drop`` keeps one of them. ``part`` is
-    ``tuning`` for every third subject, ``reported`` for the others.
+    ``tuning`` for every third subject, ``reported`` for the others. ``validation_shares`` has the
+    shares of single sites; every other site has ``validation_share``.
     """
 
     dataset: str | None = None
@@ -66,7 +69,8 @@ class ExperimentData(StrictTable):
     public: str | None = None
     normalise: Literal["none", "zscore", "unit"] = "none"
     cache: Literal["memory", "disk", "none"] = "memory"
-    validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    validation_share: ValidationShare = 0.0
+    validation_shares: dict[str, ValidationShare] = Field(default_factory=dict)
     augmentation: dict[str, float] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -324,8 +328,8 @@ class Experiment(StrictTable):
         for name, models in self.models.items():
             for site in sorted(models.keys() - sites - {EVERY_SITE}):
                 raise key_problem(f"models.{name}", f"{site!r} is no site{suggestion(site, sites)}")
-        for name, sized in (("scales", self.data.scales), ("input_sizes", self.data.input_sizes)):
-            for site in sorted(sized.keys() - sites):
+        for name in ("scales", "input_sizes", "validation_shares"):
+            for site in sorted(getattr(self.data, name).keys() - sites):
                 raise key_problem(f"data.{name}", f"{site!r} is no site{suggestion(site, sites)}")
         self._check_networks()
         if len(set(self.seeds)) < len(self.seeds):
@@ -474,7 +478,7 @@ class Experiment(StrictTable):
             "root": root,
             "input_size": list(data.input_sizes.get(site, data.input_size) or ()),
             "normalise": data.normalise,
-            "validation_share": data.validation_share,
+            "validation_share": data.validation_shares.get(site, data.validation_share),
             "cache": data.cache if data.cache != "memory" else None,
             "scale": data.scales.get(site),
             "regions": regions,
