@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import ipaddress
 import re
 from collections import Counter
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -114,7 +114,16 @@ def _digest(text: str) -> str:
     return roster.sha256(text.replace(":", "").lower())
 
 
+def _model_name(text: str) -> str:
+    if not MODEL_NAME.fullmatch(text):
+        hint = suggestion(text, HYPER) if "." not in text and ":" not in text else ""
+        raise ValueError(f"{text!r} is not a model's name or package.module:Class{hint}")
+    return text
+
+
 Name = Annotated[str, AfterValidator(roster.site_name)]
+FederationName = Annotated[str, AfterValidator(functools.partial(roster.site_name, what="federation"))]
+ModelName = Annotated[str, AfterValidator(_model_name)]
 Digest = Annotated[str, AfterValidator(_digest)]
 ClassName = Annotated[str, matching(CLASS_NAME, "package.module:Class")]
 
@@ -215,7 +224,7 @@ class RosterEntry(StrictTable):
 class FederationConfig(StrictTable):
     """``federation.toml``. Use ``load`` or ``parse``, which also set the digest."""
 
-    name: Name
+    name: FederationName
     description: str = ""
     rounds: Annotated[int, Field(ge=1, le=limits.ROUNDS_MAX)]
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
@@ -264,7 +273,7 @@ class FederationConfig(StrictTable):
     def digest(self) -> Sha256:
         return self._digest
 
-    @cached_property
+    @functools.cached_property
     def roster(self) -> Roster:
         return Roster.of([entry.name for entry in self.site])
 
@@ -412,7 +421,7 @@ class DataConfig(StrictTable):
     datalist: str = "datalist.json"
     root: str | None = None
     public: str | None = None
-    input_size: Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)]
+    input_size: Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3, examples=[[224, 224]])]
     regions: str | None = None
     unreadable_share_max: Share = 0.05
     cache: Literal["memory", "disk", "none"] = "memory"
@@ -423,7 +432,7 @@ class DataConfig(StrictTable):
 
 
 class ModelConfig(StrictTable):
-    name: Annotated[str, matching(MODEL_NAME, "a model's name or package.module:Class")] = "resnet10"
+    name: ModelName = "resnet10"
     parameters: dict[str, JsonValue] = Field(default_factory=dict)
     features: Annotated[tuple[str, ...], Loose] = ()
     head: str | None = None
