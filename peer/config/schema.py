@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import ipaddress
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,8 @@ MODEL_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 PACE = rules.PaceRules()
+NAME_LENGTH_MAX = 32
+"""Of a site or a federation, as `peer.core.roster.SITE_NAME` has it."""
 
 
 def _digest(text: str) -> str:
@@ -121,8 +124,18 @@ def _model_name(text: str) -> str:
     return text
 
 
-Name = Annotated[str, AfterValidator(roster.site_name)]
-FederationName = Annotated[str, AfterValidator(functools.partial(roster.site_name, what="federation"))]
+def _name(text: str) -> str:
+    if not roster.SITE_NAME.fullmatch(text):
+        plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+        guess = re.sub("[^a-z0-9]+", "-", plain)[:NAME_LENGTH_MAX].strip("-")
+        raise ValueError(
+            f"name {text!r} must be 1 to {NAME_LENGTH_MAX} lower-case letters, digits or hyphens, with no hyphen at "
+            "either end" + (f" (such as {guess!r})" if guess else "")
+        )
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name)]
 ModelName = Annotated[str, AfterValidator(_model_name)]
 Digest = Annotated[str, AfterValidator(_digest)]
 ClassName = Annotated[str, matching(CLASS_NAME, "package.module:Class")]
@@ -224,7 +237,7 @@ class RosterEntry(StrictTable):
 class FederationConfig(StrictTable):
     """``federation.toml``. Use ``load`` or ``parse``, which also set the digest."""
 
-    name: FederationName
+    name: Name
     description: str = ""
     rounds: Annotated[int, Field(ge=1, le=limits.ROUNDS_MAX)]
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0

@@ -7,7 +7,6 @@ import hmac
 import json
 import math
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NewType
@@ -23,18 +22,11 @@ ROUND_KEY_BYTES = 32
 NOT_IDENTITY = frozenset({"address", "description"})
 
 
-def site_name(text: str, *, what: str = "site") -> SiteName:
-    """The text as a site name; ``ValueError`` when it is none (lower case, digits, inner hyphens, at most 32).
-
-    Args:
-        what: whose name it is, for the error.
-    """
+def site_name(text: str) -> SiteName:
+    """The text as a site name; ``ValueError`` when it is none (lower case, digits, inner hyphens, at most 32)."""
     if not SITE_NAME.fullmatch(text):
-        plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
-        guess = re.sub("[^a-z0-9]+", "-", plain).strip("-")[:32].strip("-")
         raise ValueError(
-            f"{what} name {text!r} must be 1 to 32 lower-case letters, digits or hyphens, with no hyphen at either end"
-            + (f" (such as {guess!r})" if guess else "")
+            f"site name {text!r} must be 1 to 32 lower-case letters, digits or hyphens, with no hyphen at either end"
         )
     return SiteName(text)
 
