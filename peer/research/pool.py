@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.data.adapters import PUBLISHED, dataset_module
-from peer.data.datalist import SPLITS
+from peer.data.datalist import SPLITS, read_json
 from peer.errors import DataError, StateError
 from peer.extras import missing_package
 from peer.research.experiment import Experiment
@@ -121,11 +121,11 @@ def _prepare(experiment: Experiment, folder: Path, source: Path | None) -> None:
 
 def _read_entries(path: Path, defaults: Mapping[str, Any], *, prefix: str) -> list[Entry]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}") from error
+        raise DataError(f"{path} {error}") from error
     entries: list[Entry] = []
     for split in SPLITS:
         for entry in document.get(split, []) if isinstance(document, dict) else []:
