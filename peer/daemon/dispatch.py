@@ -40,7 +40,7 @@ from peer.identity import certificates
 from peer.records.history import CommittedRound, RecentRounds, recent_rounds
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
-from peer.transport import tls
+from peer.transport import proxy, tls
 from peer.transport.client import ExchangeClient
 from peer.transport.rates import loop_time
 from peer.transport.server import ExchangeServer
@@ -118,7 +118,11 @@ class Daemon:
         )
         self.addresses = AddressBook(own=own.name, federation=federation, site=site)
         self.client = ExchangeClient(
-            pki=pki, federation=federation.digest, address=self.addresses.address, refused=refused
+            pki=pki,
+            federation=federation.digest,
+            address=self.addresses.address,
+            refused=refused,
+            proxy_for=proxy.choice(site),
         )
         self.evidence = self._equivocation_watch(refused)
         compare, reports = self.evidence.answer, self.service.report if federation.global_test else None
