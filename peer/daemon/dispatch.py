@@ -29,6 +29,7 @@ from peer.core.phases import Phase
 from peer.core.roster import Sha256, SiteName
 from peer.core.rules import Rules
 from peer.core.state import HALT_S
+from peer.daemon import proxies
 from peer.daemon.addresses import AddressBook
 from peer.daemon.evidence import EquivocationWatch
 from peer.daemon.fetcher import ArtifactFetcher
@@ -40,7 +41,7 @@ from peer.identity import certificates
 from peer.records.history import CommittedRound, RecentRounds, recent_rounds
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
-from peer.transport import proxy, tls
+from peer.transport import tls
 from peer.transport.client import ExchangeClient
 from peer.transport.rates import loop_time
 from peer.transport.server import ExchangeServer
@@ -122,7 +123,7 @@ class Daemon:
             federation=federation.digest,
             address=self.addresses.address,
             refused=refused,
-            proxy_for=proxy.choice(site),
+            proxy_for=proxies.choice(site),
         )
         self.evidence = self._equivocation_watch(refused)
         compare, reports = self.evidence.answer, self.service.report if federation.global_test else None

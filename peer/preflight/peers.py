@@ -22,10 +22,11 @@ from peer.config.toml import split_address
 from peer.core import limits
 from peer.core.messages import EvaluationResult, Heartbeat, Hello, SignedManifest
 from peer.core.roster import SiteName, round_key_tag
+from peer.daemon import proxies
 from peer.daemon.addresses import DISCOVERED_MAX, AddressBook
 from peer.daemon.dispatch import now
 from peer.preflight.finding import Finding
-from peer.transport import handshake, proxy, tls, wire
+from peer.transport import handshake, tls, wire
 from peer.transport.client import ExchangeClient, ExchangeError, Unreachable
 from peer.transport.discovery import Discovery, served_at
 from peer.transport.server import ExchangeServer, Grant, Outcome, Refusal, Status
@@ -114,7 +115,7 @@ class ReachabilityCheck:
         self._peers = federation.roster.others(own)
         self._pki = tls.Pki(folder.pki, own, federation.ca_certificate or "", now)
         self._book = AddressBook(own=own, federation=federation, site=site)
-        self._proxy_for = proxy.choice(site)
+        self._proxy_for = proxies.choice(site)
         self._listener = CallListener()
         self._new_address = asyncio.Event()
         self._answered: set[SiteName] = set()

@@ -11,11 +11,12 @@ import pytest
 from fakes.http_proxy import HttpProxy
 from peer.config.schema import SiteConfig
 from peer.core.messages import Heartbeat
+from peer.daemon.proxies import choice
 from peer.errors import ConfigError
 from peer.identity import certificates
 from peer.transport.client import Unreachable
 from peer.transport.handshake import Fault, diagnose
-from peer.transport.proxy import Proxy, choice
+from peer.transport.proxy import Proxy
 
 PULSE = Heartbeat(1, 3, "train", 0.5, 3, 2)
 LOGIN = "dr. who:p@ss:w/rd%"
