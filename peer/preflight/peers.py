@@ -254,7 +254,7 @@ class ReachabilityCheck:
         except ExchangeError as error:
             return Finding(peer, "failure", error.reason, "compare `mhfl-peer federation show` at both sites")
         self._answered.add(peer)
-        skew_s = answer.clock_s - time.time()
+        skew_s = round(answer.clock_s - time.time(), 1) + 0.0  # -0.0 becomes 0.0
         text = f"answers at {address} as {answer.software or 'a peer'}, same federation, clock {skew_s:+.1f} s"
         late = abs(skew_s) > limits.CLOCK_SKEW_WARNING_S
         return Finding.by_remedy(peer, text, "set both clocks (NTP)" if late else "")
