@@ -259,6 +259,7 @@ class FederationConfig(StrictTable):
 
     _digest: Sha256 = PrivateAttr()
     _where: str = PrivateAttr("federation.toml")
+    _file_stages: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> FederationConfig:
@@ -276,6 +277,7 @@ class FederationConfig(StrictTable):
         federation = toml.validate(cls, document, where)
         federation._digest = digest
         federation._where = where
+        federation._file_stages = document.get("stages", {})
         return federation
 
     @property
@@ -308,6 +310,17 @@ class FederationConfig(StrictTable):
     def lacks_image_axes(self) -> bool:
         """Whether the file leaves the order of axes open although the images have two or more."""
         return self.task.spatial_dims > 1 and "image_axes" not in self.model_fields_set
+
+    @property
+    def derived_counts(self) -> dict[str, int]:
+        """By stage, the steps that the method's paper gives for so many sites, where the file has no
+        ``count`` of the stage and its unit is the step.
+        """
+        return {
+            stage: steps * len(self.site)
+            for stage, steps in self.plan.steps_per_site.items()
+            if "count" not in self._file_stages.get(stage, {}) and self.stages[stage].unit == "step"
+        }
 
     def work(self, stage: str) -> Work:
         return Work(**self.stages[stage].model_dump())
