@@ -495,11 +495,22 @@ class RunOutcome(TypedDict):
     failed: Annotated[str | None, "the reason"]
 
 
+class RowWithoutRuns(TypedDict):
+    """A row of an experiment that has no runs in a partition with some networks."""
+
+    partition: Annotated[str, "partition of the samples"]
+    models: Annotated[str, "set of networks"]
+    method: Annotated[str, "name of the row"]
+    reason: Annotated[str, "why"]
+
+
 class SimulationResult(TypedDict):
     """The runs of an experiment, finished or not."""
 
     out: Annotated[str, "folder of results"]
     runs: Annotated[list[RunOutcome], "all runs of the experiment"]
+    without_runs: Annotated[list[RowWithoutRuns], "rows that are left out with some networks"]
+    seconds: Annotated[float | None, "estimate for the unfinished runs; null before the first has finished"]
 
 
 class ReportTableRow(TypedDict):

@@ -11,6 +11,7 @@ from peer.cli import output
 from peer.core.limits import CERTIFICATE_DAYS_MIN
 from peer.errors import one_line
 from peer.records.history import duration
+from peer.records.history import size as size
 
 SHORT = 12
 """How many digits of a digest a table shows."""
@@ -268,12 +269,3 @@ def _abbreviate(value: Any) -> str:
 def clock(time_s: float) -> str:
     """A Unix time in the operator's time zone."""
     return datetime.datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def size(count: float) -> str:
-    """Bytes in binary units, as ``12.3 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError

@@ -314,6 +314,8 @@ class Daemon:
         if kind == "committed":
             self._recent.add(CommittedRound.of_row(round, body, time_s=time.time()))
             facts = {"sources": [source["site"] for source in body["sources"]], "missing": body["missing"]}
+            if not any(facts.values()):
+                facts["alone"] = "as planned"
             log.info("round committed", extra={"round": round, **facts, "seconds": body["duration_s"]})
         elif kind == "compared" and not body["agrees"]:
             log.warning("peer has another mean", extra={"round": round, "peer": body["site"], "sha256": body["sha256"]})

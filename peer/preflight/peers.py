@@ -259,7 +259,7 @@ class ReachabilityCheck:
         except ExchangeError as error:
             return Finding(peer, "failure", error.reason, "compare `mhfl-peer federation show` at both sites")
         self._answered.add(peer)
-        skew_s = answer.clock_s - time.time()
+        skew_s = round(answer.clock_s - time.time(), 1) + 0.0  # -0.0 becomes 0.0
         through = self._proxy_for(peer, address)
         way = f"{address}, through the proxy {through}," if through is not None else address
         text = f"answers at {way} as {answer.software or 'a peer'}, same federation, clock {skew_s:+.1f} s"

@@ -55,7 +55,12 @@ for line in lines:
         say("WorkFailed", order, fault="data", reason="no data here")
         sys.exit(1)
     elif order["type"] == "Initialise":
-        figures = {"threads": 1, "device": "cpu", "samples": {"training": 4, "test": 2, "unreadable": 0}}
+        unreadable = int(mode == "one unreadable")
+        if unreadable:
+            print(
+                "WARNING peer.training.data sample unreadable: image=a b.png reason=it has 3 channels", file=sys.stderr
+            )
+        figures = {"threads": 1, "device": "cpu", "samples": {"training": 4, "test": 2, "unreadable": unreadable}}
         say("Initialised", order, state="initial", artifact=artifact("initial"), **figures)
     elif order["type"] == "Train":
         if mode == "paced":

@@ -128,6 +128,12 @@ def test_a_status_fits_a_terminal_of_80_columns() -> None:
     ]
 
 
+def test_a_narrow_terminal_splits_no_date() -> None:
+    transfer = {"time": 0.0, "direction": "sent", "peer": "europe", "purpose": "handback", "kind": "messenger"}
+    transfer |= {"round": 12, "sha256": "ab" * 32, "bytes": 1 << 20, "outcome": "complete"}
+    assert rendering.clock(0.0) in drawn(rendering.transfers([transfer]), width=80)
+
+
 def test_a_bar_shows_without_colours_how_far_it_is() -> None:
     assert "━━━━━───────────────" in drawn(rendering.progress_line("round", 1, 4, ""))
     assert "━" * 20 in drawn(rendering.progress_line("round", 9, 4, ""))
