@@ -48,8 +48,9 @@ class ExperimentData(StrictTable):
     folder of an unpacked public set. ``pool`` is a datalist, or a folder of one datalist a site.
     Paths are relative to the experiment's file. ``subject`` is the key whose equal values stay on
     one side of training and test, and at one site. ``duplicates`` decides about images with equal
-    content: ``refuse`` raises an error where they leak, ``drop`` keeps one of them.
-    ``validation_shares`` has the shares of single sites; every other site has ``validation_share``.
+    content: ``refuse`` raises an error where they leak, ``drop`` keeps one of them. ``part`` is
+    ``tuning`` for every third subject, ``reported`` for the others. ``validation_shares`` has the
+    shares of single sites; every other site has ``validation_share``.
     """
 
     dataset: str | None = None
@@ -58,6 +59,7 @@ class ExperimentData(StrictTable):
     pool: str | None = None
     subject: Annotated[str, Field(min_length=1)] = SUBJECT
     duplicates: Literal["refuse", "drop"] = "refuse"
+    part: Literal["all", "reported", "tuning"] = "all"
     input_size: Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)] | None = None
     input_sizes: dict[str, Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)]] = Field(
         default_factory=dict
@@ -83,13 +85,18 @@ class ExperimentData(StrictTable):
 
 
 class Partition(StrictTable):
-    """How the pool is divided among sites; further keys are the options of the kind."""
+    """How the pool is divided among sites; further keys are the options of the kind.
+
+    ``test_share`` replaces the experiment's, so that partitions can differ in the number of training
+    samples alone.
+    """
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, JsonValue]
 
     kind: str
     sites: Annotated[tuple[str, ...], Loose, Field(min_length=1)]
+    test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
 class Links(StrictTable):
@@ -248,6 +255,11 @@ class Experiment(StrictTable):
         """Whether the row is the pooled bound: training on the data of all sites together."""
         return (self.methods[label].method or label) == CENTRALISED
 
+    def test_share_of(self, partition: str) -> float | None:
+        """The share of each site's samples that is held out in a partition; None: the data's split."""
+        own = self.partitions[partition].test_share
+        return self.test_share if own is None else own
+
     def model(self, network_set: str, site: str) -> NamedParameters:
         models = self.models[network_set]
         return models[site] if site in models else models[EVERY_SITE]
@@ -335,8 +347,10 @@ class Experiment(StrictTable):
                 )
         if self.folds == 1:
             raise key_problem("folds", "one fold has nothing to train on; 0 takes the data's own split or test_share")
-        if self.folds and self.test_share is not None:
-            raise key_problem("test_share", "folds decide already what is tested on")
+        shares = {f"partitions.{name}.test_share": part.test_share for name, part in self.partitions.items()}
+        for key, share in {"test_share": self.test_share, **shares}.items():
+            if self.folds and share is not None:
+                raise key_problem(key, "folds decide already what is tested on")
         return self
 
     def _check_networks(self) -> None:

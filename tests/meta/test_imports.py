@@ -28,6 +28,7 @@ LAYER = {
     "peer.daemon": "daemon",
     "peer.data": "data",
     "peer.data.adapters": "data",
+    "peer.data.importers": "data",
     "peer.demo": "demo",
     "peer.identity": "identity",
     "peer.inference": "inference",

@@ -34,6 +34,11 @@ PUBLIC_SHA256 = {False: "", True: f'public_sha256 = "{"ab" * 32}"\n'}
         ("[methods.local]\n", {'pool = "pool/pool.json"': 'dataset = "digit"'}, "did you mean 'digits'?"),
         ("[methods.local]\n", {"test_share = 0.25": "folds = 1"}, "one fold has nothing to train on"),
         ("[methods.local]\n", {"test_share = 0.25": "test_share = 0.25\nfolds = 5"}, "folds decide already"),
+        (
+            "[methods.local]\n",
+            {"test_share = 0.25": "folds = 5", 'kind = "equal"': 'kind = "equal"\ntest_share = 0.5'},
+            "partitions.even.test_share: folds decide already",
+        ),
         ('[methods.local]\n[links.gone]\nremoved = ["asien"]\n', {}, "'asien' is no site (did you mean 'asia'?)"),
         ('[methods.fedskd]\n[links.bad]\ninsider = "asia"\n', {}, "an insider has an act, and an act an insider"),
         ('[methods.fedskd]\n[links.bad]\nmethods = ["fedavg"]\n', {}, "links.bad.methods: no such row 'fedavg'"),
