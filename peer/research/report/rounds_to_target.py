@@ -8,7 +8,7 @@ from statistics import fmean
 from peer.research.report import plotting
 from peer.research.report.comparison import Comparison, test_row
 from peer.research.report.costs import MIB
-from peer.research.report.curves import POINTS_MIN, Curve, by_site, mean_over_sites
+from peer.research.report.curves import POINTS_MIN, Curve, by_site, mean_over_sites, set_integer_ticks
 from peer.research.report.plotting import ReportFigure, Style
 from peer.research.report.results import Results, RunResult
 from peer.research.report.table import Cell, Column, Table, TableRow
@@ -91,6 +91,7 @@ def figure(
             heading, (0, factor * target), (3, 2), xycoords=("axes fraction", "data"), textcoords="offset points",
             fontsize=7,
         )  # fmt: skip
+    set_integer_ticks(over_rounds)
     over_rounds.set_xlabel("round")
     over_rounds.set_ylabel(f"Local Test {comparison.unit.axis}")
     for axes in over_bytes:
