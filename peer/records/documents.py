@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypedDict
 
 from peer.core.status import PeerState, PeerStatus, PeerWait, SiteStatus
+from peer.documents import LedgerHead
 
 RouteState = Literal["planned", "waiting", "moving", "arrived", "missing"]
 OwnState = Literal["running", "down", "finished", "new", "unreadable"]
@@ -205,6 +206,20 @@ class DashboardServed(TypedDict):
     sites: Annotated[list[str], "the sites that it shows, as federation/site"]
 
 
+class EgressReported(TypedDict):
+    """The page about what left a site, and whether its ledger is whole."""
+
+    site: Annotated[str, "this site"]
+    federation: Annotated[str, "name of the federation"]
+    file: Annotated[str, "the page that was written"]
+    transfers: Annotated[int, "number of transfers"]
+    bytes: Annotated[int, "bytes of all transfers; an open or unknown one counts in full"]
+    rows: Annotated[int, "rows of the ledger"]
+    head: Annotated[LedgerHead, "head of the ledger's chain"]
+    witnesses: Annotated[list[str], "sites whose witness files were compared"]
+    problems: Annotated[list[str], "contradictions; with one, the command exits with 18"]
+
+
 class HealthDocument(TypedDict):
     """Whether the daemon of a site works."""
 
@@ -232,6 +247,7 @@ DOCUMENTS: Mapping[str, Any] = {
     "plan": PlanDocument,
     "overview": list[FederationOverview],
     "dashboard": DashboardServed,
+    "egress report": EgressReported,
     "health": HealthDocument,
     "pause": ActionDocument,
     "resume": ActionDocument,
