@@ -108,7 +108,18 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "notebook": frozenset({"ground", "core", "config", "records", "transport", "model files", "inference", "training"}),
     "cli": frozenset(
         OPERATION
-        | {"preflight", "tracking", "partition", "statistics", "report", "research", "demo", "spec", "models.footprint"}
+        | {
+            "preflight",
+            "tracking",
+            "partition",
+            "statistics",
+            "report",
+            "research",
+            "demo",
+            "spec",
+            "models.footprint",
+            "models.layers",
+        }
     ),
 }
 CORE_STDLIB = frozenset(
