@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, TypedDict
 
+from peer.model_documents import ModelLayers, ModelList
+
 
 # --- a federation and its sites ---------------------------------------------------------------------------------------
 class FederationCreated(TypedDict):
@@ -323,38 +325,6 @@ class DatasetPrepared(TypedDict):
     licence: Annotated[NotRequired[str], "of a published set"]
 
 
-class ModelDescription(TypedDict):
-    """A network.
-
-    It has the keys from `problem` on with `--task`, with null values if there is a problem.
-    """
-
-    name: Annotated[str, "its name"]
-    family: Annotated[str, "the task that it is for"]
-    spatial_dims: Annotated[list[int], "dimensions in which it exists"]
-    hyper: Annotated[Mapping[str, Any], "hyper-parameters"]
-    differs: Annotated[str, "why its number of parameters is not the one that a paper prints; empty where it is"]
-    problem: Annotated[NotRequired[str | None], "why it does not fit the task"]
-    parameters: Annotated[NotRequired[int | None], "number of parameters"]
-    state_values: Annotated[NotRequired[int | None], "number of values in parameters and buffers"]
-    multiply_accumulates: Annotated[
-        NotRequired[int | None], "for one sample; null without an input size, as all shapes are"
-    ]
-    prediction: Annotated[NotRequired[list[int] | None], "its shape"]
-    taps: Annotated[NotRequired[list[list[int]] | None], "shapes of the compared features"]
-    bottleneck: Annotated[NotRequired[list[int] | None], "its shape"]
-    penultimate: Annotated[NotRequired[list[int] | None], "its shape"]
-    bytes: Annotated[NotRequired[dict[str, int] | None], "of the tensors of an artifact, by kind"]
-
-
-class ModelList(TypedDict):
-    """The networks, and the task for which their sizes are given."""
-
-    task: Annotated[Mapping[str, Any] | None, "kind and sizes of the task; null without `--task`"]
-    input_size: Annotated[list[int] | None, "of one sample"]
-    models: Annotated[list[ModelDescription], "the networks"]
-
-
 class StageDescription(TypedDict):
     """The defaults of a training stage."""
 
@@ -585,6 +555,7 @@ DOCUMENTS: Mapping[str, Any] = {
     "data validate": DatalistSurvey,
     "data prepare": DatasetPrepared,
     "models": ModelList,
+    "models --layers": ModelLayers,
     "methods": list[MethodDescription],
     "predict": PredictionsWritten,
     "export": ModelExported,

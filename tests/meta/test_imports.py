@@ -122,6 +122,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "demo",
             "spec",
             "models.footprint",
+            "models.layers",
         }
     ),
 }
