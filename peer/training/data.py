@@ -23,7 +23,7 @@ from peer.files import clear_unfinished, write_file
 from peer.methods.method import Batch
 from peer.training.augmentation import affine_maps, warp, warp_targets
 from peer.training.errors import UnusableConfigurationError, UnusableDataError
-from peer.training.images import load_regions
+from peer.training.images import Preparation, load_regions
 from peer.training.settings import AugmentationSettings, TrainingSettings
 from peer.training.targets import Example, SampleReader, sample_reader
 
@@ -137,7 +137,7 @@ def load_data(settings: TrainingSettings, seed: Seed, *, check_halt: Callable[[]
         raise UnusableDataError(f"{data.datalist}: what can be read for training {lack}")
     masks = None
     if data.regions is not None:
-        masks = load_regions(data.regions, input_size=data.input_size, image_axes=data.image_axes)
+        masks = load_regions(data.regions, Preparation.of(task, data))
     return SiteData(**splits, unreadable=len(unreadable), masks=masks, task=task.kind)
 
 
