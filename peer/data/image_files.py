@@ -28,6 +28,9 @@ Turn: TypeAlias = NDArray[np.float64]
 OBLIQUE_DEGREES = 20
 """Of an image whose axes lie further from the patient's, the survey warns: turning its axes leaves that angle."""
 
+SHIFT_MAX = 0.1
+"""Share of a voxel by which the grids of two files may differ and count as one."""
+
 LABEL_KEY = "label"
 ALPHA = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
 COLOUR_SPACES = frozenset({"CMYK", "HSV", "LAB", "YCbCr"})
@@ -146,6 +149,16 @@ def apply_turn(values: Values, turn: Turn) -> Values:
     """The values ``(c, *space)`` with their axes of space permuted and flipped."""
     turned: Values = np.moveaxis(apply_orientation(np.moveaxis(values, 0, -1), turn), -1, 0)
     return turned
+
+
+def grid_shift(one: Affine, other: Affine, space: Shape) -> float | None:
+    """By how many mm the corners of two volumes of one shape lie apart; None where they share a
+    grid.
+    """
+    sides = np.array(space) - 1.0
+    corners = np.column_stack([np.array([[0, 0, 0], sides, *np.diag(sides)]), np.ones(5)])
+    shift = float(np.abs((corners @ (one - other).T)[:, :3]).max())
+    return shift if shift > SHIFT_MAX * min(_column_lengths(one)) else None
 
 
 # --- formats --------------------------------------------------------------------------------------

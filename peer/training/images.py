@@ -29,6 +29,7 @@ from peer.data.image_files import (
     Turn,
     apply_turn,
     file_ending,
+    grid_shift,
     open_image,
     read_values,
     turn_back,
@@ -43,8 +44,6 @@ VOLUME_DIMS = 3
 BYTE_MAX = 255  # the brightest value of an 8-bit picture
 INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
 UNTURNED = np.array([[0, 1], [1, 1], [2, 1]])
-SHIFT_MAX = 0.1
-"""Share of a voxel by which the grids of two files may differ and count as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +291,8 @@ def check_same_grid(one: PlacedImage, other: PlacedImage, names: str) -> None:
     # Files that are read as stored have always been taken to lie alike: `data inspect` warns of those.
     if one.turn is None or other.turn is None or one.affine is None or other.affine is None:
         return
-    sides = np.array(one.values.shape[1:])
-    corners = np.array([[0, 0, 0], sides - 1, *(np.eye(3) * (sides - 1))])
-    shift = max(float(np.abs((one.affine - other.affine) @ np.append(corner, 1))[:3].max()) for corner in corners)
-    if shift > SHIFT_MAX * float(voxel_sizes(one.affine).min()):
+    shift = grid_shift(one.affine, other.affine, tuple(one.values.shape[1:]))
+    if shift is not None:
         raise ValueError(f"{names} lie on different grids, up to {shift:.3g} mm apart; resample one to the other")
 
 

@@ -276,9 +276,15 @@ def test_refused_certificates_in_any_spelling(tmp_path: Path) -> None:
             'data.orientation: write three directions such as "RAS"',
         ),
         ({"data": {"input_size": [8], "spacing": [0]}}, r"data.spacing\[0\] = 0"),
-        ({"data": {"input_size": [8], "intensity": ["window", 40, 0]}}, "data.intensity: a window is its centre and its width"),
+        (
+            {"data": {"input_size": [8], "intensity": ["window", 40, 0]}},
+            "data.intensity: a window is its centre and its width",
+        ),
         ({"data": {"input_size": [8], "intensity": ["range", 1, 0]}}, "data.intensity: .*the lower number first"),
-        ({"data": {"input_size": [8], "intensity": ["percentiles", 1, 101]}}, "data.intensity: percentiles are from 0 to 100"),
+        (
+            {"data": {"input_size": [8], "intensity": ["percentiles", 1, 101]}},
+            "data.intensity: percentiles are from 0 to 100",
+        ),
         ({"data": {"input_size": [8], "scale": 3}}, "data.scale = 3: input should be 2, 4 or 8"),
         ({"listen": "7443"}, "listen: '7443' is not host:port"),
         ({"refuse_certificates": ["ab"]}, r"refuse_certificates\[0\]: 'ab' is not a SHA-256"),
