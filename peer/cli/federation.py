@@ -156,7 +156,7 @@ def _describe(federation: FederationConfig, now: datetime) -> FederationShown:
         "evaluation_every": federation.evaluation_every,
         "image_axes": _image_axes(federation),
         "task": federation.task.model_dump(mode="json"),
-        "stages": {name: stage.model_dump(mode="json") for name, stage in federation.stages.items()},
+        "stages": _stages(federation),
         "aggregate": federation.aggregate.model_dump(mode="json"),
         "schedule": federation.schedule.model_dump(mode="json"),
         "fallback": federation.fallback.model_dump(mode="json"),
@@ -173,6 +173,15 @@ def _describe(federation: FederationConfig, now: datetime) -> FederationShown:
             for entry in sorted(federation.site, key=lambda entry: entry.name)
         ],
     }
+
+
+def _stages(federation: FederationConfig) -> dict[str, Any]:
+    """The stages; in a draft, with the counts that `create` will write."""
+    stages = {name: stage.model_dump(mode="json") for name, stage in federation.stages.items()}
+    if federation.ca_certificate is None:
+        for name, count in federation.derived_counts.items():
+            stages[name]["count"] = count
+    return stages
 
 
 def _image_axes(federation: FederationConfig) -> str:

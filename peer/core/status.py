@@ -158,14 +158,17 @@ class SiteStatus(_Site):
     """Where a site is: the document of `status`."""
 
     peers: Annotated[dict[str, PeerStatus], "the other sites by name"]
-    daemon: Annotated[Literal["running", "down"], "whether the daemon answered; else its folder was read"]
+    daemon: Annotated[
+        Literal["running", "unresponsive", "down"],
+        "whether the daemon answered; else its folder was read: `unresponsive` while a process holds it",
+    ]
     federation: Annotated[str, "name of the federation"]
     last_round: Annotated[LastRound | None, "newest committed round; null before the first"]
     left_s: Annotated[float | None, "estimate until the last round is over; null before two rounds are"]
     certificate_days: Annotated[int | None, "whole days that the certificate on disk is valid for"]
     transfers: Annotated[list[TransferInProgress], "transfers under way"]
     listen: Annotated[str, "address and port that peers can call; empty while the port is closed"]
-    pid: Annotated[int | None, "process of the daemon"]
+    pid: Annotated[int | None, "process of the daemon, or of what holds the folder"]
     worker_pid: Annotated[int | None, "process of the training worker; null while there is none"]
     started: Annotated[float | None, "when the daemon started, Unix time"]
 

@@ -98,7 +98,7 @@ def why(journals: Sequence[Journal], *, site: str, round: int) -> dict[str, Any]
 
 
 def status_when_down(folder: SiteFolder) -> SiteStatus:
-    """The status of a site whose daemon is down, from its folder.
+    """The status of a site whose daemon is down or does not answer, from its folder.
 
     The keys are those of a running daemon.
     """
@@ -125,6 +125,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
             {"site": row["body"]["origin"], "round": row["round"], "reason": row["body"]["reason"]}
             for row in refused[began + 1 :]
         ]
+    holder = folder.holder()
     unknown: PeerStatus = {
         "state": "unknown",
         "round": None,
@@ -141,7 +142,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "called_s": None,
     }
     return {
-        "daemon": "down",
+        "daemon": "down" if holder is None else "unresponsive",
         "site": folder.site,
         "federation": folder.federation,
         "digest": digest,
@@ -163,7 +164,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "certificate_days": _certificate_days(folder),
         "transfers": [],
         "listen": "",
-        "pid": None,
+        "pid": int(holder) if holder is not None and holder.isdecimal() else None,
         "worker_pid": None,
         "started": None,
     }

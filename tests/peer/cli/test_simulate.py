@@ -57,3 +57,19 @@ def test_a_run_that_fails_is_named(simulate: Callable[..., Result]) -> None:
     result = simulate("--jobs", "1", text=EXPERIMENT.replace("in_channels = 1", "in_channels = 3"))
     assert result.exit_code == WorkerFailed.exit_code
     assert "even.small.all.local.fold-0.seed-0" in result.stderr
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "two", "1/"])
+def test_a_part_that_is_none_is_named(simulate: Callable[..., Result], shard: str) -> None:
+    result = simulate("--dry-run", "--shard", shard)
+    assert result.exit_code == 2
+    assert f"{shard!r} is no part such as 3/10" in result.output
+
+
+def test_a_part_has_its_runs_alone(simulate: Callable[..., Result]) -> None:
+    result = simulate("--dry-run", "--shard", "2/2")
+    assert "All is well: 0 runs can be carried out." in result.output
+
+
+def test_the_address_of_a_cluster_needs_its_engine(simulate: Callable[..., Result]) -> None:
+    assert "add --engine ray" in simulate("--address", "auto").output
