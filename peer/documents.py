@@ -287,6 +287,8 @@ class SplitSurvey(TypedDict):
     unnamed: Annotated[int, "samples without a subject, for which leakage cannot be detected"]
     classes: Annotated[dict[str, int], "samples of each class, or label maps in which a label occurs"]
     shapes: Annotated[dict[str, int], "images by shape"]
+    orientations: Annotated[dict[str, int], "volumes by the directions of their axes, where the files say them"]
+    spacings: Annotated[dict[str, int], "images by the distances of their voxels in mm, where the files say them"]
     labels: Annotated[int, "label files"]
     label_shapes: Annotated[dict[str, int], "label files by shape"]
 
@@ -298,6 +300,7 @@ class DatalistSurvey(TypedDict):
     splits: Annotated[dict[str, SplitSurvey], "`training` and `test`"]
     unlabelled: Annotated[int, "test entries without a label, which are not evaluated"]
     problems: Annotated[list[str], "reasons why a site cannot train on it"]
+    warnings: Annotated[list[str], "what to look at before training"]
 
 
 class CountComparison(TypedDict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from peer.core.tasks import CLASSIFYING, ROWS_COLUMNS
 from peer.core.worker_protocol import WorkerSetting, to_json
@@ -97,6 +97,6 @@ def write(page: Path, setting: WorkerSetting, document: DatalistInspected, *, sa
 
     request = {"setting": to_json(setting), "samples": samples}
     answer = model_state.run_module("peer.inference.contact_sheet", request, name="the contact sheet")
-    sheet: ContactSheet = {**answer["sheet"], "page": str(page)}
+    sheet = cast(ContactSheet, {**answer["sheet"], "page": str(page)})
     write_atomically(page, sheet_page.render(document, sheet, answer["pictures"]).encode(errors="surrogateescape"))
     return sheet

@@ -54,7 +54,8 @@ def init(settings: Settings, file: Path, name: str, out: Path | None, renew: boo
     must_be_new(out)
     request = enrolment.request(folder, federation, federation_toml, now=datetime.now(UTC), renew=renew)
     if not folder.site_toml.exists():
-        text = site_toml(federation.task.spatial_dims, federation.addresses.get(folder.site))
+        address, axes = federation.addresses.get(folder.site), federation.image_axes
+        text = site_toml(federation.task.spatial_dims, address, image_axes=axes)
         write_atomically(folder.site_toml, text.encode("utf-8"))
     write_atomically(out, request.pem, 0o644)
     document: SiteInitialised = {

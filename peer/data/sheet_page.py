@@ -58,7 +58,7 @@ td.none { color: var(--late); font-weight: 700; } td small { color: var(--faint)
 .key i {
   display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .35rem; vertical-align: -.1rem;
 }
-.ends { display: flex; justify-content: space-between; font-size: .8rem; color: var(--faint); }
+.ends { display: flex; justify-content: space-between; gap: .6rem; overflow-wrap: normal; font-size: .8rem; color: var(--faint); }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); gap: .9rem; }
 .card { border: 1px solid var(--rule); border-radius: 6px; padding: .6rem; background: var(--shade); margin: 0; }
 .card .shown { display: flex; gap: .6rem; flex-wrap: wrap; }
@@ -98,9 +98,9 @@ def render(document: DatalistInspected, sheet: ContactSheet, pictures: Sequence[
         f"<h1>{escape(title)}</h1>",
         f'<p class="patients">{escape(WARNING)}</p>',
         *_preparation(sheet),
-        *_gaps([*document["problems"], *sheet["gaps"]]),
+        *_gaps([*document["problems"], *document["warnings"], *sheet["gaps"]]),
         '<h2>What there is</h2>\n<div class="counts">',
-        _counts(sheet),
+        _counts(document, sheet),
         _pooled(sheet["histograms"]),
         "</div>",
         *_cards(sheet, pictures),
@@ -148,28 +148,44 @@ def _gaps(gaps: Sequence[str]) -> Iterator[str]:
         yield '<ul class="gaps">' + "".join(f"<li>{escape(gap)}</li>" for gap in gaps) + "</ul>"
 
 
-def _counts(sheet: ContactSheet) -> str:
-    """Samples and subjects of each class and split."""
+def _counts(document: DatalistInspected, sheet: ContactSheet) -> str:
+    """Samples and subjects of each class and split; of a label, the maps in which it occurs."""
     splits, counted = sheet["splits"], range(sheet["preparation"]["classes"])
     of_classes = any(split["classes"] for split in splits.values())
-    labels = [str(label) for label in counted] if of_classes else []
-    labels += sorted({label for split in splits.values() for label in split["classes"]} - set(labels), key=int)
-    head = "".join(f"<th>{escape(split)}</th>" for split in splits)
-    rows = [("all", [(split["samples"], split["subjects"]) for split in splits.values()])]
+    labels = {str(label) for label in counted} if of_classes else set()
+    labels |= {label for split in splits.values() for label in split["classes"]}
     named = any(split["subjects"] for split in splits.values())
-    for label in labels:
-        cells = [(split["classes"].get(label, 0), split["class_subjects"].get(label, 0)) for split in splits.values()]
-        rows.append((_class_name(sheet, label), cells))
-    body = "".join(
-        f"<tr><td>{escape(name)}</td>"
-        + "".join(
-            f"<td{'' if samples else ' class=none'}>{samples} <small>of {subjects} subjects</small></td>"
-            for samples, subjects in cells
+    rows: list[tuple[str, list[tuple[int | None, int | None]]]] = [
+        ("all", [(split["samples"], split["subjects"]) for split in splits.values()])
+    ]
+    for label in sorted(labels, key=int):
+        rows.append(
+            (
+                _class_name(sheet, label),
+                [(split["classes"].get(label, 0), split["class_subjects"].get(label, 0)) for split in splits.values()],
+            )
         )
-        + "</tr>"
+    if not of_classes:
+        maps = {split: part["classes"] for split, part in document["splits"].items()}
+        present = sorted({label for counts in maps.values() for label in counts}, key=int)
+        # The survey counts the maps held out for validation with those of training.
+        rows += [
+            (f"maps with {_class_name(sheet, label)}", [(maps.get(split, {}).get(label), None) for split in splits])
+            for label in present
+        ]
+    head = "".join(f"<th>{escape(split)}</th>" for split in splits)
+    body = "".join(
+        f"<tr><td>{escape(name)}</td>{''.join(_count(*cell, named=named) for cell in cells)}</tr>"
         for name, cells in rows
     )
     return f'<div class="wide"><table><thead><tr><th>samples</th>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _count(samples: int | None, subjects: int | None, *, named: bool) -> str:
+    if samples is None:
+        return "<td></td>"
+    words = f" <small>of {subjects} subject{'s' * (subjects != 1)}</small>" if named and subjects is not None else ""
+    return f"<td{'' if samples else ' class=none'}>{samples}{words}</td>"
 
 
 def _class_name(sheet: ContactSheet, label: str) -> str:
@@ -223,21 +239,23 @@ def _cards(sheet: ContactSheet, pictures: Sequence[Mapping[str, Any]]) -> Iterat
 
 def _card(sample: SheetSample, shown: Mapping[str, Any], sheet: ContactSheet) -> str:
     kind = " volume" if len(sample["views"]) > 1 else ""
+    unplaced: list[SheetView] = [{**view, "edges": None} for view in sample["views"]]  # a flip swaps the directions
     versions = (
-        ("as the network sees it", shown.get("image"), shown.get("curves")),
-        ("augmented", shown.get("augmented"), shown.get("augmented_curves")),
-        ("target", shown.get("target"), None),
+        ("as the network sees it", shown.get("image"), shown.get("curves"), sample["views"]),
+        ("augmented", shown.get("augmented"), shown.get("augmented_curves"), unplaced),
+        ("target", shown.get("target"), None, sample["views"]),
     )
     figures = "".join(
-        f'<figure class="version"><figcaption>{caption}</figcaption>{_views(images, sample["views"], sample["image"])}'
+        f'<figure class="version"><figcaption>{caption}</figcaption>{_views(images, views, sample["image"])}'
         f"{_curves(lines)}</figure>"
-        for caption, images, lines in versions
+        for caption, images, lines, views in versions
         if images or lines
     )
+    name = sample["image"]
     return (
         f'<article class="card{kind}"><div class="shown">{figures}</div>'
-        f'<p class="name" title="{escape(sample["image"])}">{escape(_short(sample["image"]))}</p><p class="lines">{"<br>".join(_lines(sample, sheet))}</p>'
-        f"{_histogram(sample['histogram'])}</article>"
+        f'<p class="name" title="{escape(name)}">{escape(_short(name))}</p>'
+        f'<p class="lines">{"<br>".join(_lines(sample, sheet))}</p>{_histogram(sample["histogram"])}</article>'
     )
 
 

@@ -25,12 +25,12 @@ from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.data.adapters.prepared_folder import shuffle
 from peer.data.datalist import Datalist, Sample, inspect_datalist, read_json
 from peer.data.documents import ContactSheet, SheetHistogram, SheetSample, SheetSplit, ValueRange
-from peer.data.survey import read_stored
+from peer.data.image_files import open_image, read_values
 from peer.inference import sheet_pictures
 from peer.training.data import Batches, DataSplit, SiteData, site_seed, validation_names
 from peer.training.errors import UnusableConfigurationError, UnusableDataError, reason_of
 from peer.training.settings import TrainingSettings
-from peer.training.targets import Example, SampleReader, sample_reader
+from peer.training.targets import ClassIndex, Example, LabelMap, SampleReader, sample_reader
 
 SHOWN_MAX = 96
 """Most samples of a sheet: a page of some 10 MB."""
@@ -206,16 +206,17 @@ def _augment(example: Example, sample: Sample, settings: TrainingSettings) -> Ex
     return (batch.images[0], batch.targets[0]) if changed or settings.data.augmentation.active else None
 
 
-def _stored(sample: Sample, read: SampleReader) -> tuple[ValueRange | None, str | None]:
-    """The values as the first file has them, and the directions of its axes where it says them."""
-    preparation = getattr(read, "preparation", None)
-    if preparation is None:
-        shape, values = read_stored(sample.images[0], whole=True)
-        return None if values is None else _value_range(values, shape), None
-    loaded = preparation.load(sample.images)
-    affine, values = getattr(loaded, "affine", None), loaded if isinstance(loaded, torch.Tensor) else loaded.values
-    orientation = None if affine is None else "".join(nibabel.aff2axcodes(affine))
-    return _value_range(values.numpy()), orientation
+def _stored(sample: Sample, read: SampleReader) -> tuple[ValueRange, str | None]:
+    """The values as the first file has them, and the directions in which the axes run that the
+    network gets, where the file says them.
+    """
+    path = sample.images[0]
+    stored = open_image(path)
+    if not isinstance(read, ClassIndex | LabelMap):
+        return _value_range(read_values(path, stored), stored.shape), None
+    loaded = read.preparation.load(sample.images)
+    is_placed = loaded.affine is not None and not stored.doubts
+    return _value_range(loaded.values.numpy()), "".join(nibabel.aff2axcodes(loaded.affine)) if is_placed else None
 
 
 def _value_range(values: np.ndarray, shape: Sequence[int] | None = None) -> ValueRange:

@@ -8,6 +8,7 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from PIL import Image
 
 from peer.data.documents import SheetView
 
-Array = NDArray[np.generic]
+Array: TypeAlias = NDArray[Any]
 
 OPPOSITE = dict(zip("RLAPSI", "LRPAIS", strict=True))
 PLANES = {**dict.fromkeys("RL", "sagittal"), **dict.fromkeys("AP", "coronal"), **dict.fromkeys("SI", "axial")}

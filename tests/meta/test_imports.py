@@ -79,7 +79,19 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "preflight": OPERATION,
     "tracking": frozenset({"ground", "core", "config", "records"}),
     "methods": frozenset({"peer.core.plan", "models", "losses"}),
-    "training": frozenset({"ground", "core", "plans", "methods", "models", "spec", "losses", "peer.data.datalist"}),
+    "training": frozenset(
+        {
+            "ground",
+            "core",
+            "plans",
+            "methods",
+            "models",
+            "spec",
+            "losses",
+            "peer.data.datalist",
+            "peer.data.image_files",
+        }
+    ),
     "inference": frozenset({"ground", "plans", "core", "methods", "models", "spec", "training", "model files", "data"}),
     "partition": frozenset({"ground", "core", "config", "peer.data.datalist"}),
     "statistics": frozenset({"ground", "core"}),
