@@ -554,7 +554,6 @@ DOCUMENTS: Mapping[str, Any] = {
     "egress witness": WitnessWritten,
     "egress export": LedgerExported,
     "evidence": EvidenceShown,
-    "data inspect": DatalistSurvey,
     "data validate": DatalistSurvey,
     "data prepare": DatasetPrepared,
     "models": ModelList,
