@@ -1,6 +1,7 @@
 """The documents that commands print with ``--json``, except those with records of a site.
 
-``DOCUMENTS`` maps a command to the type of its document; ``peer.records.documents`` has the others.
+``DOCUMENTS`` maps a command to the type of its document; ``peer.records.documents`` and
+``peer.data.documents`` have the others.
 Each key is ``Annotated`` with its meaning: ``deploy/reference.py`` generates a page of keys, types
 and meanings.
 """
@@ -332,6 +333,7 @@ class ModelDescription(TypedDict):
     family: Annotated[str, "the task that it is for"]
     spatial_dims: Annotated[list[int], "dimensions in which it exists"]
     hyper: Annotated[Mapping[str, Any], "hyper-parameters"]
+    differs: Annotated[str, "why its number of parameters is not the one that a paper prints; empty where it is"]
     problem: Annotated[NotRequired[str | None], "why it does not fit the task"]
     parameters: Annotated[NotRequired[int | None], "number of parameters"]
     state_values: Annotated[NotRequired[int | None], "number of values in parameters and buffers"]
@@ -494,11 +496,22 @@ class RunOutcome(TypedDict):
     failed: Annotated[str | None, "the reason"]
 
 
+class RowWithoutRuns(TypedDict):
+    """A row of an experiment that has no runs in a partition with some networks."""
+
+    partition: Annotated[str, "partition of the samples"]
+    models: Annotated[str, "set of networks"]
+    method: Annotated[str, "name of the row"]
+    reason: Annotated[str, "why"]
+
+
 class SimulationResult(TypedDict):
     """The runs of an experiment, finished or not."""
 
     out: Annotated[str, "folder of results"]
     runs: Annotated[list[RunOutcome], "all runs of the experiment"]
+    without_runs: Annotated[list[RowWithoutRuns], "rows that are left out with some networks"]
+    seconds: Annotated[float | None, "estimate for the unfinished runs; null before the first has finished"]
 
 
 class ReportTableRow(TypedDict):

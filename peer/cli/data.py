@@ -1,4 +1,4 @@
-"""``mhfl-peer data``: inspect and validate a datalist, and turn public data sets into datalists."""
+"""``mhfl-peer data``: import, inspect and validate a datalist, and turn public data sets into some."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from peer.cli import output, shared_options
+from peer.cli.data_import import import_command
 from peer.core.tasks import CLASSIFYING
 from peer.data.adapters import PUBLISHED, dataset_module, installed_datasets
 from peer.errors import DataError
@@ -38,12 +39,15 @@ seed_option = click.option(
 )
 
 
-@click.group(short_help="Inspect, validate and prepare datalists.")
+@click.group(short_help="Import, inspect, validate and prepare datalists.")
 @shared_options
 def data() -> None:
-    """Inspect, validate and prepare datalists: MONAI's JSON files, with lists of training and of
+    """Import, inspect, validate and prepare datalists: MONAI's JSON files, with lists of training and of
     test samples.
     """
+
+
+data.add_command(import_command)
 
 
 @data.command()

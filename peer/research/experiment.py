@@ -7,6 +7,7 @@ key it raises a ``ConfigError`` that names the file, the dotted key and the reme
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import re
 from collections import Counter
@@ -29,6 +30,8 @@ from peer.research.partition.divide import rule
 from peer.research.partition.groups import SUBJECT
 from peer.research.result_files import CENTRALISED, UNDISTURBED
 
+ValidationShare = Annotated[float, Field(ge=0, lt=1)]
+
 EVERY_SITE = "*"
 LEFT_OUT = "leave-out-"
 """Begins the name of the links of a federation without one site, which is then tested on."""
@@ -46,7 +49,9 @@ class ExperimentData(StrictTable):
     folder of an unpacked public set. ``pool`` is a datalist, or a folder of one datalist a site.
     Paths are relative to the experiment's file. ``subject`` is the key whose equal values stay on
     one side of training and test, and at one site. ``duplicates`` decides about images with equal
-    content: ``refuse`` raises an error where they leak, ``drop`` keeps one of them.
+    content: ``refuse`` raises an error where they leak, ``drop`` keeps one of them. ``part`` is
+    ``tuning`` for every third subject, ``reported`` for the others. ``validation_shares`` has the
+    shares of single sites; every other site has ``validation_share``.
     """
 
     dataset: str | None = None
@@ -55,6 +60,7 @@ class ExperimentData(StrictTable):
     pool: str | None = None
     subject: Annotated[str, Field(min_length=1)] = SUBJECT
     duplicates: Literal["refuse", "drop"] = "refuse"
+    part: Literal["all", "reported", "tuning"] = "all"
     input_size: Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)] | None = None
     input_sizes: dict[str, Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)]] = Field(
         default_factory=dict
@@ -64,7 +70,8 @@ class ExperimentData(StrictTable):
     public: str | None = None
     normalise: Literal["none", "zscore", "unit"] = "none"
     cache: Literal["memory", "disk", "none"] = "memory"
-    validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    validation_share: ValidationShare = 0.0
+    validation_shares: dict[str, ValidationShare] = Field(default_factory=dict)
     augmentation: dict[str, float] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -263,6 +270,29 @@ class Experiment(StrictTable):
         specs = [self.model(network_set, site).model_dump() for site in self.partitions[partition].sites]
         return all(spec == specs[0] for spec in specs)
 
+    def reason_without_runs(self, partition: str, network_set: str, label: str) -> str:
+        """Why a row has no run in a partition with these networks; empty where it has."""
+        allowed_sets = self.methods[label].models
+        if allowed_sets and network_set not in allowed_sets:
+            return f"only for {', '.join(allowed_sets)}"
+        if self.plan(label).shared == "itself" and not self.has_one_network(network_set, partition):
+            return "needs one network for all sites"
+        return ""
+
+    def rows_without_runs(self) -> Iterator[tuple[str, str, str, str]]:
+        """Partition, set of networks, row and reason of everything that is left out."""
+        for partition, network_set, label in itertools.product(self.partitions, self.models, self.methods):
+            if reason := self.reason_without_runs(partition, network_set, label):
+                yield partition, network_set, label, reason
+
+    def missing_modules(self) -> Iterator[tuple[str, str]]:
+        """Network classes of other packages (package.module:Class) that are not installed here, with the key."""
+        for network_set, networks in self.models.items():
+            for site, network in networks.items():
+                module, colon, _ = network.name.partition(":")
+                if colon and importlib.util.find_spec(module.partition(".")[0]) is None:
+                    yield f"models.{network_set}.{site}", module.partition(".")[0]
+
     def combinations(self) -> Iterator[tuple[str, str, str, str]]:
         """Partition, set of networks, links and row of every federation; each is run for all folds
         and seeds.
@@ -272,10 +302,8 @@ class Experiment(StrictTable):
         for partition, network_set, label, links in itertools.product(
             self.partitions, self.models, self.methods, self.links_by_name
         ):
-            allowed_sets, plan = self.methods[label].models, self.plan(label)
-            if allowed_sets and network_set not in allowed_sets:
-                continue
-            if plan.shared == "itself" and not self.has_one_network(network_set, partition):
+            plan = self.plan(label)
+            if self.reason_without_runs(partition, network_set, label):
                 continue
             if (chosen := self.links_by_name[links].methods) and label not in chosen:
                 continue
@@ -322,8 +350,8 @@ class Experiment(StrictTable):
         for name, models in self.models.items():
             for site in sorted(models.keys() - sites - {EVERY_SITE}):
                 raise key_problem(f"models.{name}", f"{site!r} is no site{suggestion(site, sites)}")
-        for name, sized in (("scales", self.data.scales), ("input_sizes", self.data.input_sizes)):
-            for site in sorted(sized.keys() - sites):
+        for name in ("scales", "input_sizes", "validation_shares"):
+            for site in sorted(getattr(self.data, name).keys() - sites):
                 raise key_problem(f"data.{name}", f"{site!r} is no site{suggestion(site, sites)}")
         self._check_networks()
         if len(set(self.seeds)) < len(self.seeds):
@@ -472,7 +500,7 @@ class Experiment(StrictTable):
             "root": root,
             "input_size": list(data.input_sizes.get(site, data.input_size) or ()),
             "normalise": data.normalise,
-            "validation_share": data.validation_share,
+            "validation_share": data.validation_shares.get(site, data.validation_share),
             "cache": data.cache if data.cache != "memory" else None,
             "scale": data.scales.get(site),
             "regions": regions,

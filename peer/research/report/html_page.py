@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Iterator
-from pathlib import Path
 
 from peer.research.report.contents import ReportContents, ReportPart, Section
 from peer.research.report.plotting import ReportFigure
 from peer.research.report.table import BEST, SECOND, Cell, Table, TableRow
+from peer.web_page import STYLE
 
-STYLE = Path(__file__).with_name("style.css")
 LONG_ROWS = 20
 """A table with more rows is collapsed."""
 

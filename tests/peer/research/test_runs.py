@@ -159,6 +159,27 @@ def test_an_unknown_key_cannot_be_the_subject(experiment: Write, tmp_path: Path)
         gather(Experiment.load(path), tmp_path / "data")
 
 
+def test_what_is_chosen_on_one_part_is_reported_on_other_subjects(experiment: Write, tmp_path: Path) -> None:
+    path = experiment("[methods.local]\n")
+    pool = tmp_path / "pool/pool.json"
+    document = json.loads(pool.read_text())
+    for index, entry in enumerate(document["training"]):
+        entry["subject"] = f"patient-{index // 2}"
+    pool.write_text(json.dumps(document))
+    text = path.read_text()
+
+    def select(part: str) -> set[str]:
+        path.write_text(text.replace("[data]\n", f'[data]\npart = "{part}"\n'))
+        return {str(entry["subject"]) for entry in gather(Experiment.load(path), tmp_path / "data").entries}
+
+    tuning, reported = select("tuning"), select("reported")
+    assert (len(tuning), len(reported)) == (8, 16)
+    assert not tuning & reported
+    document["training"].reverse()
+    pool.write_text(json.dumps(document))
+    assert select("tuning") == tuning
+
+
 def test_region_masks_may_lie_where_a_public_set_was_unpacked(experiment: Write, tmp_path: Path) -> None:
     changes = {
         'pool = "pool/pool.json"': 'dataset = "lung-masks"\nregions = true',
