@@ -283,18 +283,23 @@ def _render_survey(document: Mapping[str, Any]) -> output.RenderableType:
 
     splits = document["splits"]
     labels = sorted({label for split in splits.values() for label in split["classes"]}, key=int)
-    shapes = [", ".join(f"{shape} ({count})" for shape, count in split["shapes"].items()) for split in splits.values()]
     rows = [
         *((count, *(split[count] for split in splits.values())) for count in ("samples", "subjects", "unnamed")),
         *((f"class {label}", *(split["classes"].get(label, 0) for split in splits.values())) for label in labels),
-        ("shapes", *shapes),
+        *((key, *_counted(splits, key)) for key in ("shapes", "orientations", "spacings")),
     ]
+    rows = [row for row in rows if row[0] not in ("orientations", "spacings") or any(row[1:])]
     notes = [("problem", problem) for problem in document["problems"]]
+    notes += [("warning", warning) for warning in document["warnings"]]
     if document["unlabelled"]:
         notes.append(("note", f"{document['unlabelled']} test entries have no label and are not evaluated"))
     if any(split["unnamed"] for split in splits.values()):
         notes.append(("note", "samples without a subject: this check cannot see whether a patient is in both splits"))
     return Group(output.table(("", *splits), rows, title=document["datalist"]), output.fields(notes))
+
+
+def _counted(splits: Mapping[str, Any], key: str) -> list[str]:
+    return [", ".join(f"{kind} ({count})" for kind, count in split[key].items()) for split in splits.values()]
 
 
 def _render_packaged(document: Mapping[str, Any]) -> output.RenderableType:
