@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from peer.research.report import gain_by_setting, plotting
+from peer.research.report import gain_by_setting
 from peer.research.report.comparison import compare
 from peer.research.report.gain_by_setting import Variation, variations
 from peer.research.report.results import read
@@ -107,7 +107,7 @@ def test_one_setting_varies_nothing(make) -> None:
     assert varied(make(**SMALL, partitions=("few",)), by_partition) == []
 
 
-def test_the_figure_has_a_share_where_the_mean_room_allows_it(make) -> None:
+def test_a_share_is_drawn_where_the_mean_room_allows_it(make) -> None:
     def value(document: dict[str, Any], model: str) -> float:
         """The room is 20 points in `few`, 2 or 10 points by seed in `some`, and none in `none`."""
         room = {"few": 0.2, "some": [0.02, 0.1][document["seed"]], "none": 0.0}[document["partition"]]
@@ -117,8 +117,3 @@ def test_the_figure_has_a_share_where_the_mean_room_allows_it(make) -> None:
     shares = gain_by_setting.drawn_shares(variation, "global", "FedSKD")
     assert shares == {0: (pytest.approx(50), True), 1: (pytest.approx(50), False)}
     assert gain_by_setting.drawn_shares(variation, "global", "Centralised") == {}
-    with plotting.plot_style():
-        styles = plotting.assign_styles({label: THREE[label] for label in variation.labels})
-        figure = gain_by_setting.figure(variation, styles, name="gain")
-    assert figure.title == "Gain and share of the room by partition: AUC"
-    assert plotting.METHOD_COLOURS["fedskd"] in figure.drawing
