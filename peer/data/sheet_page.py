@@ -59,7 +59,8 @@ td.none { color: var(--late); font-weight: 700; } td small { color: var(--faint)
   display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .35rem; vertical-align: -.1rem;
 }
 .ends {
-  display: flex; justify-content: space-between; gap: .6rem; overflow-wrap: normal; font-size: .8rem; color: var(--faint);
+  display: flex; justify-content: space-between; gap: .6rem;
+  overflow-wrap: normal; font-size: .8rem; color: var(--faint);
 }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); gap: .9rem; }
 .card { border: 1px solid var(--rule); border-radius: 6px; padding: .6rem; background: var(--shade); margin: 0; }
