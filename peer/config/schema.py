@@ -23,12 +23,14 @@ from peer.config.toml import (
     Loose,
     NotNegative,
     ProxyUrl,
+    Relay,
     Seconds,
     Share,
     StrictTable,
     key_problem,
     matching,
     split_address,
+    split_relay,
     suggestion,
 )
 from peer.core import limits, roster, rules
@@ -512,15 +514,17 @@ class LimitsConfig(StrictTable):
 
 
 class ConnectConfig(StrictTable):
-    """``[connect]`` of site.toml: the HTTP proxy through which this site dials its peers.
+    """``[connect]`` of site.toml: how this site dials its peers, and how they reach it.
 
     ``proxy`` is ``none``, ``environment`` or ``http://host:port``; ``peers`` has the same for single
-    sites. The file has ``user:password`` for all of them.
+    sites and relays. The file has ``user:password`` for all of them. At each of ``relays``,
+    ``name host:port``, the site parks connections, through which others reach it.
     """
 
     proxy: ProxyUrl = "none"
     peers: dict[Name, ProxyUrl] = Field(default_factory=dict)
     password_file: str | None = None
+    relays: Annotated[tuple[Relay, ...], Loose] = ()
 
 
 class SiteConfig(StrictTable):
@@ -529,7 +533,7 @@ class SiteConfig(StrictTable):
     listen: Listen = "127.0.0.1:7443"
     refuse_certificates: Annotated[tuple[Digest, ...], Loose] = ()
     allow_models: Annotated[tuple[ClassName, ...], Loose] = ()
-    addresses: dict[Name, Address] = Field(default_factory=dict)
+    addresses: dict[Name, Address | Annotated[tuple[Address, ...], Loose]] = Field(default_factory=dict)
     data: DataConfig
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
@@ -553,6 +557,11 @@ class SiteConfig(StrictTable):
         return str(self._path)
 
     @property
+    def peer_addresses(self) -> dict[SiteName, tuple[str, ...]]:
+        """``[addresses]``, with a tuple for each peer."""
+        return {SiteName(n): (way,) if isinstance(way, str) else way for n, way in self.addresses.items()}
+
+    @property
     def folder(self) -> Path:
         """The folder that relative paths in the file start from."""
         return self._path.parent
@@ -569,7 +578,8 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> Non
     problems = []
     for stranger in site.addresses.keys() - set(federation.roster):
         problems.append(f"addresses.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
-    for stranger in site.connect.peers.keys() - set(federation.roster):
+    relays = {split_relay(relay)[0] for relay in site.connect.relays}
+    for stranger in site.connect.peers.keys() - set(federation.roster) - relays:
         problems.append(f"connect.peers.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
     for stranger in set(egress.receivers) - {"*", *federation.roster}:
         problems.append(f"egress.receivers: {stranger!r} is not in the roster{suggestion(stranger, federation.roster)}")
