@@ -112,7 +112,7 @@ def layer_names(network: nn.Module) -> list[str]:
 def _no_layer(network: nn.Module, layer: str) -> str:
     names = layer_names(network)
     hint = suggestion(layer, names) or f"; at its top are {', '.join(name for name, _ in network.named_children())}"
-    listing = f"models.layer_names(network) lists all {len(names)}"
+    listing = f"`mhfl-peer models --layers` lists all {len(names)}"
     return f"{type(network).__name__} has no layer {layer!r}{hint} ({listing})"
 
 

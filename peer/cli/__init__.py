@@ -38,6 +38,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stop": ("peer.cli.lifecycle:stop", "Write a checkpoint and end the daemon."),
     "backup": ("peer.cli.backup:backup", "Write this site to one file, also while its daemon runs."),
     "restore": ("peer.cli.backup:restore", "Make a site's folder from a backup."),
+    "overview": (
+        "peer.cli.overview:overview",
+        "Show every site in one table: round, phase, waits, refusals, certificates.",
+    ),
+    "dashboard": ("peer.cli.overview:dashboard", "Show all sites of this machine in a browser, on loopback alone."),
     "status": ("peer.cli.watch:status", "Show the current round, what it waits for, and every peer."),
     "rounds": ("peer.cli.watch:rounds", "List the committed rounds: sources, contributors, metrics."),
     "evaluation": ("peer.cli.evaluation:evaluation", "Show this site's model on every site's test data."),
@@ -106,7 +111,7 @@ def site_option(command: AnyCallable) -> AnyCallable:
         "--site",
         "site_name",
         metavar="NAME",
-        shell_complete=_complete_site,
+        shell_complete=complete_site,
         help="The site, or federation/site; needed only where this machine has several.",
     )(command)
 
@@ -126,7 +131,7 @@ def chosen_round(which: str | None) -> Literal["best"] | None:
     return "best" if which == "best" else None
 
 
-def _complete_site(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+def complete_site(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """The sites of the home folder, as ``federation/site`` where a name is not unique."""
     from peer.config import site_folder
 

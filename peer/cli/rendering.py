@@ -45,6 +45,8 @@ def status(document: Mapping[str, Any]) -> output.RenderableType:
         parts.append(Text(f"Failed: {one_line(document['failure'])}", style="red"))
     if document.get("last_round"):
         parts.append(_contributors(document["last_round"], own=document["site"]))
+    if document.get("best_round"):
+        parts.append(_best_round(document["best_round"]))
     parts.append(peers(document["peers"], brief=True))
     parts.extend(Text(line, style="red") for line in _refusals(document["refusals"]))
     days = document.get("certificate_days")
@@ -104,6 +106,20 @@ def _contributors(last: Mapping[str, Any], *, own: str) -> output.RenderableType
     for site, reason in last.get("missing_returns", {}).items():
         text.append(f", without {site}'s copy of this model ({one_line(reason)})", style="yellow")
     return text.append(".")
+
+
+def _best_round(best: Mapping[str, Any]) -> output.RenderableType:
+    """The best round on validation data, the newest beside it, and the way to take it home."""
+    from rich.text import Text
+
+    metric = best["metric"].replace("_", " ")
+    if best["round"] == best["newest_round"]:
+        return Text(f"Round {best['round']} is the best so far: {metric} {best['value']:.4f}.")
+    newest = f"{best['newest_value']:.4f} after round {best['newest_round']}"
+    return Text(
+        f"Best is round {best['round']}: {metric} {best['value']:.4f}, {newest}. `predict` and `export` take it with "
+        "`--round best`."
+    )
 
 
 def _training(training: Mapping[str, Any]) -> output.RenderableType:

@@ -59,6 +59,7 @@ def init(settings: Settings, file: Path, name: str, out: Path | None, renew: boo
             federation.task.spatial_dims,
             federation.addresses.get(folder.site),
             discovery=len(federation.addresses) < len(federation.roster),
+            image_axes=federation.image_axes,
         )
         write_atomically(folder.site_toml, text.encode("utf-8"))
     write_atomically(out, request.pem, 0o644)

@@ -22,6 +22,7 @@ from peer.config.toml import (
     Listen,
     Loose,
     NotNegative,
+    ProxyUrl,
     Seconds,
     Share,
     StrictTable,
@@ -438,10 +439,37 @@ class AugmentationConfig(StrictTable):
     probability: Share = 0.8
 
 
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Millimetres = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Intensity = tuple[Literal["window", "range", "percentiles"], Number, Number]
+
+
+def _intensity(intensity: Intensity) -> Intensity:
+    """A window has a width, the other kinds their lower number first."""
+    kind, first, second = intensity
+    if kind == "window" and second <= 0:
+        raise ValueError(f'a window is its centre and its width, such as ["window", 40, 400], not {second:g}')
+    if kind != "window" and first >= second:
+        raise ValueError(f"runs from {first:g} to {second:g}; write the lower number first")
+    if kind == "percentiles" and not (first >= 0 and second <= 100):
+        raise ValueError('percentiles are from 0 to 100, such as ["percentiles", 0.5, 99.5]')
+    return intensity
+
+
+def _orientation(text: str) -> str:
+    """``stored``, or three directions such as ``RAS``, one along each axis of the body."""
+    if text == "stored" or sorted(AXIS_OF.get(letter, "") for letter in text) == sorted({*AXIS_OF.values()}):
+        return text
+    raise ValueError('write three directions such as "RAS" (right, anterior, superior), or "stored"')
+
+
+AXIS_OF = {"R": "x", "L": "x", "A": "y", "P": "y", "S": "z", "I": "z"}
+
+
 class DataConfig(StrictTable):
     """``[data]``: the samples; paths are relative to site.toml's folder.
 
-    Only super-resolution has ``scale``.
+    Only super-resolution has ``scale``, only volumes an ``orientation``.
     """
 
     datalist: str = "datalist.json"
@@ -453,7 +481,10 @@ class DataConfig(StrictTable):
     cache: Literal["memory", "disk", "none"] = "memory"
     validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     normalise: Literal["none", "zscore", "unit"] = "none"
+    orientation: Annotated[str, AfterValidator(_orientation)] | None = None
+    spacing: Annotated[tuple[Millimetres, ...], Loose, Field(min_length=1, max_length=3)] | None = None
     scale: Literal[2, 4, 8] | None = None
+    intensity: Annotated[Intensity, Loose, AfterValidator(_intensity)] | None = None
     augmentation: AugmentationConfig = AugmentationConfig()
 
 
@@ -480,6 +511,18 @@ class LimitsConfig(StrictTable):
     received_ratio_max: NotNegative = limits.RECEIVED_RATIO_MAX
 
 
+class ConnectConfig(StrictTable):
+    """``[connect]`` of site.toml: the HTTP proxy through which this site dials its peers.
+
+    ``proxy`` is ``none``, ``environment`` or ``http://host:port``; ``peers`` has the same for single
+    sites. The file has ``user:password`` for all of them.
+    """
+
+    proxy: ProxyUrl = "none"
+    peers: dict[Name, ProxyUrl] = Field(default_factory=dict)
+    password_file: str | None = None
+
+
 class SiteConfig(StrictTable):
     """``site.toml``. Use ``load``, which also remembers the file's path."""
 
@@ -492,6 +535,7 @@ class SiteConfig(StrictTable):
     training: TrainingConfig = TrainingConfig()
     limits: LimitsConfig = LimitsConfig()
     egress: EgressConfig = EgressConfig()
+    connect: ConnectConfig = ConnectConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     metrics: MetricsConfig = MetricsConfig()
 
@@ -525,6 +569,8 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> Non
     problems = []
     for stranger in site.addresses.keys() - set(federation.roster):
         problems.append(f"addresses.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
+    for stranger in site.connect.peers.keys() - set(federation.roster):
+        problems.append(f"connect.peers.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
     for stranger in set(egress.receivers) - {"*", *federation.roster}:
         problems.append(f"egress.receivers: {stranger!r} is not in the roster{suggestion(stranger, federation.roster)}")
     for kind in egress.kinds or ():
@@ -549,8 +595,22 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> Non
             f"data.input_size: {len(site.data.input_size)} sizes for spatial_dims = {federation.task.spatial_dims}"
         )
     problems += _scale_problems(federation.task.kind, site)
+    problems += _geometry_problems(federation.task, site.data)
     if problems:
         toml.refuse(site.where, sorted(problems))
+
+
+def _geometry_problems(task: TaskConfig, data: DataConfig) -> Iterator[str]:
+    """Problems with the keys that say how images are turned, resampled and scaled."""
+    if data.orientation is not None and task.spatial_dims < 3:
+        yield "data.orientation: only volumes have one; leave it out"
+    if data.spacing is not None and len(data.spacing) != task.spatial_dims:
+        yield f"data.spacing: {len(data.spacing)} distances for spatial_dims = {task.spatial_dims}"
+    if task.kind == "super_resolution":
+        if data.spacing is not None:
+            yield "data.spacing: would interpolate what the network must learn; super-resolution takes none"
+        if data.intensity is not None:
+            yield "data.intensity: super-resolution takes images with values from 0 to 1; leave it out"
 
 
 def _scale_problems(kind: str, site: SiteConfig) -> Iterator[str]:

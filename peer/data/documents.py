@@ -1,4 +1,4 @@
-"""The documents that ``data import`` prints with ``--json``.
+"""The documents that ``data import`` and ``data inspect`` print with ``--json``.
 
 ``peer.documents`` says how they are described.
 """
@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from peer.documents import DatalistSurvey
 
 
 class ImportedSplit(TypedDict):
@@ -51,5 +53,79 @@ class DatalistImported(TypedDict):
     notes: Annotated[list[str], "what to know before training on it"]
 
 
-DOCUMENTS: Mapping[str, Any] = {"data import": DatalistImported}
+class ValueRange(TypedDict):
+    """The values of an image."""
+
+    shape: Annotated[str, "channels first"]
+    lowest: Annotated[float, "smallest value"]
+    highest: Annotated[float, "largest value"]
+    mean: Annotated[float, "mean"]
+    deviation: Annotated[float, "standard deviation"]
+
+
+class SheetHistogram(TypedDict):
+    """How values are distributed, in bins of equal width."""
+
+    lowest: Annotated[float, "where the first bin begins"]
+    highest: Annotated[float, "where the last bin ends"]
+    shares: Annotated[list[float], "of the values, by bin"]
+
+
+class SheetView(TypedDict):
+    """A plane through an image that the page shows."""
+
+    plane: Annotated[str, "its name; empty for a picture"]
+    index: Annotated[int | None, "of a volume: the slice, counted from 0"]
+    edges: Annotated[
+        Mapping[str, str] | None, "the directions in the patient at `left`, `right`, `top` and `bottom`, where known"
+    ]
+
+
+class SheetSample(TypedDict):
+    """A sample on the page."""
+
+    split: Annotated[str, '"training", "validation" or "test"']
+    image: Annotated[str, "as the datalist names it"]
+    label: Annotated[int | None, "its class"]
+    subject: Annotated[str | None, "as the datalist names it"]
+    problem: Annotated[str, "why it cannot be read; else empty"]
+    stored: Annotated[ValueRange | None, "as its files have it"]
+    prepared: Annotated[ValueRange | None, "as the network gets it"]
+    orientation: Annotated[str | None, "for each axis, the direction in the patient in which it runs, where known"]
+    labels: Annotated[Mapping[str, float], "of a label map: the share of each label at the network's size"]
+    histogram: Annotated[SheetHistogram | None, "of the prepared values"]
+    views: Annotated[list[SheetView], "in the order of the pictures; of a signal none"]
+
+
+class SheetSplit(TypedDict):
+    """The samples of one use."""
+
+    samples: Annotated[int, "number of samples"]
+    subjects: Annotated[int, "number of different subjects"]
+    unnamed: Annotated[int, "samples without a subject"]
+    classes: Annotated[Mapping[str, int], "samples of each class"]
+    class_subjects: Annotated[Mapping[str, int], "subjects of each class"]
+
+
+class ContactSheet(TypedDict):
+    """The facts on the page that `--html` writes."""
+
+    page: Annotated[str, "the file, which shows patients' images"]
+    site: Annotated[str | None, "whose settings prepared the samples; null: those of the options"]
+    task: Annotated[str, "the learning task"]
+    classes: Annotated[Mapping[str, str], "names by number, where the datalist has them"]
+    preparation: Annotated[Mapping[str, Any], "how a file becomes the network's input"]
+    splits: Annotated[Mapping[str, SheetSplit], "`training`, `validation` and `test`, as the trainer divides them"]
+    gaps: Annotated[list[str], "what the data lacks"]
+    histograms: Annotated[Mapping[str, SheetHistogram], "of the shown samples, by split"]
+    samples: Annotated[list[SheetSample], "the shown samples"]
+
+
+class DatalistInspected(DatalistSurvey):
+    """The content of a datalist, and its problems."""
+
+    sheet: Annotated[NotRequired[ContactSheet], "with `--html`: the facts on the page"]
+
+
+DOCUMENTS: Mapping[str, Any] = {"data import": DatalistImported, "data inspect": DatalistInspected}
 """By command, the type of the document that ``--json`` prints."""

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,8 @@ REMEDIES = {
 }
 UNREADABLE = re.compile(r"sample unreadable: image=(?P<image>.*?) reason=(?P<reason>.*)")
 """The worker's log line about a sample."""
+PADDING_SHARE_MAX = 0.5
+"""Of a model's weights that see padding alone: from here on, most of its traffic says nothing."""
 TEMPORARY = "set TMPDIR to a folder with room for a few times the model"
 
 
@@ -91,7 +93,8 @@ async def rehearse(
     start = _describe_start(initialised, site, unreadable)
     if not isinstance(rehearsed, events.Rehearsed):
         return Trial((start, _describe_failure("rehearsal", rehearsed)))
-    return Trial((start, _describe_rehearsal(rehearsed, site)), rehearsed.artifact_bytes)
+    findings = (start, _describe_rehearsal(rehearsed, site), *_describe_padding(rehearsed, site))
+    return Trial(findings, rehearsed.artifact_bytes)
 
 
 async def _next_answer(answers: asyncio.Queue[events.Event], limit_s: float) -> events.Event:
@@ -135,3 +138,16 @@ def _describe_rehearsal(answer: events.Rehearsed, site: SiteConfig) -> Finding:
     )
     tight = answer.memory_bytes > MEMORY_SHARE_MAX * answer.available_bytes
     return Finding.by_remedy("rehearsal", text, REMEDIES["memory"] if tight else "")
+
+
+def _describe_padding(answer: events.Rehearsed, site: SiteConfig) -> Iterator[Finding]:
+    """A warning where most weights never train, since the deepest maps are smaller than the kernels."""
+    if answer.padding_share > PADDING_SHARE_MAX:
+        yield Finding(
+            "network",
+            "warning",
+            f"{answer.padding_share:.0%} of the weights of {site.model.name} lie on padding at this input size: they "
+            "get no gradient, take that share of the traffic, and identify this site to who receives two of its models",
+            "take a network with fewer halvings of the grid (stem_stride = 1, max_pool = false, fewer stages), or a "
+            "larger [data] input_size",
+        )

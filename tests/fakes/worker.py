@@ -83,6 +83,7 @@ for line in lines:
             sys.exit(1)
         sizes = {"memory_bytes": 3 << 30, "available_bytes": (3 if mode == "tight" else 8) << 30}
         sizes["artifact_bytes"] = 4 * numbers
+        sizes["padding_share"] = 0.68 if mode == "on padding" else 0.1
         say("Rehearsed", order, device="cpu", step_s={"train": 0.5}, round_s=600.0, **sizes)
     elif order["type"] == "Measure":
         if mode == "guests kill it":

@@ -26,6 +26,7 @@ LAYER = {
     "peer.config": "config",
     "peer.core": "core",
     "peer.daemon": "daemon",
+    "peer.dashboard": "dashboard",
     "peer.data": "data",
     "peer.data.adapters": "data",
     "peer.data.importers": "data",
@@ -78,8 +79,21 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "model files": frozenset({"ground", "plans", "core", "config", "records", "spec", "transport"}),
     "preflight": OPERATION,
     "tracking": frozenset({"ground", "core", "config", "records"}),
+    "dashboard": frozenset({"ground", "core", "config", "identity", "records", "transport", "audit", "tracking"}),
     "methods": frozenset({"peer.core.plan", "models", "losses"}),
-    "training": frozenset({"ground", "core", "plans", "methods", "models", "spec", "losses", "peer.data.datalist"}),
+    "training": frozenset(
+        {
+            "ground",
+            "core",
+            "plans",
+            "methods",
+            "models",
+            "spec",
+            "losses",
+            "peer.data.datalist",
+            "peer.data.image_files",
+        }
+    ),
     "inference": frozenset({"ground", "plans", "core", "methods", "models", "spec", "training", "model files", "data"}),
     "partition": frozenset({"ground", "core", "config", "peer.data.datalist"}),
     "statistics": frozenset({"ground", "core"}),
@@ -109,7 +123,19 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "notebook": frozenset({"ground", "core", "config", "records", "transport", "model files", "inference", "training"}),
     "cli": frozenset(
         OPERATION
-        | {"preflight", "tracking", "partition", "statistics", "report", "research", "demo", "spec", "models.footprint"}
+        | {
+            "dashboard",
+            "preflight",
+            "tracking",
+            "partition",
+            "statistics",
+            "report",
+            "research",
+            "demo",
+            "spec",
+            "models.footprint",
+            "models.layers",
+        }
     ),
 }
 CORE_STDLIB = frozenset(

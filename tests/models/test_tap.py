@@ -240,7 +240,7 @@ def test_a_head_that_overwrites_its_input_is_named():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"head": "fcc"}, r"Small has no layer 'fcc'; did you mean 'fc'.*models.layer_names\(network\) lists all 6"),
+        ({"head": "fcc"}, r"Small has no layer 'fcc'; did you mean 'fc'.*`mhfl-peer models --layers` lists all 6"),
         ({"features": ["zebra"]}, "Small has no layer 'zebra'; at its top are stage1, stage2, act, pair, bilinear, fc"),
         ({"features": ["stage1", "stage1"]}, r"features \['stage1', 'stage1'\] name a layer twice"),
     ],

@@ -12,7 +12,7 @@ from peer.core.tasks import CLASSIFYING
 from peer.data.adapters.prepared_folder import shuffle
 from peer.data.datalist import NAMES_SHOWN_MAX, SELF_LABELLED
 from peer.data.documents import DrawnSplits, LeftOutSamples
-from peer.data.survey import read_stored
+from peer.data.image_files import open_image
 from peer.errors import DataError
 
 TRAINING, TEST = "training", "test"
@@ -134,7 +134,7 @@ def check_files(candidates: Iterable[Candidate], faults: Faults, shapes: Counter
             faults.add(candidate, "file is missing", f"{missing[0]} is not there")
             continue
         try:
-            stored = [read_stored(path)[0] for path in files]
+            stored = [open_image(path).shape for path in files]
         except ValueError as error:
             faults.add(candidate, "file cannot be read", f"{files[0]} cannot be read: {error}")
             continue

@@ -12,6 +12,7 @@ STATUS = {
     "daemon": "running", "site": "asia", "federation": "trial", "digest": "ab" * 32, "method": "fedskd",
     "generation": 2, "phase": "train", "phase_s": 1.0, "round": 4, "rounds": 10, "committed": 3, "waiting_for": [],
     "peers": {}, "training": {}, "samples": {}, "refusals": [], "failure": "", "last_round": None, "left_s": None,
+    "best_round": None,
     "certificate_days": 364, "transfers": [], "pid": 7, "worker_pid": 8, "started": 0.0,
 }  # fmt: skip
 PEER = {
@@ -91,6 +92,14 @@ def test_a_status_tells_the_time_left_and_who_took_part() -> None:
     shown = drawn(rendering.status({**STATUS, "left_s": 8000.0, "last_round": last}))
     assert "train, about 2 h 13 min left" in shown
     assert "Round 3 was trained with europe, without africa (silent)." in shown
+
+
+def test_a_status_tells_the_best_round_beside_the_newest() -> None:
+    best = {"metric": "validation_auc", "round": 2, "value": 0.75, "newest_round": 3, "newest_value": 0.7}
+    text = status(best_round=best)
+    assert "Best is round 2: validation auc 0.7500, 0.7000 after round 3. `predict` and `export` take it" in text
+    assert "Round 3 is the best so far: validation auc 0.7000." in status(best_round={**best, "round": 3, "value": 0.7})
+    assert "best" not in status()
 
 
 @pytest.mark.parametrize(

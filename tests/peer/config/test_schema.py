@@ -272,6 +272,20 @@ def test_refused_certificates_in_any_spelling(tmp_path: Path) -> None:
         ({"data": {"input_size": [0, 1, 1]}}, r"data.input_size\[0\]: expected at least 1, found 0"),
         ({"data": {"input_size": [32, 32, 32], "cach": 1}}, r"data.cach: unknown key \(did you mean 'cache'\?\)"),
         ({"data": {"input_size": [8], "augmentation": {"flip": 2}}}, "data.augmentation.flip: expected at most 1"),
+        (
+            {"data": {"input_size": [8], "orientation": "RAR"}},
+            'data.orientation: write three directions such as "RAS"',
+        ),
+        ({"data": {"input_size": [8], "spacing": [0]}}, r"data.spacing\[0\]: expected .*0"),
+        (
+            {"data": {"input_size": [8], "intensity": ["window", 40, 0]}},
+            "data.intensity: a window is its centre and its width",
+        ),
+        ({"data": {"input_size": [8], "intensity": ["range", 1, 0]}}, "data.intensity: .*the lower number first"),
+        (
+            {"data": {"input_size": [8], "intensity": ["percentiles", 1, 101]}},
+            "data.intensity: percentiles are from 0 to 100",
+        ),
         ({"data": {"input_size": [8], "scale": 3}}, "data.scale: expected 2, 4 or 8"),
         ({"listen": "7443"}, "listen: '7443' is not host:port"),
         ({"refuse_certificates": ["ab"]}, r"refuse_certificates\[0\]: 'ab' is not a SHA-256"),
@@ -333,6 +347,14 @@ def test_a_site_of_super_resolution(tmp_path: Path, model: dict[str, Any]) -> No
         ({}, {"data": {"input_size": [32, 32]}}, "data.input_size: 2 sizes for spatial_dims = 3"),
         ({}, {"data": {"input_size": [8] * 3, "scale": 2}}, "data.scale: classification has none; leave it out"),
         (LARGER, {}, "data.scale: super-resolution needs 2, 4 or 8"),
+        (task(spatial_dims=2), {"data": {"input_size": [8, 8], "orientation": "RAS"}},
+         "data.orientation: only volumes have one; leave it out"),
+        ({}, {"data": {"input_size": [8, 8, 8], "spacing": [1.0, 1.0]}},
+         "data.spacing: 2 distances for spatial_dims = 3"),
+        (LARGER, {"data": {"input_size": [8] * 3, "scale": 2, "spacing": [1.0] * 3}},
+         "data.spacing: would interpolate what the network must learn"),
+        (LARGER, {"data": {"input_size": [8] * 3, "scale": 2, "intensity": ["range", 0, 1]}},
+         "data.intensity: super-resolution takes images with values from 0 to 1; leave it out"),
         (LARGER, {"data": {"input_size": [8] * 3, "scale": 2, "normalise": "unit"}},
          "data.normalise: unit would part an image from its target; super-resolution takes none"),
         (LARGER, {"data": {"input_size": [8] * 3, "scale": 2}, "model": {"name": "srcnn"}},
@@ -401,8 +423,8 @@ def test_example_site_is_valid_and_shows_every_key(tmp_path: Path) -> None:
         check_site(FederationConfig.load(EXAMPLES / "federation.toml"), full, "europe")
     assert missing_keys(SiteConfig, tomllib.loads(uncommented(EXAMPLES / "site.toml"))) == set()
     shown = {"addresses": True, "data": {"root": True, "public": True, "regions": True, "scale": True,
-             "augmentation": {"flip"}}, "model": {"features", "head", "parameters"},
-             "egress": {"kinds", "bytes_per_round_max"}}  # fmt: skip
+             "spacing": True, "intensity": True, "augmentation": {"flip"}}, "model": {"features", "head", "parameters"},
+             "egress": {"kinds", "bytes_per_round_max"}, "connect": {"peers", "password_file"}}  # fmt: skip
     assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)
 
 

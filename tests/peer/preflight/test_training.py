@@ -42,6 +42,14 @@ def test_memory_that_hardly_suffices_is_worth_a_warning(run_check: RunCheck) -> 
     assert "batch_size" in finding.remedy
 
 
+def test_a_network_whose_kernels_see_padding_is_worth_a_warning(run_check: RunCheck) -> None:
+    finding = run_check("on padding")["network"]
+    assert finding.verdict == "warning"
+    assert finding.message.startswith("68% of the weights of resnet10 lie on padding at this input size")
+    assert "input_size" in finding.remedy
+    assert "network" not in run_check("works")
+
+
 @pytest.mark.parametrize(
     ("mode", "subject", "reason", "remedy"),
     [
