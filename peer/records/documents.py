@@ -220,6 +220,22 @@ class EgressReported(TypedDict):
     problems: Annotated[list[str], "contradictions; with one, the command exits with 18"]
 
 
+class BugReportMember(TypedDict):
+    """A file of a bug report."""
+
+    name: Annotated[str, "its name"]
+    bytes: Annotated[int, "its size"]
+    meaning: Annotated[str, "what it is"]
+
+
+class BugReported(TypedDict):
+    """The bug report that was written."""
+
+    site: Annotated[str, "this site"]
+    file: Annotated[str, "the zip file"]
+    members: Annotated[list[BugReportMember], "what is in it"]
+
+
 class HealthDocument(TypedDict):
     """Whether the daemon of a site works."""
 
@@ -248,6 +264,7 @@ DOCUMENTS: Mapping[str, Any] = {
     "overview": list[FederationOverview],
     "dashboard": DashboardServed,
     "egress report": EgressReported,
+    "bugreport": BugReported,
     "health": HealthDocument,
     "pause": ActionDocument,
     "resume": ActionDocument,
