@@ -103,7 +103,7 @@ class PeerUnreachable(PeerError):  # noqa: N818 - the name is the fact
 
 class DaemonDown(PeerError):  # noqa: N818 - the name is the fact
     exit_code = 14
-    meaning = "the site's daemon is not running"
+    meaning = "the site's daemon is not running, or does not answer"
     usual_remedy = "start it with `mhfl-peer start`"
 
 

@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
@@ -192,19 +192,38 @@ class LazyGroup(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit is quiet too
             sys.exit(INTERNAL_ERROR)
         except Exception as error:
-            sys.exit(_report(error, debug=settings.debug))
+            words = extra.get("args") or (args[0] if args else None) or sys.argv[1:]
+            sys.exit(_report(error, debug=settings.debug, called=_called_command(self, words)))
         sys.exit(result if isinstance(result, int) else 0)
 
 
-def _report(error: Exception, *, debug: bool) -> int:
-    """Write the error to stderr in one line; return its exit code."""
+def _called_command(group: click.Group, words: Sequence[str]) -> str:
+    """The program and the command that these words call."""
+    path = PROGRAM
+    for word in words:
+        command = group.get_command(click.Context(group), word)
+        if command is not None:
+            path += f" {word}"
+        if isinstance(command, click.Group):
+            group = command
+        elif command is not None:
+            break
+    return path
+
+
+def _report(error: Exception, *, debug: bool, called: str = PROGRAM) -> int:
+    """Write the error to stderr in one line; return its exit code.
+
+    Args:
+        called: the called command, for errors of click that do not know it.
+    """
     if debug:
         traceback.print_exception(error)
     if isinstance(error, NoArgsIsHelpError):
         error.show()
         return error.exit_code
     if isinstance(error, click.UsageError):
-        path = error.ctx.command_path if error.ctx is not None else PROGRAM
+        path = error.ctx.command_path if error.ctx is not None else called
         error = UsageError(error.format_message().rstrip("."), f"see `{path} --help`")
     elif isinstance(error, click.ClickException):
         error = UsageError(error.format_message().rstrip("."))

@@ -158,20 +158,32 @@ def status(settings: Settings, site_name: str | None, watch: bool, page: Path | 
 
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     snapshots = FederationReader([folder]).read()
-    site_folder.write_atomically(page, write_page(snapshots, version=__version__).encode(), 0o644)
+    site_folder.write_atomically(page, write_page(snapshots, version=__version__).encode())
     output.emit(snapshots[0].sites[0]["status"], as_json=as_json, render=lambda _: f"{folder.site}: {page} is written")
 
 
-rounds = _view_command(
-    "rounds",
-    "List the committed rounds: sources, contributors, metrics.",
-    rendering.rounds,
-    """List the committed rounds: whose artifacts each used, which sites were missing and why, losses and metrics.
+@click.command(short_help="List the committed rounds: sources, contributors, metrics.")
+@click.option("--last", type=click.IntRange(1), help="How many of the newest rounds to show  [default: all].")
+@site_option
+@watch_option
+@output.json_option
+@shared_options
+@pass_settings
+def rounds(settings: Settings, site_name: str | None, last: int | None, watch: bool, as_json: bool) -> None:
+    """List the committed rounds: whose artifacts each used, which sites were missing and why,
+    losses and metrics.
 
     \b
+    mhfl-peer rounds --site europe --last 10
     mhfl-peer rounds --site europe --watch
-    """,
-)
+    """
+
+    def newest(document: Any) -> Any:
+        return document if last is None else document[-last:]
+
+    show(settings, site_name, "rounds", rendering.rounds, {}, as_json=as_json, watch=watch, select=newest)
+
+
 peers = _view_command(
     "peers",
     "Show the other sites as this one sees them.",

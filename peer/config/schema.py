@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import ipaddress
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -21,6 +22,7 @@ from peer.config.toml import (
     Listen,
     Loose,
     NotNegative,
+    ProxyUrl,
     Seconds,
     Share,
     StrictTable,
@@ -107,6 +109,8 @@ MODEL_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 PACE = rules.PaceRules()
+NAME_LENGTH_MAX = 32
+"""Of a site or a federation, as `peer.core.roster.SITE_NAME` has it."""
 
 
 def _digest(text: str) -> str:
@@ -114,7 +118,26 @@ def _digest(text: str) -> str:
     return roster.sha256(text.replace(":", "").lower())
 
 
-Name = Annotated[str, AfterValidator(roster.site_name)]
+def _model_name(text: str) -> str:
+    if not MODEL_NAME.fullmatch(text):
+        hint = suggestion(text, HYPER) if "." not in text and ":" not in text else ""
+        raise ValueError(f"{text!r} is not a model's name or package.module:Class{hint}")
+    return text
+
+
+def _name(text: str) -> str:
+    if not roster.SITE_NAME.fullmatch(text):
+        plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+        guess = re.sub("[^a-z0-9]+", "-", plain)[:NAME_LENGTH_MAX].strip("-")
+        raise ValueError(
+            f"name {text!r} must be 1 to {NAME_LENGTH_MAX} lower-case letters, digits or hyphens, with no hyphen at "
+            "either end" + (f" (such as {guess!r})" if guess else "")
+        )
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name)]
+ModelName = Annotated[str, AfterValidator(_model_name)]
 Digest = Annotated[str, AfterValidator(_digest)]
 ClassName = Annotated[str, matching(CLASS_NAME, "package.module:Class")]
 
@@ -237,6 +260,7 @@ class FederationConfig(StrictTable):
 
     _digest: Sha256 = PrivateAttr()
     _where: str = PrivateAttr("federation.toml")
+    _file_stages: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> FederationConfig:
@@ -254,6 +278,7 @@ class FederationConfig(StrictTable):
         federation = toml.validate(cls, document, where)
         federation._digest = digest
         federation._where = where
+        federation._file_stages = document.get("stages", {})
         return federation
 
     @property
@@ -264,7 +289,7 @@ class FederationConfig(StrictTable):
     def digest(self) -> Sha256:
         return self._digest
 
-    @cached_property
+    @functools.cached_property
     def roster(self) -> Roster:
         return Roster.of([entry.name for entry in self.site])
 
@@ -286,6 +311,17 @@ class FederationConfig(StrictTable):
     def lacks_image_axes(self) -> bool:
         """Whether the file leaves the order of axes open although the images have two or more."""
         return self.task.spatial_dims > 1 and "image_axes" not in self.model_fields_set
+
+    @property
+    def derived_counts(self) -> dict[str, int]:
+        """By stage, the steps that the method's paper gives for so many sites, where the file has no
+        ``count`` of the stage and its unit is the step.
+        """
+        return {
+            stage: steps * len(self.site)
+            for stage, steps in self.plan.steps_per_site.items()
+            if "count" not in self._file_stages.get(stage, {}) and self.stages[stage].unit == "step"
+        }
 
     def work(self, stage: str) -> Work:
         return Work(**self.stages[stage].model_dump())
@@ -403,27 +439,57 @@ class AugmentationConfig(StrictTable):
     probability: Share = 0.8
 
 
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Millimetres = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Intensity = tuple[Literal["window", "range", "percentiles"], Number, Number]
+
+
+def _intensity(intensity: Intensity) -> Intensity:
+    """A window has a width, the other kinds their lower number first."""
+    kind, first, second = intensity
+    if kind == "window" and second <= 0:
+        raise ValueError(f'a window is its centre and its width, such as ["window", 40, 400], not {second:g}')
+    if kind != "window" and first >= second:
+        raise ValueError(f"runs from {first:g} to {second:g}; write the lower number first")
+    if kind == "percentiles" and not (first >= 0 and second <= 100):
+        raise ValueError('percentiles are from 0 to 100, such as ["percentiles", 0.5, 99.5]')
+    return intensity
+
+
+def _orientation(text: str) -> str:
+    """``stored``, or three directions such as ``RAS``, one along each axis of the body."""
+    if text == "stored" or sorted(AXIS_OF.get(letter, "") for letter in text) == sorted({*AXIS_OF.values()}):
+        return text
+    raise ValueError('write three directions such as "RAS" (right, anterior, superior), or "stored"')
+
+
+AXIS_OF = {"R": "x", "L": "x", "A": "y", "P": "y", "S": "z", "I": "z"}
+
+
 class DataConfig(StrictTable):
     """``[data]``: the samples; paths are relative to site.toml's folder.
 
-    Only super-resolution has ``scale``.
+    Only super-resolution has ``scale``, only volumes an ``orientation``.
     """
 
     datalist: str = "datalist.json"
     root: str | None = None
     public: str | None = None
-    input_size: Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)]
+    input_size: Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3, examples=[[224, 224]])]
     regions: str | None = None
     unreadable_share_max: Share = 0.05
     cache: Literal["memory", "disk", "none"] = "memory"
     validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     normalise: Literal["none", "zscore", "unit"] = "none"
+    orientation: Annotated[str, AfterValidator(_orientation)] | None = None
+    spacing: Annotated[tuple[Millimetres, ...], Loose, Field(min_length=1, max_length=3)] | None = None
     scale: Literal[2, 4, 8] | None = None
+    intensity: Annotated[Intensity, Loose, AfterValidator(_intensity)] | None = None
     augmentation: AugmentationConfig = AugmentationConfig()
 
 
 class ModelConfig(StrictTable):
-    name: Annotated[str, matching(MODEL_NAME, "a model's name or package.module:Class")] = "resnet10"
+    name: ModelName = "resnet10"
     parameters: dict[str, JsonValue] = Field(default_factory=dict)
     features: Annotated[tuple[str, ...], Loose] = ()
     head: str | None = None
@@ -445,6 +511,18 @@ class LimitsConfig(StrictTable):
     received_ratio_max: NotNegative = limits.RECEIVED_RATIO_MAX
 
 
+class ConnectConfig(StrictTable):
+    """``[connect]`` of site.toml: the HTTP proxy through which this site dials its peers.
+
+    ``proxy`` is ``none``, ``environment`` or ``http://host:port``; ``peers`` has the same for single
+    sites. The file has ``user:password`` for all of them.
+    """
+
+    proxy: ProxyUrl = "none"
+    peers: dict[Name, ProxyUrl] = Field(default_factory=dict)
+    password_file: str | None = None
+
+
 class SiteConfig(StrictTable):
     """``site.toml``. Use ``load``, which also remembers the file's path."""
 
@@ -457,6 +535,7 @@ class SiteConfig(StrictTable):
     training: TrainingConfig = TrainingConfig()
     limits: LimitsConfig = LimitsConfig()
     egress: EgressConfig = EgressConfig()
+    connect: ConnectConfig = ConnectConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     metrics: MetricsConfig = MetricsConfig()
 
@@ -490,6 +569,8 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> Non
     problems = []
     for stranger in site.addresses.keys() - set(federation.roster):
         problems.append(f"addresses.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
+    for stranger in site.connect.peers.keys() - set(federation.roster):
+        problems.append(f"connect.peers.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
     for stranger in set(egress.receivers) - {"*", *federation.roster}:
         problems.append(f"egress.receivers: {stranger!r} is not in the roster{suggestion(stranger, federation.roster)}")
     for kind in egress.kinds or ():
@@ -514,8 +595,22 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> Non
             f"data.input_size: {len(site.data.input_size)} sizes for spatial_dims = {federation.task.spatial_dims}"
         )
     problems += _scale_problems(federation.task.kind, site)
+    problems += _geometry_problems(federation.task, site.data)
     if problems:
         toml.refuse(site.where, sorted(problems))
+
+
+def _geometry_problems(task: TaskConfig, data: DataConfig) -> Iterator[str]:
+    """Problems with the keys that say how images are turned, resampled and scaled."""
+    if data.orientation is not None and task.spatial_dims < 3:
+        yield "data.orientation: only volumes have one; leave it out"
+    if data.spacing is not None and len(data.spacing) != task.spatial_dims:
+        yield f"data.spacing: {len(data.spacing)} distances for spatial_dims = {task.spatial_dims}"
+    if task.kind == "super_resolution":
+        if data.spacing is not None:
+            yield "data.spacing: would interpolate what the network must learn; super-resolution takes none"
+        if data.intensity is not None:
+            yield "data.intensity: super-resolution takes images with values from 0 to 1; leave it out"
 
 
 def _scale_problems(kind: str, site: SiteConfig) -> Iterator[str]:

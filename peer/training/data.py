@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +18,16 @@ from torch import Tensor
 
 from peer.core.plan import Work
 from peer.core.seeds import derive
-from peer.core.tasks import CLASSIFYING
+from peer.core.tasks import CLASSIFYING, ROWS_COLUMNS
+from peer.data.consistency import mixed_orientations
 from peer.data.datalist import Sample, inspect_datalist, named
+from peer.data.image_files import open_image
+from peer.errors import ConfigError
 from peer.files import clear_unfinished, write_file
 from peer.methods.method import Batch
 from peer.training.augmentation import affine_maps, warp, warp_targets
 from peer.training.errors import UnusableConfigurationError, UnusableDataError
-from peer.training.images import load_regions
+from peer.training.images import VOLUME_DIMS, Preparation, load_regions
 from peer.training.settings import AugmentationSettings, TrainingSettings
 from peer.training.targets import Example, SampleReader, sample_reader
 
@@ -117,6 +121,7 @@ def load_data(settings: TrainingSettings, seed: Seed, *, check_halt: Callable[[]
         raise UnusableDataError(f"{data.datalist}: " + "; ".join(datalist.problems))
     if datalist.unlabelled:
         logger.warning("test entries without label are not evaluated: count=%d", datalist.unlabelled)
+    _check_orientations([*datalist.training, *datalist.test], settings)
     read = sample_reader(task, data)
     held_out = validation_names(datalist.training, data.validation_share, seed)
     groups = {
@@ -137,8 +142,29 @@ def load_data(settings: TrainingSettings, seed: Seed, *, check_halt: Callable[[]
         raise UnusableDataError(f"{data.datalist}: what can be read for training {lack}")
     masks = None
     if data.regions is not None:
-        masks = load_regions(data.regions, input_size=data.input_size, image_axes=data.image_axes)
+        masks = load_regions(data.regions, Preparation.of(task, data))
     return SiteData(**splits, unreadable=len(unreadable), masks=masks, task=task.kind)
+
+
+def _check_orientations(samples: Sequence[Sample], settings: TrainingSettings) -> None:
+    """``UnusableDataError`` where volumes are left as stored by default and run in different
+    directions; a site of a federation of release 0.2.0 goes on, with a warning.
+    """
+    data = settings.data
+    if settings.task.spatial_dims != VOLUME_DIMS or data.orientation is not None:
+        return
+    orientations: dict[str, str] = {}
+    for sample in samples:
+        with contextlib.suppress(ValueError, ConfigError):  # the reader of samples says why
+            orientations[sample.name] = open_image(sample.images[0]).orientation
+    mixed = mixed_orientations({name: axcodes for name, axcodes in orientations.items() if axcodes})
+    if mixed is None:
+        return
+    if data.image_axes == ROWS_COLUMNS:
+        raise UnusableDataError(
+            f'{data.datalist}: {mixed}; set [data] orientation = "RAS", or "stored" if their axes run alike'
+        )
+    logger.warning("mixed orientations: %s", mixed)
 
 
 def validation_names(samples: Sequence[Sample], share: float, seed: Seed) -> set[str]:

@@ -29,6 +29,7 @@ LAYER = {
     "peer.dashboard": "dashboard",
     "peer.data": "data",
     "peer.data.adapters": "data",
+    "peer.data.importers": "data",
     "peer.demo": "demo",
     "peer.identity": "identity",
     "peer.inference": "inference",
@@ -80,7 +81,19 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "tracking": frozenset({"ground", "core", "config", "records"}),
     "dashboard": frozenset({"ground", "core", "config", "identity", "records", "transport", "audit", "tracking"}),
     "methods": frozenset({"peer.core.plan", "models", "losses"}),
-    "training": frozenset({"ground", "core", "plans", "methods", "models", "spec", "losses", "peer.data.datalist"}),
+    "training": frozenset(
+        {
+            "ground",
+            "core",
+            "plans",
+            "methods",
+            "models",
+            "spec",
+            "losses",
+            "peer.data.datalist",
+            "peer.data.image_files",
+        }
+    ),
     "inference": frozenset({"ground", "plans", "core", "methods", "models", "spec", "training", "model files", "data"}),
     "partition": frozenset({"ground", "core", "config", "peer.data.datalist"}),
     "statistics": frozenset({"ground", "core"}),
@@ -121,6 +134,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "demo",
             "spec",
             "models.footprint",
+            "models.layers",
         }
     ),
 }

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from models.foreign import foreign_call
 from models.spec import MONAI_PREFIX
 from peer.core.tasks import CLASSIFYING, ROWS_COLUMNS
+from peer.data.image_files import ARRAYS, NIFTI
 from peer.files import write_file
 from peer.inference.export.graph import quiet
 from peer.inference.export.predictor import Predictor, build
-from peer.inference.output_files import NIFTI
-from peer.training.images import ARRAYS, BYTE_MAX, INTERPOLATION, PICTURE_DIMS
+from peer.training.images import BYTE_MAX, INTERPOLATION, PICTURE_DIMS
 
 METADATA, INFERENCE, WEIGHTS, README, CARD, LICENCE = (
     "configs/metadata.json",

@@ -48,7 +48,8 @@ def _part(part: ReportPart) -> str:
         return _table(part)
     if isinstance(part, ReportFigure):
         name = f'<p class="name">{_escape(part.title)}</p>'
-        return f"<figure>\n{name}{part.inline}<figcaption>{_escape(part.caption)}</figcaption>\n</figure>"
+        drawing = f'<div class="wide">{part.inline}</div>'
+        return f"<figure>\n{name}{drawing}<figcaption>{_escape(part.caption)}</figcaption>\n</figure>"
     if part.startswith("## "):
         return f"<h3>{_escape(part.removeprefix('## '))}</h3>"
     return f"<p>{_escape(part)}</p>"

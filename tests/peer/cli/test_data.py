@@ -23,7 +23,7 @@ def run(*arguments: object) -> Result:
 @pytest.fixture
 def datalist(tmp_path: Path) -> Path:
     for name in ("a", "b", "c"):
-        np.save(tmp_path / f"{name}.npy", np.zeros((2, 5)))
+        np.save(tmp_path / f"{name}.npy", np.eye(2, 5))
     entries = [{"image": f"{name}.npy", "label": label, "subject": name} for label, name in enumerate("ab")]
     path = tmp_path / "datalist.json"
     path.write_text(json.dumps({"training": entries, "test": [{"image": "c.npy", "label": 1}]}))
