@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import importlib.metadata
 import io
@@ -75,7 +76,7 @@ def collect(
     site, federation = _parse(folder.site_toml), _parse(folder.federation_toml)
     names = set(sample_names(_datalists(folder, site)))
     kept = {folder.site, folder.federation, *(str(entry.get("name")) for entry in _roster(federation))}
-    secrets = secrets_of(folder)
+    secrets = [*secrets_of(folder), *_proxy_password(folder, site)]
     hosts = None if with_addresses else _hosts(site, federation)
     redaction = Redaction(folder, names, kept=kept, hosts=hosts, secrets=secrets)
     documents: dict[str, Callable[[], Any]] = {
@@ -143,10 +144,22 @@ def _datalists(folder: SiteFolder, site: Mapping[str, Any]) -> Iterator[Path]:
             yield folder.path / path
 
 
+def _proxy_password(folder: SiteFolder, site: Mapping[str, Any]) -> list[bytes]:
+    """The password of the proxy, and ``user:password`` as the proxy is told it."""
+    path = _table(site, "connect").get("password_file")
+    try:
+        pair = (folder.path / str(path)).read_bytes().strip() if path is not None else b""
+    except OSError:
+        return []
+    return [pair, pair.partition(b":")[2], base64.b64encode(pair)] if pair.partition(b":")[2] else []
+
+
 def _hosts(site: Mapping[str, Any], federation: Mapping[str, Any]) -> set[str]:
     """Names and addresses of machines in the configuration, without ports."""
     addresses = [entry.get("address") for entry in _roster(federation)]
     addresses += [*_table(site, "addresses").values(), site.get("listen"), _table(site, "metrics").get("listen")]
+    proxies = [_table(site, "connect").get("proxy"), *_table(_table(site, "connect"), "peers").values()]
+    addresses += [str(proxy).rpartition("/")[2] for proxy in proxies if proxy]
     hosts = {str(address).rpartition(":")[0].strip("[]") for address in addresses if address}
     return {host for host in hosts if host not in ("", "127.0.0.1", "0.0.0.0", "::1", "::", "localhost")} | {
         platform.node()
@@ -176,6 +189,9 @@ def _site(site: Mapping[str, Any], *, with_addresses: bool) -> dict[str, Any]:
     if not with_addresses:
         document["addresses"] = dict.fromkeys(_table(site, "addresses"), LEFT_OUT)
         document["listen"] = LEFT_OUT
+        document["connect"] = dict.fromkeys(_table(site, "connect"), LEFT_OUT)
+    elif connect := _table(site, "connect"):
+        document["connect"] = {key: LEFT_OUT if key == "password_file" else value for key, value in connect.items()}
     return document
 
 

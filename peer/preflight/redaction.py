@@ -20,7 +20,7 @@ SAMPLE_FILE = re.compile(
     re.IGNORECASE,
 )
 """A text with such a name in it is left out as a whole: nobody knows where the name begins."""
-PATH = re.compile(r"(?<=\")~?/[^\"\n]*(?=\")|(?<=')~?/[^'\n]*(?=')|(?<![\w./<>~])~?/[^\s'\"<>|]+")
+PATH = re.compile(r"(?<=\")~?/[^\"\n]*(?=\")|(?<=')~?/[^'\n]*(?=')|(?<![\w./<>~])(?!//)~?/[^\s'\"<>|]+")
 """An absolute path; between quotes it may have spaces."""
 COMMON = frozenset(
     "data dataset datasets image images img label labels mask masks scan scans series train training test tests val "  # noqa: SIM905

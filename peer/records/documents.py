@@ -14,7 +14,7 @@ from peer.core.status import PeerState, PeerStatus, PeerWait, SiteStatus
 from peer.documents import LedgerHead
 
 RouteState = Literal["planned", "waiting", "moving", "arrived", "missing"]
-OwnState = Literal["running", "down", "finished", "new", "unreadable"]
+OwnState = Literal["running", "unresponsive", "down", "finished", "new", "unreadable"]
 
 
 class SourceRecord(TypedDict):
@@ -162,7 +162,8 @@ class OverviewRow(TypedDict):
     seen_by: Annotated[str, "the site that says this; itself where it lives on this machine"]
     state: Annotated[
         OwnState | PeerState,
-        "of a site of this machine `running`, `down`, `finished`, `new` or `unreadable`; of another one as in `peers`",
+        "of a site of this machine `running`, `unresponsive`, `down`, `finished`, `new` or `unreadable`; of another "
+        "one as in `peers`",
     ]
     round: Annotated[int | None, "round in progress, or the last one that is over"]
     phase: Annotated[str | None, "what the site does"]

@@ -88,6 +88,19 @@ def test_a_text_with_a_key_is_left_out(folder: SiteFolder) -> None:
     assert json.loads(members["check.json"])[0]["message"] == "<left out: it has a key>"
 
 
+def test_the_proxy_and_its_password_stay_secret(folder: SiteFolder) -> None:
+    (folder.path / "proxy.txt").write_text("clinic:hunter2hunter\n")
+    tables = '[connect]\nproxy = "http://proxy.clinic.example:3128"\npassword_file = "proxy.txt"\n'
+    folder.site_toml.write_text(folder.site_toml.read_text() + tables)
+    (folder.logs / "daemon.log").write_text('{"message": "proxy.clinic.example refused hunter2hunter"}\n')
+    members = collect(folder)
+    assert json.loads(members["site.json"])["connect"] == {"proxy": "<left out>", "password_file": "<left out>"}
+    for word in (b"clinic", b"hunter2"):
+        assert word not in b"".join(members.values())
+    shown = json.loads(collect(folder, with_addresses=True)["site.json"])["connect"]
+    assert shown == {"proxy": "http://proxy.clinic.example:3128", "password_file": "<left out>"}
+
+
 def test_a_secret_that_slips_through_stops_the_report() -> None:
     bug_report.refuse_secrets({"a": b"nothing", "b": b"little"}, [b"secret"])
     with pytest.raises(StateError, match="b would name a key or a sample"):
