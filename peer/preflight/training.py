@@ -113,6 +113,8 @@ def _describe_start(answer: events.Initialised, site: SiteConfig) -> Finding:
     unreadable = answer.samples.get("unreadable", 0)
     size = f", {answer.artifact.bytes / 2**20:.1f} MiB a {answer.artifact.kind}" if answer.artifact is not None else ""
     text = f"{site.model.name} on {answer.device} with {answer.threads} threads{size}, {unreadable} unreadable samples"
+    if answer.weights is not None:
+        text += f"; {site.model.weights}: {answer.weights}"
     return Finding.by_remedy("worker", text, "see `data validate`" if unreadable else "")
 
 
