@@ -122,6 +122,8 @@ def _describe_start(answer: events.Initialised, site: SiteConfig, first: re.Matc
     sent = f", {size(answer.artifact.bytes)} a {answer.artifact.kind}" if answer.artifact is not None else ""
     text = f"{site.model.name} on {answer.device} with {answer.threads} threads{sent}, {unreadable} unreadable samples"
     text += f", such as {first['image']}: {first['reason']}" if first is not None else ""
+    if answer.weights is not None:
+        text += f"; {site.model.weights}: {answer.weights}"
     remedies = ["replace it, or take it out of the datalist; `data validate` names the others"] if unreadable else []
     if site.training.precision == "bf16" and answer.device.startswith("cpu"):
         text += ", in bf16"
