@@ -26,6 +26,9 @@ SPLITS = ("training", "test")
 SELF_LABELLED = frozenset({"super_resolution"})
 """Task kinds in which an image without a label is its own target."""
 
+UNREADABLE = "sample unreadable:"
+"""Begins the line of the worker's log about a sample that is left out."""
+
 NAMES_SHOWN_MAX = 5  # a problem that a thousand files share is still one line
 
 

@@ -180,6 +180,7 @@ def _classic(plane: Plane, count: int, header: Any) -> Iterator[Plane]:
     """Frames of a classic file lie along the normal, if it says at which distance."""
     offsets: Sequence[Any] | None = header.get("GridFrameOffsetVector")
     distance = header.get("SpacingBetweenSlices")
+    along: Vector | None
     if offsets is not None and len(offsets) == count:
         along = np.array([float(offset) for offset in offsets]) - float(offsets[0])
     elif distance:

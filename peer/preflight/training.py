@@ -18,6 +18,7 @@ from peer.config.site_folder import SiteFolder
 from peer.core import commands, events, limits, worker_protocol
 from peer.core.roster import SiteName
 from peer.daemon.worker_process import WorkerProcess, describe_exit
+from peer.data.datalist import UNREADABLE, named
 from peer.preflight.finding import Finding
 from peer.records.history import duration
 
@@ -80,10 +81,11 @@ async def rehearse(
                 rehearsed = await _next_answer(answers, REHEARSAL_S)
             finally:
                 await worker_process.close()
+            unreadable = _unreadable_samples(Path(home) / "worker.log")
     except OSError as error:  # no temporary folder, or no room in it
         text = f"a temporary folder cannot be used: {error}"
         return Trial((Finding("worker", "failure", text, TEMPORARY),))
-    start = _describe_start(initialised, site)
+    start = _describe_start(initialised, site, unreadable)
     if not isinstance(rehearsed, events.Rehearsed):
         return Trial((start, _describe_failure("rehearsal", rehearsed)))
     return Trial((start, _describe_rehearsal(rehearsed, site)), rehearsed.artifact_bytes)
@@ -109,11 +111,20 @@ def _describe_failure(subject: str, answer: events.Event) -> Finding:
     return Finding(subject, "failure", reason, REMEDIES.get(fault, "see the reason"))
 
 
-def _describe_start(answer: events.Initialised, site: SiteConfig) -> Finding:
-    unreadable = answer.samples.get("unreadable", 0)
+def _unreadable_samples(log: Path) -> list[str]:
+    """The files that the worker left out, and why, from its log."""
+    lines = log.read_text("utf-8", "replace").splitlines()
+    return [line.partition(UNREADABLE)[2].strip() for line in lines if UNREADABLE in line]
+
+
+def _describe_start(answer: events.Initialised, site: SiteConfig, unreadable: Sequence[str]) -> Finding:
+    count = answer.samples.get("unreadable", 0)
     size = f", {answer.artifact.bytes / 2**20:.1f} MiB a {answer.artifact.kind}" if answer.artifact is not None else ""
-    text = f"{site.model.name} on {answer.device} with {answer.threads} threads{size}, {unreadable} unreadable samples"
-    return Finding.by_remedy("worker", text, "see `data validate`" if unreadable else "")
+    text = f"{site.model.name} on {answer.device} with {answer.threads} threads{size}, {count} unreadable samples"
+    if not count:
+        return Finding.by_remedy("worker", text, "")
+    remedy = "replace these files, or take them out of the datalist; `data validate` lists all"
+    return Finding.by_remedy("worker", f"{text}: {named(unreadable)}", remedy)
 
 
 def _describe_rehearsal(answer: events.Rehearsed, site: SiteConfig) -> Finding:

@@ -55,7 +55,10 @@ for line in lines:
         say("WorkFailed", order, fault="data", reason="no data here")
         sys.exit(1)
     elif order["type"] == "Initialise":
-        figures = {"threads": 1, "device": "cpu", "samples": {"training": 4, "test": 2, "unreadable": 0}}
+        unreadable = 1 if mode == "unreadable" else 0
+        if unreadable:
+            print("WARNING data sample unreadable: image=b.png reason=has 3 channels", file=sys.stderr, flush=True)
+        figures = {"threads": 1, "device": "cpu", "samples": {"training": 4, "test": 2, "unreadable": unreadable}}
         say("Initialised", order, state="initial", artifact=artifact("initial"), **figures)
     elif order["type"] == "Train":
         if mode == "paced":

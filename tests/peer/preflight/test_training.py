@@ -20,6 +20,12 @@ def test_what_a_step_takes_is_said(run_check: RunCheck) -> None:
     )
 
 
+def test_samples_that_the_worker_leaves_out_are_named(run_check: RunCheck) -> None:
+    finding = run_check("unreadable")["worker"]
+    assert finding.verdict == "warning"
+    assert finding.message.endswith("1 unreadable samples: image=b.png reason=has 3 channels")
+
+
 def test_memory_that_hardly_suffices_is_worth_a_warning(run_check: RunCheck) -> None:
     finding = run_check("tight")["rehearsal"]
     assert finding.verdict == "warning"
