@@ -30,6 +30,8 @@ SELF_LABELLED = frozenset({"super_resolution"})
 SPREADSHEETS = frozenset({".xlsx", ".xls", ".ods"})
 TABLES = frozenset({".csv", ".tsv", ".tab", ".txt"}) | SPREADSHEETS
 """Endings of files that people list samples in, and that are no datalists."""
+UNREADABLE = "sample unreadable:"
+"""Begins the line of the worker's log about a sample that is left out."""
 
 NAMES_SHOWN_MAX = 5  # a problem that a thousand files share is still one line
 

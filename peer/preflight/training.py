@@ -19,6 +19,7 @@ from peer.config.site_folder import SiteFolder
 from peer.core import commands, events, limits, worker_protocol
 from peer.core.roster import SiteName
 from peer.daemon.worker_process import WorkerProcess, describe_exit
+from peer.data.datalist import UNREADABLE
 from peer.preflight.finding import Finding
 from peer.records.history import duration, size
 
@@ -34,7 +35,7 @@ REMEDIES = {
     "divergence": "lower learning_rate in the stage's table of federation.toml, or look for extreme values in the data",
     "memory": "lower [training] batch_size or [data] input_size in site.toml, or take a smaller [model]",
 }
-UNREADABLE = re.compile(r"sample unreadable: image=(?P<image>.*?) reason=(?P<reason>.*)")
+LEFT_OUT = re.compile(UNREADABLE + r" image=(?P<image>.*?) reason=(?P<reason>.*)")
 """The worker's log line about a sample."""
 PADDING_SHARE_MAX = 0.5
 """Of a model's weights that see padding alone: from here on, most of its traffic says nothing."""
@@ -86,7 +87,7 @@ async def rehearse(
                 rehearsed = await _next_answer(answers, REHEARSAL_S)
             finally:
                 await worker_process.close()
-            unreadable = UNREADABLE.search(log.read_text(errors="replace"))
+            unreadable = LEFT_OUT.search(log.read_text(errors="replace"))
     except OSError as error:  # no temporary folder, or no room in it
         text = f"a temporary folder cannot be used: {error}"
         return Trial((Finding("worker", "failure", text, TEMPORARY),))
