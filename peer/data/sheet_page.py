@@ -10,8 +10,8 @@ from typing import Any
 from peer.data.documents import ContactSheet, DatalistInspected, SheetHistogram, SheetSample, SheetView
 
 WARNING = "This page shows patients' images. It stays in the hospital: send it to nobody, and delete it after use."
-OUTLINES = ("#ffc400", "#00c8ff", "#ff50a0", "#5ae65a", "#ff8228", "#aa82ff", "#f0f05a")
-"""Of the labels 1, 2, ..., as ``peer.inference.sheet_pictures`` draws them."""
+OUTLINES = 7
+"""Colours of labels, as ``peer.inference.sheet_pictures`` draws them; then they begin again."""
 HIDDEN = ("augmentation", "channels", "classes", "input_size")
 """Keys of the preparation that the page words differently."""
 SHOWN_PARTS_MAX = 3
@@ -58,7 +58,14 @@ td.none { color: var(--late); font-weight: 700; } td small { color: var(--faint)
 .key i {
   display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .35rem; vertical-align: -.1rem;
 }
-.ends { display: flex; justify-content: space-between; gap: .6rem; overflow-wrap: normal; font-size: .8rem; color: var(--faint); }
+.key .training { background: var(--training); } .key .validation { background: var(--validation); }
+.key .test { background: var(--test); }
+.key .label1 { background: #ffc400; } .key .label2 { background: #00c8ff; } .key .label3 { background: #ff50a0; }
+.key .label4 { background: #5ae65a; } .key .label5 { background: #ff8228; } .key .label6 { background: #aa82ff; }
+.key .label7 { background: #f0f05a; }
+.ends {
+  display: flex; justify-content: space-between; gap: .6rem; overflow-wrap: normal; font-size: .8rem; color: var(--faint);
+}
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); gap: .9rem; }
 .card { border: 1px solid var(--rule); border-radius: 6px; padding: .6rem; background: var(--shade); margin: 0; }
 .card .shown { display: flex; gap: .6rem; flex-wrap: wrap; }
@@ -207,7 +214,7 @@ def _pooled(histograms: Mapping[str, SheetHistogram]) -> str:
         )
         lines.append(f'<polyline points="{points}" fill="none" stroke="var(--{split})" stroke-width="2" ')
     paths = "".join(f'{line}vector-effect="non-scaling-stroke"/>' for line in lines)
-    key = "".join(f'<span><i style="background:var(--{split})"></i>{split}</span>' for split in histograms)
+    key = "".join(f'<span><i class="{split}"></i>{split}</span>' for split in histograms)
     return (
         f'<figure class="pooled"><svg viewBox="0 0 100 100" preserveAspectRatio="none" role="img" '
         f'aria-label="histograms by split">{paths}</svg><div class="ends"><span>{number(first["lowest"])}</span>'
@@ -221,8 +228,7 @@ def _cards(sheet: ContactSheet, pictures: Sequence[Mapping[str, Any]]) -> Iterat
     if sheet["task"] == "segmentation":
         names = [(label, _class_name(sheet, str(label))) for label in range(1, sheet["preparation"]["classes"])]
         marks = (
-            f'<span><i style="background:{OUTLINES[(label - 1) % len(OUTLINES)]}"></i>{escape(name)}</span>'
-            for label, name in names
+            f'<span><i class="label{(label - 1) % OUTLINES + 1}"></i>{escape(name)}</span>' for label, name in names
         )
         yield f'<p class="key">{"".join(marks)}</p>'
     for sample, shown in zip(sheet["samples"], pictures, strict=True):

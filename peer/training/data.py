@@ -162,7 +162,7 @@ def _check_orientations(samples: Sequence[Sample], settings: TrainingSettings) -
         return
     if data.image_axes == ROWS_COLUMNS:
         raise UnusableDataError(
-            f'{data.datalist}: {mixed}; set [data] orientation = "RAS", or "stored" if their axes run alike all the same'
+            f'{data.datalist}: {mixed}; set [data] orientation = "RAS", or "stored" if their axes run alike'
         )
     logger.warning("mixed orientations: %s", mixed)
 
