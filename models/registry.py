@@ -130,7 +130,7 @@ def build(spec: Mapping[str, Any]) -> Network:
     if "head" not in spec:
         raise ValueError(
             f"{name} needs head, the name of its last layer, and for FedSKD features; its layers end in "
-            f"{', '.join(layer_names(network)[-5:])}"
+            f"{', '.join(layer_names(network)[-5:])}; `mhfl-peer models --layers {name}` proposes both"
         )
     return Tapped(network, features=spec.get("features", []), head=spec["head"], **sizes, name=name, hyper=hyper)
 

@@ -227,7 +227,9 @@ def _render_created(document: dict[str, Any]) -> output.RenderableType:
 
 
 def _notes(federation: FederationConfig) -> Iterator[str]:
-    """Settings that are allowed but have no effect."""
+    """Settings that are allowed, and with which sites learn nothing from each other, or measure nothing."""
+    if len(federation.roster) == 1:
+        yield "the roster has one [[site]]: it will train alone; add the others before any site enrols"
     if federation.global_test and federation.plan.evaluation_denied is not None:
         yield f"global_test = true measures nothing: {federation.plan.evaluation_denied}"
 

@@ -81,11 +81,16 @@ def working(text: str, *, patience_s: float = PATIENCE_S) -> Iterator[Callable[[
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:
-    """A table of plain text, since other sites may have written it; ``None`` shows as ``-``."""
+    """A table of plain text, since other sites may have written it; ``None`` shows as ``-``.
+
+    A column named ``time`` keeps each of its cells in one line, however narrow the terminal is.
+    """
     from rich.box import SIMPLE
     from rich.table import Table
 
-    grid = Table(*columns, title=title, title_justify="left", box=SIMPLE, pad_edge=False)
+    grid = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
+    for column in columns:
+        grid.add_column(column, no_wrap=column == "time")
     for row in rows:
         grid.add_row(*(_cell(value) for value in row))
     return grid

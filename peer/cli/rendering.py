@@ -11,6 +11,7 @@ from peer.cli import output
 from peer.core.limits import CERTIFICATE_DAYS_MIN
 from peer.errors import one_line
 from peer.records.history import duration
+from peer.records.history import size as size
 
 SHORT = 12
 """How many digits of a digest a table shows."""
@@ -44,6 +45,8 @@ def status(document: Mapping[str, Any]) -> output.RenderableType:
         parts.append(Text(f"Failed: {one_line(document['failure'])}", style="red"))
     if document.get("last_round"):
         parts.append(_contributors(document["last_round"], own=document["site"]))
+    if document.get("best_round"):
+        parts.append(_best_round(document["best_round"]))
     parts.append(peers(document["peers"], brief=True))
     parts.extend(Text(line, style="red") for line in _refusals(document["refusals"]))
     days = document.get("certificate_days")
@@ -103,6 +106,20 @@ def _contributors(last: Mapping[str, Any], *, own: str) -> output.RenderableType
     for site, reason in last.get("missing_returns", {}).items():
         text.append(f", without {site}'s copy of this model ({one_line(reason)})", style="yellow")
     return text.append(".")
+
+
+def _best_round(best: Mapping[str, Any]) -> output.RenderableType:
+    """The best round on validation data, the newest beside it, and the way to take it home."""
+    from rich.text import Text
+
+    metric = best["metric"].replace("_", " ")
+    if best["round"] == best["newest_round"]:
+        return Text(f"Round {best['round']} is the best so far: {metric} {best['value']:.4f}.")
+    newest = f"{best['newest_value']:.4f} after round {best['newest_round']}"
+    return Text(
+        f"Best is round {best['round']}: {metric} {best['value']:.4f}, {newest}. `predict` and `export` take it with "
+        "`--round best`."
+    )
 
 
 def _training(training: Mapping[str, Any]) -> output.RenderableType:
@@ -268,12 +285,3 @@ def _abbreviate(value: Any) -> str:
 def clock(time_s: float) -> str:
     """A Unix time in the operator's time zone."""
     return datetime.datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def size(count: float) -> str:
-    """Bytes in binary units, as ``12.3 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError

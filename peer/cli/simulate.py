@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from peer.cli import output, rendering, shared_options
-from peer.documents import SimulationResult
+from peer.documents import RowWithoutRuns, SimulationResult
 from peer.errors import UsageError, WorkerFailed
 
 if TYPE_CHECKING:
@@ -97,14 +97,15 @@ def simulate(
     """
     from peer.research.experiment import Experiment
     from peer.research.ray_cluster import RayCluster
-    from peer.research.sweep import prepare, shard_of, sweep
+    from peer.research.sweep import estimate_seconds, prepare, shard_of, sweep
 
     cluster = None
     if engine == "ray":
         cluster = RayCluster(address, run_cpus, run_gpus, int(run_memory * 2**30) if run_memory else None)
     elif address:
         raise UsageError("--address is of a Ray cluster", "add --engine ray")
-    runs = shard_of(prepare(Experiment.load(experiment), out, source=source), *shard)
+    loaded = Experiment.load(experiment)
+    runs = shard_of(prepare(loaded, out, source=source), *shard)
     failed: dict[str, str] = {}
     if not dry_run:
         if as_json or not sys.stdout.isatty():
@@ -120,13 +121,14 @@ def simulate(
                     cluster=cluster,
                     watch=lambda progress: live.update(_render_progress(progress), refresh=True),
                 )
-    if dry_run and not as_json:
-        output.console().print(f"All is well: {len(runs)} runs can be carried out.")
+    keys = ("partition", "models", "method", "reason")
     document: SimulationResult = {
         "out": str(out),
         "runs": [{"id": run.id, "finished": run.is_finished(), "failed": failed.get(run.id)} for run in runs],
+        "without_runs": [cast(RowWithoutRuns, dict(zip(keys, row, strict=True))) for row in loaded.rows_without_runs()],
+        "seconds": estimate_seconds(runs, jobs=jobs),
     }
-    output.emit(document, as_json=as_json, render=_render)
+    output.emit(document, as_json=as_json, render=lambda document: _as_text(document, dry_run=dry_run))
     if failed:
         name, reason = next(iter(failed.items()))
         raise WorkerFailed(
@@ -171,9 +173,28 @@ def _format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def _render(document: Mapping[str, Any]) -> output.RenderableType:
+def _as_text(document: Mapping[str, Any], *, dry_run: bool) -> output.RenderableType:
     from rich.text import Text
 
+    return Text(_render_plan(document) if dry_run else _render(document))
+
+
+def _render_plan(document: Mapping[str, Any]) -> str:
+    """What a dry run found."""
+    lines = [f"All is well: {len(document['runs'])} runs can be carried out."]
+    left_out = (
+        f"Left out: {row['method']} in models {row['models']}: {row['reason']}." for row in document["without_runs"]
+    )
+    lines += dict.fromkeys(left_out)  # once for all partitions
+    seconds = document["seconds"]
+    if seconds is None:
+        lines.append("The time is not known before a run has finished: `--shard 1/N` carries out some of them.")
+    else:
+        lines.append(f"The unfinished ones take about {_format_duration(seconds)}, as the finished ones did.")
+    return "\n".join([*lines, _render(document)])
+
+
+def _render(document: Mapping[str, Any]) -> str:
     finished = sum(run["finished"] for run in document["runs"])
     text = f"{finished} of {len(document['runs'])} runs are finished, in {document['out']}."
-    return Text(text + (f"\nTables and pictures: mhfl-peer report {document['out']}" if finished else ""))
+    return text + (f"\nTables and pictures: mhfl-peer report {document['out']}" if finished else "")

@@ -22,6 +22,7 @@ from peer.config.toml import (
     Listen,
     Loose,
     NotNegative,
+    ProxyUrl,
     Seconds,
     Share,
     StrictTable,
@@ -510,6 +511,18 @@ class LimitsConfig(StrictTable):
     received_ratio_max: NotNegative = limits.RECEIVED_RATIO_MAX
 
 
+class ConnectConfig(StrictTable):
+    """``[connect]`` of site.toml: the HTTP proxy through which this site dials its peers.
+
+    ``proxy`` is ``none``, ``environment`` or ``http://host:port``; ``peers`` has the same for single
+    sites. The file has ``user:password`` for all of them.
+    """
+
+    proxy: ProxyUrl = "none"
+    peers: dict[Name, ProxyUrl] = Field(default_factory=dict)
+    password_file: str | None = None
+
+
 class SiteConfig(StrictTable):
     """``site.toml``. Use ``load``, which also remembers the file's path."""
 
@@ -522,6 +535,7 @@ class SiteConfig(StrictTable):
     training: TrainingConfig = TrainingConfig()
     limits: LimitsConfig = LimitsConfig()
     egress: EgressConfig = EgressConfig()
+    connect: ConnectConfig = ConnectConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     metrics: MetricsConfig = MetricsConfig()
 
@@ -555,6 +569,8 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> Non
     problems = []
     for stranger in site.addresses.keys() - set(federation.roster):
         problems.append(f"addresses.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
+    for stranger in site.connect.peers.keys() - set(federation.roster):
+        problems.append(f"connect.peers.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
     for stranger in set(egress.receivers) - {"*", *federation.roster}:
         problems.append(f"egress.receivers: {stranger!r} is not in the roster{suggestion(stranger, federation.roster)}")
     for kind in egress.kinds or ():

@@ -82,6 +82,16 @@ def split_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def split_proxy(text: str) -> tuple[str, int]:
+    """Host and port of ``http://host:port``, or ``ValueError``."""
+    scheme, slashes, address = text.partition("://")
+    if not slashes or scheme != "http":
+        raise ValueError(f"{text!r} is not http://host:port")
+    if "@" in address:
+        raise ValueError("user and password of a proxy go into a file, which password_file names")
+    return split_address(address.removesuffix("/"))
+
+
 def read(path: Path) -> str:
     """The text of a file; ``ConfigError`` when it cannot be read, is too long or is not UTF-8."""
     try:
@@ -254,6 +264,13 @@ def _address(text: str) -> str:
     return text
 
 
+def _proxy(text: str) -> str:
+    if text not in ("none", "environment"):
+        split_proxy(text)
+    return text
+
+
+ProxyUrl = Annotated[str, AfterValidator(_proxy)]
 Listen = Annotated[str, AfterValidator(_listen)]
 Address = Annotated[str, AfterValidator(_address)]
 Count = Annotated[int, Field(ge=1)]

@@ -7,6 +7,7 @@ key it raises a ``ConfigError`` that names the file, the dotted key and the reme
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import re
 from collections import Counter
@@ -269,6 +270,29 @@ class Experiment(StrictTable):
         specs = [self.model(network_set, site).model_dump() for site in self.partitions[partition].sites]
         return all(spec == specs[0] for spec in specs)
 
+    def reason_without_runs(self, partition: str, network_set: str, label: str) -> str:
+        """Why a row has no run in a partition with these networks; empty where it has."""
+        allowed_sets = self.methods[label].models
+        if allowed_sets and network_set not in allowed_sets:
+            return f"only for {', '.join(allowed_sets)}"
+        if self.plan(label).shared == "itself" and not self.has_one_network(network_set, partition):
+            return "needs one network for all sites"
+        return ""
+
+    def rows_without_runs(self) -> Iterator[tuple[str, str, str, str]]:
+        """Partition, set of networks, row and reason of everything that is left out."""
+        for partition, network_set, label in itertools.product(self.partitions, self.models, self.methods):
+            if reason := self.reason_without_runs(partition, network_set, label):
+                yield partition, network_set, label, reason
+
+    def missing_modules(self) -> Iterator[tuple[str, str]]:
+        """Network classes of other packages (package.module:Class) that are not installed here, with the key."""
+        for network_set, networks in self.models.items():
+            for site, network in networks.items():
+                module, colon, _ = network.name.partition(":")
+                if colon and importlib.util.find_spec(module.partition(".")[0]) is None:
+                    yield f"models.{network_set}.{site}", module.partition(".")[0]
+
     def combinations(self) -> Iterator[tuple[str, str, str, str]]:
         """Partition, set of networks, links and row of every federation; each is run for all folds
         and seeds.
@@ -278,10 +302,8 @@ class Experiment(StrictTable):
         for partition, network_set, label, links in itertools.product(
             self.partitions, self.models, self.methods, self.links_by_name
         ):
-            allowed_sets, plan = self.methods[label].models, self.plan(label)
-            if allowed_sets and network_set not in allowed_sets:
-                continue
-            if plan.shared == "itself" and not self.has_one_network(network_set, partition):
+            plan = self.plan(label)
+            if self.reason_without_runs(partition, network_set, label):
                 continue
             if (chosen := self.links_by_name[links].methods) and label not in chosen:
                 continue

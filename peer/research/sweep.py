@@ -22,7 +22,7 @@ from typing import Any
 
 from peer import __version__
 from peer.config.site_folder import write_atomically
-from peer.errors import PeerError, StateError, WorkerFailed
+from peer.errors import ConfigError, PeerError, StateError, WorkerFailed
 from peer.extras import require_extra
 from peer.research.experiment import Experiment
 from peer.research.pool import gather
@@ -68,6 +68,11 @@ def prepare(experiment: Experiment, folder: Path, *, source: Path | None = None)
 
 
 def _prepare(experiment: Experiment, folder: Path, source: Path | None) -> list[Run]:
+    for key, package in experiment.missing_modules():
+        raise ConfigError(
+            f"{experiment.path}: {key} needs the Python package {package}, not installed here",
+            f"install {package} into this environment, or set PYTHONPATH to the folder that has it",
+        )
     document = _experiment_document(experiment)
     path = folder / EXPERIMENT
     if path.exists():
@@ -88,6 +93,24 @@ def _prepare(experiment: Experiment, folder: Path, source: Path | None) -> list[
     for run in runs:
         run.write()
     return runs
+
+
+def estimate_seconds(runs: Sequence[Run], *, jobs: int | None) -> float | None:
+    """How long the unfinished runs will take, by the finished ones of their rows or of all rows.
+
+    None where no run has finished: only a run tells what a step takes.
+    """
+    seconds: dict[str, list[float]] = {}
+    for run in runs:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            taken_s = float(json.loads((run.folder / "manifest.json").read_text())["seconds"])
+            seconds.setdefault(run.document["method"], []).append(taken_s)
+    every = [taken_s for row in seconds.values() for taken_s in row]
+    if not every:
+        return None
+    expected = [seconds.get(run.document["method"], every) for run in runs if not run.is_finished()]
+    total_s = sum(sum(row) / len(row) for row in expected)
+    return total_s / max(1, min(jobs or _processors(), count_fitting_runs(runs), len(expected)))
 
 
 def shard_of(runs: Sequence[Run], number: int, shards: int) -> list[Run]:

@@ -56,6 +56,13 @@ def test_create_for_people(tmp_path: Path) -> None:
     assert "keep it offline" in result.stdout
 
 
+def test_create_notes_a_federation_of_one_site(tmp_path: Path) -> None:
+    first, *_ = EXAMPLE.read_text().split("\n[[site]]")
+    (tmp_path / "draft.toml").write_text(f'{first}\n[[site]]\nname = "europe"\n')
+    (note,) = run_json("federation", "create", tmp_path / "draft.toml", "--out", tmp_path / "ca")["notes"]
+    assert note.startswith("the roster has one [[site]]: it will train alone")
+
+
 def test_create_notes_a_global_test_that_would_measure_nothing(tmp_path: Path) -> None:
     draft = EXAMPLE.read_text().replace("#global_test = false", "global_test = true")
     (tmp_path / "one.toml").write_text(draft)

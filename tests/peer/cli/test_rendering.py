@@ -12,6 +12,7 @@ STATUS = {
     "daemon": "running", "site": "asia", "federation": "trial", "digest": "ab" * 32, "method": "fedskd",
     "generation": 2, "phase": "train", "phase_s": 1.0, "round": 4, "rounds": 10, "committed": 3, "waiting_for": [],
     "peers": {}, "training": {}, "samples": {}, "refusals": [], "failure": "", "last_round": None, "left_s": None,
+    "best_round": None,
     "certificate_days": 364, "transfers": [], "pid": 7, "worker_pid": 8, "started": 0.0,
 }  # fmt: skip
 PEER = {
@@ -93,6 +94,14 @@ def test_a_status_tells_the_time_left_and_who_took_part() -> None:
     assert "Round 3 was trained with europe, without africa (silent)." in shown
 
 
+def test_a_status_tells_the_best_round_beside_the_newest() -> None:
+    best = {"metric": "validation_auc", "round": 2, "value": 0.75, "newest_round": 3, "newest_value": 0.7}
+    text = status(best_round=best)
+    assert "Best is round 2: validation auc 0.7500, 0.7000 after round 3. `predict` and `export` take it" in text
+    assert "Round 3 is the best so far: validation auc 0.7000." in status(best_round={**best, "round": 3, "value": 0.7})
+    assert "best" not in status()
+
+
 @pytest.mark.parametrize(
     ("missing", "sentence"),
     [({}, "Round 3 was trained alone, as planned."), ({"europe": "slow"}, "trained alone, without europe (slow).")],
@@ -126,6 +135,12 @@ def test_a_status_fits_a_terminal_of_80_columns() -> None:
     assert [line.rstrip() for line in lines] == [
         line.rstrip() for line in drawn(rendering.status(busy), width=160).splitlines()
     ]
+
+
+def test_a_narrow_terminal_splits_no_date() -> None:
+    transfer = {"time": 0.0, "direction": "sent", "peer": "europe", "purpose": "handback", "kind": "messenger"}
+    transfer |= {"round": 12, "sha256": "ab" * 32, "bytes": 1 << 20, "outcome": "complete"}
+    assert rendering.clock(0.0) in drawn(rendering.transfers([transfer]), width=80)
 
 
 def test_a_bar_shows_without_colours_how_far_it_is() -> None:

@@ -424,7 +424,7 @@ def test_example_site_is_valid_and_shows_every_key(tmp_path: Path) -> None:
     assert missing_keys(SiteConfig, tomllib.loads(uncommented(EXAMPLES / "site.toml"))) == set()
     shown = {"addresses": True, "data": {"root": True, "public": True, "regions": True, "scale": True,
              "spacing": True, "intensity": True, "augmentation": {"flip"}}, "model": {"features", "head", "parameters"},
-             "egress": {"kinds", "bytes_per_round_max"}}  # fmt: skip
+             "egress": {"kinds", "bytes_per_round_max"}, "connect": {"peers", "password_file"}}  # fmt: skip
     assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)
 
 

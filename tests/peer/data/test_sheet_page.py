@@ -110,7 +110,9 @@ def test_signals_are_curves_and_label_maps_have_a_key() -> None:
 
 def test_every_element_is_closed() -> None:
     class Balance(HTMLParser):
-        stack: list[str] = []
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack: list[str] = []
 
         def handle_starttag(self, tag: str, attrs: Any) -> None:
             if tag not in ("meta", "img", "br", "rect", "polyline"):
