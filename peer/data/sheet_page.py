@@ -33,6 +33,7 @@ p { margin: .3rem 0; max-width: 60rem; }
 .wide { overflow-x: auto; max-width: 100%; }
 table { font-size: .88rem; overflow-wrap: normal; }
 th, td { padding: .25rem .7rem .25rem 0; }
+td:first-child { white-space: normal; }
 td.none { color: var(--late); font-weight: 700; } td small { color: var(--faint); }
 .pooled { flex: 1 1 20rem; max-width: 34rem; margin: 0; }
 .pooled svg { display: block; width: 100%; height: 7rem; background: var(--shade); border-radius: 4px; }
@@ -56,12 +57,11 @@ td.none { color: var(--late); font-weight: 700; } td small { color: var(--faint)
 .card.volume .version { flex-basis: 100%; }
 .version > figcaption { font-size: .78rem; color: var(--faint); margin-bottom: .15rem; }
 .views { display: flex; gap: .3rem; align-items: flex-start; }
-.view { position: relative; flex: 1 1 0; min-width: 0; background: #000; color: #fff; line-height: 0; }
+.view { flex: 1 1 0; min-width: 0; }
+.picture { position: relative; background: #000; color: #fff; line-height: 0; }
 .view img { width: 100%; height: auto; image-rendering: pixelated; display: block; }
-.view b, .view small {
-  position: absolute; font: 600 11px/1 system-ui, sans-serif; text-shadow: 0 0 3px #000, 0 0 2px #000;
-}
-.view small { font-weight: 400; left: 3px; bottom: 3px; }
+.view b { position: absolute; font: 600 11px/1 system-ui, sans-serif; text-shadow: 0 0 3px #000, 0 0 2px #000; }
+.view small { color: var(--faint); }
 .left { left: 3px; top: 50%; transform: translateY(-50%); }
 .right { right: 3px; top: 50%; transform: translateY(-50%); }
 .top { top: 3px; left: 50%; transform: translateX(-50%); }
@@ -275,8 +275,8 @@ def _views(images: Sequence[str] | None, views: Sequence[SheetView], name: str) 
         plane = f"{view['plane']} {view['index']}" if view["plane"] else ""
         note = f"<small>{escape(plane)}</small>" if plane else ""
         parts.append(
-            f'<div class="view"><img src="data:image/png;base64,{image}" alt="{escape(f"{name} {plane}".strip())}">'
-            f"{edges}{note}</div>"
+            f'<div class="view"><div class="picture"><img src="data:image/png;base64,{image}" '
+            f'alt="{escape(f"{name} {plane}".strip())}">{edges}</div>{note}</div>'
         )
     return f'<div class="views">{"".join(parts)}</div>'
 
