@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 
-from models.spec import HYPER
+from models.spec import HYPER, LIST_MAX, RANK_MAX, SIZE_MAX
 from peer.config import toml
 from peer.config.toml import (
     Address,
@@ -490,11 +490,42 @@ class DataConfig(StrictTable):
     augmentation: AugmentationConfig = AugmentationConfig()
 
 
+class AdaptersConfig(StrictTable):
+    """``[model.adapters]``: low-rank adapters on layers; all but they and the head is frozen."""
+
+    layers: Annotated[tuple[str, ...], Loose, Field(min_length=1, max_length=LIST_MAX)]
+    rank: Annotated[int, Field(ge=1, le=RANK_MAX)] = 8
+    alpha: Annotated[float, Field(gt=0, le=SIZE_MAX)] = 16.0
+
+
 class ModelConfig(StrictTable):
+    """``[model]``: the site's network, and the weights that it begins with.
+
+    ``weights`` is a file of tensors or a MONAI bundle's folder, relative to site.toml's folder.
+    ``freeze`` names layers that do not learn.
+    """
+
     name: ModelName = "resnet10"
     parameters: dict[str, JsonValue] = Field(default_factory=dict)
     features: Annotated[tuple[str, ...], Loose] = ()
     head: str | None = None
+    weights: str | None = None
+    weights_sha256: Digest | None = None
+    freeze: Annotated[tuple[str, ...], Loose, Field(max_length=LIST_MAX)] = ()
+    adapters: AdaptersConfig | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.weights is not None and self.weights_sha256 is None:
+            raise key_problem("weights_sha256", "weights needs it; `sha256sum FILE` prints it")
+        if self.weights is None and self.weights_sha256 is not None:
+            raise key_problem("weights_sha256", "there are no weights; name their file in `weights`")
+        key = "adapters" if self.adapters is not None else "freeze"
+        if self.weights is None and (self.freeze or self.adapters is not None):
+            raise key_problem(key, "needs weights: layers that do not learn would stay random")
+        if self.freeze and self.adapters is not None:
+            raise key_problem("freeze", "adapters freeze all but the head; leave it out")
+        return self
 
 
 class TrainingConfig(StrictTable):
@@ -534,6 +565,7 @@ class SiteConfig(StrictTable):
     refuse_certificates: Annotated[tuple[Digest, ...], Loose] = ()
     allow_models: Annotated[tuple[ClassName, ...], Loose] = ()
     addresses: dict[Name, Address | Annotated[tuple[Address, ...], Loose]] = Field(default_factory=dict)
+    base_weights: dict[Digest, str] = Field(default_factory=dict)
     data: DataConfig
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
