@@ -16,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from peer.config import schema, toml
 from peer.config.rules import make_rules
-from peer.config.schema import EgressConfig, FederationConfig, SiteConfig, check_site
+from peer.config.schema import FederationConfig, SiteConfig, check_site
+from peer.config.site_tables import EgressConfig
 from peer.core.limits import EVALUATION_SAMPLES_MIN
 from peer.core.plan import Work
 from peer.core.roster import RoundKey, SiteName, federation_digest
