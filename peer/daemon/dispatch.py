@@ -139,12 +139,9 @@ class Daemon:
             compare=compare,
             clock=loop_time,
         )
+        relays = [split_relay(relay) for relay in site.connect.relays]
         self.parkings = Parkings(
-            [split_relay(relay) for relay in site.connect.relays],
-            pki=pki,
-            listen=site.listen,
-            proxy_for=proxy_for,
-            on_caller=self.server.note_relayed,
+            relays, pki=pki, listen=site.listen, proxy_for=proxy_for, on_caller=self.server.note_relayed
         )
         self.heartbeats = self._heartbeats()
         self.fetcher = self._fetcher()
@@ -383,6 +380,7 @@ class Daemon:
             "certificate_days": certificates.certificate_days(self._certificate(), now()),
             "transfers": [*self.fetcher.receiving.values(), *self.service.sending.values()],
             "listen": self.served,
+            "relays": self.parkings.states(),
             "pid": os.getpid(),
             "worker_pid": self.worker_process.pid,
             "started": self.started_s,

@@ -13,6 +13,7 @@ from typing import Any
 from peer.config.toml import split_address
 from peer.core import limits
 from peer.core.roster import SiteName
+from peer.core.status import RelayState
 from peer.errors import CertificateError
 from peer.relay import frames
 from peer.relay.frames import Frame
@@ -208,6 +209,19 @@ class Parkings:
         for parking in self.all:
             parking.server = (self._host, port)
             self._tasks.append(asyncio.ensure_future(parking.run()))
+
+    def states(self) -> list[RelayState]:
+        """How it stands with each relay."""
+        return [
+            {
+                "name": parking.relay,
+                "address": f"{parking.address[0]}:{parking.address[1]}",
+                "parked": parking.parked,
+                "carrying": parking.carrying,
+                "problem": "" if parking.parked else parking.problem,
+            }
+            for parking in self.all
+        ]
 
     async def close(self) -> None:
         """Give up every connection."""

@@ -12,10 +12,11 @@ import ssl
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 from peer.relay import frames
 from peer.relay.client_hello import RECORD_BYTES_MAX, RECORD_HEADER_BYTES, ClientHello, parse_client_hello, record_bytes
+from peer.relay.documents import SiteTraffic
 from peer.relay.frames import Frame
 from peer.relay.splice import CHUNK_BYTES, Ends, close, splice
 from peer.transport.connections import network_of, plain_address
@@ -39,15 +40,6 @@ NOBODY_PARKED = bytes.fromhex("15030300020250")
 """The TLS alert internal_error: the site is listed, and has no connection parked."""
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-
-class SiteTraffic(TypedDict):
-    """What a relay holds and has carried for a site."""
-
-    parked: int
-    carrying: int
-    carried_connections: int
-    carried_bytes: int
 
 
 @dataclass(eq=False, slots=True)

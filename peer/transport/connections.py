@@ -158,7 +158,7 @@ class ConnectionBounds:
     @classmethod
     def of(cls, sites: int, connections: int) -> ConnectionBounds:
         """The bounds in a federation of so many sites, of a server with so many connections."""
-        unknown = max(connections - 2 * sites, connections // 2, 1)
+        unknown = max(connections - 4 * sites, connections // 2, 1)
         return cls(unknown, limits.UNKNOWN_CONNECTIONS_PER_ADDRESS_MAX + sites)
 
 

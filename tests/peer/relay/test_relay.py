@@ -13,7 +13,7 @@ from peer.identity import certificates
 from peer.relay import frames, parking, server
 from peer.relay.parking import IDLE, Parkings, RelayRefused
 from peer.relay.server import NOBODY_PARKED, UNKNOWN_NAME, RelayServer
-from peer.transport.client import Unreachable
+from peer.transport.client import Refused, Unreachable
 from peer.transport.proxy import direct
 from peer.transport.tls import stream_context
 
@@ -206,3 +206,10 @@ async def test_the_server_counts_callers_by_the_address_that_the_relay_states(ne
     assert guard._network_of(("192.0.2.1", 5)) == "192.0.2.1"
     europe.server.note_relayed(5, None)
     assert guard._network_of(("127.0.0.1", 5)) == "127.0.0.1"
+
+
+async def test_a_relay_s_certificate_makes_it_no_peer(gate, network, authority):
+    europe = await network.serve("europe")
+    with pytest.raises(Refused):
+        await network.dial("gate", pki=authority.admit("gate")).beat("europe", PULSE)
+    assert europe.service.calls == []
