@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 from peer.data.documents import ContactSheet, DatalistInspected, SheetHistogram, SheetSample, SheetView
+from peer.web_page import escape, render_page
 
 WARNING = "This page shows patients' images. It stays in the hospital: send it to nobody, and delete it after use."
-OUTLINES = ("#ffc400", "#00c8ff", "#ff50a0", "#5ae65a", "#ff8228", "#aa82ff", "#f0f05a")
-"""Of the labels 1, 2, ..., as ``peer.inference.sheet_pictures`` draws them."""
+OUTLINES = 7
+"""Colours of labels, as ``peer.inference.sheet_pictures`` draws them; then they begin again."""
 HIDDEN = ("augmentation", "channels", "classes", "input_size")
 """Keys of the preparation that the page words differently."""
 SHOWN_PARTS_MAX = 3
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 STYLE = """
-:root {
-  color-scheme: light dark;
-  --ink: #1f2328; --paper: #ffffff; --faint: #59636e; --rule: #d0d7de; --shade: #f3f5f7; --late: #9a6700;
-  --warn: #fff8e0; --warn-rule: #d4a72c; --bar: #8c959f;
-  --training: #0969da; --validation: #1a7f37; --test: #bc4c00;
-}
+:root { --late: #9a6700; --bar: #8c959f; --training: #0969da; --validation: #1a7f37; --test: #bc4c00; }
 @media (prefers-color-scheme: dark) {
-  :root {
-    --ink: #e6edf3; --paper: #0d1117; --faint: #9198a1; --rule: #30363d; --shade: #171d25; --late: #e3b341;
-    --warn: #2b2412; --warn-rule: #9e6a03; --bar: #6e7681;
-    --training: #6cb0ff; --validation: #4ac26b; --test: #f0a35e;
-  }
+  :root { --late: #e3b341; --bar: #6e7681; --training: #6cb0ff; --validation: #4ac26b; --test: #f0a35e; }
 }
-* { box-sizing: border-box; }
-body {
-  margin: 0 auto; padding: 1.25rem 1.25rem 3rem; max-width: 92rem; background: var(--paper); color: var(--ink);
-  font: 15px/1.45 system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif; overflow-wrap: anywhere;
-}
-h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .3rem; }
-h2 { font-size: 1.2rem; margin: 2rem 0 .6rem; padding-bottom: .2rem; border-bottom: 1px solid var(--rule); }
-h3 { font-size: 1rem; margin: 1.1rem 0 .5rem; }
+body { padding-top: 1.25rem; max-width: 92rem; overflow-wrap: anywhere; }
+h2 { margin: 2rem 0 .6rem; }
+h3 { margin: 1.1rem 0 .5rem; }
 p { margin: .3rem 0; max-width: 60rem; }
-.note { color: var(--faint); font-size: .88rem; }
 .patients, .gaps li { background: var(--warn); border-left: 4px solid var(--warn-rule); padding: .4rem .8rem; }
 .patients { font-weight: 600; margin: .7rem 0; max-width: none; }
 .gaps { list-style: none; padding: 0; margin: .5rem 0; } .gaps li { margin: .25rem 0; }
@@ -47,10 +31,9 @@ p { margin: .3rem 0; max-width: 60rem; }
 .facts b { color: var(--ink); font-weight: 600; }
 .counts { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; align-items: flex-start; }
 .wide { overflow-x: auto; max-width: 100%; }
-table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
-th, td { padding: .25rem .7rem .25rem 0; text-align: right; white-space: nowrap; }
-th { font-weight: 600; } th:first-child, td:first-child { text-align: left; }
-thead th { border-bottom: 1.5px solid var(--ink); } tbody tr + tr td { border-top: 1px solid var(--rule); }
+table { font-size: .88rem; overflow-wrap: normal; }
+th, td { padding: .25rem .7rem .25rem 0; }
+td:first-child { white-space: normal; }
 td.none { color: var(--late); font-weight: 700; } td small { color: var(--faint); }
 .pooled { flex: 1 1 20rem; max-width: 34rem; margin: 0; }
 .pooled svg { display: block; width: 100%; height: 7rem; background: var(--shade); border-radius: 4px; }
@@ -58,9 +41,14 @@ td.none { color: var(--late); font-weight: 700; } td small { color: var(--faint)
 .key i {
   display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .35rem; vertical-align: -.1rem;
 }
+.key .training { background: var(--training); } .key .validation { background: var(--validation); }
+.key .test { background: var(--test); }
+.key .label1 { background: #ffc400; } .key .label2 { background: #00c8ff; } .key .label3 { background: #ff50a0; }
+.key .label4 { background: #5ae65a; } .key .label5 { background: #ff8228; } .key .label6 { background: #aa82ff; }
+.key .label7 { background: #f0f05a; }
 .ends {
-  display: flex; justify-content: space-between; gap: .6rem;
-  overflow-wrap: normal; font-size: .8rem; color: var(--faint);
+  display: flex; justify-content: space-between; gap: .6rem; overflow-wrap: normal;
+  font-size: .8rem; color: var(--faint);
 }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); gap: .9rem; }
 .card { border: 1px solid var(--rule); border-radius: 6px; padding: .6rem; background: var(--shade); margin: 0; }
@@ -69,12 +57,11 @@ td.none { color: var(--late); font-weight: 700; } td small { color: var(--faint)
 .card.volume .version { flex-basis: 100%; }
 .version > figcaption { font-size: .78rem; color: var(--faint); margin-bottom: .15rem; }
 .views { display: flex; gap: .3rem; align-items: flex-start; }
-.view { position: relative; flex: 1 1 0; min-width: 0; background: #000; color: #fff; line-height: 0; }
+.view { flex: 1 1 0; min-width: 0; }
+.picture { position: relative; background: #000; color: #fff; line-height: 0; }
 .view img { width: 100%; height: auto; image-rendering: pixelated; display: block; }
-.view b, .view small {
-  position: absolute; font: 600 11px/1 system-ui, sans-serif; text-shadow: 0 0 3px #000, 0 0 2px #000;
-}
-.view small { font-weight: 400; left: 3px; bottom: 3px; }
+.view b { position: absolute; font: 600 11px/1 system-ui, sans-serif; text-shadow: 0 0 3px #000, 0 0 2px #000; }
+.view small { color: var(--faint); }
 .left { left: 3px; top: 50%; transform: translateY(-50%); }
 .right { right: 3px; top: 50%; transform: translateY(-50%); }
 .top { top: 3px; left: 50%; transform: translateX(-50%); }
@@ -84,7 +71,7 @@ td.none { color: var(--late); font-weight: 700; } td small { color: var(--faint)
 .card .name { font-weight: 600; font-size: .86rem; margin: .45rem 0 .1rem; }
 .card .lines { font-size: .8rem; color: var(--faint); margin: 0; }
 .card .histogram { display: block; width: 100%; height: 1.7rem; margin-top: .35rem; fill: var(--bar); }
-footer { margin-top: 2.5rem; color: var(--faint); font-size: .82rem; }
+footer { margin-top: 2.5rem; }
 @media print { .card { break-inside: avoid; } body { max-width: none; padding: 0; } }
 """
 
@@ -93,11 +80,6 @@ def render(document: DatalistInspected, sheet: ContactSheet, pictures: Sequence[
     """The page; ``pictures`` are those of the sheet's samples, in their order."""
     title = f"Contact sheet of {document['datalist']}"
     lines = [
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="referrer" content="no-referrer">',
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>",
         f"<h1>{escape(title)}</h1>",
         f'<p class="patients">{escape(WARNING)}</p>',
         *_preparation(sheet),
@@ -107,13 +89,9 @@ def render(document: DatalistInspected, sheet: ContactSheet, pictures: Sequence[
         _pooled(sheet["histograms"]),
         "</div>",
         *_cards(sheet, pictures),
-        f"<footer>mhfl-peer {escape(version('mhfl-peer'))}</footer>\n</body>\n</html>\n",
+        f"<footer>mhfl-peer {escape(version('mhfl-peer'))}</footer>",
     ]
-    return "\n".join(lines)
-
-
-def escape(value: object) -> str:
-    return html.escape(str(value))
+    return render_page(title, "\n".join(lines), style=STYLE, images=True)
 
 
 def number(value: float) -> str:
@@ -210,7 +188,7 @@ def _pooled(histograms: Mapping[str, SheetHistogram]) -> str:
         )
         lines.append(f'<polyline points="{points}" fill="none" stroke="var(--{split})" stroke-width="2" ')
     paths = "".join(f'{line}vector-effect="non-scaling-stroke"/>' for line in lines)
-    key = "".join(f'<span><i style="background:var(--{split})"></i>{split}</span>' for split in histograms)
+    key = "".join(f'<span><i class="{split}"></i>{split}</span>' for split in histograms)
     return (
         f'<figure class="pooled"><svg viewBox="0 0 100 100" preserveAspectRatio="none" role="img" '
         f'aria-label="histograms by split">{paths}</svg><div class="ends"><span>{number(first["lowest"])}</span>'
@@ -224,8 +202,7 @@ def _cards(sheet: ContactSheet, pictures: Sequence[Mapping[str, Any]]) -> Iterat
     if sheet["task"] == "segmentation":
         names = [(label, _class_name(sheet, str(label))) for label in range(1, sheet["preparation"]["classes"])]
         marks = (
-            f'<span><i style="background:{OUTLINES[(label - 1) % len(OUTLINES)]}"></i>{escape(name)}</span>'
-            for label, name in names
+            f'<span><i class="label{(label - 1) % OUTLINES + 1}"></i>{escape(name)}</span>' for label, name in names
         )
         yield f'<p class="key">{"".join(marks)}</p>'
     for sample, shown in zip(sheet["samples"], pictures, strict=True):
@@ -298,8 +275,8 @@ def _views(images: Sequence[str] | None, views: Sequence[SheetView], name: str) 
         plane = f"{view['plane']} {view['index']}" if view["plane"] else ""
         note = f"<small>{escape(plane)}</small>" if plane else ""
         parts.append(
-            f'<div class="view"><img src="data:image/png;base64,{image}" alt="{escape(f"{name} {plane}".strip())}">'
-            f"{edges}{note}</div>"
+            f'<div class="view"><div class="picture"><img src="data:image/png;base64,{image}" '
+            f'alt="{escape(f"{name} {plane}".strip())}">{edges}</div>{note}</div>'
         )
     return f'<div class="views">{"".join(parts)}</div>'
 

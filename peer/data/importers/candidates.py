@@ -125,18 +125,29 @@ class Faults:
         )
 
 
-def check_files(candidates: Iterable[Candidate], faults: Faults, shapes: Counter[str]) -> Iterator[Candidate]:
-    """The candidates whose files exist and have a readable header; counts the images' shapes."""
+def check_files(
+    candidates: Iterable[Candidate], faults: Faults, shapes: Counter[str], *, label_key: str
+) -> Iterator[Candidate]:
+    """The candidates whose files exist and have a readable header; counts the images' shapes.
+
+    Args:
+        label_key: ``label`` where label files are maps, else ``image``.
+    """
     for candidate in candidates:
         files = (*candidate.images, *([candidate.label] if isinstance(candidate.label, Path) else []))
         missing = [str(path) for path in files if not path.exists()]
         if missing:
             faults.add(candidate, "file is missing", f"{missing[0]} is not there")
             continue
-        try:
-            stored = [open_image(path).shape for path in files]
-        except ValueError as error:
-            faults.add(candidate, "file cannot be read", f"{files[0]} cannot be read: {error}")
+        stored, problem = [], ""
+        for path in files:
+            try:
+                stored.append(open_image(path, key=label_key if path is candidate.label else "image").shape)
+            except ValueError as error:
+                problem = f"{path} cannot be read: {error}"
+                break
+        if problem:
+            faults.add(candidate, "file cannot be read", problem)
             continue
         shapes.update("x".join(map(str, shape)) for shape in stored[: len(candidate.images)])
         yield candidate

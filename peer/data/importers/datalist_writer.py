@@ -100,7 +100,8 @@ def _draft(
     classes = {str(number): name for number, name in enumerate(options.classes or content.class_names)}
     if by_class:
         candidates = number_classes(candidates, options, faults)
-    candidates = list(check_files(candidates, faults, shapes))
+    label_key = "label" if content.task == "segmentation" else "image"
+    candidates = list(check_files(candidates, faults, shapes, label_key=label_key))
     splits, drawn = divide(candidates, options, faults, content.notes)
     faults.refuse()
     if by_class and not options.classes:

@@ -158,3 +158,10 @@ def test_labels_of_segmentation_are_files_of_the_table(pictures: Path, import_so
     answer = import_source(table, task="segmentation", test_share=0.0)
     assert [entry["label"] for entry in entries(pictures)["training"]] == ["1.npy", "5.npy"]
     assert answer["left_out"][0]["examples"] == ["labels.csv line 3"]
+
+
+def test_the_file_that_cannot_be_read_is_named(pictures: Path, import_source: Import) -> None:
+    (pictures / "mask.npy").write_bytes(b"no array")
+    table = write(pictures, "file,label", "0.npy,1.npy", "2.npy,mask.npy")
+    with pytest.raises(DataError, match=r"labels.csv line 3: \S+/mask.npy cannot be read: "):
+        import_source(table, task="segmentation")
