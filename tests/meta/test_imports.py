@@ -75,7 +75,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "audit": frozenset({"ground", "core", "config", "identity", "records", "transport"}),
     "daemon": frozenset({"ground", "core", "config", "identity", "records", "transport", "audit"}),
     "model files": frozenset({"ground", "plans", "core", "config", "records", "spec", "transport"}),
-    "preflight": OPERATION,
+    "preflight": OPERATION | {"spec"},
     "tracking": frozenset({"ground", "core", "config", "records"}),
     "methods": frozenset({"peer.core.plan", "models", "losses"}),
     "training": frozenset({"ground", "core", "plans", "methods", "models", "spec", "losses", "peer.data.datalist"}),
