@@ -1,6 +1,7 @@
 """The documents that commands print with ``--json``, except those with records of a site.
 
-``DOCUMENTS`` maps a command to the type of its document; ``peer.records.documents`` has the others.
+``DOCUMENTS`` maps a command to the type of its document; ``peer.records.documents`` and
+``peer.data.documents`` have the others.
 Each key is ``Annotated`` with its meaning: ``deploy/reference.py`` generates a page of keys, types
 and meanings.
 """
@@ -288,6 +289,8 @@ class SplitSurvey(TypedDict):
     unnamed: Annotated[int, "samples without a subject, for which leakage cannot be detected"]
     classes: Annotated[dict[str, int], "samples of each class, or label maps in which a label occurs"]
     shapes: Annotated[dict[str, int], "images by shape"]
+    orientations: Annotated[dict[str, int], "volumes by the directions of their axes, where the files say them"]
+    spacings: Annotated[dict[str, int], "images by the distances of their voxels in mm, where the files say them"]
     labels: Annotated[int, "label files"]
     label_shapes: Annotated[dict[str, int], "label files by shape"]
 
@@ -299,6 +302,7 @@ class DatalistSurvey(TypedDict):
     splits: Annotated[dict[str, SplitSurvey], "`training` and `test`"]
     unlabelled: Annotated[int, "test entries without a label, which are not evaluated"]
     problems: Annotated[list[str], "reasons why a site cannot train on it"]
+    warnings: Annotated[list[str], "what to look at before training"]
 
 
 class CountComparison(TypedDict):
@@ -465,11 +469,22 @@ class RunOutcome(TypedDict):
     failed: Annotated[str | None, "the reason"]
 
 
+class RowWithoutRuns(TypedDict):
+    """A row of an experiment that has no runs in a partition with some networks."""
+
+    partition: Annotated[str, "partition of the samples"]
+    models: Annotated[str, "set of networks"]
+    method: Annotated[str, "name of the row"]
+    reason: Annotated[str, "why"]
+
+
 class SimulationResult(TypedDict):
     """The runs of an experiment, finished or not."""
 
     out: Annotated[str, "folder of results"]
     runs: Annotated[list[RunOutcome], "all runs of the experiment"]
+    without_runs: Annotated[list[RowWithoutRuns], "rows that are left out with some networks"]
+    seconds: Annotated[float | None, "estimate for the unfinished runs; null before the first has finished"]
 
 
 class ReportTableRow(TypedDict):
@@ -539,7 +554,6 @@ DOCUMENTS: Mapping[str, Any] = {
     "egress witness": WitnessWritten,
     "egress export": LedgerExported,
     "evidence": EvidenceShown,
-    "data inspect": DatalistSurvey,
     "data validate": DatalistSurvey,
     "data prepare": DatasetPrepared,
     "models": ModelList,

@@ -16,6 +16,7 @@ class ModelDescription(TypedDict):
     family: Annotated[str, "the task that it is for"]
     spatial_dims: Annotated[list[int], "dimensions in which it exists"]
     hyper: Annotated[Mapping[str, Any], "hyper-parameters"]
+    differs: Annotated[str, "why its number of parameters is not the one that a paper prints; empty where it is"]
     problem: Annotated[NotRequired[str | None], "why it does not fit the task"]
     parameters: Annotated[NotRequired[int | None], "number of parameters"]
     state_values: Annotated[NotRequired[int | None], "number of values in parameters and buffers"]

@@ -32,6 +32,15 @@ WIDTHS = {
 }
 DEFAULTS = {"width": 64, "stem_stride": None, "max_pool": True, "depth": 4, "scale": 4, "projection": None}
 """The constructors' other defaults; to read them from the constructors would import torch."""
+DIFFERS = {
+    "resnext14": "its first 1x1 convolutions are not grouped, as its own paper has them; MH-pFLID groups them. "
+    "That paper's table 5 prints 7.930 M values for a client with all its modules; with this network it has 9.275 M",
+    "vgg19": "it has one linear layer after the mean. MH-pFLID's client has VGG's classifier, which is 18.9 M of the "
+    "40.045 M values in its table 5",
+    "fcn8s": "it is without the 119 M parameters of VGG's fully connected layers",
+    "srresnet18": "dFLMoE's table 8 prints 0.001 M parameters for the head, which has 0.0156 M here",
+}
+"""By network, why its number of parameters is not one that a paper prints."""
 COSTS = (
     "parameters", "state_values", "multiply_accumulates", "prediction", "taps", "bottleneck", "penultimate", "bytes",
 )  # fmt: skip
@@ -135,6 +144,7 @@ def describe_network(name: str) -> ModelDescription:
         "family": family(name),
         "spatial_dims": [1] if name in ONE_DIMENSIONAL else [1, 2, 3],
         "hyper": {key: value for key, value in defaults.items() if key in HYPER[name]},
+        "differs": DIFFERS.get(name, ""),
     }
 
 
@@ -226,7 +236,11 @@ def _render_costs(document: Mapping[str, Any]) -> output.RenderableType:
         numbers = (f"{row[key]:,}" for key in ("parameters", "state_values"))
         sizes = (rendering.size(row["bytes"][kind]) for kind in ("model", "head"))
         rows.append((row["name"], *numbers, *sizes, *(_format_shapes(row) if sized else ("",))))
-    return output.table(columns, rows)
+    from rich.console import Group
+
+    differs = [(row["name"], row["differs"]) for row in document["models"] if row["differs"]]
+    table = output.table(columns, rows)
+    return Group(table, output.table(("network", "its parameters, and a paper's"), differs)) if differs else table
 
 
 def _format_shapes(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
-import re
+import functools
 from collections import Counter
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 
-from models.spec import HYPER, LIST_MAX, RANK_MAX, SIZE_MAX
+from models.spec import HYPER
 from peer.config import toml
+from peer.config.site_tables import (
+    ConnectConfig,
+    DataConfig,
+    DiscoveryConfig,
+    EgressConfig,
+    LimitsConfig,
+    MetricsConfig,
+    ModelConfig,
+    TrainingConfig,
+)
 from peer.config.toml import (
     Address,
     Count,
@@ -22,101 +30,18 @@ from peer.config.toml import (
     Loose,
     NotNegative,
     Seconds,
-    Share,
     StrictTable,
     key_problem,
-    matching,
-    split_address,
     suggestion,
 )
+from peer.config.value_types import DIGEST, ClassName, Digest, Name
 from peer.core import limits, roster, rules
-from peer.core.plan import METHOD_KEYS, AggregateRule, Kind, Plan, Unit, Value, Work
+from peer.core.plan import METHOD_KEYS, AggregateRule, Plan, Unit, Value, Work
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.errors import ConfigError
 from peer.methods.registry import PLANS, find_plan, method_names
 
-
-class EgressConfig(StrictTable):
-    """``[egress]`` of site.toml: which artifacts, figures and sizes may leave the site.
-
-    ``evaluate`` lets other sites evaluate this site's model, and this site theirs. The site reports
-    no figure of a test split with fewer than ``evaluation_samples_min`` samples. ``reexport`` lets
-    other sites include the artifacts that they received from this site in the models that they
-    export.
-    """
-
-    kinds: Annotated[tuple[Kind, ...], Loose] | None = None
-    receivers: Annotated[tuple[str, ...], Loose] = ("*",)
-    bytes_per_round_max: Count | None = None
-    evaluate: bool = False
-    evaluation_samples_min: Count = limits.EVALUATION_SAMPLES_MIN
-    training_set_size: bool = False
-    reexport: bool = False
-
-    def permitted_kinds(self, plan: Plan) -> tuple[Kind, ...]:
-        """The artifact kinds that may leave: those listed or, without a list, the method's own."""
-        listed = plan.sends if self.kinds is None else self.kinds
-        return tuple(kind for kind in listed if kind not in plan.never_leaves)
-
-    def permits_receiver(self, name: str) -> bool:
-        """Whether the site of this name may receive anything."""
-        return "*" in self.receivers or name in self.receivers
-
-
-class DiscoveryConfig(StrictTable):
-    """``[discovery]`` of site.toml: whether the site announces its address on the local network and
-    looks for peers.
-
-    Discovery yields addresses only: certificates prove which site answers at one.
-    """
-
-    zeroconf: bool = False
-
-
-class MetricsConfig(StrictTable):
-    """``[metrics]`` of site.toml: the address at which Prometheus scrapes the daemon.
-
-    Without one there is no endpoint.
-    The endpoint has no password and no TLS: any address but a loopback one needs ``public``.
-    """
-
-    listen: Listen | None = None
-    public: bool = False
-
-    @model_validator(mode="after")
-    def _public_where_reachable(self) -> Self:
-        if self.listen is not None and not self.public and not is_loopback(split_address(self.listen)[0]):
-            raise key_problem(
-                "listen",
-                f"{self.listen} can be reached by others, without a password; "
-                "take 127.0.0.1, or say `public = true` if that is meant",
-            )
-        return self
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host; of names, only ``localhost`` counts as such."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-CLASS_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-MODEL_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
-DIGEST = re.compile(r"[0-9a-f]{64}")
-DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 PACE = rules.PaceRules()
-
-
-def _digest(text: str) -> str:
-    """A digest in hex; other programs write capitals and colons, which are accepted."""
-    return roster.sha256(text.replace(":", "").lower())
-
-
-Name = Annotated[str, AfterValidator(roster.site_name)]
-Digest = Annotated[str, AfterValidator(_digest)]
-ClassName = Annotated[str, matching(CLASS_NAME, "package.module:Class")]
 
 
 class TaskConfig(StrictTable):
@@ -237,6 +162,7 @@ class FederationConfig(StrictTable):
 
     _digest: Sha256 = PrivateAttr()
     _where: str = PrivateAttr("federation.toml")
+    _file_stages: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> FederationConfig:
@@ -254,6 +180,7 @@ class FederationConfig(StrictTable):
         federation = toml.validate(cls, document, where)
         federation._digest = digest
         federation._where = where
+        federation._file_stages = document.get("stages", {})
         return federation
 
     @property
@@ -264,7 +191,7 @@ class FederationConfig(StrictTable):
     def digest(self) -> Sha256:
         return self._digest
 
-    @cached_property
+    @functools.cached_property
     def roster(self) -> Roster:
         return Roster.of([entry.name for entry in self.site])
 
@@ -286,6 +213,17 @@ class FederationConfig(StrictTable):
     def lacks_image_axes(self) -> bool:
         """Whether the file leaves the order of axes open although the images have two or more."""
         return self.task.spatial_dims > 1 and "image_axes" not in self.model_fields_set
+
+    @property
+    def derived_counts(self) -> dict[str, int]:
+        """By stage, the steps that the method's paper gives for so many sites, where the file has no
+        ``count`` of the stage and its unit is the step.
+        """
+        return {
+            stage: steps * len(self.site)
+            for stage, steps in self.plan.steps_per_site.items()
+            if "count" not in self._file_stages.get(stage, {}) and self.stages[stage].unit == "step"
+        }
 
     def work(self, stage: str) -> Work:
         return Work(**self.stages[stage].model_dump())
@@ -390,92 +328,6 @@ def _plan(method: str, package: object) -> Plan:
     return find_plan(method, package)
 
 
-class AugmentationConfig(StrictTable):
-    """``[data.augmentation]``: random changes of training samples; with all zero there are none.
-
-    Without ``flip``, images flip with probability 0.5, and signals never.
-    """
-
-    flip: Share | None = None
-    rotate_degrees: Annotated[float, Field(ge=0, le=180)] = 15.0
-    translate_share: Share = 0.05
-    scale_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    probability: Share = 0.8
-
-
-class DataConfig(StrictTable):
-    """``[data]``: the samples; paths are relative to site.toml's folder.
-
-    Only super-resolution has ``scale``.
-    """
-
-    datalist: str = "datalist.json"
-    root: str | None = None
-    public: str | None = None
-    input_size: Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)]
-    regions: str | None = None
-    unreadable_share_max: Share = 0.05
-    cache: Literal["memory", "disk", "none"] = "memory"
-    validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    normalise: Literal["none", "zscore", "unit"] = "none"
-    scale: Literal[2, 4, 8] | None = None
-    augmentation: AugmentationConfig = AugmentationConfig()
-
-
-class AdaptersConfig(StrictTable):
-    """``[model.adapters]``: low-rank adapters on layers; all but they and the head is frozen."""
-
-    layers: Annotated[tuple[str, ...], Loose, Field(min_length=1, max_length=LIST_MAX)]
-    rank: Annotated[int, Field(ge=1, le=RANK_MAX)] = 8
-    alpha: Annotated[float, Field(gt=0, le=SIZE_MAX)] = 16.0
-
-
-class ModelConfig(StrictTable):
-    """``[model]``: the site's network, and the weights that it begins with.
-
-    ``weights`` is a file of tensors or a MONAI bundle's folder, relative to site.toml's folder.
-    ``freeze`` names layers that do not learn.
-    """
-
-    name: Annotated[str, matching(MODEL_NAME, "a model's name or package.module:Class")] = "resnet10"
-    parameters: dict[str, JsonValue] = Field(default_factory=dict)
-    features: Annotated[tuple[str, ...], Loose] = ()
-    head: str | None = None
-    weights: str | None = None
-    weights_sha256: Digest | None = None
-    freeze: Annotated[tuple[str, ...], Loose, Field(max_length=LIST_MAX)] = ()
-    adapters: AdaptersConfig | None = None
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if self.weights is not None and self.weights_sha256 is None:
-            raise key_problem("weights_sha256", "weights needs it; `sha256sum FILE` prints it")
-        if self.weights is None and self.weights_sha256 is not None:
-            raise key_problem("weights_sha256", "there are no weights; name their file in `weights`")
-        key = "adapters" if self.adapters is not None else "freeze"
-        if self.weights is None and (self.freeze or self.adapters is not None):
-            raise key_problem(key, "needs weights: layers that do not learn would stay random")
-        if self.freeze and self.adapters is not None:
-            raise key_problem("freeze", "adapters freeze all but the head; leave it out")
-        return self
-
-
-class TrainingConfig(StrictTable):
-    device: Annotated[str, matching(DEVICE, "auto, cpu, cuda or cuda:N")] = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
-    threads: Count = 1
-    batch_size: Count = 8
-    checkpoint_s: Seconds = limits.CHECKPOINT_S
-    hang_s: Seconds = limits.HANG_S
-    probe_ratio_max: NotNegative = limits.PROBE_RATIO_MAX
-
-
-class LimitsConfig(StrictTable):
-    """``[limits]`` of site.toml: what the site takes from others, in multiples of what is its own."""
-
-    received_ratio_max: NotNegative = limits.RECEIVED_RATIO_MAX
-
-
 class SiteConfig(StrictTable):
     """``site.toml``. Use ``load``, which also remembers the file's path."""
 
@@ -489,6 +341,7 @@ class SiteConfig(StrictTable):
     training: TrainingConfig = TrainingConfig()
     limits: LimitsConfig = LimitsConfig()
     egress: EgressConfig = EgressConfig()
+    connect: ConnectConfig = ConnectConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     metrics: MetricsConfig = MetricsConfig()
 
@@ -522,6 +375,8 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> Non
     problems = []
     for stranger in site.addresses.keys() - set(federation.roster):
         problems.append(f"addresses.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
+    for stranger in site.connect.peers.keys() - set(federation.roster):
+        problems.append(f"connect.peers.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
     for stranger in set(egress.receivers) - {"*", *federation.roster}:
         problems.append(f"egress.receivers: {stranger!r} is not in the roster{suggestion(stranger, federation.roster)}")
     for kind in egress.kinds or ():
@@ -546,8 +401,22 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> Non
             f"data.input_size: {len(site.data.input_size)} sizes for spatial_dims = {federation.task.spatial_dims}"
         )
     problems += _scale_problems(federation.task.kind, site)
+    problems += _geometry_problems(federation.task, site.data)
     if problems:
         toml.refuse(site.where, sorted(problems))
+
+
+def _geometry_problems(task: TaskConfig, data: DataConfig) -> Iterator[str]:
+    """Problems with the keys that say how images are turned, resampled and scaled."""
+    if data.orientation is not None and task.spatial_dims < 3:
+        yield "data.orientation: only volumes have one; leave it out"
+    if data.spacing is not None and len(data.spacing) != task.spatial_dims:
+        yield f"data.spacing: {len(data.spacing)} distances for spatial_dims = {task.spatial_dims}"
+    if task.kind == "super_resolution":
+        if data.spacing is not None:
+            yield "data.spacing: would interpolate what the network must learn; super-resolution takes none"
+        if data.intensity is not None:
+            yield "data.intensity: super-resolution takes images with values from 0 to 1; leave it out"
 
 
 def _scale_problems(kind: str, site: SiteConfig) -> Iterator[str]:

@@ -275,7 +275,7 @@ class Rehearsed(Event):
 
     ``memory_bytes`` is the peak on the device (on a CPU: of the process), ``available_bytes`` was
     free before; ``artifact_bytes`` is the size of the artifact that the site will send, 0 where it
-    sends none.
+    sends none. ``padding_share`` of the local model's weights see nothing but padding.
     """
 
     generation: int
@@ -286,6 +286,7 @@ class Rehearsed(Event):
     memory_bytes: int
     available_bytes: int
     artifact_bytes: int
+    padding_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -16,7 +15,6 @@ from torch import Tensor
 from peer.core.commands import Source
 from peer.core.tasks import CLASSIFYING
 from peer.core.worker_protocol import WorkerSetting
-from peer.inference import output_files
 from peer.inference.export.predictor import Predictor, build_predictor
 from peer.inference.predict import (
     PredictionInput,
@@ -24,9 +22,10 @@ from peer.inference.predict import (
     existing_files,
     find_images,
     image_reader,
+    on_own_grid,
     predict_image,
 )
-from peer.training.images import in_unit_range
+from peer.training.images import PlacedImage, in_unit_range
 from peer.training.settings import TrainingSettings
 from peer.training.trainer import Trainer
 
@@ -72,7 +71,7 @@ def predict_inputs(trainer: Trainer, inputs: Sequence[Input]) -> list[dict[str, 
     settings = trainer.settings
     read, _ = image_reader(settings.task, settings.data)
 
-    def load(source: PredictionInput | Tensor) -> Tensor:
+    def load(source: PredictionInput | Tensor) -> PlacedImage:
         return read(existing_files(source)) if isinstance(source, PredictionInput) else _array(source, settings)
 
     records = []
@@ -116,8 +115,8 @@ def _images(inputs: Sequence[Input], settings: TrainingSettings) -> Iterator[tup
             yield str(number), torch.as_tensor(source)
 
 
-def _array(values: Tensor, settings: TrainingSettings) -> Tensor:
-    """An array as float32 ``(c, *space)``; ``ValueError`` says what does not fit."""
+def _array(values: Tensor, settings: TrainingSettings) -> PlacedImage:
+    """An array as float32 ``(c, *space)``, whose voxels nobody places; ``ValueError`` says what does not fit."""
     task = settings.task
     image = values.detach().cpu().float()
     if image.ndim == task.spatial_dims and task.in_channels == 1:
@@ -127,15 +126,15 @@ def _array(values: Tensor, settings: TrainingSettings) -> Tensor:
         raise ValueError(f"has the shape {tuple(values.shape)}, not {expected}")
     if not torch.isfinite(image).all():
         raise ValueError("holds a NaN or an infinity")
-    return in_unit_range(image) if task.kind == "super_resolution" else image
+    image = in_unit_range(image) if task.kind == "super_resolution" else image
+    return PlacedImage(image, tuple(image.shape[1:]))
 
 
-def _answer(image: Tensor, prediction: Tensor, settings: TrainingSettings) -> dict[str, Any]:
+def _answer(image: PlacedImage, prediction: Tensor, settings: TrainingSettings) -> dict[str, Any]:
     kind = settings.task.kind
     if kind in CLASSIFYING:
         prediction_of_classes = describe_classes(prediction)
         shares = {f"class_{index}": share for index, share in enumerate(prediction_of_classes["probabilities"])}
         return {"predicted": prediction_of_classes["class"], **shares}
-    if kind == "segmentation":
-        return {"labels": output_files.label_map(prediction.softmax(dim=0), tuple(image.shape[1:]))}
-    return {"image": np.asarray(prediction.numpy())}
+    values = on_own_grid(prediction, image, settings.task, settings.data)
+    return {"labels": values[0]} if kind == "segmentation" else {"image": values}

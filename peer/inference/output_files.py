@@ -10,37 +10,35 @@ import nibabel
 import numpy as np
 import torch
 import torch.nn.functional as F
-from monai.data.image_reader import PILReader, PydicomReader
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from peer.core.tasks import ROWS_COLUMNS
-from peer.training.images import ARRAYS, BYTE_MAX, INTERPOLATION, READERS, columns_first
+from peer.data.image_files import ARRAYS, FORMATS, NIFTI, PICTURES, open_image
+from peer.training.images import BYTE_MAX, INTERPOLATION, has_columns_first
 
 Values: TypeAlias = NDArray[Any]
 
-NIFTI = (".nii", ".nii.gz")
-PICTURES = tuple(ending for ending, reader in READERS.items() if reader is PILReader)
 PICTURE_CHANNELS = (1, 3)
 """Channels of an image that a PNG can hold."""
 BYTE_LABELS_MAX = 256
 
 
-def output_path(path: Path, *, channels: int = 1) -> Path:
+def output_path(path: Path, *, channels: int = 1, spatial_dims: int = 2) -> Path:
     """The path of an image's result: the image's path, with the ending of the result's format.
 
-    A picture becomes ``.png``, an array ``.npy``, a NIfTI file keeps its ending, DICOM becomes
-    ``.nii.gz``.
+    A picture becomes ``.png``, an array or a stack of pages ``.npy``, a NIfTI file keeps its
+    ending, DICOM becomes ``.nii.gz``.
     """
     name = path.name
-    known = [ending for ending in (*ARRAYS, *READERS) if ending and name.lower().endswith(ending)]
+    known = [ending for ending in (*ARRAYS, *FORMATS) if ending and name.lower().endswith(ending)]
     ending = max(known, key=len, default="")
     if ending in NIFTI:
         return path
     output_ending = ".npy" if ending in ARRAYS else ".nii.gz"
     if ending in PICTURES:
-        output_ending = ".png" if channels in PICTURE_CHANNELS else ".npy"
+        output_ending = ".png" if channels in PICTURE_CHANNELS and spatial_dims < 3 else ".npy"
     return path.with_name(name[: len(name) - len(ending)] + output_ending)
 
 
@@ -80,7 +78,7 @@ def write(path: Path, values: Values, *, reference: Path, grid: Sequence[int], i
         OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if columns_first(path, spatial_dims=len(grid), image_axes=image_axes):
+    if image_axes == ROWS_COLUMNS and has_columns_first(path, spatial_dims=len(grid)):
         values, grid = values.swapaxes(-1, -2), (grid[1], grid[0])
     plain = values[0] if len(values) == 1 else values
     if path.suffix == ".npy":
@@ -116,8 +114,8 @@ def _write_volume(path: Path, values: Values, reference: Path, finer: NDArray[np
         original = nibabel.load(reference)
         kind, header, affine = type(original), original.header, original.affine
     else:
-        reader = PydicomReader()
-        affine = np.asarray(reader.get_data(reader.read(str(reference)))[1]["affine"])
+        stored = open_image(reference).affine
+        affine = np.eye(4) if stored is None else stored
     volume = kind(values, affine @ finer, header)
     volume.header.set_data_dtype(values.dtype)
     volume.header.set_slope_inter(1, 0)

@@ -18,27 +18,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from numpy.typing import NDArray
 from torch import Tensor
 
 from peer.core.commands import Source
 from peer.core.tasks import CLASSIFYING
 from peer.core.worker_protocol import WorkerSetting, from_json
+from peer.data.datalist import read_json
+from peer.data.image_files import ARRAYS, DICOM, FORMATS
 from peer.inference import output_files
 from peer.inference.export.load import Exported, open_model
 from peer.training.errors import UnusableConfigurationError, reason_of
-from peer.training.images import ARRAYS, READERS, Preparation, in_unit_range, load_images
+from peer.training.images import PlacedImage, Preparation, in_unit_range, load_images, undo_turn
 from peer.training.settings import DataSettings, TaskSettings
 from peer.training.trainer import Trainer
 
-SERIES = (".dcm", "")
-"""Endings of DICOM files; in three dimensions a folder of them is one volume."""
-SINGLE = (*ARRAYS, *(ending for ending in READERS if ending not in SERIES))
+SINGLE = (*ARRAYS, *(ending for ending in FORMATS if ending not in DICOM))
 """Endings of files that are an image each."""
 DIGITS = 6
 """Significant digits of a probability; float32 has no more."""
 
-Read: TypeAlias = Callable[[Sequence[Path]], Tensor]
-Finish: TypeAlias = Callable[[Tensor], Tensor]
+Read: TypeAlias = Callable[[Sequence[Path]], PlacedImage]
+Finish: TypeAlias = Callable[[PlacedImage], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
     task = model.settings.task
     read, _ = image_reader(task, model.settings.data)
 
-    def load(item: PredictionInput) -> Tensor:
+    def load(item: PredictionInput) -> PlacedImage:
         return read(existing_files(item))
 
     channels = task.classes if task.kind == "super_resolution" else 1
@@ -77,7 +78,11 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
     skipped: list[dict[str, str]] = []
     used_paths: dict[Path, str] = {}
     for item in list(find_images(inputs, model.settings.data)):  # list them first: a result is no input
-        target = out if item.problem else output_files.output_path(out / item.relative_path, channels=channels)
+        target = (
+            out
+            if item.problem
+            else output_files.output_path(out / item.relative_path, channels=channels, spatial_dims=task.spatial_dims)
+        )
         if target in used_paths:
             reason = f"its result would replace that of {used_paths[target]}; predict it by itself"
             skipped.append({"file": item.name, "reason": reason})
@@ -91,11 +96,9 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
             answer = describe_classes(prediction)
         else:
             used_paths[target] = item.name
-            space = tuple(image.shape[1:])
-            labels = task.kind == "segmentation"
-            values = output_files.label_map(prediction.softmax(dim=0), space)[None] if labels else prediction.numpy()
+            values = on_own_grid(prediction, image, task, model.settings.data)
             axes = model.settings.data.image_axes
-            output_files.write(target, values, reference=item.images[0], grid=space, image_axes=axes)
+            output_files.write(target, values, reference=item.images[0], grid=image.space, image_axes=axes)
             answer = {"output": str(target)}
         predictions.append({"file": item.name, **answer})
     return {"predictions": predictions, "skipped": skipped}
@@ -135,7 +138,7 @@ def _images(folder: Path, *, dims: int) -> Iterator[Path]:
     visible = [path for path in folder.iterdir() if not path.name.startswith(".")]
     files = [path for path in visible if path.is_file()]
     single = [path for path in files if path.name.lower().endswith(SINGLE)]
-    slices = [] if single else [path for path in files if path.suffix.lower() in SERIES]
+    slices = [] if single else [path for path in files if path.suffix.lower() in DICOM]
     yield from [*single, *([folder] if slices and dims == 3 else slices)]
     for path in visible:
         if path.is_dir():
@@ -143,7 +146,7 @@ def _images(folder: Path, *, dims: int) -> Iterator[Path]:
 
 
 def _in_datalist(path: Path, root: Path) -> Iterator[PredictionInput]:
-    document = json.loads(path.read_text(encoding="utf-8"))
+    document = read_json(path)
     entries = (document.get("test") or document.get("training")) if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:
         raise ValueError("has no list 'test' or 'training' of images")
@@ -160,7 +163,7 @@ def _in_datalist(path: Path, root: Path) -> Iterator[PredictionInput]:
         yield PredictionInput(names[0], tuple(root / name for name in names), first if inside else Path(first.name))
 
 
-def predict_image(model: Trainer | Exported, load: Callable[[], Tensor]) -> tuple[Tensor, Tensor] | str:
+def predict_image(model: Trainer | Exported, load: Callable[[], PlacedImage]) -> tuple[PlacedImage, Tensor] | str:
     """The image on its own grid and its prediction; or the reason, in words, why there is none.
     ``UnusableConfigurationError`` where this installation can predict no image.
     """
@@ -187,18 +190,33 @@ def existing_files(item: PredictionInput) -> tuple[Path, ...]:
 def image_reader(task: TaskSettings, data: DataSettings) -> tuple[Read, Finish]:
     """Functions that read an image on its own grid, and that make it the network's input."""
     if task.kind == "super_resolution":
-        return partial(_unit_image, task=task, image_axes=data.image_axes), Tensor.contiguous
-    preparation = Preparation(task.in_channels, data.input_size, data.normalise, data.image_axes)
+        return partial(_unit_image, task=task, data=data), lambda image: image.values.contiguous()
+    preparation = Preparation.of(task, data)
     return preparation.load, preparation.finish
 
 
-def _unit_image(paths: Sequence[Path], *, task: TaskSettings, image_axes: str) -> Tensor:
+def on_own_grid(prediction: Tensor, image: PlacedImage, task: TaskSettings, data: DataSettings) -> NDArray[Any]:
+    """A label map ``(1, *space)`` or a larger image ``(c, *space)`` with the axes of the image's file."""
+    if task.kind == "super_resolution":
+        values: NDArray[Any] = undo_turn(prediction, image).numpy()
+        return values
+    shares = Preparation.of(task, data).restore(prediction.softmax(dim=0), image)
+    return output_files.label_map(shares, image.space)[None]
+
+
+def _unit_image(paths: Sequence[Path], *, task: TaskSettings, data: DataSettings) -> PlacedImage:
     """An image of super-resolution as in training: 8-bit pictures are scaled to [0, 1]."""
-    dims, channels = task.spatial_dims, task.in_channels
     image = load_images(
-        paths, spatial_dims=dims, channels=channels, key="in_channels", unit=True, image_axes=image_axes
+        paths,
+        spatial_dims=task.spatial_dims,
+        channels=task.in_channels,
+        key="in_channels",
+        unit=True,
+        image_axes=data.image_axes,
+        orientation=data.orientation,
     )
-    return in_unit_range(image)
+    in_unit_range(image.values)
+    return image
 
 
 def describe_classes(logits: Tensor) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +18,16 @@ from torch import Tensor
 
 from peer.core.plan import Work
 from peer.core.seeds import derive
-from peer.core.tasks import CLASSIFYING
-from peer.data.datalist import Sample, inspect_datalist, named
+from peer.core.tasks import CLASSIFYING, ROWS_COLUMNS
+from peer.data.consistency import mixed_orientations
+from peer.data.datalist import UNREADABLE, Sample, inspect_datalist, named
+from peer.data.image_files import open_image
+from peer.errors import ConfigError
 from peer.files import clear_unfinished, write_file
 from peer.methods.method import Batch
 from peer.training.augmentation import affine_maps, warp, warp_targets
 from peer.training.errors import UnusableConfigurationError, UnusableDataError
-from peer.training.images import load_regions
+from peer.training.images import VOLUME_DIMS, Preparation, load_regions
 from peer.training.settings import AugmentationSettings, TrainingSettings
 from peer.training.targets import Example, SampleReader, sample_reader
 
@@ -117,6 +121,7 @@ def load_data(settings: TrainingSettings, seed: Seed, *, check_halt: Callable[[]
         raise UnusableDataError(f"{data.datalist}: " + "; ".join(datalist.problems))
     if datalist.unlabelled:
         logger.warning("test entries without label are not evaluated: count=%d", datalist.unlabelled)
+    _check_orientations([*datalist.training, *datalist.test], settings)
     read = sample_reader(task, data)
     held_out = validation_names(datalist.training, data.validation_share, seed)
     groups = {
@@ -124,21 +129,43 @@ def load_data(settings: TrainingSettings, seed: Seed, *, check_halt: Callable[[]
         "validation": [sample for sample in datalist.training if sample.name in held_out],
         "test": list(datalist.test),
     }
-    unreadable: list[str] = []
+    unreadable: dict[str, str] = {}
     splits = {name: _read_split(samples, read, settings, unreadable, check_halt) for name, samples in groups.items()}
     total = len(datalist.training) + len(datalist.test)
     if len(unreadable) > data.unreadable_share_max * total:
         raise UnusableDataError(
             f"{len(unreadable)} of {total} samples cannot be read ({named(unreadable)}), more than [data] "
-            f"unreadable_share_max = {data.unreadable_share_max}; the log has the reasons"
+            f"unreadable_share_max = {data.unreadable_share_max}; the first one {next(iter(unreadable.values()))}; the "
+            "log has the other reasons"
         )
     lack = _find_lack(splits["training"], task.kind)
     if lack is not None:
         raise UnusableDataError(f"{data.datalist}: what can be read for training {lack}")
     masks = None
     if data.regions is not None:
-        masks = load_regions(data.regions, input_size=data.input_size, image_axes=data.image_axes)
+        masks = load_regions(data.regions, Preparation.of(task, data))
     return SiteData(**splits, unreadable=len(unreadable), masks=masks, task=task.kind)
+
+
+def _check_orientations(samples: Sequence[Sample], settings: TrainingSettings) -> None:
+    """``UnusableDataError`` where volumes are left as stored by default and run in different
+    directions; a site of a federation of release 0.2.0 goes on, with a warning.
+    """
+    data = settings.data
+    if settings.task.spatial_dims != VOLUME_DIMS or data.orientation is not None:
+        return
+    orientations: dict[str, str] = {}
+    for sample in samples:
+        with contextlib.suppress(ValueError, ConfigError):  # the reader of samples says why
+            orientations[sample.name] = open_image(sample.images[0]).orientation
+    mixed = mixed_orientations({name: axcodes for name, axcodes in orientations.items() if axcodes})
+    if mixed is None:
+        return
+    if data.image_axes == ROWS_COLUMNS:
+        raise UnusableDataError(
+            f'{data.datalist}: {mixed}; set [data] orientation = "RAS", or "stored" if their axes do run alike'
+        )
+    logger.warning("mixed orientations: %s", mixed)
 
 
 def validation_names(samples: Sequence[Sample], share: float, seed: Seed) -> set[str]:
@@ -175,10 +202,10 @@ def _read_split(
     samples: Sequence[Sample],
     read: SampleReader,
     settings: TrainingSettings,
-    unreadable: list[str],
+    unreadable: dict[str, str],
     check_halt: Callable[[], None],
 ) -> DataSplit:
-    """Read the samples once; log and leave out those that fail, and name them in ``unreadable``."""
+    """Read the samples once; log and leave out those that fail, and give their reasons in ``unreadable``."""
     cache = settings.data.cache
     if cache == "disk":
         read = _cache_on_disk(read, settings.home / "cache")
@@ -192,8 +219,8 @@ def _read_split(
         except UnusableConfigurationError:
             raise
         except Exception as error:
-            logger.warning("sample unreadable: image=%s reason=%s", sample.name, " ".join(str(error).split()))
-            unreadable.append(sample.name)
+            unreadable[sample.name] = " ".join(str(error).split())
+            logger.warning("%s image=%s reason=%s", UNREADABLE, sample.name, unreadable[sample.name])
             continue
         readable.append(sample)
         _, target = example

@@ -77,7 +77,8 @@ def build_spec(spec: Mapping[str, Any], where: str) -> Network:
     try:
         return models.build(spec)
     except Exception as error:
-        raise UnusableConfigurationError(f"{where} {spec['name']}: {error}") from error
+        named = str(error) if str(error).startswith(spec["name"]) else f"{spec['name']}: {error}"
+        raise UnusableConfigurationError(f"{where} {named}") from error
 
 
 def probe(network: nn.Module, task: TaskSettings, input_size: tuple[int, ...], *, scale: int = 1) -> Output:

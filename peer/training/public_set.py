@@ -38,8 +38,7 @@ def load_public_images(settings: TrainingSettings) -> Tensor:
                 f"[data] public: {path} has the digest {digest}, but federation.toml pins {pinned}; copy the set that "
                 f'the federation has agreed on, or pin this one at all sites with [method] public_sha256 = "{digest}"'
             )
-        data = settings.data
-        prepare = Preparation(settings.task.in_channels, data.input_size, data.normalise, data.image_axes)
+        prepare = Preparation.of(settings.task, settings.data)
         return torch.stack([prepare(sample.images) for sample in samples])
     except OSError as error:
         raise UnusableConfigurationError(f"[data] public: {error.filename} cannot be read: {error.strerror}") from error

@@ -52,11 +52,33 @@ class AugmentationSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class IntensitySettings:
+    """The values that become 0 and 1; as ``percentiles`` those of each channel of each image."""
+
+    low: float
+    high: float
+    percentiles: bool = False
+
+    @classmethod
+    def of(cls, kind: str, first: float, second: float) -> IntensitySettings:
+        """``[data] intensity``: a ``window`` is its centre and width, as DICOM has it."""
+        if kind == "window":
+            return cls(first - second / 2, first + second / 2)
+        return cls(float(first), float(second), percentiles=kind == "percentiles")
+
+    def describe(self) -> str:
+        """In words, without an article."""
+        return f"{'percentiles' if self.percentiles else 'the range'} {self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True, slots=True)
 class DataSettings:
     """Where the site's samples are, and how an image is prepared for the network.
 
     In super-resolution, the target is ``scale`` times as large as its image, whose size is
-    ``input_size``. ``image_axes`` is the federation's order of a picture's axes.
+    ``input_size``. ``image_axes`` is the federation's order of a picture's axes. ``orientation``
+    has the directions to which volumes are turned, such as ``RAS``; ``stored`` leaves them; None
+    does, too, where all run alike. ``spacing`` is in mm, along the axes of ``input_size``.
     """
 
     datalist: Path
@@ -70,6 +92,9 @@ class DataSettings:
     scale: int | None = None
     image_axes: str = ROWS_COLUMNS
     public: Path | None = None
+    orientation: str | None = None
+    spacing: tuple[float, ...] | None = None
+    intensity: IntensitySettings | None = None
     augmentation: AugmentationSettings = AugmentationSettings()
 
 
@@ -200,7 +225,7 @@ def _data(document: Mapping[str, Any], base_folder: Path, *, image_axes: str) ->
     datalist = base_folder / document.get("datalist", "datalist.json")
     options = {
         key: document[key]
-        for key in ("normalise", "unreadable_share_max", "validation_share", "cache", "scale")
+        for key in ("normalise", "unreadable_share_max", "validation_share", "cache", "scale", "orientation")
         if key in document
     }
     # A signal reversed in time is another signal.
@@ -212,6 +237,8 @@ def _data(document: Mapping[str, Any], base_folder: Path, *, image_axes: str) ->
         input_size=tuple(document["input_size"]),
         regions=base_folder / document["regions"] if "regions" in document else None,
         image_axes=image_axes,
+        spacing=tuple(map(float, document["spacing"])) if "spacing" in document else None,
+        intensity=IntensitySettings.of(*document["intensity"]) if "intensity" in document else None,
         augmentation=AugmentationSettings(**no_flip | _without_nulls(document.get("augmentation"))),
         **options,
     )

@@ -14,7 +14,17 @@ from torch import Tensor
 from peer.core.tasks import CLASSIFYING, ROWS_COLUMNS
 from peer.data.datalist import Sample
 from peer.training.errors import UnusableConfigurationError
-from peer.training.images import Preparation, in_unit_range, load_image, load_images, resize
+from peer.training.images import (
+    PlacedImage,
+    Preparation,
+    check_not_constant,
+    check_same_grid,
+    check_turned_alike,
+    in_unit_range,
+    load_images,
+    load_placed,
+    resize,
+)
 from peer.training.settings import DataSettings, TaskSettings
 
 Example: TypeAlias = tuple[Tensor, Tensor]
@@ -31,8 +41,10 @@ def sample_reader(task: TaskSettings, data: DataSettings) -> SampleReader:
     if task.kind == "super_resolution":
         if data.scale is None:
             raise UnusableConfigurationError("[data] scale is missing; super-resolution needs 2, 4 or 8")
-        return LargeImage(task.in_channels, task.classes, data.input_size, data.scale, data.image_axes)
-    preparation = Preparation(task.in_channels, data.input_size, data.normalise, data.image_axes)
+        return LargeImage(
+            task.in_channels, task.classes, data.input_size, data.scale, data.image_axes, data.orientation
+        )
+    preparation = Preparation.of(task, data)
     return ClassIndex(preparation) if task.kind in CLASSIFYING else LabelMap(preparation, task.classes)
 
 
@@ -44,7 +56,9 @@ class ClassIndex:
 
     def __call__(self, sample: Sample) -> Example:
         """The image ``(c, *input_size)`` and its class."""
-        return self.preparation(sample.images), torch.tensor(sample.label, dtype=torch.int64)
+        image = self.preparation.load(sample.images)
+        check_not_constant(image.values)
+        return self.preparation.finish(image), torch.tensor(sample.label, dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +74,29 @@ class LabelMap:
 
     def __call__(self, sample: Sample) -> Example:
         """The image ``(c, *input_size)`` and its labels ``input_size``."""
-        image, labels = self.preparation.load(sample.images), self._load(_label_file(sample))
-        if labels.shape != image.shape[1:]:
-            raise ValueError(f"has the shape {tuple(image.shape[1:])}, its label map {tuple(labels.shape)}")
-        size = self.preparation.input_size
-        labels = F.interpolate(labels[None, None], size=size, mode="nearest-exact")[0, 0]
+        path = _label_file(sample)
+        image, placed = self.preparation.load(sample.images), self._load(path)
+        check_not_constant(image.values)
+        shape, labels = image.values.shape[1:], placed.values[0]
+        if labels.shape != shape:
+            raise ValueError(f"has the shape {tuple(shape)}, its label map {tuple(labels.shape)}")
+        check_same_grid(image, placed, f"{sample.images[0].name} and its label map {path.name}")
+        labels = self.preparation.fit_labels(labels, image.spacing)
         small = self.classes <= SMALL_CLASSES_MAX
         return self.preparation.finish(image), labels.to(torch.uint8 if small else torch.int32)
 
-    def _load(self, path: Path) -> Tensor:
-        dims, axes = len(self.preparation.input_size), self.preparation.image_axes
-        labels = load_image(path, spatial_dims=dims, key="label", image_axes=axes)
+    def _load(self, path: Path) -> PlacedImage:
+        try:
+            image = load_placed(
+                path,
+                spatial_dims=len(self.preparation.input_size),
+                key="label",
+                image_axes=self.preparation.image_axes,
+                orientation=self.preparation.orientation,
+            )
+        except ValueError as error:
+            raise ValueError(f"its label map {path.name} {error}") from error
+        labels = image.values
         if labels.shape[0] != 1:
             raise ValueError(f"its label map has {labels.shape[0]} channels, not one")
         wrong = labels[(labels < 0) | (labels >= self.classes) | (labels != labels.round())]
@@ -78,7 +104,7 @@ class LabelMap:
             raise ValueError(
                 f"its label map holds the value {wrong[0]:g}; labels are whole numbers from 0 to {self.classes - 1}"
             )
-        return labels[0]
+        return image
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,31 +121,45 @@ class LargeImage:
     input_size: tuple[int, ...]
     scale: int
     image_axes: str = ROWS_COLUMNS
+    orientation: str | None = None
 
     def __call__(self, sample: Sample) -> Example:
         """The small image, and the large one ``(classes, *(scale * input_size))``."""
-        image = self._load(sample.images, channels=self.in_channels, key="in_channels")
+        placed = self._load(sample.images, channels=self.in_channels, key="in_channels")
+        image = placed.values
         if sample.label is None:
             if self.classes != self.in_channels:
                 raise ValueError(
                     f"has no label file, and its {self.in_channels} channels are not [task] classes = {self.classes}"
                 )
             target = self._shrink_target(image)
+            check_not_constant(image)
             return F.interpolate(target[None], size=self.input_size, mode="area")[0], target
-        target = self._load([_label_file(sample)], channels=self.classes, key="classes")
+        large = self._load([_label_file(sample)], channels=self.classes, key="classes")
+        target = large.values
+        check_turned_alike(placed, large, f"{sample.images[0].name} and its label file")
         expected = self._enlarge_size(image.shape[1:])
         if target.shape[1:] != expected:
             raise ValueError(
                 f"has the shape {tuple(image.shape[1:])}, its label file {tuple(target.shape[1:])}, "
                 f"which [data] scale = {self.scale} makes {expected}"
             )
-        return resize(image, self.input_size).contiguous(), self._shrink_target(target)
+        target = self._shrink_target(target)
+        check_not_constant(image)
+        return resize(image, self.input_size).contiguous(), target
 
-    def _load(self, paths: Sequence[Path], *, channels: int, key: str) -> Tensor:
-        dims, axes = len(self.input_size), self.image_axes
-        return in_unit_range(
-            load_images(paths, spatial_dims=dims, channels=channels, key=key, unit=True, image_axes=axes)
+    def _load(self, paths: Sequence[Path], *, channels: int, key: str) -> PlacedImage:
+        image = load_images(
+            paths,
+            spatial_dims=len(self.input_size),
+            channels=channels,
+            key=key,
+            unit=True,
+            image_axes=self.image_axes,
+            orientation=self.orientation,
         )
+        in_unit_range(image.values)
+        return image
 
     def _shrink_target(self, image: Tensor) -> Tensor:
         size = self._enlarge_size(self.input_size)

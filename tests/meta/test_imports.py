@@ -26,8 +26,10 @@ LAYER = {
     "peer.config": "config",
     "peer.core": "core",
     "peer.daemon": "daemon",
+    "peer.dashboard": "dashboard",
     "peer.data": "data",
     "peer.data.adapters": "data",
+    "peer.data.importers": "data",
     "peer.demo": "demo",
     "peer.identity": "identity",
     "peer.inference": "inference",
@@ -77,8 +79,21 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "model files": frozenset({"ground", "plans", "core", "config", "records", "spec", "transport"}),
     "preflight": OPERATION | {"spec"},
     "tracking": frozenset({"ground", "core", "config", "records"}),
+    "dashboard": frozenset({"ground", "core", "config", "identity", "records", "transport", "audit", "tracking"}),
     "methods": frozenset({"peer.core.plan", "models", "losses"}),
-    "training": frozenset({"ground", "core", "plans", "methods", "models", "spec", "losses", "peer.data.datalist"}),
+    "training": frozenset(
+        {
+            "ground",
+            "core",
+            "plans",
+            "methods",
+            "models",
+            "spec",
+            "losses",
+            "peer.data.datalist",
+            "peer.data.image_files",
+        }
+    ),
     "inference": frozenset({"ground", "plans", "core", "methods", "models", "spec", "training", "model files", "data"}),
     "partition": frozenset({"ground", "core", "config", "peer.data.datalist"}),
     "statistics": frozenset({"ground", "core"}),
@@ -109,6 +124,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "cli": frozenset(
         OPERATION
         | {
+            "dashboard",
             "preflight",
             "tracking",
             "partition",

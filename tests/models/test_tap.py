@@ -233,7 +233,7 @@ def test_what_cannot_be_tapped_is_named(fault, options, message):
 def test_a_head_that_overwrites_its_input_is_named():
     network = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Sequential(nn.LeakyReLU(inplace=True), nn.Conv1d(2, 2, 1)))
     model = Tapped(network, features=[], head="1", spatial_dims=1, in_channels=1, classes=2)
-    with pytest.raises(ValueError, match="the tensor at layer '1' is overwritten in place"):
+    with pytest.raises(ValueError, match="head '1' overwrites its own input in place; name the last layer inside it"):
         model(torch.randn(2, 1, 8))
 
 

@@ -17,7 +17,7 @@ from peer.model_documents import LayerDescription, ModelDescription
 
 SKIN = ("--task", "classification", "--spatial-dims", "2", "--in-channels", "3", "--classes", "8")
 VOLUMES = ("--task", "segmentation", "--spatial-dims", "3", "--in-channels", "1", "--classes", "2")
-PLAIN_KEYS = {"name", "family", "spatial_dims", "hyper"}
+PLAIN_KEYS = {"name", "family", "spatial_dims", "hyper", "differs"}
 FIGURES = ModelDescription.__annotations__.keys() - PLAIN_KEYS - {"problem"}
 
 
@@ -153,6 +153,18 @@ def test_people_see_figures_shapes_and_reasons() -> None:
 )
 def test_a_question_that_makes_no_sense_is_refused(words: list[str], message: str) -> None:
     assert refused("UsageError", "models", *words).startswith(f"mhfl-peer: {message}")
+
+
+def test_a_count_that_is_not_the_papers_says_why() -> None:
+    listed = rows(*SKIN)
+    assert "not grouped" in listed["resnext14"]["differs"]
+    assert "18.9 M" in listed["vgg19"]["differs"]
+    assert listed["resnet10"]["differs"] == ""
+    # Table 5 counts the values of a client's whole state: with projection, one attention and messenger.
+    modules = (2048 * 512 + 512) + 3 * (512 * 512 + 512) + 35_209
+    assert round((listed["resnext14"]["state_values"] + modules) / 1e6, 3) == 9.275
+    text = " ".join(run("models", *SKIN, "resnext14", "vgg19").stdout.split())
+    assert "not grouped" in text
 
 
 HOUSE = ("--layers", "monai.networks.nets.ResNet", "--input-size", "64x64", "--set", "block=basic")

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from peer.config import schema, toml
 from peer.config.rules import make_rules
-from peer.config.schema import EgressConfig, FederationConfig, SiteConfig, check_site
+from peer.config.schema import FederationConfig, SiteConfig, check_site
+from peer.config.site_tables import EgressConfig
 from peer.core.limits import EVALUATION_SAMPLES_MIN
 from peer.core.plan import Work
 from peer.core.roster import RoundKey, SiteName, federation_digest
@@ -134,13 +135,14 @@ def test_large_federations_beat_less_often() -> None:
     ("changes", "message"),
     [
         ({"rouns": 3}, r"rouns: unknown key \(did you mean 'rounds'\?\)"),
-        ({"name": "A"}, "name: site name 'A' must be"),
-        ({"rounds": 0}, "rounds = 0: input should be greater than or equal to 1"),
-        ({"rounds": 1.0}, "rounds = 1.0: input should be a valid integer"),
-        ({"weighting": "size"}, "weighting = size: input should be 'uniform' or 'samples'"),
+        ({"name": "Köln Bund"}, r"name: name 'Köln Bund' must be .* \(such as 'koln-bund'\)"),
+        ({"name": "A"}, "name: name 'A' must be"),
+        ({"rounds": 0}, "rounds: expected at least 1, found 0"),
+        ({"rounds": 1.0}, "rounds: expected a whole number, found 1.0"),
+        ({"weighting": "size"}, "weighting: expected 'uniform' or 'samples'"),
         ({"quorum": 3}, "quorum: 3 is more than the 2 other sites"),
-        (task(kind="regression"), "task.kind = regression: input should be 'classification', 'segmentation'"),
-        (task(spatial_dims=4), "task.spatial_dims = 4"),
+        (task(kind="regression"), "task.kind: expected 'classification', 'segmentation'"),
+        (task(spatial_dims=4), "task.spatial_dims: expected at most 3, found 4"),
         (task(classes=1), "task.classes: classification needs at least 2, not 1"),
         (task(kind="time_series"), "task.spatial_dims: a time series has 1, not 3"),
         (task(chanels=1), r"task.chanels: unknown key \(did you mean 'in_channels'\?\)"),
@@ -155,30 +157,30 @@ def test_large_federations_beat_less_often() -> None:
         ({"method": {"name": "local", "gamma": 1.0}}, "method.gamma: unknown key"),
         ({"stages": {"trian": {"count": 1}}}, r"stages.trian: unknown stage \(did you mean 'train'\?\)"),
         ({"stages": {"train": {"cuont": 1}}}, r"stages.train.cuont: unknown key \(did you mean 'count'\?\)"),
-        ({"stages": {"train": {"unit": "hour"}}}, "stages.train.unit = hour: input should be 'step' or 'epoch'"),
-        ({"stages": {"train": 3}}, "stages.train = 3"),
-        ({"stages": 3}, "stages = 3"),
-        ({"aggregate": {"rule": "krum"}}, "aggregate.rule = krum: input should be 'mean', 'trimmed_mean' or 'median'"),
+        ({"stages": {"train": {"unit": "hour"}}}, "stages.train.unit: expected 'step' or 'epoch'"),
+        ({"stages": {"train": 3}}, r"stages.train: expected a table, \[stages.train\] on"),
+        ({"stages": 3}, "stages: expected a table"),
+        ({"aggregate": {"rule": "krum"}}, "aggregate.rule: expected 'mean', 'trimmed_mean' or 'median'"),
         ({"aggregate": {"rule": "median"}}, "aggregate.rule: fedskd averages nothing; leave it out"),
-        ({"schedule": {"kind": "star"}}, "schedule.kind = star"),
+        ({"schedule": {"kind": "star"}}, 'schedule.kind: expected .*permutation.*, found the text "star"'),
         ({"schedule": {"kind": "derangement"}, "site": [{"name": "a"}]}, "schedule.kind: a derangement needs"),
         (VISITS | {"schedule": {"kind": "derangement"}}, "schedule.kind: fedvisit visits along a ring; leave it out"),
         (VISITS | {"fallback": {"kind": "stale"}}, "fallback.kind: fedvisit averages"),
         (VISITS | {"aggregate": {"rule": "median"}}, "aggregate.rule: fedvisit averages a model with its own copies"),
         ({"method": {"name": "fedvisit", "visits": 3}}, "method.visits: 3 is above the 2 other sites; set it to 2, or"),
         ({"method": {"name": "fedvisit", "visits": 0}}, "method.visits: 0 is below 1"),
-        ({"fallback": {"kind": "wait"}}, "fallback.kind = wait: input should be 'self' or 'stale'"),
+        ({"fallback": {"kind": "wait"}}, "fallback.kind: expected 'self' or 'stale'"),
         ({"pace": {"silence_s": 8}}, "pace.silence_s: 8.0 leaves no room for 3 beats of 3.0 s"),
         ({"pace": {"wait_max_s": 30}}, "pace.deadline_floor_s: 60.0 is above wait_max_s"),
-        ({"pace": {"gather_s": 0}}, "pace.gather_s = 0: input should be greater than 0"),
-        ({"site": []}, "site = .*at least 1"),
+        ({"pace": {"gather_s": 0}}, "pace.gather_s: expected more than 0.*, found 0"),
+        ({"site": []}, "site: .*at least 1, found an empty list"),
         ({"site": [{"name": "a"}, {"name": "a"}]}, "site: 'a' is in the roster 2 times"),
-        ({"site": [{"name": "a-"}]}, r"site\[0\].name: site name 'a-' must be"),
+        ({"site": [{"name": "a-"}]}, r"site\[0\].name: name 'a-' must be .* \(such as 'a'\)"),
         ({"site": [{"name": "a", "address": "host"}]}, r"site\[0\].address: 'host' is not host:port"),
         ({"site": [{"name": "a", "address": "host:0"}]}, r"site\[0\].address: 'host:0' has port 0, .* dial; "),
         ({"site": [{"name": n, "address": "h:1"} for n in "ab"]}, "site: 2 sites have the address 'h:1'"),
         ({"site": [{"name": "a", "adress": "h:1"}]}, r"site\[0\].adress: unknown key \(did you mean 'address'\?\)"),
-        ({"seed": -1}, "seed = -1"),
+        ({"seed": -1}, "seed: expected at least 0, found -1"),
     ],
 )  # fmt: skip
 def test_wrong_federations(changes: dict[str, Any], message: str) -> None:
@@ -267,11 +269,25 @@ def test_refused_certificates_in_any_spelling(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"data": {}}, "data.input_size is missing"),
-        ({"data": {"input_size": []}}, "data.input_size = .*at least 1"),
-        ({"data": {"input_size": [0, 1, 1]}}, r"data.input_size\[0\] = 0"),
+        ({"data": {"input_size": []}}, "data.input_size: .*at least 1, found an empty list"),
+        ({"data": {"input_size": [0, 1, 1]}}, r"data.input_size\[0\]: expected at least 1, found 0"),
         ({"data": {"input_size": [32, 32, 32], "cach": 1}}, r"data.cach: unknown key \(did you mean 'cache'\?\)"),
-        ({"data": {"input_size": [8], "augmentation": {"flip": 2}}}, "data.augmentation.flip = 2"),
-        ({"data": {"input_size": [8], "scale": 3}}, "data.scale = 3: input should be 2, 4 or 8"),
+        ({"data": {"input_size": [8], "augmentation": {"flip": 2}}}, "data.augmentation.flip: expected at most 1"),
+        (
+            {"data": {"input_size": [8], "orientation": "RAR"}},
+            'data.orientation: write three directions such as "RAS"',
+        ),
+        ({"data": {"input_size": [8], "spacing": [0]}}, r"data.spacing\[0\]: expected .*0"),
+        (
+            {"data": {"input_size": [8], "intensity": ["window", 40, 0]}},
+            "data.intensity: a window is its centre and its width",
+        ),
+        ({"data": {"input_size": [8], "intensity": ["range", 1, 0]}}, "data.intensity: .*the lower number first"),
+        (
+            {"data": {"input_size": [8], "intensity": ["percentiles", 1, 101]}},
+            "data.intensity: percentiles are from 0 to 100",
+        ),
+        ({"data": {"input_size": [8], "scale": 3}}, "data.scale: expected 2, 4 or 8"),
         ({"listen": "7443"}, "listen: '7443' is not host:port"),
         ({"refuse_certificates": ["ab"]}, r"refuse_certificates\[0\]: 'ab' is not a SHA-256"),
         ({"allow_models": ["package.Class"]}, r"allow_models\[0\]: 'package.Class' is not package.module:Class"),
@@ -279,9 +295,12 @@ def test_refused_certificates_in_any_spelling(tmp_path: Path) -> None:
         ({"addresses": {"asia": "x"}}, "addresses.asia: 'x' is not host:port"),
         ({"model": {"name": "../x"}}, "model.name: '../x' is not a model's name"),
         ({"training": {"device": "cuda:x"}}, "training.device: 'cuda:x' is not auto, cpu, cuda or cuda:N"),
-        ({"training": {"precision": "fp16"}}, "training.precision = fp16: input should be 'fp32' or 'bf16'"),
-        ({"training": {"threads": 0}}, "training.threads = 0"),
-        ({"egress": {"kinds": ["weights"]}}, r"egress.kinds\[0\] = weights: input should be 'model', 'head'"),
+        ({"training": {"precision": "fp16"}}, "training.precision: expected 'fp32' or 'bf16'"),
+        ({"model": {"name": "resnet-10"}}, r"model.name: 'resnet-10' is not .* \(did you mean 'resnet10'\?\)"),
+        ({"training": {"batch_size": "8"}}, 'training.batch_size: expected .* such as 8, found the text "8"'),
+        ({"data": {"input_size": 32}}, r"data.input_size: expected a list such as \[224, 224\], found 32"),
+        ({"training": {"threads": 0}}, "training.threads: expected at least 1"),
+        ({"egress": {"kinds": ["weights"]}}, r"egress.kinds\[0\]: expected 'model', 'head'"),
         ({"egres": {}}, r"egres: unknown key \(did you mean 'egress'\?\)"),
     ],
 )
@@ -329,6 +348,14 @@ def test_a_site_of_super_resolution(tmp_path: Path, model: dict[str, Any]) -> No
         ({}, {"data": {"input_size": [32, 32]}}, "data.input_size: 2 sizes for spatial_dims = 3"),
         ({}, {"data": {"input_size": [8] * 3, "scale": 2}}, "data.scale: classification has none; leave it out"),
         (LARGER, {}, "data.scale: super-resolution needs 2, 4 or 8"),
+        (task(spatial_dims=2), {"data": {"input_size": [8, 8], "orientation": "RAS"}},
+         "data.orientation: only volumes have one; leave it out"),
+        ({}, {"data": {"input_size": [8, 8, 8], "spacing": [1.0, 1.0]}},
+         "data.spacing: 2 distances for spatial_dims = 3"),
+        (LARGER, {"data": {"input_size": [8] * 3, "scale": 2, "spacing": [1.0] * 3}},
+         "data.spacing: would interpolate what the network must learn"),
+        (LARGER, {"data": {"input_size": [8] * 3, "scale": 2, "intensity": ["range", 0, 1]}},
+         "data.intensity: super-resolution takes images with values from 0 to 1; leave it out"),
         (LARGER, {"data": {"input_size": [8] * 3, "scale": 2, "normalise": "unit"}},
          "data.normalise: unit would part an image from its target; super-resolution takes none"),
         (LARGER, {"data": {"input_size": [8] * 3, "scale": 2}, "model": {"name": "srcnn"}},
@@ -397,8 +424,8 @@ def test_example_site_is_valid_and_shows_every_key(tmp_path: Path) -> None:
         check_site(FederationConfig.load(EXAMPLES / "federation.toml"), full, "europe")
     assert missing_keys(SiteConfig, tomllib.loads(uncommented(EXAMPLES / "site.toml"))) == set()
     shown = {"addresses": True, "data": {"root": True, "public": True, "regions": True, "scale": True,
-             "augmentation": {"flip"}}, "model": {"features", "head", "parameters"},
-             "egress": {"kinds", "bytes_per_round_max"}}  # fmt: skip
+             "spacing": True, "intensity": True, "augmentation": {"flip"}}, "model": {"features", "head", "parameters"},
+             "egress": {"kinds", "bytes_per_round_max"}, "connect": {"peers", "password_file"}}  # fmt: skip
     assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)
 
 

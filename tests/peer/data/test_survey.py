@@ -10,23 +10,25 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
-from peer.data.survey import read_stored, survey
+from peer.data.image_files import open_image, read_values
+from peer.data.survey import survey
 
 
-def write_nifti(path: Path, shape: tuple[int, ...], value: float = 0.0) -> None:
-    nibabel.save(nibabel.Nifti1Image(np.full(shape, value, dtype=np.float32), np.eye(4)), path)
+def write_nifti(path: Path, shape: tuple[int, ...], value: float | None = None) -> None:
+    values = np.arange(np.prod(shape)) % 2 if value is None else np.full(np.prod(shape), value)
+    nibabel.save(nibabel.Nifti1Image(values.reshape(shape).astype(np.float32), np.eye(4)), path)
 
 
-def write_dicom(path: Path, rows: int, columns: int) -> None:
+def write_dicom(path: Path, rows: int, columns: int, *, number: int = 1) -> None:
     meta = FileMetaDataset()
     meta.TransferSyntaxUID = ExplicitVRLittleEndian
     meta.MediaStorageSOPClassUID = pydicom.uid.CTImageStorage
     meta.MediaStorageSOPInstanceUID = generate_uid()
     slice_ = FileDataset(path, {}, file_meta=meta, preamble=b"\0" * 128)
-    slice_.Rows, slice_.Columns = rows, columns
+    slice_.Rows, slice_.Columns, slice_.InstanceNumber = rows, columns, number
     slice_.BitsAllocated, slice_.BitsStored, slice_.HighBit = 16, 16, 15
     slice_.PixelRepresentation, slice_.SamplesPerPixel, slice_.PhotometricInterpretation = 0, 1, "MONOCHROME2"
-    slice_.PixelData = np.zeros((rows, columns), dtype=np.uint16).tobytes()
+    slice_.PixelData = np.eye(rows, columns, dtype=np.uint16).tobytes()
     slice_.save_as(path, enforce_file_format=True)
 
 
@@ -35,18 +37,17 @@ def images(tmp_path: Path) -> Path:
     write_nifti(tmp_path / "volume.nii.gz", (3, 4, 5))
     write_nifti(tmp_path / "volume.nii", (3, 4, 5, 2))
     write_nifti(tmp_path / "plane.nii", (6, 5))
-    Image.new("RGB", (7, 6)).save(tmp_path / "colour.png")
-    Image.new("L", (7, 6)).save(tmp_path / "grey.jpg")
-    np.save(tmp_path / "signal.npy", np.zeros((2, 9)))
-    np.savez(tmp_path / "signal.npz", other=np.zeros(1), image=np.zeros((2, 8)))
+    Image.linear_gradient("L").resize((7, 6)).convert("RGB").save(tmp_path / "colour.png")
+    Image.linear_gradient("L").resize((7, 6)).save(tmp_path / "grey.jpg")
+    np.save(tmp_path / "signal.npy", np.eye(2, 9))
+    np.savez(tmp_path / "signal.npz", other=np.zeros(1), image=np.eye(2, 8))
     write_dicom(tmp_path / "slice.dcm", 5, 6)
     (tmp_path / "series").mkdir()
     for index in range(3):
-        write_dicom(tmp_path / "series" / f"{index}", 5, 6)
+        write_dicom(tmp_path / "series" / f"{index}", 5, 6, number=index + 1)
     return tmp_path
 
 
-@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -61,8 +62,13 @@ def images(tmp_path: Path) -> Path:
         ("series", (6, 5, 3)),
     ],
 )
-def test_stored_shape_of_every_format(images: Path, name: str, shape: tuple[int, ...], whole: bool) -> None:
-    assert read_stored(images / name, whole=whole)[0] == shape
+def test_stored_shape_of_every_format(images: Path, name: str, shape: tuple[int, ...]) -> None:
+    image = open_image(images / name)
+    assert image.shape == shape
+    if image.channels is None:
+        assert read_values(images / name, image).shape == shape
+    else:
+        assert read_values(images / name, image).shape == (image.channels, *image.space)
 
 
 def test_a_truncated_file_has_a_shape_but_cannot_be_read_to_the_end(tmp_path: Path) -> None:
@@ -70,17 +76,17 @@ def test_a_truncated_file_has_a_shape_but_cannot_be_read_to_the_end(tmp_path: Pa
     random = np.random.default_rng(0).normal(size=(20, 20, 20)).astype(np.float32)
     nibabel.save(nibabel.Nifti1Image(random, np.eye(4)), path)
     path.write_bytes(path.read_bytes()[:9000])
-    assert read_stored(path)[0] == (20, 20, 20)
+    assert open_image(path).shape == (20, 20, 20)
     with pytest.raises(ValueError, match="ended before the end-of-stream"):
-        read_stored(path, whole=True)
+        read_values(path, open_image(path))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_values_that_are_not_finite_are_found_when_they_are_read(tmp_path: Path, value: float) -> None:
     write_nifti(tmp_path / "bad.nii", (2, 2, 2), value)
-    assert read_stored(tmp_path / "bad.nii")[0] == (2, 2, 2)
+    assert open_image(tmp_path / "bad.nii").shape == (2, 2, 2)
     with pytest.raises(ValueError, match="NaN or an infinity"):
-        read_stored(tmp_path / "bad.nii", whole=True)
+        read_values(tmp_path / "bad.nii", open_image(tmp_path / "bad.nii"))
 
 
 @pytest.mark.parametrize(
@@ -96,40 +102,43 @@ def test_values_that_are_not_finite_are_found_when_they_are_read(tmp_path: Path,
 def test_a_file_that_is_not_what_its_name_says(tmp_path: Path, name: str, reason: str) -> None:
     (tmp_path / name).write_bytes(b"something else")
     with pytest.raises(ValueError, match=f"(?i){reason}"):
-        read_stored(tmp_path / name)
+        open_image(tmp_path / name)
 
 
 def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="pickle"):
-        read_stored(tmp_path / "objects.npy")
+        open_image(tmp_path / "objects.npy")
 
 
 def test_an_unknown_ending_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.xyz").touch()
-    with pytest.raises(ValueError, match=r"'\.xyz', none of \.nii"):
-        read_stored(tmp_path / "a.xyz")
+    with pytest.raises(ValueError, match=r"'\.xyz', none of \.npz"):
+        open_image(tmp_path / "a.xyz")
 
 
 def test_an_empty_folder_is_no_series(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="folder is empty"):
-        read_stored(tmp_path)
+        open_image(tmp_path)
 
 
 def test_survey_counts_samples_subjects_classes_and_shapes(images: Path) -> None:
     path = images / "datalist.json"
+    write_nifti(images / "copy.nii", (3, 4, 5))
+    write_nifti(images / "two.nii", (3, 4, 5, 2))
     training = [
         {"image": "volume.nii.gz", "label": 1, "subject": "a"},
-        {"image": ["colour.png", "grey.jpg"], "label": 0, "subject": "a"},
-        {"image": "signal.npy", "label": 0},
+        {"image": ["copy.nii", "volume.nii"], "label": 0, "subject": "a"},
+        {"image": "series", "label": 0},
     ]
-    path.write_text(json.dumps({"training": training, "test": [{"image": "volume.nii", "label": 1}, "signal.npz"]}))
+    path.write_text(json.dumps({"training": training, "test": [{"image": "two.nii", "label": 1}, "signal.npz"]}))
     assert survey(path, whole=True) == {
         "datalist": str(path),
         "splits": {
             "training": {
                 "samples": 3, "subjects": 1, "unnamed": 1, "classes": {"0": 2, "1": 1},
-                "shapes": {"3x4x5": 1, "6x7x3": 1, "6x7": 1, "2x9": 1}, "labels": 0, "label_shapes": {},
+                "shapes": {"3x4x5": 2, "3x4x5x2": 1, "6x5x3": 1}, "orientations": {"RAS": 3},
+                "spacings": {"1x1x1": 3}, "labels": 0, "label_shapes": {},
             },
             "test": {
                 "samples": 1,
@@ -137,12 +146,24 @@ def test_survey_counts_samples_subjects_classes_and_shapes(images: Path) -> None
                 "unnamed": 1,
                 "classes": {"1": 1},
                 "shapes": {"3x4x5x2": 1},
+                "orientations": {"RAS": 1},
+                "spacings": {"1x1x1": 1},
                 "labels": 0,
                 "label_shapes": {},
             },
         },
         "unlabelled": 1,
-        "problems": [],
+        "problems": [
+            "images are of another kind than most, which have 3 dimensions and 1 channel: "
+            f"{images / 'copy.nii'} (3 dimensions and 3 channels), {images / 'two.nii'} (3 dimensions and 2 "
+            "channels); convert them or take them out of the datalist"
+        ],
+        "warnings": [
+            f"{images / 'series'} says no position and orientation of its slices in the patient; training refuses them "
+            "where [data] orientation turns volumes",
+            f"values are of several types: float32 (4 files), but {images / 'series'} uint16; with other ranges, set "
+            "[data] intensity or normalise",
+        ],
     }  # fmt: skip
 
 
@@ -185,7 +206,7 @@ def write_label(path: Path, labels: object) -> None:
 @pytest.mark.parametrize("whole", [False, True])
 def test_survey_of_label_maps(images: Path, whole: bool) -> None:
     write_label(images / "a.nii", np.eye(3)[:, :, None] * [0, 2])
-    write_nifti(images / "b.nii", (3, 3, 2))
+    write_nifti(images / "b.nii", (3, 3, 2), 0)
     entries = [{"image": "a.nii", "label": "a.nii"}, {"image": "a.nii", "label": "b.nii"}]
     document = survey_entries(images, *entries, task="segmentation", classes=3, whole=whole)
     assert document["problems"] == []
@@ -255,14 +276,14 @@ def test_values_that_are_no_labels_are_named(
 
 
 def test_the_label_of_an_archive_is_its_label_array(images: Path) -> None:
-    np.savez(images / "both.npz", image=np.full(4, 0.5), label=np.array([0, 1, 1, 3]))
+    np.savez(images / "both.npz", image=np.array([0.5, 0, 0, 0]), label=np.array([0, 1, 1, 3]))
     document = survey_entries(images, {"image": "both.npz", "label": "both.npz"}, task="segmentation", whole=True)
     assert document["problems"] == []
     assert document["splits"]["training"]["classes"] == {"0": 1, "1": 1, "3": 1}
 
 
 def test_survey_of_large_images(images: Path) -> None:
-    np.save(images / "small.npy", np.zeros((3, 4)))
+    np.save(images / "small.npy", np.eye(3, 4))
     for name, size in (("twice", (6, 8)), ("eight", (3, 24, 32)), ("thrice", (9, 12)), ("skewed", (6, 12))):
         np.save(images / f"{name}.npy", np.ones(size))
     entries = [{"image": "small.npy", "label": f"{name}.npy"} for name in ("twice", "eight", "thrice", "skewed")]
@@ -275,9 +296,9 @@ def test_survey_of_large_images(images: Path) -> None:
 
 
 def test_values_beyond_the_unit_range_are_named_when_they_are_read(images: Path) -> None:
-    np.save(images / "dark.npy", np.array([0.0, -0.5]))
+    np.save(images / "dark.npy", np.array([[0.0, -0.5]]))
     write_label(images / "bytes.png", [[0, 255]])
-    np.save(images / "bright.npy", np.array([0, 255], dtype=np.uint8))
+    np.save(images / "bright.npy", np.array([[0, 255]], dtype=np.uint8))
     entries = [{"image": name} for name in ("dark.npy", "bytes.png", "bright.npy")]
     assert survey_entries(images, *entries, task="super_resolution")["problems"] == []
     files = f"{images / 'dark.npy'} (-0.5 to 0), {images / 'bright.npy'} (0 to 255)"

@@ -57,10 +57,10 @@ def test_every_cache_gives_the_same_images(make_setting, signals: Path, cache: s
 def test_a_file_that_changed_is_not_taken_from_the_disk_cache(make_setting, signals: Path) -> None:
     settings = TrainingSettings.of(make_setting(data={"cache": "disk"}))
     before, _ = loaded(settings).training.load(0)
-    np.savez(signals / "training0.npz", image=np.ones((2, 24), dtype=np.float32), note=np.zeros(1))
+    np.savez(signals / "training0.npz", image=np.eye(2, 24, dtype=np.float32), note=np.zeros(1))
     after, _ = loaded(settings).training.load(0)
     assert not torch.equal(before, after)
-    assert torch.equal(after, torch.ones(2, 24))
+    assert torch.equal(after, torch.eye(2, 24))
 
 
 def test_unreadable_samples_are_named_and_skipped(

@@ -1,5 +1,6 @@
 """Images of every kind of file, at the requested size and scale."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,9 @@ from PIL import Image
 
 from peer.core.tasks import COLUMNS_ROWS
 from peer.data.datalist import Sample
-from peer.data.survey import read_stored
+from peer.data.image_files import FORMATS, open_image
 from peer.training.errors import UnusableConfigurationError, UnusableDataError
-from peer.training.images import READERS, Preparation, load_image, load_regions
+from peer.training.images import Preparation, load_image, load_regions
 from peer.training.targets import LabelMap
 from tests.fakes.image_files import FRAMES, PIXELS, nifti, picture, volume
 
@@ -43,9 +44,9 @@ def test_a_picture_has_rows_and_columns_in_every_format(tmp_path: Path, ending: 
     assert image.is_contiguous()
     assert Preparation(1, (3, 5))([path]).tolist() == [PIXELS.tolist()]
     assert LabelMap(Preparation(1, (3, 5)), 256)(Sample("a", (path,), path))[1].tolist() == PIXELS.tolist()
-    labels = load_regions(path, input_size=(3, 5))
+    labels = load_regions(path, Preparation(1, (3, 5)))
     assert [mask.nonzero().tolist() for mask in labels] == [[[2, 0]], [[0, 4]]]
-    assert read_stored(path)[0] == image.shape[1:]
+    assert open_image(path).space == image.shape[1:]
 
 
 @pytest.mark.parametrize("name", ["volume.nii.gz", "volume.npy", "frames.dcm", "series"])
@@ -54,7 +55,7 @@ def test_a_volume_has_columns_rows_and_slices_in_every_format(tmp_path: Path, na
     image = load_image(path, spatial_dims=3)
     assert image.shape == (1, 5, 3, 4)
     assert (image[0, 4, 0, 0], image[0, 0, 2, 0], image[0, 0, 0, 3]) == (200, 100, 50)
-    assert read_stored(path)[0] == image.shape[1:]
+    assert open_image(path).space == image.shape[1:]
 
 
 @pytest.mark.parametrize("ending", [".png", ".nii", ".dcm"])
@@ -152,16 +153,16 @@ def test_normalising_is_by_channel(tmp_path: Path) -> None:
 def test_regions_of_a_label_map(tmp_path: Path) -> None:
     labels = np.zeros((4, 4), dtype=np.int16)
     labels[:2, :2], labels[2:, 2:] = 3, 7
-    masks = load_regions(nifti(tmp_path / "atlas.nii.gz", labels), input_size=(4, 4))
+    masks = load_regions(nifti(tmp_path / "atlas.nii.gz", labels), Preparation(1, (4, 4)))
     assert masks.shape == (2, 4, 4)
     assert torch.equal(masks[0], torch.from_numpy(labels == 3).float())
-    soft = load_regions(tmp_path / "atlas.nii.gz", input_size=(3, 3))
+    soft = load_regions(tmp_path / "atlas.nii.gz", Preparation(1, (3, 3)))
     assert torch.allclose(soft[0, 1, 1], torch.tensor(0.25))
 
 
 def test_regions_of_an_array(tmp_path: Path) -> None:
     np.savez(tmp_path / "soft.npz", masks=np.array([[0.5, 0.5, 0.0, 1.0]]))
-    assert load_regions(tmp_path / "soft.npz", input_size=(2,)).tolist() == [[0.5, 0.5]]
+    assert load_regions(tmp_path / "soft.npz", Preparation(1, (2,))).tolist() == [[0.5, 0.5]]
 
 
 @pytest.mark.parametrize(
@@ -175,12 +176,12 @@ def test_regions_of_an_array(tmp_path: Path) -> None:
 def test_regions_that_are_none(tmp_path: Path, arrays: dict[str, np.ndarray], reason: str) -> None:
     np.savez(tmp_path / "r.npz", **arrays)
     with pytest.raises(UnusableDataError, match=reason):
-        load_regions(tmp_path / "r.npz", input_size=(4,))
+        load_regions(tmp_path / "r.npz", Preparation(1, (4,)))
 
 
 def test_regions_that_are_missing_are_named(tmp_path: Path) -> None:
     with pytest.raises(UnusableDataError, match=r"regions .*gone.nii.gz cannot be read"):
-        load_regions(tmp_path / "gone.nii.gz", input_size=(4,))
+        load_regions(tmp_path / "gone.nii.gz", Preparation(1, (4,)))
 
 
 def test_a_reader_that_is_not_installed_is_no_fault_of_the_image(
@@ -190,10 +191,9 @@ def test_a_reader_that_is_not_installed_is_no_fault_of_the_image(
         raise ImportError("required package `PIL` is not installed") from ModuleNotFoundError("No PIL", name="PIL")
 
     Image.new("L", (4, 4)).save(tmp_path / "a.png")
-    monkeypatch.setitem(READERS, ".png", missing)
-    for use in (load_image, load_regions):
-        options = {"spatial_dims": 2} if use is load_image else {"input_size": (4, 4)}
+    monkeypatch.setitem(FORMATS, ".png", missing)
+    for use in (partial(load_image, spatial_dims=2), partial(load_regions, preparation=Preparation(1, (4, 4)))):
         with pytest.raises(
             UnusableConfigurationError, match=r"reading a\.png needs .* PIL: No PIL; run `pip install pillow`"
         ):
-            use(tmp_path / "a.png", **options)  # type: ignore[operator]
+            use(tmp_path / "a.png")

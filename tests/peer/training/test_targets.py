@@ -123,10 +123,10 @@ def test_label_maps_of_every_format(tmp_path: Path) -> None:
         ([[0, 1, 2], [2, 0, 3]], "its label map holds the value 3; labels are whole numbers from 0 to 2"),
         ([[0, 1, -1], [2, 0, 0]], "its label map holds the value -1"),
         ([[0, 0.5, 1], [0, 0, 0]], "its label map holds the value 0.5"),
-        ([[0, np.nan, 1], [0, 0, 0]], "its label map holds the value nan"),
+        ([[0, np.nan, 1], [0, 0, 0]], "its label map label.npy holds a NaN or an infinity"),
         ([[0, 1], [1, 0]], r"has the shape \(2, 3\), its label map \(2, 2\)"),
         (np.zeros((2, 2, 3)), "its label map has 2 channels, not one"),
-        ([0, 1], r"has the shape \(1, 2\), not \(channels, 2 spatial dimensions\)"),
+        ([0, 1], r"its label map label.npy has the shape \(1, 2\), not \(channels, 2 spatial dimensions\)"),
     ],
 )
 def test_a_label_map_that_does_not_fit_is_named(pair: Sample, labels: object, reason: str) -> None:
