@@ -187,7 +187,11 @@ def read_state(
     """
     with _blame_artifact(source):
         if not any_body and source.artifact.spec != own.spec:
-            raise ValueError(f"its spec is not this site's {own.spec['name']}, with which it is averaged")
+            theirs, ours = source.artifact.spec, own.spec
+            keys = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
+            raise ValueError(
+                f"its spec is not this site's {ours['name']}, with which it is averaged: {', '.join(keys)} differ"
+            )
         if any_body:
             prefix, head = _build_head_on_meta(source.artifact, task, allow)
             expected = {prefix + name: tensor for name, tensor in head.state_dict().items()} | (beside or {})
