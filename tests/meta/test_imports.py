@@ -92,7 +92,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "relay": frozenset({"ground", "core", "config", "identity", "transport"}),
     "daemon": frozenset({"ground", "core", "config", "identity", "records", "transport", "relay", "audit"}),
     "model files": frozenset({"ground", "plans", "core", "config", "records", "spec", "transport"}),
-    "preflight": OPERATION,
+    "preflight": OPERATION | {"spec"},
     "tracking": frozenset({"ground", "core", "config", "records"}),
     "dashboard": frozenset({"ground", "core", "config", "identity", "records", "transport", "audit", "tracking"}),
     "methods": frozenset({"peer.core.plan", "models", "losses"}),
