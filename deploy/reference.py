@@ -240,6 +240,8 @@ def schema_words(part: Schema) -> str:
     if "enum" in part:
         return " or ".join(f"`{json.dumps(value)}`" for value in part["enum"])
     kind = part.get("type")
+    if "prefixItems" in part:
+        return f"list of {', '.join(schema_words(item) for item in part['prefixItems'])}"
     if kind == "array":
         return f"list of {schema_words(part['items'])}"
     if kind == "object":
