@@ -24,6 +24,7 @@ sys.path.insert(0, str(DEPLOY.parent))
 from peer import documents  # noqa: E402 - found beside this script, whether installed or not
 from peer.config.schema import FederationConfig, SiteConfig  # noqa: E402
 from peer.daemon.metrics import METRICS  # noqa: E402
+from peer.data import documents as data_documents  # noqa: E402
 from peer.errors import EXIT_CODES  # noqa: E402
 from peer.records import documents as records  # noqa: E402
 from peer.research.experiment import Experiment  # noqa: E402
@@ -117,7 +118,7 @@ def json_documents() -> Iterator[str]:
     """A table of the commands, then one table of each record's keys, in the order of the first
     reference.
     """
-    commands = {**records.DOCUMENTS, **documents.DOCUMENTS}
+    commands = {**records.DOCUMENTS, **documents.DOCUMENTS, **data_documents.DOCUMENTS}
     yield table(("command", "document"), ((f"`{name}`", type_words(kind)) for name, kind in commands.items()))
     collected: dict[str, Any] = {}
     for kind in commands.values():
@@ -241,7 +242,7 @@ def schema_words(part: Schema) -> str:
         return " or ".join(f"`{json.dumps(value)}`" for value in part["enum"])
     kind = part.get("type")
     if "prefixItems" in part:
-        return f"list of {', '.join(schema_words(item) for item in part['prefixItems'])}"
+        return f"[{', '.join(schema_words(item) for item in part['prefixItems'])}]"
     if kind == "array":
         return f"list of {schema_words(part['items'])}"
     if kind == "object":

@@ -1,5 +1,5 @@
-r"""MH-pFLID's receiver and transmitter: attention over channels between the local model's and the
-messenger's feature.
+r"""MH-pFLID's receiver and transmitter: attention over channels or positions, between the local
+model's and the messenger's feature.
 
 Vector form, for classification and time series: the messenger's feature is u ``(b, D)``, the local
 one ``(b, d)``. Dense form, for segmentation: they are ``(b, D, *grid)`` and ``(b, d, *space)``, on
@@ -15,11 +15,13 @@ from contextlib import contextmanager
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.blocks import conv, mean_over_space, resize
 
 Form = Literal["attention", "addition"]
+Tokens = Literal["channel", "spatial"]
 
 
 class ChannelAttention(nn.Module):
@@ -71,6 +73,47 @@ class ChannelAttention(nn.Module):
         return mixed
 
 
+class SpatialAttention(nn.Module):
+    r"""Attention whose tokens are positions: each position of one feature becomes a mean of the
+    other's positions.
+
+    .. math:: A = \mathrm{softmax}_s\!\left(\frac{q_p^\top k_s}{\sqrt D}\right),\qquad out_p = \sum_s A_{ps} w_s
+
+    with q of the query feature, k and w of the value feature, each a vector of D at a position.
+
+    Source: MH-pFLID (ICML 2024), eqs. 8-11, which do not say what a token is.
+    Differs: positions in place of the authors' channels. Over channels, each token of the receiver
+        is a function of one number of the messenger, the same function for all: apart from small
+        terms, two numbers a sample carry all of the local feature. Over positions, none is lost.
+    Shapes: query feature ``(b, D, *grid)`` and value feature ``(b, D, *space)`` to
+        ``(b, D, *grid)``; a vector is one position.
+    Gradient flow: into both features, but into the query feature only where the value feature has
+        two positions or more.
+    Args:
+        channels: D of both features.
+        spatial_dims: 0 for the vector form, whose projections have a bias; 1 to 3 for the dense
+            one, without.
+    Raises:
+        Nothing of its own.
+    Example:
+        >>> attention = SpatialAttention(4)
+        >>> attention(torch.ones(2, 4, 3, 3), torch.ones(2, 4, 5)).shape
+        torch.Size([2, 4, 3, 3])
+    """
+
+    def __init__(self, channels: int, *, spatial_dims: int = 0) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(channels, channels, bias=not spatial_dims) for _ in range(3))
+
+    def forward(self, query_feature: Tensor, value_feature: Tensor) -> Tensor:
+        """The value feature's positions, mixed for each position of the query feature."""
+        with exact(self, query_feature, value_feature) as (query_feature, value_feature):
+            asking, answering = _positions(query_feature), _positions(value_feature)
+            mixed = F.scaled_dot_product_attention(self.query(asking), self.key(answering), self.value(answering))
+            result: Tensor = mixed.transpose(1, 2).reshape(query_feature.shape)
+        return result
+
+
 class _Adapter(nn.Module):
     """The common part of receiver and transmitter: the local feature's projection, attention."""
 
@@ -81,26 +124,36 @@ class _Adapter(nn.Module):
         *,
         spatial_dims: int = 0,
         form: Form = "attention",
+        tokens: Tokens = "channel",
         tied: _Adapter | None = None,
     ) -> None:
         super().__init__()
         if form not in ("attention", "addition"):
             raise ValueError(f"form must be 'attention' or 'addition', not {form!r}")
+        if tokens not in ("channel", "spatial"):
+            raise ValueError(f"tokens must be 'channel' or 'spatial', not {tokens!r}")
         self.local_channels, self.messenger_channels = local_channels, messenger_channels
         self.spatial_dims = spatial_dims
+        self.positions = form == "attention" and tokens == "spatial"
         if tied is None:
+            kind = SpatialAttention if self.positions else ChannelAttention
             self.project = linear(spatial_dims, local_channels, messenger_channels, bias=True)
-            attends = form == "attention"
-            self.attention = ChannelAttention(messenger_channels, spatial_dims=spatial_dims) if attends else None
+            self.attention = kind(messenger_channels, spatial_dims=spatial_dims) if form == "attention" else None
         else:
             self.project, self.attention = tied.project, tied.attention
 
     def project_local(self, messenger: Tensor, local: Tensor) -> Tensor:
-        """The local feature in the messenger's space: on its grid, in as many channels."""
-        local = resize(local, messenger.shape[2:]) if self.spatial_dims else mean_over_space(local)
-        _check("messenger's", messenger, self.messenger_channels, self.spatial_dims)
-        _check("local", local, self.local_channels, self.spatial_dims)
-        value: Tensor = self.project(local)
+        """The local feature in the messenger's space: in as many channels, and in the dense form on
+        its grid.
+        """
+        if self.spatial_dims:
+            local = resize(local, messenger.shape[2:])
+        elif not self.positions:
+            local = mean_over_space(local)
+        any_space = self.positions and not self.spatial_dims
+        _check("messenger's", messenger, self.messenger_channels, None if any_space else self.spatial_dims)
+        _check("local", local, self.local_channels, None if any_space else self.spatial_dims)
+        value: Tensor = self.project(_positions(local)).transpose(1, 2) if any_space else self.project(local)
         return value
 
 
@@ -112,7 +165,8 @@ class Receiver(_Adapter):
         ``Transmitter(..., tied=receiver)``.
     Shapes: messenger ``(b, D)`` and local ``(b, d)`` or ``(b, d, *space)``, of which the mean is
         taken, to ``(b, D)``; or messenger ``(b, D, *grid)`` and local ``(b, d, *space)`` to
-        ``(b, D, *grid)``.
+        ``(b, D, *grid)``. Where tokens are positions, the vector form takes maps of both, before
+        their means: ``(b, D, *grid)`` and ``(b, d, *space)``, to ``(b, D)``.
     Gradient flow: into both features.
     Args:
         local_channels: d of the local model's bottleneck.
@@ -120,9 +174,11 @@ class Receiver(_Adapter):
         spatial_dims: 0 for the vector form, 1 to 3 for the dense one.
         form: ``addition`` is the ablation: the sum of the messenger's and the projected local
             feature.
+        tokens: of the attention: ``channel`` as the authors' code has it, or ``spatial``
+            (:class:`SpatialAttention`).
         tied: the adapter whose weights to use instead of own ones.
     Raises:
-        ValueError: the form is another, or the features do not fit.
+        ValueError: form or tokens are others, or the features do not fit.
     Example:
         >>> receiver = Receiver(6, 4, spatial_dims=2)
         >>> receiver(torch.ones(2, 4, 3, 3), torch.ones(2, 6, 8, 8)).shape
@@ -134,7 +190,7 @@ class Receiver(_Adapter):
         with exact(self, messenger, local) as (messenger, local):
             value = self.project_local(messenger, local)
             injected: Tensor = messenger + value if self.attention is None else self.attention(messenger, value)
-        return injected
+        return injected if self.spatial_dims else mean_over_space(injected)
 
 
 class Transmitter(_Adapter):
@@ -147,7 +203,7 @@ class Transmitter(_Adapter):
     Gradient flow: into both features; the method freezes the local model.
     Args: as :class:`Receiver`.
     Raises:
-        ValueError: the form is another, or the features do not fit.
+        ValueError: form or tokens are others, or the features do not fit.
     Example:
         >>> transmitter = Transmitter(6, 4)
         >>> transmitter(torch.ones(2, 4), torch.ones(2, 6)).shape
@@ -159,10 +215,17 @@ class Transmitter(_Adapter):
         with exact(self, messenger, local) as (messenger, local):
             value = self.project_local(messenger, local)
             distilled: Tensor = messenger + value if self.attention is None else self.attention(value, messenger)
-        return distilled
+        return distilled if self.spatial_dims else mean_over_space(distilled)
 
 
-def _check(whose: str, feature: Tensor, channels: int, spatial_dims: int) -> None:
+def _positions(feature: Tensor) -> Tensor:
+    """The feature as ``(b, positions, channels)``; a vector is one position."""
+    return feature.reshape(*feature.shape[:2], -1).transpose(1, 2)
+
+
+def _check(whose: str, feature: Tensor, channels: int, spatial_dims: int | None) -> None:
+    if spatial_dims is None:
+        spatial_dims = feature.ndim - 2
     if feature.ndim != spatial_dims + 2 or feature.shape[1] != channels:
         raise ValueError(
             f"the {whose} feature must have {channels} channels and {spatial_dims} spatial dimensions, not the shape "

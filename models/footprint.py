@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,6 +88,44 @@ def count_operations(network: Network, input_size: Sequence[int]) -> tuple[int, 
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         output: Output = network(x)
     return counter.get_total_flops() // 2, output
+
+
+def padding_share(network: nn.Module, x: Tensor) -> float:
+    """The share of the network's weights that this input multiplies with zeros of the padding alone.
+
+    A kernel of 3x3x3 on a map of one cell has 26 taps that lie on padding wherever it is. No gradient
+    reaches them, and an artifact carries them as they were at the start. Layers with padding
+    "same" are not counted.
+
+    Example:
+        >>> padding_share(nn.Conv2d(1, 1, 3, padding=1, bias=False), torch.ones(1, 1, 1, 1)) == 8 / 9
+        True
+    """
+    idle = 0.0
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        nonlocal idle
+        assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+            return
+        sides = zip(inputs[0].shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)
+        idle += layer.weight.numel() * (1 - math.prod(_share_of_taps(*side) for side in sides))
+
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+    hooks = [layer.register_forward_pre_hook(count) for layer in layers]
+    try:
+        with torch.no_grad():
+            network(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return idle / max(1, sum(parameter.numel() for parameter in network.parameters()))
+
+
+def _share_of_taps(side: int, taps: int, stride: int, padding: int, dilation: int) -> float:
+    """Of a kernel along one side, the share of taps that lie on the map at some position."""
+    starts = range(-padding, side + padding - dilation * (taps - 1), stride)
+    return sum(any(0 <= start + dilation * tap < side for start in starts) for tap in range(taps)) / taps
 
 
 def _shape(feature: Tensor) -> list[int]:

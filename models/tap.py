@@ -41,6 +41,8 @@ class Tapped(Network):
         True
     """
 
+    layer_prefix = "network."
+
     def __init__(
         self,
         network: nn.Module,
@@ -81,7 +83,7 @@ class Tapped(Network):
         if isinstance(prediction, list | tuple) and len(prediction) == 1:
             prediction = prediction[0]
         taps = tuple(_check_unchanged(layer, outputs[layer]) for layer in features)
-        penultimate = _check_unchanged(head, head_inputs)
+        penultimate = _check_unchanged(head, head_inputs, is_head=True)
         if not self._verified:
             self._verify(prediction, outputs[head][-1].value)
         bottleneck = penultimate if prediction.ndim == 2 or not taps else taps[-1]
@@ -112,7 +114,7 @@ def layer_names(network: nn.Module) -> list[str]:
 def _no_layer(network: nn.Module, layer: str) -> str:
     names = layer_names(network)
     hint = suggestion(layer, names) or f"; at its top are {', '.join(name for name, _ in network.named_children())}"
-    listing = f"models.layer_names(network) lists all {len(names)}"
+    listing = f"`mhfl-peer models --layers` lists all {len(names)}"
     return f"{type(network).__name__} has no layer {layer!r}{hint} ({listing})"
 
 
@@ -154,8 +156,8 @@ def _recording(
             handle.remove()
 
 
-def _check_unchanged(layer: str, records: Sequence[_Recorded]) -> Tensor:
-    """The one tensor recorded at this layer, if no later layer has overwritten it."""
+def _check_unchanged(layer: str, records: Sequence[_Recorded], *, is_head: bool = False) -> Tensor:
+    """The one tensor recorded at this layer (of a head: its input), if no later layer has overwritten it."""
     if len(records) != 1:
         raise ValueError(
             f"layer {layer!r} ran {len(records)} times in one forward pass; name one that runs exactly once"
@@ -165,10 +167,14 @@ def _check_unchanged(layer: str, records: Sequence[_Recorded]) -> Tensor:
         raise ValueError(
             f"layer {layer!r} must take and give one tensor, not {type(value).__name__}; name another layer"
         )
+    if _version(value) != version and is_head:
+        raise ValueError(
+            f"head {layer!r} overwrites its own input in place; name the last layer inside it, or set inplace to False"
+        )
     if _version(value) != version:
         raise ValueError(
-            f"the tensor at layer {layer!r} is overwritten in place later on; name the layer that overwrites it, for a "
-            "head the one after it, or set its inplace to False"
+            f"the tensor at layer {layer!r} is overwritten in place later on; name the layer that overwrites it, or "
+            "set its inplace to False"
         )
     return value
 

@@ -1,6 +1,7 @@
 """The documents that commands print with ``--json``, except those with records of a site.
 
-``DOCUMENTS`` maps a command to the type of its document; ``peer.records.documents`` has the others.
+``DOCUMENTS`` maps a command to the type of its document; ``peer.records.documents`` and
+``peer.data.documents`` have the others.
 Each key is ``Annotated`` with its meaning: ``deploy/reference.py`` generates a page of keys, types
 and meanings.
 """
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, TypedDict
+
+from peer.model_documents import ModelLayers, ModelList
 
 
 # --- a federation and its sites ---------------------------------------------------------------------------------------
@@ -325,37 +328,6 @@ class DatasetPrepared(TypedDict):
     licence: Annotated[NotRequired[str], "of a published set"]
 
 
-class ModelDescription(TypedDict):
-    """A network.
-
-    It has the keys from `problem` on with `--task`, with null values if there is a problem.
-    """
-
-    name: Annotated[str, "its name"]
-    family: Annotated[str, "the task that it is for"]
-    spatial_dims: Annotated[list[int], "dimensions in which it exists"]
-    hyper: Annotated[Mapping[str, Any], "hyper-parameters"]
-    problem: Annotated[NotRequired[str | None], "why it does not fit the task"]
-    parameters: Annotated[NotRequired[int | None], "number of parameters"]
-    state_values: Annotated[NotRequired[int | None], "number of values in parameters and buffers"]
-    multiply_accumulates: Annotated[
-        NotRequired[int | None], "for one sample; null without an input size, as all shapes are"
-    ]
-    prediction: Annotated[NotRequired[list[int] | None], "its shape"]
-    taps: Annotated[NotRequired[list[list[int]] | None], "shapes of the compared features"]
-    bottleneck: Annotated[NotRequired[list[int] | None], "its shape"]
-    penultimate: Annotated[NotRequired[list[int] | None], "its shape"]
-    bytes: Annotated[NotRequired[dict[str, int] | None], "of the tensors of an artifact, by kind"]
-
-
-class ModelList(TypedDict):
-    """The networks, and the task for which their sizes are given."""
-
-    task: Annotated[Mapping[str, Any] | None, "kind and sizes of the task; null without `--task`"]
-    input_size: Annotated[list[int] | None, "of one sample"]
-    models: Annotated[list[ModelDescription], "the networks"]
-
-
 class StageDescription(TypedDict):
     """The defaults of a training stage."""
 
@@ -497,11 +469,22 @@ class RunOutcome(TypedDict):
     failed: Annotated[str | None, "the reason"]
 
 
+class RowWithoutRuns(TypedDict):
+    """A row of an experiment that has no runs in a partition with some networks."""
+
+    partition: Annotated[str, "partition of the samples"]
+    models: Annotated[str, "set of networks"]
+    method: Annotated[str, "name of the row"]
+    reason: Annotated[str, "why"]
+
+
 class SimulationResult(TypedDict):
     """The runs of an experiment, finished or not."""
 
     out: Annotated[str, "folder of results"]
     runs: Annotated[list[RunOutcome], "all runs of the experiment"]
+    without_runs: Annotated[list[RowWithoutRuns], "rows that are left out with some networks"]
+    seconds: Annotated[float | None, "estimate for the unfinished runs; null before the first has finished"]
 
 
 class ReportTableRow(TypedDict):
@@ -571,10 +554,10 @@ DOCUMENTS: Mapping[str, Any] = {
     "egress witness": WitnessWritten,
     "egress export": LedgerExported,
     "evidence": EvidenceShown,
-    "data inspect": DatalistSurvey,
     "data validate": DatalistSurvey,
     "data prepare": DatasetPrepared,
     "models": ModelList,
+    "models --layers": ModelLayers,
     "methods": list[MethodDescription],
     "predict": PredictionsWritten,
     "export": ModelExported,

@@ -38,7 +38,7 @@ class UsageError(PeerError):
 class ConfigError(PeerError):
     exit_code = 3
     meaning = "a configuration file is missing or wrong, or a Python package is missing"
-    usual_remedy = "correct the key; deploy/examples explains each one"
+    usual_remedy = "correct the key; `mhfl-peer help reference` explains each one"
 
 
 class CertificateError(PeerError):
@@ -103,7 +103,7 @@ class PeerUnreachable(PeerError):  # noqa: N818 - the name is the fact
 
 class DaemonDown(PeerError):  # noqa: N818 - the name is the fact
     exit_code = 14
-    meaning = "the site's daemon is not running"
+    meaning = "the site's daemon is not running, or does not answer"
     usual_remedy = "start it with `mhfl-peer start`"
 
 

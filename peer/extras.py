@@ -11,6 +11,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "data": ("scipy",),
     "research": ("joblib", "matplotlib", "scipy", "sklearn"),
     "export": ("onnx", "onnxruntime", "onnxscript"),
+    "ray": ("ray",),
     "scalars": ("alembic", "mlflow", "sqlalchemy", "tensorboard"),
 }
 """The modules of the extras that commands need, as pyproject.toml has them."""

@@ -7,10 +7,14 @@
 set -eu
 trap 'exit 143' TERM INT
 . "$(dirname "$0")/await.sh"
-enrolment=/enrolment
+enrolment=${ENROLMENT:-/enrolment}
 ca=$MHFL_HOME/ca
 
-[ -e "$ca" ] || mhfl-peer federation create "$(dirname "$0")/federation.toml" --out "$ca"
+if [ ! -e "$ca" ]; then
+    # What an earlier CA left in the mail: its bundles would be refused, and its federation.toml enrolled with.
+    rm -f "$enrolment/federation.toml" "$enrolment"/*.bundle
+    mhfl-peer federation create "$(dirname "$0")/federation.toml" --out "$ca"
+fi
 hand_over "$ca/federation.toml" "$enrolment/federation.toml"
 
 for site in "$@"; do

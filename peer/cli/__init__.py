@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
@@ -38,6 +38,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stop": ("peer.cli.lifecycle:stop", "Write a checkpoint and end the daemon."),
     "backup": ("peer.cli.backup:backup", "Write this site to one file, also while its daemon runs."),
     "restore": ("peer.cli.backup:restore", "Make a site's folder from a backup."),
+    "overview": (
+        "peer.cli.overview:overview",
+        "Show every site in one table: round, phase, waits, refusals, certificates.",
+    ),
+    "dashboard": ("peer.cli.overview:dashboard", "Show all sites of this machine in a browser, on loopback alone."),
     "status": ("peer.cli.watch:status", "Show the current round, what it waits for, and every peer."),
     "rounds": ("peer.cli.watch:rounds", "List the committed rounds: sources, contributors, metrics."),
     "evaluation": ("peer.cli.evaluation:evaluation", "Show this site's model on every site's test data."),
@@ -47,6 +52,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evidence": ("peer.cli.evidence:evidence", "Show proofs that a site signed two artifacts for one round."),
     "events": ("peer.cli.watch:events", "Show the journal's newest rows, or why a round went as it did."),
     "scalars": ("peer.cli.scalars:scalars", "Write losses, metrics and traffic for TensorBoard or MLflow."),
+    "bugreport": (
+        "peer.cli.bugreport:bugreport",
+        "Write versions, settings, log tails and findings to one file, without keys and data.",
+    ),
     "plan": ("peer.cli.plan:plan", "Show who receives from whom in the coming rounds."),
     "simulate": (
         "peer.cli.simulate:simulate",
@@ -106,7 +115,7 @@ def site_option(command: AnyCallable) -> AnyCallable:
         "--site",
         "site_name",
         metavar="NAME",
-        shell_complete=_complete_site,
+        shell_complete=complete_site,
         help="The site, or federation/site; needed only where this machine has several.",
     )(command)
 
@@ -126,7 +135,7 @@ def chosen_round(which: str | None) -> Literal["best"] | None:
     return "best" if which == "best" else None
 
 
-def _complete_site(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+def complete_site(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """The sites of the home folder, as ``federation/site`` where a name is not unique."""
     from peer.config import site_folder
 
@@ -183,19 +192,38 @@ class LazyGroup(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit is quiet too
             sys.exit(INTERNAL_ERROR)
         except Exception as error:
-            sys.exit(_report(error, debug=settings.debug))
+            words = extra.get("args") or (args[0] if args else None) or sys.argv[1:]
+            sys.exit(_report(error, debug=settings.debug, called=_called_command(self, words)))
         sys.exit(result if isinstance(result, int) else 0)
 
 
-def _report(error: Exception, *, debug: bool) -> int:
-    """Write the error to stderr in one line; return its exit code."""
+def _called_command(group: click.Group, words: Sequence[str]) -> str:
+    """The program and the command that these words call."""
+    path = PROGRAM
+    for word in words:
+        command = group.get_command(click.Context(group), word)
+        if command is not None:
+            path += f" {word}"
+        if isinstance(command, click.Group):
+            group = command
+        elif command is not None:
+            break
+    return path
+
+
+def _report(error: Exception, *, debug: bool, called: str = PROGRAM) -> int:
+    """Write the error to stderr in one line; return its exit code.
+
+    Args:
+        called: the called command, for errors of click that do not know it.
+    """
     if debug:
         traceback.print_exception(error)
     if isinstance(error, NoArgsIsHelpError):
         error.show()
         return error.exit_code
     if isinstance(error, click.UsageError):
-        path = error.ctx.command_path if error.ctx is not None else PROGRAM
+        path = error.ctx.command_path if error.ctx is not None else called
         error = UsageError(error.format_message().rstrip("."), f"see `{path} --help`")
     elif isinstance(error, click.ClickException):
         error = UsageError(error.format_message().rstrip("."))

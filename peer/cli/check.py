@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ from peer.config import site_folder
 from peer.documents import CheckFinding, CheckResult
 from peer.errors import CheckFailed
 
+SLOW_STEP = "trying a step of each stage and calling the peers, about a minute"
 STYLE = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
@@ -38,12 +38,15 @@ def check(settings: Settings, site_name: str | None, fast: bool, as_json: bool) 
     from peer.preflight.local import check_packages
 
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
-    with contextlib.nullcontext() if as_json else output.console().status("checking; with training, about a minute"):
+    with output.working("checking the installed packages") as show:
         findings = list(check_packages())
         if not findings:  # with a wrong package, the other checks cannot be imported or trusted
             from peer.preflight.check import check as run_checks
 
-            findings = list(run_checks(folder, train=not fast))
+            for finding in run_checks(folder, train=not fast):
+                findings.append(finding)
+                step = SLOW_STEP if finding.subject == "data" else "checking"
+                show(f"{step}; so far {len(findings)} findings, the last one: {finding.subject} {finding.verdict}")
     failures = [finding for finding in findings if finding.verdict == "failure"]
     document: CheckResult = {
         "site": folder.site,

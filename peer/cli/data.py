@@ -1,4 +1,4 @@
-"""``mhfl-peer data``: inspect and validate a datalist, and turn public data sets into datalists."""
+"""``mhfl-peer data``: import, inspect and validate a datalist, and turn public data sets into some."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 
 import click
 
-from peer.cli import output, shared_options
+from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli.data_import import import_command
+from peer.config import site_folder
 from peer.core.tasks import CLASSIFYING
 from peer.data.adapters import PUBLISHED, dataset_module, installed_datasets
 from peer.errors import DataError
@@ -38,33 +40,73 @@ seed_option = click.option(
 )
 
 
-@click.group(short_help="Inspect, validate and prepare datalists.")
+@click.group(short_help="Import, inspect, validate and prepare datalists.")
 @shared_options
 def data() -> None:
-    """Inspect, validate and prepare datalists: MONAI's JSON files, with lists of training and of
+    """Import, inspect, validate and prepare datalists: MONAI's JSON files, with lists of training and of
     test samples.
     """
 
 
+data.add_command(import_command)
+
+
 @data.command()
-@datalist_argument
+@click.argument("datalist", type=PATH, required=False)
 @root_option
 @task_option
 @classes_option
+@site_option
+@click.option("--html", "page", metavar="FILE", type=PATH, help="Write a page of samples as the network sees them.")
+@click.option("--samples", default=3, show_default=True, type=click.IntRange(1, 20), help="Of each split and class.")
+@click.option("--input-size", metavar="NxN", help="Without a site: the network's size ([data] input_size).")
+@click.option("--in-channels", default=1, show_default=True, type=click.IntRange(min=1), help="Without a site.")
+@click.option("--normalise", type=click.Choice(("none", "zscore", "unit")), default="none", help="Without a site.")
 @output.json_option
 @shared_options
-def inspect(datalist: Path, root: Path | None, task: str, classes: int | None, as_json: bool) -> None:
+@pass_settings
+def inspect(
+    settings: Settings,
+    /,
+    datalist: Path | None,
+    root: Path | None,
+    task: str,
+    classes: int | None,
+    site_name: str | None,
+    page: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Show counts, classes, subjects and shapes of a datalist; of images, only the headers are
     read.
+
+    --html also writes one page with some samples of each split and class: read, prepared and
+    augmented by the trainer, with labels, orientation, histograms and gaps. The page shows
+    patients' images and stays in the hospital. With --site, the site's own settings and datalist
+    count; without one, --input-size is needed.
 
     \b
     mhfl-peer data inspect datalist.json
     mhfl-peer data inspect labels.json --task segmentation --json
+    mhfl-peer data inspect --site europe --html sheet.html
+    mhfl-peer data inspect datalist.json --input-size 64x64 --in-channels 3 --html sheet.html
     """
+    from peer.cli import contact_sheet
     from peer.data.survey import survey
 
+    document: Any
+    if site_name is None and datalist is not None:
+        setting = contact_sheet.setting_of_options(datalist, root, task, classes, **options) if page else None
+    else:
+        folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+        setting = contact_sheet.setting_of_site(folder, datalist, root)
+        datalist, root, task, classes = contact_sheet.survey_arguments(setting)
     document = survey(datalist, root=root, task=task, classes=classes)
+    if page is not None and setting is not None:
+        document["sheet"] = contact_sheet.write(page, setting, document, samples=options["samples"])
     output.emit(document, as_json=as_json, render=_render_survey)
+    if page is not None:
+        click.echo(f"{page} shows patients' images: it stays in the hospital.", err=True)
     if not any(split["samples"] for split in document["splits"].values()):
         raise DataError(f"{datalist} holds no usable sample", "correct the problems listed above")
 

@@ -15,6 +15,7 @@ from peer.config import site_folder
 from peer.config.site_folder import SiteFolder, must_be_new, write_atomically
 from peer.documents import LedgerExported, WitnessWritten
 from peer.errors import LedgerBroken, UsageError
+from peer.records.documents import EgressReported
 
 PATH = click.Path(path_type=Path, dir_okay=False)
 UNSETTLED = ("open", "unknown")
@@ -148,9 +149,7 @@ def verify(
     else:
         document = verification.verify(_folder(context, settings, site_name), witnesses)
     output.emit(document, as_json=as_json, render=_render_verification)
-    if problems := document["problems"]:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise LedgerBroken(f"{document['source']}: {problems[0]}{more}")
+    _fail_if_broken(document["source"], document["problems"])
 
 
 @egress.command(short_help="Write a file that proves how far this site saw another site's ledger.")
@@ -239,6 +238,67 @@ def export(
         "head": {"count": ledger.head.count, "hash": ledger.head.hash},
     }
     output.emit(document, as_json=as_json, render=_render_export)
+
+
+@egress.command(short_help="Write one page about what may leave and what left, to read or to print.")
+@site_option
+@click.option("--html", "page", type=PATH, required=True, help="The file to write.")
+@click.option(
+    "--witness",
+    "witnesses",
+    type=PATH,
+    multiple=True,
+    help="A file that another site wrote with `egress witness`; may be repeated.",
+)
+@output.json_option
+@shared_options
+@pass_settings
+@click.pass_context
+def report(
+    context: click.Context,
+    settings: Settings,
+    site_name: str | None,
+    page: Path,
+    witnesses: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Write one page for a data protection officer: what may leave this site, what left, to whom and
+    when, and the proofs.
+
+    The page says the same as site.toml and the ledger, in words, and has no external resource. It
+    replaces an older page. Where the ledger is not whole, it says so, and this command exits with 18.
+
+    \b
+    mhfl-peer egress report --site europe --html europe.html --witness from-asia.json
+    """
+    import time
+
+    from peer import __version__
+    from peer.dashboard import egress_page
+
+    folder = _folder(context, settings, site_name)
+    content = egress_page.read_report(folder, witnesses, time_s=time.time())
+    write_atomically(page, egress_page.write_report(content, version=__version__).encode(), 0o644)
+    verified = content.verified
+    document: EgressReported = {
+        "site": folder.site,
+        "federation": folder.federation,
+        "file": str(page),
+        "transfers": len(content.sent),
+        "bytes": sum(transfer.bytes for transfer in content.sent),
+        "rows": verified["rows"],
+        "head": verified["head"],
+        "witnesses": [witness["by"] for witness in verified["witnesses"]],
+        "problems": verified["problems"],
+    }
+    output.emit(document, as_json=as_json, render=lambda _: f"{folder.site}: {page} is written")
+    _fail_if_broken(str(folder.egress_db), verified["problems"])
+
+
+def _fail_if_broken(source: str, problems: Sequence[str]) -> None:
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise LedgerBroken(f"{source}: {problems[0]}{more}")
 
 
 def _folder(context: click.Context, settings: Settings, site_name: str | None) -> SiteFolder:

@@ -156,7 +156,7 @@ def _describe(federation: FederationConfig, now: datetime) -> FederationShown:
         "evaluation_every": federation.evaluation_every,
         "image_axes": _image_axes(federation),
         "task": federation.task.model_dump(mode="json"),
-        "stages": {name: stage.model_dump(mode="json") for name, stage in federation.stages.items()},
+        "stages": _stages(federation),
         "aggregate": federation.aggregate.model_dump(mode="json"),
         "schedule": federation.schedule.model_dump(mode="json"),
         "fallback": federation.fallback.model_dump(mode="json"),
@@ -173,6 +173,15 @@ def _describe(federation: FederationConfig, now: datetime) -> FederationShown:
             for entry in sorted(federation.site, key=lambda entry: entry.name)
         ],
     }
+
+
+def _stages(federation: FederationConfig) -> dict[str, Any]:
+    """The stages; in a draft, with the counts that `create` will write."""
+    stages = {name: stage.model_dump(mode="json") for name, stage in federation.stages.items()}
+    if federation.ca_certificate is None:
+        for name, count in federation.derived_counts.items():
+            stages[name]["count"] = count
+    return stages
 
 
 def _image_axes(federation: FederationConfig) -> str:
@@ -218,7 +227,9 @@ def _render_created(document: dict[str, Any]) -> output.RenderableType:
 
 
 def _notes(federation: FederationConfig) -> Iterator[str]:
-    """Settings that are allowed but have no effect."""
+    """Settings that are allowed, and with which sites learn nothing from each other, or measure nothing."""
+    if len(federation.roster) == 1:
+        yield "the roster has one [[site]]: it will train alone; add the others before any site enrols"
     if federation.global_test and federation.plan.evaluation_denied is not None:
         yield f"global_test = true measures nothing: {federation.plan.evaluation_denied}"
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import click
 
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
 from peer.config import site_folder
-from peer.errors import DaemonDown, WorkerFailed
+from peer.config.site_folder import SiteFolder
+from peer.errors import DaemonDown, LockedError, WorkerFailed
+
+POLL_S = 0.1
+STOP_S = 120.0
+"""A daemon takes 60 s for its worker's checkpoint, and 22 s for farewells and the worker's end."""
 
 
 @click.command(short_help="Run this site's daemon in the foreground.")
@@ -96,6 +102,25 @@ def _render_health(document: Any) -> str:
     return f"{document['site']}: {serves}" + ("" if document["trains"] else ", but its training has failed")
 
 
+def _act(folder: SiteFolder, action: str) -> Any:
+    from peer.transport.control import ControlClient
+
+    try:
+        with ControlClient(folder.control_socket()) as client:
+            return client.act(action)
+    except DaemonDown as error:
+        holder = folder.holder()
+        if holder is None:
+            raise DaemonDown(f"the daemon of {folder.site} does not run") from error
+        reason = f"process {holder} holds {folder.site} and does not answer"
+        remedy = "it starts, ends, is busy or is stopped (SIGSTOP): look again, then see its log"
+        raise DaemonDown(reason, remedy) from error
+
+
+def _render_action(document: Any) -> str:
+    return f"{document['site']}: {document['effect']}"
+
+
 def _action_command(action: str, short_help: str, text: str) -> click.Command:
     """A command that sends the action to the daemon and prints the effect."""
 
@@ -105,12 +130,8 @@ def _action_command(action: str, short_help: str, text: str) -> click.Command:
     @shared_options
     @pass_settings
     def act(settings: Settings, site_name: str | None, as_json: bool) -> None:
-        from peer.transport.control import ControlClient
-
         folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
-        with ControlClient(folder.control_socket()) as client:
-            answer = client.act(action)
-        output.emit(answer, as_json=as_json, render=lambda document: f"{document['site']}: {document['effect']}")
+        output.emit(_act(folder, action), as_json=as_json, render=_render_action)
 
     return act
 
@@ -123,8 +144,55 @@ pause = _action_command(
 resume = _action_command(
     "resume", "Continue after a pause or a failure.", "Continue after a pause, or try again after a failure."
 )
-stop = _action_command(
-    "stop",
-    "Write a checkpoint and end the daemon.",
-    "Finish the step, write a checkpoint, tell the peers and end the daemon; `start` continues from the checkpoint.",
+
+
+@click.command(short_help="Write a checkpoint and end the daemon.")
+@site_option
+@click.option("--wait", is_flag=True, help="Return once the daemon has ended; exit 0 also if none runs.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0, min_open=True),
+    default=STOP_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --wait: exit 7 if the daemon runs longer.",
 )
+@output.json_option
+@shared_options
+@pass_settings
+def stop(settings: Settings, site_name: str | None, wait: bool, timeout_s: float, as_json: bool) -> None:
+    """Finish the step, write a checkpoint, tell the peers and end the daemon; `start` continues
+    from the checkpoint.
+
+    Without --wait the command returns at once, while the daemon still writes: wait before you copy
+    its folder.
+
+    \b
+    mhfl-peer stop --site europe
+    mhfl-peer stop --site europe --wait
+    """
+    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+    try:
+        document = _act(folder, "stop")
+    except DaemonDown:
+        if not wait or folder.holder() is not None:
+            raise
+        document = {"site": folder.site, "action": "stop", "effect": "no daemon runs"}
+    if wait and document["effect"] != "no daemon runs":
+        _wait_for_end(folder, timeout_s)
+        document["effect"] = "the daemon has ended"
+    output.emit(document, as_json=as_json, render=_render_action)
+
+
+def _wait_for_end(folder: SiteFolder, timeout_s: float) -> None:
+    """Return once no process holds the folder."""
+    end_s = time.monotonic() + timeout_s
+    with output.working(f"{folder.site}: waiting for the checkpoint and the end of the daemon"):
+        while (holder := folder.holder()) is not None:
+            if time.monotonic() >= end_s:
+                raise LockedError(
+                    f"process {holder} still holds {folder.site} after {timeout_s:g} s",
+                    f"wait longer, or end it by `kill -KILL {holder}`: the next start goes on from its last checkpoint",
+                )
+            time.sleep(POLL_S)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import click
 
 from models.spec import HYPER, ONE_DIMENSIONAL, suggestion
 from peer.cli import output, rendering, shared_options
+from peer.cli.layers import SIDE, describe_layers, render_layers
+from peer.config.monai_bundle import is_bundle, read_bundle
 from peer.core.tasks import CLASSIFYING, METRICS
-from peer.documents import ModelDescription, ModelList
 from peer.errors import UsageError
+from peer.model_documents import ModelDescription, ModelLayers, ModelList
 
 FAMILIES = {kind: CLASSIFYING if kind in CLASSIFYING else frozenset({kind}) for kind in METRICS}
 """Task kind -> families that fit it; those of classifying tasks differ only in dimensions."""
@@ -29,6 +32,15 @@ WIDTHS = {
 }
 DEFAULTS = {"width": 64, "stem_stride": None, "max_pool": True, "depth": 4, "scale": 4, "projection": None}
 """The constructors' other defaults; to read them from the constructors would import torch."""
+DIFFERS = {
+    "resnext14": "its first 1x1 convolutions are not grouped, as its own paper has them; MH-pFLID groups them. "
+    "That paper's table 5 prints 7.930 M values for a client with all its modules; with this network it has 9.275 M",
+    "vgg19": "it has one linear layer after the mean. MH-pFLID's client has VGG's classifier, which is 18.9 M of the "
+    "40.045 M values in its table 5",
+    "fcn8s": "it is without the 119 M parameters of VGG's fully connected layers",
+    "srresnet18": "dFLMoE's table 8 prints 0.001 M parameters for the head, which has 0.0156 M here",
+}
+"""By network, why its number of parameters is not one that a paper prints."""
 COSTS = (
     "parameters", "state_values", "multiply_accumulates", "prediction", "taps", "bottleneck", "penultimate", "bytes",
 )  # fmt: skip
@@ -36,7 +48,7 @@ COSTS = (
 SIZE = re.compile(r"[1-9][0-9]*([x,][1-9][0-9]*)*")
 
 
-@click.command(short_help="List the networks, and what each would cost at a task.")
+@click.command(short_help="List the networks, their costs at a task, or the layers of any network.")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--task", type=click.Choice(tuple(FAMILIES)), help="Show what each network of this task would cost.")
 @click.option("--spatial-dims", type=click.IntRange(1, 3), help="Dimensions of the input.")
@@ -44,6 +56,7 @@ SIZE = re.compile(r"[1-9][0-9]*([x,][1-9][0-9]*)*")
 @click.option("--classes", type=click.IntRange(1), help="Classes, or channels of the image for super-resolution.")
 @click.option("--input-size", metavar="SIZE", help="Sides of the input, as 224x224; adds operations and shapes.")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a hyper-parameter; may be repeated.")
+@click.option("--layers", metavar="NETWORK", help="Show this network's layers, and propose features and head.")
 @output.json_option
 @shared_options
 def models(
@@ -54,18 +67,27 @@ def models(
     classes: int | None,
     input_size: str | None,
     settings: tuple[str, ...],
+    layers: str | None,
     as_json: bool,
 ) -> None:
-    """List the networks; with --task, show also parameters, operations, shapes and bytes of each.
+    """List the networks; with --task, show also parameters, operations, shapes and bytes of each;
+    with --layers, the layers of one network: one of these, monai.networks.nets.NAME, module:Class
+    or the folder of a MONAI bundle.
 
     \b
-    mhfl-peer models mhfl-peer models --task classification --spatial-dims 2 --in-channels 3
-    --classes 8 --input-size 224x224 resnet10
+    mhfl-peer models
+    mhfl-peer models --task classification --spatial-dims 2 --in-channels 3 --classes 8 resnet10
+    mhfl-peer models --layers monai.networks.nets.DenseNet121 --input-size 224x224 --in-channels 3
     """
+    sizes = {"spatial_dims": spatial_dims, "in_channels": in_channels, "classes": classes}
+    if layers is not None:
+        if names or task:
+            raise UsageError("--layers takes one network alone", "leave out --task and the other names")
+        output.emit(_layers(layers, sizes, input_size, settings), as_json=as_json, render=render_layers)
+        return
     for name in names:
         if name not in HYPER:
             raise UsageError(f"unknown model {name!r}{suggestion(name, HYPER)}", "`mhfl-peer models` lists all")
-    sizes = {"spatial_dims": spatial_dims, "in_channels": in_channels, "classes": classes}
     if task is None:
         if input_size or settings or any(sizes.values()):
             raise UsageError("what a network costs depends on the task", "add --task")
@@ -78,6 +100,29 @@ def models(
         rows = [compute_cost(name, sized_task, space, hyper) for name in networks]
     document: ModelList = {"task": sized_task, "input_size": space, "models": rows}
     output.emit(document, as_json=as_json, render=_render_costs if task else _render_list)
+
+
+def _layers(name: str, sizes: Mapping[str, int | None], input_size: str | None, settings: Sequence[str]) -> ModelLayers:
+    """The layers of the network of ``--layers``, at the sizes of the options, of a bundle, or at usual ones."""
+    bundle = read_bundle(Path(name)) if is_bundle(Path(name)) else None
+    if bundle is not None:
+        sizes = {key: bundle.sizes.get(key) if size is None else size for key, size in sizes.items()}
+    dims = sizes["spatial_dims"]
+    if input_size is None:
+        if dims is None:
+            raise UsageError("--layers lacks --input-size", "give the sides that [data] input_size has, as 224x224")
+        space = [SIDE] * dims
+    else:
+        space = _parse_size(input_size, dims)
+    hyper = {}
+    for setting in settings:
+        key, _, text = setting.partition("=")
+        try:
+            hyper[key] = json.loads(text)
+        except ValueError:
+            hyper[key] = text  # MONAI's names of blocks and norms are plain words
+    channels, classes = sizes["in_channels"] or 1, sizes["classes"] or 2
+    return describe_layers(name, space, in_channels=channels, classes=classes, hyper=hyper, bundle=bundle)
 
 
 def family(name: str) -> str:
@@ -99,6 +144,7 @@ def describe_network(name: str) -> ModelDescription:
         "family": family(name),
         "spatial_dims": [1] if name in ONE_DIMENSIONAL else [1, 2, 3],
         "hyper": {key: value for key, value in defaults.items() if key in HYPER[name]},
+        "differs": DIFFERS.get(name, ""),
     }
 
 
@@ -136,11 +182,11 @@ def _check_task(task: str, sizes: Mapping[str, int | None]) -> dict[str, Any]:
     return {"kind": task, **sizes}
 
 
-def _parse_size(text: str, dims: int) -> list[int]:
+def _parse_size(text: str, dims: int | None) -> list[int]:
     if not SIZE.fullmatch(text):
         raise UsageError(f"--input-size {text!r} is no size", "write the sides as 224x224 or 224,224")
     space = [int(side) for side in re.split("[x,]", text)]
-    if len(space) != dims:
+    if dims is not None and len(space) != dims:
         raise UsageError(f"--input-size {text} has {len(space)} sides for --spatial-dims {dims}")
     return space
 
@@ -190,7 +236,11 @@ def _render_costs(document: Mapping[str, Any]) -> output.RenderableType:
         numbers = (f"{row[key]:,}" for key in ("parameters", "state_values"))
         sizes = (rendering.size(row["bytes"][kind]) for kind in ("model", "head"))
         rows.append((row["name"], *numbers, *sizes, *(_format_shapes(row) if sized else ("",))))
-    return output.table(columns, rows)
+    from rich.console import Group
+
+    differs = [(row["name"], row["differs"]) for row in document["models"] if row["differs"]]
+    table = output.table(columns, rows)
+    return Group(table, output.table(("network", "its parameters, and a paper's"), differs)) if differs else table
 
 
 def _format_shapes(row: Mapping[str, Any]) -> tuple[str, ...]:

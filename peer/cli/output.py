@@ -5,9 +5,11 @@ Only tables import rich.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPE_WIDTH = 160  # columns where stdout is no terminal: wide enough for a digest beside other cells
+
+PATIENCE_S = 2.0
+"""Work that takes longer shows that it goes on."""
 
 AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 Document = Mapping[str, Any] | Sequence[Any]
@@ -52,12 +57,40 @@ def console() -> Console:
     return Console(file=sys.stdout, width=width, highlight=False)
 
 
+@contextlib.contextmanager
+def working(text: str, *, patience_s: float = PATIENCE_S) -> Iterator[Callable[[str], None]]:
+    """Show the text, which the yielded function replaces, once the block takes longer than that.
+
+    It goes to standard error, and only to a terminal.
+    """
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    status = Console(file=sys.stderr, highlight=False).status(text)
+    timer = threading.Timer(patience_s, status.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield status.update
+    finally:
+        timer.cancel()
+        timer.join()  # it may just be starting the status
+        status.stop()
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:
-    """A table of plain text, since other sites may have written it; ``None`` shows as ``-``."""
+    """A table of plain text, since other sites may have written it; ``None`` shows as ``-``.
+
+    A column named ``time`` keeps each of its cells in one line, however narrow the terminal is.
+    """
     from rich.box import SIMPLE
     from rich.table import Table
 
-    grid = Table(*columns, title=title, title_justify="left", box=SIMPLE, pad_edge=False)
+    grid = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
+    for column in columns:
+        grid.add_column(column, no_wrap=column == "time")
     for row in rows:
         grid.add_row(*(_cell(value) for value in row))
     return grid

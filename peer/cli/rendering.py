@@ -11,12 +11,14 @@ from peer.cli import output
 from peer.core.limits import CERTIFICATE_DAYS_MIN
 from peer.errors import one_line
 from peer.records.history import duration
+from peer.records.history import size as size
 
 SHORT = 12
 """How many digits of a digest a table shows."""
 EMPTY: tuple[object, ...] = (None, "", [], {})
 DIGEST = re.compile("[0-9a-f]{64}")
-BAR_WIDTH = 30
+NAME_WIDTH = 24
+BAR_WIDTH = 20
 NOT_SHOWN = ("_last", "_steps", "_undefined", "samples")
 """Endings of metrics that the table leaves out; ``rounds --json`` has them."""
 STATE_STYLE = {"heard": "green", "silent": "red", "unknown": "yellow", "absent": "dim"}
@@ -33,9 +35,8 @@ def status(document: Mapping[str, Any]) -> output.RenderableType:
         f"generation {document['generation']}",
     )
     parts: list[output.RenderableType] = [head, _progress(document)]
-    if document["daemon"] == "down":
-        journal = "nothing was begun yet" if document["phase"] == "new" else "this is what the journal says"
-        parts.append(Text(f"The daemon is down: {journal}.", style="yellow"))
+    if document["daemon"] != "running":
+        parts.append(Text(_not_running(document), style="yellow"))
     if document["training"]:
         parts.append(_training(document["training"]))
     parts.extend(_transfer(transfer) for transfer in document.get("transfers", ()))
@@ -43,11 +44,11 @@ def status(document: Mapping[str, Any]) -> output.RenderableType:
     if document["failure"]:
         parts.append(Text(f"Failed: {one_line(document['failure'])}", style="red"))
     if document.get("last_round"):
-        parts.append(_contributors(document["last_round"]))
+        parts.append(_contributors(document["last_round"], own=document["site"]))
+    if document.get("best_round"):
+        parts.append(_best_round(document["best_round"]))
     parts.append(peers(document["peers"], brief=True))
-    for refusal in document["refusals"]:
-        text = f"Refused in round {refusal['round']}: {refusal['site']}: {one_line(refusal['reason'])}"
-        parts.append(Text(text, style="red"))
+    parts.extend(Text(line, style="red") for line in _refusals(document["refusals"]))
     days = document.get("certificate_days")
     if days is not None and days < 0:
         parts.append(Text("The certificate has expired: this site can call no peer until you renew it.", style="red"))
@@ -68,18 +69,57 @@ def _progress(document: Mapping[str, Any]) -> output.RenderableType:
     return progress_line(f"round {document['round']}/{total}", done, total, f"{document['phase']}{left}")
 
 
-def _contributors(last: Mapping[str, Any]) -> output.RenderableType:
+def _not_running(document: Mapping[str, Any]) -> str:
+    journal = "nothing was begun yet" if document["phase"] == "new" else "this is what the journal says"
+    if document["daemon"] == "down":
+        return f"The daemon is down: {journal}."
+    return (
+        f"Process {document['pid']} holds this site and does not answer: it starts, ends, is busy or is stopped; "
+        f"{journal}."
+    )
+
+
+def _refusals(refusals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for all refusals of one site for one reason, in the order of the newest."""
+    rounds_of: dict[tuple[str, str], list[int]] = {}
+    for refusal in refusals:
+        key = (refusal["site"], one_line(refusal["reason"]))
+        rounds_of[key] = [*rounds_of.pop(key, []), refusal["round"]]
+    for (site, reason), numbers in rounds_of.items():
+        first, last = min(numbers), max(numbers)
+        when = f"round {last}" if first == last else f"rounds {first} to {last}"
+        times = f", {len(numbers)} times" if len(numbers) > 1 else ""
+        yield f"Refused in {when}{times}: {site}: {reason}"
+
+
+def _contributors(last: Mapping[str, Any], *, own: str) -> output.RenderableType:
     """The contributors of the newest committed round, and the sites that were missing."""
     from rich.text import Text
 
-    present = ", ".join(site for site in last["contributors"] if site not in last["missing"])
-    text = Text(f"Round {last['round']} was trained with {present or 'no other site'}")
+    present = ", ".join(site for site in last["contributors"] if site not in (own, *last["missing"]))
+    planned = not present and not last["missing"]
+    text = Text(f"Round {last['round']} was trained ")
+    text.append(f"with {present}" if present else "alone, as planned" if planned else "alone")
     for site, reason in last["missing"].items():
         stale = f"with an older artifact of {site}" if site in last["contributors"] else f"without {site}"
         text.append(f", {stale} ({one_line(reason)})", style="yellow")
     for site, reason in last.get("missing_returns", {}).items():
         text.append(f", without {site}'s copy of this model ({one_line(reason)})", style="yellow")
     return text.append(".")
+
+
+def _best_round(best: Mapping[str, Any]) -> output.RenderableType:
+    """The best round on validation data, the newest beside it, and the way to take it home."""
+    from rich.text import Text
+
+    metric = best["metric"].replace("_", " ")
+    if best["round"] == best["newest_round"]:
+        return Text(f"Round {best['round']} is the best so far: {metric} {best['value']:.4f}.")
+    newest = f"{best['newest_value']:.4f} after round {best['newest_round']}"
+    return Text(
+        f"Best is round {best['round']}: {metric} {best['value']:.4f}, {newest}. `predict` and `export` take it with "
+        "`--round best`."
+    )
 
 
 def _training(training: Mapping[str, Any]) -> output.RenderableType:
@@ -98,23 +138,26 @@ def _transfer(transfer: Mapping[str, Any]) -> output.RenderableType:
 
 
 def progress_line(name: str, done: float, total: float, note: str) -> output.RenderableType:
-    from rich.progress_bar import ProgressBar
+    """A name, a bar that shows also without colours, and a note that a line of 80 columns has room for."""
     from rich.table import Table
     from rich.text import Text
 
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(width=24)
+    grid.add_column(width=NAME_WIDTH)
     grid.add_column(width=BAR_WIDTH)
     grid.add_column()
-    grid.add_row(Text(name), ProgressBar(total=max(total, 1), completed=done, width=BAR_WIDTH), Text(note))
+    filled = round(BAR_WIDTH * min(1.0, done / max(total, 1)))
+    bar = Text.assemble(("━" * filled, "green" if done >= total else "red"), ("─" * (BAR_WIDTH - filled), "dim"))
+    grid.add_row(Text(name), bar, Text(note))
     return grid
 
 
 def _waiting(wait: Mapping[str, Any]) -> output.RenderableType:
     from rich.text import Text
 
-    left = "" if wait["deadline_s"] is None else f", at most {wait['deadline_s']:.0f} s more"
-    return Text(f"Waiting for {wait['site']}: {wait['artifact']}, for {wait['since_s']:.0f} s{left}", style="yellow")
+    left = "" if wait["deadline_s"] is None else f", at most {duration(round(wait['deadline_s']))} more"
+    since = duration(round(wait["since_s"]))
+    return Text(f"Waiting for {wait['site']}: {wait['artifact']}, for {since}{left}", style="yellow")
 
 
 def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> output.RenderableType:
@@ -124,7 +167,7 @@ def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> 
     columns = ("peer", "state", "round", "phase", "done", "last seen")
     table = output.table(columns if brief else (*columns, "received", "sent", "program", "at"), ())
     for name, peer in document.items():
-        seen = None if peer["last_seen_s"] is None else f"{peer['last_seen_s']:.0f} s ago"
+        seen = None if peer["last_seen_s"] is None else f"{duration(round(peer['last_seen_s']))} ago"
         done = None if peer["progress"] is None else f"{peer['progress']:.0%}"
         values = [peer["round"], peer["phase"], done, seen]
         if not brief:
@@ -138,7 +181,10 @@ def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> 
 
 def rounds(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
     """One row a round, with its generation where the rounds are of several."""
-    rows = []
+    from rich.console import Group
+    from rich.text import Text
+
+    rows, planned = [], False
     several = len({record["generation"] for record in document}) > 1
     for record in document:
         sources = ", ".join(source["site"] + (" (stale)" if source["fallback"] else "") for source in record["sources"])
@@ -152,13 +198,16 @@ def rounds(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
         artifact = (record["artifact_sha256"] or "-")[:SHORT]
         number = f"{record['round']} of gen {record['generation']}" if several else record["round"]
         facts = (number, sources or "itself", missing, f"{record['duration_s']:.1f}", artifact)
+        planned = planned or not (sources or missing)
         rows.append((*facts, _returns(record), _mean(record), metrics))
     columns = ("round", "from", "missing", "train s", "artifact", "came home", "mean", "metrics")
     visits = any(record.get("returned") or record.get("missing_returns") for record in document)
     left_out = set() if visits else {"came home"}
     left_out |= {"mean"} if not any(record["aggregate_sha256"] for record in document) else set()
     kept = [index for index, name in enumerate(columns) if name not in left_out]
-    return output.table([columns[index] for index in kept], [tuple(row[index] for index in kept) for row in rows])
+    table = output.table([columns[index] for index in kept], [tuple(row[index] for index in kept) for row in rows])
+    note = "From itself, nobody missing: the plan of these rounds gave the site no other's model."
+    return Group(table, Text(note, style="dim")) if planned else table
 
 
 def _returns(record: Mapping[str, Any]) -> str:
@@ -236,12 +285,3 @@ def _abbreviate(value: Any) -> str:
 def clock(time_s: float) -> str:
     """A Unix time in the operator's time zone."""
     return datetime.datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def size(count: float) -> str:
-    """Bytes in binary units, as ``12.3 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from peer.cli import output, rendering, shared_options
-from peer.documents import SimulationResult
-from peer.errors import WorkerFailed
+from peer.documents import RowWithoutRuns, SimulationResult
+from peer.errors import UsageError, WorkerFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from peer.research.sweep import SweepProgress
+
+
+def _shard(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int]:
+    if value is None:
+        return 1, 1
+    number, _, shards = value.partition("/")
+    if not (number.isdecimal() and shards.isdecimal() and 1 <= int(number) <= int(shards)):
+        raise click.BadParameter(f"{value!r} is no part such as 3/10", context, parameter)
+    return int(number), int(shards)
 
 
 @click.command(short_help="Run an experiment on one machine, with the code that the daemons run.")
@@ -28,11 +37,52 @@ if TYPE_CHECKING:
     "--data", "source", type=click.Path(path_type=Path), help="The folder that a public data set was unpacked into."
 )
 @click.option("--dry-run", is_flag=True, help="Check everything and write the runs' folders, but train nothing.")
+@click.option("--shard", metavar="K/N", callback=_shard, help="Only the Kth of N parts of the runs, for a job array.")
+@click.option(
+    "--engine",
+    type=click.Choice(["joblib", "ray"]),
+    default="joblib",
+    show_default=True,
+    help="What carries out the runs: processes of this machine, or a Ray cluster.",
+)
+@click.option("--address", help="The Ray cluster's address, such as auto  [default: one of this machine alone].")
+@click.option(
+    "--run-cpus",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Processors that a run asks of Ray.",
+)
+@click.option(
+    "--run-gpus",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="GPUs that a run asks of Ray; four runs of 0.25 share one.",
+)
+@click.option(
+    "--run-memory",
+    type=click.FloatRange(0, min_open=True),
+    metavar="GIB",
+    help="Memory that a run asks of Ray  [default: as finished runs took].",
+)
 @click.option("--keep", is_flag=True, help="Keep every site's journal, checkpoints and artifacts in its run's folder.")
 @output.json_option
 @shared_options
 def simulate(
-    experiment: Path, out: Path, jobs: int | None, source: Path | None, dry_run: bool, keep: bool, as_json: bool
+    experiment: Path,
+    out: Path,
+    jobs: int | None,
+    source: Path | None,
+    dry_run: bool,
+    shard: tuple[int, int],
+    engine: str,
+    address: str | None,
+    run_cpus: float,
+    run_gpus: float,
+    run_memory: float | None,
+    keep: bool,
+    as_json: bool,
 ) -> None:
     """Run every combination of EXPERIMENT's methods, networks, partitions, links, folds and seeds.
 
@@ -42,15 +92,24 @@ def simulate(
     \b
     mhfl-peer simulate deploy/examples/experiments/digits.toml --out digits
     mhfl-peer simulate experiment.toml --out runs --dry-run
+    mhfl-peer simulate experiment.toml --out /shared/runs --engine ray --address auto
+    mhfl-peer simulate experiment.toml --out /shared/runs --shard 3/10
     """
     from peer.research.experiment import Experiment
-    from peer.research.sweep import prepare, sweep
+    from peer.research.ray_cluster import RayCluster
+    from peer.research.sweep import estimate_seconds, prepare, shard_of, sweep
 
-    runs = prepare(Experiment.load(experiment), out, source=source)
+    cluster = None
+    if engine == "ray":
+        cluster = RayCluster(address, run_cpus, run_gpus, int(run_memory * 2**30) if run_memory else None)
+    elif address:
+        raise UsageError("--address is of a Ray cluster", "add --engine ray")
+    loaded = Experiment.load(experiment)
+    runs = shard_of(prepare(loaded, out, source=source), *shard)
     failed: dict[str, str] = {}
     if not dry_run:
         if as_json or not sys.stdout.isatty():
-            failed = sweep(runs, jobs=jobs, keep=keep, watch=_StderrProgress())
+            failed = sweep(runs, jobs=jobs, keep=keep, watch=_StderrProgress(), cluster=cluster)
         else:
             from rich.live import Live
 
@@ -59,15 +118,17 @@ def simulate(
                     runs,
                     jobs=jobs,
                     keep=keep,
+                    cluster=cluster,
                     watch=lambda progress: live.update(_render_progress(progress), refresh=True),
                 )
-    if dry_run and not as_json:
-        output.console().print(f"All is well: {len(runs)} runs can be carried out.")
+    keys = ("partition", "models", "method", "reason")
     document: SimulationResult = {
         "out": str(out),
         "runs": [{"id": run.id, "finished": run.is_finished(), "failed": failed.get(run.id)} for run in runs],
+        "without_runs": [cast(RowWithoutRuns, dict(zip(keys, row, strict=True))) for row in loaded.rows_without_runs()],
+        "seconds": estimate_seconds(runs, jobs=jobs),
     }
-    output.emit(document, as_json=as_json, render=_render)
+    output.emit(document, as_json=as_json, render=lambda document: _as_text(document, dry_run=dry_run))
     if failed:
         name, reason = next(iter(failed.items()))
         raise WorkerFailed(
@@ -112,9 +173,28 @@ def _format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def _render(document: Mapping[str, Any]) -> output.RenderableType:
+def _as_text(document: Mapping[str, Any], *, dry_run: bool) -> output.RenderableType:
     from rich.text import Text
 
+    return Text(_render_plan(document) if dry_run else _render(document))
+
+
+def _render_plan(document: Mapping[str, Any]) -> str:
+    """What a dry run found."""
+    lines = [f"All is well: {len(document['runs'])} runs can be carried out."]
+    left_out = (
+        f"Left out: {row['method']} in models {row['models']}: {row['reason']}." for row in document["without_runs"]
+    )
+    lines += dict.fromkeys(left_out)  # once for all partitions
+    seconds = document["seconds"]
+    if seconds is None:
+        lines.append("The time is not known before a run has finished: `--shard 1/N` carries out some of them.")
+    else:
+        lines.append(f"The unfinished ones take about {_format_duration(seconds)}, as the finished ones did.")
+    return "\n".join([*lines, _render(document)])
+
+
+def _render(document: Mapping[str, Any]) -> str:
     finished = sum(run["finished"] for run in document["runs"])
     text = f"{finished} of {len(document['runs'])} runs are finished, in {document['out']}."
-    return Text(text + (f"\nTables and pictures: mhfl-peer report {document['out']}" if finished else ""))
+    return text + (f"\nTables and pictures: mhfl-peer report {document['out']}" if finished else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from peer.cli import Settings, output, pass_settings, shared_options
 from peer.cli.template import site_toml
 from peer.config import toml
 from peer.config.schema import FederationConfig
-from peer.config.site_folder import SiteFolder, home_folder, must_be_new, write_atomically
+from peer.config.site_folder import SiteFolder, home_folder, must_be_new, sites, write_atomically
 from peer.core.roster import site_name
 from peer.documents import SiteInitialised, SiteJoined
 from peer.errors import BundleError, ConfigError, UsageError
@@ -54,8 +55,12 @@ def init(settings: Settings, file: Path, name: str, out: Path | None, renew: boo
     must_be_new(out)
     request = enrolment.request(folder, federation, federation_toml, now=datetime.now(UTC), renew=renew)
     if not folder.site_toml.exists():
-        address, axes = federation.addresses.get(folder.site), federation.image_axes
-        text = site_toml(federation.task.spatial_dims, address, image_axes=axes)
+        text = site_toml(
+            federation.task.spatial_dims,
+            federation.addresses.get(folder.site),
+            discovery=len(federation.addresses) < len(federation.roster),
+            image_axes=federation.image_axes,
+        )
         write_atomically(folder.site_toml, text.encode("utf-8"))
     write_atomically(out, request.pem, 0o644)
     document: SiteInitialised = {
@@ -107,7 +112,15 @@ def join(settings: Settings, file: Path, as_json: bool) -> None:
         "certificate_sha256": certificates.certificate_sha256(certificates.certificate_der(joined.certificate)),
         "certificate_days": certificates.certificate_days(joined.certificate, now),
     }
-    output.emit(document, as_json=as_json, render=_render_joined)
+    check = f"mhfl-peer {_words_for(folder, settings)}"
+    output.emit(document, as_json=as_json, render=lambda document: _render_joined(document, check))
+
+
+def _words_for(folder: SiteFolder, settings: Settings) -> str:
+    """The words of a `check` of this site, as this machine needs them."""
+    home = f"--home {shlex.quote(str(settings.home))} " if settings.home is not None else ""
+    name_is_unique = [other.site for other in sites(folder.home)].count(folder.site) == 1
+    return f"{home}check --site {folder.site if name_is_unique else f'{folder.federation}/{folder.site}'}"
 
 
 def _render_initialised(document: dict[str, Any]) -> output.RenderableType:
@@ -123,17 +136,21 @@ def _render_initialised(document: dict[str, Any]) -> output.RenderableType:
             ("key", keys[document["key"]]),
             ("fingerprint", document["fingerprint"]),
             ("next", f"send {document['request']} to the founder, and read the fingerprint out over the telephone"),
-            ("meanwhile", f"describe data and model in {document['site_toml']}"),
+            *(
+                [("meanwhile", f"describe data and model in {document['site_toml']}")]
+                if document["key"] == "new"
+                else []
+            ),
         )
     )
 
 
-def _render_joined(document: dict[str, Any]) -> output.RenderableType:
+def _render_joined(document: dict[str, Any], check: str) -> output.RenderableType:
     return output.fields(
         (
             ("joined", f"{document['site']} of {document['federation']}"),
             ("digest", document["digest"]),
             ("certificate", f"{document['certificate_days']} days left"),
-            ("next", f"`mhfl-peer check --site {document['site']}`"),
+            ("next", f"`{check}`"),
         )
     )

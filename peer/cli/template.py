@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from peer.config.schema import is_loopback
+from peer.config.site_tables import is_loopback
 from peer.config.toml import split_address
 from peer.core.tasks import ROWS_COLUMNS
 
@@ -13,21 +13,35 @@ SIZES = {1: "[1024]", 2: "[224, 224]", 3: "[32, 32, 32]"}
 """An input size for each number of spatial dimensions; the operator changes it to fit the data."""
 
 
-def site_toml(spatial_dims: int, address: str | None = None, *, image_axes: str = ROWS_COLUMNS) -> str:
+PEERS_PORT = 7443
+METRICS_PORT = 9464
+
+
+def site_toml(
+    spatial_dims: int, address: str | None = None, *, discovery: bool = True, image_axes: str = ROWS_COLUMNS
+) -> str:
     """The template, filled in for a task and for the site's address in the roster.
 
     Volumes are turned to RAS, but not in a federation of release 0.2.0, whose sites leave them.
 
     ``listen`` gets the address's port: on loopback where the address is on loopback, else on every
-    interface, so that other machines can reach the site.
+    interface, so that other machines can reach the site. Sites of one machine have different ports
+    there, and get different ports for metrics.
+
+    Args:
+        discovery: whether the site announces itself on the local network; without need it does not.
     """
     text = resources.files(__package__).joinpath("site.toml").read_text("utf-8")
     text = text.replace(f"input_size = {SIZES[3]}", f"input_size = {SIZES[spatial_dims]}")
+    if not discovery:
+        text = text.replace("\nzeroconf = true", "\n#zeroconf = false")
     if spatial_dims < VOLUME_DIMS or image_axes != ROWS_COLUMNS:
         text = text.replace('\norientation = "RAS"', '\n#orientation = "RAS"')
     if address is None:
         return text
     host, port = split_address(address)
+    metrics_port = METRICS_PORT + (port - PEERS_PORT) % 1000  # never the port itself: 2021 is no multiple of 1000
+    text = text.replace(f"127.0.0.1:{METRICS_PORT}", f"127.0.0.1:{metrics_port}")
     everywhere = "[::]" if ":" in host else "0.0.0.0"
     listen = f"{'[::1]' if ':' in host else '127.0.0.1'}:{port}" if is_loopback(host) else f"{everywhere}:{port}"
-    return text.replace('listen = "127.0.0.1:7443"', f'listen = "{listen}"')
+    return text.replace(f'listen = "127.0.0.1:{PEERS_PORT}"', f'listen = "{listen}"')

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +18,7 @@ import click
 from peer.cli import Settings, output, pass_settings, rendering, shared_options, site_option
 from peer.config import site_folder
 from peer.config.site_folder import SiteFolder
-from peer.errors import DaemonDown, StateError
+from peer.errors import DaemonDown, StateError, UsageError
 
 POLL_DOWN_S = 2.0
 """Interval in which `--watch` reads the journal of a site whose daemon is down."""
@@ -124,27 +125,65 @@ def _view_command(
     return view
 
 
-status = _view_command(
-    "status",
-    "Show the current round, what it waits for, and every peer.",
-    rendering.status,
+@click.command(short_help="Show the current round, what it waits for, and every peer.")
+@site_option
+@watch_option
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write this to a file instead, as one page for a browser.",
+)
+@output.json_option
+@shared_options
+@pass_settings
+def status(settings: Settings, site_name: str | None, watch: bool, page: Path | None, as_json: bool) -> None:
     """Show the current round, which peers it waits for and why, and the state of every peer.
+
+    The page of --html is that of `mhfl-peer dashboard` at this moment, without a script.
 
     \b
     mhfl-peer status --site europe --watch
     mhfl-peer status --site europe --json
-    """,
-)
-rounds = _view_command(
-    "rounds",
-    "List the committed rounds: sources, contributors, metrics.",
-    rendering.rounds,
-    """List the committed rounds: whose artifacts each used, which sites were missing and why, losses and metrics.
+    mhfl-peer status --site europe --html europe.html
+    """
+    if page is None:
+        show(settings, site_name, "status", rendering.status, {}, as_json=as_json, watch=watch)
+        return
+    if watch:
+        raise UsageError("--html writes the page once", "leave --watch out, or use `mhfl-peer dashboard`")
+    from peer import __version__
+    from peer.dashboard.collect import FederationReader
+    from peer.dashboard.page import write_page
+
+    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+    snapshots = FederationReader([folder]).read()
+    site_folder.write_atomically(page, write_page(snapshots, version=__version__).encode())
+    output.emit(snapshots[0].sites[0]["status"], as_json=as_json, render=lambda _: f"{folder.site}: {page} is written")
+
+
+@click.command(short_help="List the committed rounds: sources, contributors, metrics.")
+@click.option("--last", type=click.IntRange(1), help="How many of the newest rounds to show  [default: all].")
+@site_option
+@watch_option
+@output.json_option
+@shared_options
+@pass_settings
+def rounds(settings: Settings, site_name: str | None, last: int | None, watch: bool, as_json: bool) -> None:
+    """List the committed rounds: whose artifacts each used, which sites were missing and why,
+    losses and metrics.
 
     \b
+    mhfl-peer rounds --site europe --last 10
     mhfl-peer rounds --site europe --watch
-    """,
-)
+    """
+
+    def newest(document: Any) -> Any:
+        return document if last is None else document[-last:]
+
+    show(settings, site_name, "rounds", rendering.rounds, {}, as_json=as_json, watch=watch, select=newest)
+
+
 peers = _view_command(
     "peers",
     "Show the other sites as this one sees them.",

@@ -12,6 +12,7 @@ import json
 import logging
 import logging.handlers
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,8 @@ REPEATED_S = 60.0
 REPEATED_LINES_MAX = 30  # of one message about one peer in that time: in a day some 10 MB, of 60 that are kept
 SUBJECTS_MAX = 1000  # pairs of message and peer that are counted apart; strangers have ever new addresses
 OTHER_PEERS = "others"
+DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
+DIGITS_SHOWN = 12
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -103,14 +106,15 @@ class RepetitionHandler(logging.Handler):
 
 
 class LineFormatter(logging.Formatter):
-    """A line for operators: time, message, fields.
+    """A line for operators: time, message, fields that are not empty.
 
-    An exception as its text, with the traceback only if ``debug``.
+    An exception as its text, with the traceback only if ``debug``. A ``short`` line, for a terminal, has the start of a
+    digest.
     """
 
-    def __init__(self, *, debug: bool = False) -> None:
+    def __init__(self, *, debug: bool = False, short: bool = False) -> None:
         super().__init__()
-        self._debug = debug
+        self._debug, self._short = debug, short
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line, also where a field holds line feeds that another site sent."""
@@ -120,12 +124,19 @@ class LineFormatter(logging.Formatter):
         shown = fields(record)
         if record.exc_info and not self._debug:
             shown["exception"] = repr(record.exc_info[1])
-        extra = " ".join(f"{key}={_brief(value)}" for key, value in shown.items())
+        extra = " ".join(f"{key}={_in_words(value)}" for key, value in shown.items() if value not in ([], {}, ()))
+        if self._short:
+            extra = DIGEST.sub(lambda match: f"{match[0][:DIGITS_SHOWN]}…", extra)
         text = f"{text}  {extra}" if extra else text
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info and self._debug else text
 
 
-def _brief(value: Any) -> str:
+def _in_words(value: Any) -> str:
+    """A value without brackets and quotes."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_in_words(key)} ({_in_words(inner)})" for key, inner in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return ", ".join(map(_in_words, value))
     return f"{value:.4g}" if isinstance(value, float) else one_line(str(value))
 
 
@@ -148,7 +159,7 @@ def set_up(
     handlers: list[logging.Handler] = [file]
     if not quiet:
         shown = logging.StreamHandler()
-        shown.setFormatter(formatter if json_lines else LineFormatter(debug=debug))
+        shown.setFormatter(formatter if json_lines else LineFormatter(debug=debug, short=shown.stream.isatty()))
         handlers.append(shown)
     level = logging.DEBUG if debug else logging.INFO
     logging.basicConfig(level=level, handlers=[RepetitionHandler(handlers)], force=True)

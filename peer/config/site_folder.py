@@ -158,9 +158,8 @@ class SiteFolder:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
                 raise LockedError(
-                    f"site {self.site!r} in {self.path} is held by process {holder}",
+                    f"site {self.site!r} in {self.path} is held by process {_read_holder(descriptor)}",
                     f"stop it first: `mhfl-peer stop --site {self.federation}/{self.site}`",
                 ) from None
             except OSError as error:
@@ -172,6 +171,29 @@ class SiteFolder:
             yield
         finally:
             os.close(descriptor)
+
+    def holder(self) -> str | None:
+        """The id of the process that has locked the folder, such as a daemon that does not answer.
+
+        ``None`` where no process has, or this user cannot tell.
+        """
+        try:
+            descriptor = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _read_holder(descriptor)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        return None
+
+
+def _read_holder(descriptor: int) -> str:
+    return os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
 
 
 def home_folder(explicit: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
@@ -188,10 +210,14 @@ def home_folder(explicit: Path | None = None, environ: Mapping[str, str] = os.en
 
 
 def sites(home: Path) -> tuple[SiteFolder, ...]:
-    """Every site under the home folder: each folder with a federation.toml, sorted."""
+    """Every site under the home folder that this user may read: each folder with a federation.toml, sorted."""
+    try:
+        paths = sorted(home.glob("*/*/federation.toml"))
+    except PermissionError:
+        return ()
     return tuple(
         SiteFolder(home, path.parent.parent.name, SiteName(path.parent.name))
-        for path in sorted(home.glob("*/*/federation.toml"))
+        for path in paths
         if SITE_NAME.fullmatch(path.parent.name)
     )
 
@@ -205,6 +231,10 @@ def find_site(home: Path, name: str | None = None) -> SiteFolder:
         UsageError: no site or several sites fit; the message lists the sites under the home folder.
     """
     folders = sites(home)
+    if not folders and (denied := _find_denied(home)) is not None:
+        raise UsageError(
+            f"user {os.geteuid()} may not read {denied}", "run the command as the user of the daemon, or give --home"
+        )
     if not folders:
         raise UsageError(f"no site lives under {home}", "run `mhfl-peer site init`, or give --home or MHFL_HOME")
     fitting = [folder for folder in folders if name in (None, folder.site, f"{folder.federation}/{folder.site}")]
@@ -214,6 +244,20 @@ def find_site(home: Path, name: str | None = None) -> SiteFolder:
     if not fitting:
         raise UsageError(f"no site {name!r} lives under {home} (there: {listed})", "give one of these as --site")
     raise UsageError(f"several sites live under {home} ({listed})", "give one of these as --site")
+
+
+def _find_denied(home: Path) -> Path | None:
+    """The home folder or a folder in it that this user cannot list: glob passes over these without a word."""
+    folders = [home]
+    for folder in folders:
+        try:
+            with os.scandir(folder) as entries:
+                folders += [Path(entry) for entry in entries if folder == home and entry.is_dir()]
+        except PermissionError:
+            return folder
+        except OSError:
+            continue
+    return None
 
 
 def make_private(path: Path) -> None:

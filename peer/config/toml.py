@@ -6,12 +6,14 @@ An error names the file, the dotted key and a remedy.
 from __future__ import annotations
 
 import difflib
+import inspect
 import ipaddress
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -80,6 +82,16 @@ def split_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def split_proxy(text: str) -> tuple[str, int]:
+    """Host and port of ``http://host:port``, or ``ValueError``."""
+    scheme, slashes, address = text.partition("://")
+    if not slashes or scheme != "http":
+        raise ValueError(f"{text!r} is not http://host:port")
+    if "@" in address:
+        raise ValueError("user and password of a proxy go into a file, which password_file names")
+    return split_address(address.removesuffix("/"))
+
+
 def read(path: Path) -> str:
     """The text of a file; ``ConfigError`` when it cannot be read, is too long or is not UTF-8."""
     try:
@@ -90,7 +102,7 @@ def read(path: Path) -> str:
     if len(content) > FILE_BYTES_MAX:
         raise ConfigError(f"{path} is over {FILE_BYTES_MAX} bytes", "name the right file")
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")  # Windows editors write a byte order mark first
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 at byte {error.start}", "save it as UTF-8") from error
 
@@ -152,7 +164,7 @@ def validate(model: type[AnyTable], document: Mapping[str, Any], where: str) -> 
         raise type(error)(f"{where}: {error.message}", error.remedy) from error
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        refuse(where, [_problem(details) for details in errors if not _follows(details, errors)])
+        refuse(where, [_problem(details, model) for details in errors if not _follows(details, errors)])
 
 
 def refuse(where: str, problems: Iterable[str]) -> NoReturn:
@@ -160,17 +172,77 @@ def refuse(where: str, problems: Iterable[str]) -> NoReturn:
     raise ConfigError(f"{where}: {', and '.join(problems)}")
 
 
-def _problem(details: ErrorDetails) -> str:
-    context = details.get("ctx", {})
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
-    if details["type"] == "key_problem":
+EXPECTED: Mapping[str, str] = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a text in quotes",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a table, [{key}] on a line of its own",
+    "model_type": "a table, [{key}] on a line of its own",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "literal_error": "{expected}",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+}
+"""What a key takes, by pydantic's name of the error; its own texts are for programmers."""
+TYPE_ERRORS = frozenset({"int_type", "int_from_float", "float_type", "string_type", "tuple_type", "missing"})
+"""Errors that an example explains."""
+
+
+def _problem(details: ErrorDetails, model: type[BaseModel]) -> str:
+    kind, context = details["type"], details.get("ctx", {})
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"]).lstrip(".")
+    if kind == "key_problem":
         return f"{key}.{context['key']}: {context['reason']}".lstrip(".")
-    if details["type"] == "missing":
-        return f"{key} is missing".lstrip(".")
-    if details["type"] == "value_error":
-        return f"{key}: {context['error']}".lstrip(".")
-    message = details["msg"][:1].lower() + details["msg"][1:]
-    return f"{key} = {str(details['input'])[:60]}: {message}".lstrip(".")
+    if kind == "value_error":
+        return f"{key}: {context['error']}"
+    example = _example(model, details["loc"]) if kind in TYPE_ERRORS else ""
+    if kind == "missing":
+        return f"{key} is missing" + (f"; write, for example, {details['loc'][-1]} = {example}" if example else "")
+    if kind in EXPECTED:
+        bounds = {name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()}
+        expected = EXPECTED[kind].format(key=key, **bounds) + (f" such as {example}" if example else "")
+        return f"{key}: expected {expected}, found {_in_words(details['input'])}"
+    return f"{key} = {_in_words(details['input'])}: {details['msg'][:1].lower()}{details['msg'][1:]}"
+
+
+def _in_words(value: Any) -> str:
+    """A value of a TOML file as its author would call it."""
+    if isinstance(value, str):
+        return f'the text "{value[:60]}"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}" if value else "an empty list"
+    return str(value)[:60]
+
+
+def _example(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """A value that the key takes, as TOML: the schema's example or its default; empty without either."""
+    table: type[BaseModel] | None = model
+    value: Any = None
+    for part in location:
+        field = table.model_fields.get(part) if table is not None and isinstance(part, str) else None
+        if field is not None:
+            value = field.examples[0] if field.examples else field.default
+            table = _table_of(field.annotation)
+    is_plain = isinstance(value, str | int | float | list | tuple) and value not in ("", [], ())
+    return json.dumps(value, ensure_ascii=False) if is_plain and isinstance(location[-1], str) else ""
+
+
+def _table_of(annotation: Any) -> type[BaseModel] | None:
+    """The table that a key has, or that each entry of its list or table is."""
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((table for inner in get_args(annotation) if (table := _table_of(inner)) is not None), None)
 
 
 def _follows(details: ErrorDetails, errors: Iterable[ErrorDetails]) -> bool:
@@ -192,6 +264,13 @@ def _address(text: str) -> str:
     return text
 
 
+def _proxy(text: str) -> str:
+    if text not in ("none", "environment"):
+        split_proxy(text)
+    return text
+
+
+ProxyUrl = Annotated[str, AfterValidator(_proxy)]
 Listen = Annotated[str, AfterValidator(_listen)]
 Address = Annotated[str, AfterValidator(_address)]
 Count = Annotated[int, Field(ge=1)]

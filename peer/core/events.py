@@ -125,7 +125,10 @@ class ArtifactRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class Initialised(Event):
-    """The initial model exists: ``state`` is its checkpoint, ``artifact`` the part that may be shared."""
+    """The initial model exists: ``state`` is its checkpoint, ``artifact`` the part that may be shared.
+
+    ``weights`` says how the pretrained weights fit it, if there are any.
+    """
 
     generation: int
     attempt: int
@@ -134,6 +137,7 @@ class Initialised(Event):
     samples: Mapping[str, int]
     threads: int
     device: str
+    weights: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +275,7 @@ class Rehearsed(Event):
 
     ``memory_bytes`` is the peak on the device (on a CPU: of the process), ``available_bytes`` was
     free before; ``artifact_bytes`` is the size of the artifact that the site will send, 0 where it
-    sends none.
+    sends none. ``padding_share`` of the local model's weights see nothing but padding.
     """
 
     generation: int
@@ -282,6 +286,7 @@ class Rehearsed(Event):
     memory_bytes: int
     available_bytes: int
     artifact_bytes: int
+    padding_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,8 @@ class Plan:
             before the one that consumes it, a stage's name is that stage of the same round.
         phases: of a round, in order.
         stages: how long each training stage lasts.
+        steps_per_site: by stage, its optimiser steps in a round for each site of the roster, where the
+            paper counts so; ``federation create`` writes the product as the stage's ``count``.
         never_leaves: the kinds of artifact that no setting of a site can let out.
         parameters: the keys of ``[method]`` beside its name.
         circulating_share: the parameter that holds the share of the rounds, from the first one on,
@@ -125,6 +127,7 @@ class Plan:
     stages: Mapping[str, Work]
     never_leaves: tuple[Kind, ...]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    steps_per_site: Mapping[str, int] = field(default_factory=dict)
     circulating_share: str | None = None
     last_round: tuple[str, ...] = ()
     visits: str | None = None
@@ -143,6 +146,10 @@ class Plan:
         named = self.stages_of(self.phases) | self.stages_of(self.last_round)
         if named != set(self.stages):
             raise ValueError(f"phases name the stages {sorted(named)}, the table has {sorted(self.stages)}")
+        if not self.steps_per_site.keys() <= self.stages.keys():
+            raise ValueError(
+                f"steps_per_site names {', '.join(self.steps_per_site)}; the table has {sorted(self.stages)}"
+            )
         if not all(phase.startswith("train") for phase in self.last_round):
             raise ValueError(f"last_round only trains, and has {', '.join(self.last_round)}")
         if reserved := self.parameters.keys() & METHOD_KEYS:
@@ -155,6 +162,7 @@ class Plan:
             raise ValueError("a round in which models visit ends with returns and aggregate")
         object.__setattr__(self, "stages", MappingProxyType(dict(self.stages)))
         object.__setattr__(self, "parameters", MappingProxyType(dict(self.parameters)))
+        object.__setattr__(self, "steps_per_site", MappingProxyType(dict(self.steps_per_site)))
 
     @staticmethod
     def stages_of(phases: tuple[str, ...]) -> set[str]:

@@ -107,6 +107,7 @@ class Memory:
     finished: bool = False
     evaluation: Evaluation = field(default_factory=Evaluation)
     best: BestRound | None = None
+    newest_validation: tuple[int, float] | None = None  # the newest round with a value of the best round's metric
 
     def apply(self, row: rows.JournalRow) -> None:
         """Apply one row; kinds that only inform a reader change nothing."""
@@ -293,6 +294,8 @@ def _evaluated(memory: Memory, row: rows.EvaluatedRow) -> None:
     if row.best_by is not None:
         state = memory.state if memory.open is None else memory.open.state
         memory.best = BestRound(row.round, state, row.best_by, row.metrics[row.best_by], row.received or ())
+    if memory.best is not None and memory.best.metric in row.metrics:
+        memory.newest_validation = row.round, row.metrics[memory.best.metric]
     if memory.open is not None:
         memory.open.metrics.update(row.metrics)
         memory.open.evaluated = True

@@ -15,6 +15,7 @@ from peer.core.phases import Phase
 from peer.core.roster import SiteName
 from peer.core.rounds import is_there, unfinished
 from peer.core.rules import Rules
+from peer.core.site_memory import Memory
 from peer.core.state import SiteState
 
 PeerState = Literal["heard", "silent", "unknown", "absent"]
@@ -75,6 +76,16 @@ class LastRound(TypedDict):
         dict[str, str], "sites whose copy of this site's model was not merged, each with the reason"
     ]
     duration_s: Annotated[float, "training time"]
+
+
+class BestAndNewestRound(TypedDict):
+    """The best round on the site's own validation data, and the newest one beside it."""
+
+    metric: Annotated[str, "by which the rounds are compared"]
+    round: Annotated[int, "the best round so far: what `predict` and `export` take with `--round best`"]
+    value: Annotated[float, "the metric after that round"]
+    newest_round: Annotated[int, "the newest round that was evaluated"]
+    newest_value: Annotated[float, "the metric after it"]
 
 
 class SentMessages(TypedDict):
@@ -144,6 +155,9 @@ class _Site(TypedDict):
     waiting_for: Annotated[list[PeerWait], "peers that the site waits for"]
     training: Annotated[TrainingProgress, "training stage in hand; empty while nothing trains"]
     samples: Annotated[dict[str, int], "samples of this site by split, unreadable ones left out"]
+    best_round: Annotated[
+        BestAndNewestRound | None, "best and newest round on validation data; null without such data or round"
+    ]
     refusals: Annotated[list[RefusedEntry], "newest refusals since the daemon started"]
     failure: Annotated[str, "why training has failed and waits for the operator; else empty"]
 
@@ -158,14 +172,17 @@ class SiteStatus(_Site):
     """Where a site is: the document of `status`."""
 
     peers: Annotated[dict[str, PeerStatus], "the other sites by name"]
-    daemon: Annotated[Literal["running", "down"], "whether the daemon answered; else its folder was read"]
+    daemon: Annotated[
+        Literal["running", "unresponsive", "down"],
+        "whether the daemon answered; else its folder was read: `unresponsive` while a process holds it",
+    ]
     federation: Annotated[str, "name of the federation"]
     last_round: Annotated[LastRound | None, "newest committed round; null before the first"]
     left_s: Annotated[float | None, "estimate until the last round is over; null before two rounds are"]
     certificate_days: Annotated[int | None, "whole days that the certificate on disk is valid for"]
     transfers: Annotated[list[TransferInProgress], "transfers under way"]
     listen: Annotated[str, "address and port that peers can call; empty while the port is closed"]
-    pid: Annotated[int | None, "process of the daemon"]
+    pid: Annotated[int | None, "process of the daemon, or of what holds the folder"]
     worker_pid: Annotated[int | None, "process of the training worker; null while there is none"]
     started: Annotated[float | None, "when the daemon started, Unix time"]
 
@@ -200,8 +217,24 @@ def status(site: SiteState, *, now_s: float) -> MachineStatus:
         "peers": {name: _peer(site, name, now_s) for name in rules.roster.others(rules.site)},
         "training": training,
         "samples": dict(site.memory.samples),
+        "best_round": best_and_newest_round(site.memory),
         "refusals": [cast(RefusedEntry, entry) for entry in site.refusals],
         "failure": site.failure,
+    }
+
+
+def best_and_newest_round(memory: Memory) -> BestAndNewestRound | None:
+    """The best round on validation data beside the newest; ``None`` before there is one."""
+    if memory.best is None or memory.newest_validation is None:
+        return None
+    newest_round, newest_value = memory.newest_validation
+    best = memory.best
+    return {
+        "metric": best.metric,
+        "round": best.round,
+        "value": best.value,
+        "newest_round": newest_round,
+        "newest_value": newest_value,
     }
 
 

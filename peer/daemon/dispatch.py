@@ -29,6 +29,7 @@ from peer.core.phases import Phase
 from peer.core.roster import Sha256, SiteName
 from peer.core.rules import Rules
 from peer.core.state import HALT_S
+from peer.daemon import proxies
 from peer.daemon.addresses import AddressBook
 from peer.daemon.evidence import EquivocationWatch
 from peer.daemon.fetcher import ArtifactFetcher
@@ -118,7 +119,11 @@ class Daemon:
         )
         self.addresses = AddressBook(own=own.name, federation=federation, site=site)
         self.client = ExchangeClient(
-            pki=pki, federation=federation.digest, address=self.addresses.address, refused=refused
+            pki=pki,
+            federation=federation.digest,
+            address=self.addresses.address,
+            refused=refused,
+            proxy_for=proxies.choice(site),
         )
         self.evidence = self._equivocation_watch(refused)
         compare, reports = self.evidence.answer, self.service.report if federation.global_test else None
@@ -309,6 +314,8 @@ class Daemon:
         if kind == "committed":
             self._recent.add(CommittedRound.of_row(round, body, time_s=time.time()))
             facts = {"sources": [source["site"] for source in body["sources"]], "missing": body["missing"]}
+            if not any(facts.values()):
+                facts["alone"] = "as planned"
             log.info("round committed", extra={"round": round, **facts, "seconds": body["duration_s"]})
         elif kind == "compared" and not body["agrees"]:
             log.warning("peer has another mean", extra={"round": round, "peer": body["site"], "sha256": body["sha256"]})

@@ -23,6 +23,9 @@ ACTION_EVENTS: Mapping[str, tuple[type[events.Event], str]] = {
     "stop": (events.StopRequested, "the site writes its checkpoint, tells its peers and leaves"),
 }
 
+AWAY = ("pause", "stop")
+"""Actions after which the others go on without this site."""
+
 
 class OperatorService:
     def __init__(self, daemon: Daemon) -> None:
@@ -58,7 +61,11 @@ class OperatorService:
 
     async def act(self, action: str) -> object:
         event_type, effect = ACTION_EVENTS[action]
+        machine = self._daemon.machine
         self._daemon.report(event_type())
+        if action in AWAY and not machine.memory.finished:
+            lag = machine.rules.pace.lag_rounds_max
+            effect += f"; the others go on, and a site that is more than {lag} rounds behind skips what it missed"
         return {"site": self._daemon.own.name, "action": action, "effect": effect}
 
     async def follow(self, topic: str, arguments: Mapping[str, Any]) -> AsyncGenerator[object, None]:

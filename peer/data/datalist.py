@@ -14,6 +14,7 @@ cannot be evaluated and are only counted.
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ SPLITS = ("training", "test")
 SELF_LABELLED = frozenset({"super_resolution"})
 """Task kinds in which an image without a label is its own target."""
 
+SPREADSHEETS = frozenset({".xlsx", ".xls", ".ods"})
+TABLES = frozenset({".csv", ".tsv", ".tab", ".txt"}) | SPREADSHEETS
+"""Endings of files that people list samples in, and that are no datalists."""
 UNREADABLE = "sample unreadable:"
 """Begins the line of the worker's log about a sample that is left out."""
 
@@ -88,12 +92,14 @@ def inspect_datalist(
     Returns:
         The well-formed samples and all problems. Nothing in the file raises an error.
     """
+    if path.is_dir() or path.suffix.lower() in TABLES:
+        return Datalist(problems=(_how_to_import(path),))
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
     except OSError as error:
         return Datalist(problems=(f"datalist {path} cannot be read: {error.strerror}",))
     except ValueError as error:
-        return Datalist(problems=(f"datalist {path} is not JSON: {error}",))
+        return Datalist(problems=(f"datalist {path} {error}",))
     if not isinstance(document, dict) or not isinstance(document.get("training"), list):
         return Datalist(
             problems=(f"datalist {path} has no list 'training'; write {{'training': [...], 'test': [...]}}",)
@@ -126,11 +132,35 @@ def inspect_datalist(
     return Datalist(splits["training"], splits["test"], unlabelled, tuple(problems))
 
 
+def read_json(path: Path) -> Any:
+    """The document of a JSON file in UTF-8, UTF-16 or UTF-32, with or without a byte order mark;
+    ``ValueError`` says what is wrong with it.
+    """
+    content = path.read_bytes()
+    try:
+        return json.loads(content)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"is not UTF-8 in line {line}; save it as UTF-8") from error
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from error
+
+
 def named(names: Iterable[str]) -> str:
     """The names in one line; of many, the first few and a count of the others."""
     listed = list(names)
     more = f" and {len(listed) - NAMES_SHOWN_MAX} more" if len(listed) > NAMES_SHOWN_MAX else ""
     return ", ".join(listed[:NAMES_SHOWN_MAX]) + more
+
+
+def _how_to_import(path: Path) -> str:
+    """The problem of a table or a folder that somebody took for a datalist, with the command to run."""
+    kind = "folder" if path.is_dir() else "table"
+    if path.suffix.lower() in SPREADSHEETS:
+        return f"datalist {path} is a spreadsheet; save it as CSV and import that with `mhfl-peer data import`"
+    out = path.with_name(f"{path.name}.json") if path.is_dir() else path.with_suffix(".json")
+    command = f"mhfl-peer data import {shlex.quote(str(path))} --out {shlex.quote(str(out))}"
+    return f"datalist {path} is a {kind}; run `{command}`, and set [data] datalist to the file that it writes"
 
 
 def _has_label(entry: Any) -> bool:
@@ -149,6 +179,8 @@ def _parse_entry(entry: Any, folder: Path, task: str) -> Sample | str:
         return f"'image' must be a path or a list of paths, not {entry.get('image')!r}"
     label, subject = entry.get("label"), entry.get("subject")
     if task in CLASSIFYING:
+        if "label" not in entry:
+            return f"{images[0]} has no 'label'; write a class number (0, 1, ...)"
         if not isinstance(label, int) or isinstance(label, bool):
             return f"'label' of {images[0]} must be a class number (0, 1, ...), not {label!r}"
     elif not (isinstance(label, str) and label) and not (label is None and task in SELF_LABELLED):

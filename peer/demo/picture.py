@@ -14,10 +14,10 @@ from peer.config.site_folder import write_atomically
 from peer.demo import gains
 from peer.documents import DemoResult
 from peer.research.report import plotting
-from peer.research.report.html_page import STYLE
 from peer.research.report.plotting import CLASS_COLOURS, INK, MARKERS, RULE, ReportFigure, Style
 from peer.research.report.table import unit_of
 from peer.research.result_files import CENTRALISED
+from peer.web_page import STYLE
 
 PANEL_INCHES = (3.6, 2.2)
 """Width and height of a site's panel, which a screen of 400 pixels shows at its full size."""

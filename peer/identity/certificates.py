@@ -234,15 +234,21 @@ def _verify_undated(der: bytes, ca: x509.Certificate, name: str) -> x509.Certifi
     return certificate
 
 
+class NotYetValid(ValueError):  # noqa: N818 - the name is the fact
+    """A certificate of the future: most likely this machine's clock is late."""
+
+
 def verify_dates(certificate: x509.Certificate, now: datetime.datetime, subject: str) -> None:
-    """``ValueError`` unless the certificate is in date.
+    """``ValueError`` unless the certificate is in date; ``NotYetValid`` before its time.
 
     ``subject`` names the certificate in the message.
     """
-    if now < certificate.not_valid_before_utc:
-        raise ValueError(f"{subject} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
-    if now > certificate.not_valid_after_utc:
-        raise ValueError(f"{subject} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
+    here = f"this machine's clock says {now.astimezone(datetime.UTC):%Y-%m-%d %H:%M}"
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now < first:
+        raise NotYetValid(f"{subject} is not valid before {first:%Y-%m-%d %H:%M} UTC, and {here}")
+    if now > last:
+        raise ValueError(f"{subject} expired on {last:%Y-%m-%d %H:%M} UTC, and {here}")
 
 
 def certificate_days(certificate: x509.Certificate, now: datetime.datetime) -> int:
@@ -382,6 +388,9 @@ class Identity:
         try:
             der = certificate_der(read_certificate(certificate_file))
             certificate = verify_certificate(der, ca, name, now)
+        except NotYetValid as error:
+            remedy = "set the clock right (NTP); if it is right, tell the founder, whose clock was ahead"
+            raise CertificateError(f"{certificate_file}: {error}", remedy) from error
         except ValueError as error:
             remedy = "ask the founder for a new bundle and run `mhfl-peer site join`, or restore this site's own backup"
             raise CertificateError(f"{certificate_file}: {error}", remedy) from error

@@ -48,6 +48,9 @@ image_axes = "{ROWS_COLUMNS}"
 '''
 
 
+DERIVED_COUNT = "{steps} steps for each of the {sites} sites, as in {source}."
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """One certificate that the founder issued, as in ``admitted.json``."""
@@ -92,7 +95,8 @@ class Authority:
         Args:
             folder: the CA folder; it must not exist, or be empty.
             draft: the text of a federation.toml without ``ca_certificate``; its comments stay. The
-                order of a picture's axes is added where it has none and needs one.
+                order of a picture's axes is added where it has none and needs one, and a stage's
+                ``count`` where the method's paper derives it from the number of sites.
 
         Raises:
             ConfigError: the draft is wrong.
@@ -114,7 +118,7 @@ class Authority:
             CA_KEY_FILE: (certificates.key_pem(key), 0o600),
             certificates.CA_FILE: (pem, 0o644),
             certificates.ROUND_KEY_FILE: (f"{secret}\n".encode("ascii"), 0o600),
-            FEDERATION_FILE: (f"{preface}\n{draft}".encode(), 0o644),
+            FEDERATION_FILE: (f"{preface}\n{_with_counts(draft, federation)}".encode(), 0o644),
             ADMITTED_FILE: (b"{}\n", 0o600),
         }
         _create_folder(folder, files)
@@ -396,6 +400,24 @@ def _difference(ours: Any, theirs: Any, key: str = "") -> str:
     if key == "ca_certificate":
         return "ca_certificate differs"
     return f"{key} is {str(ours)[:80]} here and {str(theirs)[:80]} there"
+
+
+def _with_counts(draft: str, federation: FederationConfig) -> str:
+    """The draft with a stage's ``count`` where it follows from the roster; all else stays as it is."""
+    if not federation.derived_counts:
+        return draft
+    import tomlkit  # here: the import takes 14 ms, and only this command needs it
+    from tomlkit.items import Table
+
+    document, plan = tomlkit.parse(draft), federation.plan
+    stages: Any = document.setdefault("stages", tomlkit.table(is_super_table=True))
+    for stage, count in federation.derived_counts.items():
+        table = stages.setdefault(stage, tomlkit.table())
+        table["count"] = tomlkit.item(count)
+        if isinstance(table, Table):  # an inline table has no room for a comment
+            steps, sites = plan.steps_per_site[stage], len(federation.site)
+            table["count"].comment(DERIVED_COUNT.format(steps=steps, sites=sites, source=plan.source))
+    return tomlkit.dumps(document)
 
 
 def _create_folder(folder: Path, files: Mapping[str, tuple[bytes, int]]) -> None:

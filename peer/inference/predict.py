@@ -24,6 +24,7 @@ from torch import Tensor
 from peer.core.commands import Source
 from peer.core.tasks import CLASSIFYING
 from peer.core.worker_protocol import WorkerSetting, from_json
+from peer.data.datalist import read_json
 from peer.data.image_files import ARRAYS, DICOM, FORMATS
 from peer.inference import output_files
 from peer.inference.export.load import Exported, open_model
@@ -145,7 +146,7 @@ def _images(folder: Path, *, dims: int) -> Iterator[Path]:
 
 
 def _in_datalist(path: Path, root: Path) -> Iterator[PredictionInput]:
-    document = json.loads(path.read_text(encoding="utf-8"))
+    document = read_json(path)
     entries = (document.get("test") or document.get("training")) if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:
         raise ValueError("has no list 'test' or 'training' of images")

@@ -53,6 +53,7 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
     yield local.check_confinement()
     ports = list(_check_ports(site, running is not None, status))
     yield from ports
+    yield from local.check_neighbours(folder, site)
     data, samples = local.check_data(federation, site)
     yield data
     # Beside a training daemon, a second worker could take the memory that the first one needs.

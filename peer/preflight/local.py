@@ -17,17 +17,18 @@ from pathlib import Path
 
 from peer import landlock
 from peer.config.schema import FederationConfig, SiteConfig
-from peer.config.site_folder import SiteFolder
+from peer.config.site_folder import SiteFolder, sites
 from peer.config.toml import split_address
 from peer.core import limits
 from peer.core.plan import visits
 from peer.core.roster import round_key_tag
 from peer.daemon.dispatch import now
 from peer.data.datalist import inspect_datalist
+from peer.errors import ConfigError
 from peer.files import ARTIFACT_SUFFIX, STRAY_FOLDER
 from peer.identity import certificates
 from peer.preflight.finding import Finding
-from peer.records.history import recent_rounds
+from peer.records.history import recent_rounds, size
 from peer.records.journal import Journal
 
 DISTRIBUTION = "mhfl-peer"
@@ -60,6 +61,8 @@ FREE_BYTES_MIN = 5 << 30
 """Artifacts and checkpoints of a few rounds of a ResNet-101: required where the model's own size is
 unknown.
 """
+FREE_BYTES_ROUND = 64 << 20
+"""Journal, ledger and logs of a round, however small the model is: with less the check fails."""
 ADAM_STATES = 3
 """Values per parameter in a checkpoint: the weight and Adam's two moments."""
 CHECKPOINTS_MAX = limits.CHECKPOINTS_KEPT + 4
@@ -116,9 +119,11 @@ def check_disk(folder: SiteFolder, federation: FederationConfig, artifact_bytes:
         hosted = visits(federation.plan, sites=len(federation.site), parameters=federation.parameters)
         received = len(federation.site) - 1 if federation.plan.pattern == "all_to_all" else max(1, 2 * hosted)
         files = (1 + hosted) * federation.pace.artifact_rounds_max + received + ADAM_STATES * CHECKPOINTS_MAX
-        needed, need = files * artifact_bytes, f"{files} times {artifact_bytes / 2**20:.1f} MiB are kept of rounds"
-    remedy = f"free space: {need}" if free < needed else ""
-    yield Finding.by_remedy("disk", f"{free / 2**30:.1f} GiB free at {path}", remedy)
+        needed, need = files * artifact_bytes, f"{files} times {size(artifact_bytes)} are kept of rounds"
+    remedy = f"free space: {need}" if free < max(needed, FREE_BYTES_ROUND) else ""
+    first_round = (2 + ADAM_STATES) * artifact_bytes if artifact_bytes is not None else 0
+    full = free < max(FREE_BYTES_ROUND, first_round)
+    yield Finding.by_remedy("disk", f"{size(free)} free at {path}", remedy, failure=full)
     kind = filesystem_type(path)
     if kind in NETWORK_FILE_SYSTEMS:
         remedy = "keep the state folder (--home, MHFL_HOME) on a disk of this machine: data may lie elsewhere"
@@ -131,7 +136,7 @@ def check_strays(folder: SiteFolder) -> Iterator[Finding]:
     sizes = [file.stat().st_size for path in paths for file in path.glob(f"*{ARTIFACT_SUFFIX}")]
     if sizes:
         where = ", ".join(str(path) for path in paths if path.exists())
-        text = f"{where}: {len(sizes)} artifacts ({sum(sizes) / 2**20:.1f} MiB) that no row of the journal names"
+        text = f"{where}: {len(sizes)} artifacts ({size(sum(sizes))}) that no row of the journal names"
         yield Finding("strays", "warning", text, f"delete {where} unless a newer journal of this site turns up")
 
 
@@ -168,6 +173,23 @@ def check_port(subject: str, address: str, *, key: str) -> Finding:
         remedy = f"change `{key}` in site.toml or stop what uses the port"
         return Finding(subject, "failure", f"cannot listen on {address}: {error.strerror}", remedy)
     return Finding(subject, "ok", f"{address} is free")
+
+
+def check_neighbours(folder: SiteFolder, site: SiteConfig) -> Iterator[Finding]:
+    """A warning about sites of this home that listen at a port of this one: only one of them can run."""
+    own, shared = _ports(site), []
+    for neighbour in sites(folder.home):
+        with contextlib.suppress(ConfigError):  # its own check says so
+            ports = own & _ports(SiteConfig.load(neighbour.site_toml)) if neighbour != folder else ()
+            shared += [f"{neighbour.federation}/{neighbour.site} has port {port}" for port in sorted(ports)]
+    if shared:
+        remedy = f"take another port in {site.where}, unless only one of them ever runs"
+        yield Finding("ports", "warning", f"of the sites of this machine, {', '.join(shared)}, too", remedy)
+
+
+def _ports(site: SiteConfig) -> set[int]:
+    addresses = [site.listen, *([site.metrics.listen] if site.metrics.listen is not None else [])]
+    return {split_address(address)[1] for address in addresses} - {0}
 
 
 def check_policy(federation: FederationConfig, site: SiteConfig, artifact_bytes: int | None) -> Finding:

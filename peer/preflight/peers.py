@@ -16,12 +16,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from peer import errors
-from peer.config.schema import FederationConfig, SiteConfig, is_loopback
+from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
+from peer.config.site_tables import is_loopback
 from peer.config.toml import split_address
 from peer.core import limits
 from peer.core.messages import EvaluationResult, Heartbeat, Hello, SignedManifest
 from peer.core.roster import SiteName, round_key_tag
+from peer.daemon import proxies
 from peer.daemon.addresses import DISCOVERED_MAX, AddressBook
 from peer.daemon.dispatch import now
 from peer.preflight.finding import Finding
@@ -114,6 +116,7 @@ class ReachabilityCheck:
         self._peers = federation.roster.others(own)
         self._pki = tls.Pki(folder.pki, own, federation.ca_certificate or "", now)
         self._book = AddressBook(own=own, federation=federation, site=site)
+        self._proxy_for = proxies.choice(site)
         self._listener = CallListener()
         self._new_address = asyncio.Event()
         self._answered: set[SiteName] = set()
@@ -192,7 +195,9 @@ class ReachabilityCheck:
     async def _dial_all(self) -> list[Finding]:
         if not self._peers:
             return []
-        client = ExchangeClient(pki=self._pki, federation=self._federation.digest, address=self._book.address)
+        client = ExchangeClient(
+            pki=self._pki, federation=self._federation.digest, address=self._book.address, proxy_for=self._proxy_for
+        )
         threads = concurrent.futures.ThreadPoolExecutor(min(DIALS_MAX, len(self._peers)), thread_name_prefix="dial")
         try:
             return list(await asyncio.gather(*(self._dial(name, client, threads) for name in self._peers)))
@@ -210,9 +215,8 @@ class ReachabilityCheck:
             address = self._book.address(peer)
             if address is None or address in failures:
                 break
-            host, port = split_address(address)
             loop = asyncio.get_running_loop()
-            diagnosis = await loop.run_in_executor(threads, self._diagnose, host, port, peer)
+            diagnosis = await loop.run_in_executor(threads, self._diagnose, address, peer)
             if diagnosis.fault == handshake.Fault.NONE:
                 return await self._greet(peer, client, address)
             failures[address] = diagnosis
@@ -230,8 +234,10 @@ class ReachabilityCheck:
             return Finding(peer, "warning", first.detail + more, remedy)
         return Finding(peer, "failure", f"{first.fault}: {first.detail}", "settle it with that site's operator")
 
-    def _diagnose(self, host: str, port: int, peer: SiteName) -> handshake.Diagnosis:
-        return handshake.diagnose(host, port, pki=self._pki, site=peer)
+    def _diagnose(self, address: str, peer: SiteName) -> handshake.Diagnosis:
+        host, port = split_address(address)
+        through = self._proxy_for(peer, address)
+        return handshake.diagnose(host, port, pki=self._pki, site=peer, proxy=through)
 
     async def _greet(self, peer: SiteName, client: ExchangeClient, address: str) -> Finding:
         """Compare digests and clocks.
@@ -254,8 +260,10 @@ class ReachabilityCheck:
         except ExchangeError as error:
             return Finding(peer, "failure", error.reason, "compare `mhfl-peer federation show` at both sites")
         self._answered.add(peer)
-        skew_s = answer.clock_s - time.time()
-        text = f"answers at {address} as {answer.software or 'a peer'}, same federation, clock {skew_s:+.1f} s"
+        skew_s = round(answer.clock_s - time.time(), 1) + 0.0  # -0.0 becomes 0.0
+        through = self._proxy_for(peer, address)
+        way = f"{address}, through the proxy {through}," if through is not None else address
+        text = f"answers at {way} as {answer.software or 'a peer'}, same federation, clock {skew_s:+.1f} s"
         late = abs(skew_s) > limits.CLOCK_SKEW_WARNING_S
         return Finding.by_remedy(peer, text, "set both clocks (NTP)" if late else "")
 

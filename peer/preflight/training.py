@@ -7,9 +7,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +19,9 @@ from peer.config.site_folder import SiteFolder
 from peer.core import commands, events, limits, worker_protocol
 from peer.core.roster import SiteName
 from peer.daemon.worker_process import WorkerProcess, describe_exit
-from peer.data.datalist import UNREADABLE, named
+from peer.data.datalist import UNREADABLE
 from peer.preflight.finding import Finding
-from peer.records.history import duration
+from peer.records.history import duration, size
 
 SAMPLE_S = 2.0
 """Longer than a worker takes to read a large volume from a slow network disk."""
@@ -34,6 +35,10 @@ REMEDIES = {
     "divergence": "lower learning_rate in the stage's table of federation.toml, or look for extreme values in the data",
     "memory": "lower [training] batch_size or [data] input_size in site.toml, or take a smaller [model]",
 }
+LEFT_OUT = re.compile(UNREADABLE + r" image=(?P<image>.*?) reason=(?P<reason>.*)")
+"""The worker's log line about a sample."""
+PADDING_SHARE_MAX = 0.5
+"""Of a model's weights that see padding alone: from here on, most of its traffic says nothing."""
 TEMPORARY = "set TMPDIR to a folder with room for a few times the model"
 
 
@@ -71,7 +76,8 @@ async def rehearse(
                 home=home,
                 base_folder=str(folder.path),
             )
-            worker_process = WorkerProcess(setting, Path(home) / "worker.log", answers.put_nowait, command=worker)
+            log = Path(home) / "worker.log"
+            worker_process = WorkerProcess(setting, log, answers.put_nowait, command=worker)
             try:
                 await worker_process.send(commands.Initialise(1, 1))
                 initialised = await _next_answer(answers, limits.WORKER_START_S + SAMPLE_S * samples)
@@ -81,14 +87,15 @@ async def rehearse(
                 rehearsed = await _next_answer(answers, REHEARSAL_S)
             finally:
                 await worker_process.close()
-            unreadable = _unreadable_samples(Path(home) / "worker.log")
+            unreadable = LEFT_OUT.search(log.read_text(errors="replace"))
     except OSError as error:  # no temporary folder, or no room in it
         text = f"a temporary folder cannot be used: {error}"
         return Trial((Finding("worker", "failure", text, TEMPORARY),))
     start = _describe_start(initialised, site, unreadable)
     if not isinstance(rehearsed, events.Rehearsed):
         return Trial((start, _describe_failure("rehearsal", rehearsed)))
-    return Trial((start, _describe_rehearsal(rehearsed, site)), rehearsed.artifact_bytes)
+    findings = (start, _describe_rehearsal(rehearsed, site), *_describe_padding(rehearsed, site))
+    return Trial(findings, rehearsed.artifact_bytes)
 
 
 async def _next_answer(answers: asyncio.Queue[events.Event], limit_s: float) -> events.Event:
@@ -111,28 +118,39 @@ def _describe_failure(subject: str, answer: events.Event) -> Finding:
     return Finding(subject, "failure", reason, REMEDIES.get(fault, "see the reason"))
 
 
-def _unreadable_samples(log: Path) -> list[str]:
-    """The files that the worker left out, and why, from its log."""
-    lines = log.read_text("utf-8", "replace").splitlines()
-    return [line.partition(UNREADABLE)[2].strip() for line in lines if UNREADABLE in line]
-
-
-def _describe_start(answer: events.Initialised, site: SiteConfig, unreadable: Sequence[str]) -> Finding:
-    count = answer.samples.get("unreadable", 0)
-    size = f", {answer.artifact.bytes / 2**20:.1f} MiB a {answer.artifact.kind}" if answer.artifact is not None else ""
-    text = f"{site.model.name} on {answer.device} with {answer.threads} threads{size}, {count} unreadable samples"
-    if not count:
-        return Finding.by_remedy("worker", text, "")
-    remedy = "replace these files, or take them out of the datalist; `data validate` lists all"
-    return Finding.by_remedy("worker", f"{text}: {named(unreadable)}", remedy)
+def _describe_start(answer: events.Initialised, site: SiteConfig, first: re.Match[str] | None) -> Finding:
+    unreadable = answer.samples.get("unreadable", 0)
+    sent = f", {size(answer.artifact.bytes)} a {answer.artifact.kind}" if answer.artifact is not None else ""
+    text = f"{site.model.name} on {answer.device} with {answer.threads} threads{sent}, {unreadable} unreadable samples"
+    text += f", such as {first['image']}: {first['reason']}" if first is not None else ""
+    if answer.weights is not None:
+        text += f"; {site.model.weights}: {answer.weights}"
+    remedies = ["replace it, or take it out of the datalist; `data validate` names the others"] if unreadable else []
+    if site.training.precision == "bf16" and answer.device.startswith("cpu"):
+        text += ", in bf16"
+        remedies.append('set [training] precision = "fp32" in site.toml: bf16 saves time and memory on a GPU alone')
+    return Finding.by_remedy("worker", text, ", and ".join(remedies))
 
 
 def _describe_rehearsal(answer: events.Rehearsed, site: SiteConfig) -> Finding:
     steps = ", ".join(f"{stage} {seconds:.3g} s" for stage, seconds in answer.step_s.items())
-    memory = f"{answer.memory_bytes / 2**30:.1f} of {answer.available_bytes / 2**30:.1f} GiB"
+    memory = f"{size(answer.memory_bytes)} of {size(answer.available_bytes)}"
     text = (
         f"a step of {site.training.batch_size} samples on {answer.device} takes: {steps}; "
         f"a round trains for about {duration(answer.round_s)}; {memory} of memory"
     )
     tight = answer.memory_bytes > MEMORY_SHARE_MAX * answer.available_bytes
     return Finding.by_remedy("rehearsal", text, REMEDIES["memory"] if tight else "")
+
+
+def _describe_padding(answer: events.Rehearsed, site: SiteConfig) -> Iterator[Finding]:
+    """A warning where most weights never train, since the deepest maps are smaller than the kernels."""
+    if answer.padding_share > PADDING_SHARE_MAX:
+        yield Finding(
+            "network",
+            "warning",
+            f"{answer.padding_share:.0%} of the weights of {site.model.name} lie on padding at this input size: they "
+            "get no gradient, take that share of the traffic, and identify this site to who receives two of its models",
+            "take a network with fewer halvings of the grid (stem_stride = 1, max_pool = false, fewer stages), or a "
+            "larger [data] input_size",
+        )

@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypedDict
 
-from peer.core.status import PeerStatus, SiteStatus
+from peer.core.status import PeerState, PeerStatus, PeerWait, SiteStatus
+from peer.documents import LedgerHead
+
+RouteState = Literal["planned", "waiting", "moving", "arrived", "missing"]
+OwnState = Literal["running", "unresponsive", "down", "finished", "new", "unreadable"]
 
 
 class SourceRecord(TypedDict):
@@ -123,6 +127,116 @@ class PlanDocument(TypedDict):
     rounds: Annotated[list[PlannedRound], "the requested rounds"]
 
 
+class Route(TypedDict):
+    """An artifact's way from one site to another in one round."""
+
+    round: Annotated[int, "the round"]
+    sender: Annotated[str, "the site that sends"]
+    receiver: Annotated[str, "the site that receives"]
+    kind: Annotated[str, "kind of artifact"]
+    state: Annotated[
+        RouteState,
+        "`planned` (nothing is known of it yet), `waiting` (the receiver waits), `moving`, `arrived`, or `missing` "
+        "(the receiver went on without)",
+    ]
+    bytes: Annotated[int | None, "bytes of the artifact; null where no site of this machine knows"]
+    share: Annotated[float | None, "how much of a moving artifact has arrived, 0 to 1; null where unknown"]
+    reason: Annotated[str, "of a missing one: why the receiver went on without it"]
+
+
+class RefusalGroup(TypedDict):
+    """Equal refusals of one site by another."""
+
+    by: Annotated[str, "the site that refused"]
+    of: Annotated[str, "the site whose message or artifact was refused"]
+    reason: Annotated[str, "why, in words"]
+    times: Annotated[int, "how many of the newest refusals are equal to this one"]
+    first_round: Annotated[int, "the first round of these"]
+    last_round: Annotated[int, "the last round of these"]
+
+
+class OverviewRow(TypedDict):
+    """One site of the roster: what it says of itself, or the newest that another site heard of it."""
+
+    site: Annotated[str, "its name"]
+    seen_by: Annotated[str, "the site that says this; itself where it lives on this machine"]
+    state: Annotated[
+        OwnState | PeerState,
+        "of a site of this machine `running`, `unresponsive`, `down`, `finished`, `new` or `unreadable`; of another "
+        "one as in `peers`",
+    ]
+    round: Annotated[int | None, "round in progress, or the last one that is over"]
+    phase: Annotated[str | None, "what the site does"]
+    progress: Annotated[float | None, "how much of its stage is done, 0 to 1"]
+    last_seen_s: Annotated[float | None, "since it was last heard; null for a site of this machine"]
+    software: Annotated[str | None, "program and version"]
+    certificate_days: Annotated[int | None, "whole days until its certificate expires, as far as known"]
+    waiting_for: Annotated[list[PeerWait], "whom a site of this machine waits for"]
+    refuses: Annotated[dict[str, int], "by site, how many of its messages or artifacts this one refused lately"]
+    failure: Annotated[str, "why its training has failed; else empty"]
+
+
+class Attention(TypedDict):
+    """Something that an operator should look at."""
+
+    site: Annotated[str, "the site that it is about"]
+    urgent: Annotated[bool, "whether the site trains worse or not at all because of it"]
+    text: Annotated[str, "what it is, and what to do"]
+
+
+class FederationOverview(TypedDict):
+    """A federation as the sites of this machine know it: the document of `overview`."""
+
+    time: Annotated[float, "when it was read"]
+    federation: Annotated[str, "name of the federation"]
+    digest: Annotated[str, "SHA-256 of the federation's agreed settings"]
+    method: Annotated[str, "name of the method"]
+    rounds: Annotated[int, "rounds of the federation"]
+    round: Annotated[int, "the round that `routes` are of: the median of the sites of this machine"]
+    sites: Annotated[list[OverviewRow], "every site of the roster"]
+    routes: Annotated[list[Route], "who sends to whom in this round"]
+    refusals: Annotated[list[RefusalGroup], "who refuses whom, as far as sites of this machine know"]
+    attention: Annotated[list[Attention], "what an operator should look at, the urgent first"]
+
+
+class DashboardServed(TypedDict):
+    """The page that ``dashboard`` serves until it ends."""
+
+    link: Annotated[str, "the link with its token"]
+    port: Annotated[int, "the port on 127.0.0.1"]
+    sites: Annotated[list[str], "the sites that it shows, as federation/site"]
+
+
+class EgressReported(TypedDict):
+    """The page about what left a site, and whether its ledger is whole."""
+
+    site: Annotated[str, "this site"]
+    federation: Annotated[str, "name of the federation"]
+    file: Annotated[str, "the page that was written"]
+    transfers: Annotated[int, "number of transfers"]
+    bytes: Annotated[int, "bytes of all transfers; an open or unknown one counts in full"]
+    rows: Annotated[int, "rows of the ledger"]
+    head: Annotated[LedgerHead, "head of the ledger's chain"]
+    witnesses: Annotated[list[str], "sites whose witness files were compared"]
+    problems: Annotated[list[str], "contradictions; with one, the command exits with 18"]
+
+
+class BugReportMember(TypedDict):
+    """A file of a bug report."""
+
+    name: Annotated[str, "its name"]
+    bytes: Annotated[int, "its size"]
+    meaning: Annotated[str, "what it is"]
+
+
+class BugReported(TypedDict):
+    """The bug report that was written."""
+
+    site: Annotated[str, "this site"]
+    file: Annotated[str, "the zip file"]
+    members: Annotated[list[BugReportMember], "what is in it"]
+
+
 class HealthDocument(TypedDict):
     """Whether the daemon of a site works."""
 
@@ -148,6 +262,10 @@ DOCUMENTS: Mapping[str, Any] = {
     "events": list[EventRecord],
     "evaluation": list[EvaluationRecord],
     "plan": PlanDocument,
+    "overview": list[FederationOverview],
+    "dashboard": DashboardServed,
+    "egress report": EgressReported,
+    "bugreport": BugReported,
     "health": HealthDocument,
     "pause": ActionDocument,
     "resume": ActionDocument,

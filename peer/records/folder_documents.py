@@ -15,7 +15,7 @@ from peer.core import site_memory, story
 from peer.core.global_test_memory import evaluation_records
 from peer.core.limits import REFUSALS_SHOWN_MAX
 from peer.core.roster import federation_digest
-from peer.core.status import PeerStatus, RefusedEntry, SiteStatus
+from peer.core.status import PeerStatus, RefusedEntry, SiteStatus, best_and_newest_round
 from peer.records.documents import EvaluationRecord, EventRecord, RoundRecord, TransferRecord
 from peer.records.history import History, RecentRounds, open_journals, recent_rounds
 from peer.records.journal import Journal, storage
@@ -25,7 +25,7 @@ MANIFEST_PATHS = ("$.body", "$.signature", "$.certificate_der", "$.manifests")
 HIDDEN_KINDS = frozenset({"ignored", "discarded", "manifest"})
 """Kinds of rows that `events` shows only with `--all`."""
 EVENTS_SHOWN = 50
-STATUS_KINDS = ("began", "regenerated", "initialised", "opened", "skipped", "committed", "finished")
+STATUS_KINDS = ("began", "regenerated", "initialised", "opened", "skipped", "evaluated", "committed", "finished")
 """Kinds of rows that the status follows from: the newest row of each suffices, however many rounds
 there were.
 """
@@ -98,7 +98,7 @@ def why(journals: Sequence[Journal], *, site: str, round: int) -> dict[str, Any]
 
 
 def status_when_down(folder: SiteFolder) -> SiteStatus:
-    """The status of a site whose daemon is down, from its folder.
+    """The status of a site whose daemon is down or does not answer, from its folder.
 
     The keys are those of a running daemon.
     """
@@ -114,7 +114,8 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
     refusals: list[RefusedEntry] = []
     if journal is not None:
         with storage(journal.path):
-            memory = site_memory.recover(journal.newest(STATUS_KINDS))
+            # The newest evaluation may not be the best one, which the fold has to see first.
+            memory = site_memory.recover([*journal.best_evaluation(), *journal.newest(STATUS_KINDS)])
         digest = next((body["federation"] for _, _, body in journal.newest(("configured",))), digest)
         last = RecentRounds(recent_rounds(journal, last=1)).last
         run = journal.records(("began", "left"), last=1)
@@ -125,6 +126,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
             {"site": row["body"]["origin"], "round": row["round"], "reason": row["body"]["reason"]}
             for row in refused[began + 1 :]
         ]
+    holder = folder.holder()
     unknown: PeerStatus = {
         "state": "unknown",
         "round": None,
@@ -141,7 +143,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "called_s": None,
     }
     return {
-        "daemon": "down",
+        "daemon": "down" if holder is None else "unresponsive",
         "site": folder.site,
         "federation": folder.federation,
         "digest": digest,
@@ -156,6 +158,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "peers": {name: unknown.copy() for name in federation["sites"] if name != folder.site},
         "training": {},
         "samples": memory.samples,
+        "best_round": best_and_newest_round(memory),
         "refusals": refusals,
         "failure": f"{left['fault']}: {left['reason']}" if left is not None and left["fault"] else "",
         "last_round": last,
@@ -163,7 +166,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "certificate_days": _certificate_days(folder),
         "transfers": [],
         "listen": "",
-        "pid": None,
+        "pid": int(holder) if holder is not None and holder.isdecimal() else None,
         "worker_pid": None,
         "started": None,
     }

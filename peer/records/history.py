@@ -411,6 +411,15 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min"
 
 
+def size(count: float) -> str:
+    """Bytes in binary units, as ``12.3 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
 def _peer_purpose_kind(body: Mapping[str, Any]) -> tuple[str, str, str]:
     """Peer, purpose and kind, interned: each text is in memory once."""
     return sys.intern(body["peer"]), sys.intern(body["purpose"]), sys.intern(body["kind"])

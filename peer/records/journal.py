@@ -320,6 +320,11 @@ class Journal:
         for record in self._select(f"WHERE seq IN ({newest}) ORDER BY seq", included):
             yield record["kind"], record["round"], record["body"]
 
+    def best_evaluation(self) -> list[Row]:
+        """The row ``evaluated`` of the best round on validation data; empty where there is none."""
+        where = "WHERE kind = ? AND json_extract(body, '$.best_by') IS NOT NULL ORDER BY seq DESC LIMIT 1"
+        return [(row["kind"], row["round"], row["body"]) for row in self._select(where, (rows.EvaluatedRow.kind,))]
+
     def received_manifest(self, peer: str, sha256: str) -> Mapping[str, Any] | None:
         """The newest row ``received`` of this artifact from this peer, which has its signed manifest."""
         of_artifact = "json_extract(body, '$.peer') = ? AND json_extract(body, '$.sha256') = ?"

@@ -7,6 +7,7 @@ key it raises a ``ConfigError`` that names the file, the dotted key and the reme
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import re
 from collections import Counter
@@ -18,7 +19,8 @@ from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 
 from models.spec import HYPER, hyper_problem, installed_model
 from peer.config import toml
-from peer.config.schema import NamedParameters, TaskConfig, TrainingConfig
+from peer.config.schema import NamedParameters, TaskConfig
+from peer.config.site_tables import TrainingConfig
 from peer.config.toml import Count, Loose, Share, StrictTable, key_problem, suggestion
 from peer.core.plan import Plan
 from peer.core.roster import site_name
@@ -28,6 +30,8 @@ from peer.methods.registry import find_plan, method_names
 from peer.research.partition.divide import rule
 from peer.research.partition.groups import SUBJECT
 from peer.research.result_files import CENTRALISED, UNDISTURBED
+
+ValidationShare = Annotated[float, Field(ge=0, lt=1)]
 
 EVERY_SITE = "*"
 LEFT_OUT = "leave-out-"
@@ -46,7 +50,9 @@ class ExperimentData(StrictTable):
     folder of an unpacked public set. ``pool`` is a datalist, or a folder of one datalist a site.
     Paths are relative to the experiment's file. ``subject`` is the key whose equal values stay on
     one side of training and test, and at one site. ``duplicates`` decides about images with equal
-    content: ``refuse`` raises an error where they leak, ``drop`` keeps one of them.
+    content: ``refuse`` raises an error where they leak, ``drop`` keeps one of them. ``part`` is
+    ``tuning`` for every third subject, ``reported`` for the others. ``validation_shares`` has the
+    shares of single sites; every other site has ``validation_share``.
     """
 
     dataset: str | None = None
@@ -55,6 +61,7 @@ class ExperimentData(StrictTable):
     pool: str | None = None
     subject: Annotated[str, Field(min_length=1)] = SUBJECT
     duplicates: Literal["refuse", "drop"] = "refuse"
+    part: Literal["all", "reported", "tuning"] = "all"
     input_size: Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)] | None = None
     input_sizes: dict[str, Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)]] = Field(
         default_factory=dict
@@ -64,7 +71,8 @@ class ExperimentData(StrictTable):
     public: str | None = None
     normalise: Literal["none", "zscore", "unit"] = "none"
     cache: Literal["memory", "disk", "none"] = "memory"
-    validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    validation_share: ValidationShare = 0.0
+    validation_shares: dict[str, ValidationShare] = Field(default_factory=dict)
     augmentation: dict[str, float] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -79,13 +87,18 @@ class ExperimentData(StrictTable):
 
 
 class Partition(StrictTable):
-    """How the pool is divided among sites; further keys are the options of the kind."""
+    """How the pool is divided among sites; further keys are the options of the kind.
+
+    ``test_share`` replaces the experiment's, so that partitions can differ in the number of training
+    samples alone.
+    """
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, JsonValue]
 
     kind: str
     sites: Annotated[tuple[str, ...], Loose, Field(min_length=1)]
+    test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
 class Links(StrictTable):
@@ -244,6 +257,11 @@ class Experiment(StrictTable):
         """Whether the row is the pooled bound: training on the data of all sites together."""
         return (self.methods[label].method or label) == CENTRALISED
 
+    def test_share_of(self, partition: str) -> float | None:
+        """The share of each site's samples that is held out in a partition; None: the data's split."""
+        own = self.partitions[partition].test_share
+        return self.test_share if own is None else own
+
     def model(self, network_set: str, site: str) -> NamedParameters:
         models = self.models[network_set]
         return models[site] if site in models else models[EVERY_SITE]
@@ -252,6 +270,29 @@ class Experiment(StrictTable):
         """Whether all sites of a partition have the same network."""
         specs = [self.model(network_set, site).model_dump() for site in self.partitions[partition].sites]
         return all(spec == specs[0] for spec in specs)
+
+    def reason_without_runs(self, partition: str, network_set: str, label: str) -> str:
+        """Why a row has no run in a partition with these networks; empty where it has."""
+        allowed_sets = self.methods[label].models
+        if allowed_sets and network_set not in allowed_sets:
+            return f"only for {', '.join(allowed_sets)}"
+        if self.plan(label).shared == "itself" and not self.has_one_network(network_set, partition):
+            return "needs one network for all sites"
+        return ""
+
+    def rows_without_runs(self) -> Iterator[tuple[str, str, str, str]]:
+        """Partition, set of networks, row and reason of everything that is left out."""
+        for partition, network_set, label in itertools.product(self.partitions, self.models, self.methods):
+            if reason := self.reason_without_runs(partition, network_set, label):
+                yield partition, network_set, label, reason
+
+    def missing_modules(self) -> Iterator[tuple[str, str]]:
+        """Network classes of other packages (package.module:Class) that are not installed here, with the key."""
+        for network_set, networks in self.models.items():
+            for site, network in networks.items():
+                module, colon, _ = network.name.partition(":")
+                if colon and importlib.util.find_spec(module.partition(".")[0]) is None:
+                    yield f"models.{network_set}.{site}", module.partition(".")[0]
 
     def combinations(self) -> Iterator[tuple[str, str, str, str]]:
         """Partition, set of networks, links and row of every federation; each is run for all folds
@@ -262,10 +303,8 @@ class Experiment(StrictTable):
         for partition, network_set, label, links in itertools.product(
             self.partitions, self.models, self.methods, self.links_by_name
         ):
-            allowed_sets, plan = self.methods[label].models, self.plan(label)
-            if allowed_sets and network_set not in allowed_sets:
-                continue
-            if plan.shared == "itself" and not self.has_one_network(network_set, partition):
+            plan = self.plan(label)
+            if self.reason_without_runs(partition, network_set, label):
                 continue
             if (chosen := self.links_by_name[links].methods) and label not in chosen:
                 continue
@@ -312,8 +351,8 @@ class Experiment(StrictTable):
         for name, models in self.models.items():
             for site in sorted(models.keys() - sites - {EVERY_SITE}):
                 raise key_problem(f"models.{name}", f"{site!r} is no site{suggestion(site, sites)}")
-        for name, sized in (("scales", self.data.scales), ("input_sizes", self.data.input_sizes)):
-            for site in sorted(sized.keys() - sites):
+        for name in ("scales", "input_sizes", "validation_shares"):
+            for site in sorted(getattr(self.data, name).keys() - sites):
                 raise key_problem(f"data.{name}", f"{site!r} is no site{suggestion(site, sites)}")
         self._check_networks()
         if len(set(self.seeds)) < len(self.seeds):
@@ -331,8 +370,10 @@ class Experiment(StrictTable):
                 )
         if self.folds == 1:
             raise key_problem("folds", "one fold has nothing to train on; 0 takes the data's own split or test_share")
-        if self.folds and self.test_share is not None:
-            raise key_problem("test_share", "folds decide already what is tested on")
+        shares = {f"partitions.{name}.test_share": part.test_share for name, part in self.partitions.items()}
+        for key, share in {"test_share": self.test_share, **shares}.items():
+            if self.folds and share is not None:
+                raise key_problem(key, "folds decide already what is tested on")
         return self
 
     def _check_networks(self) -> None:
@@ -460,7 +501,7 @@ class Experiment(StrictTable):
             "root": root,
             "input_size": list(data.input_sizes.get(site, data.input_size) or ()),
             "normalise": data.normalise,
-            "validation_share": data.validation_share,
+            "validation_share": data.validation_shares.get(site, data.validation_share),
             "cache": data.cache if data.cache != "memory" else None,
             "scale": data.scales.get(site),
             "regions": regions,

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from peer.data.adapters import PUBLISHED, dataset_module
-from peer.data.datalist import SPLITS
+from peer.data.datalist import SPLITS, read_json
 from peer.errors import DataError, StateError
 from peer.extras import missing_package
 from peer.research.experiment import Experiment
-from peer.research.partition.groups import SUBJECT, image_names
+from peer.research.partition.groups import SUBJECT, groups_of, image_names
 
 POOL, DATALIST, REGIONS, PREPARED = "pool.json", "datalist.json", "regions.nii.gz", "prepared.json"
 SPLIT = "split"
@@ -65,7 +65,9 @@ def gather(experiment: Experiment, folder: Path, *, source: Path | None = None) 
         path = pool.root if source is None else source
         raise DataError(f"{path} holds no {REGIONS}", "put a label map there, or leave [data] regions out")
     entries = _without_duplicates(pool) if data.duplicates == "drop" else pool.entries
-    return replace(pool, entries=entries if data.subject == SUBJECT else _with_subjects(entries, data.subject))
+    if data.subject != SUBJECT:
+        entries = _with_subjects(entries, data.subject)
+    return replace(pool, entries=entries if data.part == "all" else _select_part(entries, data.part))
 
 
 def read(path: Path) -> SamplePool:
@@ -119,11 +121,11 @@ def _prepare(experiment: Experiment, folder: Path, source: Path | None) -> None:
 
 def _read_entries(path: Path, defaults: Mapping[str, Any], *, prefix: str) -> list[Entry]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}") from error
+        raise DataError(f"{path} {error}") from error
     entries: list[Entry] = []
     for split in SPLITS:
         for entry in document.get(split, []) if isinstance(document, dict) else []:
@@ -173,6 +175,13 @@ def _with_subjects(entries: Sequence[Entry], key: str) -> list[Entry]:
         without = {other: value for other, value in entry.items() if other != SUBJECT}
         renamed.append(without if name is None else {**without, SUBJECT: str(name)})
     return renamed
+
+
+def _select_part(entries: Sequence[Entry], part: str) -> list[Entry]:
+    """Every third subject's entries for tuning, the others' for the report, whatever their order."""
+    subjects = enumerate(groups_of(entries))
+    kept = {index for n, group in subjects if (n % 3 == 2) == (part == "tuning") for index in group.entry_indices}
+    return [entry for index, entry in enumerate(entries) if index in kept]
 
 
 def _prefixed(prefix: str, value: Any) -> Any:

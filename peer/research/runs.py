@@ -126,7 +126,7 @@ def _divide(experiment: Experiment, name: str, pool: SamplePool, seed: int) -> l
     where = f"{experiment.path}: partitions.{name}"
     try:
         sites = divide(pool.entries, rule.kind, sites=rule.sites, seed=seed, **rule.__pydantic_extra__)
-        splits_by_fold = list(_split_folds(experiment, sites, seed, by))
+        splits_by_fold = list(_split_folds(experiment, name, sites, seed, by))
     except DataError as error:
         raise DataError(f"{where}: {error.message}", error.remedy) from error
     for splits in splits_by_fold:
@@ -165,27 +165,31 @@ def _check_splits(experiment: Experiment, splits: Splits, where: str) -> None:
             )
 
 
-def _split_folds(experiment: Experiment, sites: Mapping[str, Sequence[Entry]], seed: int, by: str) -> Iterator[Splits]:
+def _split_folds(
+    experiment: Experiment, partition: str, sites: Mapping[str, Sequence[Entry]], seed: int, by: str
+) -> Iterator[Splits]:
     """Split the entries for every fold; there is one where the data or a share splits them."""
-    if not experiment.folds and experiment.test_share is None:
+    share = experiment.test_share_of(partition)
+    if not experiment.folds and share is None:
         yield _split(sites, {site: [entry[SPLIT] == "test" for entry in entries] for site, entries in sites.items()})
         return
     parts: dict[str, list[int]] = {}
     for site, entries in sites.items():
         try:
-            parts[site] = _assign_parts(experiment, entries, seed, by)
+            parts[site] = _assign_parts(experiment, share, entries, seed, by)
         except DataError as error:
             raise DataError(f"{site}: {error.message}", error.remedy) from error
     for fold in range(max(1, experiment.folds)):
         yield _split(sites, {site: [part == fold for part in site_parts] for site, site_parts in parts.items()})
 
 
-def _assign_parts(experiment: Experiment, entries: Sequence[Entry], seed: int, by: str) -> list[int]:
+def _assign_parts(
+    experiment: Experiment, share: float | None, entries: Sequence[Entry], seed: int, by: str
+) -> list[int]:
     """The fold in which each entry is tested; with a test share, 0 for test entries."""
     classes_min = experiment.classes_min
     if experiment.folds:
         return folds(entries, experiment.folds, seed=seed, by=by, classes_min=classes_min)
-    share = experiment.test_share
     assert share is not None
     return [0 if is_tested else 1 for is_tested in holdout(entries, share, seed=seed, by=by, classes_min=classes_min)]
 

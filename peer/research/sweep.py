@@ -1,13 +1,14 @@
-"""All runs of an experiment on one machine: several at once where memory allows, none twice.
+"""All runs of an experiment, on one machine or many: several at once where memory allows, none twice.
 
-joblib starts the processes. Each process carries out one run at a time and writes its result to
-disk. This module does not import torch.
+joblib starts the processes, or Ray on a cluster. Each process carries out one run at a time and
+writes its result to disk. This module does not import torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import gc
 import importlib
 import json
@@ -21,10 +22,11 @@ from typing import Any
 
 from peer import __version__
 from peer.config.site_folder import write_atomically
-from peer.errors import PeerError, StateError, WorkerFailed
+from peer.errors import ConfigError, PeerError, StateError, WorkerFailed
 from peer.extras import require_extra
 from peer.research.experiment import Experiment
 from peer.research.pool import gather
+from peer.research.ray_cluster import RayCluster
 from peer.research.result_files import FORMAT
 from peer.research.runs import Run, build_runs
 
@@ -60,6 +62,17 @@ def prepare(experiment: Experiment, folder: Path, *, source: Path | None = None)
     """
     require_extra("research", "`simulate`")
     folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the parts of a job array begin at once, and one prepares for all
+        return _prepare(experiment, folder, source)
+
+
+def _prepare(experiment: Experiment, folder: Path, source: Path | None) -> list[Run]:
+    for key, package in experiment.missing_modules():
+        raise ConfigError(
+            f"{experiment.path}: {key} needs the Python package {package}, not installed here",
+            f"install {package} into this environment, or set PYTHONPATH to the folder that has it",
+        )
     document = _experiment_document(experiment)
     path = folder / EXPERIMENT
     if path.exists():
@@ -82,14 +95,40 @@ def prepare(experiment: Experiment, folder: Path, *, source: Path | None = None)
     return runs
 
 
-def sweep(runs: Sequence[Run], *, jobs: int | None, keep: bool, watch: Watch) -> dict[str, str]:
+def estimate_seconds(runs: Sequence[Run], *, jobs: int | None) -> float | None:
+    """How long the unfinished runs will take, by the finished ones of their rows or of all rows.
+
+    None where no run has finished: only a run tells what a step takes.
+    """
+    seconds: dict[str, list[float]] = {}
+    for run in runs:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            taken_s = float(json.loads((run.folder / "manifest.json").read_text())["seconds"])
+            seconds.setdefault(run.document["method"], []).append(taken_s)
+    every = [taken_s for row in seconds.values() for taken_s in row]
+    if not every:
+        return None
+    expected = [seconds.get(run.document["method"], every) for run in runs if not run.is_finished()]
+    total_s = sum(sum(row) / len(row) for row in expected)
+    return total_s / max(1, min(jobs or _processors(), count_fitting_runs(runs), len(expected)))
+
+
+def shard_of(runs: Sequence[Run], number: int, shards: int) -> list[Run]:
+    """Shard ``number`` (from 1) of ``shards``: every run is in one, and a method's runs are spread."""
+    return list(runs[number - 1 :: shards])
+
+
+def sweep(
+    runs: Sequence[Run], *, jobs: int | None, keep: bool, watch: Watch, cluster: RayCluster | None = None
+) -> dict[str, str]:
     """Carry out the runs that have no result yet.
 
     The first run is carried out alone: its peak memory says how many runs fit at once.
 
     Args:
-        jobs: at most so many at once; None: as many as there are processors.
+        jobs: at most so many at once; None: as many as there are processors, or as the cluster takes.
         watch: called about twice a second.
+        cluster: carries out the runs; None: processes of this machine.
 
     Returns:
         The reason of each failed run, by its id; all others are finished.
@@ -98,6 +137,14 @@ def sweep(runs: Sequence[Run], *, jobs: int | None, keep: bool, watch: Watch) ->
     unfinished = [run for run in runs if not run.is_finished()]
     jobs_max = jobs or _processors()
     with _reporting(progress, runs, watch):
+        if cluster is not None:
+            folders = [run.folder for run in unfinished]
+            peak = _peak_bytes(runs)
+            ended = cluster.run(
+                execute_run, folders, keep, jobs=jobs, peak_bytes=int(peak * HEADROOM) if peak else None
+            )
+            progress.failed |= {name: reason for name, reason in ended if reason}
+            return progress.failed
         if jobs_max > 1 and unfinished and not progress.finished:
             _run_jobs(unfinished[:1], 1, keep, progress)
             unfinished = [run for run in unfinished[1:] if not run.is_finished()]
@@ -181,12 +228,17 @@ def _read_progress(runs: Sequence[Run]) -> Iterator[tuple[str, tuple[int, int]]]
 
 def count_fitting_runs(runs: Sequence[Run]) -> int:
     """How many runs fit into the available memory, by the largest peak so far; at least one."""
-    peaks = []
+    peak, free = _peak_bytes(runs), available_memory_bytes()
+    return max(1, int(free / (peak * HEADROOM))) if peak and free else _processors()
+
+
+def _peak_bytes(runs: Sequence[Run]) -> int:
+    """The largest peak memory of the finished runs; 0 without one."""
+    peaks = [0]
     for run in runs:
         with contextlib.suppress(OSError, ValueError, KeyError):
             peaks.append(int(json.loads((run.folder / "manifest.json").read_text())["peak_bytes"]))
-    free = available_memory_bytes()
-    return max(1, int(free / (max(peaks) * HEADROOM))) if peaks and free else _processors()
+    return max(peaks)
 
 
 def available_memory_bytes() -> int | None:

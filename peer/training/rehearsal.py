@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from models.footprint import padding_share
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.messages import Artifact
@@ -80,7 +81,8 @@ def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Re
         trainer.artifact_exchange.average(sources, samples=len(trainer.data.training))
     split = trainer.data.test if len(trainer.data.test) else trainer.data.training
     trainer.load(INITIAL)
-    trainer.predict(split.read(range(min(trainer.settings.batch_size, len(split))))[0])
+    images = split.read(range(min(trainer.settings.batch_size, len(split))))[0]
+    trainer.predict(images)
     return events.Rehearsed(
         generation=command.generation,
         attempt=command.attempt,
@@ -90,6 +92,7 @@ def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Re
         memory_bytes=peak_bytes(device),
         available_bytes=available,
         artifact_bytes=0 if artifact is None else artifact.bytes,
+        padding_share=padding_share(trainer.site_networks.dam.eval(), images[:1].to(device)),
     )
 
 

@@ -27,7 +27,7 @@ from peer.errors import CertificateError, one_line
 from peer.files import artifact_path
 from peer.identity.certificates import Identity, is_refused, verify_certificate
 from peer.pb import peer_pb2 as pb
-from peer.transport import tls, wire
+from peer.transport import proxy, tls, wire
 from peer.transport.bounds import WireError
 from peer.transport.header import check_safetensors_header
 from peer.transport.manifest import verify_manifest
@@ -125,6 +125,7 @@ class ExchangeClient:
         address: Callable[[SiteName], str | None],
         refused: Container[str] = frozenset(),
         stall_s: float = limits.STALL_S,
+        proxy_for: proxy.Choose = proxy.direct,
     ) -> None:
         """Prepare to dial.
 
@@ -135,12 +136,14 @@ class ExchangeClient:
             address: a site's presumed address as ``host:port``; ``None`` while it is unknown.
             refused: SHA-256 digests of certificates whose manifests the client refuses.
             stall_s: a stream without a byte for so long is cancelled.
+            proxy_for: the proxy through which to dial a peer at an address.
         """
         self._pki = pki
         self._federation = federation
         self._address = address
         self._refused = refused
         self._stall_s = stall_s
+        self._proxy_for = proxy_for
         self._channels: dict[SiteName, PeerChannel] = {}
         self._receiving: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 
@@ -325,7 +328,9 @@ class ExchangeClient:
             if former is None or not usable or former.address != address:
                 raise
             return former  # a renewal is half written: the former certificate still serves
-        channel = grpc.aio.secure_channel(address, tls.channel_credentials(own), options=tls.channel_options(peer))
+        through = self._proxy_for(peer, address)
+        options = dict(tls.channel_options(peer)) | (through.options if through is not None else {})
+        channel = grpc.aio.secure_channel(address, tls.channel_credentials(own), options=list(options.items()))
         peer_channel = self._channels[peer] = PeerChannel(address, stamp, own, channel)
         if former is not None:
             await self._retire(former)

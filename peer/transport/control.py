@@ -224,5 +224,6 @@ class ControlClient:
         if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return DaemonDown(f"no daemon answers on {self._path}")
         if status is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DaemonDown(f"the daemon behind {self._path} took more than {ANSWER_S:g} s", "see its log")
+            reason = f"the daemon behind {self._path} runs, but did not answer within {ANSWER_S:g} s"
+            return DaemonDown(reason, "it is busy, stopped (SIGSTOP) or hung: look again, then see its log")
         return StateError(error.details() or status.name)

@@ -55,9 +55,11 @@ for line in lines:
         say("WorkFailed", order, fault="data", reason="no data here")
         sys.exit(1)
     elif order["type"] == "Initialise":
-        unreadable = 1 if mode == "unreadable" else 0
+        unreadable = int(mode == "one unreadable")
         if unreadable:
-            print("WARNING data sample unreadable: image=b.png reason=has 3 channels", file=sys.stderr, flush=True)
+            print(
+                "WARNING peer.training.data sample unreadable: image=a b.png reason=it has 3 channels", file=sys.stderr
+            )
         figures = {"threads": 1, "device": "cpu", "samples": {"training": 4, "test": 2, "unreadable": unreadable}}
         say("Initialised", order, state="initial", artifact=artifact("initial"), **figures)
     elif order["type"] == "Train":
@@ -81,6 +83,7 @@ for line in lines:
             sys.exit(1)
         sizes = {"memory_bytes": 3 << 30, "available_bytes": (3 if mode == "tight" else 8) << 30}
         sizes["artifact_bytes"] = 4 * numbers
+        sizes["padding_share"] = 0.68 if mode == "on padding" else 0.1
         say("Rehearsed", order, device="cpu", step_s={"train": 0.5}, round_s=600.0, **sizes)
     elif order["type"] == "Measure":
         if mode == "guests kill it":

@@ -182,7 +182,9 @@ def test_the_image_is_built_once_and_never_pulled(
     declared = {value.partition("=")[0] for word, value in stages["dependencies"] if word == "ARG"}
     assert built["args"].keys() <= declared
     policies = {name: service["pull_policy"] for name, service in services.items()}
-    assert policies == {**dict.fromkeys(services, "never"), "data": "build"}
+    assert policies == dict.fromkeys(services, "never"), "`up` would build again, or fetch somebody else's image"
+    given = {"TORCH_INDEX", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT", "COMPARE_HASHES"}
+    assert built["args"].keys() == given
 
 
 def commands_in(script: Path) -> Iterator[list[str]]:
@@ -290,6 +292,24 @@ def test_a_wrong_command_in_a_script_is_found(tmp_path: Path, line: str) -> None
     script.write_text(f'[ -e "$here" ] || exec {PROGRAM} {line} > /dev/null\n')
     ((words),) = commands_in(script)
     assert problem(words)
+
+
+@pytest.mark.parametrize("founded", [False, True])
+def test_a_new_ca_discards_what_an_earlier_one_left_in_the_mail(root: Path, tmp_path: Path, founded: bool) -> None:
+    program, mail, ca = tmp_path / PROGRAM, tmp_path / "mail", tmp_path / "ca"
+    program.write_text(f"#!/bin/sh\nmkdir {ca}\necho new > {ca}/federation.toml\n")
+    program.chmod(0o755)
+    mail.mkdir()
+    if founded:
+        ca.mkdir()
+        (ca / "federation.toml").write_text("old\n")
+    for name in ("federation.toml", "asia.bundle"):
+        (mail / name).write_text("old\n")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MHFL_HOME": str(tmp_path), "ENROLMENT": str(mail)}
+    script = root / NETWORK / "founder.sh"
+    subprocess.run([script], env=environment, check=True, capture_output=True, timeout=LIMIT_S)
+    assert (mail / "federation.toml").read_text() == ("old\n" if founded else "new\n")
+    assert (mail / "asia.bundle").exists() == founded
 
 
 def test_whoever_cuts_the_network_leaves_when_the_container_is_stopped(root: Path) -> None:

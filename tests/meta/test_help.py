@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from fakes.drafts import draft
 from peer import documents
 from peer.cli import PROGRAM, main
+from peer.data import documents as data_documents
 from peer.records import documents as records
 
 WITHOUT_EXAMPLE: dict[str, str] = {}
@@ -25,7 +26,7 @@ WITHOUT_JSON = {
 }
 """Commands without ``--json``, with the reason."""
 
-DOCUMENTS: dict[str, Any] = {**records.DOCUMENTS, **documents.DOCUMENTS}
+DOCUMENTS: dict[str, Any] = {**records.DOCUMENTS, **documents.DOCUMENTS, **data_documents.DOCUMENTS}
 """Command -> type of the document that ``--json`` prints."""
 
 

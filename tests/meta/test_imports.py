@@ -26,8 +26,10 @@ LAYER = {
     "peer.config": "config",
     "peer.core": "core",
     "peer.daemon": "daemon",
+    "peer.dashboard": "dashboard",
     "peer.data": "data",
     "peer.data.adapters": "data",
+    "peer.data.importers": "data",
     "peer.demo": "demo",
     "peer.identity": "identity",
     "peer.inference": "inference",
@@ -77,6 +79,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "model files": frozenset({"ground", "plans", "core", "config", "records", "spec", "transport"}),
     "preflight": OPERATION,
     "tracking": frozenset({"ground", "core", "config", "records"}),
+    "dashboard": frozenset({"ground", "core", "config", "identity", "records", "transport", "audit", "tracking"}),
     "methods": frozenset({"peer.core.plan", "models", "losses"}),
     "training": frozenset(
         {
@@ -120,7 +123,19 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "notebook": frozenset({"ground", "core", "config", "records", "transport", "model files", "inference", "training"}),
     "cli": frozenset(
         OPERATION
-        | {"preflight", "tracking", "partition", "statistics", "report", "research", "demo", "spec", "models.footprint"}
+        | {
+            "dashboard",
+            "preflight",
+            "tracking",
+            "partition",
+            "statistics",
+            "report",
+            "research",
+            "demo",
+            "spec",
+            "models.footprint",
+            "models.layers",
+        }
     ),
 }
 CORE_STDLIB = frozenset(

@@ -71,9 +71,10 @@ def test_the_vector_form_takes_the_mean_of_a_map():
     torch.testing.assert_close(receiver(u, v), receiver(u, v.mean((2, 3))))
 
 
+@pytest.mark.parametrize("tokens", ["channel", "spatial"])
 @pytest.mark.parametrize("kind", [Receiver, Transmitter])
-def test_addition_is_the_ablation(kind):
-    module = kind(3, 5, form="addition").double()
+def test_addition_is_the_ablation(kind, tokens):
+    module = kind(3, 5, form="addition", tokens=tokens).double()
     u, v = features(0, 5), features(0, 3)
     assert torch.equal(module(u, v), u + module.project(v))
     assert len(list(module.parameters())) == 2
@@ -94,6 +95,61 @@ def test_gradients_reach_both_features_and_every_weight(kind, dims):
     assert torch.autograd.gradcheck(module, (u, v))
     module(u, v).square().sum().backward()
     assert all(tensor.grad.any() for tensor in (u, v, module.project.weight, *module.attention.parameters()))
+
+
+def over_positions(attention, query_feature: np.ndarray, value_feature: np.ndarray) -> np.ndarray:
+    """Equations 8 to 11 with positions as tokens, one position after the other."""
+    q, k, w = (
+        project(layer, x.reshape(*x.shape[:2], -1))
+        for layer, x in zip(attention.children(), (query_feature, value_feature, value_feature), strict=True)
+    )
+    out = np.zeros_like(q)
+    for b, p in np.ndindex(len(q), q.shape[2]):
+        scores = np.exp([q[b, :, p] @ k[b, :, s] / np.sqrt(q.shape[1]) for s in range(k.shape[2])])
+        out[b, :, p] = w[b] @ (scores / scores.sum())
+    return out.reshape(*query_feature.shape)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("form", ["dense", "vector"])
+def test_attention_over_positions_by_the_equations(dims, form):
+    """The vector form takes maps on two grids, and the mean of the result."""
+    dense = form == "dense"
+    u, v = features(dims, 5), features(dims, 3, None if dense else (3,) * dims)
+    for kind, asks_with_messenger in ((Receiver, True), (Transmitter, False)):
+        module = kind(3, 5, spatial_dims=dims if dense else 0, tokens="spatial").double()
+        local = project(module.project, v.numpy())
+        expected = over_positions(
+            module.attention, *((u.numpy(), local) if asks_with_messenger else (local, u.numpy()))
+        )
+        expected = expected if dense else expected.mean(tuple(range(2, dims + 2)))
+        out = module(u, v)
+        assert out.shape == (u.shape if dense else (2, 5))
+        np.testing.assert_allclose(out.detach().numpy(), expected, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(module(u, v), out, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("form", ["dense", "vector"])
+@pytest.mark.parametrize("kind", [Receiver, Transmitter])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_gradients_over_positions_reach_both_features_and_every_weight(kind, dims, form):
+    module = kind(3, 5, spatial_dims=dims if form == "dense" else 0, tokens="spatial").double()
+    u, v = features(dims, 5).requires_grad_(), features(dims, 3).requires_grad_()
+    assert torch.autograd.gradcheck(module, (u, v))
+    module(u, v).square().sum().backward()
+    assert all(tensor.grad.any() for tensor in (u, v, module.project.weight, *module.attention.parameters()))
+
+
+def test_tokens_of_positions_carry_more_of_the_local_feature_than_two_numbers():
+    """How many directions of the local feature a receiver hands on: singular values of its Jacobian."""
+    ranks = {}
+    for tokens, grid in (("channel", ()), ("spatial", (3, 3))):
+        receiver = Receiver(24, 16, tokens=tokens).double()
+        u, v = (torch.randn(1, channels, *grid, dtype=torch.float64) for channels in (16, 24))
+        jacobian = torch.autograd.functional.jacobian(lambda v, r=receiver, u=u: r(u, v), v).reshape(16, -1)
+        values = torch.linalg.svdvals(jacobian)
+        ranks[tokens] = int((values > 0.01 * values[0]).sum())
+    assert ranks == {"channel": 2, "spatial": 16}
 
 
 def test_biases_are_of_the_vector_form_alone():
@@ -123,6 +179,8 @@ def test_autocast_does_not_reach_the_attention():
 def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match="form must be 'attention' or 'addition', not 'sum'"):
         Receiver(3, 5, form="sum")
+    with pytest.raises(ValueError, match="tokens must be 'channel' or 'spatial', not 'pixel'"):
+        Receiver(3, 5, tokens="pixel")
     vector, dense = Receiver(3, 5, form="addition"), Transmitter(3, 5, spatial_dims=2)
     reason = r"the messenger's feature must have 5 channels and 0 .*, not the shape \(2, 1\)"
     with pytest.raises(ValueError, match=reason):

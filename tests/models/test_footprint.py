@@ -7,6 +7,7 @@ import safetensors.torch
 import torch
 
 from models import MODELS, build, describe
+from models.footprint import padding_share
 from models.spec import ONE_DIMENSIONAL
 
 
@@ -96,3 +97,33 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match="spatial_dims must be 1, not 2"):
         describe("tcn", (8, 8))
     assert torch.get_default_device() == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("layer", "space", "share"),
+    [
+        (torch.nn.Conv3d(1, 2, 3, padding=1, bias=False), (1, 1, 1), 26 / 27),
+        (torch.nn.Conv2d(1, 2, 3, padding=1, bias=False), (1, 2), 1 - 1 / 3),
+        (torch.nn.Conv2d(1, 2, 3, padding=1, stride=2, bias=False), (2, 2), 1 - 4 / 9),
+        (torch.nn.Conv1d(1, 2, 3, padding=2, dilation=2, bias=False), (2,), 2 / 3),
+        (torch.nn.Conv1d(1, 2, 3, padding=1, bias=False), (2,), 0.0),
+        (torch.nn.Conv1d(1, 2, 3, padding=1, padding_mode="circular", bias=False), (1,), 0.0),
+        (torch.nn.Sequential(torch.nn.Conv1d(1, 3, 3, padding=1, bias=False), torch.nn.PReLU(3)), (1,), 1 / 2),
+    ],
+    ids=str,
+)
+def test_weights_on_padding_are_those_without_a_gradient(layer, space, share):
+    """Counted, and compared with the weights that a backward pass leaves at zero."""
+    x = torch.rand(2, 1, *space) + 0.1
+    assert padding_share(layer, x[:1]) == pytest.approx(share)
+    if share == 0.0 or isinstance(layer, torch.nn.Sequential):
+        return
+    layer(x).square().sum().backward()
+    assert (layer.weight.grad == 0).double().mean().item() == pytest.approx(share)
+
+
+def test_a_network_that_halves_a_small_volume_too_often_is_mostly_padding():
+    small = build({"name": "resnet10", "spatial_dims": 3, "in_channels": 1, "classes": 2, "hyper": {"width": 8}})
+    volume = torch.zeros(1, 1, 32, 32, 32)
+    assert padding_share(small.eval(), volume) < 0.5
+    assert padding_share(small.eval(), volume[..., :16, :16, :16]) > 0.5

@@ -233,14 +233,14 @@ def test_what_cannot_be_tapped_is_named(fault, options, message):
 def test_a_head_that_overwrites_its_input_is_named():
     network = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Sequential(nn.LeakyReLU(inplace=True), nn.Conv1d(2, 2, 1)))
     model = Tapped(network, features=[], head="1", spatial_dims=1, in_channels=1, classes=2)
-    with pytest.raises(ValueError, match="the tensor at layer '1' is overwritten in place"):
+    with pytest.raises(ValueError, match="head '1' overwrites its own input in place; name the last layer inside it"):
         model(torch.randn(2, 1, 8))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"head": "fcc"}, r"Small has no layer 'fcc'; did you mean 'fc'.*models.layer_names\(network\) lists all 6"),
+        ({"head": "fcc"}, r"Small has no layer 'fcc'; did you mean 'fc'.*`mhfl-peer models --layers` lists all 6"),
         ({"features": ["zebra"]}, "Small has no layer 'zebra'; at its top are stage1, stage2, act, pair, bilinear, fc"),
         ({"features": ["stage1", "stage1"]}, r"features \['stage1', 'stage1'\] name a layer twice"),
     ],

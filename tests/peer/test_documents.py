@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from peer import documents
+from peer.data import documents as data_documents
 from peer.records import documents as record_documents
 
-DOCUMENTS = {**documents.DOCUMENTS, **record_documents.DOCUMENTS}
+DOCUMENTS = {**documents.DOCUMENTS, **record_documents.DOCUMENTS, **data_documents.DOCUMENTS}
 
 
 def records(kind: Any) -> Iterator[Any]:

@@ -14,6 +14,7 @@ FEDSKD = Plan(
     published="commit",
     phases=("exchange", "train"),
     stages={"train": Work("step", 20, 1e-4)},
+    steps_per_site={"train": 5},  # 20 are the paper's four sites of FedASD
     never_leaves=(),
     parameters={
         "gamma": Parameter(

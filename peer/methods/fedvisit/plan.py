@@ -28,7 +28,7 @@ FEDVISIT = Plan(
         "temperature": Parameter(1.0, "divides the logits of both models in that", 0.01, 100.0),
         "gamma": Parameter(1.0, "weight of the similarity distillation", 0.0),
         "header": Parameter("open", "whether the visiting model's header trains", choices=("open", "frozen")),
-        "merge_weight": Parameter(1.0, "weight of a returned copy in the average; the local model has 1", 0.01, 100.0),
+        "merge_weight": Parameter(0.5, "weight of a returned copy in the average; the local model has 1", 0.01, 100.0),
         **DICE_CE,
     },
     source="ours; nearest is DFML, arXiv 2402.01863",

@@ -26,6 +26,11 @@ MH_PFLID = Plan(
         ),
         "receiver": Parameter("attention", "addition is the ablation", choices=("attention", "addition")),
         "transmitter": Parameter("attention", "addition is the ablation", choices=("attention", "addition")),
+        "tokens": Parameter(
+            "channel",
+            "tokens of the attention: channels, as the authors' code has it, or spatial: positions",
+            choices=("channel", "spatial"),
+        ),
         "tie": Parameter(False, "one set of weights for receiver and transmitter, as the authors' code has it"),
         "average": Parameter(
             "both", "part of the messenger that is sent and averaged", choices=("both", "body", "head")

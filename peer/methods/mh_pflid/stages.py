@@ -11,7 +11,8 @@ Source: MH-pFLID (ICML 2024), eqs. 3 to 11.
 Differs: there is no server, every site averages the messengers. Receiver and transmitter have
 weights of their own and distillation trains the transmitter, as the equations and the ablations
 say; the authors' code has one module for both roles (``tie``). For super-resolution the L1 distance
-replaces the divergence.
+replaces the divergence. ``tokens = "spatial"`` is a second reading of the attention, over positions
+of the maps before their means; the messenger that travels is the same.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def inject(context: StageContext) -> Stage:
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         local: Output = forward(DAM, batch.images)
         with torch.no_grad():
-            feature = forward(MESSENGER, batch.images).penultimate
-        adapted = forward(RECEIVER, feature, local.bottleneck)
+            messenger: Output = forward(MESSENGER, batch.images)
+        adapted = forward(RECEIVER, *_features(context, RECEIVER, messenger, local))
         messenger_prediction = forward(MESSENGER, adapted, part=context.networks[MESSENGER].head_name)
         return {
             f"{loss.name}_{DAM}": Term(loss.loss(local.prediction.float() / temperature, batch.targets), weight),
@@ -74,8 +75,8 @@ def distill(context: StageContext) -> Stage:
         with torch.no_grad():
             local: Output = forward(DAM, batch.images)
         with _frozen_statistics(context.networks[MESSENGER].head):
-            feature = forward(MESSENGER, batch.images).penultimate
-        adapted = forward(TRANSMITTER, feature, local.bottleneck)
+            messenger: Output = forward(MESSENGER, batch.images)
+        adapted = forward(TRANSMITTER, *_features(context, TRANSMITTER, messenger, local))
         messenger_prediction = forward(MESSENGER, adapted, part=context.networks[MESSENGER].head_name)
         return {
             f"{loss.name}_{MESSENGER}": Term(
@@ -94,14 +95,13 @@ def build_messenger(context: BuildContext, networks: Mapping[str, Any]) -> nn.Mo
 
 def build_receiver(context: BuildContext, networks: Mapping[str, Any]) -> nn.Module:
     """Build the receiver between the local model's bottleneck and the messenger's."""
-    return Receiver(*_widths(context), spatial_dims=_dims(context), form=context.parameters["receiver"])
+    return Receiver(*_widths(context, RECEIVER), **_kind(context, RECEIVER))
 
 
 def build_transmitter(context: BuildContext, networks: Mapping[str, Any]) -> nn.Module:
     """Build the transmitter; with ``tie`` it uses the receiver's weights."""
     tied = networks[RECEIVER] if context.parameters["tie"] else None
-    form = context.parameters["transmitter"]
-    return Transmitter(*_widths(context), spatial_dims=_dims(context), form=form, tied=tied)
+    return Transmitter(*_widths(context, TRANSMITTER), **_kind(context, TRANSMITTER), tied=tied)
 
 
 def artifact_tensors(network: Network, parameters: Mapping[str, Any]) -> list[str]:
@@ -113,11 +113,30 @@ def artifact_tensors(network: Network, parameters: Mapping[str, Any]) -> list[st
 
 
 def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
-    """Refuse vectors for a messenger that takes maps, and two forms for one module in both roles."""
+    """Refuse vectors for a messenger that takes maps, two forms for one module in both roles, and
+    attention over a single position.
+    """
     if parameters["tie"] and parameters["receiver"] != parameters["transmitter"]:
         return "[method] tie = true is one module for both roles: receiver and transmitter must have the same form"
     if shared is not None and own.bottleneck.ndim < shared.penultimate.ndim:
         return "the messenger carries maps, but the local model's bottleneck is a vector; choose another [shared_model]"
+    if shared is not None and any(_takes_positions(parameters, adapter) for adapter in (RECEIVER, TRANSMITTER)):
+        return _problem_of_positions(_before_mean(own, own.bottleneck), shared)
+    return None
+
+
+def _problem_of_positions(own: Tensor, shared: Output) -> str | None:
+    """Why the attention cannot run over the positions of these features, or none."""
+    feature = _before_mean(shared, shared.penultimate)
+    remedy = 'use larger images, another network, or tokens = "channel"'
+    for whose, grid in (("the local model's", own.shape[2:]), ("the messenger's", feature.shape[2:])):
+        if grid.numel() < 2:
+            return f'[method] tokens = "spatial" needs two positions, but {whose} deepest map has one; {remedy}'
+    if feature.shape[1] != shared.penultimate.shape[1]:
+        return (
+            f'[method] tokens = "spatial": the head takes {shared.penultimate.shape[1]} features, but the messenger '
+            f"has a deepest map of {feature.shape[1]} channels; choose another [shared_model]"
+        )
     return None
 
 
@@ -141,18 +160,39 @@ def _networks(context: StageContext, adapter: str) -> dict[str, Any]:
     return {name: context.networks[name] for name in (DAM, MESSENGER, adapter)}
 
 
-def _widths(context: BuildContext) -> tuple[int, int]:
-    return context.output.bottleneck.shape[1], _messenger_feature(context).shape[1]
+def _takes_positions(parameters: Mapping[str, Any], adapter: str) -> bool:
+    """Whether the receiver or transmitter attends over positions, for which it needs maps."""
+    return bool(parameters["tokens"] == "spatial" and parameters[adapter] == "attention")
 
 
-def _dims(context: BuildContext) -> int:
-    """The messenger's spatial dimensions; 0 where its feature is a vector."""
-    return _messenger_feature(context).ndim - 2
+def _features(
+    context: StageContext | BuildContext, adapter: str, messenger: Output, local: Output
+) -> tuple[Tensor, Tensor]:
+    """The messenger's and the local feature for this adapter."""
+    if _takes_positions(context.parameters, adapter):
+        return _before_mean(messenger, messenger.penultimate), _before_mean(local, local.bottleneck)
+    return messenger.penultimate, local.bottleneck
 
 
-def _messenger_feature(context: BuildContext) -> Tensor:
+def _before_mean(output: Output, feature: Tensor) -> Tensor:
+    """The feature if it is a map; otherwise the deepest map, of which it is the mean."""
+    return feature if feature.ndim > 2 or not output.taps else output.taps[-1]
+
+
+def _widths(context: BuildContext, adapter: str) -> tuple[int, int]:
     assert context.shared_output is not None
-    return context.shared_output.penultimate
+    messenger, local = _features(context, adapter, context.shared_output, context.output)
+    return local.shape[1], messenger.shape[1]
+
+
+def _kind(context: BuildContext, adapter: str) -> dict[str, Any]:
+    """The kind of the adapter: without spatial dimensions where the messenger's feature is a vector."""
+    assert context.shared_output is not None
+    return {
+        "spatial_dims": context.shared_output.penultimate.ndim - 2,
+        "form": context.parameters[adapter],
+        "tokens": context.parameters["tokens"],
+    }
 
 
 MH_PFLID = Method(

@@ -18,6 +18,7 @@ from peer.research.report import (
     confidence,
     costs,
     curves,
+    gain_by_setting,
     heatmaps,
     insiders,
     left_out_sites,
@@ -143,8 +144,9 @@ def build_report(
         for title, builder in builders:
             progress(title)
             sections.append(Section(title, _build_parts(sources, builder)))
-        sections.insert(1, Section("Published figures", list(_published(published, sources))))
-        sections.insert(2, Section("Data", [part for part in _data(results) if part is not None]))
+        sections.insert(1, Section("Gains by setting", list(_gains_by_setting(results, sources, styles))))
+        sections.insert(2, Section("Published figures", list(_published(published, sources))))
+        sections.insert(3, Section("Data", [part for part in _data(results) if part is not None]))
     sections.append(Section("Reproduction", list(_reproduction(results))))
     experiment = results.experiment
     return ReportContents(
@@ -201,6 +203,17 @@ def _results(source: SectionSource, resamples: int) -> Iterator[ReportPart | Non
         yield confidence.bootstrap_table(source.results, main, source.setting, resamples=resamples, name=name)
 
 
+def _gains_by_setting(
+    results: Results, sources: Sequence[SectionSource], styles: Mapping[str, Style]
+) -> Iterator[ReportPart]:
+    for metric in METRICS.get(results.kind, ())[:2]:  # macro F1 would show what accuracy shows
+        compared = {source.setting: source.comparisons[metric] for source in sources}
+        for varied in gain_by_setting.variations(results, compared):
+            name = slug(f"gain-{metric}-{varied.kind}-{varied.where}")
+            yield gain_by_setting.figure(varied, styles, name=name)
+            yield gain_by_setting.table(varied, name=name)
+
+
 def _published(published: Sequence[Published], sources: Sequence[SectionSource]) -> Iterator[ReportPart]:
     """The paper's tables that our comparisons do not show in full, and remarks on its errors."""
     if not published:
@@ -228,8 +241,9 @@ def _data(results: Results) -> Iterator[ReportPart | None]:
 def _learning(source: SectionSource, targets: Sequence[float]) -> Iterator[ReportPart | None]:
     figure = curves.learning(source.results, source.setting, source.styles, name=source.name("learning"))
     yield figure or "The runs were evaluated after their last round only (evaluation_every = 0): there is no curve."
-    name = source.name("target")
-    yield rounds_to_target.table(source.results, source.setting, source.main_comparison, targets=targets, name=name)
+    name, main = source.name("target"), source.main_comparison
+    yield rounds_to_target.figure(source.results, source.setting, main, source.styles, targets=targets, name=name)
+    yield rounds_to_target.table(source.results, source.setting, main, targets=targets, name=name)
 
 
 def _calibration(source: SectionSource) -> Iterator[ReportPart | None]:

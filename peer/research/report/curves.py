@@ -83,7 +83,7 @@ def learning(
     for axes in all_axes[1 + len(means) :]:
         axes.set_visible(False)
     for axes in all_axes:
-        _integer_ticks(axes)
+        set_integer_ticks(axes)
     figure.supxlabel("round", fontsize=9)
     figure.supylabel(f"Local Test {unit_of(results.metric).axis}", fontsize=9)
     return plotting.render(
@@ -147,7 +147,7 @@ def consensus(
         axes.set_title("mean over sites")
         axes.legend(loc="lower right")
     for axes in (left, *right):
-        _integer_ticks(axes)
+        set_integer_ticks(axes)
         axes.set_xlabel("round")
     return plotting.render(
         figure,
@@ -211,7 +211,7 @@ def _marker_options(curve: Curve, style: Style) -> dict[str, Any]:
     return {"marker": style.marker, "markersize": 5, "markevery": max(1, len(curve) // 8)}
 
 
-def _integer_ticks(axes: Any) -> None:
+def set_integer_ticks(axes: Any) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
 
 

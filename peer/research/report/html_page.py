@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Iterator
-from pathlib import Path
 
 from peer.research.report.contents import ReportContents, ReportPart, Section
 from peer.research.report.plotting import ReportFigure
 from peer.research.report.table import BEST, SECOND, Cell, Table, TableRow
+from peer.web_page import STYLE
 
-STYLE = Path(__file__).with_name("style.css")
 LONG_ROWS = 20
 """A table with more rows is collapsed."""
 
@@ -49,7 +48,8 @@ def _part(part: ReportPart) -> str:
         return _table(part)
     if isinstance(part, ReportFigure):
         name = f'<p class="name">{_escape(part.title)}</p>'
-        return f"<figure>\n{name}{part.inline}<figcaption>{_escape(part.caption)}</figcaption>\n</figure>"
+        drawing = f'<div class="wide">{part.inline}</div>'
+        return f"<figure>\n{name}{drawing}<figcaption>{_escape(part.caption)}</figcaption>\n</figure>"
     if part.startswith("## "):
         return f"<h3>{_escape(part.removeprefix('## '))}</h3>"
     return f"<p>{_escape(part)}</p>"

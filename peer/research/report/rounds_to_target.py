@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
+from peer.research.report import plotting
 from peer.research.report.comparison import Comparison, test_row
 from peer.research.report.costs import MIB
-from peer.research.report.curves import POINTS_MIN, by_site, mean_over_sites
+from peer.research.report.curves import POINTS_MIN, Curve, by_site, mean_over_sites, set_integer_ticks
+from peer.research.report.plotting import ReportFigure, Style
 from peer.research.report.results import Results, RunResult
 from peer.research.report.table import Cell, Column, Table, TableRow
 from peer.research.result_files import CENTRALISED
@@ -22,12 +24,9 @@ def table(
         targets: of the mean Local Test over sites, in the metric's own unit; default: what training
             alone ends with, and half of the room above it.
     """
-    labels = [label for label in comparison.methods if results.method_of(label) != CENTRALISED]
     headings = dict(_targets(comparison, targets))
-    curves = {
-        label: [(run, mean_over_sites(by_site([run], results.metric))) for run in results.select(setting, label)]
-        for label in labels
-    }
+    curves = _curves(results, setting, comparison)
+    labels = list(curves)
     if not headings or not any(len(curve) >= POINTS_MIN for runs in curves.values() for _, curve in runs):
         return None
     columns, rows = [], []
@@ -50,6 +49,81 @@ def table(
     return Table(
         name, "Rounds and bytes to a target", "method", tuple(columns), tuple(rows), tuple(_notes(labels, curves))
     )
+
+
+def figure(
+    results: Results,
+    setting: tuple[str, str],
+    comparison: Comparison,
+    styles: Mapping[str, Style],
+    *,
+    targets: Sequence[float],
+    name: str,
+) -> ReportFigure | None:
+    """The mean Local Test over rounds, and over what a site has sent until then, with the targets;
+    None where :func:`table` is.
+
+    Methods that send nothing have no curve over bytes.
+    """
+    curves = _curves(results, setting, comparison)
+    headings = dict(_targets(comparison, targets))
+    if not headings or not any(len(curve) >= POINTS_MIN for runs in curves.values() for _, curve in runs):
+        return None
+    factor = comparison.unit.factor
+    values = {label: _mean_over_runs(curve for _, curve in runs) for label, runs in curves.items()}
+    sent = {
+        label: _mean_over_runs({round: _sent_until(run, round) for round in curve} for run, curve in runs)
+        for label, runs in curves.items()
+    }
+    sizes = [size / MIB for by_round in sent.values() for size in by_round.values() if size]
+    panels = 2 if sizes else 1
+    figure, ((over_rounds, *over_bytes),) = plotting.new_figure(3.8 * panels, 3.2, columns=panels, sharey=True)
+    for label, by_round in values.items():
+        line = {"color": styles[label].colour, "marker": styles[label].marker, "markersize": 4, "linewidth": 1.6}
+        over_rounds.plot(list(by_round), [factor * value for value in by_round.values()], label=label, **line)
+        for axes in over_bytes:
+            known = {round: size / MIB for round in by_round if (size := sent[label].get(round))}
+            axes.plot(list(known.values()), [factor * by_round[round] for round in known], **line)
+    for target, heading in headings.items():
+        for axes in (over_rounds, *over_bytes):
+            axes.axhline(factor * target, color=plotting.INK, linewidth=0.8, linestyle=":")
+        over_rounds.annotate(
+            heading, (0, factor * target), (3, 2), xycoords=("axes fraction", "data"), textcoords="offset points",
+            fontsize=7,
+        )  # fmt: skip
+    set_integer_ticks(over_rounds)
+    over_rounds.set_xlabel("round")
+    over_rounds.set_ylabel(f"Local Test {comparison.unit.axis}")
+    for axes in over_bytes:
+        axes.set_xlabel("sent by a site until then, MiB (logarithmic)")
+        plotting.set_log_axis(axes, sizes)
+    figure.legend(*over_rounds.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    caption = (
+        "Mean over sites and runs. Dotted: the targets. A single marker: evaluated after the last round only. A method "
+        "that sends nothing has no curve over bytes."
+    )
+    return plotting.render(figure, name=name, title="Rounds and bytes to a target", caption=caption)
+
+
+def _curves(
+    results: Results, setting: tuple[str, str], comparison: Comparison
+) -> dict[str, list[tuple[RunResult, Curve]]]:
+    """By label, each run with its mean Local Test by round; the pooled bound has no rounds."""
+    return {
+        label: [(run, mean_over_sites(by_site([run], results.metric))) for run in results.select(setting, label)]
+        for label in comparison.methods
+        if results.method_of(label) != CENTRALISED
+    }
+
+
+def _mean_over_runs(curves: Iterable[Mapping[int, float | None]]) -> Curve:
+    """The mean of the known values of each round."""
+    values: dict[int, list[float]] = {}
+    for curve in curves:
+        for round, value in curve.items():
+            if value is not None:
+                values.setdefault(round, []).append(value)
+    return {round: fmean(known) for round, known in sorted(values.items())}
 
 
 def _targets(comparison: Comparison, targets: Sequence[float]) -> Iterator[tuple[float, str]]:
@@ -83,7 +157,7 @@ def _sent_until(run: RunResult, round: int) -> float | None:
     return fmean(sum(size for number, size in by_round.items() if int(number) <= round) for by_round in known)
 
 
-def _notes(labels: Sequence[str], curves: dict[str, list[tuple[RunResult, dict[int, float]]]]) -> Iterator[str]:
+def _notes(labels: Sequence[str], curves: Mapping[str, Sequence[tuple[RunResult, Curve]]]) -> Iterator[str]:
     rounds = sorted({round for runs in curves.values() for _, curve in runs for round in curve})
     yield (
         "The first evaluated round in which the mean over sites reaches the target, and what a site sent until then; "

@@ -70,6 +70,12 @@ def test_version() -> None:
         (["--hme", "x"], "No such option '--hme'.*; see `mhfl-peer --help`"),
         (["federation", "show"], "Missing argument 'FILE'; see `mhfl-peer federation show --help`"),
         (["federation", "admit", "x"], "Missing option '--ca'; see `mhfl-peer federation admit --help`"),
+        (["--home"], "Option '--home' requires an argument; see `mhfl-peer --help`"),
+        (["start", "--site"], "Option '--site' requires an argument; see `mhfl-peer start --help`"),
+        (
+            ["federation", "admit", "--ca"],
+            "Option '--ca' requires .* `mhfl-peer federation admit --help`",
+        ),
         (["federation", "create", "x", "--out", "y", "--days", "0"], "Invalid value for '--days': 0 is not in.*"),
     ],
 )

@@ -11,6 +11,8 @@ from click.testing import Result
 
 from fakes.cli import run as call
 from fakes.datasets import write_picture
+from fakes.drafts import draft
+from fakes.sites import replace_module
 from peer.cli.data import COMMANDS
 from peer.data.adapters import DATASETS, PACKAGED, PUBLISHED, abide, breakhis, eeg, sleep, tissue
 from peer.errors import ConfigError, DataError, StateError, UsageError
@@ -232,3 +234,66 @@ def test_a_data_set_of_a_package_has_a_command_with_the_options_of_its_prepare(d
     result = run("prepare", "figures", "--out", tmp_path / "figures", "--seed", "1", "--json")
     assert json.loads(result.stdout)["folder"] == str(tmp_path / "figures")
     assert (tmp_path / "figures" / "pool.json").is_file()
+
+
+# --- the contact sheet -----------------------------------------------------------------------------------------------
+STAND_IN = """\
+import json, sys
+setting, samples = (request := json.load(sys.stdin))["setting"], request["samples"]
+data, task = setting["site"]["data"], setting["federation"]["task"]
+preparation = {"channels": task["in_channels"], "classes": task["classes"], "augmentation": {"flip": 0.5}, **data}
+sheet = {
+    "page": "", "site": setting["site_name"] or None, "task": task["kind"], "classes": {}, "preparation": preparation,
+    "splits": {}, "gaps": [f"{samples} samples"], "histograms": {}, "samples": [],
+}
+json.dump({"sheet": sheet, "pictures": []}, sys.stdout)
+"""
+
+
+@pytest.fixture
+def sheet_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_module("peer.inference.contact_sheet", STAND_IN, tmp_path, monkeypatch)
+
+
+@pytest.mark.usefixtures("sheet_module")
+def test_a_contact_sheet_is_for_this_user_alone_and_says_that_it_stays(datalist: Path) -> None:
+    page = datalist.with_name("sheet.html")
+    page.write_text("an older one")
+    options = ("--input-size", "2x5", "--in-channels", 3, "--normalise", "zscore", "--html", page, "--samples", 4)
+    result = run("inspect", datalist, *options, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert "it stays in the hospital" in result.stderr
+    assert page.stat().st_mode & 0o777 == 0o600
+    assert "4 samples" in page.read_text()
+    document = json.loads(result.stdout)
+    sheet = document["sheet"]
+    assert (sheet["page"], sheet["site"], sheet["gaps"]) == (str(page), None, ["4 samples"])
+    assert (
+        sheet["preparation"] | {"channels": 3, "classes": 2, "input_size": [2, 5], "normalise": "zscore"}
+        == (sheet["preparation"])
+    )
+    assert "sheet" not in json.loads(run("inspect", datalist, "--json").stdout)
+
+
+@pytest.mark.usefixtures("sheet_module")
+def test_a_contact_sheet_has_the_settings_of_the_site(datalist: Path) -> None:
+    home, folder = datalist.with_name("home"), datalist.with_name("home") / "trial" / "alpha"
+    folder.mkdir(parents=True)
+    (folder / "federation.toml").write_text(draft("trial", method="local", site=[{"name": "alpha"}]))
+    (folder / "site.toml").write_text(f'[data]\ndatalist = "{datalist}"\ninput_size = [8, 8, 8]\nnormalise = "unit"\n')
+    page = datalist.with_name("sheet.html")
+    result = run("inspect", "--home", home, "--site", "alpha", "--html", page, "--json")
+    sheet = json.loads(result.stdout)["sheet"]
+    assert (sheet["site"], sheet["preparation"]["normalise"], sheet["preparation"]["input_size"]) == (
+        "alpha",
+        "unit",
+        [8, 8, 8],
+    )
+
+
+@pytest.mark.parametrize("size", [(), ("--input-size", "2by5"), ("--input-size", "0x3"), ("--input-size", "1x1x1x1")])
+def test_a_contact_sheet_without_a_size_is_refused(datalist: Path, size: tuple[str, ...]) -> None:
+    result = run("inspect", datalist, "--html", datalist.with_name("sheet.html"), *size)
+    assert result.exit_code == UsageError.exit_code
+    assert "--input-size" in result.stderr
+    assert "--site NAME" in result.stderr

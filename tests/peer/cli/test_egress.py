@@ -13,6 +13,7 @@ import pytest
 from click.testing import Result
 
 from fakes.cli import refused_in_one_line, run, run_json
+from fakes.sites import TRANSFER
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
@@ -204,3 +205,18 @@ def test_people_are_told_what_to_do_with_the_files(enrolled: LocalFederation, as
     text = call(enrolled, "egress", *words).stdout
     assert "2 manifests of asia, as europe received it" in text
     assert "not through that site" in text
+
+
+def test_the_officers_page_is_written_and_says_whether_the_ledger_is_whole(
+    enrolled: LocalFederation, tmp_path: Path
+) -> None:
+    page = tmp_path / "asia.html"
+    document = run_json("--home", enrolled.home, "egress", "report", "--site", "asia", "--html", page)
+    assert (document["file"], document["transfers"], document["problems"]) == (str(page), 0, [])
+    assert "What left asia" in page.read_text()
+    with contextlib.closing(Ledger(enrolled.folder("asia").egress_db)) as ledger:
+        ledger.settle(ledger.intend(**TRANSFER, bytes=1), bytes=1, outcome="complete")
+    with contextlib.closing(sqlite3.connect(enrolled.folder("asia").egress_db)) as connection, connection:
+        connection.execute("DELETE FROM ledger WHERE seq = 1")
+    answer = run("--home", enrolled.home, "egress", "report", "--site", "asia", "--html", page)
+    assert (answer.exit_code, "row 1 is missing" in page.read_text()) == (18, True)

@@ -44,7 +44,9 @@ def test_create_says_what_it_made(tmp_path: Path) -> None:
         "notes": [],
     }
     assert len(created["ca_fingerprint"]) == 95
-    assert EXAMPLE.read_text() in (tmp_path / "ca" / "federation.toml").read_text()
+    text = (tmp_path / "ca" / "federation.toml").read_text()
+    count = "count = 20 # 5 steps for each of the 4 sites, as in FedSKD, arXiv 2503.18981.\n"
+    assert EXAMPLE.read_text() in text.replace(count, "")
 
 
 def test_create_for_people(tmp_path: Path) -> None:
@@ -52,6 +54,13 @@ def test_create_for_people(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert FederationConfig.load(tmp_path / "ca" / "federation.toml").digest in result.stdout
     assert "keep it offline" in result.stdout
+
+
+def test_create_notes_a_federation_of_one_site(tmp_path: Path) -> None:
+    first, *_ = EXAMPLE.read_text().split("\n[[site]]")
+    (tmp_path / "draft.toml").write_text(f'{first}\n[[site]]\nname = "europe"\n')
+    (note,) = run_json("federation", "create", tmp_path / "draft.toml", "--out", tmp_path / "ca")["notes"]
+    assert note.startswith("the roster has one [[site]]: it will train alone")
 
 
 def test_create_notes_a_global_test_that_would_measure_nothing(tmp_path: Path) -> None:
@@ -94,6 +103,15 @@ def test_show_of_a_draft_has_no_ca() -> None:
     assert "none: this is a draft" in result.stdout
     for word in ("fedskd: permutation of model", "gamma", "mhfl.asia.example:7443", "learning_rate"):
         assert word in result.stdout
+
+
+def test_show_of_a_draft_has_the_count_that_create_writes(tmp_path: Path) -> None:
+    draft = tmp_path / "draft.toml"
+    draft.write_text(f'{EXAMPLE.read_text()}\n[[site]]\nname = "africa"\n')
+    assert run_json("federation", "show", draft)["stages"]["train"]["count"] == 25
+    run_json("federation", "create", draft, "--out", tmp_path / "ca")
+    founded = run_json("federation", "show", tmp_path / "ca" / "federation.toml")
+    assert founded["stages"]["train"]["count"] == 25
 
 
 def test_admit_with_a_fingerprint(tmp_path: Path, ca: Path, request_of_europe: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """`start`, `pause`, `resume` and `stop` as an operator calls them."""
 
 import asyncio
+import contextlib
 import json
 import os
 from typing import Any, cast
@@ -8,7 +9,7 @@ from typing import Any, cast
 import pytest
 from click.testing import Result
 
-from fakes.cli import run, run_process
+from fakes.cli import run, run_json, run_process
 from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
 from peer.transport.control import ControlServer, OperatorCalls
@@ -31,7 +32,9 @@ def test_without_a_daemon_there_is_nobody_to_tell(enrolled: LocalFederation, act
 
 def test_a_daemon_pauses_goes_on_and_leaves(enrolled: LocalFederation, program: Any) -> None:
     process = program.start_and_wait("asia")
-    assert call(enrolled, "pause").stdout == "asia: training stops after this step; the site keeps serving\n"
+    paused = call(enrolled, "pause").stdout
+    assert paused.startswith("asia: training stops after this step; the site keeps serving; the others go on, and a")
+    assert paused.endswith("site that is more than 2 rounds behind skips what it missed\n")
     program.status("asia", "paused")
     answer = json.loads(call(enrolled, "resume", "--json").stdout)
     assert answer == {"site": "asia", "action": "resume", "effect": "the site goes on"}
@@ -63,6 +66,47 @@ async def test_a_daemon_that_starts_or_leaves_is_not_well(enrolled: LocalFederat
     assert json.loads(result.stdout) == {"site": "asia", "serves": False, "trains": True}
     assert result.exit_code == 14
     assert "the daemon of asia runs, but does not serve its peers; it starts or leaves" in result.stderr
+
+
+class StoppingDaemon(EndingDaemon):
+    """A daemon that holds its folder until it is told to stop, or longer."""
+
+    def __init__(self, held: contextlib.ExitStack, *, ends: bool) -> None:
+        self._held, self._ends = held, ends
+
+    async def act(self, action: str) -> object:
+        if self._ends:
+            self._held.close()
+        return {"site": "asia", "action": action, "effect": "the site leaves"}
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_stop_waits_for_the_end_of_the_daemon(enrolled: LocalFederation, ends: bool) -> None:
+    folder = enrolled.folder("asia")
+    with contextlib.ExitStack() as held:
+        held.enter_context(folder.locked())
+        server = ControlServer(cast(OperatorCalls, StoppingDaemon(held, ends=ends)))
+        await server.start(folder.prepare_control_socket())
+        result = await asyncio.to_thread(call, enrolled, "stop", "--wait", "--timeout", "30" if ends else "0.01")
+        await server.stop()
+    if ends:
+        assert (result.exit_code, result.stdout) == (0, "asia: the daemon has ended\n")
+    else:
+        assert (EXIT_CODES[result.exit_code].name, result.stdout) == ("LockedError", "")
+        assert f"process {os.getpid()} still holds asia after 0.01 s; wait longer" in result.stderr
+
+
+def test_stop_that_waits_is_content_where_no_daemon_runs(enrolled: LocalFederation) -> None:
+    assert call(enrolled, "stop", "--wait").stdout == "asia: no daemon runs\n"
+
+
+def test_a_daemon_that_does_not_answer_is_not_called_down(enrolled: LocalFederation) -> None:
+    with enrolled.folder("asia").locked():
+        result = call(enrolled, "stop", "--wait")
+        status = run_json("--home", enrolled.home, "status", "--site", "asia")
+    assert EXIT_CODES[result.exit_code].name == "DaemonDown"
+    assert f"process {os.getpid()} holds asia and does not answer; it starts, ends, is busy or" in result.stderr
+    assert (status["daemon"], status["pid"]) == ("unresponsive", os.getpid())
 
 
 def start(loopback: LocalFederation, *words: str) -> tuple[int, str]:

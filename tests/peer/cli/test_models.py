@@ -1,20 +1,23 @@
 """`models`: the list without torch, the costs with torch, and the refusals of wrong questions."""
 
+import hashlib
 import inspect
 import json
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fakes.cli import ROOT, refused, run, run_json
 from peer.cli.models import describe_network
-from peer.documents import ModelDescription
+from peer.model_documents import LayerDescription, ModelDescription
 
 SKIN = ("--task", "classification", "--spatial-dims", "2", "--in-channels", "3", "--classes", "8")
 VOLUMES = ("--task", "segmentation", "--spatial-dims", "3", "--in-channels", "1", "--classes", "2")
-PLAIN_KEYS = {"name", "family", "spatial_dims", "hyper"}
+PLAIN_KEYS = {"name", "family", "spatial_dims", "hyper", "differs"}
 FIGURES = ModelDescription.__annotations__.keys() - PLAIN_KEYS - {"problem"}
 
 
@@ -136,7 +139,70 @@ def test_people_see_figures_shapes_and_reasons() -> None:
         ),
         ([*VOLUMES, "--classes", "1"], "--classes 1: segmentation needs at least 2; see --help"),
         (["--task", "time_series", *SKIN[2:]], "--spatial-dims 2: a time series has 1; see --help"),
+        (["--layers", "resnet5", "vgg11"], "--layers takes one network alone; leave out --task and the other names"),
+        (["--layers", "resnet5"], "--layers lacks --input-size; give the sides that [data] input_size has"),
+        (
+            ["--layers", "monai.networks.nets.DenseNet12", "--input-size", "64x64"],
+            "monai.networks.nets has no network class 'DenseNet12'; did you mean 'DenseNet121'",
+        ),
+        (
+            ["--layers", "tests.unknown:Net", "--input-size", "64x64"],
+            "tests.unknown:Net: cannot import tests.unknown: ",
+        ),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(words: list[str], message: str) -> None:
     assert refused("UsageError", "models", *words).startswith(f"mhfl-peer: {message}")
+
+
+def test_a_count_that_is_not_the_papers_says_why() -> None:
+    listed = rows(*SKIN)
+    assert "not grouped" in listed["resnext14"]["differs"]
+    assert "18.9 M" in listed["vgg19"]["differs"]
+    assert listed["resnet10"]["differs"] == ""
+    # Table 5 counts the values of a client's whole state: with projection, one attention and messenger.
+    modules = (2048 * 512 + 512) + 3 * (512 * 512 + 512) + 35_209
+    assert round((listed["resnext14"]["state_values"] + modules) / 1e6, 3) == 9.275
+    text = " ".join(run("models", *SKIN, "resnext14", "vgg19").stdout.split())
+    assert "not grouped" in text
+
+
+HOUSE = ("--layers", "monai.networks.nets.ResNet", "--input-size", "64x64", "--set", "block=basic")
+SMALL = ("--set", "layers=[1,1,1,1]", "--set", "block_inplanes=[4,4,8,8]", "--classes", "3")
+
+
+def test_the_lines_for_a_network_from_elsewhere_can_be_pasted() -> None:
+    printed = run("models", *HOUSE, *SMALL).stdout
+    pasted = tomllib.loads(printed.partition("Paste into site.toml:")[2])
+    assert pasted["model"] == {
+        "name": "monai.networks.nets.ResNet",
+        "features": ["layer1", "layer2", "layer3", "layer4"],
+        "head": "fc",
+        "parameters": {"block": "basic", "layers": [1, 1, 1, 1], "block_inplanes": [4, 4, 8, 8]},
+    }
+    (row,) = [line.split() for line in printed.splitlines() if line.startswith(" layer3 ")]
+    assert (row[1], row[3], row[4]) == ("Sequential", "8x8x8", "features")
+
+
+def test_the_layers_of_an_own_network_come_without_names_to_paste() -> None:
+    document = run_json("models", "--layers", "resnet5", "--spatial-dims", "2", "--set", "width=4")
+    assert (document["own_taps"], document["features"], document["head"]) == (True, [], None)
+    assert document["input_size"] == [64, 64]
+    assert all(row.keys() == LayerDescription.__annotations__.keys() for row in document["layers"])
+    assert "needs neither features nor head" in run("models", "--layers", "resnet5", "--input-size", "32,32").stdout
+
+
+def test_a_monai_bundle_gives_its_network_and_its_weights(tmp_path: Path) -> None:
+    sizes = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2}
+    network = {"_target_": "UNet", **sizes, "channels": [4, 8, 16], "strides": [2, 2]}
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "models").mkdir()
+    (tmp_path / "configs" / "inference.json").write_text(json.dumps({"network_def": network}))
+    (tmp_path / "models" / "model.pt").write_bytes(b"weights")
+    document = run_json("models", "--layers", tmp_path)
+    assert (document["name"], document["weights"]) == ("monai.networks.nets.UNet", str(tmp_path))
+    assert document["weights_sha256"] == hashlib.sha256(b"weights").hexdigest()
+    assert (document["input_size"], document["head"]) == ([64, 64], "model.2.conv")
+    pasted = tomllib.loads(run("models", "--layers", tmp_path).stdout.partition("Paste into site.toml:")[2])
+    assert pasted["model"]["parameters"] == {"channels": [4, 8, 16], "strides": [2, 2]}
+    assert pasted["model"]["weights_sha256"] == document["weights_sha256"]

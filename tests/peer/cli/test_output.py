@@ -1,11 +1,14 @@
 """The output of commands: JSON that scripts can parse, tables that no peer's text can break."""
 
+import io
 import json
+import sys
+import threading
 
 import click
 import pytest
 
-from peer.cli.output import emit, emit_line, fields, json_option, table
+from peer.cli.output import emit, emit_line, fields, json_option, table, working
 
 
 def shown(capsys: pytest.CaptureFixture[str], drawn: object) -> str:
@@ -50,3 +53,36 @@ def test_json_option_is_a_flag() -> None:
     def command(as_json: bool) -> None: ...
 
     assert [(option.name, option.opts) for option in command.params] == [("as_json", ["--json"])]
+
+
+class Terminal(io.StringIO):
+    """Standard error as a terminal, which says when something was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.written.set()
+        return super().write(text)
+
+
+def test_work_that_takes_long_shows_on_a_terminal_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with working("waiting for the checkpoint", patience_s=0.0):
+        assert terminal.written.wait(30)
+    assert "waiting for the checkpoint" in terminal.getvalue()
+
+
+def test_short_work_and_work_without_a_terminal_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with working("checking", patience_s=1000.0) as show:
+        show("still checking")
+    assert terminal.getvalue() == ""
+    monkeypatch.setattr(sys, "stderr", file := io.StringIO())
+    with working("checking", patience_s=0.0) as show:
+        show("still checking")
+    assert file.getvalue() == ""

@@ -12,6 +12,7 @@ STATUS = {
     "daemon": "running", "site": "asia", "federation": "trial", "digest": "ab" * 32, "method": "fedskd",
     "generation": 2, "phase": "train", "phase_s": 1.0, "round": 4, "rounds": 10, "committed": 3, "waiting_for": [],
     "peers": {}, "training": {}, "samples": {}, "refusals": [], "failure": "", "last_round": None, "left_s": None,
+    "best_round": None,
     "certificate_days": 364, "transfers": [], "pid": 7, "worker_pid": 8, "started": 0.0,
 }  # fmt: skip
 PEER = {
@@ -90,7 +91,67 @@ def test_a_status_tells_the_time_left_and_who_took_part() -> None:
     last = {"round": 3, "contributors": ["asia", "europe"], "missing": {"africa": "silent"}, "duration_s": 2.0}
     shown = drawn(rendering.status({**STATUS, "left_s": 8000.0, "last_round": last}))
     assert "train, about 2 h 13 min left" in shown
-    assert "Round 3 was trained with asia, europe, without africa (silent)." in shown
+    assert "Round 3 was trained with europe, without africa (silent)." in shown
+
+
+def test_a_status_tells_the_best_round_beside_the_newest() -> None:
+    best = {"metric": "validation_auc", "round": 2, "value": 0.75, "newest_round": 3, "newest_value": 0.7}
+    text = status(best_round=best)
+    assert "Best is round 2: validation auc 0.7500, 0.7000 after round 3. `predict` and `export` take it" in text
+    assert "Round 3 is the best so far: validation auc 0.7000." in status(best_round={**best, "round": 3, "value": 0.7})
+    assert "best" not in status()
+
+
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [({}, "Round 3 was trained alone, as planned."), ({"europe": "slow"}, "trained alone, without europe (slow).")],
+)
+def test_a_round_alone_is_said_to_be_as_planned_or_not(missing: Mapping[str, str], sentence: str) -> None:
+    assert sentence in status(last_round={"round": 3, "contributors": ["asia"], "missing": missing, "duration_s": 2.0})
+
+
+def test_equal_refusals_are_one_line_with_a_count() -> None:
+    reasons = [("europe", 2, "too large"), ("africa", 3, "late"), ("europe", 4, "too large"), ("europe", 4, "late")]
+    text = status(refusals=[{"site": site, "round": round, "reason": reason} for site, round, reason in reasons])
+    assert [line.rstrip() for line in text.splitlines() if "Refused" in line] == [
+        "Refused in round 3: africa: late",
+        "Refused in rounds 2 to 4, 2 times: europe: too large",
+        "Refused in round 4: europe: late",
+    ]
+
+
+def test_a_status_fits_a_terminal_of_80_columns() -> None:
+    busy = {
+        **STATUS,
+        "left_s": 13000.0,
+        "phase": "aggregate",
+        "training": {"stage": "mutual", "step": 120, "steps": 480, "loss": {"ce": 0.6931, "distillation": 0.01234}},
+        "transfers": [{"direction": "in", "peer": "europe", "kind": "messenger", "bytes": 3 << 30, "received": 9}],
+        "waiting_for": [{"site": "europe", "artifact": "africa's messenger", "since_s": 4321, "deadline_s": 7100.0}],
+        "last_round": {"round": 3, "contributors": ["asia", "europe"], "missing": {"africa": "slow"}},
+        "peers": {"a" * 20: {**PEER, "phase": "initialising", "last_seen_s": 98765.4}},
+    }
+    lines = drawn(rendering.status(busy), width=80).splitlines()
+    assert [line.rstrip() for line in lines] == [
+        line.rstrip() for line in drawn(rendering.status(busy), width=160).splitlines()
+    ]
+
+
+def test_a_narrow_terminal_splits_no_date() -> None:
+    transfer = {"time": 0.0, "direction": "sent", "peer": "europe", "purpose": "handback", "kind": "messenger"}
+    transfer |= {"round": 12, "sha256": "ab" * 32, "bytes": 1 << 20, "outcome": "complete"}
+    assert rendering.clock(0.0) in drawn(rendering.transfers([transfer]), width=80)
+
+
+def test_a_bar_shows_without_colours_how_far_it_is() -> None:
+    assert "━━━━━───────────────" in drawn(rendering.progress_line("round", 1, 4, ""))
+    assert "━" * 20 in drawn(rendering.progress_line("round", 9, 4, ""))
+
+
+def test_a_daemon_that_does_not_answer_is_not_called_down() -> None:
+    text = status(daemon="unresponsive", phase="down", pid=7)
+    assert "Process 7 holds this site and does not answer" in text
+    assert "is down" not in text
 
 
 def test_a_status_shows_training_transfers_failures_and_refusals() -> None:
@@ -126,6 +187,7 @@ def test_rounds_say_from_whom_and_who_was_missing() -> None:
     stale = {**ROUND, "round": 2, "sources": [{**ROUND["sources"][0], "fallback": "stale"}]}  # type: ignore[index]
     alone = {**ROUND, "round": 3, "sources": [], "missing": {"europe": "silent"}, "artifact_sha256": None}
     head, *rows = lines_of(rendering.rounds([ROUND, stale, alone]))
+    assert "nobody missing" in drawn(rendering.rounds([{**ROUND, "sources": []}]))
     assert head == ["round", "from", "missing", "train s", "artifact", "metrics"]
     assert rows == [
         ["1", "europe", "61.3", "efefefefefef", "total 0.1235  auc 0.75"],

@@ -38,6 +38,30 @@ def test_a_dry_run_trains_nothing(simulate: Callable[..., Result], tmp_path: Pat
     assert not list(tmp_path.glob("out/runs/*/result.json"))
 
 
+def test_a_dry_run_says_what_is_left_out_why_and_that_the_time_is_unknown(simulate: Callable[..., Result]) -> None:
+    mixed = '\n[models.mixed]\nasia = {name = "resnet5", width = 4}\neurope = {name = "resnet8", width = 4}\n'
+    result = simulate("--dry-run", text=EXPERIMENT + "\n[methods.fedavg]\n" + mixed)
+    assert result.exit_code == 0, result.stderr
+    assert "Left out: fedavg in models mixed: needs one network for all sites.\n" in result.stdout
+    assert "The time is not known before a run has finished" in result.stdout
+
+
+def test_a_dry_run_estimates_the_time_by_the_finished_runs(simulate: Callable[..., Result], tmp_path: Path) -> None:
+    seeds = EXPERIMENT.replace("rounds = 1", "rounds = 1\nseeds = [0, 1, 2]")
+    simulate("--dry-run", text=seeds)
+    folder = next(tmp_path.glob("out/runs/*seed-0"))
+    (folder / "manifest.json").write_text('{"seconds": 100.0, "peak_bytes": 1}')
+    (folder / "result.json").touch()
+    assert "The unfinished ones take about 3 min 20 s" in simulate("--dry-run", "--jobs", "1", text=seeds).stdout
+
+
+def test_a_dry_run_misses_the_package_of_a_network(simulate: Callable[..., Result]) -> None:
+    result = simulate("--dry-run", text=EXPERIMENT.replace('"resnet5"', '"no_such_package.nets:Net"'))
+    assert result.exit_code == ConfigError.exit_code
+    assert "trial.toml: models.small.* needs the Python package no_such_package, not installed here" in result.stderr
+    assert "PYTHONPATH" in result.stderr
+
+
 def test_json_names_every_run(simulate: Callable[..., Result], tmp_path: Path) -> None:
     result = simulate("--json", "--jobs", "1")
     assert result.exit_code == 0, result.output
@@ -57,3 +81,19 @@ def test_a_run_that_fails_is_named(simulate: Callable[..., Result]) -> None:
     result = simulate("--jobs", "1", text=EXPERIMENT.replace("in_channels = 1", "in_channels = 3"))
     assert result.exit_code == WorkerFailed.exit_code
     assert "even.small.all.local.fold-0.seed-0" in result.stderr
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "two", "1/"])
+def test_a_part_that_is_none_is_named(simulate: Callable[..., Result], shard: str) -> None:
+    result = simulate("--dry-run", "--shard", shard)
+    assert result.exit_code == 2
+    assert f"{shard!r} is no part such as 3/10" in result.output
+
+
+def test_a_part_has_its_runs_alone(simulate: Callable[..., Result]) -> None:
+    result = simulate("--dry-run", "--shard", "2/2")
+    assert "All is well: 0 runs can be carried out." in result.output
+
+
+def test_the_address_of_a_cluster_needs_its_engine(simulate: Callable[..., Result]) -> None:
+    assert "add --engine ray" in simulate("--address", "auto").output

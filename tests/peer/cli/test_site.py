@@ -42,7 +42,7 @@ def test_init_makes_a_home(tmp_path: Path) -> None:
     }  # fmt: skip
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert Path("europe.csr").read_bytes().startswith(b"-----BEGIN CERTIFICATE REQUEST-----")
-    assert (folder / "site.toml").read_text() == site_toml(3, final.addresses[SiteName("europe")])
+    assert (folder / "site.toml").read_text() == site_toml(3, final.addresses[SiteName("europe")], discovery=False)
     check_site(final, SiteConfig.load(folder / "site.toml"), "europe")
 
 
@@ -66,6 +66,7 @@ def test_init_keeps_what_is_there(tmp_path: Path) -> None:
     renewed = run_json(*words, "--out", "new.csr", "--renew")
     assert renewed["key"] == "renewed"
     assert renewed["fingerprint"] != first["fingerprint"]
+    assert "meanwhile" not in call(*words, "--out", "newer.csr", "--renew").stdout
 
 
 def test_init_refuses(tmp_path: Path) -> None:
@@ -86,7 +87,11 @@ def test_join() -> None:
     }  # fmt: skip
     record = json.loads(Path("ca/admitted.json").read_text())["europe"][0]
     assert joined["certificate_sha256"] == record["certificate_sha256"]
-    assert "mhfl-peer check --site europe" in call("site", "join", "europe.bundle").stdout
+    assert "`mhfl-peer check --site europe`" in call("site", "join", "europe.bundle").stdout
+    Path("home/other/europe").mkdir(parents=True)
+    Path("home/other/europe/federation.toml").touch()
+    again = call("--home", "home", "site", "join", "europe.bundle").stdout
+    assert "`mhfl-peer --home home check --site fedasd/europe`" in again
 
 
 def test_bundle_finds_its_site_among_others() -> None:

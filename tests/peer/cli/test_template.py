@@ -34,3 +34,17 @@ def test_template_fits_the_task(dims: int, tmp_path: Path) -> None:
 def test_the_site_listens_where_the_roster_says_that_it_is(address: str | None, listen: str, tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(site_toml(2, address))
     assert SiteConfig.load(tmp_path / "site.toml").listen == listen
+
+
+@pytest.mark.parametrize(
+    ("port", "metrics_port"), [(7443, 9464), (7444, 9465), (443, 9464), (5001, 10022), (9464, 9485), (9999, 10020)]
+)
+def test_sites_of_one_machine_have_their_own_metrics_ports(port: int, metrics_port: int, tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(site_toml(2, f"127.0.0.1:{port}"))
+    assert SiteConfig.load(tmp_path / "site.toml").metrics.listen == f"127.0.0.1:{metrics_port}"
+
+
+@pytest.mark.parametrize("discovery", [False, True])
+def test_a_site_announces_itself_where_the_roster_lacks_addresses(discovery: bool, tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(site_toml(2, "127.0.0.1:7443", discovery=discovery))
+    assert SiteConfig.load(tmp_path / "site.toml").discovery.zeroconf is discovery

@@ -97,6 +97,12 @@ def test_a_journal_of_a_newer_program_is_one_line_with_its_code(enrolled: LocalF
         assert "newer mhfl-peer" in refused("StateError", "--home", enrolled.home, name, "--site", "asia")
 
 
+def test_the_newest_rounds_can_be_asked_for(enrolled: LocalFederation, folder: SiteFolder) -> None:
+    append_rows(folder, *(("committed", number, round_body()) for number in (1, 2, 3)))
+    assert [record["round"] for record in shown(enrolled, "rounds", "--last", "2")] == [2, 3]
+    assert [record["round"] for record in shown(enrolled, "rounds")] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("words", [("--last", "0"), ("--last", "x")])
 def test_how_many_events_must_be_a_count(enrolled: LocalFederation, words: tuple[str, str]) -> None:
     assert call(enrolled, "events", "--site", "asia", *words).exit_code == 2

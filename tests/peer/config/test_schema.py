@@ -16,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from peer.config import schema, toml
 from peer.config.rules import make_rules
-from peer.config.schema import EgressConfig, FederationConfig, SiteConfig, check_site
+from peer.config.schema import FederationConfig, SiteConfig, check_site
+from peer.config.site_tables import EgressConfig
 from peer.core.limits import EVALUATION_SAMPLES_MIN
 from peer.core.plan import Work
 from peer.core.roster import RoundKey, SiteName, federation_digest
@@ -134,13 +135,14 @@ def test_large_federations_beat_less_often() -> None:
     ("changes", "message"),
     [
         ({"rouns": 3}, r"rouns: unknown key \(did you mean 'rounds'\?\)"),
-        ({"name": "A"}, "name: site name 'A' must be"),
-        ({"rounds": 0}, "rounds = 0: input should be greater than or equal to 1"),
-        ({"rounds": 1.0}, "rounds = 1.0: input should be a valid integer"),
-        ({"weighting": "size"}, "weighting = size: input should be 'uniform' or 'samples'"),
+        ({"name": "Köln Bund"}, r"name: name 'Köln Bund' must be .* \(such as 'koln-bund'\)"),
+        ({"name": "A"}, "name: name 'A' must be"),
+        ({"rounds": 0}, "rounds: expected at least 1, found 0"),
+        ({"rounds": 1.0}, "rounds: expected a whole number, found 1.0"),
+        ({"weighting": "size"}, "weighting: expected 'uniform' or 'samples'"),
         ({"quorum": 3}, "quorum: 3 is more than the 2 other sites"),
-        (task(kind="regression"), "task.kind = regression: input should be 'classification', 'segmentation'"),
-        (task(spatial_dims=4), "task.spatial_dims = 4"),
+        (task(kind="regression"), "task.kind: expected 'classification', 'segmentation'"),
+        (task(spatial_dims=4), "task.spatial_dims: expected at most 3, found 4"),
         (task(classes=1), "task.classes: classification needs at least 2, not 1"),
         (task(kind="time_series"), "task.spatial_dims: a time series has 1, not 3"),
         (task(chanels=1), r"task.chanels: unknown key \(did you mean 'in_channels'\?\)"),
@@ -155,30 +157,30 @@ def test_large_federations_beat_less_often() -> None:
         ({"method": {"name": "local", "gamma": 1.0}}, "method.gamma: unknown key"),
         ({"stages": {"trian": {"count": 1}}}, r"stages.trian: unknown stage \(did you mean 'train'\?\)"),
         ({"stages": {"train": {"cuont": 1}}}, r"stages.train.cuont: unknown key \(did you mean 'count'\?\)"),
-        ({"stages": {"train": {"unit": "hour"}}}, "stages.train.unit = hour: input should be 'step' or 'epoch'"),
-        ({"stages": {"train": 3}}, "stages.train = 3"),
-        ({"stages": 3}, "stages = 3"),
-        ({"aggregate": {"rule": "krum"}}, "aggregate.rule = krum: input should be 'mean', 'trimmed_mean' or 'median'"),
+        ({"stages": {"train": {"unit": "hour"}}}, "stages.train.unit: expected 'step' or 'epoch'"),
+        ({"stages": {"train": 3}}, r"stages.train: expected a table, \[stages.train\] on"),
+        ({"stages": 3}, "stages: expected a table"),
+        ({"aggregate": {"rule": "krum"}}, "aggregate.rule: expected 'mean', 'trimmed_mean' or 'median'"),
         ({"aggregate": {"rule": "median"}}, "aggregate.rule: fedskd averages nothing; leave it out"),
-        ({"schedule": {"kind": "star"}}, "schedule.kind = star"),
+        ({"schedule": {"kind": "star"}}, 'schedule.kind: expected .*permutation.*, found the text "star"'),
         ({"schedule": {"kind": "derangement"}, "site": [{"name": "a"}]}, "schedule.kind: a derangement needs"),
         (VISITS | {"schedule": {"kind": "derangement"}}, "schedule.kind: fedvisit visits along a ring; leave it out"),
         (VISITS | {"fallback": {"kind": "stale"}}, "fallback.kind: fedvisit averages"),
         (VISITS | {"aggregate": {"rule": "median"}}, "aggregate.rule: fedvisit averages a model with its own copies"),
         ({"method": {"name": "fedvisit", "visits": 3}}, "method.visits: 3 is above the 2 other sites; set it to 2, or"),
         ({"method": {"name": "fedvisit", "visits": 0}}, "method.visits: 0 is below 1"),
-        ({"fallback": {"kind": "wait"}}, "fallback.kind = wait: input should be 'self' or 'stale'"),
+        ({"fallback": {"kind": "wait"}}, "fallback.kind: expected 'self' or 'stale'"),
         ({"pace": {"silence_s": 8}}, "pace.silence_s: 8.0 leaves no room for 3 beats of 3.0 s"),
         ({"pace": {"wait_max_s": 30}}, "pace.deadline_floor_s: 60.0 is above wait_max_s"),
-        ({"pace": {"gather_s": 0}}, "pace.gather_s = 0: input should be greater than 0"),
-        ({"site": []}, "site = .*at least 1"),
+        ({"pace": {"gather_s": 0}}, "pace.gather_s: expected more than 0.*, found 0"),
+        ({"site": []}, "site: .*at least 1, found an empty list"),
         ({"site": [{"name": "a"}, {"name": "a"}]}, "site: 'a' is in the roster 2 times"),
-        ({"site": [{"name": "a-"}]}, r"site\[0\].name: site name 'a-' must be"),
+        ({"site": [{"name": "a-"}]}, r"site\[0\].name: name 'a-' must be .* \(such as 'a'\)"),
         ({"site": [{"name": "a", "address": "host"}]}, r"site\[0\].address: 'host' is not host:port"),
         ({"site": [{"name": "a", "address": "host:0"}]}, r"site\[0\].address: 'host:0' has port 0, .* dial; "),
         ({"site": [{"name": n, "address": "h:1"} for n in "ab"]}, "site: 2 sites have the address 'h:1'"),
         ({"site": [{"name": "a", "adress": "h:1"}]}, r"site\[0\].adress: unknown key \(did you mean 'address'\?\)"),
-        ({"seed": -1}, "seed = -1"),
+        ({"seed": -1}, "seed: expected at least 0, found -1"),
     ],
 )  # fmt: skip
 def test_wrong_federations(changes: dict[str, Any], message: str) -> None:
@@ -267,15 +269,15 @@ def test_refused_certificates_in_any_spelling(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"data": {}}, "data.input_size is missing"),
-        ({"data": {"input_size": []}}, "data.input_size = .*at least 1"),
-        ({"data": {"input_size": [0, 1, 1]}}, r"data.input_size\[0\] = 0"),
+        ({"data": {"input_size": []}}, "data.input_size: .*at least 1, found an empty list"),
+        ({"data": {"input_size": [0, 1, 1]}}, r"data.input_size\[0\]: expected at least 1, found 0"),
         ({"data": {"input_size": [32, 32, 32], "cach": 1}}, r"data.cach: unknown key \(did you mean 'cache'\?\)"),
-        ({"data": {"input_size": [8], "augmentation": {"flip": 2}}}, "data.augmentation.flip = 2"),
+        ({"data": {"input_size": [8], "augmentation": {"flip": 2}}}, "data.augmentation.flip: expected at most 1"),
         (
             {"data": {"input_size": [8], "orientation": "RAR"}},
             'data.orientation: write three directions such as "RAS"',
         ),
-        ({"data": {"input_size": [8], "spacing": [0]}}, r"data.spacing\[0\] = 0"),
+        ({"data": {"input_size": [8], "spacing": [0]}}, r"data.spacing\[0\]: expected .*0"),
         (
             {"data": {"input_size": [8], "intensity": ["window", 40, 0]}},
             "data.intensity: a window is its centre and its width",
@@ -285,7 +287,7 @@ def test_refused_certificates_in_any_spelling(tmp_path: Path) -> None:
             {"data": {"input_size": [8], "intensity": ["percentiles", 1, 101]}},
             "data.intensity: percentiles are from 0 to 100",
         ),
-        ({"data": {"input_size": [8], "scale": 3}}, "data.scale = 3: input should be 2, 4 or 8"),
+        ({"data": {"input_size": [8], "scale": 3}}, "data.scale: expected 2, 4 or 8"),
         ({"listen": "7443"}, "listen: '7443' is not host:port"),
         ({"refuse_certificates": ["ab"]}, r"refuse_certificates\[0\]: 'ab' is not a SHA-256"),
         ({"allow_models": ["package.Class"]}, r"allow_models\[0\]: 'package.Class' is not package.module:Class"),
@@ -293,9 +295,12 @@ def test_refused_certificates_in_any_spelling(tmp_path: Path) -> None:
         ({"addresses": {"asia": "x"}}, "addresses.asia: 'x' is not host:port"),
         ({"model": {"name": "../x"}}, "model.name: '../x' is not a model's name"),
         ({"training": {"device": "cuda:x"}}, "training.device: 'cuda:x' is not auto, cpu, cuda or cuda:N"),
-        ({"training": {"precision": "fp16"}}, "training.precision = fp16: input should be 'fp32' or 'bf16'"),
-        ({"training": {"threads": 0}}, "training.threads = 0"),
-        ({"egress": {"kinds": ["weights"]}}, r"egress.kinds\[0\] = weights: input should be 'model', 'head'"),
+        ({"training": {"precision": "fp16"}}, "training.precision: expected 'fp32' or 'bf16'"),
+        ({"model": {"name": "resnet-10"}}, r"model.name: 'resnet-10' is not .* \(did you mean 'resnet10'\?\)"),
+        ({"training": {"batch_size": "8"}}, 'training.batch_size: expected .* such as 8, found the text "8"'),
+        ({"data": {"input_size": 32}}, r"data.input_size: expected a list such as \[224, 224\], found 32"),
+        ({"training": {"threads": 0}}, "training.threads: expected at least 1"),
+        ({"egress": {"kinds": ["weights"]}}, r"egress.kinds\[0\]: expected 'model', 'head'"),
         ({"egres": {}}, r"egres: unknown key \(did you mean 'egress'\?\)"),
     ],
 )
@@ -420,7 +425,7 @@ def test_example_site_is_valid_and_shows_every_key(tmp_path: Path) -> None:
     assert missing_keys(SiteConfig, tomllib.loads(uncommented(EXAMPLES / "site.toml"))) == set()
     shown = {"addresses": True, "data": {"root": True, "public": True, "regions": True, "scale": True,
              "spacing": True, "intensity": True, "augmentation": {"flip"}}, "model": {"features", "head", "parameters"},
-             "egress": {"kinds", "bytes_per_round_max"}}  # fmt: skip
+             "egress": {"kinds", "bytes_per_round_max"}, "connect": {"peers", "password_file"}}  # fmt: skip
     assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)
 
 
@@ -489,3 +494,40 @@ def test_an_address_that_others_reach_must_be_asked_for(address: str) -> None:
 def test_an_address_without_a_port_is_none() -> None:
     with pytest.raises(ConfigError, match="listen"):
         metrics(listen="127.0.0.1")
+
+
+ENCODER = 'weights = "w.pt"\nweights_sha256 = "' + "AB" * 32 + '"\n'
+WITHOUT = "[data]\ninput_size = [8]\n[model]\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('weights = "w.pt"\n', "weights_sha256: weights needs it; `sha256sum FILE` prints it"),
+        ('weights_sha256 = "' + "ab" * 32 + '"\n', "weights_sha256: there are no weights"),
+        ('freeze = ["layer1"]\n', "freeze: needs weights: layers that do not learn would stay random"),
+        ('[model.adapters]\nlayers = ["layer1"]\n', "adapters: needs weights"),
+        (
+            ENCODER + 'freeze = ["fc"]\n[model.adapters]\nlayers = ["layer1"]\n',
+            "freeze: adapters freeze all but the head; leave it out",
+        ),
+        (ENCODER + "[model.adapters]\nlayers = []\n", "adapters.layers"),
+        (ENCODER + '[model.adapters]\nlayers = ["layer1"]\nrank = 0\n', "adapters.rank"),
+    ],
+)
+def test_weights_and_what_learns_fit_together(tmp_path: Path, lines: str, message: str) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(WITHOUT + lines)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        SiteConfig.load(path)
+
+
+def test_weights_with_adapters_and_the_weights_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    bases = "[base_weights]\n" + "cd" * 32 + ' = "others/encoder.safetensors"\n'
+    path.write_text(bases + WITHOUT + ENCODER + '[model.adapters]\nlayers = ["layer1"]\n')
+    site = SiteConfig.load(path)
+    assert site.model.weights_sha256 == "ab" * 32
+    assert site.model.adapters is not None
+    assert (site.model.adapters.rank, site.model.adapters.alpha) == (8, 16.0)
+    assert site.base_weights == {"cd" * 32: "others/encoder.safetensors"}

@@ -85,6 +85,29 @@ def test_no_site_at_all(tmp_path: Path) -> None:
         find_site(tmp_path / "missing")
 
 
+def test_a_home_of_another_user_is_not_called_empty(tmp_path: Path) -> None:
+    site_folder(tmp_path / "home")
+    (tmp_path / "home").chmod(0)
+    user = os.geteuid()
+    try:
+        os.seteuid(user or 65534)  # root may read everything
+        with pytest.raises(UsageError, match=r"user \d+ may not read .*; run the command as the user of the daemon"):
+            find_site(tmp_path / "home", "europe")
+    finally:
+        os.seteuid(user)
+        (tmp_path / "home").chmod(0o700)
+
+
+def test_who_holds_a_folder_is_told_without_holding_it(tmp_path: Path) -> None:
+    folder = site_folder(tmp_path)
+    assert folder.holder() is None
+    with folder.locked():
+        assert folder.holder() == folder.holder() == str(os.getpid())
+    assert folder.holder() is None
+    with folder.locked():
+        pass
+
+
 def test_generations_follow_each_other(tmp_path: Path) -> None:
     folder = site_folder(tmp_path)
     assert folder.generations() == ()

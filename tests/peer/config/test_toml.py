@@ -23,21 +23,28 @@ class Outer(StrictTable):
     inner: Inner = Inner()
     some: Annotated[tuple[Inner, ...], Strict(False), Field(min_length=1)] = (Inner(),)
     more: dict[str, Inner] = Field(default_factory=dict)
+    flags: Annotated[tuple[bool, ...], Strict(False), Field(min_length=1, examples=[[True, False]])] = (True,)
 
 
 @pytest.mark.parametrize(
     ("document", "message"),
     [
         ({}, "f.toml: name is missing"),
-        ({"name": 3}, "f.toml: name = 3: input should be a valid string"),
-        ({"name": "x", "inner": {"size": 0}}, "f.toml: inner.size = 0: input should be greater than or equal to 1"),
-        ({"name": "x", "inner": {"size": True}}, "f.toml: inner.size = True: input should be a valid integer"),
-        ({"name": "x", "inner": {"share": float("inf")}}, "inner.share = inf: input should be a finite number"),
+        ({"name": 3}, "f.toml: name: expected a text in quotes, found 3"),
+        ({"name": "x", "inner": {"size": 0}}, "f.toml: inner.size: expected at least 1, found 0"),
+        ({"name": "x", "inner": {"size": True}}, "inner.size: expected a whole number such as 1, found true"),
+        ({"name": "x", "inner": {"size": "8"}}, 'inner.size: expected a whole number such as 1, found the text "8"'),
+        ({"name": "x", "inner": {"size": 8.5}}, "inner.size: expected a whole number such as 1, found 8.5"),
+        ({"name": "x", "inner": {"share": "high"}}, r'inner.share: expected .* 0.5, found the text "high"'),
+        ({"name": "x", "inner": {"share": float("inf")}}, "inner.share: expected a finite number, found inf"),
+        ({"name": "x", "inner": 3}, r"inner: expected a table, \[inner\] on a line of its own, found 3"),
+        ({"name": "x", "flags": 1}, r"flags: expected a list such as \[true, false\], found 1"),
+        ({"name": "x", "flags": []}, "flags: expected a list of at least 1, found an empty list"),
         ({"name": "x", "inner": {"siz": 1}}, r"f.toml: inner.siz: unknown key \(did you mean 'size'\?\)"),
         ({"name": "x", "more": {"a": {"what": 1}}}, r"f.toml: more.a.what: unknown key \(known: share, size\)"),
         ({"name": "x", "nam": 1}, r"f.toml: nam: unknown key \(did you mean 'name'\?\)"),
-        ({"name": "x", "some": [{"size": 0}]}, r"f.toml: some\[0\].size = 0: input should be [a-z ]* 1; correct"),
-        ({"name": 1, "inner": {"size": 0}}, "name = 1: .*, and inner.size = 0: "),
+        ({"name": "x", "some": [{"size": 0}]}, r"f.toml: some\[0\].size: expected at least 1, found 0; correct"),
+        ({"name": 1, "inner": {"size": 0}}, "name: expected .*, and inner.size: expected "),
     ],
 )
 def test_errors_name_file_key_and_value(document: dict[str, Any], message: str) -> None:
@@ -120,6 +127,8 @@ def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"a = '\xe4'")
     with pytest.raises(ConfigError, match="latin is not UTF-8 at byte 5"):
         toml.read(tmp_path / "latin")
+    (tmp_path / "bom").write_bytes(b"\xef\xbb\xbfa = 1\r\n")
+    assert toml.parse(toml.read(tmp_path / "bom"), "bom") == {"a": 1}
     (tmp_path / "long").write_bytes(b"#" * (toml.FILE_BYTES_MAX + 1))
     with pytest.raises(ConfigError, match="long is over 1048576 bytes"):
         toml.read(tmp_path / "long")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from peer.core import commands, events, limits
+from peer.core import commands, events, limits, status
 from peer.core.commands import Source
 from peer.core.limits import FIRST_DIGESTS_PER_PEER_MAX
 from peer.core.messages import Seen
@@ -348,11 +348,16 @@ def test_the_best_round_on_validation_data_is_remembered_and_its_checkpoint_kept
     assert best.state in site.order.kept
     restarted = recover(site.audit.rows)
     assert restarted.best == best
+    shown = status.status(site.site, now_s=0.0)["best_round"]
+    assert shown == {
+        "metric": "validation_auc", "round": 2, "value": 0.8, "newest_round": 3, "newest_value": 0.8,
+    }  # fmt: skip
 
 
 def test_without_validation_data_no_round_is_best(solo: Any) -> None:
     site = after_rounds(solo, None, None)
     assert site.site.memory.best is None
+    assert status.status(site.site, now_s=0.0)["best_round"] is None
     assert all("best_by" not in body for kind, _, body in site.audit.rows if kind == "evaluated")
 
 

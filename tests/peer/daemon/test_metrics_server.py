@@ -18,9 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from fakes.sites import TRANSFER
 from peer.daemon.dispatch import Daemon
 from peer.daemon.metrics import METRICS
-from peer.daemon.metrics_server import CONNECTIONS_MAX, MetricsServer
+from peer.daemon.metrics_server import MetricsServer
 from peer.errors import PortInUse
 from peer.records.journal import chain_hash
+from peer.transport.http_server import CONNECTIONS_MAX
 
 SENT: dict[str, Any] = {**TRANSFER, "bytes": 9}
 LIMIT_S = 20.0

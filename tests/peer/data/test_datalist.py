@@ -82,7 +82,7 @@ def test_an_image_without_a_label_is_its_own_target_in_super_resolution_alone(fo
         ({"label": 0}, "'image' must be a path or a list of paths, not None"),
         ({"image": [], "label": 0}, "'image' must be a path or a list of paths, not []"),
         ({"image": "a.png", "label": True}, "'label' of a.png must be a class number (0, 1, ...), not True"),
-        ({"image": "a.png"}, "'label' of a.png must be a class number (0, 1, ...), not None"),
+        ({"image": "a.png"}, "a.png has no 'label'; write a class number (0, 1, ...)"),
         ({"image": "a.png", "label": 0, "subject": [1]}, "'subject' of a.png must be a text or a number, not [1]"),
     ],
 )
@@ -135,3 +135,35 @@ def test_a_missing_datalist_is_a_problem(folder: Path) -> None:
 def test_without_a_class_count_labels_have_no_upper_bound(folder: Path) -> None:
     document = {"training": [*GOOD["training"], {"image": "d.png", "label": 9}]}
     assert inspect(folder, document, classes=None).problems == ()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+def test_a_datalist_of_any_editor_is_read(folder: Path, encoding: str) -> None:
+    path = folder / "datalist.json"
+    path.write_bytes(
+        json.dumps({**GOOD, "name": "Köln"}, ensure_ascii=False, indent=1).replace("\n", "\r\n").encode(encoding)
+    )
+    assert inspect_datalist(path, classes=2).problems == ()
+
+
+def test_a_datalist_in_an_old_encoding_is_refused_with_its_line(folder: Path) -> None:
+    path = folder / "datalist.json"
+    path.write_bytes('{\n"name": "Köln"}'.encode("cp1252"))
+    assert inspect_datalist(path).problems == (f"datalist {path} is not UTF-8 in line 2; save it as UTF-8",)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("my labels.csv", "is a table; run `mhfl-peer data import '{}/my labels.csv' --out '{}/my labels.json'`"),
+        ("bids", "is a folder; run `mhfl-peer data import {}/bids --out {}/bids.json`"),
+        ("labels.xlsx", "is a spreadsheet; save it as CSV"),
+    ],
+)
+def test_other_lists_of_samples_are_refused_with_the_command_that_imports_them(
+    folder: Path, name: str, remedy: str
+) -> None:
+    path = folder / name
+    path.touch() if path.suffix else path.mkdir()
+    (problem,) = inspect_datalist(path).problems
+    assert remedy.format(folder, folder) in problem

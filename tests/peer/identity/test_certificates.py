@@ -148,8 +148,14 @@ def test_verified_certificate_is_returned() -> None:
 @pytest.mark.parametrize(
     ("shift", "message"),
     [
-        (timedelta(hours=-1, seconds=-1), "the CA's certificate is not valid before 2026-07-01 11:00 UTC"),
-        (timedelta(days=365, seconds=1), "the certificate expired on 2027-07-01 12:00 UTC"),
+        (
+            timedelta(hours=-1, seconds=-1),
+            "the CA's certificate is not valid before 2026-07-01 11:00 UTC, and this",
+        ),
+        (
+            timedelta(days=365, seconds=1),
+            "the certificate expired on 2027-07-01 12:00 UTC, and .* clock says 2027-07-01",
+        ),
         (timedelta(days=3650, seconds=1), "the CA's certificate expired on"),
     ],
 )
@@ -352,6 +358,8 @@ def test_identity_of_another_federation_site_or_time_is_refused(tmp_path: Path) 
         load(tmp_path, ca_certificate=certificate_pem(other).decode())
     with refused(r"cert.pem: the certificate names europe, not asia; ask the founder for a new bundle"):
         load(tmp_path, name=SiteName("asia"))
+    with refused(r"cert.pem: the CA's certificate is not valid before .* says 2026-06-\d\d .*; set the clock right"):
+        load(tmp_path, now=NOW - timedelta(days=10))
     with refused(r"cert.pem: the certificate expired on 2027-07-01"):
         load(tmp_path, now=NOW + timedelta(days=366))
     (tmp_path / "ca.pem").write_bytes(certificate_pem(other))

@@ -100,12 +100,16 @@ def test_federation_is_founded(authority: Authority, tmp_path: Path) -> None:
         "ca.key": 0o600, "ca.pem": 0o644, "round.key": 0o600, "federation.toml": 0o644, "admitted.json": 0o600,
     }  # fmt: skip
     assert mode(folder) == 0o700
-    assert authority.federation_toml.endswith(DRAFT)
+    assert DRAFT in authority.federation_toml
     assert authority.federation.ca_certificate == (folder / "ca.pem").read_text()
     assert len(bytes.fromhex((folder / "round.key").read_text())) == 32
     assert authority.admissions() == {}
     assert os.listdir(tmp_path) == ["ca"]
-    added = {"ca_certificate": (folder / "ca.pem").read_text(), "image_axes": "rows_columns"}
+    added = {
+        "ca_certificate": (folder / "ca.pem").read_text(),
+        "image_axes": "rows_columns",
+        "stages": {"train": {"count": 10}},
+    }
     pinned = {**tomllib.loads(DRAFT), **added}
     assert authority.federation.digest == federation_digest(pinned)
 
@@ -114,6 +118,34 @@ def test_federation_is_founded(authority: Authority, tmp_path: Path) -> None:
 def test_the_axes_that_a_draft_names_stay(tmp_path: Path, axes: str) -> None:
     authority = Authority.create(tmp_path / "ca", f'image_axes = "{axes}"\n{DRAFT}', "draft.toml", now=NOW)
     assert authority.federation.image_axes == axes
+
+
+STEPS = "5 steps for each of the 2 sites, as in FedSKD, arXiv 2503.18981."
+
+
+@pytest.mark.parametrize(
+    ("stages", "count", "line"),
+    [
+        ("", 10, f"[stages.train]\ncount = 10 # {STEPS}\n"),
+        ("[stages.train]\nlearning_rate = 1e-3 # ours\n", 10, f"1e-3 # ours\ncount = 10 # {STEPS}\n"),
+        ("[stages]\ntrain = {decay = 0.9}\n", 10, "train = {decay = 0.9,count = 10}"),
+        ("[stages.train]\ncount = 7\n", 7, "[stages.train]\ncount = 7\n"),
+        ('[stages.train]\nunit = "epoch"\n', 20, 'unit = "epoch"\n'),
+    ],
+)
+def test_fedskd_gets_the_papers_steps_for_so_many_sites(tmp_path: Path, stages: str, count: int, line: str) -> None:
+    draft = DRAFT.replace("[[site]]", f"{stages}\n[[site]]", 1)
+    authority = Authority.create(tmp_path / "ca", draft, "draft.toml", now=NOW)
+    assert authority.federation.work("train").count == count
+    assert line in authority.federation_toml
+    assert authority.federation_toml.count("[[site]]") == 2
+    assert authority.federation.derived_counts == {}
+
+
+def test_no_count_is_added_where_the_paper_has_none(tmp_path: Path) -> None:
+    draft = DRAFT.replace("fedskd", "fedvisit")
+    authority = Authority.create(tmp_path / "ca", draft, "draft.toml", now=NOW)
+    assert authority.federation_toml.endswith(f"\n{draft}")
 
 
 def test_a_federation_from_before_keeps_its_axes_and_its_digest(tmp_path: Path) -> None:

@@ -211,6 +211,33 @@ def test_losses_in_bf16_are_near_those_in_fp32_and_float32(site: Any, stage: str
     assert rough != exact
 
 
+@pytest.mark.parametrize("stage", ["inject", "distill"])
+@pytest.mark.parametrize(
+    "parameters", [{}, {"receiver": "addition"}, {"transmitter": "addition"}, {"tie": True}], ids=str
+)
+def test_spatial_tokens_train_what_channels_train(make_site: Any, stage: str, parameters: dict[str, Any]) -> None:
+    shared = partial(network, "messenger_classification", 1, width=2)
+    dam = network("resnet10", 0, width=4, stem_stride=1)
+    images = Batch(torch.randn(5, 2, 160, generator=DRAW), BATCH.targets)
+    at = make_site("mh_pflid", dam, images.images, shared=shared, tokens="spatial", **parameters)
+    before = at.state()
+    at.step(stage, images)
+    trained = {DAM, RECEIVER} if stage == "inject" else {MESSENGER, TRANSMITTER}
+    assert at.moved(before) == trained | ({RECEIVER, TRANSMITTER} if parameters.get("tie") else set())
+    adapter = RECEIVER if stage == "inject" else TRANSMITTER
+    if parameters.get(adapter) != "addition":
+        assert {f"attention.{name}.weight" for name in ("query", "key", "value")} <= at.learns(adapter)
+    assert stage == "inject" or {"body.0.weight", "classifier.2.weight"} <= at.learns(MESSENGER)
+    assert MH_PFLID.artifact_tensors(at.networks[MESSENGER], at.context.parameters) == list(shared().state_dict())
+
+
+def test_segmentation_takes_spatial_tokens(dense: Any) -> None:
+    for stage, adapter in (("inject", RECEIVER), ("distill", TRANSMITTER)):
+        at = dense(tokens="spatial")
+        assert all(np.isfinite(value) for value in at.step(stage, MAPS).losses().values())
+        assert {f"attention.{name}.weight" for name in ("query", "key", "value")} <= at.learns(adapter)
+
+
 # --- artifacts --------------------------------------------------------------------------------------------------------
 def test_the_messenger_is_sent_or_a_part_of_it(site: Any) -> None:
     messenger = site().networks[MESSENGER]
@@ -241,6 +268,28 @@ def test_what_does_not_fit_is_said() -> None:
         "[method] tie = true is one module for both roles: receiver and transmitter must have the same form"
     )
     assert check_local(*outputs((1, 8), (1, 16)), {**two_forms, "transmitter": "addition"}, masks=False) is None
+
+
+def test_spatial_tokens_need_two_positions() -> None:
+    spatial = {**PLANS["mh_pflid"].defaults(), "tokens": "spatial"}
+    two, one, other = (1, 8, 2, 1), (1, 8, 1, 1), (1, 4, 2, 1)
+    vector = torch.zeros(1, 8)
+
+    def problem(own: tuple[int, ...], shared: tuple[int, ...], **parameters: Any) -> str | None:
+        outputs = (Output(torch.zeros(1, 3), (torch.zeros(shape),), vector, vector) for shape in (own, shared))
+        return check_local(*outputs, {**spatial, **parameters}, masks=False)
+
+    assert problem(two, two) is None
+    assert problem(one, one, tokens="channel") is None
+    assert problem(one, one, receiver="addition", transmitter="addition") is None
+    remedy = 'map has one; use larger images, another network, or tokens = "channel"'
+    assert (
+        problem(one, two) == f'[method] tokens = "spatial" needs two positions, but the local model\'s deepest {remedy}'
+    )
+    assert (
+        problem(two, one) == f'[method] tokens = "spatial" needs two positions, but the messenger\'s deepest {remedy}'
+    )
+    assert "the head takes 8 features, but the messenger has a deepest map of 4 channels" in str(problem(two, other))
 
 
 # --- segmentation, super-resolution -----------------------------------------------------------------------------------

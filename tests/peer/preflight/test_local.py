@@ -5,11 +5,14 @@ Another distribution's `models` or `losses` is reported before an import fails.
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -109,9 +112,37 @@ def test_room_is_asked_for_what_several_rounds_keep(enrolled: LocalFederation, f
     federation = enrolled.federation
     (small,) = local.check_disk(folder, federation, 1000)
     assert small.verdict == "ok"
-    (large,) = local.check_disk(folder, federation, 1 << 40)
+    (large,) = local.check_disk(folder, federation, shutil.disk_usage(folder.path).free // 10)
     assert large.verdict == "warning"
-    assert large.remedy == "free space: 27 times 1048576.0 MiB are kept of rounds"
+    assert re.fullmatch(r"free space: 27 times [0-9.]+ [GM]iB are kept of rounds", large.remedy)
+    (too_large,) = local.check_disk(folder, federation, 1 << 50)
+    assert too_large.verdict == "failure"
+
+
+def test_a_full_disk_is_a_failure_even_for_a_small_model(
+    enrolled: LocalFederation, folder: SiteFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    (finding,) = local.check_disk(folder, enrolled.federation, 1000)
+    assert (finding.verdict, finding.message) == ("failure", f"1.0 MiB free at {folder.path}")
+    assert finding.remedy
+
+
+PORT_SHARED = "of the sites of this machine, trial/europe has port 39464, too"
+
+
+# --- ports ------------------------------------------------------------------------------------------------------------
+def test_sites_of_one_home_with_the_same_port_are_worth_a_warning(
+    run_check: RunCheck, folder: SiteFolder, enrolled: LocalFederation
+) -> None:
+    metrics = '\n[metrics]\nlisten = "127.0.0.1:39464"\n'
+    for site in ("asia", "europe"):
+        path = enrolled.folder(site).site_toml
+        path.write_text(re.sub(r"\n\[metrics\]\n(\S.*\n)*", "\n", path.read_text()) + metrics)
+    finding = run_check()["ports"]
+    assert (finding.verdict, finding.message) == ("warning", PORT_SHARED)
+    enrolled.folder("europe").site_toml.write_text("broken = [")
+    assert "ports" not in run_check()
 
 
 def test_a_folder_that_cannot_be_written_is_a_failure(enrolled: LocalFederation, tmp_path: Path) -> None:

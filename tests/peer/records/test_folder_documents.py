@@ -120,6 +120,19 @@ def test_an_evaluation_is_read_from_the_journal(disk: Disk) -> None:
     assert second["global_test"] == {"auc": pytest.approx(0.65)}
 
 
+def test_the_best_round_is_read_from_the_journal_beside_the_newest(disk: Disk) -> None:
+    def evaluated(number: int, value: float, **best: str) -> tuple[str, int, dict[str, Any]]:
+        return "evaluated", number, {"metrics": {"validation_auc": value, "samples": 30.0}, **best}
+
+    assert folder_documents.status_when_down(disk.folder)["best_round"] is None
+    better = {"best_by": "validation_auc"}
+    disk.write(1, evaluated(1, 0.6, **better), evaluated(2, 0.75, **better), evaluated(3, 0.7))
+    best = {"metric": "validation_auc", "round": 2, "value": 0.75}
+    assert folder_documents.status_when_down(disk.folder)["best_round"] == {
+        **best, "newest_round": 3, "newest_value": 0.7,
+    }  # fmt: skip
+
+
 # --- generations -----------------------------------------------------------------------------------------------------
 def test_generations_follow_each_other_in_every_document(disk: Disk) -> None:
     disk.write(1, ("began", 0, {"generation": 1}), committed(1), received(2, "1a" * 32), committed(2))

@@ -14,6 +14,7 @@ from peer.research.experiment import Experiment
 from peer.research.result_files import CENTRALISED
 
 Write = Callable[..., Path]
+EXPERIMENTS = Path(__file__).parents[3] / "deploy" / "examples" / "experiments"
 PUBLIC = {"[data]\n": '[data]\npublic = "public.json"\n'}
 PUBLIC_SHA256 = {False: "", True: f'public_sha256 = "{"ab" * 32}"\n'}
 """The key of a row, by whether its method predicts a public set."""
@@ -33,6 +34,11 @@ PUBLIC_SHA256 = {False: "", True: f'public_sha256 = "{"ab" * 32}"\n'}
         ("[methods.local]\n", {'pool = "pool/pool.json"': 'dataset = "digit"'}, "did you mean 'digits'?"),
         ("[methods.local]\n", {"test_share = 0.25": "folds = 1"}, "one fold has nothing to train on"),
         ("[methods.local]\n", {"test_share = 0.25": "test_share = 0.25\nfolds = 5"}, "folds decide already"),
+        (
+            "[methods.local]\n",
+            {"test_share = 0.25": "folds = 5", 'kind = "equal"': 'kind = "equal"\ntest_share = 0.5'},
+            "partitions.even.test_share: folds decide already",
+        ),
         ('[methods.local]\n[links.gone]\nremoved = ["asien"]\n', {}, "'asien' is no site (did you mean 'asia'?)"),
         ('[methods.fedskd]\n[links.bad]\ninsider = "asia"\n', {}, "an insider has an act, and an act an insider"),
         ('[methods.fedskd]\n[links.bad]\nmethods = ["fedavg"]\n', {}, "links.bad.methods: no such row 'fedavg'"),
@@ -52,6 +58,16 @@ PUBLIC_SHA256 = {False: "", True: f'public_sha256 = "{"ab" * 32}"\n'}
             "[methods.local]\n",
             {"input_size = [8, 8]": "input_size = [8, 8]\nscales = {asai = 2}"},
             "data.scales: 'asai' is no site (did you mean 'asia'?)",
+        ),
+        (
+            "[methods.local]\n",
+            {"input_size = [8, 8]": "input_size = [8, 8]\nvalidation_shares = {asai = 0.1}"},
+            "data.validation_shares: 'asai' is no site (did you mean 'asia'?)",
+        ),
+        (
+            "[methods.local]\n",
+            {"input_size = [8, 8]": "input_size = [8, 8]\nvalidation_shares = {asia = 1.0}"},
+            "data.validation_shares.asia",
         ),
         (
             '[methods.local]\n[methods."a.local"]\nmethod = "local"\n[links."all.a"]\nremoved = ["asia"]\n',
@@ -205,3 +221,19 @@ def test_a_row_has_the_batch_size_of_its_paper_with_the_papers_work_alone(experi
     assert [paper.batch_size(label) for label in ("mh_pflid", "local")] == [2, 4]
     site = toml.parse(paper.site_text("asia", "mixed", "mh_pflid", root=None, regions=None), "text")
     assert site["training"]["batch_size"] == 2
+
+
+def test_sites_set_aside_shares_of_their_own_for_validation(experiment: Write) -> None:
+    shares = "input_size = [8, 8]\nvalidation_share = 0.1\nvalidation_shares = {asia = 0.25, europe = 0.0}"
+    loaded = Experiment.load(experiment("[methods.local]\n", replace={"input_size = [8, 8]": shares}))
+    texts = [loaded.site_text(site, "mixed", "local", root=None, regions=None) for site in ("africa", "asia", "europe")]
+    assert [toml.parse(text, "text")["data"]["validation_share"] for text in texts] == [0.1, 0.25, 0.0]
+
+
+def test_only_the_larger_clients_of_fed_isic_set_samples_aside() -> None:
+    """FedDAL, section 3.1.1: 8689/1241, 2768/395 and 2654/336; of the small ones it names no validation."""
+    loaded = Experiment.load(EXPERIMENTS / "feddal-1-isic-heterogeneous.toml")
+    (partition,) = loaded.partitions.values()
+    texts = [loaded.site_text(site, "heterogeneous", "feddal", root=None, regions=None) for site in partition.sites]
+    shares = [toml.parse(text, "text")["data"]["validation_share"] for text in texts]
+    assert shares == [0.125, 0.125, 0.125, 0.0, 0.0, 0.0]

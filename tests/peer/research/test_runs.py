@@ -56,6 +56,13 @@ def test_folds_test_every_sample_once(experiment: Write, tmp_path: Path) -> None
     assert sorted(tested) == sorted(entry["image"] for split in everything.values() for entry in split)
 
 
+def test_a_partition_can_have_its_own_share_for_the_test(experiment: Write, tmp_path: Path) -> None:
+    own = {'kind = "equal"': 'kind = "equal"\ntest_share = 0.75'}
+    (run,) = write_runs(experiment("[methods.local]\n", replace=own), tmp_path / "out")
+    splits = entries(run, "asia")
+    assert len(splits["test"]) == 3 * len(splits["training"])
+
+
 def test_all_methods_have_the_same_data(experiment: Write, tmp_path: Path) -> None:
     local, fedskd = write_runs(experiment(), tmp_path / "out")
     assert entries(local, "asia") == entries(fedskd, "asia")
@@ -150,6 +157,27 @@ def test_an_unknown_key_cannot_be_the_subject(experiment: Write, tmp_path: Path)
     path = experiment("[methods.local]\n", replace={'pool = "pool/pool.json"': 'pool = "pool"\nsubject = "slide"'})
     with pytest.raises(DataError, match="no entry has the key 'slide'"):
         gather(Experiment.load(path), tmp_path / "data")
+
+
+def test_what_is_chosen_on_one_part_is_reported_on_other_subjects(experiment: Write, tmp_path: Path) -> None:
+    path = experiment("[methods.local]\n")
+    pool = tmp_path / "pool/pool.json"
+    document = json.loads(pool.read_text())
+    for index, entry in enumerate(document["training"]):
+        entry["subject"] = f"patient-{index // 2}"
+    pool.write_text(json.dumps(document))
+    text = path.read_text()
+
+    def select(part: str) -> set[str]:
+        path.write_text(text.replace("[data]\n", f'[data]\npart = "{part}"\n'))
+        return {str(entry["subject"]) for entry in gather(Experiment.load(path), tmp_path / "data").entries}
+
+    tuning, reported = select("tuning"), select("reported")
+    assert (len(tuning), len(reported)) == (8, 16)
+    assert not tuning & reported
+    document["training"].reverse()
+    pool.write_text(json.dumps(document))
+    assert select("tuning") == tuning
 
 
 def test_region_masks_may_lie_where_a_public_set_was_unpacked(experiment: Write, tmp_path: Path) -> None:

@@ -37,9 +37,7 @@ def test_a_network_from_elsewhere_brings_its_layers(make_setting) -> None:
 
 
 def test_what_is_wrong_with_the_model_is_named(make_setting) -> None:
-    with pytest.raises(
-        UnusableConfigurationError, match=r"\[model\] resnet10: resnet10 has no hyper-parameter 'depth'"
-    ):
+    with pytest.raises(UnusableConfigurationError, match=r"\[model\] resnet10 has no hyper-parameter 'depth'"):
         built(TrainingSettings.of(make_setting(model={"parameters": {"depth": 3}})), seed=5)
 
 

@@ -57,6 +57,7 @@ def test_every_stage_of_every_method_is_tried(make_setting: Callable[..., Worker
     assert 0 < event.memory_bytes < event.available_bytes
     assert (event.artifact_bytes > 0) == (method != "local")
     assert event.round_s > 40 * min(event.step_s.values()), "50 steps, and each as long as the second one"
+    assert 0 < event.padding_share < 1
     assert sorted((trainer.settings.home / "checkpoints").iterdir()) == before
 
 

@@ -16,10 +16,10 @@ SITES = ("a", "b")
     [
         ("dirichlets", {}, "kind: unknown partition 'dirichlets' (did you mean 'dirichlet'?)"),
         ("dirichlet", {}, "alpha is missing"),
-        ("dirichlet", {"alpha": 0.0}, "alpha = 0.0: input should be greater than 0"),
+        ("dirichlet", {"alpha": 0.0}, "alpha: expected more than 0, found 0.0"),
         ("dirichlet", {"alpha": 1.0, "sample_min": 3}, "sample_min: unknown key (did you mean 'samples_min'?)"),
-        ("shards", {"shards": 0}, "shards = 0: input should be greater than or equal to 1"),
-        ("equal", {"per_site": 1.5}, "per_site = 1.5: input should be a valid integer"),
+        ("shards", {"shards": 0}, "shards: expected at least 1, found 0"),
+        ("equal", {"per_site": 1.5}, "per_site: expected a whole number, found 1.5"),
         ("ratio", {"shares": [0.5, 0.3, 0.2]}, "shares: there are 3 for 2 sites; give one each"),
         ("ratio", {"shares": [0.5, 0.4]}, "shares: add up to 0.9, not 1"),
         ("ratio", {"shares": [0.5, 0.5], "per_site": 5}, "per_site: unknown key"),

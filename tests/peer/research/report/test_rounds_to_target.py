@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from peer.research.report import rounds_to_target
+from peer.research.report import plotting, rounds_to_target
 from peer.research.report.comparison import compare
 from peer.research.report.results import read
 
 SETTING = ("sites", "heterogeneous")
 MIB = 1 << 20
+METHODS = {"Centralised": "centralised", "Local": "local", "FedSKD": "fedskd"}
 CURVES = {"Local": [0.5, 0.6, 0.7], "FedSKD": [0.6, 0.75, 0.9], "Centralised": [0.7, 0.8, 0.9]}
 
 
@@ -50,8 +51,7 @@ def texts(folder: Path, *targets: float) -> dict[str, dict[str, str]] | None:
 
 @pytest.fixture
 def folder(make: Any) -> Path:
-    methods = {"Centralised": "centralised", "Local": "local", "FedSKD": "fedskd"}
-    return make(methods=methods, seeds=(0, 1), sites=("a", "b"))
+    return make(methods=METHODS, seeds=(0, 1), sites=("a", "b"))
 
 
 def test_by_default_the_targets_are_what_local_ends_with_and_half_of_the_room(folder: Path) -> None:
@@ -76,3 +76,28 @@ def test_a_target_can_be_named(folder: Path) -> None:
 
 def test_without_curves_there_is_no_table(folder: Path) -> None:
     assert texts(with_curves(folder, lambda method, seed: CURVES[method][-1:])) is None
+
+
+def figure_of(folder: Path) -> plotting.ReportFigure | None:
+    results = read(folder)
+    comparison = compare(results, SETTING, "auc", None, name="t")
+    styles = plotting.assign_styles({label: results.method_of(label) for label in results.methods})
+    with plotting.plot_style():
+        return rounds_to_target.figure(results, SETTING, comparison, styles, targets=(), name="target")
+
+
+def test_the_figure_has_the_methods_over_rounds_and_those_that_send_over_bytes(folder: Path) -> None:
+    with_curves(folder, lambda method, seed: CURVES[method])
+    for path in folder.glob("runs/*.Local.*/result.json"):
+        document = json.loads(path.read_text())
+        for site in document["sites"].values():
+            site["sent_bytes_by_round"] = {str(number): 0 for number in range(1, 4)}
+        path.write_text(json.dumps(document))
+    figure = figure_of(folder)
+    assert figure is not None
+    lines = {method: figure.drawing.count(f"stroke: {plotting.METHOD_COLOURS[method]}") for method in METHODS.values()}
+    assert lines["fedskd"] > lines["local"] > lines["centralised"] == 0
+
+
+def test_without_curves_there_is_no_figure(folder: Path) -> None:
+    assert figure_of(with_curves(folder, lambda method, seed: CURVES[method][-1:])) is None

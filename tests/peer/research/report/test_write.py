@@ -86,8 +86,9 @@ def test_every_picture_is_whole(classified: tuple[Path, dict[str, Any]]) -> None
     folder, _ = classified
     names = {path.stem for path in (folder / "report/pictures").glob("*.svg")}
     assert names == {
-        "basis", "consensus", "cross-site", "distribution-sites", "experts-dflmoe", "features", "gain-institution",
-        "gain-sex", "learning", "link-loss", "reliability", "similarity-fedskd", "traffic",
+        "basis", "consensus", "cross-site", "distribution-sites", "experts-dflmoe", "features", "gain-accuracy-links",
+        "gain-auc-links", "gain-institution", "gain-sex", "learning", "link-loss", "reliability", "similarity-fedskd",
+        "target", "traffic",
     }  # fmt: skip
     for path in (folder / "report/pictures").glob("*.svg"):
         assert xml.etree.ElementTree.parse(path).getroot().tag.endswith("svg")

@@ -62,7 +62,7 @@ def home(sites: Any) -> Any:
 
 
 def test_the_merge_is_the_weighted_average_of_the_own_model_and_the_returns(home: Any) -> None:
-    together, beta, gamma = home(parameters={"merge_weight": 0.5})
+    together, beta, gamma = home(parameters={"merge_weight": 0.25})
     for host in SITES:
         given = together.returned[host]
         assert [(artifact.kind, artifact.owner) for artifact in given] == [
@@ -83,8 +83,8 @@ def test_the_merge_is_the_weighted_average_of_the_own_model_and_the_returns(home
     copies = [state(together, source.artifact) for source in (beta, gamma)]
     for name, value in own.items():
         if value.is_floating_point():
-            total = value.double() + 0.5 * (copies[0][name].double() + copies[1][name].double())
-            assert torch.equal(merged[name], (total / 2).to(value.dtype)), name
+            total = value.double() + 0.25 * (copies[0][name].double() + copies[1][name].double())
+            assert torch.equal(merged[name], (total / 1.5).to(value.dtype)), name
     assert all(torch.equal(value, merged[name]) for name, value in state(together, event.artifact).items())
     (together.folder("alpha") / "record.json").unlink()
     together.restart()

@@ -1,0 +1,145 @@
+"""``mhfl-peer data import``: make a datalist of a table, a BIDS or nnU-Net folder, or a PACS export."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from peer.cli import output, shared_options
+from peer.data.datalist import SPLITS
+from peer.errors import UsageError
+
+PATH = click.Path(path_type=Path)
+ROLES = (
+    "file", "label", "subject", "split", "PatientID", "AccessionNumber", "StudyInstanceUID", "SeriesInstanceUID",
+)  # fmt: skip
+
+
+def _columns(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """``ROLE=COLUMN`` of all ``--column`` options, by role."""
+    columns: dict[str, tuple[str, ...]] = {}
+    for value in values:
+        role, equals, name = value.partition("=")
+        if role not in ROLES or not equals or not name:
+            raise UsageError(f"--column {value}: write ROLE=COLUMN", f"roles are {', '.join(ROLES)}")
+        columns[role] = (*columns.get(role, ()), name)
+    return columns
+
+
+def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """The names between commas, each once."""
+    names = tuple(name.strip() for name in (value or "").split(",")) if value else ()
+    if len({name.casefold() for name in names}) < len(names) or "" in names or len(names) == 1:
+        raise UsageError(f"--classes {value}: name two or more classes, each once", "separate them by commas")
+    return names
+
+
+@click.command("import")
+@click.argument("source", type=PATH)
+@click.option("--out", type=PATH, required=True, help="The datalist to write; readable by you alone.")
+@click.option(
+    "--layout",
+    type=click.Choice(("table", "bids", "nnunet", "dicom")),
+    help="What SOURCE is  [default: as its files show].",
+)
+@click.option("--task", help="The federation's task kind ([task] kind)  [default: the layout's].")
+@click.option(
+    "--classes",
+    callback=_names,
+    metavar="NAME,NAME,...",
+    help="The classes in the order that all sites use; needed where labels are words.",
+)
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    callback=_columns,
+    metavar="ROLE=COLUMN",
+    help="A column of the table. Roles: file (several are channels), label, subject, split, PatientID, ...",
+)
+@click.option("--keep", multiple=True, metavar="COLUMN", help="Copy this column into the datalist too.")
+@click.option("--root", type=PATH, help="Folder that a table's files are relative to  [default: its own].")
+@click.option("--encoding", help="The table's encoding  [default: Unicode, else Windows-1252].")
+@click.option(
+    "--test-share",
+    default=0.2,
+    show_default=True,
+    type=click.FloatRange(0, 1, max_open=True),
+    help="Where splits are drawn: share of each class's subjects for testing.",
+)
+@click.option("--seed", default=0, show_default=True, help="Where splits are drawn: the same seed, the same splits.")
+@click.option("--draw", "draws", is_flag=True, help="Draw splits by subject though the source has some.")
+@click.option(
+    "--leave-out", "leaves_out_faulty", is_flag=True, help="Leave faulty samples out, instead of refusing all."
+)
+@click.option("--suffix", "suffixes", multiple=True, help="BIDS: suffix of the images; several are channels.")
+@click.option("--label-suffix", help="BIDS: suffix of the label maps.")
+@click.option(
+    "--labels", type=PATH, help="PACS export: the table of labels by patient, accession number, study or series."
+)
+@click.option(
+    "--series", metavar="PATTERN", help="PACS export: only series whose description is like this, with * and ?."
+)
+@click.option("--each-image", is_flag=True, help="PACS export: each image is a sample, not each series.")
+@output.json_option
+@shared_options
+def import_command(source: Path, out: Path, layout: str | None, as_json: bool, **options: Any) -> None:
+    """Make a checked datalist of a table, a BIDS or nnU-Net folder, or a PACS export.
+
+    SOURCE is a CSV or TSV file, or a folder. No image is copied or changed. Where the source has no
+    splits, they are drawn by subject, alike in each class.
+
+    \b
+    mhfl-peer data import labels.csv --out datalist.json --classes benign,malignant
+    mhfl-peer data import labels.csv --out datalist.json --column file=Datei --column label=Befund
+    mhfl-peer data import bids --out datalist.json --suffix T1w --column label=diagnosis --classes control,patient
+    mhfl-peer data import Dataset001_Liver --out datalist.json
+    mhfl-peer data import export --out datalist.json --labels labels.csv --series '*thin*'
+    """
+    from peer.data.importers.candidates import ImportOptions
+    from peer.data.importers.datalist_writer import import_datalist
+
+    document = import_datalist(source, out, ImportOptions(**options), layout)
+    output.emit(document, as_json=as_json, render=_render)
+
+
+def _render(document: Mapping[str, Any]) -> output.RenderableType:
+    """Samples and subjects by class and split; below them what was read, drawn and left out."""
+    from rich.console import Group
+
+    splits = document["splits"]
+    rows: list[tuple[object, ...]] = [
+        ("samples", *(splits[split]["samples"] for split in SPLITS)),
+        ("subjects", *(splits[split]["subjects"] for split in SPLITS)),
+    ]
+    for number, name in document["classes"].items():
+        counts = (
+            f"{splits[split]['classes'].get(number, 0)} of {splits[split]['class_subjects'].get(number, 0)} subjects"
+            for split in SPLITS
+        )
+        if any(number in splits[split]["classes"] for split in SPLITS):
+            rows.append((f"class {number} {name}".strip(), *counts))
+    facts: list[tuple[str, object]] = [("layout", document["layout"]), ("task", document["task"])]
+    if document["encoding"]:
+        facts.append(("encoding", document["encoding"]))
+    if document["columns"]:
+        facts.append(("columns", ", ".join(f"{role} is {name}" for role, name in document["columns"].items())))
+    facts.append(("shapes", ", ".join(f"{shape} ({count})" for shape, count in document["shapes"].items())))
+    drawn = document["drawn"]
+    facts.append(("splits", f"drawn by subject with seed {drawn['seed']}" if drawn else "as the source has them"))
+    for row in document["left_out"]:
+        examples = "; ".join(row["examples"])
+        facts.append(("left out", f"{row['count']}: {row['reason']} ({examples}{', ...' * (row['count'] > 5)})"))
+    facts += [("note", note) for note in document["notes"]]
+    facts.append(("next", _validation(document)))
+    return Group(output.table(("", *SPLITS), rows, title=document["datalist"]), output.fields(facts))
+
+
+def _validation(document: Mapping[str, Any]) -> str:
+    count = len(document["classes"])
+    classes = f" --classes {count}" if count > 1 else ""
+    return f"mhfl-peer data validate {shlex.quote(document['datalist'])} --task {document['task']}{classes}"

@@ -1,0 +1,80 @@
+"""Through which proxy a site dials which peer: what ``[connect]`` of site.toml says."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+from peer.config.schema import SiteConfig
+from peer.config.toml import split_address, split_proxy
+from peer.core.roster import SiteName
+from peer.errors import CertificateError, ConfigError
+from peer.identity.certificates import read_file
+from peer.transport.proxy import Choose, Proxy
+
+VARIABLE = re.compile(r".*_proxy", re.IGNORECASE)
+HTTP_PORT = 80
+
+
+def choice(site: SiteConfig) -> Choose:
+    """What ``[connect]`` says.
+
+    Takes the proxies out of the environment: gRPC obeys them where a channel says otherwise.
+
+    Raises:
+        ConfigError: the password's file, or a proxy of the environment, cannot be used.
+    """
+    connect = site.connect
+    environment = urllib.request.getproxies_environment()
+    for name in [name for name in os.environ if VARIABLE.fullmatch(name)]:
+        del os.environ[name]
+    login = ""
+    if connect.password_file is not None:
+        login = read_secret(site.folder / connect.password_file)
+    inherited = None
+    if "environment" in (connect.proxy, *connect.peers.values()):
+        inherited = _inherited(environment, login)
+
+    def choose(peer: SiteName, address: str) -> Proxy | None:
+        named = connect.peers.get(peer, connect.proxy)
+        if named == "none":
+            return None
+        if named != "environment":
+            host, port = split_proxy(named)
+            return Proxy(host, port, login)
+        host, _ = split_address(address)
+        return None if urllib.request.proxy_bypass(host, environment) else inherited
+
+    return choose
+
+
+def read_secret(path: Path) -> str:
+    """``user:password``, alone in a file that only this user can read."""
+    try:
+        login = read_file(path, secret=True).decode().strip()
+    except (CertificateError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"[connect] password_file: {error}", "write user:password into it, and `chmod 600` it"
+        ) from None
+    if ":" not in login or not login.isprintable():
+        raise ConfigError(f"[connect] password_file: {path} does not hold user:password in one line", "write it so")
+    return login
+
+
+def _inherited(environment: dict[str, str], login: str) -> Proxy | None:
+    """The proxy of the environment for TLS."""
+    url = environment.get("https") or environment.get("all")
+    if url is None:
+        return None
+    parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
+    if parts.scheme != "http" or not parts.hostname:
+        raise ConfigError(
+            f"[connect] proxy: {parts.scheme}://{parts.hostname} of the environment is no HTTP proxy",
+            "name one in site.toml",
+        )
+    if parts.username is not None:
+        login = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+    return Proxy(parts.hostname, parts.port or HTTP_PORT, login)

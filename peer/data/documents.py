@@ -1,0 +1,131 @@
+"""The documents that ``data import`` and ``data inspect`` print with ``--json``.
+
+``peer.documents`` says how they are described.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from peer.documents import DatalistSurvey
+
+
+class ImportedSplit(TypedDict):
+    """One list of an imported datalist."""
+
+    samples: Annotated[int, "number of samples"]
+    subjects: Annotated[int, "number of different subjects"]
+    unnamed: Annotated[int, "samples without a subject"]
+    classes: Annotated[dict[str, int], "samples of each class"]
+    class_subjects: Annotated[dict[str, int], "subjects of each class"]
+
+
+class LeftOutSamples(TypedDict):
+    """What an import left out for one reason."""
+
+    reason: Annotated[str, "why"]
+    count: Annotated[int, "how many"]
+    examples: Annotated[list[str], "the first of them, by file and line"]
+
+
+class DrawnSplits(TypedDict):
+    """How an import drew the splits."""
+
+    seed: Annotated[int, "the same seed, the same splits"]
+    test_share: Annotated[float, "share of each class's subjects that are for testing"]
+
+
+class DatalistImported(TypedDict):
+    """The datalist that an import wrote, and what it left out."""
+
+    datalist: Annotated[str, "the file"]
+    source: Annotated[str, "the table or folder"]
+    layout: Annotated[str, '"table", "bids", "nnunet" or "dicom"']
+    task: Annotated[str, "the learning task"]
+    encoding: Annotated[str | None, "of the table"]
+    columns: Annotated[dict[str, str], "by role, the column of the table"]
+    classes: Annotated[dict[str, str], "names by number; empty where the source has none"]
+    splits: Annotated[dict[str, ImportedSplit], "`training` and `test`"]
+    drawn: Annotated[DrawnSplits | None, "null: the source has the splits"]
+    shapes: Annotated[dict[str, int], "images by shape"]
+    left_out: Annotated[list[LeftOutSamples], "by reason, the most frequent first"]
+    notes: Annotated[list[str], "what to know before training on it"]
+
+
+class ValueRange(TypedDict):
+    """The values of an image."""
+
+    shape: Annotated[str, "channels first"]
+    lowest: Annotated[float, "smallest value"]
+    highest: Annotated[float, "largest value"]
+    mean: Annotated[float, "mean"]
+    deviation: Annotated[float, "standard deviation"]
+
+
+class SheetHistogram(TypedDict):
+    """How values are distributed, in bins of equal width."""
+
+    lowest: Annotated[float, "where the first bin begins"]
+    highest: Annotated[float, "where the last bin ends"]
+    shares: Annotated[list[float], "of the values, by bin"]
+
+
+class SheetView(TypedDict):
+    """A plane through an image that the page shows."""
+
+    plane: Annotated[str, "its name; empty for a picture"]
+    index: Annotated[int | None, "of a volume: the slice, counted from 0"]
+    edges: Annotated[
+        Mapping[str, str] | None, "the directions in the patient at `left`, `right`, `top` and `bottom`, where known"
+    ]
+
+
+class SheetSample(TypedDict):
+    """A sample on the page."""
+
+    split: Annotated[str, '"training", "validation" or "test"']
+    image: Annotated[str, "as the datalist names it"]
+    label: Annotated[int | None, "its class"]
+    subject: Annotated[str | None, "as the datalist names it"]
+    problem: Annotated[str, "why it cannot be read; else empty"]
+    stored: Annotated[ValueRange | None, "as its files have it"]
+    prepared: Annotated[ValueRange | None, "as the network gets it"]
+    orientation: Annotated[str | None, "for each axis, the direction in the patient in which it runs, where known"]
+    labels: Annotated[Mapping[str, float], "of a label map: the share of each label at the network's size"]
+    histogram: Annotated[SheetHistogram | None, "of the prepared values"]
+    views: Annotated[list[SheetView], "in the order of the pictures; of a signal none"]
+
+
+class SheetSplit(TypedDict):
+    """The samples of one use."""
+
+    samples: Annotated[int, "number of samples"]
+    subjects: Annotated[int, "number of different subjects"]
+    unnamed: Annotated[int, "samples without a subject"]
+    classes: Annotated[Mapping[str, int], "samples of each class"]
+    class_subjects: Annotated[Mapping[str, int], "subjects of each class"]
+
+
+class ContactSheet(TypedDict):
+    """The facts on the page that `--html` writes."""
+
+    page: Annotated[str, "the file, which shows patients' images"]
+    site: Annotated[str | None, "whose settings prepared the samples; null: those of the options"]
+    task: Annotated[str, "the learning task"]
+    classes: Annotated[Mapping[str, str], "names by number, where the datalist has them"]
+    preparation: Annotated[Mapping[str, Any], "how a file becomes the network's input"]
+    splits: Annotated[Mapping[str, SheetSplit], "`training`, `validation` and `test`, as the trainer divides them"]
+    gaps: Annotated[list[str], "what the data lacks"]
+    histograms: Annotated[Mapping[str, SheetHistogram], "of the shown samples, by split"]
+    samples: Annotated[list[SheetSample], "the shown samples"]
+
+
+class DatalistInspected(DatalistSurvey):
+    """The content of a datalist, and its problems."""
+
+    sheet: Annotated[NotRequired[ContactSheet], "with `--html`: the facts on the page"]
+
+
+DOCUMENTS: Mapping[str, Any] = {"data import": DatalistImported, "data inspect": DatalistInspected}
+"""By command, the type of the document that ``--json`` prints."""

@@ -1,0 +1,92 @@
+"""HTTP proxies between this site and its peers: which one, and the tunnel that the checks open.
+
+gRPC opens its own tunnels, with CONNECT. The mutual TLS inside is the usual one, so that a proxy
+learns addresses, sizes and times, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import socket
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from peer.core.roster import SiteName
+from peer.errors import one_line
+
+ANSWER_BYTES_MAX = 16 << 10
+PASSWORD_WANTED = 407
+
+
+class ProxyRefused(OSError):  # noqa: N818 - the name is the fact
+    """The proxy answered, and opened no tunnel; the text says what it answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """An HTTP proxy.
+
+    Attributes:
+        login: ``user:password`` for it, or nothing.
+    """
+
+    host: str
+    port: int
+    login: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def options(self) -> dict[str, int | str]:
+        """The options of a channel through this proxy, in place of those of a direct one."""
+        user, colon, password = self.login.partition(":")
+        login = f"{urllib.parse.quote(user, safe='')}{colon}{urllib.parse.quote(password, safe='')}@"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        url = f"http://{login if self.login else ''}{host}:{self.port}"
+        return {"grpc.enable_http_proxy": 1, "grpc.http_proxy": url}
+
+    def connect(self, host: str, port: int, *, timeout_s: float) -> socket.socket:
+        """A connection to the host through the proxy.
+
+        Raises:
+            ProxyRefused: the proxy opens no tunnel there.
+            OSError: the proxy cannot be reached.
+        """
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        login = ""
+        if self.login:
+            login = f"Proxy-Authorization: Basic {base64.b64encode(self.login.encode()).decode()}\r\n"
+        connection = socket.create_connection((self.host, self.port), timeout=timeout_s)
+        try:
+            connection.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{login}\r\n".encode())
+            answer = b""
+            while b"\r\n\r\n" not in answer and len(answer) < ANSWER_BYTES_MAX:
+                # A byte at a time: what follows the answer is of the tunnel.
+                byte = connection.recv(1)
+                if not byte:
+                    break
+                answer += byte
+            status = answer.split(b"\r\n", 1)[0].decode("latin-1")
+            answered = re.fullmatch(r"HTTP/1\.[01] (\d{3}) ?(.*)", status)
+            if answered is None:
+                raise ProxyRefused(f"answers no HTTP: {one_line(status)[:80]!r}")
+            code = int(answered[1])
+            if code == PASSWORD_WANTED:
+                raise ProxyRefused("wants another user and password" if self.login else "wants a user and a password")
+            if code // 100 != 2:
+                raise ProxyRefused(f"refuses {target}: {code} {one_line(answered[2])[:80]}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+Choose = Callable[[SiteName, str], Proxy | None]
+"""The proxy through which to dial a peer at an address; None: dial it directly."""
+
+
+def direct(peer: SiteName, address: str) -> None:
+    """Dial every peer directly."""

@@ -1,0 +1,52 @@
+"""``data import``, as users call it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fakes.cli import refused_in_one_line, run, run_json
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    for number in range(8):
+        np.save(tmp_path / f"{number}.npy", np.zeros((2, 3)))
+    path = tmp_path / "labels.csv"
+    rows = [f"{number}.npy;{'böse' if number % 2 else 'gut'};P{number // 2}" for number in range(8)]
+    path.write_text("\r\n".join(["Datei;Befund;patient", *rows, "8.npy;gut;P9"]), encoding="cp1252")
+    return path
+
+
+COLUMNS = ("--column", "file=Datei", "--column", "label=Befund")
+
+
+def test_the_result_says_what_was_read_drawn_and_left_out(table: Path) -> None:
+    out = table.with_name("datalist.json")
+    result = run("data", "import", table, "--out", out, *COLUMNS, "--classes", "gut,böse", "--leave-out")
+    assert result.exit_code == 0, result.stderr
+    for text in (
+        "class 1 böse   3 of 3 subjects   1 of 1 subjects",
+        "file is Datei, label is Befund, subject is patient",
+        "drawn by subject with seed 0",
+        "1: file is missing (labels.csv line 10)",
+        "read as Windows-1252",
+        f"mhfl-peer data validate {out} --task classification --classes 2",
+    ):
+        assert text in " ".join(result.stdout.split()) or text in result.stdout, result.stdout
+    assert run_json("data", "inspect", out)["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (COLUMNS, "such as --classes 'böse,gut'"),
+        (("--column", "Datei"), "--column Datei: write ROLE=COLUMN; roles are file, label, subject, split, PatientID"),
+        ((*COLUMNS, "--classes", "gut"), "--classes gut: name two or more classes"),
+        ((*COLUMNS, "--classes", "gut,böse"), "labels.csv line 10: "),
+    ],
+)
+def test_a_refusal_is_one_line_with_what_to_type(table: Path, options: tuple[str, ...], message: str) -> None:
+    words = ("data", "import", table, "--out", table.with_name("datalist.json"), *options)
+    line = refused_in_one_line("UsageError" if "--c" in message[:3] else "DataError", *words)
+    assert message in line

@@ -1,0 +1,74 @@
+"""All sites of a machine in a table, in a browser, and in a file."""
+
+import json
+import signal
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from fakes.cli import PROGRAM, ROOT, refused_in_one_line, run, run_json
+from fakes.sites import append_rows
+from peer.demo.local_federation import LocalFederation
+
+LIMIT_S = 60.0
+
+
+def test_the_overview_has_a_row_for_each_site_of_the_roster(enrolled: LocalFederation) -> None:
+    append_rows(enrolled.folder("asia"), ("began", 0, {"generation": 1}))
+    shown = run("--home", enrolled.home, "overview").stdout
+    assert "asia     down" in shown
+    assert "europe   new" in shown
+    assert "asia: its daemon does not run" in shown
+    assert "says" not in shown
+
+
+def test_of_one_site_the_overview_is_that_sites_view(enrolled: LocalFederation) -> None:
+    (document,) = run_json("--home", enrolled.home, "overview", "--site", "asia")
+    assert [(row["site"], row["seen_by"], row["state"]) for row in document["sites"]] == [
+        ("asia", "asia", "new"),
+        ("europe", "asia", "unknown"),
+    ]
+    assert "says" in run("--home", enrolled.home, "overview", "--site", "asia").stdout
+
+
+@pytest.mark.parametrize("command", ["overview", "dashboard"])
+def test_without_a_site_there_is_nothing_to_show(command: str, tmp_path: Path) -> None:
+    assert "no site lives under" in refused_in_one_line("UsageError", "--home", tmp_path, command)
+
+
+def test_the_status_is_written_to_a_page_again_and_again(enrolled: LocalFederation, tmp_path: Path) -> None:
+    page = tmp_path / "asia.html"
+    for _ in range(2):
+        answer = run("--home", enrolled.home, "status", "--site", "asia", "--html", page)
+        assert (answer.exit_code, answer.stdout.strip()) == (0, f"asia: {page} is written")
+    text = page.read_text()
+    assert "trial" in text
+    assert "<script" not in text
+    document = run_json("--home", enrolled.home, "status", "--site", "asia", "--html", page)
+    assert document["site"] == "asia"
+
+
+def test_a_page_is_written_once(enrolled: LocalFederation, tmp_path: Path) -> None:
+    words = ("status", "--site", "asia", "--watch", "--html", tmp_path / "page.html")
+    assert "leave --watch out" in refused_in_one_line("UsageError", "--home", enrolled.home, *words)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_the_dashboard_serves_until_ctrl_c_and_ends_quietly(enrolled: LocalFederation) -> None:
+    command = [*PROGRAM, "--home", str(enrolled.home), "dashboard", "--site", "asia", "--json"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, **pipes)  # type: ignore[call-overload]
+    try:
+        document = json.loads(process.stdout.readline())
+        assert document["sites"] == ["trial/asia"]
+        with urllib.request.urlopen(document["link"], timeout=LIMIT_S) as answer:
+            assert b"trial" in answer.read()
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, rest) == (0, ("", ""))

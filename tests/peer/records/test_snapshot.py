@@ -1,0 +1,148 @@
+"""The overview of a federation, from what each of its sites on this machine knows."""
+
+from typing import Any
+
+import pytest
+
+from fakes.snapshots import HEARD, NOW_S, SITES, federation, link, site_snapshot
+from peer.core.status import RefusedEntry
+from peer.records.documents import FederationOverview, OverviewRow
+from peer.records.snapshot import group_refusals, overview
+
+
+def rows(document: FederationOverview) -> dict[str, OverviewRow]:
+    return {row["site"]: row for row in document["sites"]}
+
+
+def test_a_site_of_this_machine_speaks_for_itself_and_of_the_others() -> None:
+    document = overview([site_snapshot("asia", certificates={"europe": 12})], time_s=NOW_S)
+    every = rows(document)
+    assert list(every) == sorted(SITES)
+    assert (every["asia"]["seen_by"], every["asia"]["state"], every["asia"]["progress"]) == ("asia", "running", 0.5)
+    assert (every["europe"]["seen_by"], every["europe"]["state"]) == ("asia", "heard")
+    assert (every["europe"]["certificate_days"], every["africa"]["certificate_days"]) == (12, None)
+    assert every["europe"]["software"] == "mhfl-peer 0.2.0"
+
+
+def test_of_a_site_elsewhere_the_newest_view_counts() -> None:
+    old = {name: {**HEARD, "last_seen_s": 90.0, "state": "silent"} for name in SITES if name != "asia"}
+    document = overview([site_snapshot("asia", peers=old), site_snapshot("africa")], time_s=NOW_S)
+    assert rows(document)["europe"]["seen_by"] == "africa"
+    assert rows(document)["europe"]["state"] == "heard"
+
+
+@pytest.mark.parametrize(
+    ("phase", "state"), [("down", "down"), ("new", "new"), ("finished", "finished")]
+)  # fmt: skip
+def test_a_daemon_that_is_down_is_told_from_a_site_that_is_done(phase: str, state: str) -> None:
+    document = overview([site_snapshot("asia", daemon="down", phase=phase, training={})], time_s=NOW_S)
+    assert rows(document)["asia"]["state"] == state
+    urgent = [item["site"] for item in document["attention"] if item["urgent"]]
+    assert urgent == (["asia"] if state == "down" else [])
+
+
+def test_a_daemon_that_does_not_answer_is_not_down() -> None:
+    document = overview([site_snapshot("asia", daemon="unresponsive", phase="down", training={})], time_s=NOW_S)
+    assert rows(document)["asia"]["state"] == "unresponsive"
+    assert "does not answer" in document["attention"][0]["text"]
+
+
+def test_the_round_is_that_of_most_running_sites() -> None:
+    snapshots = [
+        site_snapshot("asia", round=3),
+        site_snapshot("europe", round=4),
+        site_snapshot("africa", round=4),
+        site_snapshot("america", round=1, daemon="down", phase="down"),
+    ]
+    assert overview(snapshots, time_s=NOW_S)["round"] == 4
+
+
+@pytest.mark.parametrize(
+    ("receivers", "senders", "state"),
+    [
+        ("planned", "planned", "planned"),
+        ("planned", "moving", "moving"),
+        ("waiting", "moving", "waiting"),
+        ("waiting", "arrived", "waiting"),
+        ("missing", "arrived", "missing"),
+        ("arrived", "moving", "arrived"),
+    ],
+)
+def test_of_a_route_the_end_that_knows_more_is_believed(receivers: Any, senders: Any, state: str) -> None:
+    europe = site_snapshot("europe", links=[link("asia", "europe", state=receivers)])
+    asia = site_snapshot("asia", links=[link("asia", "europe", state=senders)])
+    for snapshots in ([europe, asia], [asia, europe]):
+        (route,) = [route for route in overview(snapshots, time_s=NOW_S)["routes"] if route["receiver"] == "europe"]
+        assert route["state"] == state
+
+
+def test_a_share_is_not_lost_to_an_end_that_does_not_know_it() -> None:
+    europe = site_snapshot("europe", links=[link("asia", "europe", state="moving", share=0.25)])
+    asia = site_snapshot("asia", links=[link("asia", "europe", state="moving")])
+    for snapshots in ([europe, asia], [asia, europe]):
+        (route,) = [route for route in overview(snapshots, time_s=NOW_S)["routes"] if route["receiver"] == "europe"]
+        assert route["share"] == 0.25
+
+
+def test_links_of_another_round_are_left_out() -> None:
+    document = overview([site_snapshot("asia", links=[link("europe", "asia", round=2, kind="head")])], time_s=NOW_S)
+    assert {route["kind"] for route in document["routes"]} == {"model"}
+    assert len(document["routes"]) == len(SITES)
+
+
+def test_equal_refusals_are_one_group_with_their_number() -> None:
+    refusals: list[RefusedEntry] = [
+        {"site": "europe", "round": 4, "reason": "too large"},
+        {"site": "africa", "round": 4, "reason": "too large"},
+        {"site": "europe", "round": 6, "reason": "too large"},
+        {"site": "europe", "round": 6, "reason": "late"},
+    ]
+    groups = group_refusals("asia", refusals)
+    assert [(group["of"], group["reason"], group["times"]) for group in groups] == [
+        ("africa", "too large", 1),
+        ("europe", "too large", 2),
+        ("europe", "late", 1),
+    ]
+    assert (groups[1]["first_round"], groups[1]["last_round"]) == (4, 6)
+
+
+def test_attention_names_what_is_urgent_first() -> None:
+    silent = {name: {**HEARD} for name in SITES if name != "asia"}
+    silent["europe"] |= {"state": "silent", "last_seen_s": 90.0}
+    refusals = group_refusals("asia", [{"site": "africa", "round": 2, "reason": "too large"}])
+    snapshot = site_snapshot(
+        "asia",
+        peers=silent,
+        certificate_days=12,
+        failure="out of memory",
+        refusals=refusals,
+        certificates={"africa": -1},
+    )
+    items = overview([snapshot], time_s=NOW_S)["attention"]
+    assert [item["urgent"] for item in items] == sorted((item["urgent"] for item in items), reverse=True)
+    texts = [f"{item['site']} {item['urgent']} {item['text']}" for item in items]
+    for start in (
+        "asia True its training has failed: out of memory",
+        "europe True asia has not heard it for 90 s",
+        "africa True its certificate has expired",
+        "asia False its certificate expires in 12 days",
+        "africa False asia refused it (in round 2): too large",
+    ):
+        assert any(text.startswith(start) for text in texts), (start, texts)
+
+
+def test_a_healthy_federation_needs_no_attention() -> None:
+    assert overview([site_snapshot(name) for name in SITES], time_s=NOW_S)["attention"] == []
+
+
+def test_peers_on_this_machine_are_not_reported_twice() -> None:
+    silent = {name: {**HEARD, "state": "silent"} for name in SITES if name != "asia"}
+    document = overview([site_snapshot("asia", peers=silent), *map(site_snapshot, ("africa", "america", "europe"))],
+                        time_s=NOW_S)  # fmt: skip
+    assert document["attention"] == []
+
+
+def test_a_site_that_cannot_be_read_is_a_row_with_its_reason() -> None:
+    document = federation(site_snapshot("asia"), problems={"europe": "journal.db is damaged"}).overview
+    assert rows(document)["europe"]["state"] == "unreadable"
+    assert document["attention"][0] == {"site": "europe", "urgent": True, "text": "journal.db is damaged"}
