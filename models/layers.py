@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from models.foreign import foreign_network, is_foreign
+from models.network import WEIGHTED
 from models.registry import build
 from models.tap import Tapped
 
 STAGES = 4
 """Stages to propose: as many as the papers' networks show."""
-WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-"""The layers of which one must be in a head."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict
 
 from torch import Tensor, nn
 
 from models.spec import HYPER, hyper_problem, spec_problem
+
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+"""The layers with a matrix or a convolution."""
 
 
 class Output(NamedTuple):
@@ -57,6 +60,9 @@ class Network(nn.Module):
         multiple: each side of an input must be a multiple of it.
         lone_side: the longest side of which some batch norm sees one cell only, which it cannot
             train on; infinite where a batch norm follows the mean over space.
+        layer_prefix: what precedes a layer's configured name among the submodules.
+        frozen_tensors: the names in the state of what does not learn (:mod:`models.learning`). A
+            layer with frozen statistics stays in evaluation mode.
     """
 
     spec: dict[str, Any]
@@ -64,6 +70,8 @@ class Network(nn.Module):
     smallest: int = 1
     multiple: int = 1
     lone_side: float = 0
+    layer_prefix: str = ""
+    frozen_tensors: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -98,6 +106,15 @@ class Network(nn.Module):
     def head(self) -> nn.Module:
         """The part after the penultimate feature: dFLMoE shares it, FedSKD freezes it."""
         return self.get_submodule(self.head_name)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all layers but those with frozen statistics, which would change in training mode."""
+        super().train(mode)
+        if self.frozen_tensors:
+            for name, module in self.named_modules():
+                if any(f"{name}.{buffer}" in self.frozen_tensors for buffer, _ in module.named_buffers(recurse=False)):
+                    module.eval()
+        return self
 
     def check_input(self, x: Tensor) -> None:
         """``ValueError`` unless ``x`` is ``(b, in_channels, *space)`` of a size that fits."""

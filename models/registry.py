@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 from models import messenger, resnet, superres, unet, vgg
 from models.densely import DenseNet
 from models.foreign import foreign_network, is_foreign
+from models.learning import limit_learning, merged_state
 from models.mobile import MobileNetV1, MobileNetV2, ShuffleNetV2, SqueezeNet
 from models.network import Network
-from models.spec import HYPER, PACKAGE_KEY, installed_model, package_problem, spec_problem, suggestion
+from models.spec import HYPER, LEARNING_KEYS, PACKAGE_KEY, installed_model, package_problem, spec_problem, suggestion
 from models.tap import Tapped, layer_names
 from models.timeseries import RNN, TCN, Transformer
 
@@ -120,19 +122,40 @@ def build(spec: Mapping[str, Any]) -> Network:
     problem = spec_problem(spec)
     if problem is not None:
         raise ValueError(f"model spec {spec.get('name', '')!r}: {problem}")
+    if limits := {key: spec[key] for key in LEARNING_KEYS if key in spec}:
+        network = _build({key: value for key, value in spec.items() if key not in LEARNING_KEYS})
+        limit_learning(network, json.loads(json.dumps(limits)))
+        return network
+    return _build(spec)
+
+
+def merge_adapters(network: Network) -> Network:
+    """A network without adapters that predicts alike: they are part of its weights, and all of it learns.
+
+    The network itself where nothing is frozen or adapted.
+    """
+    if not network.spec.keys() & LEARNING_KEYS:
+        return network
+    merged = _build({key: value for key, value in network.spec.items() if key not in LEARNING_KEYS})
+    merged.load_state_dict(merged_state(network))
+    return merged
+
+
+def _build(spec: Mapping[str, Any]) -> Network:
+    """The network of a spec without limits to what learns."""
     name, hyper = spec["name"], spec["hyper"]
     sizes = {key: spec[key] for key in ("spatial_dims", "in_channels", "classes")}
     if name in MODELS:
         return _build_own(name, sizes, hyper, taps=[key for key in ("features", "head") if key in spec])
     if not is_foreign(name):
         return _build_installed(name, sizes, hyper, spec)
-    network = foreign_network(name, **sizes, hyper=hyper)
+    inner = foreign_network(name, **sizes, hyper=hyper)
     if "head" not in spec:
         raise ValueError(
             f"{name} needs head, the name of its last layer, and for FedSKD features; its layers end in "
-            f"{', '.join(layer_names(network)[-5:])}; `mhfl-peer models --layers {name}` proposes both"
+            f"{', '.join(layer_names(inner)[-5:])}; `mhfl-peer models --layers {name}` proposes both"
         )
-    return Tapped(network, features=spec.get("features", []), head=spec["head"], **sizes, name=name, hyper=hyper)
+    return Tapped(inner, features=spec.get("features", []), head=spec["head"], **sizes, name=name, hyper=hyper)
 
 
 def _build_installed(name: str, sizes: Mapping[str, int], hyper: Mapping[str, Any], spec: Mapping[str, Any]) -> Network:

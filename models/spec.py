@@ -3,7 +3,7 @@ spec.
 
 A spec is ``{"name", "spatial_dims", "in_channels", "classes", "hyper"}`` of JSON values; a network
 from elsewhere adds ``"features"`` (the layers to tap, shallow to deep) and ``"head"`` (its last
-layer). It never holds code.
+layer). One of which only a part learns has the keys of ``LEARNING_KEYS``. It never holds code.
 """
 
 from __future__ import annotations
@@ -149,6 +149,13 @@ LAYER_COUNTS = frozenset({"layers", "block_config", "blocks_down", "blocks_up", 
 KEYS = ("name", "spatial_dims", "in_channels", "classes", "hyper")
 TAP_KEYS = ("features", "head")
 PACKAGE_KEY = "package"
+LEARNING_KEYS = frozenset({"frozen", "adapters", "base"})
+"""What of the network learns: the layers that do not, or the adapters on frozen ones; and the
+SHA-256 of the file of weights that holds all that does not, which artifacts then leave out.
+"""
+ADAPTER_KEYS = frozenset({"layers", "rank", "alpha"})
+RANK_MAX = 1024  # a sixteenth of the widest layer of large vision transformers would be enough
+DIGEST = re.compile(r"[0-9a-f]{64}")
 
 ENTRY_POINTS = "mhfl_peer.models"
 """The group in which an installed package names its networks: ``name = "module:factory"``, a
@@ -173,8 +180,8 @@ def suggestion(wrong: str, known: Collection[str]) -> str:
 def spec_problem(spec: Mapping[str, Any]) -> str | None:
     """Why this is no spec (a missing or unknown key, a value of the wrong type), or None."""
     for key in spec:
-        if key not in (*KEYS, *TAP_KEYS, PACKAGE_KEY):
-            return f"unknown key {key!r}{suggestion(str(key), (*KEYS, *TAP_KEYS, PACKAGE_KEY))}"
+        if key not in (*KEYS, *TAP_KEYS, PACKAGE_KEY, *LEARNING_KEYS):
+            return f"unknown key {key!r}{suggestion(str(key), (*KEYS, *TAP_KEYS, PACKAGE_KEY, *LEARNING_KEYS))}"
     missing = [key for key in KEYS if key not in spec]
     if missing:
         return f"key {missing[0]!r} is missing"
@@ -200,7 +207,38 @@ def spec_problem(spec: Mapping[str, Any]) -> str | None:
             return f"package must be DISTRIBUTION==VERSION, not {_short(package)}"
         if spec["name"] in HYPER or "." in spec["name"] or ":" in spec["name"]:
             return f"{_short(spec['name'])} comes with no package of networks"
+    if (problem := _learning_problem(spec)) is not None:
+        return problem
     return next(_value_problems(spec["hyper"]), None)
+
+
+def _learning_problem(spec: Mapping[str, Any]) -> str | None:
+    """The problem of the keys that say what learns, or None."""
+    if "frozen" in spec and not _are_layers(spec["frozen"]):
+        return f"frozen must be a list of layer names, not {_short(spec['frozen'])}"
+    if "adapters" in spec:
+        adapters = spec["adapters"]
+        if not isinstance(adapters, Mapping) or adapters.keys() != ADAPTER_KEYS:
+            return f"adapters must have layers, rank and alpha, not {_short(adapters)}"
+        if not _are_layers(adapters["layers"]):
+            return f"adapters.layers must be a list of layer names, not {_short(adapters['layers'])}"
+        rank, alpha = adapters["rank"], adapters["alpha"]
+        if type(rank) is not int or not 1 <= rank <= RANK_MAX:
+            return f"adapters.rank must be from 1 to {RANK_MAX}, not {_short(rank)}"
+        if type(alpha) not in (int, float) or not 0 < alpha <= SIZE_MAX:
+            return f"adapters.alpha must be above 0 and at most {SIZE_MAX}, not {_short(alpha)}"
+        if "frozen" in spec:
+            return "adapters freeze all but the head; leave out frozen"
+    if "base" in spec:
+        if not isinstance(spec["base"], str) or DIGEST.fullmatch(spec["base"]) is None:
+            return f"base must be a SHA-256 in hex, not {_short(spec['base'])}"
+        if not spec.keys() & {"frozen", "adapters"}:
+            return "base is for a network with frozen layers or adapters"
+    return None
+
+
+def _are_layers(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(layer, str) and layer for layer in value)
 
 
 def hyper_problem(name: str, hyper: Mapping[str, Any]) -> str | None:
@@ -298,7 +336,10 @@ def _bound_problems(spec: Mapping[str, Any]) -> Iterator[str]:
     features = spec.get("features", [])
     if len(features) > LIST_MAX:
         yield f"features may name at most {LIST_MAX} layers in a spec from another site, not {len(features)}"
-    for layer in (*features, spec.get("head", "")):
+    learning = (*spec.get("frozen", ()), *spec.get("adapters", {}).get("layers", ()))
+    if len(learning) > LIST_MAX:
+        yield f"frozen and adapters may name at most {LIST_MAX} layers in a spec from another site, not {len(learning)}"
+    for layer in (*features, spec.get("head", ""), *learning):
         if len(layer) > TEXT_MAX:
             yield f"a layer name may have at most {TEXT_MAX} characters in a spec from another site"
 

@@ -41,6 +41,8 @@ class Tapped(Network):
         True
     """
 
+    layer_prefix = "network."
+
     def __init__(
         self,
         network: nn.Module,

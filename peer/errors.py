@@ -38,7 +38,7 @@ class UsageError(PeerError):
 class ConfigError(PeerError):
     exit_code = 3
     meaning = "a configuration file is missing or wrong, or a Python package is missing"
-    usual_remedy = "correct the key; deploy/examples explains each one"
+    usual_remedy = "correct the key; `mhfl-peer help reference` explains each one"
 
 
 class CertificateError(PeerError):

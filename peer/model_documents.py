@@ -59,4 +59,6 @@ class ModelLayers(TypedDict):
     features: Annotated[list[str], "layers to compare, shallow to deep"]
     head: Annotated[str | None, "the layer that gives the prediction"]
     problem: Annotated[str | None, "why nothing can be proposed"]
+    weights: Annotated[str | None, "the folder of the MONAI bundle whose network it is, where that has weights"]
+    weights_sha256: Annotated[str | None, "the digest of its file of weights"]
     layers: Annotated[list[LayerDescription], "in the order of construction"]

@@ -17,6 +17,15 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that rewrites transcripts and the page of mistakes."""
+    parser.addoption(
+        "--rewrite-scenarios",
+        action="store_true",
+        help="write every transcript, and deploy/mistakes.md, as the program is now; read the difference first",
+    )
+
+
 def pytest_configure() -> None:
     """Let the programs under test hear Ctrl-C where a shell began the suite in the background, deaf to it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -58,3 +67,9 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
 
     yield install
     find_plan.cache_clear()
+
+
+@pytest.fixture
+def rewrite(request: pytest.FixtureRequest) -> bool:
+    """Whether to write the expected texts as they are now."""
+    return bool(request.config.getoption("--rewrite-scenarios", default=False))

@@ -52,6 +52,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evidence": ("peer.cli.evidence:evidence", "Show proofs that a site signed two artifacts for one round."),
     "events": ("peer.cli.watch:events", "Show the journal's newest rows, or why a round went as it did."),
     "scalars": ("peer.cli.scalars:scalars", "Write losses, metrics and traffic for TensorBoard or MLflow."),
+    "bugreport": (
+        "peer.cli.bugreport:bugreport",
+        "Write versions, settings, log tails and findings to one file, without keys and data.",
+    ),
     "plan": ("peer.cli.plan:plan", "Show who receives from whom in the coming rounds."),
     "simulate": (
         "peer.cli.simulate:simulate",

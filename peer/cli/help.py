@@ -23,6 +23,7 @@ TOPICS: Mapping[str, str] = {
     "data": "data.md",
     "model": "model.md",
     "audit": "audit.md",
+    "mistakes": "mistakes.md",
     "guarantees": "guarantees.md",
     "reference": "reference.md",
     "prometheus": "prometheus/README.md",

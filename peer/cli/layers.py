@@ -9,6 +9,7 @@ from typing import Any
 
 from models.spec import HYPER, installed_model
 from peer.cli import output
+from peer.config.monai_bundle import BundleNetwork
 from peer.errors import UsageError
 from peer.model_documents import ModelLayers
 
@@ -19,11 +20,25 @@ KINDS_SHOWN_MAX = 200
 
 
 def describe_layers(
-    name: str, input_size: Sequence[int], *, in_channels: int, classes: int, hyper: Mapping[str, Any]
+    name: str,
+    input_size: Sequence[int],
+    *,
+    in_channels: int,
+    classes: int,
+    hyper: Mapping[str, Any],
+    bundle: BundleNetwork | None,
 ) -> ModelLayers:
-    """The layers of a network with their shapes, and the proposed names; ``UsageError`` where it cannot run."""
+    """The layers of a network with their shapes, and the proposed names; ``UsageError`` where it cannot run.
+
+    Args:
+        bundle: the network of the MONAI bundle that ``name`` is the folder of.
+    """
     from models.layers import list_layers
 
+    weights, sha256 = None, None
+    if bundle is not None:
+        weights, sha256 = (name, bundle.weights_sha256) if bundle.weights_sha256 else (None, None)
+        name, hyper = bundle.name, {**bundle.hyper, **hyper}
     try:
         report = list_layers(name, input_size, in_channels=in_channels, classes=classes, hyper=hyper)
     except ValueError as error:
@@ -37,6 +52,8 @@ def describe_layers(
         "features": list(report.features),
         "head": report.head,
         "problem": report.problem,
+        "weights": weights,
+        "weights_sha256": sha256,
         "layers": [
             {
                 "name": layer.name,
@@ -94,6 +111,9 @@ def model_lines(document: Mapping[str, Any]) -> list[str]:
         lines.append(f"features = {json.dumps(document['features'])}")
     if document["head"]:
         lines.append(f"head = {json.dumps(document['head'])}")
+    if document["weights"]:
+        lines.append(f"weights = {json.dumps(document['weights'])}")
+        lines.append(f"weights_sha256 = {json.dumps(document['weights_sha256'])}")
     if document["hyper"]:
         lines += ["", "[model.parameters]"]
         lines += [f"{key} = {json.dumps(value)}" for key, value in document["hyper"].items()]

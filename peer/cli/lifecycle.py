@@ -111,7 +111,7 @@ def _act(folder: SiteFolder, action: str) -> Any:
     except DaemonDown as error:
         holder = folder.holder()
         if holder is None:
-            raise
+            raise DaemonDown(f"the daemon of {folder.site} does not run") from error
         reason = f"process {holder} holds {folder.site} and does not answer"
         remedy = "it starts, ends, is busy or is stopped (SIGSTOP): look again, then see its log"
         raise DaemonDown(reason, remedy) from error

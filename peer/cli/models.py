@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import click
@@ -12,6 +13,7 @@ import click
 from models.spec import HYPER, ONE_DIMENSIONAL, suggestion
 from peer.cli import output, rendering, shared_options
 from peer.cli.layers import SIDE, describe_layers, render_layers
+from peer.config.monai_bundle import is_bundle, read_bundle
 from peer.core.tasks import CLASSIFYING, METRICS
 from peer.errors import UsageError
 from peer.model_documents import ModelDescription, ModelLayers, ModelList
@@ -69,7 +71,8 @@ def models(
     as_json: bool,
 ) -> None:
     """List the networks; with --task, show also parameters, operations, shapes and bytes of each;
-    with --layers, the layers of one network: one of these, monai.networks.nets.NAME or module:Class.
+    with --layers, the layers of one network: one of these, monai.networks.nets.NAME, module:Class
+    or the folder of a MONAI bundle.
 
     \b
     mhfl-peer models
@@ -100,7 +103,10 @@ def models(
 
 
 def _layers(name: str, sizes: Mapping[str, int | None], input_size: str | None, settings: Sequence[str]) -> ModelLayers:
-    """The layers of the network of ``--layers``, at the sizes of the options or at usual ones."""
+    """The layers of the network of ``--layers``, at the sizes of the options, of a bundle, or at usual ones."""
+    bundle = read_bundle(Path(name)) if is_bundle(Path(name)) else None
+    if bundle is not None:
+        sizes = {key: bundle.sizes.get(key) if size is None else size for key, size in sizes.items()}
     dims = sizes["spatial_dims"]
     if input_size is None:
         if dims is None:
@@ -116,7 +122,7 @@ def _layers(name: str, sizes: Mapping[str, int | None], input_size: str | None, 
         except ValueError:
             hyper[key] = text  # MONAI's names of blocks and norms are plain words
     channels, classes = sizes["in_channels"] or 1, sizes["classes"] or 2
-    return describe_layers(name, space, in_channels=channels, classes=classes, hyper=hyper)
+    return describe_layers(name, space, in_channels=channels, classes=classes, hyper=hyper, bundle=bundle)
 
 
 def family(name: str) -> str:

@@ -21,6 +21,7 @@ STATE_STYLE = {
     "finished": "dim",
     "new": "yellow",
     "down": "red",
+    "unresponsive": "red",
     "unreadable": "red",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from peer.config.schema import is_loopback
+from peer.config.site_tables import is_loopback
 from peer.config.toml import split_address
 from peer.core.tasks import ROWS_COLUMNS
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from peer.config.schema import EgressConfig, FederationConfig, LimitsConfig
+from peer.config.schema import FederationConfig
+from peer.config.site_tables import EgressConfig, LimitsConfig
 from peer.core import limits
 from peer.core.roster import RoundKey, SiteName
 from peer.core.rules import PaceRules, Rules

@@ -4,142 +4,44 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import ipaddress
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 
 from models.spec import HYPER
 from peer.config import toml
+from peer.config.site_tables import (
+    ConnectConfig,
+    DataConfig,
+    DiscoveryConfig,
+    EgressConfig,
+    LimitsConfig,
+    MetricsConfig,
+    ModelConfig,
+    TrainingConfig,
+)
 from peer.config.toml import (
     Address,
     Count,
     Listen,
     Loose,
     NotNegative,
-    ProxyUrl,
     Seconds,
-    Share,
     StrictTable,
     key_problem,
-    matching,
-    split_address,
     suggestion,
 )
+from peer.config.value_types import DIGEST, ClassName, Digest, Name
 from peer.core import limits, roster, rules
-from peer.core.plan import METHOD_KEYS, AggregateRule, Kind, Plan, Unit, Value, Work
+from peer.core.plan import METHOD_KEYS, AggregateRule, Plan, Unit, Value, Work
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.errors import ConfigError
 from peer.methods.registry import PLANS, find_plan, method_names
 
-
-class EgressConfig(StrictTable):
-    """``[egress]`` of site.toml: which artifacts, figures and sizes may leave the site.
-
-    ``evaluate`` lets other sites evaluate this site's model, and this site theirs. The site reports
-    no figure of a test split with fewer than ``evaluation_samples_min`` samples. ``reexport`` lets
-    other sites include the artifacts that they received from this site in the models that they
-    export.
-    """
-
-    kinds: Annotated[tuple[Kind, ...], Loose] | None = None
-    receivers: Annotated[tuple[str, ...], Loose] = ("*",)
-    bytes_per_round_max: Count | None = None
-    evaluate: bool = False
-    evaluation_samples_min: Count = limits.EVALUATION_SAMPLES_MIN
-    training_set_size: bool = False
-    reexport: bool = False
-
-    def permitted_kinds(self, plan: Plan) -> tuple[Kind, ...]:
-        """The artifact kinds that may leave: those listed or, without a list, the method's own."""
-        listed = plan.sends if self.kinds is None else self.kinds
-        return tuple(kind for kind in listed if kind not in plan.never_leaves)
-
-    def permits_receiver(self, name: str) -> bool:
-        """Whether the site of this name may receive anything."""
-        return "*" in self.receivers or name in self.receivers
-
-
-class DiscoveryConfig(StrictTable):
-    """``[discovery]`` of site.toml: whether the site announces its address on the local network and
-    looks for peers.
-
-    Discovery yields addresses only: certificates prove which site answers at one.
-    """
-
-    zeroconf: bool = False
-
-
-class MetricsConfig(StrictTable):
-    """``[metrics]`` of site.toml: the address at which Prometheus scrapes the daemon.
-
-    Without one there is no endpoint.
-    The endpoint has no password and no TLS: any address but a loopback one needs ``public``.
-    """
-
-    listen: Listen | None = None
-    public: bool = False
-
-    @model_validator(mode="after")
-    def _public_where_reachable(self) -> Self:
-        if self.listen is not None and not self.public and not is_loopback(split_address(self.listen)[0]):
-            raise key_problem(
-                "listen",
-                f"{self.listen} can be reached by others, without a password; "
-                "take 127.0.0.1, or say `public = true` if that is meant",
-            )
-        return self
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host; of names, only ``localhost`` counts as such."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-CLASS_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-MODEL_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
-DIGEST = re.compile(r"[0-9a-f]{64}")
-DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 PACE = rules.PaceRules()
-NAME_LENGTH_MAX = 32
-"""Of a site or a federation, as `peer.core.roster.SITE_NAME` has it."""
-
-
-def _digest(text: str) -> str:
-    """A digest in hex; other programs write capitals and colons, which are accepted."""
-    return roster.sha256(text.replace(":", "").lower())
-
-
-def _model_name(text: str) -> str:
-    if not MODEL_NAME.fullmatch(text):
-        hint = suggestion(text, HYPER) if "." not in text and ":" not in text else ""
-        raise ValueError(f"{text!r} is not a model's name or package.module:Class{hint}")
-    return text
-
-
-def _name(text: str) -> str:
-    if not roster.SITE_NAME.fullmatch(text):
-        plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
-        guess = re.sub("[^a-z0-9]+", "-", plain)[:NAME_LENGTH_MAX].strip("-")
-        raise ValueError(
-            f"name {text!r} must be 1 to {NAME_LENGTH_MAX} lower-case letters, digits or hyphens, with no hyphen at "
-            "either end" + (f" (such as {guess!r})" if guess else "")
-        )
-    return text
-
-
-Name = Annotated[str, AfterValidator(_name)]
-ModelName = Annotated[str, AfterValidator(_model_name)]
-Digest = Annotated[str, AfterValidator(_digest)]
-ClassName = Annotated[str, matching(CLASS_NAME, "package.module:Class")]
 
 
 class TaskConfig(StrictTable):
@@ -426,103 +328,6 @@ def _plan(method: str, package: object) -> Plan:
     return find_plan(method, package)
 
 
-class AugmentationConfig(StrictTable):
-    """``[data.augmentation]``: random changes of training samples; with all zero there are none.
-
-    Without ``flip``, images flip with probability 0.5, and signals never.
-    """
-
-    flip: Share | None = None
-    rotate_degrees: Annotated[float, Field(ge=0, le=180)] = 15.0
-    translate_share: Share = 0.05
-    scale_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    probability: Share = 0.8
-
-
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Millimetres = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Intensity = tuple[Literal["window", "range", "percentiles"], Number, Number]
-
-
-def _intensity(intensity: Intensity) -> Intensity:
-    """A window has a width, the other kinds their lower number first."""
-    kind, first, second = intensity
-    if kind == "window" and second <= 0:
-        raise ValueError(f'a window is its centre and its width, such as ["window", 40, 400], not {second:g}')
-    if kind != "window" and first >= second:
-        raise ValueError(f"runs from {first:g} to {second:g}; write the lower number first")
-    if kind == "percentiles" and not (first >= 0 and second <= 100):
-        raise ValueError('percentiles are from 0 to 100, such as ["percentiles", 0.5, 99.5]')
-    return intensity
-
-
-def _orientation(text: str) -> str:
-    """``stored``, or three directions such as ``RAS``, one along each axis of the body."""
-    if text == "stored" or sorted(AXIS_OF.get(letter, "") for letter in text) == sorted({*AXIS_OF.values()}):
-        return text
-    raise ValueError('write three directions such as "RAS" (right, anterior, superior), or "stored"')
-
-
-AXIS_OF = {"R": "x", "L": "x", "A": "y", "P": "y", "S": "z", "I": "z"}
-
-
-class DataConfig(StrictTable):
-    """``[data]``: the samples; paths are relative to site.toml's folder.
-
-    Only super-resolution has ``scale``, only volumes an ``orientation``.
-    """
-
-    datalist: str = "datalist.json"
-    root: str | None = None
-    public: str | None = None
-    input_size: Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3, examples=[[224, 224]])]
-    regions: str | None = None
-    unreadable_share_max: Share = 0.05
-    cache: Literal["memory", "disk", "none"] = "memory"
-    validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    normalise: Literal["none", "zscore", "unit"] = "none"
-    orientation: Annotated[str, AfterValidator(_orientation)] | None = None
-    spacing: Annotated[tuple[Millimetres, ...], Loose, Field(min_length=1, max_length=3)] | None = None
-    scale: Literal[2, 4, 8] | None = None
-    intensity: Annotated[Intensity, Loose, AfterValidator(_intensity)] | None = None
-    augmentation: AugmentationConfig = AugmentationConfig()
-
-
-class ModelConfig(StrictTable):
-    name: ModelName = "resnet10"
-    parameters: dict[str, JsonValue] = Field(default_factory=dict)
-    features: Annotated[tuple[str, ...], Loose] = ()
-    head: str | None = None
-
-
-class TrainingConfig(StrictTable):
-    device: Annotated[str, matching(DEVICE, "auto, cpu, cuda or cuda:N")] = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
-    threads: Count = 1
-    batch_size: Count = 8
-    checkpoint_s: Seconds = limits.CHECKPOINT_S
-    hang_s: Seconds = limits.HANG_S
-    probe_ratio_max: NotNegative = limits.PROBE_RATIO_MAX
-
-
-class LimitsConfig(StrictTable):
-    """``[limits]`` of site.toml: what the site takes from others, in multiples of what is its own."""
-
-    received_ratio_max: NotNegative = limits.RECEIVED_RATIO_MAX
-
-
-class ConnectConfig(StrictTable):
-    """``[connect]`` of site.toml: the HTTP proxy through which this site dials its peers.
-
-    ``proxy`` is ``none``, ``environment`` or ``http://host:port``; ``peers`` has the same for single
-    sites. The file has ``user:password`` for all of them.
-    """
-
-    proxy: ProxyUrl = "none"
-    peers: dict[Name, ProxyUrl] = Field(default_factory=dict)
-    password_file: str | None = None
-
-
 class SiteConfig(StrictTable):
     """``site.toml``. Use ``load``, which also remembers the file's path."""
 
@@ -530,6 +335,7 @@ class SiteConfig(StrictTable):
     refuse_certificates: Annotated[tuple[Digest, ...], Loose] = ()
     allow_models: Annotated[tuple[ClassName, ...], Loose] = ()
     addresses: dict[Name, Address] = Field(default_factory=dict)
+    base_weights: dict[Digest, str] = Field(default_factory=dict)
     data: DataConfig
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()

@@ -204,7 +204,7 @@ def _problem(details: ErrorDetails, model: type[BaseModel]) -> str:
         return f"{key}: {context['error']}"
     example = _example(model, details["loc"]) if kind in TYPE_ERRORS else ""
     if kind == "missing":
-        return f"{key} is missing" + (f", such as {details['loc'][-1]} = {example}" if example else "")
+        return f"{key} is missing" + (f"; write, for example, {details['loc'][-1]} = {example}" if example else "")
     if kind in EXPECTED:
         bounds = {name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()}
         expected = EXPECTED[kind].format(key=key, **bounds) + (f" such as {example}" if example else "")

@@ -125,7 +125,10 @@ class ArtifactRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class Initialised(Event):
-    """The initial model exists: ``state`` is its checkpoint, ``artifact`` the part that may be shared."""
+    """The initial model exists: ``state`` is its checkpoint, ``artifact`` the part that may be shared.
+
+    ``weights`` says how the pretrained weights fit it, if there are any.
+    """
 
     generation: int
     attempt: int
@@ -134,6 +137,7 @@ class Initialised(Event):
     samples: Mapping[str, int]
     threads: int
     device: str
+    weights: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

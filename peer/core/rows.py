@@ -44,6 +44,7 @@ class InitialisedRow(JournalRow):
     threads: int = 0
     device: str = ""
     publish: int | None = None
+    weights: str | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

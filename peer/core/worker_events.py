@@ -45,6 +45,7 @@ def initialise(site: SiteState, event: events.Initialised) -> None:
         samples=event.samples,
         threads=event.threads,
         device=event.device,
+        weights=event.weights,
         publish=1 if site.rules.plan.published == "commit" else None,
     )
     site.persist(row)

@@ -10,7 +10,7 @@ from peer.core.status import PeerWait
 from peer.dashboard import chart
 from peer.dashboard.collect import FederationSnapshot
 from peer.dashboard.elements import Markup, clock, size, table, text, time_of_day
-from peer.dashboard.ring import NAMED_MAX, STATE_CLASSES, draw_ring, phase_words
+from peer.dashboard.ring import NAMED_MAX, STATE_CLASSES, STATE_WORDS, draw_ring, phase_words
 from peer.records.documents import FederationOverview, OverviewRow, Route, RouteState
 from peer.records.history import duration
 from peer.records.snapshot import SiteSnapshot
@@ -20,7 +20,7 @@ STYLE = Path(__file__).with_name("page.css")
 SCRIPT = Path(__file__).with_name("refresh.js")
 SHORT = 12
 """How many digits of a digest a page shows."""
-STATE_WORDS: Mapping[RouteState, str] = {
+ROUTE_WORDS: Mapping[RouteState, str] = {
     "arrived": "arrived",
     "moving": "under way",
     "waiting": "waited for",
@@ -114,12 +114,12 @@ def _attention(overview: FederationOverview) -> Iterator[str]:
 
 
 def _route_key(overview: FederationOverview) -> str:
-    states = sorted({route["state"] for route in overview["routes"]}, key=list(STATE_WORDS).index)
+    states = sorted({route["state"] for route in overview["routes"]}, key=list(ROUTE_WORDS).index)
     if not states:
         return '<p class="note">In this round, no site sends to another.</p>'
     sample = '<svg width="30" height="10" aria-hidden="true"><g class="route {0}"><path d="M1 5H29"/></g></svg>'
     return (
-        f'<p class="key">{"".join(f"<span>{sample.format(state)}{STATE_WORDS[state]}</span>" for state in states)}</p>'
+        f'<p class="key">{"".join(f"<span>{sample.format(state)}{ROUTE_WORDS[state]}</span>" for state in states)}</p>'
     )
 
 
@@ -137,9 +137,7 @@ def _sites(overview: FederationOverview) -> str:
 
 
 def _state(row: OverviewRow) -> Markup:
-    word = {"down": "not running", "unknown": "not heard yet", "new": "not begun", "heard": "running"}.get(
-        row["state"], row["state"]
-    )
+    word = "running" if row["state"] == "heard" else STATE_WORDS.get(row["state"], row["state"])
     ago = f" for {duration(row['last_seen_s'])}" if row["state"] == "silent" and row["last_seen_s"] is not None else ""
     return Markup(f'<span class="state {STATE_CLASSES[row["state"]]}">{text(word + ago)}</span>')
 
@@ -178,7 +176,7 @@ def _bytes(route: Route) -> str | None:
 def _route_state(route: Route) -> str:
     share = f", {route['share']:.0%}" if route["share"] is not None else ""
     reason = f": {route['sender']} {route['reason']}" if route["reason"] else ""
-    return f"{STATE_WORDS[route['state']]}{share}{reason}"
+    return f"{ROUTE_WORDS[route['state']]}{share}{reason}"
 
 
 def _waits(overview: FederationOverview) -> Iterator[str]:

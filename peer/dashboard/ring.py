@@ -13,12 +13,12 @@ from peer.web_page import escape
 
 NAMED_MAX = 8
 """With more sites, the nodes have the numbers of the table's rows instead of names."""
-NAME_LENGTH_MAX = 16
+NAME_LENGTH_MAX = 12
 RADIUS, NODE, LABEL_GAP = 92.0, 15.0, 8.0
-LETTER, LINE = 7.4, 16.0
+LETTER, LINE = 9.4, 16.0
 """Width of a letter and height of a line of a label, in the units of the picture."""
-NOTE_LENGTH_MIN = 12
-SPACING = 36.0
+NOTE_LENGTH_MIN = 9
+SPACING = 44.0
 """Between the centres of two neighbours that only have numbers."""
 BEND = 0.16
 """How far a route bends aside, as a share of its length: two routes between the same sites do not meet."""
@@ -32,8 +32,16 @@ STATE_CLASSES: dict[OwnState | PeerState, str] = {
     "absent": "unknown",
     "silent": "lost",
     "down": "lost",
+    "unresponsive": "lost",
     "unreadable": "lost",
 }
+STATE_WORDS: dict[OwnState | PeerState, str] = {
+    "down": "not running",
+    "unresponsive": "no answer",
+    "unknown": "not heard yet",
+    "new": "not begun",
+}
+"""What people read, where it is not the state itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,7 @@ def _node(node: Node, *, named: bool) -> Iterator[str]:
     row = node.row
     yield f'<g class="site {STATE_CLASSES[row["state"]]}"><title>{escape(one_line(_words(row)))}</title>'
     yield f'<circle cx="{node.x:.1f}" cy="{node.y:.1f}" r="{NODE}"/>'
-    if row["progress"] is not None:
+    if named and row["progress"] is not None:
         yield _progress(node, min(max(row["progress"], 0.0), 1.0))
     inside = str(node.number) if not named else {"lost": "!", "unknown": "?"}.get(STATE_CLASSES[row["state"]], "")
     if inside:
@@ -146,7 +154,7 @@ def phase_words(row: OverviewRow) -> str:
     if row["state"] in ("running", "heard"):
         share = f" {row['progress']:.0%}" if row["progress"] is not None else ""
         return f"{row['phase'] or row['state']}{share}"
-    return {"down": "not running", "unknown": "not heard yet", "new": "not begun"}.get(row["state"], row["state"])
+    return STATE_WORDS.get(row["state"], row["state"])
 
 
 def _words(row: OverviewRow) -> str:

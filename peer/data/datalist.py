@@ -30,6 +30,8 @@ SELF_LABELLED = frozenset({"super_resolution"})
 SPREADSHEETS = frozenset({".xlsx", ".xls", ".ods"})
 TABLES = frozenset({".csv", ".tsv", ".tab", ".txt"}) | SPREADSHEETS
 """Endings of files that people list samples in, and that are no datalists."""
+UNREADABLE = "sample unreadable:"
+"""Begins the line of the worker's log about a sample that is left out."""
 
 NAMES_SHOWN_MAX = 5  # a problem that a thousand files share is still one line
 
@@ -177,6 +179,8 @@ def _parse_entry(entry: Any, folder: Path, task: str) -> Sample | str:
         return f"'image' must be a path or a list of paths, not {entry.get('image')!r}"
     label, subject = entry.get("label"), entry.get("subject")
     if task in CLASSIFYING:
+        if "label" not in entry:
+            return f"{images[0]} has no 'label'; write a class number (0, 1, ...)"
         if not isinstance(label, int) or isinstance(label, bool):
             return f"'label' of {images[0]} must be a class number (0, 1, ...), not {label!r}"
     elif not (isinstance(label, str) and label) and not (label is None and task in SELF_LABELLED):

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from peer import errors
-from peer.config.schema import FederationConfig, SiteConfig, is_loopback
+from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
+from peer.config.site_tables import is_loopback
 from peer.config.toml import split_address
 from peer.core import limits
 from peer.core.messages import EvaluationResult, Heartbeat, Hello, SignedManifest

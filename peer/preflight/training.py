@@ -19,6 +19,7 @@ from peer.config.site_folder import SiteFolder
 from peer.core import commands, events, limits, worker_protocol
 from peer.core.roster import SiteName
 from peer.daemon.worker_process import WorkerProcess, describe_exit
+from peer.data.datalist import UNREADABLE
 from peer.preflight.finding import Finding
 from peer.records.history import duration, size
 
@@ -34,7 +35,7 @@ REMEDIES = {
     "divergence": "lower learning_rate in the stage's table of federation.toml, or look for extreme values in the data",
     "memory": "lower [training] batch_size or [data] input_size in site.toml, or take a smaller [model]",
 }
-UNREADABLE = re.compile(r"sample unreadable: image=(?P<image>.*?) reason=(?P<reason>.*)")
+LEFT_OUT = re.compile(UNREADABLE + r" image=(?P<image>.*?) reason=(?P<reason>.*)")
 """The worker's log line about a sample."""
 PADDING_SHARE_MAX = 0.5
 """Of a model's weights that see padding alone: from here on, most of its traffic says nothing."""
@@ -86,7 +87,7 @@ async def rehearse(
                 rehearsed = await _next_answer(answers, REHEARSAL_S)
             finally:
                 await worker_process.close()
-            unreadable = UNREADABLE.search(log.read_text(errors="replace"))
+            unreadable = LEFT_OUT.search(log.read_text(errors="replace"))
     except OSError as error:  # no temporary folder, or no room in it
         text = f"a temporary folder cannot be used: {error}"
         return Trial((Finding("worker", "failure", text, TEMPORARY),))
@@ -122,6 +123,8 @@ def _describe_start(answer: events.Initialised, site: SiteConfig, first: re.Matc
     sent = f", {size(answer.artifact.bytes)} a {answer.artifact.kind}" if answer.artifact is not None else ""
     text = f"{site.model.name} on {answer.device} with {answer.threads} threads{sent}, {unreadable} unreadable samples"
     text += f", such as {first['image']}: {first['reason']}" if first is not None else ""
+    if answer.weights is not None:
+        text += f"; {site.model.weights}: {answer.weights}"
     remedies = ["replace it, or take it out of the datalist; `data validate` names the others"] if unreadable else []
     if site.training.precision == "bf16" and answer.device.startswith("cpu"):
         text += ", in bf16"

@@ -14,7 +14,7 @@ from peer.core.status import PeerState, PeerStatus, PeerWait, SiteStatus
 from peer.documents import LedgerHead
 
 RouteState = Literal["planned", "waiting", "moving", "arrived", "missing"]
-OwnState = Literal["running", "down", "finished", "new", "unreadable"]
+OwnState = Literal["running", "unresponsive", "down", "finished", "new", "unreadable"]
 
 
 class SourceRecord(TypedDict):
@@ -162,7 +162,8 @@ class OverviewRow(TypedDict):
     seen_by: Annotated[str, "the site that says this; itself where it lives on this machine"]
     state: Annotated[
         OwnState | PeerState,
-        "of a site of this machine `running`, `down`, `finished`, `new` or `unreadable`; of another one as in `peers`",
+        "of a site of this machine `running`, `unresponsive`, `down`, `finished`, `new` or `unreadable`; of another "
+        "one as in `peers`",
     ]
     round: Annotated[int | None, "round in progress, or the last one that is over"]
     phase: Annotated[str | None, "what the site does"]
@@ -220,6 +221,22 @@ class EgressReported(TypedDict):
     problems: Annotated[list[str], "contradictions; with one, the command exits with 18"]
 
 
+class BugReportMember(TypedDict):
+    """A file of a bug report."""
+
+    name: Annotated[str, "its name"]
+    bytes: Annotated[int, "its size"]
+    meaning: Annotated[str, "what it is"]
+
+
+class BugReported(TypedDict):
+    """The bug report that was written."""
+
+    site: Annotated[str, "this site"]
+    file: Annotated[str, "the zip file"]
+    members: Annotated[list[BugReportMember], "what is in it"]
+
+
 class HealthDocument(TypedDict):
     """Whether the daemon of a site works."""
 
@@ -248,6 +265,7 @@ DOCUMENTS: Mapping[str, Any] = {
     "overview": list[FederationOverview],
     "dashboard": DashboardServed,
     "egress report": EgressReported,
+    "bugreport": BugReported,
     "health": HealthDocument,
     "pause": ActionDocument,
     "resume": ActionDocument,

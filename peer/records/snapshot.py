@@ -178,7 +178,7 @@ def _own_row(snapshot: SiteSnapshot, statuses: Sequence[SiteStatus]) -> Overview
     return {
         "site": status["site"],
         "seen_by": status["site"],
-        "state": "running" if running else DOWN_STATES.get(status["phase"], "down"),
+        "state": _own_state(status),
         "round": status["round"],
         "phase": status["phase"] if running else None,
         "progress": training["step"] / max(training["steps"], 1) if training else None,
@@ -189,6 +189,12 @@ def _own_row(snapshot: SiteSnapshot, statuses: Sequence[SiteStatus]) -> Overview
         "refuses": refuses,
         "failure": status["failure"],
     }
+
+
+def _own_state(status: SiteStatus) -> OwnState:
+    if status["daemon"] == "down":
+        return DOWN_STATES.get(status["phase"], "down")
+    return status["daemon"]
 
 
 def _unreadable_row(name: str, problem: str) -> OverviewRow:
@@ -229,6 +235,8 @@ def _attention(snapshot: SiteSnapshot, here: Collection[str]) -> Iterator[Attent
 
     if status["daemon"] == "down" and status["phase"] == "down":
         yield item("its daemon does not run; start it with `mhfl-peer start`, unless it is meant to be down")
+    if status["daemon"] == "unresponsive":
+        yield item("its daemon runs but does not answer; see its log, and if it stays so, kill it and start it again")
     if status["failure"]:
         yield item(f"its training has failed: {status['failure']}; correct that, then run `mhfl-peer resume`")
     for phase, text in PHASE_REMARKS.items():

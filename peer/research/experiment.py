@@ -19,7 +19,8 @@ from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 
 from models.spec import HYPER, hyper_problem, installed_model
 from peer.config import toml
-from peer.config.schema import NamedParameters, TaskConfig, TrainingConfig
+from peer.config.schema import NamedParameters, TaskConfig
+from peer.config.site_tables import TrainingConfig
 from peer.config.toml import Count, Loose, Share, StrictTable, key_problem, suggestion
 from peer.core.plan import Plan
 from peer.core.roster import site_name

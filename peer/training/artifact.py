@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 import models
 from models import Network
+from models.learning import base_tensors
 from models.spec import remote_spec_problem
 from peer.core import commands
 from peer.core.commands import Source
@@ -29,6 +30,7 @@ from peer.files import artifact_path, write_file
 from peer.training.errors import UnusableArtifact, UnusableConfigurationError
 from peer.training.settings import TaskSettings
 from peer.training.tensors import State, describe, non_finite, pack, unpack
+from peer.training.weights import load_base, refuse_base
 
 
 def write_artifact(
@@ -57,6 +59,9 @@ def write_artifact(
 
 ArtifactTensors = Callable[[Network], Collection[str]]
 """The names in a network's state that its artifact holds."""
+
+Bases = Callable[[str], State]
+"""Gives the tensors of the file of weights with this digest; ``ValueError`` where the site has none."""
 
 BuildReceived = Callable[[nn.Module, Collection[str]], nn.Module]
 """Builds the network that travels with a head, from the head and the names of that network's state;
@@ -91,6 +96,7 @@ def read_network(
     task: TaskSettings,
     *,
     allow: Collection[str],
+    bases: Bases = refuse_base,
     check: Callable[[Network], None] = lambda network: None,
 ) -> Network:
     """A received model, built on the CPU and loaded.
@@ -105,6 +111,7 @@ def read_network(
         source: the artifact.
         task: of the federation.
         allow: classes beyond the registry that its spec may name.
+        bases: the site's weights, of which the artifact leaves out what does not learn.
         check: raises ``ValueError`` for a network, still on the meta device, that costs too much.
 
     Raises:
@@ -113,10 +120,13 @@ def read_network(
     with _blame_artifact(source):
         network = _build_on_meta(source.artifact, task, allow)
         check(network)
+        base = bases(source.artifact.spec["base"]) if base_tensors(network) else {}
         expected = _select(network, _all_names)
         state = _read_state_file(folder, source.artifact, expected)
-    network = models.build(source.artifact.spec)
-    network.load_state_dict(state)
+        network = models.build(source.artifact.spec)
+        if base:
+            load_base(network, base)
+    network.load_state_dict(network.state_dict() | state)
     return network
 
 
@@ -188,7 +198,7 @@ def head_names(network: Network) -> list[str]:
 
 
 def _all_names(network: Network) -> list[str]:
-    return list(network.state_dict())
+    return [name for name in network.state_dict() if name not in base_tensors(network)]
 
 
 @contextmanager
@@ -240,7 +250,7 @@ def _bounded_construction() -> Iterator[None]:
 
 def _select(network: Network, artifact_tensors: ArtifactTensors) -> State:
     """The part of the network's state that its artifact holds."""
-    names = set(artifact_tensors(network))
+    names = set(artifact_tensors(network)) - base_tensors(network)
     return {name: tensor for name, tensor in network.state_dict().items() if name in names}
 
 

@@ -11,6 +11,7 @@ from torch import nn
 import models
 from models import Network, Output
 from models.footprint import count_operations
+from models.learning import base_tensors
 from peer.core.commands import Source
 from peer.core.limits import RECEIVED_OPERATIONS_FLOOR, STEPS_MAX
 from peer.core.messages import Artifact
@@ -153,6 +154,7 @@ class ArtifactExchange:
             UnusableArtifact: a copy is beyond the bounds.
         """
         own, bounds = self._sent_state(self._networks.artifact_network), self._settings.aggregate_bounds
+        sent = {name: tensor for name, tensor in sent.items() if name in own}
         parameters = self._settings.parameters
         replaces = bool(returned) and parameters.get("merge") == "replace"
         states, weights = ([], []) if replaces else ([own], [1.0])
@@ -168,7 +170,14 @@ class ArtifactExchange:
         """A received network, or a received head, joined with the network that travels with it."""
         settings, averaged_with_head = self._settings, self._method.averaged_with_head
         if settings.plan.artifact != "head":
-            return read_network(settings.artifacts, source, settings.task, allow=allow, check=self._check_operations)
+            return read_network(
+                settings.artifacts,
+                source,
+                settings.task,
+                allow=allow,
+                bases=self._networks.base_weights.of,
+                check=self._check_operations,
+            )
         if averaged_with_head is None:
             return read_head(settings.artifacts, source, settings.task, allow=allow)[0]
         build = functools.partial(averaged_with_head.build_received, self._networks.build_context, source.origin)
@@ -237,7 +246,7 @@ class ArtifactExchange:
         return {f"{name}/{key}": tensor for key, tensor in state_of(self._networks.networks[name]).items()}
 
     def _sent_state(self, network: Network) -> State:
-        names = set(self._artifact_tensors(network))
+        names = set(self._artifact_tensors(network)) - base_tensors(network)
         state = {name: tensor for name, tensor in state_of(network).items() if name in names}
         return self._hide_counters(self._hide_class_counts(state))
 

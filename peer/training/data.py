@@ -20,7 +20,7 @@ from peer.core.plan import Work
 from peer.core.seeds import derive
 from peer.core.tasks import CLASSIFYING, ROWS_COLUMNS
 from peer.data.consistency import mixed_orientations
-from peer.data.datalist import Sample, inspect_datalist, named
+from peer.data.datalist import UNREADABLE, Sample, inspect_datalist, named
 from peer.data.image_files import open_image
 from peer.errors import ConfigError
 from peer.files import clear_unfinished, write_file
@@ -129,13 +129,14 @@ def load_data(settings: TrainingSettings, seed: Seed, *, check_halt: Callable[[]
         "validation": [sample for sample in datalist.training if sample.name in held_out],
         "test": list(datalist.test),
     }
-    unreadable: list[str] = []
+    unreadable: dict[str, str] = {}
     splits = {name: _read_split(samples, read, settings, unreadable, check_halt) for name, samples in groups.items()}
     total = len(datalist.training) + len(datalist.test)
     if len(unreadable) > data.unreadable_share_max * total:
         raise UnusableDataError(
             f"{len(unreadable)} of {total} samples cannot be read ({named(unreadable)}), more than [data] "
-            f"unreadable_share_max = {data.unreadable_share_max}; the log has the reasons"
+            f"unreadable_share_max = {data.unreadable_share_max}; the first one {next(iter(unreadable.values()))}; the "
+            "log has the other reasons"
         )
     lack = _find_lack(splits["training"], task.kind)
     if lack is not None:
@@ -162,7 +163,7 @@ def _check_orientations(samples: Sequence[Sample], settings: TrainingSettings) -
         return
     if data.image_axes == ROWS_COLUMNS:
         raise UnusableDataError(
-            f'{data.datalist}: {mixed}; set [data] orientation = "RAS", or "stored" if their axes run alike'
+            f'{data.datalist}: {mixed}; set [data] orientation = "RAS", or "stored" if their axes do run alike'
         )
     logger.warning("mixed orientations: %s", mixed)
 
@@ -201,10 +202,10 @@ def _read_split(
     samples: Sequence[Sample],
     read: SampleReader,
     settings: TrainingSettings,
-    unreadable: list[str],
+    unreadable: dict[str, str],
     check_halt: Callable[[], None],
 ) -> DataSplit:
-    """Read the samples once; log and leave out those that fail, and name them in ``unreadable``."""
+    """Read the samples once; log and leave out those that fail, and give their reasons in ``unreadable``."""
     cache = settings.data.cache
     if cache == "disk":
         read = _cache_on_disk(read, settings.home / "cache")
@@ -218,8 +219,8 @@ def _read_split(
         except UnusableConfigurationError:
             raise
         except Exception as error:
-            logger.warning("sample unreadable: image=%s reason=%s", sample.name, " ".join(str(error).split()))
-            unreadable.append(sample.name)
+            unreadable[sample.name] = " ".join(str(error).split())
+            logger.warning("%s image=%s reason=%s", UNREADABLE, sample.name, unreadable[sample.name])
             continue
         readable.append(sample)
         _, target = example

@@ -22,7 +22,9 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
-            raise UnusableConfigurationError(f'[training] device = "{name}": this machine has {count} usable GPUs')
+            raise UnusableConfigurationError(
+                f'[training] device = "{name}": this machine has {count} usable GPUs; take "auto"'
+            )
         device = torch.device("cuda", device.index or 0)
     return device
 

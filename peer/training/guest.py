@@ -25,7 +25,7 @@ from peer.training.data import DataSplit
 from peer.training.device import choose_device, make_reproducible
 from peer.training.errors import UnusableArtifact, UnusableConfigurationError
 from peer.training.metrics import measure
-from peer.training.network import local_spec, probe
+from peer.training.network import BaseWeights, local_spec, probe
 from peer.training.settings import TrainingSettings
 from peer.training.targets import Example, sample_reader
 
@@ -91,7 +91,7 @@ class GuestEvaluator:
             raise UnusableConfigurationError(f"artifact {source.artifact.sha256} is not there any more")
         own = local_spec(settings)
         allow = {*settings.allow_models, *([own["name"]] if source.artifact.spec == own else [])}
-        network = read_network(settings.artifacts, source, settings.task, allow=allow)
+        network = read_network(settings.artifacts, source, settings.task, allow=allow, bases=BaseWeights(settings).of)
         try:
             probe(network, settings.task, settings.data.input_size, scale=settings.data.scale or 1)
         except Exception as error:

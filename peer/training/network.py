@@ -13,13 +13,25 @@ from models import Network, Output
 from peer.core.tasks import CLASSIFYING
 from peer.training.errors import UnusableConfigurationError
 from peer.training.settings import TaskSettings, TrainingSettings
+from peer.training.tensors import State
+from peer.training.weights import read_weights, refuse_base
 
 
 def local_spec(settings: TrainingSettings) -> dict[str, Any]:
     """The spec of the site's own model."""
     table = settings.model
     taps: dict[str, Any] = {key: table[key] for key in ("features", "head") if table.get(key)}
-    return _spec(settings.task, table["name"], table.get("parameters", {}), taps)
+    return _spec(settings.task, table["name"], table.get("parameters", {}), taps | _learning(table))
+
+
+def _learning(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a spec that say what of the network learns."""
+    limits: dict[str, Any] = {}
+    if table.get("adapters"):
+        limits["adapters"] = dict(table["adapters"])
+    elif table.get("freeze"):
+        limits["frozen"] = list(table["freeze"])
+    return limits | {"base": table["weights_sha256"]} if limits else {}
 
 
 def shared_spec(settings: TrainingSettings) -> dict[str, Any] | None:
@@ -30,12 +42,31 @@ def shared_spec(settings: TrainingSettings) -> dict[str, Any] | None:
     name = table.pop("name")
     foreign = name not in models.MODELS
     taps: dict[str, Any] = {key: table.pop(key) for key in ("features", "head") if foreign and key in table}
-    return _spec(settings.task, name, table, taps)
+    # Where all sites train one network, [model] has it, with what of it learns.
+    limits = _learning(settings.model) if settings.plan.shared != "beside" else {}
+    return _spec(settings.task, name, table, taps | limits)
 
 
 def _spec(task: TaskSettings, name: str, hyper: Mapping[str, Any], taps: Mapping[str, Any]) -> dict[str, Any]:
     sizes = {"spatial_dims": task.spatial_dims, "in_channels": task.in_channels, "classes": task.classes}
     return {"name": name, **sizes, "hyper": dict(hyper), **taps}
+
+
+class BaseWeights:
+    """The site's files of weights by SHA-256; each is read once, at its first use."""
+
+    def __init__(self, settings: TrainingSettings) -> None:
+        self._files, self._own = settings.base_weights, settings.model.get("weights_sha256")
+        self._read: dict[str, State] = {}
+
+    def of(self, sha256: str) -> State:
+        """The tensors of the file with this digest; ``ValueError`` says which file the site lacks."""
+        if sha256 not in self._files:
+            return refuse_base(sha256)
+        if sha256 not in self._read:
+            key = "[model] weights" if sha256 == self._own else f"[base_weights] {sha256[:12]}"
+            self._read[sha256] = read_weights(self._files[sha256], sha256, key=key)
+        return self._read[sha256]
 
 
 def build_spec(spec: Mapping[str, Any], where: str) -> Network:

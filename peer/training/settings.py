@@ -8,7 +8,7 @@ daemon passes the same documents.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ class TrainingSettings:
     """All settings that training needs; none changes while it runs.
 
     ``hides_counters``: the number of batches that a layer has seen tells the size of the training
-    set, which the site's policy does not tell.
+    set, which the site's policy does not tell. ``base_weights`` are files of weights by SHA-256.
     """
 
     site: SiteName
@@ -133,6 +133,7 @@ class TrainingSettings:
     received_ratio_max: float = RECEIVED_RATIO_MAX
     shared_model: Mapping[str, Any] | None = None
     sites: tuple[str, ...] = ()
+    base_weights: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def artifacts(self) -> Path:
@@ -169,7 +170,7 @@ class TrainingSettings:
                 Path(setting.base_folder),
                 image_axes=federation.get("image_axes", COLUMNS_ROWS),
             ),
-            model=_without_nulls(site["model"]),
+            model={key: value for key, value in _without_nulls(site["model"]).items() if key != "freeze" or value},
             allow_models=tuple(site.get("allow_models", ())),
             device=training.get("device", "auto"),
             precision=training.get("precision", "fp32"),
@@ -184,8 +185,17 @@ class TrainingSettings:
             received_ratio_max=float(limits.get("received_ratio_max", RECEIVED_RATIO_MAX)),
             aggregate_bounds=aggregate.get("bounds", True),
             sites=tuple(entry["name"] for entry in federation.get("site", ())),
+            base_weights=_base_weights(site, Path(setting.base_folder)),
             shared_model=_shared(federation.get("shared_model"), plan, federation["task"]["kind"]),
         )
+
+
+def _base_weights(site: Mapping[str, Any], folder: Path) -> dict[str, Path]:
+    """The files of weights by digest: those of ``[base_weights]``, and the own model's."""
+    files = dict(site.get("base_weights") or {})
+    if (own := site["model"].get("weights_sha256")) is not None:
+        files[own] = site["model"]["weights"]
+    return {digest: folder / file for digest, file in files.items()}
 
 
 def _without_nulls(document: Mapping[str, Any] | None) -> dict[str, Any]:

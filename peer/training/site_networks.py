@@ -15,10 +15,11 @@ from peer.methods.method import DAM, BuildContext, Method
 from peer.training.checkpoint import Checkpoint, Checkpoints
 from peer.training.data import Seed
 from peer.training.errors import UnusableConfigurationError
-from peer.training.network import build_spec, local_spec, probe, shared_spec
+from peer.training.network import BaseWeights, build_spec, local_spec, probe, shared_spec
 from peer.training.public_set import load_public_images
 from peer.training.settings import TrainingSettings
 from peer.training.tensors import State, state_of
+from peer.training.weights import load_weights
 
 
 class SiteNetworks:
@@ -27,6 +28,10 @@ class SiteNetworks:
     Args:
         seed: the site's. Averaged networks, and the one model of a homogeneous federation, start
             from the same weights at every site instead.
+
+    Attributes:
+        base_weights: the files of weights that this site has.
+        weights_summary: how the weights of ``[model]`` fit, once the local model is built.
     """
 
     def __init__(self, settings: TrainingSettings, method: Method, seed: Seed, checkpoints: Checkpoints) -> None:
@@ -34,13 +39,15 @@ class SiteNetworks:
         self._beside: dict[str, nn.Module] | None = None
         self._loaded = ""  # the name of the checkpoint that networks and moments equal, bit for bit
         self.moments: Mapping[str, State] = {}
+        self.base_weights = BaseWeights(settings)
+        self.weights_summary: str | None = None
 
     @cached_property
     def dam(self) -> Network:
         """The local model: initial until a checkpoint is loaded into it."""
         alike = self._settings.plan.shared != "beside" and self._settings.shared_model is not None
         self._seed_torch("init", alike=alike, role=DAM)
-        network = build_spec(local_spec(self._settings), "[model]")
+        network = self._pretrained(build_spec(local_spec(self._settings), "[model]"))
         if "aggregate" in self._settings.plan.phases and self._settings.plan.artifact == "head":
             self._seed_torch("init", alike=True, role="head")
             for layer in network.head.modules():
@@ -108,6 +115,11 @@ class SiteNetworks:
         """What the method needs to build its networks."""
         settings = self._settings
         spec = shared_spec(settings)
+
+        def build_shared() -> Network:
+            network = build_spec(spec or {}, "[shared_model]")
+            return network if settings.plan.shared == "beside" else self._pretrained(network)
+
         return BuildContext(
             site=settings.site,
             task=settings.task.kind,
@@ -115,7 +127,7 @@ class SiteNetworks:
             parameters=settings.parameters,
             output=self.output,
             shared_output=None if spec is None else self._probe(build_spec(spec, "[shared_model]"), "[shared_model]"),
-            build_shared=lambda: build_spec(spec or {}, "[shared_model]"),
+            build_shared=build_shared,
             spatial_dims=settings.task.spatial_dims,
             in_channels=settings.task.in_channels,
             sites=settings.sites,
@@ -130,6 +142,18 @@ class SiteNetworks:
     def _averaged_with_head(self) -> str | None:
         """The name of the network that travels with the head, if there is one."""
         return None if self._method.averaged_with_head is None else self._method.averaged_with_head.name
+
+    def _pretrained(self, network: Network) -> Network:
+        """The network with what fits of the weights that ``[model]`` names, if it names any."""
+        model = self._settings.model
+        if "weights" not in model:
+            return network
+        state = self.base_weights.of(model["weights_sha256"])
+        try:
+            self.weights_summary = load_weights(network, state).describe()
+        except ValueError as error:
+            raise UnusableConfigurationError(f"[model] weights {model['weights']}: {error}") from error
+        return network
 
     def _probe(self, network: Network, where: str) -> Output:
         try:

@@ -114,6 +114,9 @@ class Trainer:
                 record["shared"] = artifact.sha256
                 if self.settings.plan.published == "commit":
                     record["artifact"] = to_json(artifact)
+            record["weights"] = self.site_networks.weights_summary
+            if record["weights"] is not None:
+                logger.info("weights loaded: file=%s fit=%s", self.settings.model["weights"], record["weights"])
             self.site_networks.write(INITIAL, record, {})
         return events.Initialised(
             generation=command.generation,
@@ -123,6 +126,7 @@ class Trainer:
             samples=record["samples"],
             threads=self.settings.threads,
             device=describe_device(self.device),
+            weights=record.get("weights"),
         )
 
     def _train(self, command: commands.Train) -> events.Event:

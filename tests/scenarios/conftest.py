@@ -347,22 +347,7 @@ class Scenario:
         return self.labels.get(value, str(value))
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that rewrites the transcripts."""
-    parser.addoption(
-        "--rewrite-scenarios",
-        action="store_true",
-        help="write the commands of every transcript as they are now; read the difference before you keep it",
-    )
-
-
 @pytest.fixture
 def scenario() -> Callable[[str], Scenario]:
     """Reads a transcript."""
     return Scenario
-
-
-@pytest.fixture
-def rewrite(request: pytest.FixtureRequest) -> bool:
-    """Whether to rewrite the transcripts."""
-    return bool(request.config.getoption("--rewrite-scenarios", default=False))

@@ -7,6 +7,7 @@ prediction needs.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import platform
@@ -18,13 +19,26 @@ from typing import Any
 from peer.core.tasks import COLUMNS_ROWS, ROWS_COLUMNS
 from peer.core.worker_protocol import from_json
 from peer.data.datalist import Datalist
-from peer.training.settings import DataSettings, TaskSettings, TrainingSettings
+from peer.training.settings import DataSettings, IntensitySettings, TaskSettings, TrainingSettings
 
-SCHEMA = 2
-SCHEMAS_READ = (1, SCHEMA)
-"""Of the facts; a reader refuses another one. The first one named no order of axes."""
+SCHEMA = 3
+SCHEMAS_READ = (1, 2, SCHEMA)
+"""Of the facts; a reader refuses another one. The first one named no order of axes, the second no
+orientation, spacing or intensity.
+"""
 
-LIBRARIES = ("mhfl-peer", "torch", "monai", "numpy", "nibabel", "onnx", "onnxruntime", "onnxscript")
+LIBRARIES = (
+    "mhfl-peer",
+    "torch",
+    "monai",
+    "numpy",
+    "nibabel",
+    "pillow",
+    "pydicom",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+)
 INTENDED_USE = (
     "Research on the task above, with images like this site's. It is not a medical device: no authority has approved "
     "it, and no patient's care may depend on what it says."
@@ -75,6 +89,9 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
             "free_size": free,
             "normalise": data.normalise,
             "scale": data.scale,
+            "orientation": data.orientation or "stored",
+            "spacing": None if data.spacing is None else list(data.spacing),
+            "intensity": None if data.intensity is None else dataclasses.asdict(data.intensity),
             "steps": list(_steps(task, data)),
         },
         "data": {
@@ -120,6 +137,10 @@ def read(text: str, file: Path) -> tuple[dict[str, Any], CardFacts]:
         size = from_json(tuple[int, ...], input_facts["size"], path="input.size")
         if len(size) != task.spatial_dims or min(size) < 1:
             raise ValueError(f"its input size {list(size)} is not one of {task.spatial_dims} dimensions")
+        spacing = input_facts.get("spacing")
+        spacing = None if spacing is None else from_json(tuple[float, ...], spacing, path="input.spacing")
+        intensity = input_facts.get("intensity")
+        intensity = None if intensity is None else from_json(IntensitySettings, intensity, path="input.intensity")
         for key, kind in (("site", str), ("generation", int), ("round", int)):
             from_json(kind, card[key], path=key)
     except (KeyError, TypeError) as error:
@@ -133,6 +154,9 @@ def read(text: str, file: Path) -> tuple[dict[str, Any], CardFacts]:
         normalise=input_facts["normalise"],
         scale=input_facts.get("scale"),
         image_axes=axes,
+        orientation=input_facts.get("orientation"),
+        spacing=spacing,
+        intensity=intensity,
     )
     return card, CardFacts(task, data)
 
@@ -177,7 +201,7 @@ def render_markdown(card: Mapping[str, Any]) -> str:
 
 
 NORMALISED = {
-    "none": "Values stay as they are in the file.",
+    "none": "Leave the values.",
     "zscore": "Of each channel of each image, subtract the mean and divide by the standard deviation.",
     "unit": "Bring each channel of each image to [0, 1] by its own least and largest value.",
 }
@@ -199,18 +223,37 @@ OUTPUTS = {
 
 def _steps(task: TaskSettings, data: DataSettings) -> Iterator[str]:
     yield (
-        f"Read {task.in_channels} channel(s) with {task.spatial_dims} spatial dimension(s), float32, channels first; "
-        f"{AXES[data.image_axes]}; axes of arrays as stored (no reorientation, no resampling to other voxel sizes)."
+        f"Read {task.in_channels} channel(s) with {task.spatial_dims} spatial dimension(s), float32, channels first, "
+        f"with slope and intercept of the file applied; {AXES[data.image_axes]}; axes of arrays as stored."
     )
+    if data.orientation in (None, "stored"):
+        if task.spatial_dims > 2:
+            yield "Leave volumes in the orientation of their files."
+    else:
+        yield (
+            f"Turn a volume so that its axes run to {data.orientation} (nibabel's axis codes), by permuting and "
+            "flipping them; leave an array, which says no orientation."
+        )
     if task.kind == "super_resolution":
         yield "Values are in [0, 1]; those of 8-bit pictures are divided by 255."
         yield f"Give it the image at its own size, for which it makes one {data.scale} times as large."
         return
+    if data.intensity is not None:
+        of_each = " of each channel of each image" if data.intensity.percentiles else ""
+        yield f"Bring {data.intensity.describe()}{of_each} to [0, 1], and clip what lies beyond."
     size = " x ".join(map(str, data.input_size))
-    yield (
-        f"Resize to {size}: first average (adaptive, torch's `area`) along each axis that is longer, then interpolate "
-        "linearly (`align_corners=False`) along each that is shorter."
+    by = (
+        "first average (adaptive, torch's `area`) along each axis that is longer, then interpolate linearly "
+        "(`align_corners=False`) along each that is shorter"
     )
+    if data.spacing is None:
+        yield f"Resize to {size}: {by}."
+    else:
+        distances = " x ".join(f"{distance:g}" for distance in data.spacing)
+        yield (
+            f"Resample to voxels {distances} mm apart, the number of voxels rounded: {by}. Then cut or pad about the "
+            f"centre to {size}, with the least value of each channel."
+        )
     yield NORMALISED[data.normalise]
 
 

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from models.foreign import foreign_call
 from models.spec import MONAI_PREFIX
 from peer.core.tasks import CLASSIFYING, ROWS_COLUMNS
-from peer.data.image_files import ARRAYS, NIFTI
+from peer.data.image_files import ARRAYS, NIFTI, PICTURES
 from peer.files import write_file
 from peer.inference.export.graph import quiet
 from peer.inference.export.predictor import Predictor, build
+from peer.training.errors import UnusableConfigurationError
 from peer.training.images import BYTE_MAX, INTERPOLATION, PICTURE_DIMS
 
 METADATA, INFERENCE, WEIGHTS, README, CARD, LICENCE = (
@@ -51,6 +52,44 @@ is a volume.
 READERS = ("PydicomReader", "PILReader", "NumpyReader", "NibabelReader")
 """MONAI's; MONAI tries the last one first, and each refuses files of other formats."""
 
+REFUSE = "(_ for _ in ()).throw(ValueError({!r}))"
+"""An expression that raises: what MONAI would read otherwise than the site must not pass."""
+
+PLAIN_PICTURE = (
+    "$lambda x: x if not isinstance(x.meta.get('mode'), str) or x.meta['mode'] in ('1', 'L', 'I', 'I;16', 'F', 'RGB') "
+    "and PIL.Image.open(x.meta['filename_or_obj']).getexif().get(274, 1) == 1 "
+    "and getattr(PIL.Image.open(x.meta['filename_or_obj']), 'n_frames', 1) == 1 else "
+    + REFUSE.format("save the picture upright, in grey or RGB, without palette and alpha")
+)
+"""Not a converter of MONAI's PILReader: where one raises, MONAI reads the file without it."""
+
+PLAIN_DICOM = (
+    f"$lambda x: x if str(x.meta['filename_or_obj']).lower().endswith({(*ARRAYS, *NIFTI, *PICTURES)}) or "
+    "pydicom.dcmread(next((file for file in sorted(pathlib.Path(str(x.meta['filename_or_obj'])).glob('*')) "
+    "if pydicom.misc.is_dicom(file)), x.meta['filename_or_obj']), stop_before_pixels=True)"
+    ".get('PhotometricInterpretation') in ('MONOCHROME2', 'RGB') else "
+    + REFUSE.format("convert this DICOM image to NIfTI: MONAI would read its palette or its inverted grey as stored")
+)
+HAS_ORIENTATION = (
+    f"$lambda x: x if str(x.meta['filename_or_obj']).lower().endswith({ARRAYS}) "
+    f"or not ({HAS_FRAMES}) and abs(float(torch.linalg.det(x.affine[:3, :3]))) > 1e-9 "
+    "and (int(x.meta.get('sform_code', 1)) or int(x.meta.get('qform_code', 1))) else "
+    + REFUSE.format("MONAI reads no orientation from this file; write it as NIfTI with one")
+)
+HAS_SPACING = (
+    f"$lambda x: x if not str(x.meta['filename_or_obj']).lower().endswith({(*ARRAYS, *PICTURES)}) else "
+    + REFUSE.format("the file says no distance of its voxels")
+)
+
+IMPORTS = [
+    "$import pathlib",
+    "$import nibabel",
+    "$import PIL.Image",
+    "$import pydicom",
+    "$import torch",
+    "$import monai",
+]
+
 FREE_SIDE = 16
 """Places along a side that MONAI's check uses where any number is allowed."""
 
@@ -64,6 +103,11 @@ def write(folder: Path, predictor: Predictor, card: Mapping[str, Any], *, arrays
     Args:
         arrays: the name of the image in an ``.npz``.
     """
+    if card["input"]["spacing"] is not None and card["task"]["kind"] == "segmentation":
+        raise UnusableConfigurationError(
+            "[data] spacing: MONAI's transforms do not put a label map back on its image's own grid; export the model "
+            "as ONNX or .pt2, with which `mhfl-peer predict` does"
+        )
     network, weights = network_def(predictor, card["network"], card["input"]["size"])
     content = io.BytesIO()
     torch.save({name: tensor.detach().contiguous() for name, tensor in weights.items()}, content)
@@ -128,14 +172,14 @@ def _inference(card: Mapping[str, Any], *, arrays: str) -> Config:
     task = card["task"]
     saved, run = _saving(card)
     return {
-        "imports": ["$import pathlib", "$import torch", "$import monai"],
+        "imports": IMPORTS,
         "bundle_root": ".",
         "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
         "checkpoint": "$@bundle_root + '/models/model.pt'",
         "dataset_dir": "$@bundle_root + '/data'",
         "output_dir": "$@bundle_root + '/eval'",
         "network": "$@network_def.to(@device)",
-        "preprocessing": {"_target_": "Compose", "transforms": _preprocessing(card, arrays=arrays)},
+        "preprocessing": preprocessing(card, arrays=arrays),
         "dataset": {
             "_target_": "Dataset",
             "data": "$[{'image': str(path)} for path in sorted(pathlib.Path(@dataset_dir).iterdir())]",
@@ -168,51 +212,93 @@ def _inference(card: Mapping[str, Any], *, arrays: str) -> Config:
 _TABLE = {"_target_": "CSVSaver", "output_dir": "@output_dir", "filename": "predictions.csv"}
 
 
-def _preprocessing(card: Mapping[str, Any], *, arrays: str) -> list[Config]:
-    """The steps of ``peer.training.images.Preparation``, in MONAI's and torch's functions."""
+def preprocessing(card: Mapping[str, Any], *, arrays: str) -> Config:
+    """The transform with the steps of ``peer.training.images.Preparation``, in MONAI's and torch's functions."""
     input_facts, dims = card["input"], card["task"]["spatial_dims"]
-    readers: list[Any] = [
-        {"_target_": reader, **({"npz_keys": arrays} if reader == "NumpyReader" else {})} for reader in READERS
-    ]
+    options = {"NumpyReader": {"npz_keys": arrays}}
+    readers: list[Any] = [{"_target_": reader, **options.get(reader, {})} for reader in READERS]
     steps: list[Config] = [
         {"_target_": "LoadImaged", "keys": "image", "image_only": True, "dtype": None, "reader": readers},
         {"_target_": "EnsureChannelFirstd", "keys": "image"},
         # Arrays do not name their axes: a first axis beyond those of space holds channels.
         _function(f"$lambda image: image[0] if image.ndim > {dims + 1} else image"),
+        _function(PLAIN_PICTURE),
+        _function(PLAIN_DICOM),
         *_order_axes(card, "image"),
     ]
     if input_facts["free_size"]:
-        return [*steps, _function(f"$lambda image: image.float() / ({BYTE_MAX} if image.dtype == torch.uint8 else 1)")]
-    size = list(input_facts["size"])
-    smaller = f"[min(pair) for pair in zip(image.shape[1:], {size})]"
-    resize = "torch.nn.functional.interpolate(image[None], size={}, mode={!r}{})[0]"
-    steps += [
-        _function("$lambda image: image.float()"),
-        _function(f"$lambda image: {resize.format(smaller, 'area', '')}"),
-        _function(f"$lambda image: {resize.format(size, INTERPOLATION[dims], ', align_corners=False')}"),
-    ]
+        steps.append(_function(f"$lambda image: image.float() / ({BYTE_MAX} if image.dtype == torch.uint8 else 1)"))
+        return {"_target_": "Compose", "transforms": steps}
+    steps += [_function("$lambda image: image.float()"), *_intensity(input_facts["intensity"])]
+    size, spacing = list(input_facts["size"]), input_facts["spacing"]
+    grid = str(size)
+    if spacing is not None:
+        steps.append(_function(HAS_SPACING))
+        # A picture's rows come first, its distances as MONAI has them along its columns.
+        lengths = f"image.pixdim[:{dims}]{'.flip(0)' if dims == PICTURE_DIMS else ''}.tolist()"
+        grid = f"[max(1, round(side * mm / to)) for side, mm, to in zip(image.shape[1:], {lengths}, {spacing})]"
+    smaller = "[min(pair) for pair in zip(image.shape[1:], size)]"
+    resize = f"torch.nn.functional.interpolate(image[None], size={smaller}, mode='area')"
+    resize = f"torch.nn.functional.interpolate({resize}, size=size, mode={INTERPOLATION[dims]!r}, align_corners=False)"
+    steps.append(_function(f"$lambda image: (lambda size: {resize}[0])({grid})"))
+    if spacing is not None:
+        margins = (
+            f"[margin for side, wanted in list(zip(image.shape[1:], {size}))[::-1] "
+            "for margin in ((wanted - side) // 2, wanted - side - (wanted - side) // 2)]"
+        )
+        lowest = f"image.flatten(1).amin(1).reshape({[-1, *[1] * dims]})"
+        padded = f"torch.nn.functional.pad(image - low, {margins}) + low"
+        steps.append(_function(f"$lambda image: (lambda low: {padded})({lowest})"))
     if input_facts["normalise"] == "zscore":
         steps.append({"_target_": "NormalizeIntensityd", "keys": "image", "channel_wise": True})
     elif input_facts["normalise"] == "unit":
         steps.append({"_target_": "ScaleIntensityd", "keys": "image", "channel_wise": True})
-    return steps
+    return {"_target_": "Compose", "transforms": steps}
+
+
+def _intensity(intensity: Mapping[str, Any] | None) -> list[Config]:
+    if intensity is None:
+        return []
+    low, high = intensity["low"], intensity["high"]
+    scaled = {"keys": "image", "b_min": 0.0, "b_max": 1.0, "clip": True}
+    if intensity["percentiles"]:
+        target = "ScaleIntensityRangePercentilesd"
+        return [{"_target_": target, "lower": low, "upper": high, "channel_wise": True, **scaled}]
+    return [{"_target_": "ScaleIntensityRanged", "a_min": low, "a_max": high, **scaled}]
 
 
 def _order_axes(card: Mapping[str, Any], key: str) -> list[Config]:
-    """The step from the order of MONAI's readers to the network's (``image``), or back (``pred``)."""
-    if card["input"]["axes"] != ROWS_COLUMNS or card["task"]["spatial_dims"] == 1:
+    """The steps from the axes of MONAI's readers to the network's (``image``), or back (``pred``)."""
+    input_facts, dims = card["input"], card["task"]["spatial_dims"]
+    if input_facts["orientation"] != "stored":
+        turn = "monai.transforms.Orientation(axcodes={}, labels=None)(x)"
+        if key == "image":
+            array = f"str(x.meta['filename_or_obj']).lower().endswith({ARRAYS})"
+            turned = turn.format(repr(input_facts["orientation"]))
+            return [_function(HAS_ORIENTATION), _function(f"$lambda x: x if {array} else {turned}")]
+        stored = "''.join(nibabel.aff2axcodes(x.meta['original_affine']))"
+        return [_function(f"$lambda x: {turn.format(stored)}", keys=key)]
+    if input_facts["axes"] != ROWS_COLUMNS or dims == 1:
         return []
-    if card["task"]["spatial_dims"] == PICTURE_DIMS:
+    if dims == PICTURE_DIMS:
         condition, turn = COLUMNS_FIRST, "transpose(-1, -2)"
     else:
         condition, turn = HAS_FRAMES, "permute(0, 3, 1, 2)" if key == "image" else "permute(0, 2, 3, 1)"
     return [_function(f"$lambda x: x.{turn} if {condition} else x", keys=key)]
 
 
+def _place(card: Mapping[str, Any]) -> list[Config]:
+    """The step that gives a prediction, turned back, the affine of its image's file."""
+    if card["input"]["orientation"] == "stored":
+        return []
+    source = "$lambda x: monai.data.MetaTensor(x.as_tensor(), affine=x.meta['original_affine'], meta=x.meta)"
+    return [_function(source, keys="pred")]
+
+
 def _postprocessing(card: Mapping[str, Any]) -> list[Config]:
     kind, dims = card["task"]["kind"], card["task"]["spatial_dims"]
     if kind == "super_resolution":
-        return _order_axes(card, "pred")
+        return [*_order_axes(card, "pred"), *_place(card)]
     steps: list[Config] = [{"_target_": "Activationsd", "keys": "pred", "softmax": True}]
     if kind == "segmentation":
         grid = f"[int(side) for side in pred.meta['spatial_shape'][-{dims}:]]"
@@ -223,6 +309,7 @@ def _postprocessing(card: Mapping[str, Any]) -> list[Config]:
                 f"mode={INTERPOLATION[dims]!r}, align_corners=False)[0]",
                 keys="pred",
             ),
+            *_place(card),
             {"_target_": "AsDiscreted", "keys": "pred", "argmax": True},
         ]
     return steps
@@ -299,7 +386,7 @@ def _metadata(card: Mapping[str, Any]) -> Config:
         "monai_version": versions["monai"],
         "pytorch_version": versions["torch"],
         "numpy_version": versions["numpy"],
-        "required_packages_version": {"nibabel": versions["nibabel"]},
+        "required_packages_version": {name: versions[name] for name in ("nibabel", "pillow", "pydicom")},
         "name": f"{card['federation']['name']} at {card['site']}",
         "task": task["kind"].replace("_", " "),
         "description": card["summary"],

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import models
 from models import Network, Output, head_width
 from models.moe import Expert, Mixture
-from models.spec import remote_spec_problem
+from models.registry import merge_adapters
+from models.spec import LEARNING_KEYS, remote_spec_problem
 from peer.core.commands import Source
 from peer.methods.dflmoe import stages as dflmoe
 from peer.methods.method import DAM, MIXTURE, StageContext, predict_locally
@@ -89,7 +90,7 @@ def build_predictor(trainer: Trainer, state: str, sources: tuple[Source, ...]) -
     dam = networks.dam
     if method.one_network is not None:
         dam = method.one_network(networks.networks, settings.parameters)
-    dam = dam.cpu().eval()
+    dam = merge_adapters(dam.cpu()).eval()
     description: dict[str, Any] = {"network": dam.spec}
     predicts_alone = method.predict is predict_locally or settings.parameters.get("predict") == "model"
     if method.one_network is not None or predicts_alone:
@@ -106,7 +107,7 @@ def build_predictor(trainer: Trainer, state: str, sources: tuple[Source, ...]) -
         "site": str(settings.site),
         "mixture": _mixture_arguments(trainer),
         "experts": {
-            name: {"network": dict(origins[name]), "part": WHOLE if isinstance(expert, Network) else HEAD}
+            name: {"network": _without_learning(origins[name]), "part": WHOLE if isinstance(expert, Network) else HEAD}
             for name, expert in experts.items()
         },
     }
@@ -173,8 +174,14 @@ def _build_mixture(description: Mapping[str, Any], experts: Mapping[str, nn.Modu
 
 
 def _without_mixture(expert: nn.Module) -> nn.Module:
-    """The expert without the mixture that came with a head, which the site averaged itself."""
+    """The expert without the mixture that came with a head, which the site averaged itself, and without adapters."""
+    if isinstance(expert, Network):
+        return merge_adapters(expert)
     return expert.head if isinstance(expert, Expert) else expert
+
+
+def _without_learning(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in spec.items() if key not in LEARNING_KEYS}
 
 
 def _key(site: str) -> str:

@@ -28,11 +28,11 @@ CONTROL, OWN_CONTROL = "control", "own_control"
 
 
 class ControlVariate(nn.Module):
-    """One buffer for each parameter of a network, at first zero."""
+    """One buffer for each parameter of a network that learns, at first zero."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        for name, parameter in network.named_parameters():
+        for name, parameter in _learning(network):
             self.register_buffer(_key(name), torch.zeros_like(parameter.detach()))
 
     def of(self, name: str) -> Tensor:
@@ -54,7 +54,7 @@ def train(context: StageContext) -> Stage:
     """Train on the labels with corrected gradients, and take the round's mean gradient."""
     loss, dam = stage_loss(context), context.dam
     common, own = context.networks[CONTROL], context.networks[OWN_CONTROL]
-    corrections = {name: common.of(name) - own.of(name) for name, _ in dam.named_parameters()}
+    corrections = {name: common.of(name) - own.of(name) for name, _ in _learning(dam)}
     own.steps.zero_()
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
@@ -83,6 +83,10 @@ def build_control(context: BuildContext, networks: Mapping[str, Any]) -> nn.Modu
 def build_own_control(context: BuildContext, networks: Mapping[str, Any]) -> nn.Module:
     """Build the site's own control variate."""
     return OwnControlVariate(context.build_shared())
+
+
+def _learning(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
 
 
 def _key(name: str) -> str:

@@ -1,10 +1,12 @@
 """`models`: the list without torch, the costs with torch, and the refusals of wrong questions."""
 
+import hashlib
 import inspect
 import json
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,3 +190,19 @@ def test_the_layers_of_an_own_network_come_without_names_to_paste() -> None:
     assert document["input_size"] == [64, 64]
     assert all(row.keys() == LayerDescription.__annotations__.keys() for row in document["layers"])
     assert "needs neither features nor head" in run("models", "--layers", "resnet5", "--input-size", "32,32").stdout
+
+
+def test_a_monai_bundle_gives_its_network_and_its_weights(tmp_path: Path) -> None:
+    sizes = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2}
+    network = {"_target_": "UNet", **sizes, "channels": [4, 8, 16], "strides": [2, 2]}
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "models").mkdir()
+    (tmp_path / "configs" / "inference.json").write_text(json.dumps({"network_def": network}))
+    (tmp_path / "models" / "model.pt").write_bytes(b"weights")
+    document = run_json("models", "--layers", tmp_path)
+    assert (document["name"], document["weights"]) == ("monai.networks.nets.UNet", str(tmp_path))
+    assert document["weights_sha256"] == hashlib.sha256(b"weights").hexdigest()
+    assert (document["input_size"], document["head"]) == ([64, 64], "model.2.conv")
+    pasted = tomllib.loads(run("models", "--layers", tmp_path).stdout.partition("Paste into site.toml:")[2])
+    assert pasted["model"]["parameters"] == {"channels": [4, 8, 16], "strides": [2, 2]}
+    assert pasted["model"]["weights_sha256"] == document["weights_sha256"]

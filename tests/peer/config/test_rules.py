@@ -6,7 +6,8 @@ import pytest
 
 from fakes.drafts import draft
 from peer.config.rules import make_rules
-from peer.config.schema import EgressConfig, FederationConfig
+from peer.config.schema import FederationConfig
+from peer.config.site_tables import EgressConfig
 from peer.core.roster import RoundKey, SiteName
 
 KEY = RoundKey(b"\x07" * 32)

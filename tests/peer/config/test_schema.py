@@ -16,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from peer.config import schema, toml
 from peer.config.rules import make_rules
-from peer.config.schema import EgressConfig, FederationConfig, SiteConfig, check_site
+from peer.config.schema import FederationConfig, SiteConfig, check_site
+from peer.config.site_tables import EgressConfig
 from peer.core.limits import EVALUATION_SAMPLES_MIN
 from peer.core.plan import Work
 from peer.core.roster import RoundKey, SiteName, federation_digest
@@ -493,3 +494,40 @@ def test_an_address_that_others_reach_must_be_asked_for(address: str) -> None:
 def test_an_address_without_a_port_is_none() -> None:
     with pytest.raises(ConfigError, match="listen"):
         metrics(listen="127.0.0.1")
+
+
+ENCODER = 'weights = "w.pt"\nweights_sha256 = "' + "AB" * 32 + '"\n'
+WITHOUT = "[data]\ninput_size = [8]\n[model]\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('weights = "w.pt"\n', "weights_sha256: weights needs it; `sha256sum FILE` prints it"),
+        ('weights_sha256 = "' + "ab" * 32 + '"\n', "weights_sha256: there are no weights"),
+        ('freeze = ["layer1"]\n', "freeze: needs weights: layers that do not learn would stay random"),
+        ('[model.adapters]\nlayers = ["layer1"]\n', "adapters: needs weights"),
+        (
+            ENCODER + 'freeze = ["fc"]\n[model.adapters]\nlayers = ["layer1"]\n',
+            "freeze: adapters freeze all but the head; leave it out",
+        ),
+        (ENCODER + "[model.adapters]\nlayers = []\n", "adapters.layers"),
+        (ENCODER + '[model.adapters]\nlayers = ["layer1"]\nrank = 0\n', "adapters.rank"),
+    ],
+)
+def test_weights_and_what_learns_fit_together(tmp_path: Path, lines: str, message: str) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(WITHOUT + lines)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        SiteConfig.load(path)
+
+
+def test_weights_with_adapters_and_the_weights_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    bases = "[base_weights]\n" + "cd" * 32 + ' = "others/encoder.safetensors"\n'
+    path.write_text(bases + WITHOUT + ENCODER + '[model.adapters]\nlayers = ["layer1"]\n')
+    site = SiteConfig.load(path)
+    assert site.model.weights_sha256 == "ab" * 32
+    assert site.model.adapters is not None
+    assert (site.model.adapters.rank, site.model.adapters.alpha) == (8, 16.0)
+    assert site.base_weights == {"cd" * 32: "others/encoder.safetensors"}

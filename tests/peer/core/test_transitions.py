@@ -236,6 +236,7 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
         "memory_bytes": st.integers(0, 9),
         "available_bytes": st.integers(0, 9),
         "artifact_bytes": st.integers(0, 9),
+        "padding_share": st.floats(0, 1),
         "device": st.just("cpu"),
         "step": st.integers(-1, 3),
         "steps": st.integers(0, 2),

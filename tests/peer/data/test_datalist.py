@@ -82,7 +82,7 @@ def test_an_image_without_a_label_is_its_own_target_in_super_resolution_alone(fo
         ({"label": 0}, "'image' must be a path or a list of paths, not None"),
         ({"image": [], "label": 0}, "'image' must be a path or a list of paths, not []"),
         ({"image": "a.png", "label": True}, "'label' of a.png must be a class number (0, 1, ...), not True"),
-        ({"image": "a.png"}, "'label' of a.png must be a class number (0, 1, ...), not None"),
+        ({"image": "a.png"}, "a.png has no 'label'; write a class number (0, 1, ...)"),
         ({"image": "a.png", "label": 0, "subject": [1]}, "'subject' of a.png must be a text or a number, not [1]"),
     ],
 )

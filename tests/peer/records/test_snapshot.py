@@ -41,6 +41,12 @@ def test_a_daemon_that_is_down_is_told_from_a_site_that_is_done(phase: str, stat
     assert urgent == (["asia"] if state == "down" else [])
 
 
+def test_a_daemon_that_does_not_answer_is_not_down() -> None:
+    document = overview([site_snapshot("asia", daemon="unresponsive", phase="down", training={})], time_s=NOW_S)
+    assert rows(document)["asia"]["state"] == "unresponsive"
+    assert "does not answer" in document["attention"][0]["text"]
+
+
 def test_the_round_is_that_of_most_running_sites() -> None:
     snapshots = [
         site_snapshot("asia", round=3),

@@ -15,14 +15,16 @@ LABELS = [0] * 60 + [1] * 2 + [2] * 3 + [3] * 3 + [4] * 2 + [0] * 60
 
 
 def write_night(folder: Path, name: str = "SC4001E", **head: Any) -> None:
-    """Write a night's two files; every value of an epoch is the epoch's number as it is stored."""
+    """Write a night's two files; but for the first, every value of an epoch is its number as it is stored."""
     notes, onset = [], 0
     for stage, epochs in NIGHT:
         notes.append((onset, 30 * epochs, stage if stage.startswith("M") else f"Sleep stage {stage}"))
         onset += 30 * epochs
     epochs = np.arange(sum(epochs for _, epochs in NIGHT) - 90)[:, None]
+    eeg = np.repeat(epochs, 3000, axis=1)
+    eeg[:, 0] += 1  # a constant signal is none
     signals = [
-        {"label": "EEG Fpz-Cz", "stored": np.broadcast_to(epochs, (len(epochs), 3000))},
+        {"label": "EEG Fpz-Cz", "stored": eeg},
         {"label": "EMG submental", "stored": np.zeros((len(epochs), 30))},
     ]
     write_recording(folder / f"{name}0-PSG.edf", signals, **head)

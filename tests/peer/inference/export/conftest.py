@@ -46,17 +46,19 @@ MakeHospital = Callable[[str], Hospital]
 
 @pytest.fixture
 def make_hospital(make_setting: Callable[..., WorkerSetting], signals: Path) -> MakeHospital:
-    """Makes a site whose task is ``time_series``, ``segmentation`` (of volumes, or of pictures as
-    ``planes``) or ``super_resolution``.
+    """Makes a site whose task is ``time_series``, ``segmentation`` (of volumes, of volumes that are
+    ``turned`` to RAS, or of pictures as ``planes``) or ``super_resolution``.
     """
 
     def make(kind: str) -> Hospital:
         data: dict[str, Any] = {}
         task: dict[str, Any] = {"kind": kind}
         model: dict[str, Any] = {}
-        if kind == "segmentation":
-            task |= {"spatial_dims": 3, "in_channels": 1}
+        if kind in ("segmentation", "turned"):
+            task |= {"kind": "segmentation", "spatial_dims": 3, "in_channels": 1}
             data = {"input_size": [8, 8, 8], "normalise": "unit"}
+            if kind == "turned":
+                data |= {"orientation": "RAS", "intensity": ["percentiles", 5, 90]}
             model = MONAI_UNET
             volumes(signals)
         elif kind == "planes":

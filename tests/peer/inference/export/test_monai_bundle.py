@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from monai.bundle import ConfigParser
 from monai.bundle.properties import InferProperties, MetaProperties
 from monai.bundle.workflows import ConfigWorkflow
 from PIL import Image
@@ -22,7 +24,9 @@ from peer.inference.export.graph import quiet
 from peer.inference.export.process import export
 from peer.inference.predict import image_reader, predict
 from peer.training.images import Preparation
+from peer.training.settings import IntensitySettings
 from peer.training.trainer import INITIAL
+from tests.fakes import phantoms
 from tests.fakes.image_files import FRAMES, PIXELS, picture, volume
 
 MakeHospital = Callable[[str], Any]
@@ -57,10 +61,11 @@ def new(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("kind", ["segmentation", "turned"])
 def test_a_bundle_of_a_network_of_monai_segments_as_the_site_does(
-    make_hospital: MakeHospital, facts: dict[str, Any], new: Path, tmp_path: Path
+    make_hospital: MakeHospital, facts: dict[str, Any], new: Path, tmp_path: Path, kind: str
 ) -> None:
-    hospital = make_hospital("segmentation")
+    hospital = make_hospital(kind)
     card = exported(hospital, facts, tmp_path / "bundle")
     text = (tmp_path / "bundle" / monai_bundle.INFERENCE).read_text()
     assert json.loads(text)["network_def"]["_target_"] == card["definition"] == "monai.networks.nets.UNet"
@@ -185,3 +190,44 @@ def test_what_the_weights_file_holds_is_tensors_alone(
         warnings.simplefilter("error")
         weights = torch.load(tmp_path / "bundle" / monai_bundle.WEIGHTS, weights_only=True)
     assert all(isinstance(tensor, torch.Tensor) for tensor in weights.values())
+
+
+def preprocessing(**changes: Any) -> Any:
+    facts = {"size": [6, 6, 6], "axes": "rows_columns", "free_size": False, "normalise": "none"}
+    facts |= {"orientation": "RAS", "spacing": None, "intensity": None, **changes}
+    card = {"task": {"kind": "classification", "spatial_dims": len(facts["size"])}, "input": facts}
+    config = ConfigParser({"imports": monai_bundle.IMPORTS, "do": monai_bundle.preprocessing(card, arrays="image")})
+    with quiet():
+        return config.get_parsed_content("do")
+
+
+@pytest.mark.parametrize("codes", ["RAS", "LPS", "PIR"])
+def test_a_bundle_turns_and_resamples_as_the_site_does(tmp_path: Path, codes: str) -> None:
+    phantoms.nifti(tmp_path / "a.nii.gz", codes)
+    phantoms.series(tmp_path / "series", codes)
+    site = Preparation(1, (6, 6, 6), orientation="RAS", spacing=(1.5, 2.0, 4.0), intensity=IntensitySettings(10, 90))
+    prepare = preprocessing(spacing=[1.5, 2.0, 4.0], intensity={"low": 10, "high": 90, "percentiles": False})
+    for name in ("a.nii.gz", "series"):
+        with quiet():
+            image = prepare({"image": str(tmp_path / name)})["image"]
+        assert np.allclose(image, site([tmp_path / name]), atol=1e-5), name
+
+
+@pytest.mark.parametrize("name", ["frames.dcm", "palette.png", "inverted.dcm", "unplaced.nii"])
+def test_a_bundle_refuses_what_monai_would_read_otherwise(tmp_path: Path, name: str) -> None:
+    path, size = tmp_path / name, [6, 6] if name in ("palette.png", "inverted.dcm") else [6, 6, 6]
+    if name == "frames.dcm":
+        phantoms.enhanced(path)
+    elif name == "palette.png":
+        Image.fromarray(PIXELS.astype(np.uint8)).convert("P").save(path)
+    elif name == "inverted.dcm":
+        phantoms.dataset(path, PIXELS.astype(np.uint8), PhotometricInterpretation="MONOCHROME1").save_as(path)
+    else:
+        image = phantoms.nifti(path)
+        image.set_sform(image.affine, code=0)
+        image.set_qform(image.affine, code=0)
+        nibabel.save(image, path)
+    prepare = preprocessing(size=size, orientation="RAS" if len(size) == 3 else "stored")
+    with quiet(), pytest.raises(RuntimeError) as raised:
+        prepare({"image": str(path)})
+    assert re.search("convert|save the picture|MONAI reads no orientation", str(raised.getrepr(chain=True)))

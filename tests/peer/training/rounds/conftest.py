@@ -57,9 +57,9 @@ class Sites:
 
     def __init__(self, make_setting: Callable[..., WorkerSetting], method: str, **options: Any) -> None:
         alike = PLANS[method].shared == "itself"
-        parameters, models = options.pop("parameters", {}), options.pop("models", MODELS)
+        parameters, models = options.pop("parameters", {}), options.pop("models", None)
         options |= {"method": {"name": method, **parameters}, "steps": 2}
-        models = dict.fromkeys(SITES, ALIKE) if alike else models
+        models = models or (dict.fromkeys(SITES, ALIKE) if alike else MODELS)
         self.begin(PLANS[method], {site: make_setting(site=site, model=models[site], **options) for site in SITES})
 
     def begin(self, plan: Plan, settings: Mapping[str, WorkerSetting]) -> None:

@@ -1,0 +1,73 @@
+"""``mhfl-peer bugreport``: one file about a site for who maintains the program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peer.cli import Settings, output, pass_settings, rendering, shared_options, site_option
+from peer.config import site_folder
+from peer.config.site_folder import must_be_new, write_atomically
+from peer.errors import UsageError
+from peer.records.documents import BugReported
+
+if TYPE_CHECKING:
+    from peer.preflight.finding import Finding
+
+
+@click.command(short_help="Write versions, settings, log tails and findings to one file, without keys and data.")
+@site_option
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The zip file to write.")
+@click.option("--yes", is_flag=True, help="Write it without a question.")
+@click.option("--with-addresses", is_flag=True, help="Leave addresses and host names in it.")
+@output.json_option
+@shared_options
+@pass_settings
+def bugreport(
+    settings: Settings, site_name: str | None, out: Path, yes: bool, with_addresses: bool, as_json: bool
+) -> None:
+    """Write one file for who maintains the program: versions, configuration, status, the newest rows of
+    the journal and lines of the logs, and the findings of `check --fast`.
+
+    It has no private key, no round key and no data. Paths, names of samples and, without
+    --with-addresses, addresses are taken out of every text. The command lists what is in the file, and
+    asks before it writes. Read the file before you send it.
+
+    \b
+    mhfl-peer bugreport --site europe --out europe.zip
+    """
+    from peer.preflight import bug_report
+
+    must_be_new(out)
+    if as_json and not yes:
+        raise UsageError("--json asks no question", "add --yes")
+    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+
+    def findings() -> Iterable[Finding]:
+        from peer.preflight.check import check
+
+        return check(folder, train=False)
+
+    members = bug_report.collect(folder, findings, with_addresses=with_addresses)
+    document: BugReported = {
+        "site": folder.site,
+        "file": str(out),
+        "members": [
+            {"name": name, "bytes": len(content), "meaning": bug_report.MEANINGS[name]}
+            for name, content in members.items()
+        ],
+    }
+    if not as_json:
+        output.console().print(_render(document))
+    if not yes:
+        click.confirm(f"Write {out}?", abort=True)
+    write_atomically(out, bug_report.pack(members))
+    output.emit(document, as_json=as_json, render=lambda _: f"{out} is written: read it before you send it")
+
+
+def _render(document: Mapping[str, Any]) -> output.RenderableType:
+    rows = [(member["name"], rendering.size(member["bytes"]), member["meaning"]) for member in document["members"]]
+    return output.table(("file", "size", "what it is"), rows)
