@@ -119,8 +119,7 @@ class Daemon:
             clock=loop_time,
             refused=refused,
         )
-        self.addresses = AddressBook(own=own.name, federation=federation, site=site)
-        proxy_for = proxies.choice(site)
+        self.addresses, proxy_for = AddressBook(own=own.name, federation=federation, site=site), proxies.choice(site)
         self.client = ExchangeClient(
             pki=pki,
             federation=federation.digest,

@@ -105,6 +105,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "models",
             "spec",
             "losses",
+            "peer.data.consistency",
             "peer.data.datalist",
             "peer.data.image_files",
         }

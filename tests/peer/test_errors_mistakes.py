@@ -1,7 +1,7 @@
 """Mistakes that people made in trials: each message names the file and the key, what stands there, what was
 expected, and what to type.
 
-``deploy/mistakes.md`` shows the messages: ``pytest tests/peer/test_mistakes.py --rewrite-scenarios`` writes it.
+``deploy/mistakes.md`` shows the messages: ``pytest tests/peer/test_errors_mistakes.py --rewrite-scenarios`` writes it.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ class Bench:
 
     def in_plain_words(self, message: str) -> str:
         """The message without what differs from machine to machine."""
-        for path, name in ((self.loopback.home, "/var/lib/mhfl"), (self.tmp, "/work")):
+        for path, name in ((self.loopback.home, "/var/lib/mhfl"), (self.tmp, "/srv/trial")):
             message = message.replace(str(path), name)
         message = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:7443", message)
         message = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", lambda match: _since_founding(match[0]), message)
@@ -499,7 +499,7 @@ INTRODUCTION = """\
 
 People who had never seen this program tried it with data of their own, and made these mistakes. The
 messages are what the program prints, in one line each: where, what stands there, what was expected,
-and what to type. `tests/peer/test_mistakes.py` makes every mistake again, and writes this page.
+and what to type. `tests/peer/test_errors_mistakes.py` makes every mistake again, and writes this page.
 
 The site is asia, its home `/var/lib/mhfl`. A message that begins with `failure` or `warning` is a
 line of `mhfl-peer check`.
