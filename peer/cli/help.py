@@ -23,6 +23,7 @@ TOPICS: Mapping[str, str] = {
     "data": "data.md",
     "model": "model.md",
     "audit": "audit.md",
+    "relay": "relay.md",
     "mistakes": "mistakes.md",
     "guarantees": "guarantees.md",
     "reference": "reference.md",
