@@ -91,6 +91,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "spec",
             "losses",
             "peer.data.datalist",
+            "peer.data.consistency",
             "peer.data.image_files",
         }
     ),
