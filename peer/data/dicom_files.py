@@ -53,7 +53,7 @@ class DicomImage:
 
 
 @dataclass(frozen=True, slots=True)
-class Plane:
+class DicomSlice:
     """One slice: the index of its file and of its frame there, and where it lies, if it says so.
 
     Attributes:
@@ -143,11 +143,11 @@ def _describe_series(header: Any) -> str:
 
 
 # --- planes ---------------------------------------------------------------------------------------
-def _planes(name: str, index: int, header: Any) -> Iterator[Plane]:
+def _planes(name: str, index: int, header: Any) -> Iterator[DicomSlice]:
     """The slices of one file."""
     count = int(header.get("NumberOfFrames") or 1)
     number = header.get("InstanceNumber")
-    plane = Plane(
+    plane = DicomSlice(
         name, index, 0, None if number is None else int(number), *_place(header, header, header.get("PixelSpacing"))
     )
     groups = header.get("PerFrameFunctionalGroupsSequence")
@@ -161,7 +161,7 @@ def _planes(name: str, index: int, header: Any) -> Iterator[Plane]:
         yield from _classic(plane, count, header)
 
 
-def _enhanced(plane: Plane, groups: Sequence[Any], shared: Sequence[Any]) -> Iterator[Plane]:
+def _enhanced(plane: DicomSlice, groups: Sequence[Any], shared: Sequence[Any]) -> Iterator[DicomSlice]:
     def item(group: Any, sequence: str) -> Any:
         items = group.get(sequence) or shared[0].get(sequence)
         return items[0] if items else pydicom.Dataset()
@@ -173,10 +173,10 @@ def _enhanced(plane: Plane, groups: Sequence[Any], shared: Sequence[Any]) -> Ite
         rescale = (float(values.RescaleSlope), float(values.RescaleIntercept)) if "RescaleSlope" in values else None
         place = _place(position, orientation, spacing)
         name = f"frame {frame + 1} of {plane.name}"
-        yield Plane(name, plane.file, frame, frame, *place, rescale)
+        yield DicomSlice(name, plane.file, frame, frame, *place, rescale)
 
 
-def _classic(plane: Plane, count: int, header: Any) -> Iterator[Plane]:
+def _classic(plane: DicomSlice, count: int, header: Any) -> Iterator[DicomSlice]:
     """Frames of a classic file lie along the normal, if it says at which distance."""
     offsets: Sequence[Any] | None = header.get("GridFrameOffsetVector")
     distance = header.get("SpacingBetweenSlices")
@@ -212,7 +212,7 @@ def _place(position: Any, orientation: Any, spacing: Any) -> tuple[Vector | None
     return start, axes, spacing
 
 
-def _in_order(planes: list[Plane]) -> tuple[list[Plane], Vector | None]:
+def _in_order(planes: list[DicomSlice]) -> tuple[list[DicomSlice], Vector | None]:
     """The slices as they follow each other, and the vector from one to the next, where known.
 
     Raises:
@@ -256,7 +256,7 @@ def _in_order(planes: list[Plane]) -> tuple[list[Plane], Vector | None]:
     return by_number, None if last is None or start is None else (last - start) / (len(planes) - 1)
 
 
-def _check_distances(planes: Sequence[Plane], distances: Vector) -> None:
+def _check_distances(planes: Sequence[DicomSlice], distances: Vector) -> None:
     median = float(np.quantile(distances, 0.5, method="lower"))  # so that a gap between three slices is one
     for before, after, distance in zip(planes, planes[1:], distances, strict=False):
         pair = f"{before.name} and {after.name}"
@@ -270,7 +270,7 @@ def _check_distances(planes: Sequence[Plane], distances: Vector) -> None:
             raise ValueError(f"{pair} are {distance:.3g} mm apart, others {median:.3g} mm: the slices are uneven")
 
 
-def _affine(first: Plane, step: Vector | None) -> Vector | None:
+def _affine(first: DicomSlice, step: Vector | None) -> Vector | None:
     """From columns, rows and slices to mm in RAS; of one slice, its normal stands for the step."""
     if first.position is None or first.axes is None or first.spacing is None:
         return None
@@ -298,7 +298,7 @@ def _has_grey_palette(header: Any) -> bool:
     return tables[0] is not None and tables[0] == tables[1] == tables[2]
 
 
-def _read_planes(files: Sequence[Path], planes: Sequence[Plane], is_label_map: bool) -> NDArray[Any]:
+def _read_planes(files: Sequence[Path], planes: Sequence[DicomSlice], is_label_map: bool) -> NDArray[Any]:
     """The values ``(c, rows, columns)`` of one slice, or ``(c, columns, rows, slices)``."""
     frames: dict[int, NDArray[Any]] = {}
     slices = []

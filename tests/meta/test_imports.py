@@ -107,6 +107,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "losses",
             "peer.data.consistency",
             "peer.data.datalist",
+            "peer.data.consistency",
             "peer.data.image_files",
         }
     ),
