@@ -36,7 +36,7 @@ POINTS_MAX = 240
 
 
 @dataclass(frozen=True, slots=True)
-class SheetPlane:
+class ShownPlane:
     """A plane through an image: which, and its axes as rows and columns of a picture."""
 
     view: SheetView
@@ -53,7 +53,7 @@ class SheetPlane:
         return values[..., ::-1, :] if self.turned else values
 
 
-def planes(space: Sequence[int], codes: str | None, labels: Array | None) -> list[SheetPlane]:
+def planes(space: Sequence[int], codes: str | None, labels: Array | None) -> list[ShownPlane]:
     """The planes to show: of a picture itself, of a volume three.
 
     Args:
@@ -62,7 +62,7 @@ def planes(space: Sequence[int], codes: str | None, labels: Array | None) -> lis
         labels: where there are some, the slices with most of them are shown; else the middle ones.
     """
     if len(space) == 2:
-        return [SheetPlane({"plane": "", "index": None, "edges": None}, None)]
+        return [ShownPlane({"plane": "", "index": None, "edges": None}, None)]
     shown = []
     for axis in (2, 1, 0):
         across, down = (other for other in range(3) if other != axis)
@@ -74,7 +74,7 @@ def planes(space: Sequence[int], codes: str | None, labels: Array | None) -> lis
             "index": _slice_index(space[axis], axis, labels),
             "edges": _edges(codes[across], codes[down], turned=turned) if codes else None,
         }
-        shown.append(SheetPlane(view, axis, transposed=across < down, turned=turned))
+        shown.append(ShownPlane(view, axis, transposed=across < down, turned=turned))
     return shown
 
 
