@@ -27,6 +27,7 @@ from peer.daemon.metrics import METRICS  # noqa: E402
 from peer.data import documents as data_documents  # noqa: E402
 from peer.errors import EXIT_CODES  # noqa: E402
 from peer.records import documents as records  # noqa: E402
+from peer.relay import documents as relay_documents  # noqa: E402
 from peer.research.experiment import Experiment  # noqa: E402
 
 PAGE = DEPLOY / "reference.md"
@@ -118,7 +119,7 @@ def json_documents() -> Iterator[str]:
     """A table of the commands, then one table of each record's keys, in the order of the first
     reference.
     """
-    commands = {**records.DOCUMENTS, **documents.DOCUMENTS, **data_documents.DOCUMENTS}
+    commands = {**records.DOCUMENTS, **documents.DOCUMENTS, **data_documents.DOCUMENTS, **relay_documents.DOCUMENTS}
     yield table(("command", "document"), ((f"`{name}`", type_words(kind)) for name, kind in commands.items()))
     collected: dict[str, Any] = {}
     for kind in commands.values():

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from torch import nn
+
 from models import messenger, resnet, superres, unet, vgg
 from models.densely import DenseNet
 from models.foreign import foreign_network, is_foreign
@@ -16,6 +18,8 @@ from models.network import Network
 from models.spec import HYPER, LEARNING_KEYS, PACKAGE_KEY, installed_model, package_problem, spec_problem, suggestion
 from models.tap import Tapped, layer_names
 from models.timeseries import RNN, TCN, Transformer
+
+CONVOLUTIONS: dict[int, type[nn.Conv1d | nn.Conv2d | nn.Conv3d]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 MODELS: dict[str, Callable[..., Network]] = {
     "resnet10": resnet.resnet10,
@@ -139,6 +143,38 @@ def merge_adapters(network: Network) -> Network:
     merged = _build({key: value for key, value in network.spec.items() if key not in LEARNING_KEYS})
     merged.load_state_dict(merged_state(network))
     return merged
+
+
+def describe_head(network: Network) -> dict[str, Any] | None:
+    """The value of a spec's ``head_layer`` for a network whose head is one plain layer; else None.
+
+    A linear layer, or a convolution of one cell.
+    """
+    head = network.head
+    if next(head.buffers(), None) is not None:
+        return None
+    if type(head) is nn.Linear:
+        return {"type": "linear", "features": head.in_features, "bias": head.bias is not None}
+    if type(head) is CONVOLUTIONS[network.spec["spatial_dims"]] and head.weight[0, 0].numel() == head.groups == 1:
+        plain = (*head.stride, *head.dilation) == (1,) * (2 * network.spec["spatial_dims"])
+        if plain and not any(head.padding):
+            return {"type": "conv", "features": head.in_channels, "bias": head.bias is not None}
+    return None
+
+
+def build_head(spec: Mapping[str, Any]) -> nn.Module:
+    """The head that a spec's ``head_layer`` describes, with fresh weights; no class of the body is needed.
+
+    Example:
+        >>> layer = {"type": "linear", "features": 4, "bias": True}
+        >>> build_head({"spatial_dims": 2, "classes": 3, "head_layer": layer})
+        Linear(in_features=4, out_features=3, bias=True)
+    """
+    layer = spec["head_layer"]
+    if layer["type"] == "linear":
+        return nn.Linear(layer["features"], spec["classes"], bias=layer["bias"])
+    convolution = CONVOLUTIONS[spec["spatial_dims"]]
+    return convolution(layer["features"], spec["classes"], 1, bias=layer["bias"])
 
 
 def _build(spec: Mapping[str, Any]) -> Network:

@@ -153,9 +153,16 @@ LEARNING_KEYS = frozenset({"frozen", "adapters", "base"})
 """What of the network learns: the layers that do not, or the adapters on frozen ones; and the
 SHA-256 of the file of weights that holds all that does not, which artifacts then leave out.
 """
+HEAD_KEY = "head_layer"
+"""Of a head that is sent alone: the one layer that it is, so that receivers need no class of the body."""
+HEAD_KEYS = frozenset({"type", "features", "bias"})
+HEAD_TYPES = ("linear", "conv")
 ADAPTER_KEYS = frozenset({"layers", "rank", "alpha"})
+HEAD_FEATURES_MAX = 1 << 20  # the flattened grid of a network that does not pool
 RANK_MAX = 1024  # a sixteenth of the widest layer of large vision transformers would be enough
 DIGEST = re.compile(r"[0-9a-f]{64}")
+
+ALL_KEYS = (*KEYS, *TAP_KEYS, PACKAGE_KEY, *sorted(LEARNING_KEYS), HEAD_KEY)
 
 ENTRY_POINTS = "mhfl_peer.models"
 """The group in which an installed package names its networks: ``name = "module:factory"``, a
@@ -180,8 +187,8 @@ def suggestion(wrong: str, known: Collection[str]) -> str:
 def spec_problem(spec: Mapping[str, Any]) -> str | None:
     """Why this is no spec (a missing or unknown key, a value of the wrong type), or None."""
     for key in spec:
-        if key not in (*KEYS, *TAP_KEYS, PACKAGE_KEY, *LEARNING_KEYS):
-            return f"unknown key {key!r}{suggestion(str(key), (*KEYS, *TAP_KEYS, PACKAGE_KEY, *LEARNING_KEYS))}"
+        if key not in ALL_KEYS:
+            return f"unknown key {key!r}{suggestion(str(key), ALL_KEYS)}"
     missing = [key for key in KEYS if key not in spec]
     if missing:
         return f"key {missing[0]!r} is missing"
@@ -207,7 +214,7 @@ def spec_problem(spec: Mapping[str, Any]) -> str | None:
             return f"package must be DISTRIBUTION==VERSION, not {_short(package)}"
         if spec["name"] in HYPER or "." in spec["name"] or ":" in spec["name"]:
             return f"{_short(spec['name'])} comes with no package of networks"
-    if (problem := _learning_problem(spec)) is not None:
+    if (problem := _learning_problem(spec) or _head_problem(spec)) is not None:
         return problem
     return next(_value_problems(spec["hyper"]), None)
 
@@ -237,6 +244,20 @@ def _learning_problem(spec: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _head_problem(spec: Mapping[str, Any]) -> str | None:
+    """The problem of a described head, or None."""
+    layer = spec.get(HEAD_KEY)
+    if layer is None:
+        return None
+    if not isinstance(layer, Mapping) or layer.keys() != HEAD_KEYS or layer["type"] not in HEAD_TYPES:
+        return f"{HEAD_KEY} must have type ({' or '.join(HEAD_TYPES)}), features and bias, not {_short(layer)}"
+    if type(layer["features"]) is not int or not 1 <= layer["features"] <= HEAD_FEATURES_MAX:
+        return f"{HEAD_KEY}.features must be from 1 to {HEAD_FEATURES_MAX}, not {_short(layer['features'])}"
+    if type(layer["bias"]) is not bool:
+        return f"{HEAD_KEY}.bias must be true or false, not {_short(layer['bias'])}"
+    return None if spec.get("head") else f"{HEAD_KEY} needs head, the layer's name"
+
+
 def _are_layers(value: object) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(layer, str) and layer for layer in value)
 
@@ -258,7 +279,7 @@ def hyper_problem(name: str, hyper: Mapping[str, Any]) -> str | None:
     return None
 
 
-def remote_spec_problem(spec: Mapping[str, Any], *, allow: Collection[str] = ()) -> str | None:
+def remote_spec_problem(spec: Mapping[str, Any], *, allow: Collection[str] = (), head_only: bool = False) -> str | None:
     """Why a spec received from another site may not be built here, in words for its operator; None
     if it may.
 
@@ -266,11 +287,20 @@ def remote_spec_problem(spec: Mapping[str, Any], *, allow: Collection[str] = ())
     there, one of a package that is installed here in the same version, or a ``module:Class`` that
     is in ``allow`` (this site's own list). Every value must be a JSON scalar or a list of them,
     within bounds. The function changes and imports nothing, and so takes any received value.
+
+    Args:
+        allow: the classes of ``allow_models`` in site.toml.
+        head_only: nothing but the head is built: a spec that describes its one layer may then name
+            any network.
     """
     problem = spec_problem(spec)
     if problem is not None:
         return problem
     name, hyper = spec["name"], spec["hyper"]
+    if HEAD_KEY in spec:
+        if not head_only:
+            return f"{HEAD_KEY} describes a head, and this is a whole network"
+        return next(_bound_problems({**spec, "hyper": {}}), None)
     monai = name.removeprefix(MONAI_PREFIX)
     if name in HYPER:
         permitted: Collection[str] = HYPER[name]
@@ -284,7 +314,10 @@ def remote_spec_problem(spec: Mapping[str, Any], *, allow: Collection[str] = ())
         permitted = hyper.keys() - FORBIDDEN
     else:
         known = [*HYPER, *(MONAI_PREFIX + network for network in REMOTE_MONAI), *allow]
-        return f"model {_short(name)} is not one that another site may name here{suggestion(name[:TEXT_MAX], known)}"
+        refused = f"model {_short(name)} is not one that another site may name here{suggestion(name[:TEXT_MAX], known)}"
+        if MODULE_CLASS.fullmatch(name) is None:
+            return refused
+        return f"{refused}; if its package is installed here and you trust it, add it to allow_models in site.toml"
     for argument in hyper:
         if argument not in permitted:
             return (

@@ -75,6 +75,15 @@ class FederationShown(TypedDict):
     sites: Annotated[list[RosterSite], "the roster"]
 
 
+class RelayCertified(TypedDict):
+    """What `federation admit --relay` wrote."""
+
+    certificate: Annotated[str, "the certificate to send to the relay"]
+    fingerprint: Annotated[str, "of the relay's public key"]
+    certificate_sha256: Annotated[str, "SHA-256 of the certificate"]
+    not_after: Annotated[str, "until when it is valid"]
+
+
 class SiteAdmitted(TypedDict):
     """The certificate that the founder issued, and the bundle with it."""
 

@@ -56,6 +56,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "peer.cli.bugreport:bugreport",
         "Write versions, settings, log tails and findings to one file, without keys and data.",
     ),
+    "relay": ("peer.cli.relay:relay", "Join callers to sites that nobody can dial, without reading what they say."),
     "plan": ("peer.cli.plan:plan", "Show who receives from whom in the coming rounds."),
     "simulate": (
         "peer.cli.simulate:simulate",

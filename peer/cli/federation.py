@@ -15,7 +15,7 @@ from peer.config import toml
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import must_be_new, write_atomically
 from peer.core.tasks import ROWS_COLUMNS
-from peer.documents import CertificateAuthority, FederationCreated, FederationShown, SiteAdmitted
+from peer.documents import CertificateAuthority, FederationCreated, FederationShown, RelayCertified, SiteAdmitted
 from peer.errors import BundleError, UsageError
 from peer.identity import certificates
 from peer.identity.bundle import read_received_file
@@ -82,15 +82,26 @@ def show(file: Path, as_json: bool) -> None:
     "--days", type=DAYS, default=certificates.SITE_DAYS, show_default=True, help="How long the certificate is valid."
 )
 @click.option("--replace", is_flag=True, help="Admit a key although the site was admitted with another one.")
+@click.option("--relay", is_flag=True, help="Certify a relay, which is no site: --out gets its certificate.")
 @output.json_option
 @shared_options
-def admit(request: Path, ca: Path, out: Path, fingerprint: str | None, days: int, replace: bool, as_json: bool) -> None:
+def admit(
+    request: Path,
+    ca: Path,
+    out: Path,
+    fingerprint: str | None,
+    days: int,
+    replace: bool,
+    relay: bool,
+    as_json: bool,
+) -> None:
     """Certify a site's key and encrypt the round key for it; the same key again renews its
     certificate.
 
     \b
     mhfl-peer federation admit --ca ca europe.csr --out europe.bundle
     mhfl-peer federation admit --ca ca europe-renewed.csr --out europe-renewed.bundle --replace
+    mhfl-peer federation admit --ca ca gate.csr --out gate.pem --relay
     """
     now = datetime.now(UTC)
     authority = Authority.load(ca, now=now)
@@ -98,6 +109,18 @@ def admit(request: Path, ca: Path, out: Path, fingerprint: str | None, days: int
     must_be_new(out)
     if fingerprint is None:
         fingerprint = _ask_for_confirmation(content, request)
+    if relay:
+        certificate = authority.certify_relay(content, fingerprint=fingerprint, now=now, days=days)
+        write_atomically(out, certificates.certificate_pem(certificate), 0o644)
+        der = certificates.certificate_der(certificate)
+        certified: RelayCertified = {
+            "certificate": str(out),
+            "fingerprint": certificates.fingerprint(certificates.certificate_key(certificate)),
+            "certificate_sha256": certificates.certificate_sha256(der),
+            "not_after": certificate.not_valid_after_utc.isoformat(),
+        }
+        output.emit(certified, as_json=as_json, render=_render_certified)
+        return
     admitted = authority.admit(content, fingerprint=fingerprint, now=now, days=days, replace=replace)
     write_atomically(out, admitted.bundle, 0o644)
     document: SiteAdmitted = {
@@ -232,6 +255,16 @@ def _notes(federation: FederationConfig) -> Iterator[str]:
         yield "the roster has one [[site]]: it will train alone; add the others before any site enrols"
     if federation.global_test and federation.plan.evaluation_denied is not None:
         yield f"global_test = true measures nothing: {federation.plan.evaluation_denied}"
+
+
+def _render_certified(document: dict[str, Any]) -> output.RenderableType:
+    return output.fields(
+        (
+            ("key", document["fingerprint"]),
+            ("valid until", document["not_after"]),
+            ("next", f"send {document['certificate']} to the relay's people, who run `mhfl-peer relay join`"),
+        )
+    )
 
 
 def _render_admitted(document: dict[str, Any]) -> output.RenderableType:

@@ -15,7 +15,7 @@ from peer.model_documents import ModelLayers
 
 SIDE = 64
 """The sides of an input without ``--input-size``: five halvings leave two cells."""
-KINDS_SHOWN_MAX = 200
+LAYERS_SHOWN_MAX = 200
 """Layers that a terminal shows; ``--json`` has all."""
 
 
@@ -74,7 +74,7 @@ def render_layers(document: Mapping[str, Any]) -> output.RenderableType:
     from rich.text import Text
 
     proposed = dict.fromkeys(document["features"], "features") | {document["head"]: "head"}
-    limit = KINDS_SHOWN_MAX if sys.stdout.isatty() else len(document["layers"])
+    limit = LAYERS_SHOWN_MAX if sys.stdout.isatty() else len(document["layers"])
     shown = [row for row in document["layers"] if row["runs"]]
     rows = [
         (

@@ -48,6 +48,7 @@ def status(document: Mapping[str, Any]) -> output.RenderableType:
     if document.get("best_round"):
         parts.append(_best_round(document["best_round"]))
     parts.append(peers(document["peers"], brief=True))
+    parts.extend(_relay(relay) for relay in document.get("relays", ()))
     parts.extend(Text(line, style="red") for line in _refusals(document["refusals"]))
     days = document.get("certificate_days")
     if days is not None and days < 0:
@@ -59,6 +60,17 @@ def status(document: Mapping[str, Any]) -> output.RenderableType:
             )
         )
     return Group(*parts)
+
+
+def _relay(relay: Mapping[str, Any]) -> output.RenderableType:
+    """How it stands with a relay."""
+    from rich.text import Text
+
+    if relay["problem"]:
+        return Text(f"Relay {relay['name']}: nothing is parked there: {one_line(relay['problem'])}", style="red")
+    return Text(
+        f"Relay {relay['name']}: {relay['parked']} connections parked, {relay['carrying']} in use.", style="dim"
+    )
 
 
 def _progress(document: Mapping[str, Any]) -> output.RenderableType:

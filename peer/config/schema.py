@@ -32,6 +32,7 @@ from peer.config.toml import (
     Seconds,
     StrictTable,
     key_problem,
+    split_relay,
     suggestion,
 )
 from peer.config.value_types import DIGEST, ClassName, Digest, Name
@@ -334,7 +335,7 @@ class SiteConfig(StrictTable):
     listen: Listen = "127.0.0.1:7443"
     refuse_certificates: Annotated[tuple[Digest, ...], Loose] = ()
     allow_models: Annotated[tuple[ClassName, ...], Loose] = ()
-    addresses: dict[Name, Address] = Field(default_factory=dict)
+    addresses: dict[Name, Address | Annotated[tuple[Address, ...], Loose]] = Field(default_factory=dict)
     base_weights: dict[Digest, str] = Field(default_factory=dict)
     data: DataConfig
     model: ModelConfig = ModelConfig()
@@ -359,6 +360,11 @@ class SiteConfig(StrictTable):
         return str(self._path)
 
     @property
+    def peer_addresses(self) -> dict[SiteName, tuple[str, ...]]:
+        """``[addresses]``, with a tuple for each peer."""
+        return {SiteName(n): (way,) if isinstance(way, str) else way for n, way in self.addresses.items()}
+
+    @property
     def folder(self) -> Path:
         """The folder that relative paths in the file start from."""
         return self._path.parent
@@ -375,7 +381,8 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> Non
     problems = []
     for stranger in site.addresses.keys() - set(federation.roster):
         problems.append(f"addresses.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
-    for stranger in site.connect.peers.keys() - set(federation.roster):
+    relays = {split_relay(relay)[0] for relay in site.connect.relays}
+    for stranger in site.connect.peers.keys() - set(federation.roster) - relays:
         problems.append(f"connect.peers.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
     for stranger in set(egress.receivers) - {"*", *federation.roster}:
         problems.append(f"egress.receivers: {stranger!r} is not in the roster{suggestion(stranger, federation.roster)}")

@@ -15,6 +15,7 @@ from peer.config.toml import (
     Loose,
     NotNegative,
     ProxyUrl,
+    Relay,
     Seconds,
     Share,
     StrictTable,
@@ -212,12 +213,14 @@ class LimitsConfig(StrictTable):
 
 
 class ConnectConfig(StrictTable):
-    """``[connect]`` of site.toml: the HTTP proxy through which this site dials its peers.
+    """``[connect]`` of site.toml: how this site dials its peers, and how they reach it.
 
     ``proxy`` is ``none``, ``environment`` or ``http://host:port``; ``peers`` has the same for single
-    sites. The file has ``user:password`` for all of them.
+    sites and relays. The file has ``user:password`` for all of them. At each of ``relays``,
+    ``name host:port``, the site parks connections, through which others reach it.
     """
 
     proxy: ProxyUrl = "none"
     peers: dict[Name, ProxyUrl] = Field(default_factory=dict)
     password_file: str | None = None
+    relays: Annotated[tuple[Relay, ...], Loose] = ()

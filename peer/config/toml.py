@@ -264,12 +264,27 @@ def _address(text: str) -> str:
     return text
 
 
+def split_relay(text: str) -> tuple[str, str]:
+    """Name and address of ``name host:port``, or ``ValueError``."""
+    name, _, address = text.partition(" ")
+    if not address:
+        raise ValueError(f"{text!r} is not the relay's name and host:port, such as 'gate relay.example.org:443'")
+    split_address(address)
+    return name, address
+
+
+def _relay(text: str) -> str:
+    split_relay(text)
+    return text
+
+
 def _proxy(text: str) -> str:
     if text not in ("none", "environment"):
         split_proxy(text)
     return text
 
 
+Relay = Annotated[str, AfterValidator(_relay)]
 ProxyUrl = Annotated[str, AfterValidator(_proxy)]
 Listen = Annotated[str, AfterValidator(_listen)]
 Address = Annotated[str, AfterValidator(_address)]

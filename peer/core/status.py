@@ -140,6 +140,16 @@ class TransferInProgress(TypedDict):
     received: Annotated[NotRequired[int], "bytes so far; only of incoming transfers"]
 
 
+class RelayState(TypedDict):
+    """A relay at which the site parks connections."""
+
+    name: Annotated[str, "the relay's name"]
+    address: Annotated[str, "where the site dials it"]
+    parked: Annotated[int, "connections that wait for a caller"]
+    carrying: Annotated[int, "connections that carry a caller now"]
+    problem: Annotated[str, "why none is parked; else empty"]
+
+
 class _Site(TypedDict):
     """What the state machine knows of the site itself."""
 
@@ -182,6 +192,7 @@ class SiteStatus(_Site):
     certificate_days: Annotated[int | None, "whole days that the certificate on disk is valid for"]
     transfers: Annotated[list[TransferInProgress], "transfers under way"]
     listen: Annotated[str, "address and port that peers can call; empty while the port is closed"]
+    relays: Annotated[list[RelayState], "relays through which others reach the site"]
     pid: Annotated[int | None, "process of the daemon, or of what holds the folder"]
     worker_pid: Annotated[int | None, "process of the training worker; null while there is none"]
     started: Annotated[float | None, "when the daemon started, Unix time"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 
 from peer.config.reload import SiteTomlWatcher
 from peer.config.schema import FederationConfig, SiteConfig
@@ -28,13 +29,13 @@ FAILURES_MAX = 2
 class Candidates:
     """One peer's addresses, tried in turn; the one that answered last stays in use until it fails.
 
-    A turn begins with the address that answered last. The operator's follows, then the announced
+    A turn begins with the address that answered last. The operator's follow, then the announced
     ones, newest first, then the founder's.
     """
 
-    def __init__(self, *, operators: str | None = None, founders: str | None = None) -> None:
-        """The address in ``[addresses]`` and the one in ``federation.toml``, where there are any."""
-        self._operators, self._founders = operators, founders
+    def __init__(self, *, operators: Sequence[str] = (), founders: str | None = None) -> None:
+        """The addresses in ``[addresses]`` and the one in ``federation.toml``, where there are any."""
+        self._operators, self._founders = tuple(operators), founders
         self._discovered: deque[str] = deque(maxlen=DISCOVERED_MAX)
         self._proven: str | None = None  # answered last, even if it does no more
         self._working = False
@@ -49,13 +50,13 @@ class Candidates:
             self._begin_turn()
         return self._turn[0] if self._turn else None
 
-    def set_operators(self, address: str | None) -> None:
-        """Set the operator's address; a new one is tried next, even if another one works."""
-        if address == self._operators:
+    def set_operators(self, addresses: Sequence[str]) -> None:
+        """Set the operator's addresses; new ones are tried next, even if another one works."""
+        if tuple(addresses) == self._operators:
             return
-        self._operators, self._working, self._failures = address, False, 0
+        self._operators, self._working, self._failures = tuple(addresses), False, 0
         self._begin_turn()
-        if address is not None:
+        for address in reversed(self._operators):
             self._turn.remove(address)
             self._turn.appendleft(address)
 
@@ -95,7 +96,7 @@ class Candidates:
         self._failures = 0
 
     def _begin_turn(self) -> None:
-        known = (self._proven, self._operators, *self._discovered, self._founders)
+        known = (self._proven, *self._operators, *self._discovered, self._founders)
         self._turn = deque(dict.fromkeys(address for address in known if address is not None))
         self._pushed = 0
 
@@ -112,7 +113,7 @@ class AddressBook:
     def __init__(self, *, own: SiteName, federation: FederationConfig, site: SiteConfig) -> None:
         self._federation, self._file = federation, SiteTomlWatcher(site, "addresses")
         self._peers = {
-            name: Candidates(operators=site.addresses.get(name), founders=federation.addresses.get(name))
+            name: Candidates(operators=site.peer_addresses.get(name, ()), founders=federation.addresses.get(name))
             for name in federation.roster.others(own)
         }
 
@@ -138,11 +139,11 @@ class AddressBook:
         site = self._file.read_change()
         if site is None:
             return
-        addresses = site.addresses
+        addresses = site.peer_addresses
         for unknown in addresses.keys() - set(self._federation.roster):
             hint = suggestion(unknown, self._federation.roster)
             self._file.log_unusable(ConfigError(f"{site.where}: addresses.{unknown}: not in the roster{hint}"))
             return
         for name, candidates in self._peers.items():
-            candidates.set_operators(addresses.get(name))
+            candidates.set_operators(addresses.get(name, ()))
         log.info("addresses read again", extra={"addresses": dict(addresses)})

@@ -22,6 +22,7 @@ from peer.config.reload import RefusedCertificates
 from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
+from peer.config.toml import split_relay
 from peer.core import commands, events, rows, site_memory, worker_protocol
 from peer.core import status as status_document
 from peer.core.machine import SiteMachine
@@ -41,6 +42,7 @@ from peer.identity import certificates
 from peer.records.history import CommittedRound, RecentRounds, recent_rounds
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
+from peer.relay.parking import Parkings
 from peer.transport import tls
 from peer.transport.client import ExchangeClient
 from peer.transport.rates import loop_time
@@ -118,12 +120,13 @@ class Daemon:
             refused=refused,
         )
         self.addresses = AddressBook(own=own.name, federation=federation, site=site)
+        proxy_for = proxies.choice(site)
         self.client = ExchangeClient(
             pki=pki,
             federation=federation.digest,
             address=self.addresses.address,
             refused=refused,
-            proxy_for=proxies.choice(site),
+            proxy_for=proxy_for,
         )
         self.evidence = self._equivocation_watch(refused)
         compare, reports = self.evidence.answer, self.service.report if federation.global_test else None
@@ -135,6 +138,10 @@ class Daemon:
             reports=reports,
             compare=compare,
             clock=loop_time,
+        )
+        relays = [split_relay(relay) for relay in site.connect.relays]
+        self.parkings = Parkings(
+            relays, pki=pki, listen=site.listen, proxy_for=proxy_for, on_caller=self.server.note_relayed
         )
         self.heartbeats = self._heartbeats()
         self.fetcher = self._fetcher()
@@ -233,11 +240,12 @@ class Daemon:
             port = await self.server.start(self.site.listen)
             self.served = f"{self.site.listen.rpartition(':')[0]}:{port}"
             self.heartbeats.start(port)
+            self.parkings.start(port)
             await self._process(events.Began())
             await ready(port)
             await self._dispatch()
         finally:
-            closing = (self.heartbeats.close(), self.fetcher.close(), self.evidence.close())
+            closing = (self.parkings.close(), self.heartbeats.close(), self.fetcher.close(), self.evidence.close())
             await asyncio.gather(*closing, return_exceptions=True)
             self.served = ""
             await self.server.stop()  # before the worker's end, which may take a while
@@ -372,6 +380,7 @@ class Daemon:
             "certificate_days": certificates.certificate_days(self._certificate(), now()),
             "transfers": [*self.fetcher.receiving.values(), *self.service.sending.values()],
             "listen": self.served,
+            "relays": self.parkings.states(),
             "pid": os.getpid(),
             "worker_pid": self.worker_process.pid,
             "started": self.started_s,

@@ -141,7 +141,7 @@ def turn_to(affine: Affine, axcodes: str) -> Turn:
 def turn_back(turn: Turn) -> Turn:
     """The turn that undoes another."""
     plain = np.stack([np.arange(len(turn)), np.ones(len(turn))], axis=1)
-    back: Turn = ornt_transform(turn, plain)
+    back: Turn = ornt_transform(plain, turn)
     return back
 
 

@@ -109,11 +109,15 @@ def _preparation(sheet: ContactSheet) -> Iterator[str]:
         *((key, _words(value)) for key, value in preparation.items() if key not in HIDDEN),
         ("augmentation", _words(preparation["augmentation"])),
     ]
+    is_placed = any(sample["orientation"] for sample in sheet["samples"])
+    upright = (
+        " Volumes stand upright here; the lines below say how their axes run for the network." if is_placed else ""
+    )
     yield '<p class="facts">' + "".join(f"<span>{escape(key)} <b>{escape(value)}</b></span>" for key, value in facts)
     yield (
         '</p>\n<p class="note">Each picture is what the network gets, through the trainer\'s own code. Black and white '
         "are the lowest and the highest value of its image. Training samples are augmented anew in every step; "
-        "one example stands beside each. Other samples never are. Histograms show square roots of shares.</p>"
+        f"one example stands beside each. Other samples never are.{upright} Histograms show square roots of shares.</p>"
     )
 
 

@@ -212,6 +212,29 @@ class Authority:
             ),
         )
 
+    def certify_relay(
+        self, request: bytes, *, fingerprint: str, now: datetime.datetime, days: int = certificates.SITE_DAYS
+    ) -> x509.Certificate:
+        """Certify a relay's key; a relay gets no round key, and no site takes it for a peer.
+
+        Raises:
+            BundleError: the request is refused: its form, fingerprint, or a site's name or key.
+            DiskError: the admission cannot be recorded.
+        """
+        name, public_key = _read(request, fingerprint)
+        own_fingerprint, admitted = certificates.fingerprint(public_key), self.admissions()
+        if name in self.federation.roster or any(
+            row.fingerprint == own_fingerprint for other, rows in admitted.items() if other != name for row in rows
+        ):
+            raise BundleError(f"{name} is a site, or has a site's key", "a relay has a name and a key of its own")
+        certificate = certificates.issue(
+            self.key, self.certificate, name=name, public_key=public_key, now=now, days=days
+        )
+        digest = certificates.certificate_sha256(certificates.certificate_der(certificate))
+        admission = Admission(own_fingerprint, digest, certificate.not_valid_after_utc.isoformat())
+        self._record({**admitted, name: (*admitted.get(name, ()), admission)})
+        return certificate
+
     def admissions(self) -> dict[str, tuple[Admission, ...]]:
         """Every issued certificate by site, oldest first; ``StateError`` where none can be read."""
         path = self.folder / ADMITTED_FILE
@@ -229,23 +252,30 @@ class Authority:
         """The site and the key of a request, if the roster has the site and the key has this
         fingerprint.
         """
-        try:
-            name, public_key = certificates.read_request(request)
-        except ValueError as error:
-            raise BundleError(f"the signing request is refused: {error}", "ask the site for a new one") from error
+        name, public_key = _read(request, fingerprint)
         if name not in self.federation.roster:
             raise BundleError(
                 f"the signing request names {name[:80]!r}, which the roster does not"
                 f"{suggestion(name, self.federation.roster)}",
-                "a site is admitted under its name in federation.toml only",
+                "a site is admitted under its name in federation.toml only; a relay with --relay",
             )
-        own_fingerprint = certificates.fingerprint(public_key)
-        if "".join(fingerprint.replace(":", " ").split()).lower() != own_fingerprint.replace(":", ""):
-            raise BundleError(
-                f"the key in the request of {name} has the fingerprint {own_fingerprint}, not the one given",
-                "compare it with what `mhfl-peer site init` prints at the site",
-            )
-        return site_name(name), public_key
+        return name, public_key
+
+
+def _read(request: bytes, fingerprint: str) -> tuple[SiteName, ec.EllipticCurvePublicKey]:
+    """Name and key of a signing request, if the key has this fingerprint."""
+    try:
+        text, public_key = certificates.read_request(request)
+        name = site_name(text)
+    except ValueError as error:
+        raise BundleError(f"the signing request is refused: {error}", "ask for a new one") from error
+    own_fingerprint = certificates.fingerprint(public_key)
+    if "".join(fingerprint.replace(":", " ").split()).lower() != own_fingerprint.replace(":", ""):
+        raise BundleError(
+            f"the key in the request of {name} has the fingerprint {own_fingerprint}, not the one given",
+            "compare it with what `mhfl-peer site init` or `relay init` prints there",
+        )
+    return name, public_key
 
 
 @dataclass(frozen=True, slots=True)

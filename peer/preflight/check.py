@@ -19,6 +19,7 @@ from peer.inference import model_state
 from peer.preflight import local
 from peer.preflight.finding import Finding
 from peer.preflight.peers import ReachabilityCheck
+from peer.preflight.receivers import check_receivers
 from peer.preflight.training import Trial, rehearse
 from peer.records.kept_configuration import find_change
 from peer.transport.control import ControlClient
@@ -66,6 +67,7 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
     yield from trial.findings
     yield local.check_policy(federation, site, trial.artifact_bytes)
     yield from local.check_disk(folder, federation, trial.artifact_bytes)
+    yield from check_receivers(federation, site, own.name)
     yield from local.check_distillation(folder)
     yield from local.check_global_test(federation, site)
     yield from peers

@@ -19,7 +19,7 @@ from peer import errors
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.config.site_tables import is_loopback
-from peer.config.toml import split_address
+from peer.config.toml import split_address, split_relay
 from peer.core import limits
 from peer.core.messages import EvaluationResult, Heartbeat, Hello, SignedManifest
 from peer.core.roster import SiteName, round_key_tag
@@ -27,6 +27,7 @@ from peer.daemon import proxies
 from peer.daemon.addresses import DISCOVERED_MAX, AddressBook
 from peer.daemon.dispatch import now
 from peer.preflight.finding import Finding
+from peer.relay.parking import Parking, Parkings, RelayRefused
 from peer.transport import handshake, tls, wire
 from peer.transport.client import ExchangeClient, ExchangeError, Unreachable
 from peer.transport.discovery import Discovery, served_at
@@ -137,7 +138,7 @@ class ReachabilityCheck:
                         self._book.discover(name, peer["address"])
             elif listening:
                 await self._listen(stack)
-            findings = [*self._check_discovery(), *await self._dial_all()]
+            findings = [*self._check_discovery(), *await self._try_relays(), *await self._dial_all()]
             called = await self._wait_for_calls()
         findings += [
             self._check_way_back(name, called.get(name, False)) for name in self._peers if self._is_up(name, called)
@@ -191,6 +192,34 @@ class ReachabilityCheck:
         else:
             names = ", ".join(sorted(self._discovered)) or "nobody"
             yield Finding("discovery", "ok", f"this site was announced for a moment; found: {names}")
+
+    async def _try_relays(self) -> list[Finding]:
+        """Park a connection at every relay, and give it up."""
+        parkings = Parkings(
+            [split_relay(relay) for relay in self._site.connect.relays],
+            pki=self._pki,
+            listen=self._site.listen,
+            proxy_for=self._proxy_for,
+            on_caller=lambda port, caller: None,
+        )
+        return list(await asyncio.gather(*(self._try_relay(parking) for parking in parkings.all)))
+
+    async def _try_relay(self, parking: Parking) -> Finding:
+        subject = f"relay {parking.relay}"
+        try:
+            await parking.try_once()
+        except RelayRefused as error:
+            return Finding(subject, "failure", f"refuses this site: {error}", "settle it with the relay's operator")
+        except (OSError, EOFError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            host, port = parking.address
+            return Finding(
+                subject,
+                "warning",
+                f"nothing can be parked at {host}:{port}: {reason}",
+                "compare name and address, or wait",
+            )
+        return Finding(subject, "ok", "takes this site's connections, through which others reach it")
 
     async def _dial_all(self) -> list[Finding]:
         if not self._peers:

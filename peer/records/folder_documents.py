@@ -167,6 +167,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "transfers": [],
         "listen": "",
         "pid": int(holder) if holder is not None and holder.isdecimal() else None,
+        "relays": [],
         "worker_pid": None,
         "started": None,
     }

@@ -18,7 +18,9 @@ from torch.nn.modules.module import register_module_module_registration_hook
 import models
 from models import Network
 from models.learning import base_tensors
-from models.spec import remote_spec_problem
+from models.registry import build_head
+from models.spec import HEAD_KEY, remote_spec_problem
+from models.tap import Tapped
 from peer.core import commands
 from peer.core.commands import Source
 from peer.core.limits import ARTIFACT_BYTES_MAX, BUILD_S_MAX, LAYERS_BUILT_MAX
@@ -152,14 +154,14 @@ def read_head(
         UnusableArtifact: a check failed.
     """
     with _blame_artifact(source):
-        network = _build_on_meta(source.artifact, task, allow)
-        parts, expected = {network.head_name + ".": network.head}, _select(network, head_names)
+        prefix, built = _build_head_on_meta(source.artifact, task, allow)
+        parts, expected = {prefix: built}, {prefix + name: tensor for name, tensor in built.state_dict().items()}
         if with_head is not None:
             name, build = with_head
             prefix = f"{name}/"
             names = [spec.name.removeprefix(prefix) for spec in source.artifact.tensors if spec.name.startswith(prefix)]
             with torch.device("meta"):
-                parts[prefix] = build(network.head, names)
+                parts[prefix] = build(built, names)
             expected |= {prefix + name: tensor for name, tensor in parts[prefix].state_dict().items()}
         state = _read_state_file(folder, source.artifact, expected)
         head, *others = [_load_part(part, state, prefix) for prefix, part in parts.items()]
@@ -185,16 +187,19 @@ def read_state(
     """
     with _blame_artifact(source):
         if not any_body and source.artifact.spec != own.spec:
-            raise ValueError(f"its spec is not this site's {own.spec['name']}, with which it is averaged")
-        expected = _select(_build_on_meta(source.artifact, task, allow), artifact_tensors) | (beside or {})
+            theirs, ours = source.artifact.spec, own.spec
+            keys = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
+            raise ValueError(
+                f"its spec is not this site's {ours['name']}, with which it is averaged: {', '.join(keys)} differ"
+            )
+        if any_body:
+            prefix, head = _build_head_on_meta(source.artifact, task, allow)
+            expected = {prefix + name: tensor for name, tensor in head.state_dict().items()} | (beside or {})
+        else:
+            expected = _select(_build_on_meta(source.artifact, task, allow), artifact_tensors) | (beside or {})
         if any_body:
             _compare("its head", describe(expected), "this site's head", describe(_select(own, artifact_tensors)))
         return _read_state_file(folder, source.artifact, expected)
-
-
-def head_names(network: Network) -> list[str]:
-    """The names of the head's tensors in the network's state."""
-    return [name for name in network.state_dict() if name.startswith(f"{network.head_name}.")]
 
 
 def _all_names(network: Network) -> list[str]:
@@ -210,14 +215,31 @@ def _blame_artifact(source: Source) -> Iterator[None]:
         raise UnusableArtifact(source, str(error)) from error
 
 
-def _build_on_meta(artifact: Artifact, task: TaskSettings, allow: Collection[str]) -> Network:
-    """The network of the artifact's spec on the meta device, where it takes no memory."""
-    reason = remote_spec_problem(artifact.spec, allow=allow)
+def _build_head_on_meta(artifact: Artifact, task: TaskSettings, allow: Collection[str]) -> tuple[str, nn.Module]:
+    """What the names of the head's tensors begin with, and the head on the meta device.
+
+    Of a head that the spec describes as one layer, the body's class is not needed.
+    """
+    if HEAD_KEY not in artifact.spec:
+        network = _build_on_meta(artifact, task, allow)
+        return f"{network.head_name}.", network.head
+    _check_spec(artifact, task, remote_spec_problem(artifact.spec, head_only=True))
+    with torch.device("meta"):
+        return f"{Tapped.layer_prefix}{artifact.spec['head']}.", build_head(artifact.spec)
+
+
+def _check_spec(artifact: Artifact, task: TaskSettings, reason: str | None) -> None:
+    """``ValueError`` for a spec with this problem, or of another task."""
     if reason is not None:
         raise ValueError(reason)
     for key in ("spatial_dims", "in_channels", "classes"):
         if artifact.spec[key] != getattr(task, key):
             raise ValueError(f"{key} = {artifact.spec[key]} is not this federation's {getattr(task, key)}")
+
+
+def _build_on_meta(artifact: Artifact, task: TaskSettings, allow: Collection[str]) -> Network:
+    """The network of the artifact's spec on the meta device, where it takes no memory."""
+    _check_spec(artifact, task, remote_spec_problem(artifact.spec, allow=allow))
     try:
         with torch.device("meta"), _bounded_construction():
             return models.build(artifact.spec)

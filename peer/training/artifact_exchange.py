@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +12,11 @@ from torch import nn
 import models
 from models import Network, Output
 from models.footprint import count_operations
+from models.foreign import is_foreign
 from models.learning import base_tensors
+from models.registry import describe_head
+from models.spec import HEAD_KEY
+from models.tap import Tapped
 from peer.core.commands import Source
 from peer.core.limits import RECEIVED_OPERATIONS_FLOOR, STEPS_MAX
 from peer.core.messages import Artifact
@@ -64,7 +69,7 @@ class ArtifactExchange:
         return write_artifact(
             settings.artifacts,
             self._sent_state(network) | self._state_with_head() | ({} if lent else self._state_beside()),
-            spec=network.spec,
+            spec=_sent_spec(network, kind),
             kind=kind,
             owner=owner,
             steps=min(steps, STEPS_MAX),  # a received count is another site's claim
@@ -270,3 +275,10 @@ class ArtifactExchange:
         return {
             name: torch.zeros_like(tensor) if name.endswith(BATCH_COUNTER) else tensor for name, tensor in state.items()
         }
+
+
+def _sent_spec(network: Network, kind: Kind) -> Mapping[str, Any]:
+    """The spec for receivers; it describes the head of a network from elsewhere, for which they need no class."""
+    foreign = is_foreign(network.spec["name"]) and isinstance(network, Tapped)
+    layer = describe_head(network) if foreign and kind == "head" else None
+    return network.spec if layer is None else {**network.spec, HEAD_KEY: layer}

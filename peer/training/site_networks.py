@@ -48,7 +48,8 @@ class SiteNetworks:
         alike = self._settings.plan.shared != "beside" and self._settings.shared_model is not None
         self._seed_torch("init", alike=alike, role=DAM)
         network = self._pretrained(build_spec(local_spec(self._settings), "[model]"))
-        if "aggregate" in self._settings.plan.phases and self._settings.plan.artifact == "head":
+        plan, parameters = self._settings.plan, self._settings.parameters
+        if plan.artifact == "head" and ("aggregate" in plan.phases or parameters.get("alignment")):
             self._seed_torch("init", alike=True, role="head")
             for layer in network.head.modules():
                 if callable(reset := getattr(layer, "reset_parameters", None)):

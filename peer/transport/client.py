@@ -1,5 +1,5 @@
-"""The client for calls to peers: greetings, heartbeats, manifests and artifacts, over one channel a
-peer.
+"""The client for calls to peers: greetings, heartbeats and manifests over one channel a peer, and
+artifacts over another, so that no heartbeat waits behind an artifact on a slow line.
 
 Every call has a deadline. After ``Unreachable`` the caller may try again later, after ``Refused``
 it need not. ``Misbehaved`` names a peer that broke the protocol. The client decodes a manifest only
@@ -144,7 +144,7 @@ class ExchangeClient:
         self._refused = refused
         self._stall_s = stall_s
         self._proxy_for = proxy_for
-        self._channels: dict[SiteName, PeerChannel] = {}
+        self._channels: dict[tuple[SiteName, bool], PeerChannel] = {}
         self._receiving: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 
     async def close(self) -> None:
@@ -282,7 +282,7 @@ class ExchangeClient:
         message = wire.encode_fetch_request(
             offer.request, sha256=offer.manifest.artifact.sha256, offset=incoming.received
         )
-        async with self._open(peer) as peer_channel:
+        async with self._open(peer, for_artifacts=True) as peer_channel:
             call = peer_channel.fetch(message, timeout_s=limits.WAIT_MAX_S)
             try:
                 async with asyncio.timeout(self._stall_s) as stall:
@@ -297,12 +297,12 @@ class ExchangeClient:
                 call.cancel()
 
     @contextlib.asynccontextmanager
-    async def _open(self, peer: SiteName) -> AsyncIterator[PeerChannel]:
+    async def _open(self, peer: SiteName, *, for_artifacts: bool = False) -> AsyncIterator[PeerChannel]:
         """A channel to the peer for one call; a new one if its address or our certificate changed."""
         address = self._address(peer)
         if address is None:
             raise Unreachable(peer, "its address is not known")
-        peer_channel = await self._channel_to(peer, address)
+        peer_channel = await self._channel_to(peer, address, for_artifacts)
         peer_channel.calls += 1
         try:
             yield peer_channel
@@ -317,8 +317,8 @@ class ExchangeClient:
             if peer_channel.retired:
                 await self._retire(peer_channel)
 
-    async def _channel_to(self, peer: SiteName, address: str) -> PeerChannel:
-        former, stamp = self._channels.get(peer), self._pki.stamp()
+    async def _channel_to(self, peer: SiteName, address: str, for_artifacts: bool) -> PeerChannel:
+        former, stamp = self._channels.get((peer, for_artifacts)), self._pki.stamp()
         usable = former is not None and self._pki.clock() <= former.own.certificate.not_valid_after_utc
         if former is not None and usable and (former.address, former.stamp) == (address, stamp):
             return former
@@ -331,7 +331,7 @@ class ExchangeClient:
         through = self._proxy_for(peer, address)
         options = dict(tls.channel_options(peer)) | (through.options if through is not None else {})
         channel = grpc.aio.secure_channel(address, tls.channel_credentials(own), options=list(options.items()))
-        peer_channel = self._channels[peer] = PeerChannel(address, stamp, own, channel)
+        peer_channel = self._channels[peer, for_artifacts] = PeerChannel(address, stamp, own, channel)
         if former is not None:
             await self._retire(former)
         return peer_channel

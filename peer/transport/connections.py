@@ -158,7 +158,7 @@ class ConnectionBounds:
     @classmethod
     def of(cls, sites: int, connections: int) -> ConnectionBounds:
         """The bounds in a federation of so many sites, of a server with so many connections."""
-        unknown = max(connections - 2 * sites, connections // 2, 1)
+        unknown = max(connections - 4 * sites, connections // 2, 1)
         return cls(unknown, limits.UNKNOWN_CONNECTIONS_PER_ADDRESS_MAX + sites)
 
 
@@ -170,11 +170,13 @@ class ConnectionGuard:
         bounds: on the number of connections.
         clock: a monotonic clock, in seconds.
         release_memory: called after connections were closed.
+        relayed: the caller's address, by the port of a connection from loopback that a relay brought.
     """
 
     bounds: ConnectionBounds
     clock: Callable[[], float] = time.monotonic
     release_memory: Callable[[], None] = release_memory
+    relayed: dict[int, str] = field(default_factory=dict)
     _records: dict[Endpoint, ConnectionRecord] = field(default_factory=dict)
     _flood_ends_s: float = -math.inf
     _released_s: float = -math.inf
@@ -226,7 +228,7 @@ class ConnectionGuard:
                 record = present[connection.endpoint]
                 if record.reason:
                     connection.shut_down()
-                    closed[record.caller or network_of(connection.endpoint), record.reason] += 1
+                    closed[record.caller or self._network_of(connection.endpoint), record.reason] += 1
         for (peer, reason), count in closed.items():
             log.warning("connections closed", extra={"peer": peer, "reason": reason, "connections": count})
         if closed:
@@ -234,6 +236,11 @@ class ConnectionGuard:
         if self._released_s + RELEASE_S <= now_s < self._flood_ends_s:
             self._released_s = now_s
             self.release_memory()
+
+    def _network_of(self, endpoint: Endpoint) -> str:
+        """The caller's network, also of one that a relay brought."""
+        through = self.relayed.get(endpoint[1]) if ipaddress.ip_address(endpoint[0]).is_loopback else None
+        return network_of(endpoint) if through is None else f"{through} through a relay"
 
     def _record(self, endpoint: Endpoint) -> ConnectionRecord:
         record = self._records.get(endpoint)
@@ -269,7 +276,7 @@ class ConnectionGuard:
             if record.caller is not None:
                 per_peer[record.caller].append(record)
             else:
-                per_address[network_of(endpoint)].append(record)
+                per_address[self._network_of(endpoint)].append(record)
         for records in per_peer.values():
             mark_oldest(records, self.bounds.per_peer, f"over {self.bounds.per_peer} connections of one site")
         for records in per_address.values():

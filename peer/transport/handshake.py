@@ -14,7 +14,6 @@ from cryptography import x509
 from peer.core import limits
 from peer.core.roster import SiteName
 from peer.errors import one_line
-from peer.identity.certificates import CERTIFICATE_FILE, KEY_FILE, PENDING_KEY_FILE, read_key
 from peer.transport.proxy import Proxy, ProxyRefused
 from peer.transport.tls import Pki
 
@@ -69,13 +68,7 @@ def diagnose(
     Raises:
         CertificateError: this site's own files are at fault; it did not dial.
     """
-    own = pki.load()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # the name is compared below, to tell a wrong name from a foreign CA
-    context.load_verify_locations(cadata=pki.ca_certificate)
-    keys = (path for name in (KEY_FILE, PENDING_KEY_FILE) if (path := pki.folder / name).exists())
-    key_path = next(path for path in keys if read_key(path).public_key() == own.certificate.public_key())
-    context.load_cert_chain(pki.folder / CERTIFICATE_FILE, key_path)
+    context = pki.stream_context()  # the name is compared below, to tell a wrong name from a foreign CA
     context.set_alpn_protocols(["h2"])
     where = f"{host}:{port}" if proxy is None else f"{host}:{port}, through the proxy {proxy},"
     try:

@@ -34,7 +34,7 @@ from peer.errors import PortInUse
 from peer.pb import peer_pb2 as pb
 from peer.transport import tls, wire
 from peer.transport.bounds import WireError
-from peer.transport.connections import ConnectionBounds, ConnectionGuard
+from peer.transport.connections import ConnectionBounds, ConnectionGuard, network_of
 from peer.transport.rates import TokenBucket
 from peer.transport.transfer import OutgoingArtifact
 
@@ -150,6 +150,19 @@ class ExchangeServer:
         self._clock = clock
         self._server: grpc.aio.Server | None = None
         self._connections: ConnectionGuard | None = None
+        self._relayed: dict[int, str] = {}
+
+    def note_relayed(self, port: int, caller: str | None) -> None:
+        """Count a connection from this port of loopback as one from the caller's address, which a relay states.
+
+        None: that connection has ended.
+        """
+        self._relayed.pop(port, None)
+        if caller is not None:
+            try:
+                self._relayed[port] = network_of((caller, port))
+            except ValueError:
+                self._relayed[port] = "an address that is none"
 
     async def start(self, address: str) -> int:
         """Listen on ``host:port``, and return the port, which the system chooses for port 0.
@@ -160,7 +173,9 @@ class ExchangeServer:
         """
         ca = self._pki.load().ca
         bounds = ConnectionBounds.of(len(self._roster), tls.connections_max())
-        connections = ConnectionGuard(bounds)  # not by this clock: it runs in a thread, where no loop has a time
+        connections = ConnectionGuard(
+            bounds, relayed=self._relayed
+        )  # not by this clock: it runs in a thread, where no loop has a time
         guard = CallGuard(
             self._service, self._pki, ca, connections, roster=self._roster, refused=self._refused, clock=self._clock
         )

@@ -10,6 +10,7 @@ import errno
 import functools
 import logging
 import resource
+import ssl
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,6 +34,7 @@ from peer.identity.certificates import (
     certificate_sha256,
     is_refused,
     key_pem,
+    read_key,
     verify_certificate,
 )
 from peer.transport.bounds import SHOWN_CHARACTERS
@@ -136,9 +138,30 @@ class Pki:
         """The identity in the files; ``CertificateError`` names what is missing, expired, foreign or does not fit."""
         return Identity.load(self.folder, name=self.name, ca_certificate=self.ca_certificate, now=self.clock())
 
+    def stream_context(self) -> ssl.SSLContext:
+        """For a TLS connection that is not gRPC's: this site's certificate, and the federation's CA alone.
+
+        Raises:
+            CertificateError: as for ``load``.
+        """
+        own = self.load()
+        keys = (path for name in (KEY_FILE, PENDING_KEY_FILE) if (path := self.folder / name).exists())
+        key = next(path for path in keys if read_key(path).public_key() == own.certificate.public_key())
+        return stream_context(ssl.PROTOCOL_TLS_CLIENT, self.ca_certificate, self.folder / CERTIFICATE_FILE, key)
+
     def certificate(self) -> x509.Certificate:
         """The site's certificate in the files, even if expired; ``CertificateError`` as for ``load``."""
         return Identity.load(self.folder, name=self.name, ca_certificate=self.ca_certificate, now=None).certificate
+
+
+def stream_context(protocol: ssl._SSLMethod, ca_certificate: str, certificate: Path, key: Path) -> ssl.SSLContext:
+    """A context for mutual TLS; the caller compares the names, to say which one it was."""
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=ca_certificate)
+    context.load_cert_chain(certificate, key)
+    return context
 
 
 def server_credentials(pki: Pki) -> grpc.ServerCredentials:

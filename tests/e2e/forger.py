@@ -104,7 +104,8 @@ class Forger:
         import torch
 
         import models
-        from peer.training.artifact import head_names, write_artifact
+        from peer.methods.method import head_tensors
+        from peer.training.artifact import write_artifact
         from peer.training.tensors import state_of
 
         if round > len(self._forgeries):
@@ -115,7 +116,7 @@ class Forger:
         network = models.build({**TASK, **honest, **forgery.spec})
         state = state_of(network)
         if kind == "head":
-            state = {name: state[name] for name in head_names(network)}
+            state = {name: state[name] for name in head_tensors(network, {})}
         forgery.state(state)
         forged = write_artifact(
             Path(self._setting.home) / "artifacts",

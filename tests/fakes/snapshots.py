@@ -30,6 +30,7 @@ def site_snapshot(site: str, *, sites: tuple[str, ...] = SITES, **changes: Any) 
         "samples": {"training": 20, "test": 5, "unreadable": 0}, "refusals": [], "failure": "",
         "last_round": {"round": 2, "contributors": [site], "missing": {}, "missing_returns": {}, "duration_s": 3.0},
         "left_s": 60.0, "certificate_days": 364, "transfers": [], "listen": "127.0.0.1:7443", "pid": 1,
+        "relays": [],
         "worker_pid": 2, "started": NOW_S,
     }  # fmt: skip
     snapshot: dict[str, Any] = {

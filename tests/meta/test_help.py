@@ -16,17 +16,24 @@ from peer import documents
 from peer.cli import PROGRAM, main
 from peer.data import documents as data_documents
 from peer.records import documents as records
+from peer.relay import documents as relay_documents
 
 WITHOUT_EXAMPLE: dict[str, str] = {}
 """Commands whose help needs no example, with the reason."""
 
 WITHOUT_JSON = {
     "start": "runs until the site leaves; its log can be JSON",
+    "relay start": "runs until it is stopped",
     "completion": "prints a script for a shell",
 }
 """Commands without ``--json``, with the reason."""
 
-DOCUMENTS: dict[str, Any] = {**records.DOCUMENTS, **documents.DOCUMENTS, **data_documents.DOCUMENTS}
+DOCUMENTS: dict[str, Any] = {
+    **records.DOCUMENTS,
+    **documents.DOCUMENTS,
+    **data_documents.DOCUMENTS,
+    **relay_documents.DOCUMENTS,
+}
 """Command -> type of the document that ``--json`` prints."""
 
 

@@ -42,6 +42,7 @@ LAYER = {
     "peer.pb": "pb",
     "peer.preflight": "preflight",
     "peer.records": "records",
+    "peer.relay": "relay",
     "peer.research": "research",
     "peer.research.cross_site": "simulation",
     "peer.research.collect": "simulation",
@@ -57,7 +58,20 @@ LAYER = {
     "peer.transport": "transport",
 }
 OPERATION = frozenset(
-    {"ground", "plans", "core", "config", "identity", "records", "transport", "audit", "daemon", "data", "model files"}
+    {
+        "ground",
+        "plans",
+        "core",
+        "config",
+        "identity",
+        "records",
+        "transport",
+        "relay",
+        "audit",
+        "daemon",
+        "data",
+        "model files",
+    }
 )
 """The rooms below those that operators start from."""
 # Layer -> the layers that it may import beside itself; a module's name allows this module alone.
@@ -75,9 +89,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "data": frozenset({"ground", "core"}),
     "transport": frozenset({"ground", "core", "pb", "identity"}),
     "audit": frozenset({"ground", "core", "config", "identity", "records", "transport"}),
-    "daemon": frozenset({"ground", "core", "config", "identity", "records", "transport", "audit"}),
+    "relay": frozenset({"ground", "core", "config", "identity", "transport"}),
+    "daemon": frozenset({"ground", "core", "config", "identity", "records", "transport", "relay", "audit"}),
     "model files": frozenset({"ground", "plans", "core", "config", "records", "spec", "transport"}),
-    "preflight": OPERATION,
+    "preflight": OPERATION | {"spec"},
     "tracking": frozenset({"ground", "core", "config", "records"}),
     "dashboard": frozenset({"ground", "core", "config", "identity", "records", "transport", "audit", "tracking"}),
     "methods": frozenset({"peer.core.plan", "models", "losses"}),

@@ -27,7 +27,10 @@ def test_what_another_site_may_send(spec):
 
 def test_a_class_of_another_package_needs_this_sites_word():
     assert "hospital.nets:Net" in remote_spec_problem(OWN)
-    assert remote_spec_problem(OWN, allow=["other.nets:Net"]).endswith("did you mean 'other.nets:Net'?")
+    problem = remote_spec_problem(OWN, allow=["other.nets:Net"])
+    assert "did you mean 'other.nets:Net'?" in problem
+    assert problem.endswith("if its package is installed here and you trust it, add it to allow_models in site.toml")
+    assert "allow_models" not in remote_spec_problem({**OWN, "name": "monai.networks.nets.Transchex"})
     assert remote_spec_problem(OWN, allow=["hospital.nets:Net"]) is None
     assert "may not set 'weights'" in remote_spec_problem({**OWN, "hyper": {"weights": "/x"}}, allow=[OWN["name"]])
 

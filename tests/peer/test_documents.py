@@ -9,8 +9,14 @@ import pytest
 from peer import documents
 from peer.data import documents as data_documents
 from peer.records import documents as record_documents
+from peer.relay import documents as relay_documents
 
-DOCUMENTS = {**documents.DOCUMENTS, **record_documents.DOCUMENTS, **data_documents.DOCUMENTS}
+DOCUMENTS = {
+    **documents.DOCUMENTS,
+    **record_documents.DOCUMENTS,
+    **data_documents.DOCUMENTS,
+    **relay_documents.DOCUMENTS,
+}
 
 
 def records(kind: Any) -> Iterator[Any]:

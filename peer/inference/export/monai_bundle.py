@@ -57,8 +57,8 @@ REFUSE = "(_ for _ in ()).throw(ValueError({!r}))"
 
 PLAIN_PICTURE = (
     "$lambda x: x if not isinstance(x.meta.get('mode'), str) or x.meta['mode'] in ('1', 'L', 'I', 'I;16', 'F', 'RGB') "
-    "and PIL.Image.open(x.meta['filename_or_obj']).getexif().get(274, 1) == 1 "
-    "and getattr(PIL.Image.open(x.meta['filename_or_obj']), 'n_frames', 1) == 1 else "
+    "and Image.open(x.meta['filename_or_obj']).getexif().get(274, 1) == 1 "
+    "and getattr(Image.open(x.meta['filename_or_obj']), 'n_frames', 1) == 1 else "
     + REFUSE.format("save the picture upright, in grey or RGB, without palette and alpha")
 )
 """Not a converter of MONAI's PILReader: where one raises, MONAI reads the file without it."""
@@ -84,7 +84,7 @@ HAS_SPACING = (
 IMPORTS = [
     "$import pathlib",
     "$import nibabel",
-    "$import PIL.Image",
+    "$from PIL import Image",
     "$import pydicom",
     "$import torch",
     "$import monai",

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import models
 from models import Network, Output, head_width
 from models.moe import Expert, Mixture
-from models.registry import merge_adapters
-from models.spec import LEARNING_KEYS, remote_spec_problem
+from models.registry import build_head, merge_adapters
+from models.spec import HEAD_KEY, LEARNING_KEYS, remote_spec_problem
 from peer.core.commands import Source
 from peer.methods.dflmoe import stages as dflmoe
 from peer.methods.method import DAM, MIXTURE, StageContext, predict_locally
@@ -134,8 +134,7 @@ def build(network: Mapping[str, Any], **mixing: Any) -> Predictor:
     experts = {}
     for name, expert in mixing["experts"].items():
         with torch.device("meta"):
-            whole = models.build(expert["network"])
-        part: nn.Module = whole if expert["part"] == WHOLE else whole.head
+            part = _build_part(expert["network"], whole=expert["part"] == WHOLE)
         experts[str(name)] = part.to_empty(device=torch.get_default_device())
     mixture = _build_mixture(mixing, experts)
     return Predictor(dam, site=mixing["site"], mixture=mixture, experts=experts).eval()
@@ -143,13 +142,21 @@ def build(network: Mapping[str, Any], **mixing: Any) -> Predictor:
 
 def find_problem(description: Mapping[str, Any]) -> str | None:
     """Why a description from another machine must not be built here; None if it may."""
-    specs = [description.get("network"), *(expert["network"] for expert in description.get("experts", {}).values())]
-    for spec in specs:
+    experts = [(expert["network"], expert.get("part") == HEAD) for expert in description.get("experts", {}).values()]
+    for spec, head_only in [(description.get("network"), False), *experts]:
         if not isinstance(spec, Mapping):
             return "it describes no network"
-        if (problem := remote_spec_problem(spec)) is not None:
+        if (problem := remote_spec_problem(spec, head_only=head_only)) is not None:
             return problem
     return None
+
+
+def _build_part(spec: Mapping[str, Any], *, whole: bool) -> nn.Module:
+    """Another site's network, or its head; one that the spec describes needs no class of the body."""
+    if not whole and HEAD_KEY in spec:
+        return build_head(spec)
+    network = models.build(spec)
+    return network if whole else network.head
 
 
 def _mixture_arguments(trainer: Trainer) -> dict[str, Any]:

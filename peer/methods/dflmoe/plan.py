@@ -31,6 +31,12 @@ DFLMOE = Plan(
     parameters={
         **MIXTURE,
         "transform": Parameter(True, "false is the ablation without the transform; features must be equally wide then"),
+        "alignment": Parameter(
+            0.0,
+            "weight in stage a of the received heads' mean loss on the own feature; above 0, heads start alike, and "
+            "transform must be false",
+            0.0,
+        ),
     },
     keeps_last_received=True,
     source="dFLMoE, CVPR 2025",

@@ -13,6 +13,9 @@ feature without a transform. A peer's last received head stays in use until a ne
 ``models.moe`` names the rest. Table 9 averages transform and attention at a server:
 ``dflmoe_averaged`` sends them with the head, as they are after stage a, and every site averages
 those of this round before stage c. For that all bodies must give equally many features.
+``alignment`` is ours: it adds the received heads' mean loss on the untransformed feature to stage
+a, and all heads start alike. As printed, the transform that is trained at home fits any head, so
+that heads of random weights do as well as received ones.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -51,15 +55,21 @@ AnyForward = Any
 def local(context: StageContext) -> Stage:
     """Stage a: train body and own head."""
     loss, detach = stage_loss(context), bool(context.parameters["detach"])
+    alignment = float(context.parameters.get("alignment", 0.0))
     add_experts(context)
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         output: Output = forward(DAM, batch.images)
         mixed = mix(context, batch.images, output, forward, detach=detach)
-        return {
+        terms = {
             f"{loss.name}_{DAM}": Term(loss.loss(output.prediction.float(), batch.targets), 0.5),
             f"{loss.name}_{MIXTURE}": Term(loss.loss(mixed.float(), batch.targets), 0.5),
         }
+        if alignment and context.received:
+            predictions = (forward(_expert(origin), output.penultimate) for origin in sorted(context.received))
+            values = [loss.loss(prediction.float(), batch.targets) for prediction in predictions]
+            terms["alignment"] = Term(torch.stack(values).mean(), alignment)
+        return terms
 
     return one_step_stage(_networks(context), (DAM,), losses)
 
@@ -155,7 +165,11 @@ def build_received_mixture(context: BuildContext, origin: str, head: nn.Module, 
 
 
 def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
-    """Demand feature and prediction on one grid: the mixture weighs predictions by the feature."""
+    """Demand feature and prediction on one grid, since the mixture weighs predictions by the feature;
+    and features without a transform where bodies are aligned with received heads.
+    """
+    if parameters.get("alignment") and parameters["transform"]:
+        return "[method] alignment takes received heads without a transform: set transform = false, or alignment = 0"
     feature, prediction = own.penultimate.shape[2:], own.prediction.shape[2:]
     if feature == prediction:
         return None

@@ -424,7 +424,8 @@ def test_example_site_is_valid_and_shows_every_key(tmp_path: Path) -> None:
         check_site(FederationConfig.load(EXAMPLES / "federation.toml"), full, "europe")
     assert missing_keys(SiteConfig, tomllib.loads(uncommented(EXAMPLES / "site.toml"))) == set()
     shown = {"addresses": True, "data": {"root": True, "public": True, "regions": True, "scale": True,
-             "spacing": True, "intensity": True, "augmentation": {"flip"}}, "model": {"features", "head", "parameters"},
+             "spacing": True, "intensity": True, "augmentation": {"flip"}}, "base_weights": True,
+             "model": {"features", "head", "parameters", "weights", "weights_sha256", "adapters"},
              "egress": {"kinds", "bytes_per_round_max"}, "connect": {"peers", "password_file"}}  # fmt: skip
     assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)
 

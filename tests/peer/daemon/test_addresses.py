@@ -29,7 +29,7 @@ def dialled(candidates: Candidates, count: int) -> list[str | None]:
 
 
 def test_the_operator_s_word_comes_first_then_announcements_then_the_founder_s() -> None:
-    candidates = Candidates(operators="written:1", founders="founded:1")
+    candidates = Candidates(operators=["written:1"], founders="founded:1")
     assert candidates.current == "written:1"
     candidates.discover("old:1")
     candidates.discover("new:1")
@@ -37,7 +37,7 @@ def test_the_operator_s_word_comes_first_then_announcements_then_the_founder_s()
 
 
 def test_what_works_stays_until_it_fails_twice_and_begins_the_turns_afterwards() -> None:
-    candidates = Candidates(operators="written:1", founders="founded:1")
+    candidates = Candidates(operators=["written:1"], founders="founded:1")
     candidates.fail("written:1")
     assert candidates.succeed("founded:1")
     assert not candidates.succeed("founded:1"), "that is no news"
@@ -70,7 +70,7 @@ def test_an_announcement_moves_nothing_that_works_and_is_next_when_it_fails() ->
 
 
 def test_an_announcement_is_dialled_next_but_not_in_the_middle_of_a_dial() -> None:
-    candidates = Candidates(operators="written:1", founders="founded:1")
+    candidates = Candidates(operators=["written:1"], founders="founded:1")
     assert candidates.current == "written:1"
     assert candidates.discover("new:1")
     assert dialled(candidates, 3) == ["written:1", "new:1", "founded:1"]
@@ -78,7 +78,7 @@ def test_an_announcement_is_dialled_next_but_not_in_the_middle_of_a_dial() -> No
 
 
 def test_a_flood_of_lies_pushes_out_neither_what_worked_nor_what_was_written() -> None:
-    candidates = Candidates(operators="written:1", founders="founded:1")
+    candidates = Candidates(operators=["written:1"], founders="founded:1")
     candidates.discover("true:1")
     candidates.fail("written:1")
     candidates.succeed("true:1")
@@ -94,12 +94,12 @@ def test_a_flood_of_lies_pushes_out_neither_what_worked_nor_what_was_written() -
 
 
 def test_a_new_word_of_the_operator_is_tried_at_once_and_what_worked_after_it() -> None:
-    candidates = Candidates(operators="written:1", founders="founded:1")
+    candidates = Candidates(operators=["written:1"], founders="founded:1")
     candidates.succeed("written:1")
-    candidates.set_operators("moved:1")
+    candidates.set_operators(["moved:1"])
     assert not candidates.succeed("written:1"), "the answer of a dial from before"
     assert dialled(candidates, 3) == ["moved:1", "written:1", "founded:1"]
-    candidates.set_operators(None)
+    candidates.set_operators([])
     assert set(dialled(candidates, 2)) == {"written:1", "founded:1"}
 
 

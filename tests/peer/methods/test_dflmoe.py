@@ -165,6 +165,25 @@ def test_the_losses_and_the_prediction_by_the_equations(
     assert own != pytest.approx(together, rel=1e-4)
 
 
+def test_received_heads_align_the_body(site: Any) -> None:
+    """The mean of the received heads' losses on the own feature, which reaches the body alone."""
+    at = site(alike=True, transform=False, alignment=0.5).exact()
+    batch = double(BATCH)
+    term = at.terms("local", batch)["alignment"]
+    feature = at.networks[DAM](batch.images).penultimate
+    losses = [
+        loss_of("classification", mapped(head, feature).detach(), batch.targets)
+        for head in at.context.received.values()
+    ]
+    assert term.weight == 0.5
+    assert term.value.item() == pytest.approx(np.mean(losses), rel=1e-5)
+    torch.autograd.backward(term.value)
+    assert {name.partition(".")[0] for name in at.learns(DAM)} >= {"conv1", "layer4"}
+    assert not any(name.startswith("fc.") for name in at.learns(DAM))
+    assert "alignment" not in site(experts=0, transform=False, alignment=0.5).terms("local", BATCH)
+    assert "alignment" not in site(alike=True, transform=False).terms("local", BATCH)
+
+
 @pytest.mark.parametrize("method", ["dflmoe", "dflmoe_models"])
 @pytest.mark.parametrize("task", BATCHES)
 def test_alone_the_mixture_is_the_local_model(site: Any, method: str, task: str) -> None:
@@ -491,6 +510,15 @@ def test_a_feature_must_be_on_the_grid_of_the_prediction() -> None:
         assert check_local(output((1, 3), (1, 4, 2, 2)), None, defaults, masks=False) == (
             "the model's head takes a feature on the grid (2, 2), but predicts on ()"
         )
+
+
+def test_a_body_is_aligned_with_heads_that_no_transform_precedes() -> None:
+    wanted = {**PLANS["dflmoe"].defaults(), "alignment": 0.5}
+    own = output((1, 3), (1, 8))
+    assert check_local(own, None, wanted, masks=False) == (
+        "[method] alignment takes received heads without a transform: set transform = false, or alignment = 0"
+    )
+    assert check_local(own, None, {**wanted, "transform": False}, masks=False) is None
 
 
 def test_every_head_of_a_task_says_its_width() -> None:

@@ -280,12 +280,57 @@ def test_a_head_that_does_not_predict_these_classes_is_refused(make_site: Any) -
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("method", ["fedskd", "dflmoe", "dflmoe_models"])
+def test_a_plain_head_needs_no_class_of_its_body(make_site: Any, elsewhere: None) -> None:
+    beta, alpha = make_site("dflmoe", "beta", model=FOREIGN), make_site("dflmoe")
+    beta.artifact_exchange.self_check(beta.send())
+    source_of_beta = beta.to(alpha)
+    described = {"type": "linear", "features": 3, "bias": True}
+    assert source_of_beta.artifact.spec["head_layer"] == described
+    unknown = replace_spec(source_of_beta, name="nowhere:Unknown", hyper={"depth": 3})
+    (head,) = alpha.artifact_exchange.receive_all([unknown]).values()
+    assert isinstance(head, nn.Linear)
+    own = beta.site_networks.dam.head
+    assert all(torch.equal(value, own.state_dict()[name]) for name, value in head.state_dict().items())
+
+
+def replace_spec(source: Source, **changes: Any) -> Source:
+    artifact = dataclasses.replace(source.artifact, spec={**source.artifact.spec, **changes})
+    return dataclasses.replace(source, artifact=artifact)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head_layer": {"type": "linear", "features": 4, "bias": True}}, r"'network.last.weight' is F32 \[2, 3\]"),
+        ({"head_layer": {"type": "linear", "features": 3, "bias": False}}, "'network.last.bias' is only in the man"),
+        ({"head_layer": {"type": "exec", "features": 2, "bias": True}}, "head_layer must have type"),
+        ({"head_layer": {"type": "linear", "features": 0, "bias": True}}, "head_layer.features must be from 1 to"),
+        ({"head_layer": {"type": "linear", "features": 2, "bias": 1}}, "head_layer.bias must be true or false"),
+        ({"head": ""}, "head_layer needs head"),
+        ({"classes": 3}, "classes = 3 is not this federation's 2"),
+    ],
+)
+def test_a_described_head_is_checked(make_site: Any, elsewhere: None, changes: Any, message: str) -> None:
+    beta, alpha = make_site("dflmoe", "beta", model=FOREIGN), make_site("dflmoe")
+    with pytest.raises(UnusableArtifact, match=message):
+        alpha.artifact_exchange.receive_all([replace_spec(beta.to(alpha), **changes)])
+
+
+def test_a_whole_network_is_no_described_head(make_site: Any, elsewhere: None) -> None:
+    beta, alpha = make_site("fedskd", "beta", model=FOREIGN), make_site("fedskd")
+    whole = beta.to(alpha)
+    assert "head_layer" not in whole.artifact.spec
+    layer = {"type": "linear", "features": 3, "bias": True}
+    with pytest.raises(UnusableArtifact, match="head_layer describes a head, and this is a whole network"):
+        alpha.artifact_exchange.receive_all([replace_spec(whole, head_layer=layer)])
+
+
+@pytest.mark.parametrize("method", ["fedskd", "dflmoe_models"])
 def test_a_class_from_elsewhere_must_be_allowed_here(make_site: Any, elsewhere: None, method: str) -> None:
     beta, alpha = make_site(method, "beta", model=FOREIGN), make_site(method)
     beta.artifact_exchange.self_check(beta.send())
     source_of_beta = beta.to(alpha)
-    with pytest.raises(UnusableArtifact, match="'elsewhere:Small' is not one that another site may name here"):
+    with pytest.raises(UnusableArtifact, match=r"'elsewhere:Small' is not one .*add it to allow_models in"):
         alpha.artifact_exchange.receive_all([source_of_beta])
     allowing = make_site(method, allow=("elsewhere:Small",))
     assert set(allowing.artifact_exchange.receive_all([source_of_beta])) == {"beta"}

@@ -5,6 +5,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from peer.data.datalist import Sample
 from peer.training.data import Batches, SiteData, load_data, site_seed, validation_names
 from peer.training.errors import UnusableDataError, WorkInterrupted
 from peer.training.images import Preparation
-from peer.training.settings import AugmentationSettings, TrainingSettings
+from peer.training.settings import AugmentationSettings, DataSettings, TrainingSettings
+from tests.fakes import phantoms
 
 NONE = AugmentationSettings(0, 0, 0, 0, 0)
 
@@ -344,3 +346,32 @@ def test_masks_are_shared_until_images_move(data: SiteData) -> None:
     assert flipped.shape == (4, 2, 12)
     assert torch.allclose(flipped[0, 0, 6:], torch.ones(6), atol=1e-5)
     assert torch.allclose(flipped[0, 0, :6], torch.zeros(6), atol=1e-5)
+
+
+@pytest.mark.parametrize("axes", ["rows_columns", "columns_rows"])
+def test_volumes_of_several_orientations_are_refused_unless_the_key_says_how(
+    make_setting, tmp_path: Path, caplog: pytest.LogCaptureFixture, axes: str
+) -> None:
+    items = []
+    for index, codes in enumerate(["RAS", "RAS", "LAS", "RAS"]):
+        phantoms.nifti(tmp_path / f"{index}.nii", codes)
+        items.append({"image": f"{index}.nii", "label": index % 2})
+    (tmp_path / "datalist.json").write_text(json.dumps({"training": items}))
+    setting = make_setting(task={"kind": "classification", "spatial_dims": 3, "in_channels": 1})
+
+    def load(**changes: str) -> SiteData:
+        data = DataSettings(tmp_path / "datalist.json", tmp_path, (5, 3, 4), image_axes=axes, **changes)
+        return loaded(replace(TrainingSettings.of(setting), data=data))
+
+    if axes == "rows_columns":
+        with pytest.raises(
+            UnusableDataError, match=r'RAS \(3 files\), but 2.nii LAS; set \[data\] orientation = "RAS"'
+        ):
+            load()
+    else:
+        with caplog.at_level(logging.WARNING):
+            load()
+        assert "RAS (3 files), but 2.nii LAS" in caplog.text
+    load(orientation="stored")
+    turned = load(orientation="RAS")
+    assert all(np.array_equal(turned.training.load(k)[0][0].numpy(), phantoms.PHANTOM) for k in range(4))

@@ -3,6 +3,7 @@
 from functools import partial
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import pytest
 import torch
@@ -11,9 +12,12 @@ from PIL import Image
 from peer.core.tasks import COLUMNS_ROWS
 from peer.data.datalist import Sample
 from peer.data.image_files import FORMATS, open_image
+from peer.inference.output_files import label_map
 from peer.training.errors import UnusableConfigurationError, UnusableDataError
 from peer.training.images import Preparation, load_image, load_regions
-from peer.training.targets import LabelMap
+from peer.training.settings import IntensitySettings
+from peer.training.targets import ClassIndex, LabelMap
+from tests.fakes import phantoms
 from tests.fakes.image_files import FRAMES, PIXELS, nifti, picture, volume
 
 VOLUME = np.arange(4 * 5 * 6, dtype=np.float32).reshape(4, 5, 6)
@@ -197,3 +201,96 @@ def test_a_reader_that_is_not_installed_is_no_fault_of_the_image(
             UnusableConfigurationError, match=r"reading a\.png needs .* PIL: No PIL; run `pip install pillow`"
         ):
             use(tmp_path / "a.png")
+
+
+# --- orientation, distances and intensity ---------------------------------------------------------
+def test_a_millimetre_is_as_long_in_every_image(tmp_path: Path) -> None:
+    prepare = Preparation(1, (4, 4, 4), spacing=(2.0, 2.0, 2.0))
+    fine = np.zeros((16, 16, 16), dtype=np.float32)
+    fine[4:12] = 1  # 8 mm of 16 mm
+    coarse = np.zeros((4, 4, 4), dtype=np.float32)
+    coarse[1:3] = 1  # 8 mm of 16 mm, in voxels of 4 mm
+    nibabel.save(nibabel.Nifti1Image(fine, np.eye(4)), tmp_path / "fine.nii")
+    nibabel.save(nibabel.Nifti1Image(coarse, np.diag([4.0, 4, 4, 1])), tmp_path / "coarse.nii")
+    assert prepare([tmp_path / "fine.nii"]).tolist() == torch.ones(1, 4, 4, 4).tolist()  # the inner 8 mm
+    assert prepare([tmp_path / "coarse.nii"])[0, 1:3].tolist() == torch.ones(2, 4, 4).tolist()
+    small = fine[1:7, :2, :2] + 3
+    nibabel.save(nibabel.Nifti1Image(small, np.eye(4)), tmp_path / "small.nii")
+    assert prepare([tmp_path / "small.nii"])[0, :, 2, 2].tolist() == [3, 3, 3, 3]  # padded with its lowest value
+
+
+def test_a_prediction_returns_to_its_images_grid(tmp_path: Path) -> None:
+    phantoms.nifti(tmp_path / "a.nii", "PIR")
+    prepare = Preparation(1, (4, 9, 8), orientation="RAS", spacing=(2.0, 1.0, 2.0))
+    image = prepare.load([tmp_path / "a.nii"])
+    bright = (prepare.finish(image) > 60).float()
+    labels = label_map(prepare.restore(torch.cat([1 - bright, bright]), image), image.space)
+    expected = phantoms.PHANTOM > 60
+    expected[0] = False  # beyond input_size, where the network saw nothing
+    assert expected.any()
+    assert np.array_equal(labels, expected.transpose(1, 2, 0)[::-1, ::-1])
+
+
+@pytest.mark.parametrize(
+    ("intensity", "expected"),
+    [
+        (("window", 40, 40), [0, 0, 0.5, 1]),
+        (("range", 0, 200), [0, 0.1, 0.2, 1]),
+        (("percentiles", 0, 100), [0, 0.1, 0.2, 1]),
+    ],
+)
+def test_intensity_maps_a_range_to_the_unit(
+    tmp_path: Path, intensity: tuple[str, float, float], expected: list[float]
+) -> None:
+    np.save(tmp_path / "a.npy", np.array([0.0, 20, 40, 200]))
+    prepare = Preparation(1, (4,), intensity=IntensitySettings.of(*intensity))
+    assert prepare([tmp_path / "a.npy"])[0].tolist() == pytest.approx(expected)
+
+
+def test_an_intensity_beyond_all_values_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([0.0, 1.0]))
+    with pytest.raises(
+        ValueError, match=r"values from 0 to 1, all beyond the range -1000 to -100 of \[data\] intensity"
+    ):
+        Preparation(1, (2,), intensity=IntensitySettings(-1000, -100))([tmp_path / "a.npy"])
+
+
+def test_a_distance_that_nobody_says_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.eye(3))
+    with pytest.raises(ValueError, match=r"says no distance of its voxels, which \[data\] spacing needs"):
+        Preparation(1, (2, 2), spacing=(1.0, 1.0))([tmp_path / "a.npy"])
+
+
+def test_channels_that_lie_elsewhere_are_refused(tmp_path: Path) -> None:
+    image = phantoms.nifti(tmp_path / "a.nii")
+    nibabel.save(
+        nibabel.Nifti1Image(np.asarray(image.dataobj), image.affine @ np.diag([1.0, 1, 2, 1])), tmp_path / "b.nii"
+    )
+    with pytest.raises(ValueError, match=r"a.nii and b.nii lie on different grids, up to 12 mm apart"):
+        Preparation(2, (4, 4, 4), orientation="RAS").load([tmp_path / "a.nii", tmp_path / "b.nii"])
+    np.save(tmp_path / "c.npy", phantoms.turned("LPS")[0])
+    phantoms.nifti(tmp_path / "d.nii", "LPS")
+    with pytest.raises(ValueError, match=r"d.nii and c.npy cannot be turned alike"):
+        Preparation(2, (4, 4, 4), orientation="RAS").load([tmp_path / "d.nii", tmp_path / "c.npy"])
+
+
+def test_a_label_map_is_turned_by_its_own_affine(tmp_path: Path) -> None:
+    phantoms.nifti(tmp_path / "image.nii", "LPS")
+    label, affine = phantoms.turned("PIR")
+    nibabel.save(nibabel.Nifti1Image((label > 60).astype(np.uint8), affine), tmp_path / "label.nii")
+    read = LabelMap(Preparation(1, phantoms.PHANTOM.shape, orientation="RAS"), 2)
+    image, labels = read(Sample("a", (tmp_path / "image.nii",), tmp_path / "label.nii"))
+    assert np.array_equal(image[0].numpy(), phantoms.PHANTOM)
+    assert np.array_equal(labels.numpy(), phantoms.PHANTOM > 60)
+
+
+def test_an_atlas_is_turned_like_the_images(tmp_path: Path) -> None:
+    phantoms.nifti(tmp_path / "atlas.nii", "PIR")
+    masks = load_regions(tmp_path / "atlas.nii", Preparation(1, phantoms.PHANTOM.shape, orientation="RAS"))
+    assert [mask.nonzero().tolist() for mask in masks[1:]] == [[[0, 0, 3]], [[0, 2, 0]], [[4, 0, 0]]]
+
+
+def test_an_image_without_contrast_is_no_sample(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.full((2, 3), 7.0))
+    with pytest.raises(ValueError, match="is constant: every value is 7"):
+        ClassIndex(Preparation(1, (2, 3)))(Sample("a", (tmp_path / "a.npy",), 1))

@@ -84,6 +84,16 @@ def test_what_is_shared_starts_alike_at_all_sites_and_nothing_else_does(
     assert all(equal(state, again[name]) for name, state in first.items())
 
 
+@pytest.mark.parametrize(("alignment", "alike"), [(0.0, False), (0.5, True)])
+def test_heads_start_alike_where_bodies_are_aligned_with_them(
+    make_networks: Any, alignment: float, alike: bool
+) -> None:
+    parameters = {"alignment": alignment, "transform": False}
+    first, second = (make_networks("dflmoe", site, parameters=parameters).dam for site in ("alpha", "beta"))
+    assert equal(first.head.state_dict(), second.head.state_dict()) == alike
+    assert not equal(first.state_dict(), second.state_dict())
+
+
 def test_networks_are_the_same_whatever_was_looked_at_first(make_networks: Any) -> None:
     straight, probed = (make_networks("mh_pflid", shared_model=MESSENGER_MODEL) for _ in range(2))
     assert probed.build_context.output.prediction.shape == (1, 2)

@@ -210,3 +210,12 @@ def test_memory_does_not_grow_with_the_artifact():
     for place in ("receiving", "sending"):
         assert max(small[place], large[place]) < 120
         assert large[place] - small[place] < 40
+
+
+async def test_an_artifact_has_a_connection_of_its_own(network, wanted):
+    europe, africa = await network.serve("europe"), network.dial("africa")
+    europe.service.publish(network.sample())
+    offer = await africa.get_manifest("europe", wanted())
+    await africa.fetch(offer, network.inbox())
+    connections = set(europe.server._connections._records)
+    assert len(connections) == 2

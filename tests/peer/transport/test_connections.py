@@ -118,7 +118,7 @@ def test_strangers_of_many_addresses_leave_the_reserved_connections_to_peers() -
     assert not peer.closed
 
 
-@pytest.mark.parametrize(("sites", "connections", "unknown"), [(4, 512, 504), (400, 512, 256), (3, 2, 1), (2, 1, 1)])
+@pytest.mark.parametrize(("sites", "connections", "unknown"), [(4, 512, 496), (400, 512, 256), (3, 2, 1), (2, 1, 1)])
 def test_two_connections_are_reserved_for_each_site_where_there_are_enough(
     sites: int, connections: int, unknown: int
 ) -> None:

@@ -1,0 +1,164 @@
+"""``mhfl-peer relay``: a relay for sites that nobody can dial."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from peer.cli import output, shared_options
+from peer.config import toml
+from peer.config.site_folder import make_private, must_be_new, write_atomically
+from peer.core.roster import site_name
+from peer.errors import DaemonDown, UsageError
+from peer.relay.documents import RelayJoined, RelayRequested, RelayStatus
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+folder_option = click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("relay"),
+    show_default=True,
+    help="The relay's folder.",
+)
+
+
+@click.group(short_help="Join callers to sites that nobody can dial.")
+@shared_options
+def relay() -> None:
+    """Join callers to sites that nobody can dial.
+
+    A relay has an address that all can reach. Sites that can only dial out keep connections parked
+    there. The relay joins a caller to one of them, and reads nothing: the two sites' TLS runs
+    through it.
+    """
+
+
+@relay.command()
+@click.option("--federation", "file", type=FILE, required=True, help="The federation.toml from the founder.")
+@click.option("--name", required=True, help="The relay's name, which no site has.")
+@folder_option
+@click.option("--out", type=FILE, help="The signing request to write  [default: NAME.csr].")
+@output.json_option
+@shared_options
+def init(file: Path, name: str, folder: Path, out: Path | None, as_json: bool) -> None:
+    """Create the relay's folder, key and signing request; a key that exists is kept.
+
+    \b
+    mhfl-peer relay init --federation federation.toml --name gate
+    """
+    from peer.relay.folder import RelayFolder
+
+    out = out or Path(f"{name}.csr")
+    must_be_new(out)
+    try:
+        checked = site_name(name)
+    except ValueError as error:
+        raise UsageError(str(error), "give the relay such a name") from error
+    request, fingerprint = RelayFolder(folder).make(toml.read(file), str(file), checked)
+    write_atomically(out, request, 0o644)
+    document: RelayRequested = {
+        "name": name,
+        "folder": str(folder),
+        "request": str(out),
+        "fingerprint": fingerprint,
+    }
+    output.emit(document, as_json=as_json, render=_render_requested)
+
+
+@relay.command()
+@click.argument("certificate", type=FILE)
+@folder_option
+@output.json_option
+@shared_options
+def join(certificate: Path, folder: Path, as_json: bool) -> None:
+    """Keep the certificate that the founder issued.
+
+    \b
+    mhfl-peer relay join gate.pem
+    """
+    from peer.identity.bundle import read_received_file
+    from peer.identity.certificates import certificate_days
+    from peer.relay.folder import RelayFolder
+
+    now = datetime.now(UTC)
+    joined = RelayFolder(folder).join(read_received_file(certificate), now)
+    document: RelayJoined = {"folder": str(folder), "days": certificate_days(joined, now)}
+    output.emit(document, as_json=as_json, render=_render_joined)
+
+
+@relay.command()
+@folder_option
+@shared_options
+def start(folder: Path) -> None:
+    """Relay in the foreground until Ctrl-C or SIGTERM.
+
+    \b
+    mhfl-peer relay start --folder relay
+    """
+    from peer.config import logs
+    from peer.relay.folder import RelayFolder
+    from peer.relay.run import run
+
+    place = RelayFolder(folder)
+    config, _ = place.load()
+    place.verify(datetime.now(UTC))
+    make_private(folder / "logs")
+    logs.set_up(folder / "logs", {"relay": config.name}, quiet=False, debug=False, json_lines=False)
+    run(place)
+
+
+@relay.command()
+@folder_option
+@output.json_option
+@shared_options
+def status(folder: Path, as_json: bool) -> None:
+    """Show which sites have connections parked, and what was carried and refused.
+
+    \b
+    mhfl-peer relay status --json
+    """
+    from peer.relay.folder import RelayFolder
+
+    place = RelayFolder(folder)
+    place.load()
+    if not place.is_running():
+        raise DaemonDown(f"no relay runs in {folder}", "begin it with `mhfl-peer relay start`")
+    document: RelayStatus = place.status()  # type: ignore[assignment]
+    output.emit(document, as_json=as_json, render=_render_status)
+
+
+def _render_requested(document: dict[str, Any]) -> output.RenderableType:
+    return output.fields(
+        (
+            ("relay", document["name"]),
+            ("key", document["fingerprint"]),
+            ("next", f"send {document['request']} to the founder, and read the key's fingerprint out to them"),
+            ("meanwhile", f"set listen in {document['folder']}/relay.toml"),
+        )
+    )
+
+
+def _render_joined(document: dict[str, Any]) -> output.RenderableType:
+    return output.fields(
+        (
+            ("certificate", f"{document['days']} days left"),
+            ("next", f"mhfl-peer relay start --folder {document['folder']}"),
+        )
+    )
+
+
+def _render_status(document: dict[str, Any]) -> output.RenderableType:
+    from rich.console import Group
+
+    rows = [
+        (site, held["parked"], held["carrying"], held["carried_connections"], held["carried_bytes"])
+        for site, held in document["sites"].items()
+    ]
+    refused = ", ".join(f"{reason}: {count}" for reason, count in document["refused"].items()) or None
+    return Group(
+        output.fields((("relay", document["name"]), ("port", document["port"]), ("refused", refused))),
+        output.table(("site", "parked", "carrying", "carried", "bytes"), rows),
+    )

@@ -1,0 +1,163 @@
+"""A relay's folder: relay.toml, federation.toml, its key and its certificate."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from cryptography import x509
+from pydantic import AfterValidator, Field
+
+from peer.config import toml
+from peer.config.schema import FederationConfig
+from peer.config.site_folder import make_private, write_atomically
+from peer.config.toml import Listen, Loose, StrictTable
+from peer.config.value_types import Name
+from peer.core.roster import SiteName
+from peer.errors import BundleError, CertificateError, ConfigError, LockedError
+from peer.identity import certificates
+from peer.transport.tls import stream_context
+
+TEMPLATE = """# A relay: it joins callers to sites that nobody can dial, and reads nothing of what they say.
+name = "{name}"
+# Where sites and callers reach it; port 443 passes most firewalls.
+listen = "0.0.0.0:443"
+# The sites that may park connections here; left out: every site of the federation (an example).
+#sites = ["europe"]
+# Where the sites' connections come from; callers from elsewhere get at most half of a site's connections (an example).
+#networks = ["192.0.2.0/24"]
+"""
+STATUS_FILE = "status.json"
+
+
+def _network(text: str) -> str:
+    ipaddress.ip_network(text)
+    return text
+
+
+class RelayConfig(StrictTable):
+    """``relay.toml``."""
+
+    name: Name
+    listen: Listen = "0.0.0.0:443"
+    sites: Annotated[tuple[Name, ...], Loose] = ()
+    networks: Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], Loose, Field()] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RelayFolder:
+    """The files of a relay; ``make`` writes the first of them."""
+
+    path: Path
+
+    @property
+    def relay_toml(self) -> Path:
+        return self.path / "relay.toml"
+
+    @property
+    def federation_toml(self) -> Path:
+        return self.path / "federation.toml"
+
+    @property
+    def key(self) -> Path:
+        return self.path / certificates.KEY_FILE
+
+    @property
+    def certificate(self) -> Path:
+        return self.path / certificates.CERTIFICATE_FILE
+
+    def make(self, federation_toml: str, where: str, name: SiteName) -> tuple[bytes, str]:
+        """Write the folder, and return a signing request and the key's fingerprint; a key that is there is kept.
+
+        Raises:
+            ConfigError: a site of the federation has that name.
+        """
+        federation = FederationConfig.parse(federation_toml, where)
+        if name in federation.roster:
+            raise ConfigError(f"{where}: {name} is a site", "give the relay a name that no site has")
+        certificates.pinned_authority(federation.ca_certificate)
+        make_private(self.path)
+        write_atomically(self.federation_toml, federation_toml.encode(), 0o644)
+        if not self.relay_toml.exists():
+            write_atomically(self.relay_toml, TEMPLATE.format(name=name).encode(), 0o644)
+        if not self.key.exists():
+            write_atomically(self.key, certificates.key_pem(certificates.new_key()))
+        key = certificates.read_key(self.key)
+        return certificates.signing_request(key, name), certificates.fingerprint(key.public_key())
+
+    def load(self) -> tuple[RelayConfig, FederationConfig]:
+        """The two files; ``ConfigError`` where one is wrong or they do not fit."""
+        where = str(self.relay_toml)
+        config = toml.validate(RelayConfig, toml.parse(toml.read(self.relay_toml), where), where)
+        federation = FederationConfig.load(self.federation_toml)
+        strangers = set(config.sites) - set(federation.roster)
+        if config.name in federation.roster:
+            raise ConfigError(f"{where}: name: {config.name} is a site of the federation", "give the relay another")
+        if strangers:
+            raise ConfigError(
+                f"{where}: sites: {', '.join(sorted(strangers))} is not in the roster", "name sites of the federation"
+            )
+        return config, federation
+
+    def join(self, pem: bytes, now: datetime) -> x509.Certificate:
+        """Check the certificate that the founder gave, and keep it; ``BundleError`` where it is another's."""
+        try:
+            certificate = self._verify(x509.load_pem_x509_certificate(pem), now)
+        except ValueError as error:
+            raise BundleError(f"the certificate is refused: {error}", "ask the founder for another") from error
+        write_atomically(self.certificate, certificates.certificate_pem(certificate), 0o644)
+        return certificate
+
+    def verify(self, now: datetime) -> x509.Certificate:
+        """The relay's certificate; ``CertificateError`` where it is missing, expired or foreign."""
+        try:
+            return self._verify(certificates.read_certificate(self.certificate), now)
+        except ValueError as error:
+            raise CertificateError(f"{self.certificate}: {error}", "ask the founder, and run `relay join`") from error
+
+    def _verify(self, certificate: x509.Certificate, now: datetime) -> x509.Certificate:
+        config, federation = self.load()
+        ca = certificates.pinned_authority(federation.ca_certificate)
+        der = certificates.certificate_der(certificate)
+        verified = certificates.verify_certificate(der, ca, config.name, now)
+        if certificates.certificate_key(verified) != certificates.read_key(self.key).public_key():
+            raise ValueError("it is for another key")
+        return verified
+
+    def context(self) -> ssl.SSLContext:
+        """For one parked connection, so that a renewed certificate is used at once."""
+        _, federation = self.load()
+        return stream_context(ssl.PROTOCOL_TLS_SERVER, federation.ca_certificate or "", self.certificate, self.key)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second process from the folder; ``LockedError`` if there is one."""
+        with (self.path / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LockedError(f"a relay runs in {self.path}", "stop it first") from None
+            yield
+
+    def is_running(self) -> bool:
+        """Whether a process holds the folder."""
+        try:
+            with self.locked():
+                return False
+        except LockedError:
+            return True
+
+    def status(self) -> dict[str, Any]:
+        """What the running relay wrote last, or nothing."""
+        import json
+
+        with contextlib.suppress(OSError, ValueError):
+            return dict(json.loads((self.path / STATUS_FILE).read_text()))
+        return {}

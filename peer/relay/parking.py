@@ -1,0 +1,230 @@
+"""A site's end of a relay: connections that it parks there, and joins to its own server for callers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from peer.config.toml import split_address
+from peer.core import limits
+from peer.core.roster import SiteName
+from peer.core.status import RelayState
+from peer.errors import CertificateError
+from peer.relay import frames
+from peer.relay.frames import Frame
+from peer.relay.splice import CHUNK_BYTES, Ends, close, splice
+from peer.transport.proxy import Choose
+from peer.transport.tls import Pki
+
+log = logging.getLogger(__name__)
+
+IDLE = 4
+"""Parked connections at each relay: as many callers may come within a round trip."""
+CARRYING_MAX = 60
+RETRY_S = (1.0, 2.0, 5.0, 15.0, 30.0)
+
+
+class RelayRefused(Exception):  # noqa: N818 - the name is the fact
+    """The relay answered, and takes no connection of this site; the text is its reason."""
+
+
+@dataclass
+class Parking:
+    """Keeps connections parked at one relay.
+
+    Args:
+        relay: the relay's name, which its certificate bears.
+        address: its host and port.
+        pki: this site's certificate and key.
+        server: host and port at which this site's own server listens.
+        proxy_for: the proxy through which to dial.
+        on_caller: called with the port of this end of a connection to the own server, and the
+            caller's address; with None when that connection has ended.
+    """
+
+    relay: SiteName
+    address: tuple[str, int]
+    pki: Pki
+    server: tuple[str, int]
+    proxy_for: Choose
+    on_caller: Callable[[int, str | None], None]
+    parked: int = 0
+    carrying: int = 0
+    problem: str = "not yet reached"
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def run(self) -> None:
+        """Park until cancelled."""
+        try:
+            await asyncio.gather(*(self._keep() for _ in range(IDLE)))
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def try_once(self) -> None:
+        """Park a connection and give it up; raises what ``_park`` raises."""
+        _, writer = await self._park()
+        await close(writer)
+
+    async def _keep(self) -> None:
+        """Keep one connection parked: when a caller takes it, park the next."""
+        failures = 0
+        while True:
+            try:
+                ends = await self._park()
+                failures = 0
+                try:
+                    self.parked += 1
+                    if self.parked == 1:
+                        log.info("parked at a relay", extra={"relay": self.relay})
+                    caller = await self._wait(ends)
+                finally:
+                    self.parked -= 1
+                if self.carrying >= CARRYING_MAX:
+                    await close(ends[1])
+                    continue
+                task = asyncio.ensure_future(self._carry(ends, caller))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            except (OSError, EOFError, ValueError, CertificateError, RelayRefused) as error:
+                problem = str(error) or type(error).__name__
+                if problem != self.problem:
+                    log.warning("not parked at a relay", extra={"relay": self.relay, "reason": problem})
+                self.problem = problem
+                await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
+                failures += 1
+
+    async def _park(self) -> Ends:
+        """A parked connection.
+
+        Raises:
+            RelayRefused: the relay's reason.
+            OSError, TimeoutError, ValueError: it cannot be reached, or speaks otherwise.
+        """
+        host, port = self.address
+        context = self.pki.stream_context()
+        context.check_hostname = True
+        context.set_alpn_protocols([frames.ALPN])
+        proxy = self.proxy_for(self.relay, f"{host}:{port}")
+        async with asyncio.timeout(limits.HELLO_TIMEOUT_S * 2):
+            place: dict[str, Any] = {"host": host, "port": port}
+            if proxy is not None:
+                dial = functools.partial(proxy.connect, host, port, timeout_s=limits.HELLO_TIMEOUT_S)
+                place = {"sock": await asyncio.to_thread(dial)}
+            reader, writer = await asyncio.open_connection(
+                **place, ssl=context, server_hostname=self.relay, limit=CHUNK_BYTES
+            )
+            try:
+                if writer.get_extra_info("ssl_object").selected_alpn_protocol() != frames.ALPN:
+                    raise ValueError(f"{host}:{port} is no relay")
+                writer.write(frames.encode(Frame.PARK, bytes([frames.VERSION])))
+                kind, payload = await frames.read(reader)
+                if kind is Frame.REFUSED:
+                    raise RelayRefused(payload.decode("utf-8", "replace"))
+                if kind is not Frame.PARKED:
+                    raise ValueError(f"the relay answers {kind.name}")
+            except BaseException:
+                await close(writer)
+                raise
+        self.problem = ""
+        return reader, writer
+
+    async def _wait(self, ends: Ends) -> str:
+        """Wait for a caller; returns its address."""
+        reader, writer = ends
+        pinging = asyncio.ensure_future(self._ping(writer))
+        try:
+            while True:
+                async with asyncio.timeout(frames.SILENCE_S):
+                    kind, payload = await frames.read(reader)
+                if kind is Frame.OPEN:
+                    return payload.decode("ascii", "replace")
+                if kind is not Frame.PONG:
+                    raise ValueError(f"the relay sends {kind.name}")
+        except BaseException:
+            await close(writer)
+            raise
+        finally:
+            pinging.cancel()
+
+    async def _ping(self, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                await asyncio.sleep(frames.PING_S)
+                writer.write(frames.encode(Frame.PING))
+                await writer.drain()
+
+    async def _carry(self, ends: Ends, caller: str) -> None:
+        """Join the connection to the own server."""
+        self.carrying += 1
+        port = None
+        try:
+            with contextlib.suppress(OSError):
+                own = await asyncio.open_connection(*self.server, limit=CHUNK_BYTES)
+                port = int(own[1].get_extra_info("sockname")[1])
+                self.on_caller(port, caller)
+                ends[1].write(frames.encode(Frame.READY))
+                await splice(own, ends)
+        finally:
+            if port is not None:
+                self.on_caller(port, None)
+            self.carrying -= 1
+            await close(ends[1])
+
+
+class Parkings:
+    """Connections parked at several relays.
+
+    Args:
+        relays: name and ``host:port`` of each.
+        listen: where this site's own server listens.
+        proxy_for, on_caller: as of ``Parking``.
+    """
+
+    def __init__(
+        self,
+        relays: Iterable[tuple[str, str]],
+        *,
+        pki: Pki,
+        listen: str,
+        proxy_for: Choose,
+        on_caller: Callable[[int, str | None], None],
+    ) -> None:
+        host, _ = split_address(listen)
+        self._host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        self.all = [
+            Parking(SiteName(name), split_address(address), pki, (self._host, 0), proxy_for, on_caller)
+            for name, address in relays
+        ]
+        self._tasks: list[asyncio.Future[None]] = []
+
+    def start(self, port: int) -> None:
+        """Park until ``close``; the own server listens on this port."""
+        for parking in self.all:
+            parking.server = (self._host, port)
+            self._tasks.append(asyncio.ensure_future(parking.run()))
+
+    def states(self) -> list[RelayState]:
+        """How it stands with each relay."""
+        return [
+            {
+                "name": parking.relay,
+                "address": f"{parking.address[0]}:{parking.address[1]}",
+                "parked": parking.parked,
+                "carrying": parking.carrying,
+                "problem": "" if parking.parked else parking.problem,
+            }
+            for parking in self.all
+        ]
+
+    async def close(self) -> None:
+        """Give up every connection."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,65 @@
+"""The relay's process: it serves until a signal, and writes down what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import logging
+import signal
+import time
+from datetime import UTC, datetime
+
+from peer.config.site_folder import write_atomically
+from peer.config.toml import split_address
+from peer.errors import PortInUse
+from peer.identity import certificates
+from peer.relay.folder import STATUS_FILE, RelayFolder
+from peer.relay.server import RelayServer
+
+log = logging.getLogger(__name__)
+
+STATUS_S = 2.0
+
+
+def run(folder: RelayFolder) -> None:
+    """Relay until SIGINT or SIGTERM; ``PeerError`` where the folder or the port does not allow it."""
+    with folder.locked():
+        asyncio.run(_serve(folder))
+
+
+async def _serve(folder: RelayFolder) -> None:
+    config, federation = folder.load()
+    certificate = folder.verify(datetime.now(UTC))
+    networks = [ipaddress.ip_network(network) for network in config.networks]
+    sites = frozenset(config.sites or federation.roster)
+    server = RelayServer(config.name, folder.context, sites, networks)
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    host, port = split_address(config.listen)
+    try:
+        port = await server.start(host, port)
+    except OSError as error:
+        raise PortInUse(f"cannot listen on {config.listen}: {error.strerror}", "free it, or name another") from error
+    now = datetime.now(UTC)
+    days = certificates.certificate_days(certificate, now)
+    log.info("relaying", extra={"port": port, "sites": sorted(sites), "certificate_days": days})
+    began_s = time.time()
+    try:
+        while not stopped.is_set():
+            document = {
+                "name": config.name,
+                "port": port,
+                "since": began_s,
+                "at": time.time(),
+                "sites": server.traffic(),
+                "refused": dict(server.refusals.most_common(20)),
+            }
+            write_atomically(folder.path / STATUS_FILE, json.dumps(document).encode(), 0o644)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STATUS_S):
+                    await stopped.wait()
+    finally:
+        await server.stop()

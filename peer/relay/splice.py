@@ -1,0 +1,50 @@
+"""Joins two connections: what either end sends goes to the other, unread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+CHUNK_BYTES = 64 << 10
+"""Also the bound on what waits for a slow end, in each direction."""
+IDLE_S = 60.0
+"""Joined connections that carry nothing for so long are closed; peers ping every five seconds."""
+
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def splice(one: Ends, other: Ends) -> int:
+    """Carry bytes until an end closes, breaks or is idle; returns how many. Both are closed then."""
+    loop, carried = asyncio.get_running_loop(), 0
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal carried
+        while chunk := await reader.read(CHUNK_BYTES):
+            writer.write(chunk)
+            await writer.drain()
+            carried += len(chunk)
+            idle.reschedule(loop.time() + IDLE_S)
+
+    one[1].transport.set_write_buffer_limits(CHUNK_BYTES)
+    other[1].transport.set_write_buffer_limits(CHUNK_BYTES)
+    tasks = []
+    try:
+        async with asyncio.timeout(IDLE_S) as idle:
+            tasks = [asyncio.ensure_future(carry(one[0], other[1])), asyncio.ensure_future(carry(other[0], one[1]))]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    except TimeoutError:
+        pass
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(close(one[1]), close(other[1]))
+    return carried
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    """Close a connection after what was written has left, however it ends."""
+    writer.close()
+    with contextlib.suppress(OSError, asyncio.CancelledError):
+        async with asyncio.timeout(1.0):
+            await writer.wait_closed()

@@ -1,0 +1,215 @@
+"""A relay between real servers and clients: calls and artifacts pass, and who may not is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+
+import pytest
+
+from peer.core.messages import Heartbeat
+from peer.identity import certificates
+from peer.relay import frames, parking, server
+from peer.relay.parking import IDLE, Parkings, RelayRefused
+from peer.relay.server import NOBODY_PARKED, UNKNOWN_NAME, RelayServer
+from peer.transport.client import Refused, Unreachable
+from peer.transport.proxy import direct
+from peer.transport.tls import stream_context
+
+PULSE = Heartbeat(1, 3, "train", 0.5, 3, 2)
+
+
+class Gate:
+    """A relay, and the sites that park there."""
+
+    def __init__(self, network, authority):
+        self.network, self.authority = network, authority
+        self.parkings = []
+        self.relay, self.port = None, 0
+
+    async def open(self, sites=("europe",), port=0, **options):
+        pki = self.authority.admit("gate")
+        files = (pki.folder / certificates.CERTIFICATE_FILE, pki.folder / certificates.KEY_FILE)
+        self.relay = RelayServer(
+            "gate",
+            lambda: stream_context(ssl.PROTOCOL_TLS_SERVER, pki.ca_certificate, *files),
+            frozenset(sites),
+            **options,
+        )
+        self.port = await self.relay.start("127.0.0.1", port)
+        return self
+
+    async def park(self, site, *, pki=None, relay="gate"):
+        """Park connections of a site, and let others reach it through the relay alone."""
+        parkings = Parkings(
+            [(relay, f"127.0.0.1:{self.port}")],
+            pki=pki or self.authority.admit(site.name),
+            listen=f"127.0.0.1:{site.port}",
+            proxy_for=direct,
+            on_caller=site.server.note_relayed,
+        )
+        parkings.start(site.port)
+        self.parkings.append(parkings)
+        self.network.addresses[site.name] = f"127.0.0.1:{self.port}"
+        return parkings.all[0]
+
+    async def parked(self, site, count=IDLE):
+        async with asyncio.timeout(20), self.relay.changed:
+            await self.relay.changed.wait_for(lambda: self.relay.traffic()[site]["parked"] >= count)
+
+    async def close(self):
+        for parkings in self.parkings:
+            await parkings.close()
+        if self.relay is not None:
+            await self.relay.stop()
+
+
+@pytest.fixture
+async def gate(network, authority):
+    gate = Gate(network, authority)
+    yield gate
+    await gate.close()
+
+
+async def test_calls_and_artifacts_pass_and_are_counted(gate, network, wanted):
+    europe = await network.serve("europe")
+    await gate.open()
+    await gate.park(europe)
+    await gate.parked("europe")
+    africa = network.dial("africa")
+    assert await africa.beat("europe", PULSE) == PULSE
+    sample = network.sample()
+    europe.service.publish(sample)
+    offer = await africa.get_manifest("europe", wanted())
+    path = await africa.fetch(offer, network.inbox())
+    assert path.read_bytes() == sample.path.read_bytes()
+    await gate.parked("europe")
+    traffic = gate.relay.traffic()["europe"]
+    assert (traffic["parked"], traffic["carrying"], traffic["carried_connections"]) == (IDLE, 2, 2)
+    assert ("beat", "africa") in europe.service.calls
+
+
+async def test_a_relay_that_was_away_is_found_again(gate, network, monkeypatch):
+    monkeypatch.setattr(parking, "RETRY_S", (0.05,))
+    europe = await network.serve("europe")
+    await gate.open()
+    await gate.park(europe)
+    await gate.parked("europe")
+    africa = network.dial("africa")
+    await africa.beat("europe", PULSE)
+    await gate.relay.stop()
+    with pytest.raises(Unreachable):
+        await africa.beat("europe", PULSE)
+    await gate.open(port=gate.port)
+    await gate.parked("europe")
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(Unreachable):
+                assert await africa.beat("europe", PULSE) == PULSE
+                break
+
+
+async def answer_to(port, name, protocol="h2"):
+    """What a caller of this name reads from the relay after its first message."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context()
+    context.set_alpn_protocols([protocol])
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(incoming, outgoing, server_hostname=name).do_handshake()
+    message = outgoing.read()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for part in (message[:3], message[3:700], message[700:]):  # in several segments
+        writer.write(part)
+        await writer.drain()
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_a_name_that_is_not_listed_and_a_site_that_is_away_are_told(gate, monkeypatch):
+    monkeypatch.setattr(server, "PARKING_WAIT_S", 0.05)
+    await gate.open()
+    assert await answer_to(gate.port, "asia") == UNKNOWN_NAME
+    assert await answer_to(gate.port, "gate") == UNKNOWN_NAME
+    assert await answer_to(gate.port, "europe", "http/1.1") == UNKNOWN_NAME
+    assert await answer_to(gate.port, "europe") == NOBODY_PARKED
+    assert gate.relay.refusals == {"unknown name": 3, "europe has nothing parked": 1}
+
+
+async def test_what_is_no_tls_ends(gate):
+    await gate.open()
+    reader, writer = await asyncio.open_connection("127.0.0.1", gate.port)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    assert await reader.read() == b""
+    writer.close()
+    assert gate.relay.refusals == {"no TLS handshake": 1}
+
+
+async def test_a_silent_caller_ends_and_a_crowd_of_them_is_bounded(gate, monkeypatch):
+    monkeypatch.setattr(server, "HELLO_S", 0.2)
+    await gate.open()
+    lines = [await asyncio.open_connection("127.0.0.1", gate.port) for _ in range(server.UNHEARD_PER_SOURCE_MAX + 3)]
+    assert [await reader.read() for reader, _ in lines] == [b""] * len(lines)
+    for _, writer in lines:
+        writer.close()
+    assert gate.relay.refusals == {"too many connections": 3, "silent": server.UNHEARD_PER_SOURCE_MAX}
+
+
+async def test_a_site_that_is_not_listed_is_refused_with_the_reason(gate, network):
+    asia = await network.serve("asia")
+    await gate.open()
+    parked = await gate.park(asia)
+    with pytest.raises(RelayRefused, match="asia is not among the sites of gate"):
+        await parked.try_once()
+
+
+async def test_a_site_of_another_federation_cannot_park(gate, network, foreign_authority):
+    europe = await network.serve("europe")
+    await gate.open()
+    theirs = foreign_authority.admit("europe")
+    stranger = await gate.park(europe, pki=theirs)
+    with pytest.raises(OSError, match="CERTIFICATE"):
+        await stranger.try_once()
+    assert gate.relay.traffic()["europe"]["parked"] == 0
+
+
+async def test_a_relay_under_another_name_gets_no_connection(gate, network):
+    europe = await network.serve("europe")
+    await gate.open()
+    wrong = await gate.park(europe, relay="other")
+    with pytest.raises((OSError, ValueError)):
+        await wrong.try_once()
+
+
+async def test_a_site_whose_server_is_down_lets_the_relay_try_the_next(gate, network, monkeypatch):
+    monkeypatch.setattr(frames, "READY_S", 0.2)
+    europe = await network.serve("europe")
+    await gate.open()
+    parked = await gate.park(europe)
+    await gate.parked("europe")
+    parked.server = ("127.0.0.1", 1)
+    with pytest.raises(Unreachable):
+        await network.dial("africa").beat("europe", PULSE)
+    parked.server = ("127.0.0.1", europe.port)
+    await gate.parked("europe")
+    assert await network.dial("asia").beat("europe", PULSE) == PULSE
+
+
+async def test_the_server_counts_callers_by_the_address_that_the_relay_states(network):
+    europe = await network.serve("europe")
+    europe.server.note_relayed(5, "2001:db8::7")
+    europe.server.note_relayed(6, "nonsense")
+    guard = europe.server._connections
+    assert guard._network_of(("127.0.0.1", 5)) == "2001:db8::/64 through a relay"
+    assert guard._network_of(("127.0.0.1", 6)) == "an address that is none through a relay"
+    assert guard._network_of(("192.0.2.1", 5)) == "192.0.2.1"
+    europe.server.note_relayed(5, None)
+    assert guard._network_of(("127.0.0.1", 5)) == "127.0.0.1"
+
+
+async def test_a_relay_s_certificate_makes_it_no_peer(gate, network, authority):
+    europe = await network.serve("europe")
+    with pytest.raises(Refused):
+        await network.dial("gate", pki=authority.admit("gate")).beat("europe", PULSE)
+    assert europe.service.calls == []
