@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 from typing import Any, cast
 
 import pytest
@@ -42,10 +43,26 @@ def test_a_daemon_pauses_goes_on_and_leaves(enrolled: LocalFederation, program: 
     healthy = json.loads(call(enrolled, "health", "--training", "--json").stdout)
     assert healthy == {"site": "asia", "serves": True, "trains": True}
     assert call(enrolled, "health").stdout == "asia: serves\n"
-    assert call(enrolled, "stop").exit_code == 0
+    assert call(enrolled, "stop", "--wait").exit_code == 0
+    with enrolled.folder("asia").locked():  # the daemon has left its folder
+        pass
     assert process.wait(LIMIT_S) == 0
     assert call(enrolled, "stop").exit_code == 14
     assert call(enrolled, "health").exit_code == 14
+
+
+@pytest.mark.slow
+def test_a_frozen_daemon_is_not_called_down(enrolled: LocalFederation, program: Any) -> None:
+    process = program.start_and_wait("asia")
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        status = run_json("--home", enrolled.home, "status", "--site", "asia")
+        stopped = call(enrolled, "stop", "--wait")
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    assert (status["daemon"], status["pid"], status["committed"]) == ("unresponsive", process.pid, 0)
+    assert EXIT_CODES[stopped.exit_code].name == "DaemonDown"
+    assert f"process {process.pid} holds asia and does not answer" in stopped.stderr
 
 
 class EndingDaemon:
