@@ -107,7 +107,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "losses",
             "peer.data.consistency",
             "peer.data.datalist",
-            "peer.data.consistency",
             "peer.data.image_files",
         }
     ),
