@@ -25,6 +25,7 @@ from peer.config.site_tables import (
 )
 from peer.config.toml import (
     Address,
+    Addresses,
     Count,
     Listen,
     Loose,
@@ -335,7 +336,7 @@ class SiteConfig(StrictTable):
     listen: Listen = "127.0.0.1:7443"
     refuse_certificates: Annotated[tuple[Digest, ...], Loose] = ()
     allow_models: Annotated[tuple[ClassName, ...], Loose] = ()
-    addresses: dict[Name, Address | Annotated[tuple[Address, ...], Loose]] = Field(default_factory=dict)
+    addresses: dict[Name, Addresses] = Field(default_factory=dict)
     base_weights: dict[Digest, str] = Field(default_factory=dict)
     data: DataConfig
     model: ModelConfig = ModelConfig()
@@ -358,11 +359,6 @@ class SiteConfig(StrictTable):
     @property
     def where(self) -> str:
         return str(self._path)
-
-    @property
-    def peer_addresses(self) -> dict[SiteName, tuple[str, ...]]:
-        """``[addresses]``, with a tuple for each peer."""
-        return {SiteName(n): (way,) if isinstance(way, str) else way for n, way in self.addresses.items()}
 
     @property
     def folder(self) -> Path:

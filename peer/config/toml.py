@@ -15,7 +15,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from peer.errors import ConfigError
@@ -264,6 +273,17 @@ def _address(text: str) -> str:
     return text
 
 
+def _addresses(value: Any) -> Any:
+    """One address, or a list of them, as a tuple."""
+    if isinstance(value, str):
+        return (_address(value),)
+    return tuple(map(_address, value)) if isinstance(value, list | tuple) and all(map(_is_text, value)) else value
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 def split_relay(text: str) -> tuple[str, str]:
     """Name and address of ``name host:port``, or ``ValueError``."""
     name, _, address = text.partition(" ")
@@ -286,6 +306,7 @@ def _proxy(text: str) -> str:
 
 Relay = Annotated[str, AfterValidator(_relay)]
 ProxyUrl = Annotated[str, AfterValidator(_proxy)]
+Addresses = Annotated[tuple[str, ...], BeforeValidator(_addresses), Strict(False)]
 Listen = Annotated[str, AfterValidator(_listen)]
 Address = Annotated[str, AfterValidator(_address)]
 Count = Annotated[int, Field(ge=1)]

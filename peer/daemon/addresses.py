@@ -113,7 +113,7 @@ class AddressBook:
     def __init__(self, *, own: SiteName, federation: FederationConfig, site: SiteConfig) -> None:
         self._federation, self._file = federation, SiteTomlWatcher(site, "addresses")
         self._peers = {
-            name: Candidates(operators=site.peer_addresses.get(name, ()), founders=federation.addresses.get(name))
+            name: Candidates(operators=site.addresses.get(name, ()), founders=federation.addresses.get(name))
             for name in federation.roster.others(own)
         }
 
@@ -139,7 +139,7 @@ class AddressBook:
         site = self._file.read_change()
         if site is None:
             return
-        addresses = site.peer_addresses
+        addresses = site.addresses
         for unknown in addresses.keys() - set(self._federation.roster):
             hint = suggestion(unknown, self._federation.roster)
             self._file.log_unusable(ConfigError(f"{site.where}: addresses.{unknown}: not in the roster{hint}"))

@@ -426,7 +426,7 @@ def test_example_site_is_valid_and_shows_every_key(tmp_path: Path) -> None:
     shown = {"addresses": True, "data": {"root": True, "public": True, "regions": True, "scale": True,
              "spacing": True, "intensity": True, "augmentation": {"flip"}}, "base_weights": True,
              "model": {"features", "head", "parameters", "weights", "weights_sha256", "adapters"},
-             "egress": {"kinds", "bytes_per_round_max"}, "connect": {"peers", "password_file"}}  # fmt: skip
+             "egress": {"kinds", "bytes_per_round_max"}, "connect": {"peers", "password_file", "relays"}}  # fmt: skip
     assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)
 
 
