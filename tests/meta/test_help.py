@@ -114,15 +114,8 @@ def test_every_document_has_a_type() -> None:
     showing = {name for name, command in COMMANDS.items() if shows(command)}
     missing = {name for name in showing if not {name, *parents(name)} & DOCUMENTS.keys()}
     assert not missing, f"no DOCUMENTS has {sorted(missing)}"
-<<<<<<< HEAD
-    named = {name: name.partition(" --")[0] for name in DOCUMENTS}  # an option may ask for another document
-    unknown = {
-        name for name in DOCUMENTS if not any(named[name] in (command, *parents(command)) for command in showing)
-    }
-=======
     commands = {name: name.partition(" --")[0] for name in DOCUMENTS}  # an option may change the document
     unknown = {name for name in commands if not any(commands[name] in (word, *parents(word)) for word in showing)}
->>>>>>> networks
     assert not unknown, f"DOCUMENTS has commands without --json: {sorted(unknown)}"
 
 
