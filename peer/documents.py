@@ -130,6 +130,26 @@ class CheckFinding(TypedDict):
     remedy: Annotated[str, 'what to do; empty for "ok"']
 
 
+class ConfigurationChange(TypedDict):
+    """A key of site.toml that `site configure` changes."""
+
+    key: Annotated[str, "its dotted name"]
+    before: Annotated[Any, "its former value; null: it had none"]
+    after: Annotated[Any, "its new value; null: it is removed"]
+
+
+class SiteConfigured(TypedDict):
+    """What `site configure` changed, and how the trial went."""
+
+    site: Annotated[str, "this site"]
+    site_toml: Annotated[str, "the file"]
+    changes: Annotated[list[ConfigurationChange], "by key"]
+    diff: Annotated[str, "the change of the file, as a unified diff"]
+    tried: Annotated[bool, "whether a worker tried it"]
+    findings: Annotated[list[CheckFinding], "of the trial"]
+    written: Annotated[bool, "whether the file was changed"]
+
+
 class CheckResult(TypedDict):
     """Whether this site would run."""
 
@@ -554,6 +574,7 @@ DOCUMENTS: Mapping[str, Any] = {
     "federation show": FederationShown,
     "federation admit": SiteAdmitted,
     "site init": SiteInitialised,
+    "site configure": SiteConfigured,
     "site join": SiteJoined,
     "check": CheckResult,
     "backup": SiteBackedUp,

@@ -29,7 +29,7 @@ INTERNAL_ERROR = 1
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("peer.cli.demo:demo", "Run four daemons on this machine with real data, and compare methods in a table."),
     "federation": ("peer.cli.federation:federation", "Found a federation, show it, admit sites."),
-    "site": ("peer.cli.site:site", "Enrol this site: make its key, join with the founder's bundle."),
+    "site": ("peer.cli.site:site", "Enrol this site and configure it: key, bundle, site.toml."),
     "check": ("peer.cli.check:check", "Preflight: say whether this site would run, and if not, why."),
     "start": ("peer.cli.lifecycle:start", "Run this site's daemon in the foreground."),
     "health": ("peer.cli.lifecycle:health", "Say whether the daemon serves its peers, for scripts and containers."),

@@ -53,12 +53,12 @@ def check(settings: Settings, site_name: str | None, fast: bool, as_json: bool) 
         "would_run": not failures,
         "findings": [cast(CheckFinding, dataclasses.asdict(finding)) for finding in findings],
     }
-    output.emit(document, as_json=as_json, render=_render)
+    output.emit(document, as_json=as_json, render=render_findings)
     if failures:
         raise CheckFailed(f"{failures[0].subject}: {failures[0].message}", failures[0].remedy)
 
 
-def _render(document: Any) -> output.RenderableType:
+def render_findings(document: Any) -> output.RenderableType:
     from rich.text import Text
 
     table = output.table(("subject", "verdict", "finding, and what to do"), ())

@@ -1,4 +1,4 @@
-"""``mhfl-peer site``: create a site's key and signing request, and take the founder's bundle."""
+"""``mhfl-peer site``: create a site's key and signing request, take the founder's bundle, configure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from peer.cli import Settings, output, pass_settings, shared_options
+from peer.cli.configure import configure
 from peer.cli.template import site_toml
 from peer.config import toml
 from peer.config.schema import FederationConfig
@@ -24,10 +25,13 @@ from peer.methods.registry import PackageMissing
 PATH = click.Path(path_type=Path)
 
 
-@click.group(short_help="Enrol this site: make its key, join with the founder's bundle.")
+@click.group(short_help="Enrol this site and configure it: key, bundle, site.toml.")
 @shared_options
 def site() -> None:
-    """Enrol this site: make its key, join with the founder's bundle."""
+    """Enrol this site and configure it: key, bundle, site.toml."""
+
+
+site.add_command(configure)
 
 
 @site.command()

@@ -352,7 +352,12 @@ class SiteConfig(StrictTable):
     @classmethod
     def load(cls, path: Path) -> SiteConfig:
         """The site in a file; ``ConfigError`` when the file cannot be read or is wrong."""
-        site = toml.validate(cls, toml.parse(toml.read(path), str(path)), str(path))
+        return cls.parse(toml.read(path), path)
+
+    @classmethod
+    def parse(cls, text: str, path: Path) -> SiteConfig:
+        """The site in a text that the file has, or shall have."""
+        site = toml.validate(cls, toml.parse(text, str(path)), str(path))
         site._path = path
         return site
 

@@ -126,7 +126,7 @@ def _intensity(intensity: Intensity) -> Intensity:
     return intensity
 
 
-def _orientation(text: str) -> str:
+def check_orientation(text: str) -> str:
     """``stored``, or three directions such as ``RAS``, one along each axis of the body."""
     if text == "stored" or sorted(AXIS_OF.get(letter, "") for letter in text) == sorted({*AXIS_OF.values()}):
         return text
@@ -151,7 +151,7 @@ class DataConfig(StrictTable):
     cache: Literal["memory", "disk", "none"] = "memory"
     validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     normalise: Literal["none", "zscore", "unit"] = "none"
-    orientation: Annotated[str, AfterValidator(_orientation)] | None = None
+    orientation: Annotated[str, AfterValidator(check_orientation)] | None = None
     spacing: Annotated[tuple[Millimetres, ...], Loose, Field(min_length=1, max_length=3)] | None = None
     scale: Literal[2, 4, 8] | None = None
     intensity: Annotated[Intensity, Loose, AfterValidator(_intensity)] | None = None

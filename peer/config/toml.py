@@ -242,16 +242,16 @@ def _example(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
         field = table.model_fields.get(part) if table is not None and isinstance(part, str) else None
         if field is not None:
             value = field.examples[0] if field.examples else field.default
-            table = _table_of(field.annotation)
+            table = table_of(field.annotation)
     is_plain = isinstance(value, str | int | float | list | tuple) and value not in ("", [], ())
     return json.dumps(value, ensure_ascii=False) if is_plain and isinstance(location[-1], str) else ""
 
 
-def _table_of(annotation: Any) -> type[BaseModel] | None:
+def table_of(annotation: Any) -> type[BaseModel] | None:
     """The table that a key has, or that each entry of its list or table is."""
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         return annotation
-    return next((table for inner in get_args(annotation) if (table := _table_of(inner)) is not None), None)
+    return next((table for inner in get_args(annotation) if (table := table_of(inner)) is not None), None)
 
 
 def _follows(details: ErrorDetails, errors: Iterable[ErrorDetails]) -> bool:

@@ -73,6 +73,18 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
     yield from peers
 
 
+def try_configuration(
+    folder: SiteFolder, federation: FederationConfig, site: SiteConfig, *, worker: Sequence[str] = WORKER
+) -> Iterator[Finding]:
+    """Check the data and try a step of each stage with a configuration that no file has yet."""
+    data, samples = local.check_data(federation, site)
+    yield data
+    if data.verdict != "failure":
+        with model_state.exit_on_sigterm():
+            trial = asyncio.run(rehearse(folder, federation, site, folder.site, worker=worker, samples=samples))
+        yield from trial.findings
+
+
 def _check_folder(
     folder: SiteFolder, federation: FederationConfig, site: SiteConfig, own: Identity
 ) -> Iterator[Finding]:

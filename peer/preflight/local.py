@@ -177,17 +177,18 @@ def check_port(subject: str, address: str, *, key: str) -> Finding:
 
 def check_neighbours(folder: SiteFolder, site: SiteConfig) -> Iterator[Finding]:
     """A warning about sites of this home that listen at a port of this one: only one of them can run."""
-    own, shared = _ports(site), []
+    own, shared = listening_ports(site), []
     for neighbour in sites(folder.home):
         with contextlib.suppress(ConfigError):  # its own check says so
-            ports = own & _ports(SiteConfig.load(neighbour.site_toml)) if neighbour != folder else ()
+            ports = own & listening_ports(SiteConfig.load(neighbour.site_toml)) if neighbour != folder else ()
             shared += [f"{neighbour.federation}/{neighbour.site} has port {port}" for port in sorted(ports)]
     if shared:
         remedy = f"take another port in {site.where}, unless only one of them ever runs"
         yield Finding("ports", "warning", f"of the sites of this machine, {', '.join(shared)}, too", remedy)
 
 
-def _ports(site: SiteConfig) -> set[int]:
+def listening_ports(site: SiteConfig) -> set[int]:
+    """The ports that the daemon listens at: for peers, and for metrics."""
     addresses = [site.listen, *([site.metrics.listen] if site.metrics.listen is not None else [])]
     return {split_address(address)[1] for address in addresses} - {0}
 
