@@ -246,9 +246,9 @@ def _learning_problem(spec: Mapping[str, Any]) -> str | None:
 
 def _head_problem(spec: Mapping[str, Any]) -> str | None:
     """The problem of a described head, or None."""
-    layer = spec.get(HEAD_KEY)
-    if layer is None:
+    if HEAD_KEY not in spec:
         return None
+    layer = spec[HEAD_KEY]
     if not isinstance(layer, Mapping) or layer.keys() != HEAD_KEYS or layer["type"] not in HEAD_TYPES:
         return f"{HEAD_KEY} must have type ({' or '.join(HEAD_TYPES)}), features and bias, not {_short(layer)}"
     if type(layer["features"]) is not int or not 1 <= layer["features"] <= HEAD_FEATURES_MAX:

@@ -69,12 +69,16 @@ def _inherited(environment: dict[str, str], login: str) -> Proxy | None:
     url = environment.get("https") or environment.get("all")
     if url is None:
         return None
-    parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
+    remedy = "name one in site.toml"
+    try:
+        parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
+        port = parts.port or HTTP_PORT
+    except ValueError:  # its text may have the password in it
+        raise ConfigError("[connect] proxy: https_proxy of the environment is no address", remedy) from None
     if parts.scheme != "http" or not parts.hostname:
         raise ConfigError(
-            f"[connect] proxy: {parts.scheme}://{parts.hostname} of the environment is no HTTP proxy",
-            "name one in site.toml",
+            f"[connect] proxy: {parts.scheme}://{parts.hostname} of the environment is no HTTP proxy", remedy
         )
     if parts.username is not None:
         login = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
-    return Proxy(parts.hostname, parts.port or HTTP_PORT, login)
+    return Proxy(parts.hostname, port, login)

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import platform
+import re
 import stat
 import sys
 import tomllib
@@ -156,11 +157,13 @@ def _proxy_password(folder: SiteFolder, site: Mapping[str, Any]) -> list[bytes]:
 
 def _hosts(site: Mapping[str, Any], federation: Mapping[str, Any]) -> set[str]:
     """Names and addresses of machines in the configuration, without ports."""
-    addresses = [entry.get("address") for entry in _roster(federation)]
-    addresses += [*_table(site, "addresses").values(), site.get("listen"), _table(site, "metrics").get("listen")]
-    proxies = [_table(site, "connect").get("proxy"), *_table(_table(site, "connect"), "peers").values()]
-    addresses += [str(proxy).rpartition("/")[2] for proxy in proxies if proxy]
-    hosts = {str(address).rpartition(":")[0].strip("[]") for address in addresses if address}
+    connect = _table(site, "connect")
+    written = [entry.get("address") for entry in _roster(federation)]
+    written += [*_table(site, "addresses").values(), site.get("listen"), _table(site, "metrics").get("listen")]
+    written += [connect.get("proxy"), *_table(connect, "peers").values(), connect.get("relays")]
+    addresses = [address for value in written for address in (value if isinstance(value, list) else [value])]
+    # What stands before an address: `http://` of a proxy, the name of a relay.
+    hosts = {re.split("[/ ]", str(address))[-1].rpartition(":")[0].strip("[]") for address in addresses if address}
     return {host for host in hosts if host not in ("", "127.0.0.1", "0.0.0.0", "::1", "::", "localhost")} | {
         platform.node()
     }

@@ -50,11 +50,11 @@ def parse_client_hello(record: bytes) -> ClientHello:
             names = _Reader(content.vector(2))
             while names.left:
                 is_host, name = names.number(1) == HOST_NAME, names.vector(2)
-                server_name = name.decode("ascii") if is_host else server_name
+                server_name = name.decode("ascii", "replace") if is_host else server_name
         elif kind == ALPN:
             offered = _Reader(content.vector(2))
             while offered.left:
-                protocols.append(offered.vector(1).decode("ascii"))
+                protocols.append(offered.vector(1).decode("ascii", "replace"))
     if not server_name:
         raise ValueError("no server name")
     return ClientHello(server_name, tuple(protocols))

@@ -10,10 +10,11 @@ import logging
 import signal
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 from peer.config.site_folder import write_atomically
 from peer.config.toml import split_address
-from peer.errors import PortInUse
+from peer.errors import DiskError, PortInUse
 from peer.identity import certificates
 from peer.relay.folder import STATUS_FILE, RelayFolder
 from peer.relay.server import RelayServer
@@ -57,9 +58,17 @@ async def _serve(folder: RelayFolder) -> None:
                 "sites": server.traffic(),
                 "refused": dict(server.refusals.most_common(20)),
             }
-            write_atomically(folder.path / STATUS_FILE, json.dumps(document).encode(), 0o644)
+            _write_status(folder, document)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STATUS_S):
                     await stopped.wait()
     finally:
         await server.stop()
+
+
+def _write_status(folder: RelayFolder, document: dict[str, Any]) -> None:
+    """Write down what the relay holds; a disk that is full ends no connection."""
+    try:
+        write_atomically(folder.path / STATUS_FILE, json.dumps(document).encode(), 0o644)
+    except DiskError as error:
+        log.warning("status not written", extra={"reason": str(error)})

@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import logging
 import resource
+import select
 import socket
 import ssl
 from collections import Counter, defaultdict, deque
@@ -14,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from peer.errors import PeerError
 from peer.relay import frames
 from peer.relay.client_hello import RECORD_BYTES_MAX, RECORD_HEADER_BYTES, ClientHello, parse_client_hello, record_bytes
 from peer.relay.documents import SiteTraffic
@@ -73,7 +75,8 @@ class RelayServer:
     networks: Sequence[Network] = ()
     refusals: Counter[str] = field(default_factory=Counter)
     _parked: defaultdict[str, deque[Parked]] = field(default_factory=lambda: defaultdict(deque))
-    _carrying: defaultdict[str, Counter[bool]] = field(default_factory=lambda: defaultdict(Counter))
+    _carrying: Counter[str] = field(default_factory=Counter)
+    _from_elsewhere: Counter[str] = field(default_factory=Counter)
     _carried: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     _unheard: Counter[str] = field(default_factory=Counter)
     _rates: dict[str, TokenBucket] = field(default_factory=dict)
@@ -84,7 +87,8 @@ class RelayServer:
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=512)
+        every = host == "::" and socket.has_dualstack_ipv6()  # as gRPC does at this address
+        self._listener = socket.create_server((host, port), family=family, backlog=512, dualstack_ipv6=every)
         self._listener.setblocking(False)
         self._begin(self._accept(self._listener))
         return int(self._listener.getsockname()[1])
@@ -102,7 +106,7 @@ class RelayServer:
         return {
             site: {
                 "parked": len(self._parked[site]),
-                "carrying": self._carrying[site].total(),
+                "carrying": self._carrying[site],
                 "carried_connections": self._carried[site][0],
                 "carried_bytes": self._carried[site][1],
             }
@@ -163,7 +167,7 @@ class RelayServer:
                 else:
                     self.refusals["unknown name"] += 1
                     await _refuse(connection, UNKNOWN_NAME)
-            except (OSError, EOFError, ValueError) as error:
+            except (OSError, EOFError, ValueError, PeerError) as error:
                 log.info("connection ended", extra={"source": source, "reason": str(error) or type(error).__name__})
 
     async def _park(self, connection: socket.socket) -> None:
@@ -180,7 +184,7 @@ class RelayServer:
                 reason = f"this relay speaks version {frames.VERSION} of the parking protocol"
             elif site not in self.sites:
                 reason = f"{site} is not among the sites of {self.name}"
-            elif len(self._parked[site]) + self._carrying[site].total() >= PARKED_PER_SITE_MAX:
+            elif len(self._parked[site]) + self._carrying[site] >= PARKED_PER_SITE_MAX:
                 reason = f"{site} has {PARKED_PER_SITE_MAX} connections here"
             if reason:
                 self.refusals[reason] += 1
@@ -219,23 +223,27 @@ class RelayServer:
     async def _join(self, connection: socket.socket, site: str, address: str) -> None:
         """Join a caller to one of the site's parked connections."""
         elsewhere = bool(self.networks) and not any(ipaddress.ip_address(address) in net for net in self.networks)
-        if elsewhere and self._carrying[site][True] >= CARRIED_FROM_ELSEWHERE_MAX:
+        if elsewhere and self._from_elsewhere[site] >= CARRIED_FROM_ELSEWHERE_MAX:
             self.refusals["too many callers from elsewhere"] += 1
             await _refuse(connection, NOBODY_PARKED)
             return
-        parked = await self._open(site, address)
-        if parked is None:
-            self.refusals[f"{site} has nothing parked"] += 1
-            await _refuse(connection, NOBODY_PARKED)
-            return
-        self._carrying[site][elsewhere] += 1
+        self._from_elsewhere[site] += elsewhere  # from now on: many may wait for a parked connection at once
         try:
-            caller = await asyncio.open_connection(sock=connection, limit=CHUNK_BYTES)
-            self._carried[site][0] += 1
-            self._carried[site][1] += await splice(caller, parked.ends)
+            parked = await self._open(site, address)
+            if parked is None:
+                self.refusals[f"{site} has nothing parked"] += 1
+                await _refuse(connection, NOBODY_PARKED)
+                return
+            self._carrying[site] += 1
+            try:
+                caller = await asyncio.open_connection(sock=connection, limit=CHUNK_BYTES)
+                self._carried[site][0] += 1
+                self._carried[site][1] += await splice(caller, parked.ends)
+            finally:
+                self._carrying[site] -= 1
+                parked.ended.set()
         finally:
-            self._carrying[site][elsewhere] -= 1
-            parked.ended.set()
+            self._from_elsewhere[site] -= elsewhere
 
     async def _open(self, site: str, address: str) -> Parked | None:
         """A parked connection that the site has joined to its server; None where there is none."""
@@ -285,7 +293,7 @@ async def _peek(connection: socket.socket, size: int) -> bytes:
                 content = connection.recv(size, socket.MSG_PEEK)
                 if len(content) >= size:
                     return content
-                if not content:
+                if _has_ended(connection):
                     raise ValueError("closed")
             readable = loop.create_future()
             loop.add_reader(connection, _wake, readable)
@@ -295,6 +303,13 @@ async def _peek(connection: socket.socket, size: int) -> bytes:
                 loop.remove_reader(connection)
     finally:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    """Whether the other end sends no more: the kernel then calls the connection readable for good."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 CHUNK_BYTES = 64 << 10
 """Also the bound on what waits for a slow end, in each direction."""
 IDLE_S = 60.0
 """Joined connections that carry nothing for so long are closed; peers ping every five seconds."""
+CLOSE_S = 1.0
+"""What was written before the end, and the other end's goodbye in TLS, have so long to pass."""
 
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -43,8 +44,13 @@ async def splice(one: Ends, other: Ends) -> int:
 
 
 async def close(writer: asyncio.StreamWriter) -> None:
-    """Close a connection after what was written has left, however it ends."""
+    """Close a connection after what was written has left; one that takes longer is broken off."""
     writer.close()
-    with contextlib.suppress(OSError, asyncio.CancelledError):
-        async with asyncio.timeout(1.0):
+    try:
+        async with asyncio.timeout(CLOSE_S):
             await writer.wait_closed()
+    except OSError:
+        pass
+    finally:
+        # Else asyncio would watch a descriptor that may soon be another connection's.
+        writer.transport.abort()

@@ -32,7 +32,7 @@ from peer.files import artifact_path, write_file
 from peer.training.errors import UnusableArtifact, UnusableConfigurationError
 from peer.training.settings import TaskSettings
 from peer.training.tensors import State, describe, non_finite, pack, unpack
-from peer.training.weights import load_base, refuse_base
+from peer.training.weights import fit_base, refuse_base
 
 
 def write_artifact(
@@ -105,8 +105,9 @@ def read_network(
 
     The checks, in this order: this site allows the spec's name; the spec is of this federation's
     task; the network, built on the meta device, where it takes no memory, has exactly the
-    manifest's tensors; the file has the manifest's digest and exactly those tensors; all values are
-    finite. Only then the function allocates the network.
+    manifest's tensors, and the site's weights hold what the artifact leaves out; the file has the
+    manifest's digest and exactly those tensors; all values are finite. Only then the function
+    allocates the network.
 
     Args:
         folder: where the artifact's file is.
@@ -122,13 +123,11 @@ def read_network(
     with _blame_artifact(source):
         network = _build_on_meta(source.artifact, task, allow)
         check(network)
-        base = bases(source.artifact.spec["base"]) if base_tensors(network) else {}
+        base = fit_base(network, bases(source.artifact.spec["base"])) if base_tensors(network) else {}
         expected = _select(network, _all_names)
         state = _read_state_file(folder, source.artifact, expected)
         network = models.build(source.artifact.spec)
-        if base:
-            load_base(network, base)
-    network.load_state_dict(network.state_dict() | state)
+    network.load_state_dict(network.state_dict() | base | state)
     return network
 
 

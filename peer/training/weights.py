@@ -132,14 +132,18 @@ def load_weights(network: Network, state: Mapping[str, Tensor]) -> WeightsFit:
     return fit
 
 
-def load_base(network: Network, state: Mapping[str, Tensor]) -> None:
-    """Load a network's frozen tensors alone from the base of its spec; ``ValueError`` where one is missing."""
+def fit_base(network: Network, state: Mapping[str, Tensor]) -> State:
+    """A network's frozen tensors from the base of its spec, by the name in the network's state.
+
+    The network may be on the meta device. ``ValueError`` where the base does not hold one: no
+    artifact bounds what does not travel, but the base does.
+    """
     names = base_tensors(network)
     fit = fit_weights(network, state)
     left = [name for name in fit.random if name in names]
     if left:
         raise ValueError(f"its base does not hold {_some(left)}")
-    network.load_state_dict({name: tensor for name, tensor in fit.fitting.items() if name in names}, strict=False)
+    return {name: tensor for name, tensor in fit.fitting.items() if name in names}
 
 
 def refuse_base(sha256: str) -> State:

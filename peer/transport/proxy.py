@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import re
 import socket
+import time
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,18 +54,20 @@ class Proxy:
 
         Raises:
             ProxyRefused: the proxy opens no tunnel there.
-            OSError: the proxy cannot be reached.
+            OSError: the proxy cannot be reached, or has not answered after ``timeout_s``.
         """
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         login = ""
         if self.login:
             login = f"Proxy-Authorization: Basic {base64.b64encode(self.login.encode()).decode()}\r\n"
+        ends_s = time.monotonic() + timeout_s
         connection = socket.create_connection((self.host, self.port), timeout=timeout_s)
         try:
             connection.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{login}\r\n".encode())
             answer = b""
             while b"\r\n\r\n" not in answer and len(answer) < ANSWER_BYTES_MAX:
                 # A byte at a time: what follows the answer is of the tunnel.
+                connection.settimeout(max(ends_s - time.monotonic(), 0.001))
                 byte = connection.recv(1)
                 if not byte:
                     break
@@ -81,6 +84,7 @@ class Proxy:
         except BaseException:
             connection.close()
             raise
+        connection.settimeout(timeout_s)
         return connection
 
 

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import io
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,19 @@ def test_the_proxy_and_its_password_stay_secret(folder: SiteFolder) -> None:
         assert word not in b"".join(members.values())
     shown = json.loads(collect(folder, with_addresses=True)["site.json"])["connect"]
     assert shown == {"proxy": "http://proxy.clinic.example:3128", "password_file": "<left out>"}
+
+
+def test_relays_and_every_address_of_a_peer_stay_secret(folder: SiteFolder) -> None:
+    text = re.sub(r"(?m)^\[addresses\]\n(?:\w+ = .*\n)*", "", folder.site_toml.read_text())
+    tables = '[connect]\nrelays = ["gate relay.clinic.example:443"]\n'
+    tables += '[addresses]\neurope = ["inside.clinic.example:7443", "outside.clinic.example:443"]\n'
+    folder.site_toml.write_text(text + tables)
+    (folder.logs / "daemon.log").write_text(
+        '{"message": "relay.clinic.example, inside.clinic.example and outside.clinic.example are away"}\n'
+    )
+    members = collect(folder)
+    assert json.loads(members["logs/daemon.log"]) == {"message": "<host>, <host> and <host> are away"}
+    assert b"clinic" not in b"".join(members.values())
 
 
 def test_a_secret_that_slips_through_stops_the_report() -> None:

@@ -36,6 +36,11 @@ def test_a_caller_that_names_nobody_is_refused():
         parse_client_hello(client_hello(None, "h2"))
 
 
+def test_names_of_other_bytes_are_no_reasons_of_their_own():
+    message = client_hello("europe", "h2").replace(b"europe", b"eur\xffpe").replace(b"\x02h2", b"\x02\xfe2")
+    assert parse_client_hello(message) == ClientHello("eur\ufffdpe", ("\ufffd2",))
+
+
 def test_the_record_s_length_is_known_from_its_header():
     message = client_hello("europe", "h2")
     assert record_bytes(message[:5]) == len(message)

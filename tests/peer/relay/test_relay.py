@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import socket
 import ssl
 
 import pytest
@@ -144,6 +146,35 @@ async def test_what_is_no_tls_ends(gate):
     assert await reader.read() == b""
     writer.close()
     assert gate.relay.refusals == {"no TLS handshake": 1}
+
+
+async def test_a_caller_that_ends_within_its_first_message_is_gone_at_once(gate):
+    await gate.open()
+    reader, writer = await asyncio.open_connection("127.0.0.1", gate.port)
+    writer.write(b"\x16\x03\x01")
+    writer.write_eof()
+    assert await reader.read() == b""
+    writer.close()
+    assert gate.relay.refusals == {"closed": 1}
+
+
+async def test_callers_from_elsewhere_that_come_at_once_are_bounded(gate, monkeypatch):
+    monkeypatch.setattr(server, "PARKING_WAIT_S", 0.2)
+    monkeypatch.setattr(server, "CARRIED_FROM_ELSEWHERE_MAX", 2)
+    await gate.open(networks=[ipaddress.ip_network("192.0.2.0/24")])
+    answers = await asyncio.gather(*(answer_to(gate.port, "europe") for _ in range(5)))
+    assert answers == [NOBODY_PARKED] * 5
+    assert gate.relay.refusals == {"too many callers from elsewhere": 3, "europe has nothing parked": 2}
+    assert await answer_to(gate.port, "europe") == NOBODY_PARKED
+    assert gate.relay.refusals["europe has nothing parked"] == 3
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+async def test_every_address_of_ipv6_is_every_address_of_ipv4_too():
+    relay = RelayServer("gate", lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), frozenset({"europe"}))
+    port = await relay.start("::", 0)
+    assert await answer_to(port, "asia") == UNKNOWN_NAME
+    await relay.stop()
 
 
 async def test_a_silent_caller_ends_and_a_crowd_of_them_is_bounded(gate, monkeypatch):

@@ -56,6 +56,29 @@ def test_what_was_written_is_read_back(tmp_path: Path, network: models.Network) 
     assert write(tmp_path / "new", received) == artifact
 
 
+def test_what_does_not_travel_takes_no_memory_before_the_base_is_known_to_hold_it(
+    tmp_path: Path, network: models.Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = models.build({**network.spec, "frozen": ["layer1"], "base": "ab" * 32})
+    base = {name: tensor for name, tensor in state_of(network).items() if name in network.frozen_tensors}
+    sent = {name: tensor for name, tensor in state_of(network).items() if name not in base}
+    artifact, build, devices = write(tmp_path, network, sent), models.build, []
+
+    def build_and_note(spec: Any) -> models.Network:
+        built = build(spec)
+        devices.append(next(built.parameters()).device.type)
+        return built
+
+    monkeypatch.setattr(models, "build", build_and_note)
+    received = read_network(tmp_path, source(artifact), TASK, allow=(), bases=lambda _: base)
+    assert all(torch.equal(tensor, received.state_dict()[name]) for name, tensor in network.state_dict().items())
+    assert devices == ["meta", "cpu"]
+    del base["layer1.0.conv1.weight"], devices[:]
+    with pytest.raises(UnusableArtifact, match=r"its base does not hold layer1\.0\.conv1\.weight"):
+        read_network(tmp_path, source(artifact), TASK, allow=(), bases=lambda _: base)
+    assert devices == ["meta"]
+
+
 Change = Callable[[Path, models.Network], Artifact]
 
 

@@ -306,6 +306,7 @@ def replace_spec(source: Source, **changes: Any) -> Source:
         ({"head_layer": {"type": "exec", "features": 2, "bias": True}}, "head_layer must have type"),
         ({"head_layer": {"type": "linear", "features": 0, "bias": True}}, "head_layer.features must be from 1 to"),
         ({"head_layer": {"type": "linear", "features": 2, "bias": 1}}, "head_layer.bias must be true or false"),
+        ({"head_layer": None}, "head_layer must have type"),
         ({"head": ""}, "head_layer needs head"),
         ({"classes": 3}, "classes = 3 is not this federation's 2"),
     ],

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
+import socket
+import threading
 
 import pytest
 
@@ -117,6 +120,38 @@ def test_a_proxy_of_the_environment_that_grpc_cannot_use_is_named(site, monkeypa
     monkeypatch.setenv("https_proxy", "socks5://127.0.0.1:1080")
     with pytest.raises(ConfigError, match=r"socks5://127\.0\.0\.1 of the environment is no HTTP proxy"):
         choice(site('proxy = "environment"'))
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:secret@squid:port", "http://me:secret@[squid:3128", "me:secret@squid:99999"]
+)
+def test_a_proxy_of_the_environment_that_is_no_address_is_named_without_its_password(site, monkeypatch, url):
+    monkeypatch.setenv("https_proxy", url)
+    with pytest.raises(ConfigError, match="environment is no address") as raised:
+        choice(site('proxy = "environment"'))
+    assert "secret" not in str(raised.value)
+
+
+def test_a_proxy_that_answers_a_byte_now_and_then_holds_nobody():
+    listener = socket.create_server(("127.0.0.1", 0))
+    stopped = threading.Event()
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 ")
+            while not stopped.wait(0.05):
+                connection.sendall(b"x")
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    try:
+        with pytest.raises(TimeoutError):
+            Proxy("127.0.0.1", listener.getsockname()[1]).connect("europe", 443, timeout_s=0.5)
+    finally:
+        stopped.set()
+        answering.join()
+        listener.close()
 
 
 async def diagnosed(authority, port, proxy):
