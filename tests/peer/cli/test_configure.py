@@ -163,7 +163,8 @@ def test_a_shell_completes_keys() -> None:
 
 @pytest.mark.slow
 def test_a_network_from_elsewhere_is_tried(site_toml: Path) -> None:
-    words = ("--set", "data.datalist=scans/list.json", "--set", "model.name=monai.networks.nets.SEResNet50")
+    settings = ("data.datalist=scans/list.json", "model.name=monai.networks.nets.SEResNet50", "training.batch_size=2")
+    words = [word for setting in settings for word in ("--set", setting)]
     document: Any = json.loads(run(*CALL, *words, "--yes", "--json").stdout)
     assert document["written"] is True, document["findings"]
     assert [finding["subject"] for finding in document["findings"]][:3] == ["data", "worker", "rehearsal"]
