@@ -200,7 +200,7 @@ class ReachabilityCheck:
             pki=self._pki,
             listen=self._site.listen,
             proxy_for=self._proxy_for,
-            on_caller=lambda port, caller: None,
+            on_caller=lambda end, caller: None,
         )
         return list(await asyncio.gather(*(self._try_relay(parking) for parking in parkings.all)))
 

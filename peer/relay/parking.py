@@ -18,6 +18,7 @@ from peer.errors import CertificateError
 from peer.relay import frames
 from peer.relay.frames import Frame
 from peer.relay.splice import CHUNK_BYTES, Ends, close, splice
+from peer.transport.connections import Endpoint, plain_address
 from peer.transport.proxy import Choose
 from peer.transport.tls import Pki
 
@@ -43,8 +44,8 @@ class Parking:
         pki: this site's certificate and key.
         server: host and port at which this site's own server listens.
         proxy_for: the proxy through which to dial.
-        on_caller: called with the port of this end of a connection to the own server, and the
-            caller's address; with None when that connection has ended.
+        on_caller: called with this end of a connection to the own server, and the caller's
+            address; with None when that connection has ended.
     """
 
     relay: SiteName
@@ -52,7 +53,7 @@ class Parking:
     pki: Pki
     server: tuple[str, int]
     proxy_for: Choose
-    on_caller: Callable[[int, str | None], None]
+    on_caller: Callable[[Endpoint, str | None], None]
     parked: int = 0
     carrying: int = 0
     problem: str = "not yet reached"
@@ -163,17 +164,18 @@ class Parking:
     async def _carry(self, ends: Ends, caller: str) -> None:
         """Join the connection to the own server."""
         self.carrying += 1
-        port = None
+        end: Endpoint | None = None
         try:
             with contextlib.suppress(OSError):
                 own = await asyncio.open_connection(*self.server, limit=CHUNK_BYTES)
-                port = int(own[1].get_extra_info("sockname")[1])
-                self.on_caller(port, caller)
+                host, port = own[1].get_extra_info("sockname")[:2]
+                end = str(plain_address(host)), port
+                self.on_caller(end, caller)
                 ends[1].write(frames.encode(Frame.READY))
                 await splice(own, ends)
         finally:
-            if port is not None:
-                self.on_caller(port, None)
+            if end is not None:
+                self.on_caller(end, None)
             self.carrying -= 1
             await close(ends[1])
 
@@ -194,7 +196,7 @@ class Parkings:
         pki: Pki,
         listen: str,
         proxy_for: Choose,
-        on_caller: Callable[[int, str | None], None],
+        on_caller: Callable[[Endpoint, str | None], None],
     ) -> None:
         host, _ = split_address(listen)
         self._host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

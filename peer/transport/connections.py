@@ -170,13 +170,13 @@ class ConnectionGuard:
         bounds: on the number of connections.
         clock: a monotonic clock, in seconds.
         release_memory: called after connections were closed.
-        relayed: the caller's address, by the port of a connection from loopback that a relay brought.
+        relayed: the caller's network, by this site's end of a connection that a relay brought.
     """
 
     bounds: ConnectionBounds
     clock: Callable[[], float] = time.monotonic
     release_memory: Callable[[], None] = release_memory
-    relayed: dict[int, str] = field(default_factory=dict)
+    relayed: dict[Endpoint, str] = field(default_factory=dict)
     _records: dict[Endpoint, ConnectionRecord] = field(default_factory=dict)
     _flood_ends_s: float = -math.inf
     _released_s: float = -math.inf
@@ -239,7 +239,7 @@ class ConnectionGuard:
 
     def _network_of(self, endpoint: Endpoint) -> str:
         """The caller's network, also of one that a relay brought."""
-        through = self.relayed.get(endpoint[1]) if ipaddress.ip_address(endpoint[0]).is_loopback else None
+        through = self.relayed.get(endpoint)
         return network_of(endpoint) if through is None else f"{through} through a relay"
 
     def _record(self, endpoint: Endpoint) -> ConnectionRecord:

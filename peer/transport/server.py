@@ -34,7 +34,7 @@ from peer.errors import PortInUse
 from peer.pb import peer_pb2 as pb
 from peer.transport import tls, wire
 from peer.transport.bounds import WireError
-from peer.transport.connections import ConnectionBounds, ConnectionGuard, network_of
+from peer.transport.connections import ConnectionBounds, ConnectionGuard, Endpoint, network_of
 from peer.transport.rates import TokenBucket
 from peer.transport.transfer import OutgoingArtifact
 
@@ -150,19 +150,19 @@ class ExchangeServer:
         self._clock = clock
         self._server: grpc.aio.Server | None = None
         self._connections: ConnectionGuard | None = None
-        self._relayed: dict[int, str] = {}
+        self._relayed: dict[Endpoint, str] = {}
 
-    def note_relayed(self, port: int, caller: str | None) -> None:
-        """Count a connection from this port of loopback as one from the caller's address, which a relay states.
+    def note_relayed(self, end: Endpoint, caller: str | None) -> None:
+        """Count a connection from this end, which is this site's own, as one from the address that a relay states.
 
         None: that connection has ended.
         """
-        self._relayed.pop(port, None)
+        self._relayed.pop(end, None)
         if caller is not None:
             try:
-                self._relayed[port] = network_of((caller, port))
+                self._relayed[end] = network_of((caller, 0))
             except ValueError:
-                self._relayed[port] = "an address that is none"
+                self._relayed[end] = "an address that is none"
 
     async def start(self, address: str) -> int:
         """Listen on ``host:port``, and return the port, which the system chooses for port 0.

@@ -24,6 +24,10 @@ SPLIT_WORDS = {
 NO_LABEL = frozenset({"", "n/a", "na", "nan"})
 """Cells that say that a label is not known; "n/a" is BIDS's."""
 CLASSES_SHOWN_MAX = 20
+CLASS_NUMBER_MAX = 4095
+"""A larger number is no class, but such as an age in days, a date or a patient's number; other sites would refuse a
+network of so many classes (``models.spec.SIZE_MAX``).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +195,7 @@ def _whole_number(text: str) -> int | None:
         value = float(text.replace(",", "."))
     except ValueError:
         return None
-    return int(value) if value.is_integer() and value >= 0 else None
+    return int(value) if value.is_integer() and 0 <= value <= CLASS_NUMBER_MAX else None
 
 
 def without_repetitions(candidates: Sequence[Candidate], faults: Faults) -> list[Candidate]:

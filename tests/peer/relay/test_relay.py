@@ -81,6 +81,7 @@ async def test_calls_and_artifacts_pass_and_are_counted(gate, network, wanted):
     await gate.parked("europe")
     africa = network.dial("africa")
     assert await africa.beat("europe", PULSE) == PULSE
+    assert list(europe.server._relayed.values()) == ["127.0.0.1"]
     sample = network.sample()
     europe.service.publish(sample)
     offer = await africa.get_manifest("europe", wanted())
@@ -229,13 +230,15 @@ async def test_a_site_whose_server_is_down_lets_the_relay_try_the_next(gate, net
 
 async def test_the_server_counts_callers_by_the_address_that_the_relay_states(network):
     europe = await network.serve("europe")
-    europe.server.note_relayed(5, "2001:db8::7")
-    europe.server.note_relayed(6, "nonsense")
-    guard = europe.server._connections
+    note, guard = europe.server.note_relayed, europe.server._connections
+    note(("127.0.0.1", 5), "2001:db8::7")
+    note(("127.0.0.1", 6), "nonsense")
+    note(("10.0.0.5", 7), "192.0.2.9")  # where the server listens at an address of its own
     assert guard._network_of(("127.0.0.1", 5)) == "2001:db8::/64 through a relay"
     assert guard._network_of(("127.0.0.1", 6)) == "an address that is none through a relay"
+    assert guard._network_of(("10.0.0.5", 7)) == "192.0.2.9 through a relay"
     assert guard._network_of(("192.0.2.1", 5)) == "192.0.2.1"
-    europe.server.note_relayed(5, None)
+    note(("127.0.0.1", 5), None)
     assert guard._network_of(("127.0.0.1", 5)) == "127.0.0.1"
 
 

@@ -107,6 +107,7 @@ def test_the_datalist_is_private_and_names_files_elsewhere_by_their_whole_path(
         ([*ROWS, "0.npy,0,p0,x"], {}, DataError, "line 14 has 4 cells, the header 3; put cells that contain ','"),
         (["a.npy,1,p0"], {}, DataError, "line 1: none of the columns a.npy, 1, p0 is named file"),
         (["file,diagnose", "0.npy,1"], {}, DataError, "is named label; give --column label=COLUMN"),
+        (["file,label", "0.npy,0", "1.npy,20261123"], {}, DataError, r"are no class numbers: 20261123 \(1\)"),
         (["file,label", "0.npy,a", "1.npy,b"], {}, DataError, r"a \(1\), b \(1\); .* such as --classes 'a,b'"),
         (
             ["file,label", "0.npy,a"],
