@@ -11,7 +11,7 @@ import click
 from peer.cli import Settings, output, pass_settings, rendering, shared_options, site_option
 from peer.config import site_folder
 from peer.config.site_folder import must_be_new, write_atomically
-from peer.errors import UsageError
+from peer.errors import Interrupted, UsageError
 from peer.records.documents import BugReported
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ def bugreport(
     if not as_json:
         output.console().print(_render(document))
     if not yes:
-        click.confirm(f"Write {out}?", abort=True)
+        try:
+            click.confirm(f"Write {out}?", abort=True)
+        except click.Abort as error:  # also where nobody can answer
+            raise Interrupted(f"{out} was not written", "answer y, or give --yes") from error
     write_atomically(out, bug_report.pack(members))
     output.emit(document, as_json=as_json, render=lambda _: f"{out} is written: read it before you send it")
 

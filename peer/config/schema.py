@@ -383,6 +383,8 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> Non
     for stranger in site.addresses.keys() - set(federation.roster):
         problems.append(f"addresses.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
     relays = {split_relay(relay)[0] for relay in site.connect.relays}
+    for own in relays & set(federation.roster):
+        problems.append(f"connect.relays: {own} is a site; write the relay's own name before its address")
     for stranger in site.connect.peers.keys() - set(federation.roster) - relays:
         problems.append(f"connect.peers.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
     for stranger in set(egress.receivers) - {"*", *federation.roster}:

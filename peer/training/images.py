@@ -196,7 +196,8 @@ def load_images(
         check_same_grid(first, other, f"{paths[0].name} and {path.name}")
     values = torch.cat([image.values for image in images])
     if values.shape[0] != channels:
-        raise ValueError(f"has {values.shape[0]} channels, [task] {key} is {channels}")
+        count = f"{values.shape[0]} channel{'' if values.shape[0] == 1 else 's'}"
+        raise ValueError(f"has {count}, [task] {key} is {channels}")
     return replace(first, values=values)
 
 

@@ -14,6 +14,8 @@ def test_it_lists_and_asks_before_it_writes(enrolled: LocalFederation, tmp_path:
     refused = run(*words, answer="n\n")
     assert (refused.exit_code, out.exists()) == (130, False)
     assert "versions.json" in refused.stdout
+    for answer in ("n\n", ""):
+        assert f"{out} was not written; answer y, or give --yes" in run(*words, answer=answer).stderr
     accepted = run(*words, answer="y\n")
     assert (accepted.exit_code, stat.S_IMODE(out.stat().st_mode)) == (0, 0o600)
     assert accepted.stdout.index("versions.json") < accepted.stdout.index("is written")

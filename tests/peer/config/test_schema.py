@@ -338,6 +338,7 @@ def test_a_site_of_super_resolution(tmp_path: Path, model: dict[str, Any]) -> No
     ("federation_changes", "site_changes", "message"),
     [
         ({}, {"addresses": {"asa": "h:1"}}, r"addresses.asa: not in the roster \(did you mean 'asia'\?\)"),
+        ({}, {"connect": {"relays": ["asia h:443"]}}, "connect.relays: asia is a site; write the relay's own name"),
         ({}, {"egress": {"receivers": ["asia"]}}, "egress.receivers: fedskd also sends to africa"),
         ({}, {"egress": {"receivers": ["*", "asai"]}}, r"egress.receivers: 'asai' is not in the roster \(did you mean"),
         ({}, {"egress": {"kinds": ["head"]}}, "egress.kinds: fedskd sends a model, which is not listed"),

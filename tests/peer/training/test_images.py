@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         load_image(path, spatial_dims=2)
     with pytest.raises(ValueError, match=r"has the ending '.txt', none of .npz, .npy, .nii"):
         load_image(tmp_path / "a.txt", spatial_dims=2)
-    with pytest.raises(ValueError, match=r"has 1 channels, \[task\] in_channels is 4"):
+    with pytest.raises(ValueError, match=r"has 1 channel, \[task\] in_channels is 4"):
         Preparation(4, (4, 5, 6))([path])
     with pytest.raises(ValueError, match="NaN"):
         Preparation(1, (4, 5, 6))([nifti(tmp_path / "n.nii", np.full((4, 5, 6), np.nan, dtype=np.float32))])
