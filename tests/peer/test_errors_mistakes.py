@@ -499,7 +499,8 @@ INTRODUCTION = """\
 
 People who had never seen this program tried it with data of their own, and made these mistakes. The
 messages are what the program prints, in one line each: where, what stands there, what was expected,
-and what to type. `tests/peer/test_errors_mistakes.py` makes every mistake again, and writes this page.
+and what to type. `tests/peer/test_errors_mistakes.py` makes every mistake again, and writes this
+page.
 
 The site is asia, its home `/var/lib/mhfl`. A message that begins with `failure` or `warning` is a
 line of `mhfl-peer check`.

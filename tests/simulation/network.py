@@ -33,7 +33,7 @@ CREDENTIALS = ("dynamic_ssl_server_credentials", "ssl_server_certificate_configu
 class Connections:
     """In place of the guard of TCP connections, of which there are none here."""
 
-    def __init__(self, bounds: Any) -> None:
+    def __init__(self, bounds: Any, relayed: Any) -> None:
         pass
 
     def start(self, port: int) -> None:

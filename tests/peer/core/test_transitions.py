@@ -237,6 +237,7 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
         "available_bytes": st.integers(0, 9),
         "artifact_bytes": st.integers(0, 9),
         "padding_share": st.floats(0, 1),
+        "weights": st.none() | st.just("3 of 4 tensors fit"),
         "device": st.just("cpu"),
         "step": st.integers(-1, 3),
         "steps": st.integers(0, 2),

@@ -165,7 +165,7 @@ def test_a_file_from_before_reads_pictures_as_it_was_trained(folder: Path) -> No
         (("network", "network", "name"), "os:system", "its network is not built here: model 'os:system' is not one"),
         (("network", "network", "hyper"), {"width": 10**9}, "may be at most 4096 in a spec from another site"),
         (("network", "network", "hyper"), {"width": 4096}, "its weights are not those of the network"),
-        (("schema",), 3, "its model card is not of schema 2"),
+        (("schema",), 4, "its model card is not of schema 3"),
         (("input", "axes"), "sideways", "its order of axes is unknown"),
         (("task",), {"kind": "sorcery", "spatial_dims": 1, "in_channels": 2, "classes": 2}, "its task, its normalis"),
         (("task", "classes"), "2", "task.classes: expected int, got str"),
