@@ -80,8 +80,9 @@ class Interview:
                 raise UsageError(f"{key} = {_show(value)}: {error}", f"give --set {key}=VALUE") from error
             return self.answers[key]
         default = None if proposal is None else _show(proposal)
+        self.say(f"\n{question}")
         while True:
-            text = click.prompt(f"{question}\n{name}", default=default, err=self.to_stderr)
+            text = click.prompt(name, default=default, err=self.to_stderr)
             try:
                 self.answers[key] = check(_parse_value(text))
             except ValueError as error:
@@ -314,7 +315,7 @@ def _ask_model(interview: Interview, folder: SiteFolder, federation: FederationC
     own_taps = answer in HYPER or bool(installed_model(answer))
     if not own_taps and (bundle or interview.current("model.head") is None):
         layers = _read_layers(folder, federation, interview, answer)
-        _take_layers(interview, layers, folder.path / answer if bundle else None)
+        take_layers(interview, layers, folder.path / answer if bundle else None)
     if task.kind == "super_resolution" and "scale" in HYPER.get(answer, ()):
         interview.answers["model.parameters.scale"] = interview.current("data.scale")
 
@@ -351,12 +352,13 @@ def _read_layers(
     except subprocess.TimeoutExpired as error:
         raise ModelError(f"model.name = {name}: its layers were not listed within {LAYERS_S:.0f} s") from error
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason"])[-1].removeprefix("mhfl-peer: ")
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        reason = reason.removeprefix("mhfl-peer: ").removesuffix(f"; {UsageError.usual_remedy}")
         raise ModelError(f"model.name = {name}: {reason}", "take another network, or give --set model.parameters.KEY")
     return cast(Mapping[str, Any], json.loads(done.stdout))
 
 
-def _take_layers(interview: Interview, layers: Mapping[str, Any], bundle: Path | None) -> None:
+def take_layers(interview: Interview, layers: Mapping[str, Any], bundle: Path | None) -> None:
     """Answer ``features``, ``head`` and, of a bundle, everything that it says about its network."""
     proposals: dict[str, Any] = {"model.features": layers["features"] or None, "model.head": layers["head"]}
     if bundle is not None:

@@ -15,8 +15,10 @@ from fakes.cli import refused, run, run_json
 from fakes.drafts import draft, task
 from fakes.image_files import picture
 from peer.cli import main
+from peer.cli.configure import Interview, take_layers
 from peer.config.toml_edit import edit
 from peer.demo.local_federation import free_ports
+from peer.errors import ModelError
 
 CALL = ("site", "configure")
 QUICK = (*CALL, "--no-try", "--yes")
@@ -153,6 +155,37 @@ def test_ports_of_neighbours_are_avoided(site_toml: Path, tmp_path: Path) -> Non
     (other / "site.toml").write_text(f'listen = "{own}"\n[data]\ninput_size = [8]\n')
     run(*QUICK, "--site", "asia", "--set", "data.datalist=scans/list.json")
     assert tomllib.loads(site_toml.read_text())["listen"] != own
+
+
+def test_a_link_stays_and_its_file_changes(site_toml: Path, tmp_path: Path) -> None:
+    target = tmp_path / "managed.toml"
+    site_toml.rename(target)
+    site_toml.symlink_to(target)
+    run(*QUICK, "--set", "data.datalist=scans/list.json")
+    assert site_toml.is_symlink()
+    assert "scans/list.json" in target.read_text()
+
+
+LAYERS = {
+    "name": "monai.networks.nets.SEResNet50", "features": ["layer1"], "head": "last", "problem": None,
+    "hyper": {"dropout_prob": 0.1, "act": None}, "weights": "bundle", "weights_sha256": "0" * 64,
+}  # fmt: skip
+
+
+def test_a_bundle_answers_everything_about_its_network() -> None:
+    given = {"model.head": "own"}
+    interview = Interview({}, given, takes_proposals=True, to_stderr=True, answers=dict(given))
+    take_layers(interview, LAYERS, Path("/srv/bundle"))
+    assert interview.answers == {
+        "model.name": "monai.networks.nets.SEResNet50", "model.features": ["layer1"], "model.head": "own",
+        "model.parameters.dropout_prob": 0.1, "model.weights": "/srv/bundle", "model.weights_sha256": "0" * 64,
+    }  # fmt: skip
+
+
+def test_a_network_without_a_head_is_refused_with_the_key() -> None:
+    interview = Interview({}, {}, takes_proposals=True, to_stderr=True, answers={})
+    with pytest.raises(ModelError, match=r"\[model\] head: .* something happens after; give --set model\.head=LAYER"):
+        take_layers(interview, {**LAYERS, "head": None, "problem": "something happens after"}, None)
 
 
 def test_a_shell_completes_keys() -> None:
