@@ -16,6 +16,7 @@ from peer.config import toml
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder, home_folder, must_be_new, sites, write_atomically
 from peer.core.roster import site_name
+from peer.data.datalist import SELF_LABELLED
 from peer.documents import SiteInitialised, SiteJoined
 from peer.errors import BundleError, ConfigError, UsageError
 from peer.identity import certificates, enrolment
@@ -64,6 +65,7 @@ def init(settings: Settings, file: Path, name: str, out: Path | None, renew: boo
             federation.addresses.get(folder.site),
             discovery=len(federation.addresses) < len(federation.roster),
             image_axes=federation.image_axes,
+            normalised=federation.task.kind not in SELF_LABELLED,
         )
         write_atomically(folder.site_toml, text.encode("utf-8"))
     write_atomically(out, request.pem, 0o644)

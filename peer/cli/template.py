@@ -18,7 +18,12 @@ METRICS_PORT = 9464
 
 
 def site_toml(
-    spatial_dims: int, address: str | None = None, *, discovery: bool = True, image_axes: str = ROWS_COLUMNS
+    spatial_dims: int,
+    address: str | None = None,
+    *,
+    discovery: bool = True,
+    image_axes: str = ROWS_COLUMNS,
+    normalised: bool = True,
 ) -> str:
     """The template, filled in for a task and for the site's address in the roster.
 
@@ -30,9 +35,13 @@ def site_toml(
 
     Args:
         discovery: whether the site announces itself on the local network; without need it does not.
+        normalised: whether images are brought to mean 0 and deviation 1: of values up to 255 a network learns
+            late, and one site's model fails on another's. Super-resolution takes them as they are.
     """
     text = resources.files(__package__).joinpath("site.toml").read_text("utf-8")
     text = text.replace(f"input_size = {SIZES[3]}", f"input_size = {SIZES[spatial_dims]}")
+    if not normalised:
+        text = text.replace('\nnormalise = "zscore"', '\n#normalise = "none"')
     if not discovery:
         text = text.replace("\nzeroconf = true", "\n#zeroconf = false")
     if spatial_dims < VOLUME_DIMS or image_axes != ROWS_COLUMNS:
