@@ -102,6 +102,7 @@ def test_pause_is_told_and_resume_goes_on(three: LocalFederation, tools: Any) ->
     assert tools.records(three, "europe")[-1]["round"] == 10
 
 
+@pytest.mark.slow
 def test_a_clock_six_seconds_off_is_reported_and_changes_nothing(found, copied, tools, tmp_path: Path) -> None:
     three = copied(found(rounds=2))
     (tmp_path / "sitecustomize.py").write_text(LATE_CLOCK)

@@ -243,6 +243,7 @@ take()
     assert await setup.next() == events.Halted(1, 6)
 
 
+@pytest.mark.slow
 async def test_a_worker_that_gives_signs_or_has_no_order_is_never_taken_for_hung(setup: WorkerSetup) -> None:
     """It works for twice as long as it may give no sign, and is idle for longer than that, too."""
     worker_process = setup.worker_process(
