@@ -131,7 +131,8 @@ def validate(datalist: Path, root: Path | None, task: str, classes: int | None, 
     output.emit(document, as_json=as_json, render=_render_survey)
     problems = document["problems"]
     if not as_json and not problems:
-        click.echo("Every image could be read: a site could train on all of them.")
+        warned = "; see the warnings above" if document["warnings"] else ": a site could train on all of them"
+        click.echo(f"Every image could be read{warned}.")
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise DataError(f"{datalist} has {count}", "correct the problems listed above")

@@ -70,7 +70,8 @@ def _federation(snapshot: FederationSnapshot) -> Iterator[str]:
     yield from _head(overview, snapshot.sites)
     yield from _attention(overview)
     yield '<div class="top">'
-    yield f'<figure class="ringbox"><h2>Round {overview["round"]}</h2>'
+    heading = f"Round {overview['round']}" if overview["round"] else "Before round 1"
+    yield f'<figure class="ringbox"><h2>{heading}</h2>'
     yield f"{draw_ring(overview)}{_route_key(overview)}</figure>"
     yield f"<div><h2>Sites</h2>{_sites(overview)}{_seen_by(overview, snapshot.sites)}"
     yield from _waits(overview)
@@ -116,7 +117,8 @@ def _attention(overview: FederationOverview) -> Iterator[str]:
 def _route_key(overview: FederationOverview) -> str:
     states = sorted({route["state"] for route in overview["routes"]}, key=list(ROUTE_WORDS).index)
     if not states:
-        return '<p class="note">In this round, no site sends to another.</p>'
+        when = "In this round" if overview["round"] else "Before round 1"
+        return f'<p class="note">{when}, no site sends to another.</p>'
     sample = '<svg width="30" height="10" aria-hidden="true"><g class="route {0}"><path d="M1 5H29"/></g></svg>'
     return (
         f'<p class="key">{"".join(f"<span>{sample.format(state)}{ROUTE_WORDS[state]}</span>" for state in states)}</p>'

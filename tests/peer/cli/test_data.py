@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import pytest
 from click.testing import Result
@@ -52,6 +53,17 @@ def test_validate_passes_a_good_datalist(datalist: Path) -> None:
     result = run("validate", datalist, "--classes", "2", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["problems"] == []
+
+
+def test_validate_does_not_promise_what_it_warns_of(datalist: Path) -> None:
+    assert "a site could train on all of them" in run("validate", datalist).stdout
+    for name, axes in (("a", [1, 1, 1, 1]), ("b", [-1, 1, 1, 1])):
+        values = np.arange(64.0).reshape(4, 4, 4)
+        nibabel.Nifti1Image(values, np.diag(axes)).to_filename(datalist.parent / f"{name}.nii")
+    datalist.write_text(json.dumps({"training": [{"image": "a.nii", "label": 0}, {"image": "b.nii", "label": 1}]}))
+    result = run("validate", datalist)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == "Every image could be read; see the warnings above."
 
 
 def test_validate_shows_the_problem_and_ends_with_its_exit_code(datalist: Path) -> None:

@@ -94,3 +94,4 @@ def test_a_site_that_has_done_nothing_yet_has_a_page(changes: dict[str, Any]) ->
     text = Outline(write_page([federation(snapshot)], version="1")).text
     assert "Nothing." in text
     assert "no site sends to another" in text
+    assert "Round 0" not in text
