@@ -70,6 +70,7 @@ def by_hand(loopback: LocalFederation, tools: Any) -> dict[str, dict[str, dict[s
     return matrix
 
 
+@pytest.mark.slow
 def test_every_site_learns_how_its_model_does_everywhere_though_one_is_killed_again_and_again(run, tools) -> None:
     def kill_twice(loopback: LocalFederation) -> None:
         for kind in ("guest", "measured"):
