@@ -18,6 +18,13 @@ from peer.errors import LedgerBroken, UsageError
 from peer.records.documents import EgressReported
 
 PATH = click.Path(path_type=Path, dir_okay=False)
+witness_option = click.option(
+    "--witness",
+    "witnesses",
+    type=PATH,
+    multiple=True,
+    help="A file that another site wrote with `egress witness`; may be repeated.",
+)
 UNSETTLED = ("open", "unknown")
 """Outcomes of transfers of which the ledger does not know how much was sent."""
 PROBLEMS_SHOWN_MAX = 20
@@ -109,13 +116,7 @@ def _check_peers(settings: Settings, site_name: str | None, peers: tuple[str, ..
 @site_option
 @click.option("--file", type=PATH, help="A file that `egress export` wrote, instead of this site's ledger.")
 @click.option("--federation", type=PATH, help="With --file: the federation.toml that all sites hold.")
-@click.option(
-    "--witness",
-    "witnesses",
-    type=PATH,
-    multiple=True,
-    help="A file that another site wrote with `egress witness`; may be repeated.",
-)
+@witness_option
 @output.json_option
 @shared_options
 @pass_settings
@@ -243,13 +244,7 @@ def export(
 @egress.command(short_help="Write one page about what may leave and what left, to read or to print.")
 @site_option
 @click.option("--html", "page", type=PATH, required=True, help="The file to write.")
-@click.option(
-    "--witness",
-    "witnesses",
-    type=PATH,
-    multiple=True,
-    help="A file that another site wrote with `egress witness`; may be repeated.",
-)
+@witness_option
 @output.json_option
 @shared_options
 @pass_settings

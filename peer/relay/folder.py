@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import ipaddress
+import json
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cryptography import x509
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
 from peer.config import toml
 from peer.config.schema import FederationConfig
@@ -48,7 +49,7 @@ class RelayConfig(StrictTable):
     name: Name
     listen: Listen = "0.0.0.0:443"
     sites: Annotated[tuple[Name, ...], Loose] = ()
-    networks: Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], Loose, Field()] = ()
+    networks: Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], Loose] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +157,6 @@ class RelayFolder:
 
     def status(self) -> dict[str, Any]:
         """What the running relay wrote last, or nothing."""
-        import json
-
         with contextlib.suppress(OSError, ValueError):
             return dict(json.loads((self.path / STATUS_FILE).read_text()))
         return {}
