@@ -277,11 +277,8 @@ def _addresses(value: Any) -> Any:
     """One address, or a list of them, as a tuple."""
     if isinstance(value, str):
         return (_address(value),)
-    return tuple(map(_address, value)) if isinstance(value, list | tuple) and all(map(_is_text, value)) else value
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+    is_list = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+    return tuple(map(_address, value)) if is_list else value
 
 
 def split_relay(text: str) -> tuple[str, str]:
