@@ -26,6 +26,7 @@ from peer.config.schema import FederationConfig, SiteConfig  # noqa: E402
 from peer.daemon.metrics import METRICS  # noqa: E402
 from peer.data import documents as data_documents  # noqa: E402
 from peer.errors import EXIT_CODES  # noqa: E402
+from peer.membership import documents as membership_documents  # noqa: E402
 from peer.records import documents as records  # noqa: E402
 from peer.relay import documents as relay_documents  # noqa: E402
 from peer.research.experiment import Experiment  # noqa: E402
@@ -119,7 +120,8 @@ def json_documents() -> Iterator[str]:
     """A table of the commands, then one table of each record's keys, in the order of the first
     reference.
     """
-    commands = {**records.DOCUMENTS, **documents.DOCUMENTS, **data_documents.DOCUMENTS, **relay_documents.DOCUMENTS}
+    modules = (records, documents, membership_documents, data_documents, relay_documents)
+    commands = {name: kind for module in modules for name, kind in module.DOCUMENTS.items()}
     yield table(("command", "document"), ((f"`{name}`", type_words(kind)) for name, kind in commands.items()))
     collected: dict[str, Any] = {}
     for kind in commands.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,23 @@ from models.spec import FORBIDDEN, MODULE_CLASS, MONAI_PREFIX, suggestion
 DIMENSIONS = ("spatial_dims", "dimensions")
 CHANNELS = ("in_channels", "n_input_channels", "channels")
 CLASSES = ("out_channels", "num_classes", "classes", "n_classes")
+
+
+MISSING = re.compile(r"missing [0-9]+ required (?:positional|keyword-only) arguments?: (?P<names>.*)")
+"""What Python says of a call that lacks arguments."""
+
+
+class MissingArgumentsError(ValueError):
+    """A network needs arguments that nobody gave.
+
+    Attributes:
+        arguments: by name, their type as the constructor writes it, or nothing.
+    """
+
+    def __init__(self, network: str, arguments: Mapping[str, str]) -> None:
+        named = " and ".join(f"{name} ({kind})" if kind else name for name, kind in arguments.items())
+        super().__init__(f"{network} also needs {named}, in [model.parameters]")
+        self.arguments = dict(arguments)
 
 
 def is_foreign(name: str) -> bool:
@@ -29,7 +47,7 @@ def foreign_network(
 
     Imports the module: for a spec from another site, call :func:`models.spec.remote_spec_problem`
     first. ``ValueError`` when the class does not exist, takes no such argument, or refuses the
-    values.
+    values; ``MissingArgumentsError`` when it needs more of them.
     """
     kind, arguments = foreign_call(
         name, spatial_dims=spatial_dims, in_channels=in_channels, classes=classes, hyper=hyper
@@ -37,6 +55,8 @@ def foreign_network(
     try:
         return kind(**arguments)
     except Exception as error:  # a foreign constructor may raise anything
+        if missing := _missing_arguments(kind, error):
+            raise MissingArgumentsError(name, missing) from error
         raise ValueError(f"{name} refuses {arguments}: {error}") from error
 
 
@@ -100,3 +120,21 @@ def _parameters(kind: type[nn.Module]) -> tuple[dict[str, inspect.Parameter], bo
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own):
             return named, False
     return named, True
+
+
+def _missing_arguments(kind: type[nn.Module], error: Exception) -> dict[str, str]:
+    """The constructor's own arguments for lack of which the call failed, with their types."""
+    match = MISSING.search(str(error)) if isinstance(error, TypeError) else None
+    if match is None:
+        return {}
+    parameters, _ = _parameters(kind)
+    names = [name for name in re.findall(r"'(\w+)'", match["names"]) if name in parameters]
+    kinds = {name: parameters[name].annotation for name in names}
+    return {
+        name: ""
+        if kind is inspect.Parameter.empty
+        else kind
+        if isinstance(kind, str)
+        else inspect.formatannotation(kind)
+        for name, kind in kinds.items()
+    }

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.foreign import MissingArgumentsError as MissingArgumentsError
 from models.foreign import foreign_network, is_foreign
 from models.network import WEIGHTED
 from models.registry import build

@@ -61,6 +61,8 @@ class Network(nn.Module):
         lone_side: the longest side of which some batch norm sees one cell only, which it cannot
             train on; infinite where a batch norm follows the mean over space.
         layer_prefix: what precedes a layer's configured name among the submodules.
+        bottleneck_layer: the name of the submodule whose output is the bottleneck, where there is one;
+            LC-Fed selects channels there.
         frozen_tensors: the names in the state of what does not learn (:mod:`models.learning`). A
             layer with frozen statistics stays in evaluation mode.
     """
@@ -71,6 +73,7 @@ class Network(nn.Module):
     multiple: int = 1
     lone_side: float = 0
     layer_prefix: str = ""
+    bottleneck_layer: str = ""
     frozen_tensors: frozenset[str] = frozenset()
 
     def __init__(

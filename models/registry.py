@@ -25,6 +25,7 @@ MODELS: dict[str, Callable[..., Network]] = {
     "resnet10": resnet.resnet10,
     "resnet18": resnet.resnet18,
     "resnet34": resnet.resnet34,
+    "resnet50": resnet.resnet50,
     "resnet101": resnet.resnet101,
     "resnet17": resnet.resnet17,
     "resnet11": resnet.resnet11,

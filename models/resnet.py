@@ -30,6 +30,7 @@ class ResNet(Classifier):
     resnet10    basic      1, 1, 1, 1    1, 2, 4, 8
     resnet18    basic      2, 2, 2, 2    1, 2, 4, 8
     resnet34    basic      3, 4, 6, 3    1, 2, 4, 8
+    resnet50    bottleneck 3, 4, 6, 3    1, 2, 4, 8
     resnet101   bottleneck 3, 4, 23, 3   1, 2, 4, 8
     resnet17    bottleneck 1, 1, 1, 2    1, 2, 4, 2
     resnet11    bottleneck 1, 1, 1       1, 2, 2
@@ -140,6 +141,7 @@ def _block(dims: int, kind: str, channels: int, width: int, stride: int, shortcu
 resnet10 = partial(ResNet, name="resnet10", blocks=(1, 1, 1, 1))
 resnet18 = partial(ResNet, name="resnet18", blocks=(2, 2, 2, 2))
 resnet34 = partial(ResNet, name="resnet34", blocks=(3, 4, 6, 3))
+resnet50 = partial(ResNet, name="resnet50", blocks=(3, 4, 6, 3), block="bottleneck")
 resnet101 = partial(ResNet, name="resnet101", blocks=(3, 4, 23, 3), block="bottleneck")
 resnet17 = partial(ResNet, name="resnet17", blocks=(1, 1, 1, 2), block="bottleneck", factors=(1, 2, 4, 2))
 resnet11 = partial(ResNet, name="resnet11", blocks=(1, 1, 1), block="bottleneck", factors=(1, 2, 2))

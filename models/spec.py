@@ -28,6 +28,7 @@ HYPER: dict[str, frozenset[str]] = {
     "resnet10": _RESNET,
     "resnet18": _RESNET,
     "resnet34": _RESNET,
+    "resnet50": _RESNET,
     "resnet101": _RESNET,
     "resnet17": _RESNET,
     "resnet11": _RESNET,

@@ -73,6 +73,8 @@ class Tapped(Network):
                 raise ValueError(_no_layer(network, layer))
         self.network = network
         self.head_name = f"network.{head}"
+        if features:
+            self.bottleneck_layer = f"network.{features[-1]}"
         self._verified = False
 
     def forward(self, x: Tensor) -> Output:

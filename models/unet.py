@@ -56,6 +56,7 @@ class UNet(Network):
         self.encoder.extend(down(spatial_dims, above, below) for above, below in steps)
         self.decoder = nn.ModuleList(up(spatial_dims, below, above, above) for above, below in reversed(steps))
         self.final_conv = conv(spatial_dims, width, classes, 1, bias=True)
+        self.bottleneck_layer = f"encoder.{depth}"
         self.smallest, self.lone_side = _sides(depth, rounded_up=residual)
 
     def forward(self, x: Tensor) -> Output:
@@ -110,6 +111,7 @@ class UNetPlusPlus(Network):
             }
         )
         self.final_conv = conv(spatial_dims, width, classes, 1, bias=True)
+        self.bottleneck_layer = f"encoder.{depth}"
         self.smallest, self.lone_side = _sides(depth, rounded_up=False)
 
     def forward(self, x: Tensor) -> Output:

@@ -106,6 +106,7 @@ class FCN(Network):
             for channels, out in pairwise(widths)
         )
         self.norms = nn.ModuleList(norm(spatial_dims, out) for out in widths[1:])
+        self.bottleneck_layer = f"encoder.{len(self.encoder) - 1}"
         self.final_conv = conv(spatial_dims, widths[-1], classes, 1, bias=True)
         initialise(self.encoder.modules())
         self.lone_side = LONE_SIDE

@@ -37,6 +37,7 @@ from peer.core.global_test_memory import evaluation_records
 from peer.errors import DaemonDown, DataError, ModelError, PeerError
 from peer.records import folder_documents
 from peer.records.history import CommittedRound, History
+from peer.records.members import members_of
 
 if TYPE_CHECKING:
     from peer.inference.export.predictor import Predictor
@@ -156,7 +157,7 @@ class SiteHandle:
             ('europe', None, 'federation.toml has no global_test')
         """
         records = []
-        sites, global_test = self.federation.roster.names, self.federation.global_test
+        sites, global_test = members_of(self.folder, self.federation.roster.names), self.federation.global_test
         history = History(self.folder, rounds=True, kinds=("evaluated", "report", "lapsed")).read_all()
         for generation, rows in history.rows_of.items():
             plain_rows = ((row.kind, row.round, row.body) for row in rows)

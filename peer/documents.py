@@ -287,6 +287,7 @@ class SiteRestored(TypedDict):
     aside: Annotated[str | None, "where the replaced folder is now"]
     ledger_kept: Annotated[bool, "whether the newer ledger of the replaced folder was kept"]
     private_key: Annotated[bool, "whether the site has its keys"]
+    broken: Annotated[list[str], "files of the replaced folder's `membership` that cannot be read"]
 
 
 class Equivocation(TypedDict):

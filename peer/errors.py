@@ -131,6 +131,12 @@ class LedgerBroken(PeerError):  # noqa: N818 - the name is the fact
     usual_remedy = "leave the site's folder as it is, and tell its data protection officer"
 
 
+class MembershipError(PeerError):
+    exit_code = 19
+    meaning = "an amendment, a proposal or a notice was refused; nothing was changed"
+    usual_remedy = "see `mhfl-peer federation show --site SITE`"
+
+
 class Interrupted(PeerError):  # noqa: N818 - the name is the fact
     exit_code = 130
     meaning = "interrupted from the keyboard (128 + SIGINT)"

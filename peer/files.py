@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def artifact_path(folder: Path, sha256: str) -> Path:
 
 def write_file(path: Path, content: bytes, mode: int | None = None) -> None:
     """Write or replace a file in one step, durably; without a mode, the process's umask sets it."""
-    unfinished = path.with_name(f"{UNFINISHED}{os.getpid()}-{path.name}")
+    unfinished = path.with_name(f"{UNFINISHED}{os.getpid()}-{threading.get_ident()}-{path.name}")
     try:
         _write(unfinished, content, mode)
         unfinished.replace(path)

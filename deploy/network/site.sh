@@ -20,7 +20,13 @@ if [ ! -e "$folder/pki/cert.pem" ]; then
     await "$enrolment/$site.bundle"
     mhfl-peer site join "$enrolment/$site.bundle"
 fi
-cp "$(dirname "$0")/sites/$site.toml" "$folder/site.toml"
+drafts=$(dirname "$0")
+if [ -z "${2:-}" ]; then
+    cp "$drafts/sites/$site.toml" "$folder/site.toml"
+else
+    # The folder that is named has where the site listens, and its ways to the others.
+    { cat "$drafts/$2/$site.toml"; grep -v '^listen = ' "$drafts/sites/$site.toml"; } > "$folder/site.toml"
+fi
 
 await "/data/$site/set"
 

@@ -25,6 +25,7 @@ from typing import Annotated, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from peer.audit.evidence_files import trust
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder, make_private, must_be_new
 from peer.core import rows, site_memory
@@ -39,6 +40,7 @@ from peer.identity.certificates import (
     ROUND_KEY_FILE,
     Identity,
 )
+from peer.membership.folder import MembershipFolder
 from peer.records.history import open_journals
 from peer.records.journal import JOURNAL, Journal, storage
 from peer.records.ledger import Ledger
@@ -50,8 +52,10 @@ TRIES = 5
 """A running daemon may delete a file between the copy of its journal and the opening of the file."""
 PUBLIC = (CERTIFICATE_FILE, CA_FILE)
 SECRET = (KEY_FILE, PENDING_KEY_FILE, ROUND_KEY_FILE)
+ROUND_KEYS = "round_keys.json"
+"""The one file of the folder ``membership`` that holds secrets."""
 PLACE = re.compile(
-    r"site\.toml|federation\.toml|egress\.db|pki/(site\.key|site\.key\.new|cert\.pem|ca\.pem|round\.key)"
+    r"membership/(chain|forks|notices|approvals|accepted|joined|round_keys)\.json|site\.toml|federation\.toml|egress\.db|pki/(site\.key|site\.key\.new|cert\.pem|ca\.pem|round\.key)"
     r"|gen-[0-9]{4,}/(journal\.db|artifacts/[0-9a-f]{64}\.safetensors"
     r"|checkpoints/round-[0-9]{6,}/[a-z_-]+/[A-Za-z0-9_.-]+)"
 )
@@ -90,7 +94,8 @@ class Restored:
 
     ``lost`` are the first and the last committed round that the backup lacks and the replaced
     folder had. ``aside`` is where that folder is now. ``ledger_kept`` says that its ledger, which is
-    newer, was kept.
+    newer, was kept. ``broken`` are the files of that folder about amendments that cannot be read: the
+    backup's, which may lack an approval, are there instead.
     """
 
     folder: SiteFolder
@@ -100,6 +105,7 @@ class Restored:
     aside: Path | None
     ledger_kept: bool
     has_key: bool
+    broken: tuple[str, ...] = ()
 
 
 # --- backup -----------------------------------------------------------------------------------------------------------
@@ -216,6 +222,9 @@ def _places(
     for name in (*PUBLIC, *(SECRET if with_key else ())):
         if (folder.pki / name).exists():
             yield PurePosixPath("pki", name)
+    for path in sorted(folder.membership.glob("*.json")):
+        if with_key or path.name != ROUND_KEYS:
+            yield PurePosixPath("membership", path.name)
     home = PurePosixPath(folder.generation(generation).name)
     artifacts = folder.generation(generation) / "artifacts"
     for digest in sorted(memory.needed_digests()):
@@ -394,7 +403,9 @@ def _put_in_place(staged: SiteFolder, folder: SiteFolder, manifest: BackupManife
     """Begin a new generation, take over what is newer in a former folder, and swap the two."""
     exists = folder.path.exists()
     ledger_kept = exists and _keep_newer_ledger(folder, staged)
+    broken: tuple[str, ...] = ()
     if exists:
+        broken = _keep_membership(folder, staged)
         _keep_keys(folder, staged)
     newest, memory = _memory(staged)
     former_generation, former_round = _former(folder) if exists else (0, 0)
@@ -406,7 +417,8 @@ def _put_in_place(staged: SiteFolder, folder: SiteFolder, manifest: BackupManife
                 memory.committed, generation=generation, reported_by=folder.site, their_round=memory.committed
             )
             journal.write(row)
-    has_key = (staged.pki / KEY_FILE).exists() and (staged.pki / ROUND_KEY_FILE).exists()
+    newcomer = (staged.membership / "joined.json").exists()  # members give it the round keys of its epochs
+    has_key = (staged.pki / KEY_FILE).exists() and (newcomer or (staged.pki / ROUND_KEY_FILE).exists())
     make_private(folder.path.parent)
     aside = None
     if exists:
@@ -416,7 +428,7 @@ def _put_in_place(staged: SiteFolder, folder: SiteFolder, manifest: BackupManife
     staged.path.rename(folder.path)
     sync_folder(folder.path.parent)
     lost = (manifest.round + 1, former_round) if former_round > manifest.round else None
-    return Restored(folder, manifest, generation, lost, aside, ledger_kept, has_key)
+    return Restored(folder, manifest, generation, lost, aside, ledger_kept, has_key, broken)
 
 
 def _former(folder: SiteFolder) -> tuple[int, int]:
@@ -450,12 +462,28 @@ def _keep_newer_ledger(folder: SiteFolder, staged: SiteFolder) -> bool:
     return False
 
 
+def _keep_membership(folder: SiteFolder, staged: SiteFolder) -> tuple[str, ...]:
+    """Take over the chain and what the site approved, which only ever grow: it must not sign two of one number.
+
+    Returns the files of the former folder that are broken, for which the backup's count.
+    """
+    federation = FederationConfig.load(staged.federation_toml)
+    return MembershipFolder(staged.membership).take_over(MembershipFolder(folder.membership), federation)
+
+
 def _keep_keys(folder: SiteFolder, staged: SiteFolder) -> None:
     """Take over the keys of the former folder if they are usable: they may have been renewed."""
     try:
-        federation = FederationConfig.load(staged.federation_toml)
-        Identity.load(folder.pki, name=folder.site, ca_certificate=federation.ca_certificate, now=None)
-    except CertificateError:
+        federation, authorities = trust(staged.federation_toml)
+        Identity.load(
+            folder.pki,
+            name=folder.site,
+            ca_certificate=federation.ca_certificate,
+            now=None,
+            later=authorities[1:],
+            joined_later=folder.site not in federation.roster,
+        )
+    except (CertificateError, StateError):
         return
     shutil.rmtree(staged.pki)
     shutil.copytree(folder.pki, staged.pki)

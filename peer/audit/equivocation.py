@@ -1,6 +1,6 @@
 """Proofs of equivocation: two manifests of one site, validly signed, with two artifacts for one round.
 
-Anybody with the federation's CA certificate can verify such a proof. It shows that the site's key
+Anybody with the federation's CA certificates can verify such a proof. It shows that the site's key
 signed both, and not why: a backup that was restored while no peer could tell gives one as well.
 """
 
@@ -14,14 +14,13 @@ from typing import Literal, NamedTuple, Self
 
 from cryptography import x509
 
-from peer.audit.evidence_files import EvidenceDocument, read, read_manifest
-from peer.config.schema import FederationConfig
+from peer.audit.evidence_files import EvidenceDocument, read, read_manifest, trust
 from peer.config.site_folder import SiteFolder
 from peer.core.messages import Manifest, SignedManifest
 from peer.core.plan import Kind
 from peer.core.roster import Sha256, SiteName
 from peer.errors import FederationMismatch, PeerMisbehaved, StateError
-from peer.identity.certificates import UNREADABLE, pinned_authority
+from peer.identity.certificates import UNREADABLE
 from peer.records.history import open_journals
 from peer.records.journal import Journal
 from peer.transport.bounds import SHOWN_CHARACTERS
@@ -54,16 +53,18 @@ class EquivocationProof:
     sha256: tuple[Sha256, Sha256]
 
 
-def verify_any(signed: SignedManifest, *, federation: Sha256, ca: x509.Certificate) -> Manifest:
+def verify_any(signed: SignedManifest, *, federation: Sha256, authorities: Sequence[x509.Certificate]) -> Manifest:
     """The manifest of the site that its certificate names, whose dates do not matter; ``ValueError`` says why not."""
-    return read_manifest(signed, of=_name(signed.certificate_der), federation=federation, ca=ca)
+    return read_manifest(signed, of=_name(signed.certificate_der), federation=federation, authorities=authorities)
 
 
-def prove(signed: Sequence[SignedManifest], *, federation: Sha256, ca: x509.Certificate) -> EquivocationProof:
+def prove(
+    signed: Sequence[SignedManifest], *, federation: Sha256, authorities: Sequence[x509.Certificate]
+) -> EquivocationProof:
     """The proof that two signed manifests are; ``ValueError`` says why they are none."""
     if len(signed) != 2:
         raise ValueError(f"a proof has two manifests, not {len(signed)}")
-    one, other = (verify_any(each, federation=federation, ca=ca) for each in signed)
+    one, other = (verify_any(each, federation=federation, authorities=authorities) for each in signed)
     if ManifestSubject.of(one) != ManifestSubject.of(other):
         raise ValueError("the manifests are not about the same round, kind and owner")
     if one.artifact.sha256 == other.artifact.sha256:
@@ -93,32 +94,37 @@ class EvidenceFile(EvidenceDocument):
         pairs = [[ManifestParts(**to_base64(signed)) for signed in proof.signed] for proof in proofs]
         return cls(mhfl_equivocation=1, federation_digest=federation, proofs=pairs)
 
-    def verify(self, *, federation: Sha256, ca: x509.Certificate) -> list[EquivocationProof]:
+    def verify(self, *, federation: Sha256, authorities: Sequence[x509.Certificate]) -> list[EquivocationProof]:
         """The proofs; ``ValueError`` at the first that does not hold."""
         pairs = ([from_base64(parts.model_dump()) for parts in pair] for pair in self.proofs)
-        return [prove(pair, federation=federation, ca=ca) for pair in pairs]
+        return [prove(pair, federation=federation, authorities=authorities) for pair in pairs]
 
 
-def stored_proofs(journal: Journal, *, federation: Sha256, ca: x509.Certificate) -> list[EquivocationProof]:
+def stored_proofs(
+    journal: Journal, *, federation: Sha256, authorities: Sequence[x509.Certificate]
+) -> list[EquivocationProof]:
     """The proofs in a journal, each verified again; ``StateError`` where one does not hold any more."""
     pairs = ([from_base64(parts) for parts in body["manifests"]] for _, _, body in journal.rows(("equivocated",)))
     try:
-        return [prove(pair, federation=federation, ca=ca) for pair in pairs]
+        return [prove(pair, federation=federation, authorities=authorities) for pair in pairs]
     except ValueError as error:
         raise StateError(f"{journal.path} is damaged: a row equivocated: {error}") from error
 
 
 def proofs_of(folder: SiteFolder) -> list[EquivocationProof]:
     """The proofs that a site holds, of all its generations."""
-    federation, ca = trust(folder.federation_toml)
+    config, authorities = trust(folder.federation_toml)
+    federation = config.digest
     proofs: dict[ManifestSubject, EquivocationProof] = {}
     with contextlib.ExitStack() as stack:
         for journal in [stack.enter_context(contextlib.closing(each)) for each in open_journals(folder)]:
-            proofs |= {proof.subject: proof for proof in stored_proofs(journal, federation=federation, ca=ca)}
+            proofs |= {
+                proof.subject: proof for proof in stored_proofs(journal, federation=federation, authorities=authorities)
+            }
     return list(proofs.values())
 
 
-def read_proofs(path: Path, *, federation: Sha256, ca: x509.Certificate) -> list[EquivocationProof]:
+def read_proofs(path: Path, *, federation: Sha256, authorities: Sequence[x509.Certificate]) -> list[EquivocationProof]:
     """The proofs in a file that another site wrote.
 
     Raises:
@@ -129,15 +135,9 @@ def read_proofs(path: Path, *, federation: Sha256, ca: x509.Certificate) -> list
     if file.federation_digest != federation:
         raise FederationMismatch(f"{path} is about federation {file.federation_digest[:12]}, not {federation[:12]}")
     try:
-        return file.verify(federation=federation, ca=ca)
+        return file.verify(federation=federation, authorities=authorities)
     except ValueError as error:
         raise PeerMisbehaved(f"{path} proves nothing: {error}", "tell the site that wrote it") from error
-
-
-def trust(federation_toml: Path) -> tuple[Sha256, x509.Certificate]:
-    """The federation's digest and CA certificate, which every proof is verified with."""
-    federation = FederationConfig.load(federation_toml)
-    return federation.digest, pinned_authority(federation.ca_certificate)
 
 
 def _name(der: bytes) -> str:

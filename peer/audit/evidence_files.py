@@ -19,10 +19,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from cryptography import x509
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from peer.config.schema import FederationConfig
 from peer.core.messages import Manifest, SignedManifest
 from peer.core.roster import Sha256
 from peer.errors import DiskError, FederationMismatch, PeerMisbehaved, UsageError
 from peer.identity import certificates
+from peer.membership.folder import MembershipFolder
 from peer.records.journal import GENESIS
 from peer.records.ledger import ChainVerifier, Head
 from peer.transport.manifest import from_base64, verify_manifest
@@ -153,7 +155,9 @@ class WitnessEvidence:
         return max(self.signed_heads, key=lambda signed: signed.head.count)
 
 
-def read_manifest(signed: SignedManifest, *, of: str, federation: Sha256, ca: x509.Certificate) -> Manifest:
+def read_manifest(
+    signed: SignedManifest, *, of: str, federation: Sha256, authorities: Sequence[x509.Certificate]
+) -> Manifest:
     """The manifest, after every check but that of dates: a signature stays valid evidence when its
     certificate expires.
 
@@ -161,12 +165,12 @@ def read_manifest(signed: SignedManifest, *, of: str, federation: Sha256, ca: x5
         signed: the manifest as the site received it.
         of: the site that must have signed it.
         federation: the federation's digest, which it must name.
-        ca: the federation's CA certificate.
+        authorities: the federation's CAs. Any key of the site counts, also one that was replaced.
 
     Raises:
         ValueError: the reason why the manifest proves nothing about that site's ledger.
     """
-    certificate = certificates.verify_certificate(signed.certificate_der, ca, of, None)
+    certificate = certificates.verify_any_certificate(signed.certificate_der, authorities, of, None, pinned=None)
     manifest = verify_manifest(signed, certificate)
     for name, actual, expected in (("federation", manifest.federation, federation), ("origin", manifest.origin, of)):
         if actual != expected:
@@ -241,7 +245,7 @@ def _select(rows: Sequence[tuple[int, str, str]], selects: IntentFilter) -> list
     return shown
 
 
-def verify_export(document: Export, where: str, *, ca: x509.Certificate | None) -> x509.Certificate:
+def verify_export(document: Export, where: str, *, authorities: Sequence[x509.Certificate]) -> x509.Certificate:
     """The certificate whose key signed the file.
 
     ``PeerMisbehaved`` when the signature or the certificate is wrong.
@@ -249,12 +253,13 @@ def verify_export(document: Export, where: str, *, ca: x509.Certificate | None) 
     Args:
         document: the file's content.
         where: the file's name, for errors.
-        ca: the federation's CA certificate; without it, nobody vouches for the owner of the key.
+        authorities: the federation's CAs; without one, nobody vouches for the owner of the key.
     """
     try:
         certificate = x509.load_pem_x509_certificate(document.certificate.encode("ascii"))
-        if ca is not None:
-            certificates.verify_certificate(certificates.certificate_der(certificate), ca, document.site, None)
+        if authorities:
+            der = certificates.certificate_der(certificate)
+            certificates.verify_any_certificate(der, authorities, document.site, None, pinned=None)
         signature = base64.b64decode(document.signature, validate=True)
         certificates.verify_signature(certificates.certificate_key(certificate), signature, document.signed_bytes())
     except certificates.UNREADABLE as error:
@@ -263,7 +268,9 @@ def verify_export(document: Export, where: str, *, ca: x509.Certificate | None) 
     return certificate
 
 
-def read_witness(path: Path, *, of: str, federation: Sha256, ca: x509.Certificate) -> WitnessEvidence:
+def read_witness(
+    path: Path, *, of: str, federation: Sha256, authorities: Sequence[x509.Certificate]
+) -> WitnessEvidence:
     """The evidence in a witness file about the ledger of the site ``of``.
 
     Raises:
@@ -286,7 +293,8 @@ def read_witness(path: Path, *, of: str, federation: Sha256, ca: x509.Certificat
     signed_heads = []
     for number, received_manifest in enumerate(witness.manifests, start=1):
         try:
-            manifest = read_manifest(from_base64(received_manifest.model_dump()), of=of, federation=federation, ca=ca)
+            signed = from_base64(received_manifest.model_dump())
+            manifest = read_manifest(signed, of=of, federation=federation, authorities=authorities)
         except ValueError as error:
             remedy = f"ask {witness.by} to write it again; that is no proof against {of}"
             raise PeerMisbehaved(f"{path}: manifest {number} is refused: {error}", remedy) from error
@@ -296,6 +304,19 @@ def read_witness(path: Path, *, of: str, federation: Sha256, ca: x509.Certificat
     if not signed_heads:
         raise PeerMisbehaved(f"{path} holds no manifest", f"ask {witness.by} to write it again")
     return WitnessEvidence(witness.by, tuple(signed_heads))
+
+
+def trust(federation_toml: Path) -> tuple[FederationConfig, tuple[x509.Certificate, ...]]:
+    """The federation, and the CAs that evidence is verified with.
+
+    They are that of federation.toml, and those that amendments have added, where the file lies in a
+    site's folder with its chain. ``StateError`` where that chain is not valid.
+    """
+    federation = FederationConfig.load(federation_toml)
+    genesis = certificates.pinned_authority(federation.ca_certificate)
+    chain = MembershipFolder(federation_toml.with_name("membership")).chain(federation)
+    later = (certificates.read_authority(pem.encode()) for pem in chain.head.authorities[1:])
+    return federation, (genesis, *later)
 
 
 def read(path: Path, kind: type[AnyDocument]) -> AnyDocument:

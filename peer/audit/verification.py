@@ -18,13 +18,13 @@ from cryptography import x509
 
 from peer.audit import evidence_files
 from peer.audit.evidence_files import Export, ReceivedManifest, Restoration, SignedHead, Witness, WitnessEvidence
-from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder
 from peer.config.toml import suggestion
 from peer.core.roster import Sha256
 from peer.documents import LedgerExtent, LedgerFindings, LedgerVerified
 from peer.errors import FederationMismatch, StateError, UsageError
 from peer.identity import certificates
+from peer.membership.folder import MembershipFolder
 from peer.records import history
 from peer.records.journal import Journal
 from peer.records.ledger import ChainVerifier, Ledger
@@ -40,14 +40,13 @@ def verify(folder: SiteFolder, witnesses: Sequence[Path] = ()) -> LedgerVerified
     Raises:
         PeerError: a witness file cannot be used. Faults of the ledger are in the document instead.
     """
-    federation = FederationConfig.load(folder.federation_toml)
-    ca = certificates.pinned_authority(federation.ca_certificate)
+    federation, authorities = evidence_files.trust(folder.federation_toml)
     evidence = [
-        (path, evidence_files.read_witness(path, of=folder.site, federation=federation.digest, ca=ca))
+        (path, evidence_files.read_witness(path, of=folder.site, federation=federation.digest, authorities=authorities))
         for path in witnesses
     ]
     # The journal before the ledger, to which the daemon may be appending.
-    signed_heads, problems, restored = _read_own_heads(folder, federation.digest, ca)
+    signed_heads, problems, restored = _read_own_heads(folder, federation.digest, authorities)
     chain = _verify_chain(folder.egress_db)
     problems = [*chain.problems, *problems, *_compare(chain, signed_heads, "the site's own journal")]
     return {
@@ -63,7 +62,7 @@ def verify(folder: SiteFolder, witnesses: Sequence[Path] = ()) -> LedgerVerified
 
 
 def _read_own_heads(
-    folder: SiteFolder, digest: Sha256, ca: x509.Certificate
+    folder: SiteFolder, digest: Sha256, authorities: Sequence[x509.Certificate]
 ) -> tuple[list[SignedHead], list[str], list[Restoration]]:
     """The heads in the site's own manifests, the faults of those manifests, and restorations of
     backups.
@@ -77,7 +76,7 @@ def _read_own_heads(
                     signed = from_base64(body)
                     manifest = decode_manifest(signed.body)
                     if manifest.federation == digest:  # a manifest of a former federation.toml is not verified
-                        evidence_files.read_manifest(signed, of=folder.site, federation=digest, ca=ca)
+                        evidence_files.read_manifest(signed, of=folder.site, federation=digest, authorities=authorities)
                     signed_heads.append(SignedHead.of(manifest))
                 except ValueError as error:
                     problems.append(f"{journal.path}: the manifest of round {round} is not this site's: {error}")
@@ -117,25 +116,30 @@ def verify_export(path: Path, federation_toml: Path | None, witnesses: Sequence[
     if witnesses and federation_toml is None:
         raise UsageError("--witness needs --federation", "name the federation.toml that all sites hold")
     document = evidence_files.read(path, Export)
-    ca, unproven = None, []
+    authorities: tuple[x509.Certificate, ...] = ()
+    unproven = []
     evidence: list[tuple[Path, WitnessEvidence]] = []
     if federation_toml is None:
         unproven.append(
             f"that {document.site} signed it: without --federation nobody vouches for the certificate in it"
         )
     else:
-        federation = FederationConfig.load(federation_toml)
-        ca = certificates.pinned_authority(federation.ca_certificate)
+        federation, authorities = evidence_files.trust(federation_toml)
         if federation.digest != document.federation_digest:
             raise FederationMismatch(
                 f"{path} is of federation {document.federation_digest[:12]}, "
                 f"{federation_toml} is {federation.digest[:12]}"
             )
         evidence = [
-            (witness, evidence_files.read_witness(witness, of=document.site, federation=federation.digest, ca=ca))
+            (
+                witness,
+                evidence_files.read_witness(
+                    witness, of=document.site, federation=federation.digest, authorities=authorities
+                ),
+            )
             for witness in witnesses
         ]
-    certificate = evidence_files.verify_export(document, str(path), ca=ca)
+    certificate = evidence_files.verify_export(document, str(path), authorities=authorities)
     chain = document.verify_chain()
     if chain.before.count:
         unproven.append(f"rows 1 to {chain.before.count}, which are not in this file")
@@ -232,9 +236,9 @@ def make_witness(folder: SiteFolder, of: str, *, everything: bool = False) -> Wi
         UsageError: there is no such other site.
         StateError: this site has received no manifest of it.
     """
-    federation = FederationConfig.load(folder.federation_toml)
-    ca = certificates.pinned_authority(federation.ca_certificate)
-    others = federation.roster.others(folder.site)
+    federation, authorities = evidence_files.trust(folder.federation_toml)
+    newcomers = MembershipFolder(folder.membership).newcomers(federation, folder.site)
+    others = sorted({*federation.roster, *newcomers} - {folder.site})
     if of not in others:
         raise UsageError(f"--of {of}: not another site of this federation{suggestion(of, others)}", "name another site")
     received_manifests: list[tuple[SignedHead, ReceivedManifest]] = []
@@ -242,7 +246,7 @@ def make_witness(folder: SiteFolder, of: str, *, everything: bool = False) -> Wi
         with contextlib.closing(journal):
             for row in journal.records(("received",)):
                 if row["body"]["peer"] == of:
-                    received_manifests += _read_received(row, of, federation.digest, ca)
+                    received_manifests += _read_received(row, of, federation.digest, authorities)
     if not received_manifests:
         raise StateError(f"{folder.site} has received no manifest of {of} yet", "try again after the next round")
     if not everything:
@@ -261,14 +265,16 @@ def make_witness(folder: SiteFolder, of: str, *, everything: bool = False) -> Wi
 
 
 def _read_received(
-    row: Mapping[str, Any], of: str, digest: Sha256, ca: x509.Certificate
+    row: Mapping[str, Any], of: str, digest: Sha256, authorities: Sequence[x509.Certificate]
 ) -> list[tuple[SignedHead, ReceivedManifest]]:
     """The manifest in a row, with the head of the ledger in it.
 
     Empty unless it can be verified.
     """
     try:
-        manifest = evidence_files.read_manifest(from_base64(row["body"]), of=of, federation=digest, ca=ca)
+        manifest = evidence_files.read_manifest(
+            from_base64(row["body"]), of=of, federation=digest, authorities=authorities
+        )
     except ValueError:
         return []
     parts = {name: row["body"][name] for name in ("body", "signature", "certificate_der")}
@@ -282,8 +288,15 @@ def export(folder: SiteFolder, *, since_s: float = 0.0, rounds: tuple[int, int] 
         since_s: show the transfers since this Unix time.
         rounds: show the transfers of the rounds from the first to the second number.
     """
-    federation = FederationConfig.load(folder.federation_toml)
-    own = certificates.Identity.load(folder.pki, name=folder.site, ca_certificate=federation.ca_certificate, now=None)
+    federation, authorities = evidence_files.trust(folder.federation_toml)
+    own = certificates.Identity.load(
+        folder.pki,
+        name=folder.site,
+        ca_certificate=federation.ca_certificate,
+        now=None,
+        later=authorities[1:],
+        joined_later=folder.site not in federation.roster,
+    )
     restored = []
     for journal in history.open_journals(folder):
         with contextlib.closing(journal):

@@ -31,11 +31,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "federation": ("peer.cli.federation:federation", "Found a federation, show it, admit sites."),
     "site": ("peer.cli.site:site", "Enrol this site and configure it: key, bundle, site.toml."),
     "check": ("peer.cli.check:check", "Preflight: say whether this site would run, and if not, why."),
+    "list": (
+        "peer.cli.all_sites:list_sites",
+        "List every site of this machine: phase, round, since when, address.",
+    ),
     "start": ("peer.cli.lifecycle:start", "Run this site's daemon in the foreground."),
     "health": ("peer.cli.lifecycle:health", "Say whether the daemon serves its peers, for scripts and containers."),
     "pause": ("peer.cli.lifecycle:pause", "Stop training, but keep serving the peers."),
     "resume": ("peer.cli.lifecycle:resume", "Continue after a pause or a failure."),
     "stop": ("peer.cli.lifecycle:stop", "Write a checkpoint and end the daemon."),
+    "leave": ("peer.cli.members:leave", "Leave the federation for good."),
     "backup": ("peer.cli.backup:backup", "Write this site to one file, also while its daemon runs."),
     "restore": ("peer.cli.backup:restore", "Make a site's folder from a backup."),
     "overview": (

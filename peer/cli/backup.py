@@ -85,6 +85,7 @@ def restore(settings: Settings, file: Path, site_name: str | None, force: bool, 
         "aside": str(restored.aside) if restored.aside is not None else None,
         "ledger_kept": restored.ledger_kept,
         "private_key": restored.has_key,
+        "broken": list(restored.broken),
     }
     output.emit(document, as_json=as_json, render=_render_restoration)
 
@@ -108,6 +109,10 @@ def _render_restoration(document: Mapping[str, Any]) -> RenderableType:
     enrol = "put site.key and round.key into its pki folder with mode 0600, or enrol the site again with --renew"
     lost = document["lost_rounds"]
     unknown = f"those after round {document['round']}, if there were any"
+    notes = [
+        f"{name} of the former folder cannot be read: the backup's, which may be older, is used"
+        for name in document["broken"]
+    ]
     kept = "the newer one of the former folder" if document["ledger_kept"] else "that of the backup"
     return output.fields(
         (
@@ -116,6 +121,7 @@ def _render_restoration(document: Mapping[str, Any]) -> RenderableType:
             ("lost rounds", f"{lost[0]} to {lost[1]}" if lost is not None else unknown),
             ("ledger", kept),
             *([("moved aside", document["aside"])] if document["aside"] is not None else []),
+            *(("note", note) for note in notes),
             ("next", start if document["private_key"] else f"{enrol}; {start}"),
         )
     )

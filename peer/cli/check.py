@@ -12,7 +12,6 @@ from peer.config import site_folder
 from peer.documents import CheckFinding, CheckResult
 from peer.errors import CheckFailed
 
-SLOW_STEP = "trying a step of each stage and calling the peers, about a minute"
 STYLE = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
@@ -29,7 +28,8 @@ def check(settings: Settings, site_name: str | None, fast: bool, as_json: bool) 
     worker, policy, disk and the peers. While no daemon runs, this command listens in its place for
     a few seconds, and names the peers that answer but cannot reach this site. Every line is ok, a
     warning or a failure, and says what to do. Nothing is changed. --json prints site, would_run,
-    and findings: a list of subject, verdict, message, remedy.
+    and findings: a list of subject, verdict, message, remedy. Without --json, standard error says
+    what is being checked.
 
     \b
     mhfl-peer check --site europe
@@ -38,15 +38,12 @@ def check(settings: Settings, site_name: str | None, fast: bool, as_json: bool) 
     from peer.preflight.local import check_packages
 
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
-    with output.working("checking the installed packages") as show:
+    with output.stages("checking the installed packages", quiet=as_json) as begin:
         findings = list(check_packages())
         if not findings:  # with a wrong package, the other checks cannot be imported or trusted
             from peer.preflight.check import check as run_checks
 
-            for finding in run_checks(folder, train=not fast):
-                findings.append(finding)
-                step = SLOW_STEP if finding.subject == "data" else "checking"
-                show(f"{step}; so far {len(findings)} findings, the last one: {finding.subject} {finding.verdict}")
+            findings += run_checks(folder, train=not fast, begin=begin)
     failures = [finding for finding in findings if finding.verdict == "failure"]
     document: CheckResult = {
         "site": folder.site,

@@ -31,6 +31,7 @@ from peer.core.tasks import ROWS_COLUMNS
 from peer.data.datalist import inspect_datalist
 from peer.documents import CheckFinding, ConfigurationChange, SiteConfigured
 from peer.errors import CheckFailed, ConfigError, ModelError, StateError, UsageError
+from peer.membership.folder import MembershipFolder
 from peer.preflight.proposals import neighbours_ports, propose_address, propose_input_size, propose_scale
 
 LAYERS = (sys.executable, "-P", "-m", "peer.cli", "models", "--json", "--layers")
@@ -155,7 +156,8 @@ def configure(
         _ask_all(interview, folder, federation)
         new = toml_edit.edit(text, interview.answers)
         site = SiteConfig.parse(new, path)
-        check_site(federation, site, folder.site)
+        newcomers = MembershipFolder(folder.membership).newcomers(federation, folder.site)
+        check_site(federation, site, folder.site, newcomers=newcomers)
         result = _write(interview, folder, federation, site, text, new, tries=tries)
     except click.Abort:
         if sys.stdin.isatty():
@@ -354,6 +356,7 @@ def _read_layers(
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         reason = reason.removeprefix("mhfl-peer: ").removesuffix(f"; {UsageError.usual_remedy}")
+        reason = reason.replace("--set ", "--set model.parameters.")  # the options of this command
         raise ModelError(f"model.name = {name}: {reason}", "take another network, or give --set model.parameters.KEY")
     return cast(Mapping[str, Any], json.loads(done.stdout))
 

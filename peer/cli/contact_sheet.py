@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from peer.core.tasks import CLASSIFYING, ROWS_COLUMNS
+import numpy as np
+
+from peer.config import toml
+from peer.config.schema import FederationConfig, SiteConfig, TaskConfig, geometry_problems
+from peer.config.site_tables import DataConfig
+from peer.core.tasks import ROWS_COLUMNS
 from peer.core.worker_protocol import WorkerSetting, to_json
+from peer.data.datalist import inspect_datalist, named
 from peer.data.documents import ContactSheet, DatalistInspected
-from peer.errors import UsageError
+from peer.data.image_files import Shape, StoredImage, open_image, turn_to
+from peer.documents import DatalistSurvey
+from peer.errors import ConfigError, DataError, UsageError
 
 if TYPE_CHECKING:
     from peer.config.site_folder import SiteFolder
 
+REMEDY = "or give --site NAME for a site's own settings"
+
 
 def setting_of_site(folder: SiteFolder, datalist: Path | None, root: Path | None) -> WorkerSetting:
     """What the site's worker gets, with another datalist where one is named."""
-    from peer.config.schema import FederationConfig, SiteConfig
-
     federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
     document = site.model_dump(mode="json")
     if datalist is not None:
@@ -36,31 +47,43 @@ def setting_of_site(folder: SiteFolder, datalist: Path | None, root: Path | None
 
 
 def setting_of_options(
+    survey: DatalistSurvey,
     datalist: Path,
     root: Path | None,
     task: str,
     classes: int | None,
     *,
     input_size: str | None,
-    in_channels: int,
-    normalise: str,
-    samples: int,
+    in_channels: int | None,
+    **keys: Any,
 ) -> WorkerSetting:
-    """A setting for a datalist of no site; ``UsageError`` where the size is missing or wrong."""
-    try:
-        size = [int(side) for side in (input_size or "").lower().split("x")]
-    except ValueError:
-        size = []
-    if not 1 <= len(size) <= 3 or min(size) < 1:
-        given = "is missing" if input_size is None else f"{input_size}: write sizes such as 64x64"
-        raise UsageError(f"--input-size {given}", "give it, or --site NAME for a site's own settings")
-    if classes is None and task != "super_resolution":
-        classes = _count_classes(datalist, root, task)
-    data: dict[str, Any] = {"datalist": str(datalist.absolute()), "input_size": size, "normalise": normalise}
+    """A setting for a datalist of no site; ``UsageError`` where a value is wrong, or no file says it.
+
+    Args:
+        survey: of the datalist; it has the shapes and the classes that occur.
+        keys: of ``[data]``, each as the command line has it, or none.
+    """
+    given = {key: value for key, value in keys.items() if value is not None}
+    if "spacing" in given:
+        given["spacing"] = _numbers(given["spacing"], float, "--spacing", "1x1x2")
+    if "intensity" in given:
+        kind, *bounds = given["intensity"]
+        given["intensity"] = [kind, *_numbers(",".join(bounds), float, "--intensity", "window 40 400")]
+    size = None if input_size is None else _numbers(input_size, int, "--input-size", "64x64")
+    _check_keys(task, {"input_size": size or [1, 1, 1], **given}, sized=size is not None)
+    if size is None or in_channels is None:
+        dims = 1 if task == "time_series" else len(size) if size is not None else None
+        images = _first_images(datalist, root, task)
+        own_size, channels = _image_size(survey, images[0], given, dims=dims, in_channels=in_channels)
+        size, in_channels = size or list(own_size), in_channels or channels * len(images)
+        _check_keys(task, {"input_size": size, **given}, sized=True)
+    data: dict[str, Any] = {"datalist": str(datalist.absolute()), "input_size": size, **given}
     if root is not None:
         data["root"] = str(root.absolute())
     if task == "super_resolution":
         data["scale"] = 2
+    elif classes is None:
+        classes = max((int(label) for split in survey["splits"].values() for label in split["classes"]), default=1) + 1
     kind = {"kind": task, "spatial_dims": len(size), "in_channels": in_channels, "classes": classes or in_channels}
     federation = {"name": "", "image_axes": ROWS_COLUMNS, "task": kind, "method": {"name": "local"}}
     site = {"data": data, "model": {"name": "resnet10"}}
@@ -68,18 +91,70 @@ def setting_of_options(
     return WorkerSetting("", "", federation, site, here, here)
 
 
-def _count_classes(datalist: Path, root: Path | None, task: str) -> int:
-    """The classes that occur: in the lists, or in the label maps."""
-    from peer.data.datalist import inspect_datalist
-    from peer.data.survey import survey
+def _numbers(text: str, kind: type[int] | type[float], option: str, example: str) -> list[Any]:
+    try:
+        return [kind(number) for number in re.split("[x,]", text.lower())]
+    except ValueError:
+        raise UsageError(f"{option} {text}: write it as {example}", REMEDY) from None
 
-    if task in CLASSIFYING:
-        listed = inspect_datalist(datalist, root=root, task=task)
-        labels = {*listed.counts("training"), *listed.counts("test")}
-    else:
-        splits = survey(datalist, root=root, task=task)["splits"]
-        labels = {int(label) for split in splits.values() for label in split["classes"]}
-    return max(labels, default=1) + 1
+
+def _check_keys(task: str, keys: Mapping[str, Any], *, sized: bool) -> None:
+    """``UsageError`` where site.toml could not have these keys.
+
+    Args:
+        sized: the size is known, which the others must fit.
+    """
+    try:
+        data = toml.validate(DataConfig, keys, "the options")
+    except ConfigError as error:
+        key, _, reason = error.message.removeprefix("the options: ").partition(":")
+        raise UsageError(f"--{key.replace('_', '-')}:{reason}", f"write it as [data] has it; {REMEDY}") from error
+    kind = TaskConfig.model_construct(kind=task, spatial_dims=len(data.input_size))
+    for problem in geometry_problems(kind, data) if sized else ():
+        raise UsageError(problem.replace("data.", "--", 1))
+
+
+def _first_images(datalist: Path, root: Path | None, task: str) -> list[StoredImage]:
+    """The images of the first sample that can be read."""
+    listed = inspect_datalist(datalist, root=root, task=task)
+    for sample in (*listed.training, *listed.test):
+        with contextlib.suppress(ValueError):
+            return [open_image(path) for path in sample.images]
+    raise DataError(f"{datalist}: no image can be read", "`data inspect` without --html says why")
+
+
+def _image_size(
+    survey: DatalistSurvey,
+    image: StoredImage,
+    keys: Mapping[str, Any],
+    *,
+    dims: int | None,
+    in_channels: int | None,
+) -> tuple[Shape, int]:
+    """The sides and channels of an image as these keys have it.
+
+    ``UsageError`` where the datalist's images differ, or an array's axes may be one or the other.
+    """
+    shapes = sorted({shape for split in survey["splits"].values() for shape in split["shapes"]})
+    if dims is None and len(shapes) > 1:
+        problem = f"the images have {len(shapes)} shapes: {named(shapes)}"
+        raise UsageError(f"--input-size is missing, and {problem}", f"give it, {REMEDY}")
+    space, channels, lengths = image.space, image.channels, image.spacing
+    if channels is None:  # an array, whose first axis may be its channels
+        if dims is None and in_channels is None and len(space) == 3:
+            problem = f"an array of {shapes[0]} may be a volume or have channels"
+            raise UsageError(f"--input-size is missing, and {problem}", f"give it, {REMEDY}")
+        has_channels = len(space) > (dims or 3) or (in_channels or 1) > 1
+        space, channels = (space[1:], space[0]) if has_channels else (space, 1)
+    if keys.get("orientation", "stored") != "stored" and len(space) == 3 and image.affine is not None:
+        order = np.argsort(turn_to(image.affine, keys["orientation"])[:, 0])
+        space = tuple(space[axis] for axis in order)
+        lengths = tuple(lengths[axis] for axis in order) if lengths is not None else None
+    wanted = keys.get("spacing", ())
+    if lengths is not None and len(wanted) == len(lengths):
+        sides = zip(space, lengths, wanted, strict=True)
+        space = tuple(max(1, round(side * own / target)) for side, own, target in sides)
+    return space, channels
 
 
 def survey_arguments(setting: WorkerSetting) -> tuple[Path, Path | None, str, int]:

@@ -15,7 +15,7 @@ from peer.cli.data_import import import_command
 from peer.config import site_folder
 from peer.core.tasks import CLASSIFYING
 from peer.data.adapters import PUBLISHED, dataset_module, installed_datasets
-from peer.errors import DataError
+from peer.errors import DataError, UsageError
 from peer.extras import missing_package
 
 PATH = click.Path(path_type=Path)
@@ -59,9 +59,17 @@ data.add_command(import_command)
 @site_option
 @click.option("--html", "page", metavar="FILE", type=PATH, help="Write a page of samples as the network sees them.")
 @click.option("--samples", default=3, show_default=True, type=click.IntRange(1, 20), help="Of each split and class.")
-@click.option("--input-size", metavar="NxN", help="Without a site: the network's size ([data] input_size).")
-@click.option("--in-channels", default=1, show_default=True, type=click.IntRange(min=1), help="Without a site.")
-@click.option("--normalise", type=click.Choice(("none", "zscore", "unit")), default="none", help="Without a site.")
+@click.option("--input-size", metavar="NxN", help="Without a site: as [data] input_size  [default: the images' own].")
+@click.option("--in-channels", type=click.IntRange(min=1), help="Without a site  [default: the images' own].")
+@click.option("--orientation", metavar="RAS", help="Without a site: as [data] orientation.")
+@click.option("--spacing", metavar="MMxMM", help="Without a site: as [data] spacing, such as 1x1x2.")
+@click.option(
+    "--intensity",
+    nargs=3,
+    metavar="KIND NUMBER NUMBER",
+    help="Without a site: as [data] intensity, such as window 40 400.",
+)
+@click.option("--normalise", type=click.Choice(("none", "zscore", "unit")), help="Without a site: as [data] normalise.")
 @output.json_option
 @shared_options
 @pass_settings
@@ -83,27 +91,32 @@ def inspect(
     --html also writes one page with some samples of each split and class: read, prepared and
     augmented by the trainer, with labels, orientation, histograms and gaps. The page shows
     patients' images and stays in the hospital. With --site, the site's own settings and datalist
-    count; without one, --input-size is needed.
+    count; without one, the options.
 
     \b
     mhfl-peer data inspect datalist.json
     mhfl-peer data inspect labels.json --task segmentation --json
     mhfl-peer data inspect --site europe --html sheet.html
-    mhfl-peer data inspect datalist.json --input-size 64x64 --in-channels 3 --html sheet.html
+    mhfl-peer data inspect datalist.json --html sheet.html
+    mhfl-peer data inspect ct.json --orientation RAS --spacing 1x1x2 --intensity window 40 400 --html sheet.html
     """
     from peer.cli import contact_sheet
     from peer.data.survey import survey
 
+    samples = options.pop("samples")
     document: Any
-    if site_name is None and datalist is not None:
-        setting = contact_sheet.setting_of_options(datalist, root, task, classes, **options) if page else None
-    else:
+    setting = None
+    if site_name is not None or datalist is None:
+        for name in (name for name, value in options.items() if value is not None):
+            raise UsageError(f"--{name.replace('_', '-')} and --site", "leave it out: the site's own settings count")
         folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
         setting = contact_sheet.setting_of_site(folder, datalist, root)
         datalist, root, task, classes = contact_sheet.survey_arguments(setting)
     document = survey(datalist, root=root, task=task, classes=classes)
-    if page is not None and setting is not None:
-        document["sheet"] = contact_sheet.write(page, setting, document, samples=options["samples"])
+    if page is not None:
+        if setting is None:
+            setting = contact_sheet.setting_of_options(document, datalist, root, task, classes, **options)
+        document["sheet"] = contact_sheet.write(page, setting, document, samples=samples)
     output.emit(document, as_json=as_json, render=_render_survey)
     if page is not None:
         click.echo(f"{page} shows patients' images: it stays in the hospital.", err=True)

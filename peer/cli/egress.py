@@ -101,12 +101,16 @@ def egress(
 
 
 def _check_peers(settings: Settings, site_name: str | None, peers: tuple[str, ...]) -> None:
-    """Refuse a name outside the roster: an empty list would say that nothing was sent to it."""
+    """Refuse a name that no site has or had: an empty list would say that nothing was sent to it."""
+    from peer.config.schema import FederationConfig
     from peer.config.toml import suggestion
+    from peer.membership.folder import MembershipFolder
     from peer.records import folder_documents
 
     if peers:
-        sites = folder_documents.sites(site_folder.find_site(site_folder.home_folder(settings.home), site_name))
+        folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+        federation, membership = FederationConfig.load(folder.federation_toml), MembershipFolder(folder.membership)
+        sites = sorted({*folder_documents.sites(folder), *membership.newcomers(federation, folder.site)})
         for peer in peers:
             if peer not in sites:
                 raise UsageError(f"--peer {peer}: not a site of this federation{suggestion(peer, sites)}")

@@ -47,21 +47,21 @@ def evidence(
     mhfl-peer evidence --verify proofs.json --federation federation.toml
     """
     from peer.audit import evidence_files
-    from peer.audit.equivocation import EvidenceFile, proofs_of, read_proofs, trust
+    from peer.audit.equivocation import EvidenceFile, proofs_of, read_proofs
 
     if federation is not None and file is None:
         raise UsageError("--federation goes with --verify", "leave it out: the site's folder holds its own")
     if federation is None:
         folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
         federation, source = folder.federation_toml, str(folder.path)
-    digest, ca = trust(federation)
+    config, authorities = evidence_files.trust(federation)
     if file is not None:
-        proofs, source = read_proofs(file, federation=digest, ca=ca), str(file)
+        proofs, source = read_proofs(file, federation=config.digest, authorities=authorities), str(file)
     else:
         proofs = proofs_of(folder)
     if out is not None:
         must_be_new(out)
-        write_atomically(out, evidence_files.encode(EvidenceFile.of(digest, proofs)), 0o644)
+        write_atomically(out, evidence_files.encode(EvidenceFile.of(config.digest, proofs)), 0o644)
     document: EvidenceShown = {
         "source": source,
         "proofs": [

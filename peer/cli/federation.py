@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -10,16 +11,22 @@ from typing import Any
 
 import click
 
-from peer.cli import output, shared_options
-from peer.config import toml
+from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli.amendments import amend, hold, resume
+from peer.cli.members import accept, choose
+from peer.cli.proposals import approve, enact, propose
+from peer.config import site_folder, toml
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import must_be_new, write_atomically
+from peer.core.messages import ChainHead
 from peer.core.tasks import ROWS_COLUMNS
 from peer.documents import CertificateAuthority, FederationCreated, FederationShown, RelayCertified, SiteAdmitted
-from peer.errors import BundleError, UsageError
+from peer.errors import BundleError, FederationMismatch, UsageError
 from peer.identity import certificates
 from peer.identity.bundle import read_received_file
 from peer.identity.enrolment import FEDERATION_FILE, Authority
+from peer.membership.chain import Chain
+from peer.membership.folder import MembershipFolder
 
 PATH = click.Path(path_type=Path)
 KEYS_SHOWN = ("rounds", "seed", "weighting", "quorum", "global_test", "evaluation_every", "image_axes")
@@ -30,6 +37,10 @@ DAYS = click.IntRange(min=1, max=36500)
 @shared_options
 def federation() -> None:
     """Found a federation, show it, admit sites."""
+
+
+for governing in (amend, hold, resume, propose, approve, enact, accept, choose):
+    federation.add_command(governing)
 
 
 @federation.command()
@@ -61,15 +72,35 @@ def create(draft: Path, out: Path, days: int, as_json: bool) -> None:
 
 
 @federation.command()
-@click.argument("file", type=PATH)
+@click.argument("file", type=PATH, required=False)
+@click.option("--chain", type=PATH, help="Write the chain of amendments to this file, for `mhfl-peer relay amend`.")
+@site_option
 @output.json_option
 @shared_options
-def show(file: Path, as_json: bool) -> None:
+@pass_settings
+def show(settings: Settings, file: Path | None, chain: Path | None, site_name: str | None, as_json: bool) -> None:
     """Show the digest, the roster, the method and every parameter of a federation.toml or a draft.
+
+    Without a file: the members, and the amendments that changed them, as a site of this machine has
+    them. With its daemon up, also which amendment each peer has.
 
     \b
     mhfl-peer federation show federation.toml
+    mhfl-peer federation show --site europe
+    mhfl-peer federation show --site europe --chain chain.json
     """
+    if file is None:
+        from peer.cli import rendering
+        from peer.cli.watch import read_document
+
+        folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+        if chain is not None:
+            write_atomically(chain, MembershipFolder(folder.membership).chain_file(), 0o644)
+        document = read_document(folder, "membership", {})
+        output.emit(document, as_json=as_json, render=rendering.membership)
+        return
+    if site_name is not None or chain is not None:
+        raise UsageError("a file and a site are two things to show", "leave one of them out")
     output.emit(_describe(FederationConfig.load(file), datetime.now(UTC)), as_json=as_json, render=_render_shown)
 
 
@@ -83,9 +114,12 @@ def show(file: Path, as_json: bool) -> None:
 )
 @click.option("--replace", is_flag=True, help="Admit a key although the site was admitted with another one.")
 @click.option("--relay", is_flag=True, help="Certify a relay, which is no site: --out gets its certificate.")
+@site_option
 @output.json_option
 @shared_options
+@pass_settings
 def admit(
+    settings: Settings,
     request: Path,
     ca: Path,
     out: Path,
@@ -93,10 +127,14 @@ def admit(
     days: int,
     replace: bool,
     relay: bool,
+    site_name: str | None,
     as_json: bool,
 ) -> None:
     """Certify a site's key and encrypt the round key for it; the same key again renews its
     certificate.
+
+    A site that an amendment added, or gave another key, is admitted as the chain of a site of this
+    machine says.
 
     \b
     mhfl-peer federation admit --ca ca europe.csr --out europe.bundle
@@ -121,7 +159,11 @@ def admit(
         }
         output.emit(certified, as_json=as_json, render=_render_certified)
         return
-    admitted = authority.admit(content, fingerprint=fingerprint, now=now, days=days, replace=replace)
+    chain = _chain(site_folder.home_folder(settings.home), site_name, authority.federation)
+    members, added = (None, None) if chain is None else (chain.head.keys, _added(chain, content))
+    admitted = authority.admit(
+        content, fingerprint=fingerprint, now=now, days=days, replace=replace, members=members, added=added
+    )
     write_atomically(out, admitted.bundle, 0o644)
     document: SiteAdmitted = {
         "site": admitted.site,
@@ -133,6 +175,29 @@ def admit(
         "replaced": list(admitted.replaced),
     }
     output.emit(document, as_json=as_json, render=_render_admitted)
+
+
+def _chain(home: Path, site_name: str | None, federation: FederationConfig) -> Chain | None:
+    """The longest chain of this federation that a site of this machine has; ``None`` without such a site."""
+    named = None if site_name is None else site_folder.find_site(home, site_name)
+    chains = []
+    for folder in site_folder.sites(home) if named is None else (named,):
+        if folder.federation != federation.name:
+            continue
+        own = FederationConfig.load(folder.federation_toml)
+        if own.digest == federation.digest:
+            chains.append(MembershipFolder(folder.membership).chain(own))
+    if named is not None and not chains:
+        raise FederationMismatch(f"{named.federation_toml} is of another federation", "name a site of this one")
+    return max(chains, key=lambda chain: chain.head.number, default=None)
+
+
+def _added(chain: Chain, request: bytes) -> ChainHead | None:
+    """The amendment that added the site of a request; ``None`` for one of federation.toml, or a stranger."""
+    with contextlib.suppress(ValueError):
+        name, _ = certificates.read_request(request)
+        return next((link.after.head for link in chain.links if name in link.after.newcomers), None)
+    return None
 
 
 def _ask_for_confirmation(content: bytes, request: Path) -> str:

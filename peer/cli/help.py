@@ -24,6 +24,9 @@ TOPICS: Mapping[str, str] = {
     "model": "model.md",
     "audit": "audit.md",
     "relay": "relay.md",
+    "members": "members.md",
+    "story": "seven-sites.md",
+    "upgrade": "upgrade.md",
     "mistakes": "mistakes.md",
     "guarantees": "guarantees.md",
     "reference": "reference.md",
@@ -33,6 +36,7 @@ TOPICS: Mapping[str, str] = {
     "experiments": "examples/experiments/README.md",
     "results": "examples/experiments/RESULTS.md",
     "plugins": "plugins.md",
+    "scale": "scale.md",
 }
 """Topic -> its page under deploy/, in the order of the list."""
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")

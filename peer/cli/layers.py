@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,7 +34,7 @@ def describe_layers(
     Args:
         bundle: the network of the MONAI bundle that ``name`` is the folder of.
     """
-    from models.layers import list_layers
+    from models.layers import MissingArgumentsError, list_layers
 
     weights, sha256 = None, None
     if bundle is not None:
@@ -41,6 +42,11 @@ def describe_layers(
         name, hyper = bundle.name, {**bundle.hyper, **hyper}
     try:
         report = list_layers(name, input_size, in_channels=in_channels, classes=classes, hyper=hyper)
+    except MissingArgumentsError as error:
+        examples = " ".join(f"--set {key}={_example(kind)}" for key, kind in error.arguments.items())
+        problem = str(error).removesuffix(", in [model.parameters]")
+        remedy = f"give them as in `{examples}`, with values of your own; [model.parameters] of site.toml has them too"
+        raise UsageError(problem, remedy) from error
     except ValueError as error:
         raise UsageError(str(error).removeprefix(f"model spec {name!r}: ")) from error
     own = name in HYPER or bool(installed_model(name))
@@ -66,6 +72,11 @@ def describe_layers(
             for layer in report.layers
         ],
     }
+
+
+def _example(kind: str) -> str:
+    """A value of this type, as ``--set`` takes it."""
+    return "[2,4]" if re.search("sequence|list|tuple", kind, re.IGNORECASE) else "TEXT" if "str" in kind else "16"
 
 
 def render_layers(document: Mapping[str, Any]) -> output.RenderableType:

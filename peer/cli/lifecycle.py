@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli import Settings, all_sites, output, pass_settings, shared_options, site_option
 from peer.config import site_folder
 from peer.config.site_folder import SiteFolder
-from peer.errors import DaemonDown, LockedError, WorkerFailed
+from peer.errors import DaemonDown, LockedError, PeerError, UsageError, WorkerFailed
+from peer.records.documents import SiteOutcome
 
 POLL_S = 0.1
 STOP_S = 120.0
@@ -37,6 +39,9 @@ STOP_S = 120.0
     show_default=True,
     help="Format of the log on standard error; the file daemon.log always has JSON lines.",
 )
+@click.option("--quiet", is_flag=True, help="Log to the file daemon.log alone.")
+@click.option("--all", "everywhere", is_flag=True, help="Start every site of this machine, in the background.")
+@output.json_option
 @shared_options
 @pass_settings
 def start(
@@ -47,6 +52,9 @@ def start(
     stay: bool,
     accept_change: bool,
     log_format: str,
+    quiet: bool,
+    everywhere: bool,
+    as_json: bool,
 ) -> None:
     """Run this site's daemon in the foreground, until the last round is over or an operator stops
     it.
@@ -55,7 +63,21 @@ def start(
     mhfl-peer start --site europe
     mhfl-peer start --site europe --resume require
     mhfl-peer start --site europe --without asia
+    mhfl-peer start --all
+
+    With --all the daemons run in the background, and the command returns once each serves or has
+    ended. Sites whose daemon runs already are left alone. Where some fail, the message names them, and
+    the exit code is that of the first.
     """
+    if everywhere:
+        if resume == "fresh" or without or accept_change or log_format != "text" or quiet:
+            raise UsageError("--all takes only --resume require, --stay and --json", "start that site by itself")
+        all_sites.refuse_site(site_name)
+        words = [*(("--resume", resume) if resume != "auto" else ()), *(("--stay",) if stay else ())]
+        all_sites.emit_outcomes(all_sites.start_all(all_sites.home_sites(settings), words), as_json=as_json)
+        return
+    if as_json:
+        raise UsageError("a daemon in the foreground prints no document", "leave --json out, or add --all")
     from peer.daemon import startup
 
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
@@ -65,6 +87,7 @@ def start(
         without=without,
         stay=stay,
         debug=settings.debug,
+        quiet=quiet,
         log_format=log_format,
     )
     startup.run(folder, options)
@@ -158,10 +181,13 @@ resume = _action_command(
     metavar="SECONDS",
     help="With --wait: exit 7 if the daemon runs longer.",
 )
+@click.option("--all", "everywhere", is_flag=True, help="Stop every site of this machine.")
 @output.json_option
 @shared_options
 @pass_settings
-def stop(settings: Settings, site_name: str | None, wait: bool, timeout_s: float, as_json: bool) -> None:
+def stop(
+    settings: Settings, site_name: str | None, wait: bool, timeout_s: float, everywhere: bool, as_json: bool
+) -> None:
     """Finish the step, write a checkpoint, tell the peers and end the daemon; `start` continues
     from the checkpoint.
 
@@ -171,7 +197,17 @@ def stop(settings: Settings, site_name: str | None, wait: bool, timeout_s: float
     \b
     mhfl-peer stop --site europe
     mhfl-peer stop --site europe --wait
+    mhfl-peer stop --all --wait
+
+    With --all, a site without a daemon is no failure. Where some fail, the message names them, and the
+    exit code is that of the first; --json then prints a list.
     """
+    if everywhere:
+        all_sites.refuse_site(site_name)
+        all_sites.emit_outcomes(
+            _stop_all(all_sites.home_sites(settings), wait=wait, timeout_s=timeout_s), as_json=as_json
+        )
+        return
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     try:
         document = _act(folder, "stop")
@@ -183,6 +219,29 @@ def stop(settings: Settings, site_name: str | None, wait: bool, timeout_s: float
         _wait_for_end(folder, timeout_s)
         document["effect"] = "the daemon has ended"
     output.emit(document, as_json=as_json, render=_render_action)
+
+
+def _stop_all(folders: Sequence[SiteFolder], *, wait: bool, timeout_s: float) -> list[SiteOutcome]:
+    """Tell every daemon before waiting for any: they write their checkpoints at the same time."""
+    outcomes: dict[SiteFolder, SiteOutcome] = {}
+    ending: list[SiteFolder] = []
+    for folder in folders:
+        if folder.holder() is None:
+            outcomes[folder] = all_sites.outcome(folder, "no daemon runs")
+            continue
+        try:
+            outcomes[folder] = all_sites.outcome(folder, _act(folder, "stop")["effect"])
+            ending.append(folder)
+        except PeerError as error:
+            outcomes[folder] = all_sites.outcome(folder, "was not stopped", error.exit_code, str(error))
+    ends_s = time.monotonic() + timeout_s
+    for folder in ending if wait else ():
+        try:
+            _wait_for_end(folder, max(POLL_S, ends_s - time.monotonic()))
+            outcomes[folder] = all_sites.outcome(folder, "the daemon has ended")
+        except PeerError as error:
+            outcomes[folder] = all_sites.outcome(folder, "still ends", error.exit_code, str(error))
+    return [outcomes[folder] for folder in folders]
 
 
 def _wait_for_end(folder: SiteFolder, timeout_s: float) -> None:

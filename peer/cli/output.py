@@ -9,6 +9,7 @@ import contextlib
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -78,6 +79,35 @@ def working(text: str, *, patience_s: float = PATIENCE_S) -> Iterator[Callable[[
         timer.cancel()
         timer.join()  # it may just be starting the status
         status.stop()
+
+
+@contextlib.contextmanager
+def stages(first: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Say on standard error which stage of long work begins; the yielded function begins the next.
+
+    A terminal shows the present stage alone. Elsewhere each stage has a line when it begins and one when it ends.
+
+    Args:
+        quiet: say nothing where standard error is no terminal.
+    """
+    if quiet or sys.stderr.isatty():
+        with working(first) as show:
+            yield show
+        return
+    stage, began_s = first, time.monotonic()
+
+    def begin(following: str | None) -> None:
+        nonlocal stage, began_s
+        click.echo(f"{stage}: {time.monotonic() - began_s:.1f} s", err=True)
+        if following is not None:
+            stage, began_s = following, time.monotonic()
+            click.echo(f"{stage} ...", err=True)
+
+    click.echo(f"{stage} ...", err=True)
+    try:
+        yield begin
+    finally:
+        begin(None)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:

@@ -122,13 +122,19 @@ def _federation(document: Mapping[str, Any]) -> Iterator[output.RenderableType]:
         (document["federation"], "bold"),
         f" {document['digest'][: rendering.SHORT]}  {document['method']}  round {document['round']} of "
         f"{document['rounds']}",
+        "" if document["made_in"] is None else f", with artifacts {rendering.made_in(document)}",
     )
     elsewhere = any(row["seen_by"] != row["site"] for row in document["sites"])
+    has_room = any(row["room"] for row in document["sites"])
     columns = ["site", "state", "round", "phase", "waits for", "refuses", "cert", "program"]
-    table = output.table([*columns, "says"] if elsewhere else columns, ())
+    table = output.table([*columns, *(["of room"] if has_room else []), *(["says"] if elsewhere else [])], ())
     for row in document["sites"]:
-        table.add_row(*_cells(row), *([Text(row["seen_by"])] if elsewhere else []))
+        room = [Text(_room(row["room"]))] if has_room else []
+        table.add_row(*_cells(row), *room, *([Text(row["seen_by"])] if elsewhere else []))
     yield table
+    if has_room:
+        note = "Of room: of the way from training alone to all data pooled, by [reference] in site.toml."
+        yield Text(note, style="dim")
     for item in document["attention"]:
         style = "red" if item["urgent"] else "yellow"
         yield Text(f"{item['site']}: {one_line(item['text'])}.", style=style)
@@ -149,3 +155,7 @@ def _cells(row: Mapping[str, Any]) -> list[output.RenderableType]:
     ]
     state = Text(f"{row['state']}{ago}", style=STATE_STYLE.get(row["state"], ""))
     return [Text(row["site"]), state, *(Text("-" if value is None else one_line(str(value))) for value in values)]
+
+
+def _room(room: Mapping[str, Any] | None) -> str:
+    return "-" if room is None else "hardly any" if room["share"] is None else f"{room['share']:.0%}"

@@ -9,6 +9,9 @@ import click
 
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
 from peer.config import site_folder
+from peer.config.site_folder import SiteFolder
+from peer.core.roster import NO_ROUND_KEY
+from peer.errors import CertificateError, DaemonDown
 
 
 @click.command(short_help="Show who receives from whom in the coming rounds.")
@@ -21,30 +24,63 @@ from peer.config import site_folder
 def plan(settings: Settings, site_name: str | None, rounds: int, first: int, as_json: bool) -> None:
     """Show who receives from whom; every site computes the same plan from the shared round key.
 
+    The plan follows the amendments that this site has: a later one may change it.
+
     \b
     mhfl-peer plan --site europe --rounds 10
     mhfl-peer plan --site europe --first 20 --rounds 5
     """
+    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+    document = _plan_of_daemon(folder, rounds=rounds, first=first) or _plan_at_rest(folder, rounds=rounds, first=first)
+    output.emit(document, as_json=as_json, render=_render)
+
+
+def _plan_of_daemon(folder: SiteFolder, *, rounds: int, first: int) -> Any:
+    """The plan of the running daemon; ``None`` where none listens."""
+    from peer.transport.control import ControlClient, DaemonSilent
+
+    try:
+        if (socket := folder.control_socket()).exists():
+            with ControlClient(socket) as client:
+                return client.show("plan", rounds=rounds, first=first)
+    except DaemonSilent:
+        raise
+    except DaemonDown:
+        pass
+    return None
+
+
+def _plan_at_rest(folder: SiteFolder, *, rounds: int, first: int) -> Mapping[str, Any]:
+    """The plan by the chain in the folder; ``CertificateError`` for a round whose key this site does not have."""
     from peer.config.rules import make_rules
     from peer.core import status
     from peer.daemon import startup
+    from peer.daemon.chain_keeper import keeper_at_rest
 
-    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     federation, _, own = startup.load(folder)
-    rules = make_rules(federation, own.name, own.round_key, without=frozenset(), stay=False)
-    document = {"federation": federation.name, **status.plan_of(rules, rounds=rounds, first=first)}
-    output.emit(document, as_json=as_json, render=_render)
+    rules = make_rules(federation, own.name, own.round_key or NO_ROUND_KEY, without=frozenset(), stay=False)
+    rules = rules.amended(keeper_at_rest(folder, own).epochs())
+    try:
+        return {"federation": federation.name, **status.plan_of(rules, rounds=rounds, first=first)}
+    except ValueError as error:
+        raise CertificateError(
+            str(error), "a member gives it to this site's daemon; until then, see the plan of another site"
+        ) from error
 
 
 def _render(document: Mapping[str, Any]) -> output.RenderableType:
     from rich.console import Group
 
-    names = document["sites"]
+    members = dict.fromkeys(name for record in document["rounds"] for name in record["members"])
+    names = [*document["sites"], *(name for name in members if name not in document["sites"])]
     rows = []
     for record in document["rounds"]:
-        receives = record["receives_from"]
-        rows.append((record["round"], *(", ".join(receives.get(name, ())) or "itself" for name in names)))
+        receives, present = record["receives_from"], record["members"]
+        sources = (", ".join(receives.get(name, ())) or ("itself" if name in present else "–") for name in names)
+        made_in = () if record.get("made_in") is None else (record["made_in"] or "none: initial",)
+        rows.append((record["round"], *sources, *made_in))
     if document["artifact"] is None:
         return f"{document['federation']}: with this method nobody sends anything"
     title = f"{document['federation']}: whose {document['artifact']} each site receives ({document['schedule']})"
-    return Group(title, output.table(("round", *names), rows))
+    older = ("made in round",) if any(record.get("made_in") is not None for record in document["rounds"]) else ()
+    return Group(title, output.table(("round", *names, *older), rows))

@@ -12,8 +12,8 @@ from peer.cli import output, shared_options
 from peer.config import toml
 from peer.config.site_folder import make_private, must_be_new, write_atomically
 from peer.core.roster import site_name
-from peer.errors import DaemonDown, UsageError
-from peer.relay.documents import RelayJoined, RelayRequested, RelayStatus
+from peer.errors import DaemonDown, PeerUnreachable, PortInUse, UsageError
+from peer.relay.documents import RelayAmended, RelayChecked, RelayJoined, RelayRequested, RelayStatus
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 folder_option = click.option(
@@ -90,6 +90,30 @@ def join(certificate: Path, folder: Path, as_json: bool) -> None:
 
 
 @relay.command()
+@click.argument("chain", type=FILE)
+@folder_option
+@output.json_option
+@shared_options
+def amend(chain: Path, folder: Path, as_json: bool) -> None:
+    """Take the amendments from a file that a member wrote. A relay is told of no amendment by itself;
+    one that runs follows within seconds: a newcomer may park, and a site that is no member may not.
+
+    \b
+    mhfl-peer federation show --site europe --chain chain.json
+    mhfl-peer relay amend chain.json
+    """
+    from peer.identity.certificates import read_file
+    from peer.relay.folder import RelayFolder
+
+    place = RelayFolder(folder)
+    place.load()
+    amended = place.amend(read_file(chain))
+    head, sites = amended.head, sorted(place.sites(amended))
+    document: RelayAmended = {"folder": str(folder), "number": head.number, "digest": head.digest, "sites": list(sites)}
+    output.emit(document, as_json=as_json, render=_render_amended)
+
+
+@relay.command()
 @folder_option
 @shared_options
 def start(folder: Path) -> None:
@@ -130,6 +154,87 @@ def status(folder: Path, as_json: bool) -> None:
     output.emit(document, as_json=as_json, render=_render_status)
 
 
+@relay.command()
+@click.option(
+    "--address",
+    "addresses",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Also dial it here, as sites do; may be repeated.",
+)
+@folder_option
+@output.json_option
+@shared_options
+def check(addresses: tuple[str, ...], folder: Path, as_json: bool) -> None:
+    """Check the relay's files and its certificate; while it runs, whether it answers to its name, and
+    else whether its port is free.
+
+    \b
+    mhfl-peer relay check --address relay.example.org:443
+    """
+    import asyncio
+    import ssl
+
+    from peer.config.toml import split_address
+    from peer.identity.certificates import certificate_days
+    from peer.relay.folder import STATUS_FILE, RelayFolder
+    from peer.relay.probe import probe
+    from peer.relay.server import bind, connections_max
+
+    place, now = RelayFolder(folder), datetime.now(UTC)
+    config, _ = place.load()
+    certificate, running = place.verify(now), place.is_running()
+    host, port = split_address(config.listen)
+    try:
+        asked = [split_address(address) for address in addresses]
+    except ValueError as error:
+        raise UsageError(f"--address: {error}", "give host:port") from error
+    if running:
+        if not (place.path / STATUS_FILE).exists():
+            raise DaemonDown(f"the relay in {folder} has only just started", "look again in a second")
+        asked.insert(0, ({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), place.status().get("port", port)))
+    elif asked:
+        raise DaemonDown(f"no relay runs in {folder}", "start it, or leave --address out")
+    else:
+        try:
+            bind(host, port).close()
+        except OSError as error:
+            raise PortInUse(
+                f"cannot listen on {config.listen}: {error.strerror}", "free it, or name another"
+            ) from error
+    for where in asked:
+        try:
+            asyncio.run(probe(*where, config.name, place.context(place.chain(), ssl.PROTOCOL_TLS_CLIENT)))
+        except (OSError, ValueError, EOFError) as error:
+            reason = str(error) or type(error).__name__
+            raise PeerUnreachable(
+                f"{config.name} does not answer at {where[0]}:{where[1]}: {reason}",
+                "compare the address, the firewall, and what else listens there",
+            ) from error
+    document: RelayChecked = {
+        "name": config.name,
+        "days": certificate_days(certificate, now),
+        "sites": sorted(place.sites(place.chain())),
+        "connections": connections_max(),
+        "running": running,
+        "answers": [f"{host}:{port}" for host, port in asked],
+    }
+    output.emit(document, as_json=as_json, render=_render_checked)
+
+
+def _render_checked(document: dict[str, Any]) -> output.RenderableType:
+    answers = ", ".join(document["answers"]) or "it does not run; its port is free"
+    return output.fields(
+        (
+            ("relay", document["name"]),
+            ("certificate", f"{document['days']} days left"),
+            ("sites", ", ".join(document["sites"])),
+            ("connections", f"{document['connections']} at a time, by the limit of open files"),
+            ("answers at", answers),
+        )
+    )
+
+
 def _render_requested(document: dict[str, Any]) -> output.RenderableType:
     return output.fields(
         (
@@ -137,6 +242,15 @@ def _render_requested(document: dict[str, Any]) -> output.RenderableType:
             ("key", document["fingerprint"]),
             ("next", f"send {document['request']} to the founder, and read the key's fingerprint out to them"),
             ("meanwhile", f"set listen in {document['folder']}/relay.toml"),
+        )
+    )
+
+
+def _render_amended(document: dict[str, Any]) -> output.RenderableType:
+    return output.fields(
+        (
+            ("amendment", f"{document['number']}, {document['digest']}"),
+            ("sites", ", ".join(document["sites"])),
         )
     )
 
@@ -159,6 +273,13 @@ def _render_status(document: dict[str, Any]) -> output.RenderableType:
     ]
     refused = ", ".join(f"{reason}: {count}" for reason, count in document["refused"].items()) or None
     return Group(
-        output.fields((("relay", document["name"]), ("port", document["port"]), ("refused", refused))),
+        output.fields(
+            (
+                ("relay", document["name"]),
+                ("port", document["port"]),
+                ("amendment", document["amendment"] or None),
+                ("refused", refused),
+            )
+        ),
         output.table(("site", "parked", "carrying", "carried", "bytes"), rows),
     )

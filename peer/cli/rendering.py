@@ -21,6 +21,8 @@ NAME_WIDTH = 24
 BAR_WIDTH = 20
 NOT_SHOWN = ("_last", "_steps", "_undefined", "samples")
 """Endings of metrics that the table leaves out; ``rounds --json`` has them."""
+PROBLEMS_SHOWN_MAX = 5
+"""`status` leaves out further peers that are out of reach; `peers` shows all of them."""
 STATE_STYLE = {"heard": "green", "silent": "red", "unknown": "yellow", "absent": "dim"}
 
 
@@ -43,8 +45,14 @@ def status(document: Mapping[str, Any]) -> output.RenderableType:
     parts.extend(_waiting(wait) for wait in document["waiting_for"])
     if document["failure"]:
         parts.append(Text(f"Failed: {one_line(document['failure'])}", style="red"))
+    if document.get("held"):
+        parts.append(Text(f"Held: {one_line(document['held'])}.", style="yellow"))
+    if document.get("departed"):
+        parts.append(Text(f"Departed: {one_line(document['departed'])}.", style="red"))
     if document.get("last_round"):
         parts.append(_contributors(document["last_round"], own=document["site"]))
+    if document.get("weights"):
+        parts.append(Text(f"Pretrained weights: {one_line(document['weights'])}."))
     if document.get("best_round"):
         parts.append(_best_round(document["best_round"]))
     parts.append(peers(document["peers"], brief=True))
@@ -174,10 +182,11 @@ def _waiting(wait: Mapping[str, Any]) -> output.RenderableType:
 
 def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> output.RenderableType:
     """The other sites; ``brief`` leaves out addresses and the bytes of artifacts."""
+    from rich.console import Group
     from rich.text import Text
 
     columns = ("peer", "state", "round", "phase", "done", "last seen")
-    table = output.table(columns if brief else (*columns, "received", "sent", "program", "at"), ())
+    table = output.table(columns if brief else (*columns, "received", "sent", "program", "epoch", "at", "route"), ())
     for name, peer in document.items():
         seen = None if peer["last_seen_s"] is None else f"{duration(round(peer['last_seen_s']))} ago"
         done = None if peer["progress"] is None else f"{peer['progress']:.0%}"
@@ -185,10 +194,12 @@ def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> 
         if not brief:
             artifact_bytes = peer.get("artifact_bytes") or {}
             values += (size(artifact_bytes[way]) if way in artifact_bytes else None for way in ("in", "out"))
-            values += (peer.get("software"), peer.get("address"))
+            values += (peer.get("software"), peer.get("epoch"), peer.get("address"), peer.get("route"))
         cells = [Text("-" if value is None else one_line(str(value))) for value in values]
         table.add_row(Text(name), Text(peer["state"], style=STATE_STYLE.get(peer["state"], "")), *cells)
-    return table
+    problems = [f"{name}: {one_line(peer['problem'])}" for name, peer in document.items() if peer.get("problem")]
+    shown = problems[:PROBLEMS_SHOWN_MAX] if brief else problems
+    return Group(table, *(Text(line, style="yellow") for line in shown)) if shown else table
 
 
 def rounds(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
@@ -200,6 +211,8 @@ def rounds(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
     several = len({record["generation"] for record in document}) > 1
     for record in document:
         sources = ", ".join(source["site"] + (" (stale)" if source["fallback"] else "") for source in record["sources"])
+        if sources and record.get("made_in") is not None:  # release 0.2.0 does not say
+            sources += f" ({made_in(record)})"
         cut = {
             site: f"{'weighs less' if site in record['contributors'] else 'left out'}: {reason}"
             for site, reason in record["cut"].items()
@@ -220,6 +233,11 @@ def rounds(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
     table = output.table([columns[index] for index in kept], [tuple(row[index] for index in kept) for row in rows])
     note = "From itself, nobody missing: the plan of these rounds gave the site no other's model."
     return Group(table, Text(note, style="dim")) if planned else table
+
+
+def made_in(record: Mapping[str, Any]) -> str:
+    """Whose training the artifacts of a round hold that are one round older than the method's plan."""
+    return f"of round {record['made_in']}" if record["made_in"] else "of the initial models"
 
 
 def _returns(record: Mapping[str, Any]) -> str:
@@ -269,6 +287,78 @@ def story(document: Mapping[str, Any]) -> output.RenderableType:
     if document["state"] == "open":
         sentences.append(("", "The round is not over: `mhfl-peer status` says what the site waits for or does now."))
     return output.fields(sentences)
+
+
+def membership(document: Mapping[str, Any]) -> output.RenderableType:
+    """The members, the amendments, and what waits: approvals, notices, forks, peers with another head."""
+    from rich.console import Group
+
+    head, members = document["head"], document["members"]
+    signs = (
+        "the founder" if document["governance"] == "founder" else f"{document['signatures']} of {len(members)} members"
+    )
+    pairs: list[tuple[str, object]] = [
+        ("site", f"{document['site']} of {document['federation']}"),
+        ("digest", document["digest"]),
+        (
+            "head",
+            f"amendment {head['number']}, {head['digest']}" if head["number"] else "federation.toml: no amendment",
+        ),
+        ("signed by", signs),
+        ("rounds", document["rounds"]),
+        *((("held", "no site opens a round until an amendment ends the hold"),) if document["hold"] else ()),
+        *_pending(document),
+    ]
+    parts: list[output.RenderableType] = [output.fields(pairs)]
+    rows = [
+        (member["name"], member["from_round"], member["address"], _short(member["key"]), _remark(member))
+        for member in members
+    ]
+    parts.append(output.table(("member", "from round", "address", "key", "remark"), rows))
+    if document["epochs"]:
+        epochs = [
+            (
+                epoch["number"],
+                _short(epoch["digest"]),
+                epoch["from_round"],
+                clock(epoch["issued"]),
+                "; ".join(epoch["changes"]),
+                ", ".join(epoch["signed_by"]),
+            )
+            for epoch in document["epochs"]
+        ]
+        parts.append(output.table(("amendment", "digest", "from round", "time", "changes", "signed by"), epochs))
+    if document["heads"]:
+        heads = [(name, _head_words(stated, head)) for name, stated in document["heads"].items()]
+        parts.append(output.table(("peer", "head"), heads))
+    return Group(*parts)
+
+
+def _pending(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for approval in document["approved"]:
+        yield "approved", f"amendment {approval['number']}, {approval['digest']}: not enacted here"
+    for notice in document["notices"]:
+        yield "leaves", f"{notice['site']}, by its notice of {clock(notice['issued'])}"
+    for fork in document["forks"]:
+        both = ", ".join(fork["signed_both"]) or "nobody"
+        yield "fork", f"another amendment {fork['number']}, {fork['other']}, exists; signed both: {both}"
+
+
+def _remark(member: Mapping[str, Any]) -> str | None:
+    if member["leaving"]:
+        return "leaves"
+    return None if member["accepted"] else "gets nothing from here before `federation accept`"
+
+
+def _head_words(stated: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    words = f"amendment {stated['number']}, {stated['digest'][:SHORT]}"
+    if stated == own:
+        return f"{words}: the same"
+    return f"{words}: {'ahead' if stated['number'] > own['number'] else 'behind, or another chain'}"
+
+
+def _short(digest: str | None) -> str | None:
+    return None if digest is None else digest[:SHORT]
 
 
 def _facts(body: Mapping[str, Any]) -> Iterator[str]:

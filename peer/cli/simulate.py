@@ -161,7 +161,7 @@ def _render_progress(progress: SweepProgress) -> output.RenderableType:
         )
     ]
     lines += [
-        rendering.progress_line(name.split(".", 3)[-1], committed, rounds, f"{committed}/{rounds} rounds")
+        rendering.progress_line(name.split(".", 3)[-1], committed, rounds, f"{committed}/{rounds} rounds of all sites")
         for name, (committed, rounds) in sorted(progress.underway.items())
     ]
     return Group(*lines)

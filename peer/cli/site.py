@@ -21,6 +21,7 @@ from peer.documents import SiteInitialised, SiteJoined
 from peer.errors import BundleError, ConfigError, UsageError
 from peer.identity import certificates, enrolment
 from peer.identity.bundle import Bundle, read_received_file
+from peer.membership.folder import MembershipFolder
 from peer.methods.registry import PackageMissing
 
 PATH = click.Path(path_type=Path)
@@ -36,19 +37,25 @@ site.add_command(configure)
 
 
 @site.command()
-@click.option("--federation", "file", type=PATH, required=True, help="The founder's federation.toml.")
+@click.option("--federation", "file", type=PATH, required=True, help="The founder's federation.toml, or its draft.")
 @click.option("--site", "name", required=True, metavar="NAME", help="This site's name in it.")
 @click.option("--out", type=PATH, help="The signing request to write  [default: NAME.csr]")
 @click.option("--renew", is_flag=True, help="Create a second key, which replaces the first when its bundle is joined.")
+@click.option("--newcomer", is_flag=True, help="This site is not in the roster: an amendment adds it.")
 @output.json_option
 @shared_options
 @pass_settings
-def init(settings: Settings, file: Path, name: str, out: Path | None, renew: bool, as_json: bool) -> None:
+def init(
+    settings: Settings, file: Path, name: str, out: Path | None, renew: bool, newcomer: bool, as_json: bool
+) -> None:
     """Create this site's folder, key and signing request; an existing key is kept.
+
+    With a draft, the founder can write this site's fingerprint into it as `key` before `federation create`.
 
     \b
     mhfl-peer site init --federation federation.toml --site europe
     mhfl-peer site init --federation federation.toml --site europe --renew --out europe-renewed.csr
+    mhfl-peer site init --federation federation.toml --site oslo --newcomer
     """
     federation_toml = toml.read(file)
     federation = FederationConfig.parse(federation_toml, str(file))
@@ -58,7 +65,9 @@ def init(settings: Settings, file: Path, name: str, out: Path | None, renew: boo
         raise UsageError(str(error), "take the name that federation.toml gives this site") from error
     out = out or Path(f"{folder.site}.csr")
     must_be_new(out)
-    request = enrolment.request(folder, federation, federation_toml, now=datetime.now(UTC), renew=renew)
+    request = enrolment.request(
+        folder, federation, federation_toml, now=datetime.now(UTC), renew=renew, newcomer=newcomer
+    )
     if not folder.site_toml.exists():
         text = site_toml(
             federation.task.spatial_dims,
@@ -108,7 +117,9 @@ def join(settings: Settings, file: Path, as_json: bool) -> None:
             f"{file} is for site {bundle.site} of {federation.name}, which has no folder under {folder.home}",
             "give --home or MHFL_HOME, or run `mhfl-peer site init` first",
         )
-    joined = enrolment.join(folder, bundle, now=now)
+    membership = MembershipFolder(folder.membership)
+    pinned = membership.chain(FederationConfig.load(folder.federation_toml)).head.keys.get(folder.site)
+    joined = enrolment.join(folder, bundle, now=now, pinned=pinned, keep=membership.save_joined)
     document: SiteJoined = {
         "federation": federation.name,
         "digest": federation.digest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 
 from peer.config.site_tables import is_loopback
-from peer.config.toml import split_address
+from peer.config.toml import split_address, split_route
 from peer.core.tasks import ROWS_COLUMNS
 
 VOLUME_DIMS = 3
@@ -31,7 +31,7 @@ def site_toml(
 
     ``listen`` gets the address's port: on loopback where the address is on loopback, else on every
     interface, so that other machines can reach the site. Sites of one machine have different ports
-    there, and get different ports for metrics.
+    there, and get different ports for metrics. A site whose address is a relay's parks there.
 
     Args:
         discovery: whether the site announces itself on the local network; without need it does not.
@@ -48,6 +48,9 @@ def site_toml(
         text = text.replace('\norientation = "RAS"', '\n#orientation = "RAS"')
     if address is None:
         return text
+    relay, address = split_route(address)
+    if relay:
+        return text.replace('\n#relays = ["gate relay.example.org:443"]', f'\nrelays = ["{relay} {address}"]')
     host, port = split_address(address)
     metrics_port = METRICS_PORT + (port - PEERS_PORT) % 1000  # never the port itself: 2021 is no multiple of 1000
     text = text.replace(f"127.0.0.1:{METRICS_PORT}", f"127.0.0.1:{metrics_port}")

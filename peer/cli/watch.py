@@ -26,7 +26,7 @@ POLL_DOWN_S = 2.0
 watch_option = click.option("--watch", is_flag=True, help="Show the document again whenever it changes, until Ctrl-C.")
 
 
-def _read(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Any:
+def read_document(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Any:
     """The document, from the daemon or, while it is down, from the disk."""
     try:
         socket = folder.control_socket()
@@ -41,6 +41,10 @@ def _read(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def _read_from_disk(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Any:
+    if name == "membership":
+        from peer.membership.documents import membership_shown
+
+        return membership_shown(folder, {})
     from peer.records import folder_documents
 
     if name in ("status", "peers"):
@@ -90,7 +94,7 @@ def show(
     """
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     if not watch:
-        output.emit(select(_read(folder, name, arguments)), as_json=as_json, render=render)
+        output.emit(select(read_document(folder, name, arguments)), as_json=as_json, render=render)
         return
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how a user ends it
         _show_each(_follow(folder, name, arguments, select), render, as_json=as_json)

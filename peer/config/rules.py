@@ -5,8 +5,9 @@ from __future__ import annotations
 from peer.config.schema import FederationConfig
 from peer.config.site_tables import EgressConfig, LimitsConfig
 from peer.core import limits
+from peer.core.epochs import PaceRules
 from peer.core.roster import RoundKey, SiteName
-from peer.core.rules import PaceRules, Rules
+from peer.core.rules import Rules
 
 
 def make_rules(
@@ -37,6 +38,7 @@ def make_rules(
         rounds=federation.rounds,
         round_steps=sum(work.count for work in works) if all(work.unit == "step" for work in works) else None,
         schedule_kind=federation.schedule.kind,
+        staleness=federation.schedule.staleness,
         parameters=federation.parameters,
         pace=PaceRules(**federation.pace.model_dump(exclude={"beat_s"})),
         fallback=federation.fallback.kind,

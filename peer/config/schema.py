@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -21,29 +21,32 @@ from peer.config.site_tables import (
     LimitsConfig,
     MetricsConfig,
     ModelConfig,
+    ReferenceConfig,
     TrainingConfig,
 )
 from peer.config.toml import (
-    Address,
     Addresses,
     Count,
     Listen,
     Loose,
     NotNegative,
+    Route,
     Seconds,
     StrictTable,
     key_problem,
     split_relay,
+    split_route,
     suggestion,
 )
 from peer.config.value_types import DIGEST, ClassName, Digest, Name
-from peer.core import limits, roster, rules
-from peer.core.plan import METHOD_KEYS, AggregateRule, Plan, Unit, Value, Work
+from peer.core import epochs, limits, roster
+from peer.core.plan import METHOD_KEYS, AggregateRule, Plan, Unit, Value, Wire, Work
 from peer.core.roster import Roster, Sha256, SiteName
+from peer.core.tasks import METRICS
 from peer.errors import ConfigError
 from peer.methods.registry import PLANS, find_plan, method_names
 
-PACE = rules.PaceRules()
+PACE = epochs.PaceRules()
 
 
 class TaskConfig(StrictTable):
@@ -101,9 +104,10 @@ class AggregateConfig(StrictTable):
 
 
 class ScheduleConfig(StrictTable):
-    """``[schedule]``: how the order of a round is drawn."""
+    """``[schedule]``: how the order of a round is drawn, and how old its artifacts are."""
 
     kind: Literal["permutation", "derangement", "ring"] = "permutation"
+    staleness: Literal[0, 1] = 0
 
 
 class Fallback(StrictTable):
@@ -126,17 +130,26 @@ class PaceConfig(StrictTable):
     isolated_s: Seconds = PACE.isolated_s
     linger_s: NotNegative = PACE.linger_s
     artifact_rounds_max: Count = PACE.artifact_rounds_max
+    members_min: Count = PACE.members_min
 
 
 class RosterEntry(StrictTable):
     """``[[site]]``: one site.
 
-    Its address may also come from discovery or from ``[addresses]`` in site.toml.
+    Its address is ``host:port``, or ``relay NAME host:port``; it may also come from discovery or from
+    ``[addresses]`` in site.toml.
     """
 
     name: Name
-    address: Address | None = None
+    address: Route | None = None
+    key: Digest | None = None
     description: str = ""
+
+
+class MembersGovernance(StrictTable):
+    """``governance = {members = M}``: so many members, and a majority, sign each amendment."""
+
+    members: Annotated[int, Field(ge=1, le=limits.SITES_MAX)]
 
 
 class FederationConfig(StrictTable):
@@ -147,11 +160,13 @@ class FederationConfig(StrictTable):
     rounds: Annotated[int, Field(ge=1, le=limits.ROUNDS_MAX)]
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     weighting: Literal["uniform", "samples"] = "uniform"
+    wire: Wire = "float32"
     quorum: Count | None = None
     global_test: bool = False
     evaluation_every: Annotated[int, Field(ge=0)] = 0
     image_axes: Literal["rows_columns", "columns_rows"] = "columns_rows"
     ca_certificate: str | None = None
+    governance: Literal["founder"] | MembersGovernance = "founder"
     task: TaskConfig
     method: NamedParameters
     stages: dict[str, StageConfig]
@@ -212,6 +227,16 @@ class FederationConfig(StrictTable):
         return {name: type(default)(values[name]) for name, default in self.plan.defaults().items()}
 
     @property
+    def pinned_keys(self) -> dict[SiteName, Sha256 | None]:
+        """By site, the SHA-256 of the one key that counts as its own; ``None`` where any of the CA's does."""
+        return {SiteName(site.name): None if site.key is None else Sha256(site.key) for site in self.site}
+
+    @property
+    def governance_members(self) -> int | None:
+        """How many members sign an amendment at least; ``None`` where the founder signs."""
+        return self.governance.members if isinstance(self.governance, MembersGovernance) else None
+
+    @property
     def lacks_image_axes(self) -> bool:
         """Whether the file leaves the order of axes open although the images have two or more."""
         return self.task.spatial_dims > 1 and "image_axes" not in self.model_fields_set
@@ -270,8 +295,10 @@ class FederationConfig(StrictTable):
             if count > 1:
                 raise key_problem("site", f"{name!r} is in the roster {count} times")
         for address, count in Counter(self.addresses.values()).items():
-            if count > 1:
+            if count > 1 and not split_route(address)[0]:
                 raise key_problem("site", f"{count} sites have the address {address!r}")
+        if (problem := self._governance_problem()) is not None:
+            raise key_problem("governance", problem)
         if self.quorum is not None and self.quorum >= len(self.site):
             raise key_problem("quorum", f"{self.quorum} is more than the {len(self.site) - 1} other sites")
         if self.task.kind in self.plan.not_for:
@@ -288,15 +315,34 @@ class FederationConfig(StrictTable):
             raise key_problem("aggregate.rule", problem)
         if (problem := self._shared_model_problem()) is not None:
             raise key_problem("shared_model", problem)
+        if self.wire != "float32" and self.plan.artifact in (None, "prototype", "prediction"):
+            sent = "nothing" if self.plan.artifact is None else f"{self.plan.artifact}s and no weights"
+            raise key_problem("wire", f"{self.method.name} sends {sent}; leave it out")
         if self.plan.pattern == "visit" and self.schedule.kind not in ("ring", ScheduleConfig().kind):
             raise key_problem("schedule.kind", f"{self.method.name} visits along a ring; leave it out")
+        if self.schedule.staleness and (problem := self.plan.staleness_problem(self.parameters)) is not None:
+            raise key_problem("schedule.staleness", f"{self.method.name} {problem}; leave it out")
         if self.schedule.kind == "derangement" and len(self.site) < 2:
             raise key_problem("schedule.kind", "a derangement needs at least 2 sites")
         if self.pace.silence_s < 3 * self.beat_s:
             raise key_problem("pace.silence_s", f"{self.pace.silence_s} leaves no room for 3 beats of {self.beat_s} s")
         if self.pace.deadline_floor_s > self.pace.wait_max_s:
             raise key_problem("pace.deadline_floor_s", f"{self.pace.deadline_floor_s} is above wait_max_s")
+        if self.pace.members_min > len(self.site):
+            raise key_problem("pace.members_min", f"{self.pace.members_min} is more than the {len(self.site)} sites")
         return self
+
+    def _governance_problem(self) -> str | None:
+        for key, count in Counter(entry.key for entry in self.site if entry.key is not None).items():
+            if count > 1:
+                return f"{count} sites have the key {key[:12]}…; every site has its own"
+        if self.governance_members is None:
+            return None
+        if self.governance_members > len(self.site):
+            return f"members = {self.governance_members} is more than the {len(self.site)} sites"
+        if unpinned := [entry.name for entry in self.site if entry.key is None]:
+            return f"members sign with pinned keys: write `key` into the [[site]] of {', '.join(unpinned)}"
+        return None
 
     def _aggregate_problem(self) -> str | None:
         """Why the method or the weighting has no use for a rule other than the mean."""
@@ -346,6 +392,7 @@ class SiteConfig(StrictTable):
     connect: ConnectConfig = ConnectConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     metrics: MetricsConfig = MetricsConfig()
+    reference: ReferenceConfig | None = None
 
     _path: Path = PrivateAttr(Path("site.toml"))
 
@@ -371,24 +418,31 @@ class SiteConfig(StrictTable):
         return self._path.parent
 
 
-def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> None:
-    """``ConfigError`` with every reason why the site cannot take part in this federation."""
-    if name not in federation.roster:
+def check_site(federation: FederationConfig, site: SiteConfig, name: str, *, newcomers: Collection[str] = ()) -> None:
+    """``ConfigError`` with every reason why the site cannot take part in this federation.
+
+    ``newcomers`` are the sites that amendments added, or will add: this one may be among them.
+    """
+    known = {*federation.roster, *newcomers}
+    if name not in known:
         raise ConfigError(
             f"{federation.where}: the roster ({', '.join(federation.roster)}) does not name this site, {name!r}",
             "start it under the name that the founder gave it, or ask the founder to add it",
         )
-    plan, egress, others = federation.plan, site.egress, federation.roster.others(name)
+    plan, egress, others = federation.plan, site.egress, [other for other in federation.roster if other != name]
     problems = []
-    for stranger in site.addresses.keys() - set(federation.roster):
-        problems.append(f"addresses.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
+    for stranger in site.addresses.keys() - known:
+        problems.append(f"addresses.{stranger}: not in the roster{suggestion(stranger, known)}")
     relays = {split_relay(relay)[0] for relay in site.connect.relays}
-    for own in relays & set(federation.roster):
-        problems.append(f"connect.relays: {own} is a site; write the relay's own name before its address")
-    for stranger in site.connect.peers.keys() - set(federation.roster) - relays:
-        problems.append(f"connect.peers.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
-    for stranger in set(egress.receivers) - {"*", *federation.roster}:
-        problems.append(f"egress.receivers: {stranger!r} is not in the roster{suggestion(stranger, federation.roster)}")
+    if name in relays:
+        problems.append(f"connect.relays: {name} is this site; write the relay's own name before its address")
+    for stranger in site.connect.peers.keys() - known - relays:
+        problems.append(f"connect.peers.{stranger}: not in the roster{suggestion(stranger, known)}")
+    connections, needed = site.limits.connections_max, limits.CONNECTIONS_PER_PEER_RESERVED * len(others)
+    if connections is not None and connections < needed:
+        problems.append(f"limits.connections_max: {len(others)} other sites need {needed} at least; leave it out")
+    for stranger in set(egress.receivers) - {"*", *known}:
+        problems.append(f"egress.receivers: {stranger!r} is not in the roster{suggestion(stranger, known)}")
     for kind in egress.kinds or ():
         if kind in plan.never_leaves:
             problems.append(f"egress.kinds: {federation.method.name} never lets a {kind} leave")
@@ -410,13 +464,16 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> Non
         problems.append(
             f"data.input_size: {len(site.data.input_size)} sizes for spatial_dims = {federation.task.spatial_dims}"
         )
+    metrics = METRICS[federation.task.kind]
+    if site.reference is not None and site.reference.metric not in metrics:
+        problems.append(f"reference.metric: {federation.task.kind} has {', '.join(metrics)}")
     problems += _scale_problems(federation.task.kind, site)
-    problems += _geometry_problems(federation.task, site.data)
+    problems += geometry_problems(federation.task, site.data)
     if problems:
         toml.refuse(site.where, sorted(problems))
 
 
-def _geometry_problems(task: TaskConfig, data: DataConfig) -> Iterator[str]:
+def geometry_problems(task: TaskConfig, data: DataConfig) -> Iterator[str]:
     """Problems with the keys that say how images are turned, resampled and scaled."""
     if data.orientation is not None and task.spatial_dims < 3:
         yield "data.orientation: only volumes have one; leave it out"

@@ -62,6 +62,11 @@ class SiteFolder:
         return self.path / "egress.db"
 
     @property
+    def membership(self) -> Path:
+        """The chain of amendments, and what belongs to it; it outlives generations."""
+        return self.path / "membership"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

@@ -41,6 +41,7 @@ class EgressConfig(StrictTable):
 
     kinds: Annotated[tuple[Kind, ...], Loose] | None = None
     receivers: Annotated[tuple[str, ...], Loose] = ("*",)
+    newcomers: Literal["ask", "accept"] = "ask"
     bytes_per_round_max: Count | None = None
     evaluate: bool = False
     evaluation_samples_min: Count = limits.EVALUATION_SAMPLES_MIN
@@ -197,19 +198,75 @@ class ModelConfig(StrictTable):
 
 
 class TrainingConfig(StrictTable):
+    """``[training]``: how the worker computes.
+
+    With ``gpu = "turns"``, the workers of a machine compute one after the other, in the order of their
+    tickets in ``gpu_folder``, which all of them name; left out: the folder ``.gpu`` of their home. Of
+    several ``processes``, each trains a share of every batch, on a GPU of its own where there are any.
+    """
+
     device: Annotated[str, matching(DEVICE, "auto, cpu, cuda or cuda:N")] = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
     threads: Count = 1
+    processes: Annotated[int, Field(ge=1, le=limits.PROCESSES_MAX)] = 1
+    readers: Annotated[int, Field(ge=1, le=limits.READERS_MAX)] = 1
     batch_size: Count = 8
+    channels_last: bool = False
     checkpoint_s: Seconds = limits.CHECKPOINT_S
     hang_s: Seconds = limits.HANG_S
+    gpu: Literal["shared", "turns"] = "shared"
+    gpu_folder: str | None = None
     probe_ratio_max: NotNegative = limits.PROBE_RATIO_MAX
+
+    @model_validator(mode="after")
+    def _can_be_divided(self) -> Self:
+        if self.processes == 1:
+            return self
+        if ":" in self.device:
+            raise key_problem(
+                "processes",
+                f'each process takes a GPU of its own, and device = "{self.device}" names one; take "cuda", and choose '
+                "the GPUs with the environment variable CUDA_VISIBLE_DEVICES",
+            )
+        if self.gpu == "turns":
+            raise key_problem("processes", 'gpu = "turns" queues for one GPU; take "shared", or processes = 1')
+        least = limits.SHARE_MIN * self.processes
+        if self.batch_size < least:
+            raise key_problem(
+                "processes",
+                f"each needs {limits.SHARE_MIN} samples of a batch, and batch_size is {self.batch_size}; raise it to "
+                f"{least}, or lower processes",
+            )
+        return self
+
+
+class ReferenceConfig(StrictTable):
+    """``[reference]`` of site.toml: what the site's network reaches when it trains alone, and with the data
+    of all sites pooled, on the site's own test data.
+
+    It changes nothing but what `overview`, `dashboard` and `status --html` show.
+    """
+
+    metric: Literal["auc", "accuracy", "f1_macro", "dice", "pixel_accuracy", "psnr", "ssim"]
+    alone: Number
+    pooled: Number
+
+    @model_validator(mode="after")
+    def _has_room(self) -> Self:
+        if self.pooled <= self.alone:
+            raise key_problem("pooled", f"{self.pooled:g} is not above alone = {self.alone:g}: there is no room")
+        return self
 
 
 class LimitsConfig(StrictTable):
-    """``[limits]`` of site.toml: what the site takes from others, in multiples of what is its own."""
+    """``[limits]`` of site.toml: what the site takes from others.
+
+    ``received_ratio_max`` is in multiples of what is its own. ``connections_max`` is a number of
+    connections, and follows the roster where it is left out.
+    """
 
     received_ratio_max: NotNegative = limits.RECEIVED_RATIO_MAX
+    connections_max: Annotated[int, Field(ge=1, le=limits.CONNECTIONS_CONFIGURED_MAX)] | None = None
 
 
 class ConnectConfig(StrictTable):
@@ -217,10 +274,12 @@ class ConnectConfig(StrictTable):
 
     ``proxy`` is ``none``, ``environment`` or ``http://host:port``; ``peers`` has the same for single
     sites and relays. The file has ``user:password`` for all of them. At each of ``relays``,
-    ``name host:port``, the site parks connections, through which others reach it.
+    ``name host:port``, the site parks connections, through which others reach it. At ``relay_listen``
+    this site is such a relay for the other sites, and can be reached itself.
     """
 
     proxy: ProxyUrl = "none"
     peers: dict[Name, ProxyUrl] = Field(default_factory=dict)
     password_file: str | None = None
     relays: Annotated[tuple[Relay, ...], Loose] = ()
+    relay_listen: Listen | None = None

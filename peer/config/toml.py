@@ -276,15 +276,33 @@ def _address(text: str) -> str:
 def _addresses(value: Any) -> Any:
     """One address, or a list of them, as a tuple."""
     if isinstance(value, str):
-        return (_address(value),)
+        value = (value,)
     is_list = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
-    return tuple(map(_address, value)) if is_list else value
+    if not is_list:
+        return value
+    return tuple(check_route(item) for item in value)
+
+
+def check_route(text: str) -> str:
+    """The text, if it is what ``split_route`` reads with a port that can be dialled; or ``ValueError``."""
+    _address(split_route(text)[1])
+    return text
+
+
+def split_route(text: str) -> tuple[str, str]:
+    """The relay's name, or nothing, and the address of ``relay NAME host:port`` or ``host:port``; or ``ValueError``."""
+    if not text.startswith(RELAYED):
+        return "", text
+    return split_relay(text.removeprefix(RELAYED))
+
+
+RELAYED = "relay "
 
 
 def split_relay(text: str) -> tuple[str, str]:
     """Name and address of ``name host:port``, or ``ValueError``."""
     name, _, address = text.partition(" ")
-    if not address:
+    if not name or not address:
         raise ValueError(f"{text!r} is not the relay's name and host:port, such as 'gate relay.example.org:443'")
     split_address(address)
     return name, address
@@ -305,7 +323,7 @@ Relay = Annotated[str, AfterValidator(_relay)]
 ProxyUrl = Annotated[str, AfterValidator(_proxy)]
 Addresses = Annotated[tuple[str, ...], BeforeValidator(_addresses), Strict(False)]
 Listen = Annotated[str, AfterValidator(_listen)]
-Address = Annotated[str, AfterValidator(_address)]
+Route = Annotated[str, AfterValidator(check_route)]
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]

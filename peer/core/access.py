@@ -7,11 +7,24 @@ from __future__ import annotations
 
 from peer.core.messages import Artifact, EvaluationResult, Purpose, Unavailable
 from peer.core.plan import Kind
-from peer.core.roster import SiteName
+from peer.core.roster import Sha256, SiteName
 from peer.core.rules import Rules
 from peer.core.site_memory import Memory
 
 SCHEDULED: tuple[Purpose, ...] = ("train", "handback", "return")
+
+
+def epoch_digest(rules: Rules, *, caller: SiteName, for_round: int) -> Sha256 | None:
+    """The digest of the epoch that a request of the caller must state; ``None`` is the genesis.
+
+    A shadow is no member of the round that it asks for, and states the epoch of its first round.
+    """
+    return rules.epoch(for_round + _shadows(rules, caller, for_round)).digest
+
+
+def _shadows(rules: Rules, caller: SiteName, round: int) -> bool:
+    """Whether the caller only receives in the round before its first one."""
+    return rules.pattern(round) == "all_to_all" and rules.epochs.first_round(caller) == round + 1
 
 
 def denial(
@@ -33,11 +46,14 @@ def denial(
     In circulating rounds, a site that had the model before may give its copy, too: the receiver
     compares a suspicious copy with the one from which it was trained.
 
-    A past or future round is no reason to deny: ``answer`` then says ``RETIRED`` or ``NOT_YET``.
+    A past or future round is no reason to deny: ``answer`` then says ``RETIRED`` or ``NOT_YET``. Nor
+    is a round whose key this site lacks: ``answer`` gives nothing before the key has come.
     """
     plan = rules.plan
-    if caller not in rules.roster or caller == rules.site:
+    if caller == rules.site or not rules.has_known(caller):
         return f"{caller!r} is not a peer of this federation"
+    if (number := rules.epochs.expelled_by(caller)) is not None:
+        return expelled_reason(caller, number)
     if kind in plan.never_leaves or kind not in plan.sends:
         return f"method {rules.method!r} sends no {kind}"
     if (kind == "return") != (purpose == "return"):
@@ -51,16 +67,23 @@ def denial(
     if purpose == "evaluate":
         if rules.evaluation_denied is not None:
             return rules.evaluation_denied
-        return None if owner == rules.site and rules.lends(for_round) else f"no model is lent after round {for_round}"
+        if owner != rules.site or not rules.lends(for_round):
+            return f"no model is lent after round {for_round}"
+        was = caller in rules.members(for_round) and caller not in rules.epochs.gone
+        return None if was else f"{caller!r} is no member of round {for_round}, or not any more"
     if not 1 <= for_round <= rules.rounds:
         return f"round {for_round} is outside this federation's 1 to {rules.rounds}"
     if rules.pattern(for_round) == "none":
         return f"every site trains at home in round {for_round}"
+    if caller not in rules.members(for_round) and not _shadows(rules, caller, for_round):
+        return f"{caller!r} is no member of round {for_round}"
     if rules.pattern(for_round) == "all_to_all":
         return None if owner == rules.site else "a site serves only its own artifact"
+    if _awaits_key(rules, for_round=for_round, owner=owner, purpose=purpose):
+        return None
     if rules.pattern(for_round) == "visit":
         return _visit_denial(rules, caller=caller, for_round=for_round, owner=owner, purpose=purpose)
-    slot = rules.roster.names[rules.order(for_round)[rules.roster.index(caller)]]
+    slot = rules.turn(for_round, caller)
     if slot != owner:
         return f"round {for_round} does not give {owner}'s {kind} to {caller}"
     if rules.site != owner and not _has_held(rules, owner, for_round):
@@ -68,9 +91,25 @@ def denial(
     return None
 
 
+def _awaits_key(rules: Rules, *, for_round: int, owner: SiteName, purpose: Purpose) -> bool:
+    """Whether this site cannot know before it gets a round key whether the schedule gives an artifact of it."""
+    if purpose == "evaluate":
+        return False
+    if purpose == "handback" or rules.pattern(for_round) == "circulate":
+        trained = for_round > 1 and rules.site in rules.members(for_round - 1)
+        if trained and not rules.knows_holder(for_round, owner):
+            return True
+    return purpose != "handback" and rules.lacks_order(for_round)
+
+
+def expelled_reason(caller: SiteName, number: int) -> str:
+    """What a site says to one that an amendment expelled."""
+    return f"{caller!r} was expelled from this federation by amendment {number}"
+
+
 def _has_held(rules: Rules, slot: SiteName, for_round: int) -> bool:
     """Whether this site had a circulating model for the round, or for one whose copy it may keep."""
-    first = max(1, for_round - 1 - rules.pace.artifact_rounds_max)
+    first = max(1, for_round - 1 - rules.epoch(for_round).pace.artifact_rounds_max)
     return rules.pattern(for_round) == "circulate" and any(
         rules.holder(round, slot) == rules.site for round in range(first, for_round + 1)
     )
@@ -78,6 +117,8 @@ def _has_held(rules: Rules, slot: SiteName, for_round: int) -> bool:
 
 def _visit_denial(rules: Rules, *, caller: SiteName, for_round: int, owner: SiteName, purpose: Purpose) -> str | None:
     """Why the caller has no visitor, or no return, of this site in a round; ``None`` when it has."""
+    if rules.site not in rules.members(for_round):
+        return f"{rules.site!r} is no member of round {for_round}"
     if purpose == "return":
         if owner != caller:
             return "only its owner may have a return"
@@ -104,20 +145,25 @@ def answer(
     """
     if purpose == "evaluate":
         return _lent(rules, memory, for_round)
+    if _awaits_key(rules, for_round=for_round, owner=owner, purpose=purpose):
+        return Unavailable.NOT_YET
     if purpose == "train" and for_round == rules.circulating + 1 > 1 and not memory.model_is_home:
         return Unavailable.NOT_YET
+    circulates = rules.pattern(for_round) == "circulate"
     published = memory.published.get((for_round, owner))
-    if published is not None:
+    circulated = circulates or purpose == "handback"
+    if published is not None and (not circulated or rules.follows_order(for_round, owner)):
         return for_round, published
     if purpose == "handback":
         return Unavailable.SKIPPED if memory.committed >= rules.circulating else Unavailable.NOT_YET
-    if for_round <= memory.committed - rules.pace.artifact_rounds_max:
+    if for_round <= memory.committed - rules.epoch(for_round).pace.artifact_rounds_max:
         return Unavailable.RETIRED
     if purpose == "return":
         return _no_return(rules, memory, for_round=for_round, owner=owner)
-    if rules.pattern(for_round) == "circulate" and rules.holder(for_round, owner) != rules.site:
+    if circulates and rules.trained_at(for_round, owner) != rules.site:
         copies = [(round, artifact) for (round, of), artifact in memory.published.items() if of == owner]
-        newest = max((copy for copy in copies if copy[0] < for_round), key=lambda copy: copy[0], default=None)
+        served = (copy for copy in copies if copy[0] < for_round and rules.follows_order(copy[0], owner))
+        newest = max(served, key=lambda copy: copy[0], default=None)
         return newest if newest is not None else Unavailable.SKIPPED
     last = for_round - 1 if rules.plan.published == "commit" else for_round
     return (
@@ -168,7 +214,7 @@ def _lent(rules: Rules, memory: Memory, round: int) -> tuple[int, Artifact] | Un
     lent = memory.evaluation.lent.get(round)
     if lent is not None and lent.artifact is not None:
         return round, lent.artifact
-    if round <= memory.committed - rules.pace.artifact_rounds_max:
+    if round <= memory.committed - rules.epoch(round).pace.artifact_rounds_max:
         return Unavailable.RETIRED
     away = round == rules.circulating == memory.committed and not memory.evaluated_after_handback
     return Unavailable.SKIPPED if memory.committed >= round and not away else Unavailable.NOT_YET
@@ -182,7 +228,7 @@ def unasked(rules: Rules, memory: Memory, *, caller: SiteName, report: Evaluatio
     """
     if rules.evaluation_denied is not None:
         return rules.evaluation_denied
-    if caller not in rules.peers:
+    if not rules.has_peer(caller):
         return f"{caller!r} takes no part in this federation's rounds"
     lent = memory.evaluation.lent.get(report.round)
     if lent is None or lent.artifact is None:

@@ -154,7 +154,8 @@ class Aggregate(Command):
 
     The worker keeps the checkpoints ``kept``: those to which the site may go back, and the best
     round's. Where models visit, the sources are the returns: copies of the own model ``sent`` that
-    other sites trained in this round.
+    other sites trained in this round. With staleness, ``sent`` is the own artifact of this round, and is
+    in the mean instead of the state. A ``shadow`` is no member yet: its own state is not in the mean.
     """
 
     generation: int
@@ -164,6 +165,7 @@ class Aggregate(Command):
     sources: tuple[Source, ...]
     kept: tuple[str, ...] = ()
     sent: Source | None = None
+    shadow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,3 +245,7 @@ class Halt(Command):
 
     generation: int
     attempt: int
+
+
+WORKER_ORDERS = (Initialise, Train, Aggregate, Adopt, Evaluate, Halt)
+"""Orders to the worker: it answers the newest one."""

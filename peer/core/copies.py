@@ -10,17 +10,17 @@ from peer.core.state import SiteState
 
 def own_copy(site: SiteState) -> Source | None:
     """The newest copy of this site's own model that the site holds itself, in circulating rounds."""
-    name = site.rules.site
+    name = site.lived_rules.site
     own = [source for source in site.artifacts_on_disk() if source.artifact.owner == name and source.origin == name]
-    return max(own, key=lambda source: exchange.trained(source, site.rules), default=None)
+    return max(own, key=lambda source: exchange.trained(source, site.lived_rules), default=None)
 
 
 def judges_finally(site: SiteState, source: Source) -> bool:
     """Whether no better copy to compare with can be had."""
-    before = exchange.holder_before(source, site.rules)
+    before = exchange.holder_before(source, site.lived_rules)
     asked = source.artifact.sha256 in site.compared
     at_hand = before in {(copy.round, copy.origin) for copy in _copies(site, source)}
-    return before is None or before[1] == site.rules.site or at_hand or asked
+    return before is None or before[1] == site.lived_rules.site or at_hand or asked
 
 
 def earlier_copy(site: SiteState, source: Source) -> Source | None:
@@ -31,7 +31,7 @@ def earlier_copy(site: SiteState, source: Source) -> Source | None:
 
 def _copies(site: SiteState, source: Source) -> list[Source]:
     """The copies of a circulating model on disk, each with the round that it was published for."""
-    published = [Source(site.rules.site, key[0], artifact) for key, artifact in site.memory.published.items()]
+    published = [Source(site.lived_rules.site, key[0], artifact) for key, artifact in site.memory.published.items()]
     copies = (*site.memory.received.values(), *published)
     return [copy for copy in copies if copy.artifact.owner == source.artifact.owner]
 
@@ -40,7 +40,7 @@ def comparison(site: SiteState, source: Source) -> tuple[Source | None, bool]:
     """What the worker compares a circulating copy with, and whether that decides; nothing for a
     replacement.
     """
-    if source.origin == site.rules.site or source.fallback:
+    if source.origin == site.lived_rules.site or source.fallback:
         return None, True
     return earlier_copy(site, source), judges_finally(site, source)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from peer.core import limits
+from peer.core.epochs import Epochs
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Purpose, Unavailable
 from peer.core.roster import Sha256, SiteName
 
@@ -48,6 +49,16 @@ class ResumeRequested(Event):
 @dataclass(frozen=True, slots=True)
 class StopRequested(Event):
     """The operator, or a signal, asked the daemon to end in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochsLearned(Event):
+    """The chain of amendments or the notices of leaving sites have grown, and are on disk.
+
+    The daemon checked them; ``epochs`` are all of them, from the genesis on.
+    """
+
+    epochs: Epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +172,15 @@ class Progressed(Event):
         """
         levels = limits.PROGRESS_LEVELS
         return min(1.0, max(0.0, levels * self.step // self.steps / levels)) if self.steps else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Queued(Event):
+    """The order waits for its turn at the GPU, after ``ahead`` others; 0: its turn has come."""
+
+    generation: int
+    attempt: int
+    ahead: int
 
 
 @dataclass(frozen=True, slots=True)

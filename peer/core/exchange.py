@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+import math
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from peer.core import liveness
@@ -15,6 +17,8 @@ from peer.core.rules import Rules
 
 ABSENT = "absent"
 """The reason where the operator named the peer with `start --without`."""
+GONE = "gone"
+"""The reason where the peer left or was expelled, as where it says that it is gone."""
 MISSING_REASONS = (
     ABSENT,
     "silent",
@@ -70,6 +74,9 @@ class Exchange:
 
     It decides only; ``peer.core.rounds`` orders the fetches and rows. ``for_comparison``, it brings
     an earlier copy of a model that is here already.
+
+    A peer's event is about its want alone, so that only the wants of ``heard`` peers are checked,
+    and all of them from ``check_s`` on: no want ends by time alone before.
     """
 
     round: int
@@ -80,17 +87,35 @@ class Exchange:
     wants: dict[SiteName, Want] = field(default_factory=dict)
     kind: Kind = "model"
     for_comparison: bool = False
+    heard: set[SiteName] = field(default_factory=set)
+    check_s: float = -math.inf
+    _oldest_open: int = 0
+
+    def add(self, want: Want) -> Want:
+        """Wait for one more artifact."""
+        self.wants[want.origin] = want
+        self.check_s, self._oldest_open = -math.inf, 0
+        return want
 
     def settled(self) -> bool:
-        """Whether no want is open any more."""
-        return not any(want.open for want in self.wants.values())
+        """Whether no want is open any more. A want that ended stays so: the search goes on where it was."""
+        for want in itertools.islice(self.wants.values(), self._oldest_open, None):
+            if want.open:
+                return False
+            self._oldest_open += 1
+        return True
 
-    def due_s(self, peers: Peers, rules: Rules) -> list[float]:
+    def due_s(self, peers: Peers, rules: Rules, now_s: float) -> list[float]:
         """When to check the wants again if no event comes first; monotonic seconds."""
-        waiting = [want for want in self.wants.values() if want.open]
-        ends = [peers.silent_at_s(want.origin) for want in waiting]
-        ends += [want.since_s + want.patience_s for want in waiting]
-        return [*ends, self.opened_s + self.slow_s, self.opened_s + rules.pace.wait_max_s] if waiting else []
+        if self.settled():
+            return []
+        if self.check_s <= now_s:
+            waiting = [want for want in self.wants.values() if want.open]
+            ends = [peers.silent_at_s(want.origin) for want in waiting]
+            ends += [want.since_s + want.patience_s for want in waiting]
+            ends += [self.opened_s + self.slow_s, self.opened_s + rules.epoch(self.round).pace.wait_max_s]
+            self.check_s = min((end_s for end_s in ends if end_s > now_s), default=math.inf)
+        return [self.check_s]
 
     def give_up(self, peers: Peers, rules: Rules, now_s: float) -> list[Want]:
         """Drop the wants of peers that are silent, away or too slow; returns those that were
@@ -101,13 +126,17 @@ class Exchange:
         are wanted, the adaptive deadline counts only once a quorum has arrived; ``wait_max_s`` and
         the patience always count.
         """
-        received = sum(want.received is not None for want in self.wants.values())
+        epoch = rules.epoch(self.round)
         slow = now_s >= self.opened_s + self.slow_s and (
-            self.pattern != "all_to_all" or received >= rules.quorum_others
+            self.pattern != "all_to_all"
+            or sum(want.received is not None for want in self.wants.values()) >= epoch.quorum_others
         )
-        late = now_s >= self.opened_s + rules.pace.wait_max_s
+        late = now_s >= self.opened_s + epoch.pace.wait_max_s
+        all_due = slow or late or now_s >= self.check_s
+        origins = self.wants if all_due else sorted(self.heard & self.wants.keys())
+        self.heard = set()
         dropped = []
-        for want in self.wants.values():
+        for want in map(self.wants.__getitem__, list(origins)):
             if not want.open:
                 continue
             pulse = peers.pulse(want.origin)
@@ -153,6 +182,24 @@ class Exchange:
         return {origin: want.dropped for origin, want in sorted(self.wants.items()) if want.dropped}
 
 
+def scheduled(rules: Rules, published: Container[tuple[int, SiteName]], round: int) -> list[tuple[SiteName, SiteName]]:
+    """The artifacts that the exchange of a round asks for: the origin of each, and the owner of the model.
+
+    ``published`` has the rounds and owners of this site's own artifacts: a circulating model that
+    should be here and is not among them is asked of its owner.
+    """
+    pattern = rules.pattern(round)
+    if pattern == "all_to_all":
+        return [(origin, origin) for origin in rules.members(round).others(rules.site)]
+    if pattern == "visit":
+        return [(visitor, visitor) for visitor in rules.visitors(round)]
+    slot = rules.turn(round)
+    origin = rules.holder(round, slot) if pattern == "circulate" else slot
+    if origin == rules.site and (round, slot) not in published:
+        origin = slot  # this site should hold the model, but had no copy to train in the round before
+    return [(origin, slot)] if origin != rules.site else []
+
+
 def fallback(rules: Rules, *, round: int, owner: SiteName, on_disk: Sequence[Source]) -> tuple[Source, ...]:
     """The sources of a permutation or circulating round whose artifact did not arrive.
 
@@ -166,19 +213,23 @@ def fallback(rules: Rules, *, round: int, owner: SiteName, on_disk: Sequence[Sou
     if rules.pattern(round) == "circulate":
         newest = max(copies, key=lambda source: trained(source, rules), default=None)
         return () if newest is None else (stale(newest),)
-    if rules.fallback == "stale":
+    epoch = rules.epoch(round)
+    if epoch.fallback == "stale":
         from_owner = [source for source in copies if source.origin == owner]
-        recent = [source for source in from_owner if round - source.round <= rules.staleness_rounds_max]
+        recent = [source for source in from_owner if round - source.round <= epoch.staleness_rounds_max]
         newest = max(recent, key=lambda source: source.round, default=None)
         return () if newest is None else (stale(newest),)
     return ()
 
 
-def last_received(rules: Rules, *, fresh: Iterable[Source], earlier: Iterable[Source]) -> tuple[Source, ...]:
-    """The newest artifact of every peer: the one of this round, or the last received one."""
+def last_received(
+    rules: Rules, *, round: int, fresh: Iterable[Source], earlier: Iterable[Source]
+) -> tuple[Source, ...]:
+    """The newest artifact of every peer of a round: the one of this round, or the last one received for one before."""
     newest: dict[SiteName, Source] = {}
+    members = frozenset(rules.members(round)) - rules.epochs.head.expelled
     for source in sorted(earlier, key=lambda source: source.round):
-        if source.origin != rules.site and source.origin in rules.roster:
+        if source.round < round and source.origin != rules.site and source.origin in members:
             newest[source.origin] = stale(source)
     newest.update({source.origin: source for source in fresh})
     return tuple(newest[origin] for origin in sorted(newest))
@@ -186,7 +237,8 @@ def last_received(rules: Rules, *, fresh: Iterable[Source], earlier: Iterable[So
 
 def best_copy(copies: Iterable[Source], rules: Rules) -> Source:
     """The copy that its owner adopts: the one that is trained most, on a tie the lowest holder's."""
-    return max(copies, key=lambda source: (*trained(source, rules), -rules.roster.index(source.origin)))
+    lowest_first = {name: -index for index, name in enumerate(sorted(rules.epochs.names))}
+    return max(copies, key=lambda source: (*trained(source, rules), lowest_first[source.origin]))
 
 
 def holder_before(source: Source, rules: Rules) -> tuple[int, SiteName] | None:
@@ -195,7 +247,7 @@ def holder_before(source: Source, rules: Rules) -> tuple[int, SiteName] | None:
     Rounds are skipped in which the origin had the model, too: its own earlier copy proves nothing.
     ``None`` where no such copy is kept.
     """
-    last = max(0, source.round - 1 - rules.pace.artifact_rounds_max)
+    last = max(0, source.round - 1 - rules.epoch(source.round).pace.artifact_rounds_max)
     for round in range(source.round - 1, last, -1):
         holder = rules.holder(round, source.artifact.owner)
         if holder != source.origin:

@@ -9,7 +9,7 @@ after it and only gives orders.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from peer.core import access, commands, events, limits, rows
 from peer.core.commands import Source
@@ -26,11 +26,11 @@ INACTIVE = frozenset({Phase.NEW, Phase.INITIALISING, Phase.PAUSED, Phase.FAILED,
 
 def give_up_overdue(site: SiteState) -> None:
     """End a measurement that takes longer than ``MEASURE_S_MAX``, and a fetch after ``wait_max_s``."""
-    for origin, fetch in list(site.evaluation_tasks.fetching.items()):
-        if site.now_s >= fetch.since_s + site.rules.pace.wait_max_s:
-            del site.evaluation_tasks.fetching[origin]
-            site.emit(commands.CancelFetch(origin, "evaluate"))
-            _settle(site, fetch.key, "slow")
+    fetching = site.evaluation_tasks.fetching
+    while (oldest := next(iter(fetching.values()), None)) and site.now_s >= oldest.since_s + site.pace.wait_max_s:
+        del fetching[oldest.key[0]]
+        site.emit(commands.CancelFetch(oldest.key[0], "evaluate"))
+        _settle(site, oldest.key, "slow")
     task = site.evaluation_tasks.measuring
     if task is not None and site.now_s >= task.since_s + limits.MEASURE_S_MAX:
         site.evaluation_tasks.measuring, site.evaluation_tasks.process_ordered = None, False
@@ -43,18 +43,34 @@ def order_due(site: SiteState) -> None:
     if site.rules.evaluation_denied is not None or site.phase in INACTIVE:
         _cancel_all(site)
         return
-    for origin in site.rules.others:
+    tasks, evaluation = site.evaluation_tasks, site.memory.evaluation
+    for origin in _changed(site):
         if not _reachable(site, origin):
             continue
-        key = _next_to_fetch(site, origin)
-        if key is not None and origin not in site.evaluation_tasks.fetching:
-            task = site.evaluation_tasks.fetching[origin] = BorrowedTask(
-                key, site.evaluation_tasks.next_attempt(), site.now_s
-            )
+        if origin not in tasks.fetching and (key := _next_to_fetch(site, origin)) is not None:
+            task = tasks.fetching[origin] = BorrowedTask(key, tasks.next_attempt(), site.now_s)
             order = (site.memory.generation, key[2], task.attempt)
             site.emit(commands.Fetch(*order, origin, "model", "evaluate", origin, site.received_bytes_max))
-        _send_report(site, origin)
+        reports = [
+            key for key in _newest_first(site, evaluation.open.get(origin, ())) if evaluation.borrowed[key].report
+        ]
+        if reports and origin not in tasks.reporting:
+            _send_report(site, reports[0])
     _measure(site)
+
+
+def _changed(site: SiteState) -> list[SiteName]:
+    """The peers that an order may be due for since this event, in roster order.
+
+    Those are the peer that the event is about, and those whose borrowed models it is about. Time alone
+    makes no order due. New rules do, and so does the end of a pause.
+    """
+    tasks, evaluation = site.evaluation_tasks, site.memory.evaluation
+    changed, evaluation.changed = evaluation.changed, set()
+    if tasks.looked_under != (under := (site.rules, site.pace)):
+        tasks.looked_under = under
+        return list(site.rules.others)
+    return sorted(name for name in {*changed, SiteName(site.cause.peer)} if name in site.rules.peers)
 
 
 def begin(site: SiteState) -> None:
@@ -70,6 +86,22 @@ def begin(site: SiteState) -> None:
             sha256 = model.source.artifact.sha256
             _settle(site, key, site.rules.evaluation_denied)
             _discard(site, sha256)
+
+
+def drop_peer(site: SiteState, name: SiteName) -> None:
+    """Fetch, measure and report on no model of a site that is gone."""
+    tasks = site.evaluation_tasks
+    tasks.reporting.pop(name, None)
+    fetch = tasks.fetching.pop(name, None)
+    if fetch is not None:
+        site.emit(commands.CancelFetch(name, "evaluate"))
+        _settle(site, fetch.key, "gone")
+    for key in _unsettled(site):
+        if key[0] == name and (tasks.measuring is None or tasks.measuring.key != key):
+            sha256 = site.memory.evaluation.borrowed[key].sha256
+            _settle(site, key, "gone")
+            if sha256 is not None:
+                _discard(site, sha256)
 
 
 def awaited(site: SiteState) -> list[SiteName]:
@@ -97,7 +129,9 @@ def due_s(site: SiteState) -> list[float]:
     """When to check again if no event comes first; monotonic seconds."""
     task = site.evaluation_tasks.measuring
     times = [] if task is None else [task.since_s + limits.MEASURE_S_MAX]
-    times += [fetch.since_s + site.rules.pace.wait_max_s for fetch in site.evaluation_tasks.fetching.values()]
+    oldest = next(iter(site.evaluation_tasks.fetching.values()), None)
+    if oldest is not None:
+        times.append(oldest.since_s + site.pace.wait_max_s)
     return times + [site.peers.silent_at_s(name) for name in awaited(site)] if site.phase == Phase.DONE else times
 
 
@@ -224,35 +258,34 @@ def _reachable(site: SiteState, name: SiteName) -> bool:
 
 def _next_to_fetch(site: SiteState, origin: SiteName) -> BorrowedKey | None:
     """The newest lent model that this site has not had; ``None`` while one waits on disk."""
-    pulse = site.peers.pulse(origin)
-    borrowed = site.memory.evaluation.borrowed
+    pulse, evaluation = site.peers.pulse(origin), site.memory.evaluation
     if pulse is None:
         return None
     newest = min(pulse.committed_round, site.rules.rounds)
-    for round in range(newest, max(0, newest - site.rules.pace.artifact_rounds_max), -1):
-        known = borrowed.get(key := (origin, pulse.generation, round))
+    for round in range(newest, max(0, newest - site.pace.artifact_rounds_max), -1):
+        known = evaluation.borrowed.get(key := (origin, pulse.generation, round))
         if known is not None and known.source is not None:
             return None
+        members = site.rules.members(round)
+        if origin not in members or site.rules.site not in members:
+            continue
         if not site.rules.lends(round) or (known is not None and (known.report is not None or known.settled)):
             continue
-        if (
-            known is not None
-            or sum((origin, round) == (of, at) for of, _, at in borrowed) < limits.LENT_MODELS_PER_ROUND_MAX
-        ):
+        if known is not None or evaluation.generations[origin, round] < limits.LENT_MODELS_PER_ROUND_MAX:
             return key
     return None
 
 
 def _unsettled(site: SiteState) -> list[BorrowedKey]:
     """Borrowed models that have yet to be measured or reported on, the newest rounds first."""
+    return _newest_first(site, (key for keys in site.memory.evaluation.open.values() for key in keys))
+
+
+def _newest_first(site: SiteState, keys: Iterable[BorrowedKey]) -> list[BorrowedKey]:
+    """The keys but those whose report got no answer too often."""
     tries = site.evaluation_tasks.unanswered_reports
-    keys = [
-        key
-        for key, model in site.memory.evaluation.borrowed.items()
-        if not model.settled and (model.source is not None or model.report is not None)
-        if tries.get(key, 0) < limits.REPORT_TRIES_MAX
-    ]
-    return sorted(keys, key=lambda key: (-key[2], key[0], -key[1]))
+    left = [key for key in keys if tries.get(key, 0) < limits.REPORT_TRIES_MAX]
+    return sorted(left, key=lambda key: (-key[2], key[0], -key[1]))
 
 
 def _measure(site: SiteState) -> None:
@@ -271,18 +304,12 @@ def _measure(site: SiteState) -> None:
         site.emit(commands.Dismiss())
 
 
-def _send_report(site: SiteState, origin: SiteName) -> None:
-    """Order the next report to the origin, one at a time."""
-    if origin in site.evaluation_tasks.reporting:
-        return
-    for key in _unsettled(site):
-        report = site.memory.evaluation.borrowed[key].report
-        if key[0] == origin and report is not None:
-            task = site.evaluation_tasks.reporting[origin] = BorrowedTask(
-                key, site.evaluation_tasks.next_attempt(), site.now_s
-            )
-            site.emit(commands.SendReport(task.attempt, origin, report))
-            return
+def _send_report(site: SiteState, key: BorrowedKey) -> None:
+    """Order the report on a borrowed model."""
+    tasks, report = site.evaluation_tasks, site.memory.evaluation.borrowed[key].report
+    if report is not None:
+        task = tasks.reporting[key[0]] = BorrowedTask(key, tasks.next_attempt(), site.now_s)
+        site.emit(commands.SendReport(task.attempt, key[0], report))
 
 
 def _cancel_all(site: SiteState) -> None:
@@ -294,6 +321,7 @@ def _cancel_all(site: SiteState) -> None:
         if tasks.process_ordered:
             site.emit(commands.Dismiss())
     tasks.fetching, tasks.measuring, tasks.process_ordered = {}, None, False
+    tasks.looked_under = None
 
 
 def _finish_fetch(

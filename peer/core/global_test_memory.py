@@ -8,7 +8,8 @@ never a prediction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,24 +62,34 @@ class BorrowedModel:
 
 @dataclass(slots=True)
 class Evaluation:
-    """The part of a site's memory that remote evaluation needs; it changes by rows of the journal only."""
+    """The part of a site's memory that remote evaluation needs; it changes by rows of the journal only.
+
+    ``borrowed`` has every model of a run, while an event is about the models of one peer. So ``open``
+    has, by origin, the keys of those that have yet to be measured or reported on, ``generations`` counts
+    the keys of an origin's round, and ``changed`` has the origins of models that rows were about lately.
+    """
 
     lent: dict[int, LentModel] = field(default_factory=dict)
     borrowed: dict[BorrowedKey, BorrowedModel] = field(default_factory=dict)
+    open: dict[SiteName, set[BorrowedKey]] = field(default_factory=dict)
+    generations: Counter[tuple[SiteName, int]] = field(default_factory=Counter)
+    changed: set[SiteName] = field(default_factory=set, compare=False)
 
     def needed_digests(self) -> set[Sha256]:
         """Digests of the files that are still needed."""
         lent = {model.artifact.sha256 for model in self.lent.values() if model.artifact is not None}
-        return lent | {model.source.artifact.sha256 for model in self.borrowed.values() if model.source is not None}
+        borrowed = (self.borrowed[key].source for keys in self.open.values() for key in keys)
+        return lent | {source.artifact.sha256 for source in borrowed if source is not None}
 
     def forget_missing_files(self, present: set[Sha256]) -> None:
         """Forget the artifacts whose files are gone."""
         for lent in self.lent.values():
             if lent.artifact is not None and lent.artifact.sha256 not in present:
                 lent.artifact = None
-        for borrowed in self.borrowed.values():
+        for key, borrowed in self.borrowed.items():
             if borrowed.source is not None and borrowed.source.artifact.sha256 not in present:
                 borrowed.source = None
+                self._index(key, borrowed)
 
     def apply(self, row: rows.JournalRow) -> None:
         """Apply one row of the kinds in ``ROWS``; other kinds change nothing."""
@@ -89,7 +100,21 @@ class Evaluation:
             case rows.LapsedRow(round, retired=True):
                 self.lent.pop(round, None)
             case rows.GuestRowBase(round, origin=origin, origin_generation=generation):
-                self._apply_to_borrowed(row, self.borrowed.setdefault((origin, generation, round), BorrowedModel()))
+                key = (origin, generation, round)
+                if key not in self.borrowed:
+                    self.borrowed[key] = BorrowedModel()
+                    self.generations[origin, round] += 1
+                self._apply_to_borrowed(row, self.borrowed[key])
+                self._index(key, self.borrowed[key])
+
+    def _index(self, key: BorrowedKey, model: BorrowedModel) -> None:
+        self.changed.add(key[0])
+        if not model.settled and (model.source is not None or model.report is not None):
+            self.open.setdefault(key[0], set()).add(key)
+        elif keys := self.open.get(key[0]):
+            keys.discard(key)
+            if not keys:
+                del self.open[key[0]]
 
     def _apply_to_borrowed(self, row: rows.GuestRowBase, model: BorrowedModel) -> None:
         match row:
@@ -128,6 +153,8 @@ class EvaluationTasks:
     unanswered_reports: dict[BorrowedKey, int] = field(default_factory=dict)
     process_ordered: bool = False
     attempt: int = 0
+    looked_under: object = None
+    """The rules and waiting times under which all peers were looked at last; ``None`` before, and while inactive."""
 
     def next_attempt(self) -> int:
         """The number of the next order; no earlier order about a borrowed model had it in this run."""
@@ -151,7 +178,11 @@ A model is lent by the row ``evaluated`` that holds its artifact.
 
 
 def evaluation_records(
-    stored: Iterable[tuple[str, int, Mapping[str, Any]]], *, own: str, sites: Sequence[str], global_test: bool = True
+    stored: Iterable[tuple[str, int, Mapping[str, Any]]],
+    *,
+    own: str,
+    sites: Callable[[int], Sequence[str]],
+    global_test: bool = True,
 ) -> list[dict[str, Any]]:
     """The evaluations of the site's models on every site's test split that the journal has, oldest
     first.
@@ -159,7 +190,7 @@ def evaluation_records(
     Args:
         stored: rows of the kinds ``evaluated``, ``report`` and ``lapsed``, oldest first.
         own: the site.
-        sites: the roster.
+        sites: the members in a round.
         global_test: whether the federation has its models measured at other sites.
 
     Returns:
@@ -172,7 +203,7 @@ def evaluation_records(
         if kind == "evaluated":
             reason = {"reason": body.get("kept_home") or (NO_ANSWER if global_test else NO_GLOBAL_TEST)}
             metrics = rows.member(kind, round, body, "metrics")
-            cells[round] = {site: _own_cell(metrics) if site == own else reason for site in sites}
+            cells[round] = {site: _own_cell(metrics) if site == own else reason for site in sites(round)}
         elif round in cells:
             row = rows.decode(kind, round, body)
             if isinstance(row, rows.ReportRow) and row.site in cells[round]:

@@ -9,6 +9,7 @@ FEATURE_BYTES_MAX = 32
 ROUND_CLAIM_BYTES_MAX = 256  # two numbers, a digest and a site's name
 CHUNK_BYTES = 1 << 20  # one message of an artifact stream; larger chunks gained nothing on loopback, smaller ones cost
 STREAM_WINDOW_BYTES = 4 << 20  # sent ahead of a receiver's slow disk; 100 MB/s over a line with a round trip of 40 ms
+STREAM_WINDOW_BYTES_MIN = 128 << 10  # of one among many streams: 31 of them carry as much as one of 4 MiB
 MESSAGE_BYTES_MAX = CHUNK_BYTES + (64 << 10)  # a chunk and its envelope; no other message needs more
 MANIFEST_BYTES_MAX = 1 << 20  # 10,000 tensor names of 60 bytes still fit in one message
 ARTIFACT_BYTES_MAX = 8 << 30  # twice the largest network that a hospital trains today
@@ -26,7 +27,10 @@ DISK_RESERVE_BYTES = 32 << 20  # no artifact takes these: journal, ledger and lo
 TEXT_BYTES_MAX = 1024  # a reason or phase that a peer reports; it is shown, never parsed
 COUNT_MAX = 1 << 53  # the largest count that every reader of JSON keeps exact
 STEPS_MAX = 1 << 40  # optimiser steps of a circulating model: 30,000 years at one a second
-CONNECTIONS_MAX = 512  # before TLS, in all: eight for each of 64 sites; one costs the daemon some 50 KB of memory
+CONNECTIONS_MAX = 512  # before TLS, in all, of up to 64 sites; one costs the daemon some 50 KB of memory
+CONNECTIONS_PER_PEER_RESERVED = 4  # calls, artifacts, lent models, and one that replaces another of them
+CONNECTIONS_CONFIGURED_MAX = 65_536  # 3 GB of memory
+DIALLED_PER_PEER_MAX = 3  # open files for this site's own connections to a peer
 CONNECTIONS_PER_PEER_MAX = (
     8  # one channel, one that is replaced, `check`, and what a cut line leaves until it is noticed
 )
@@ -60,7 +64,9 @@ STREAMS_PER_PEER_MAX = 4  # one artifact, one retry, one evaluation, one hand-ba
 
 BEAT_S = 3.0  # five beats fit into the silence limit, so that four may be lost
 BEAT_LARGE_S = 5.0  # above BEAT_LARGE_SITES, to keep N*(N-1) calls bearable; three fit
-BEAT_LARGE_SITES = 32
+BEAT_LARGE_SITES = (
+    32  # above it, a beat also carries what is otherwise announced at once, and one beat a pair is enough
+)
 BEAT_TIMEOUT_S = 2.5  # under one beat, so that answers never queue up
 SILENCE_S = 15.0  # no authenticated byte for so long: fall back now
 HELLO_TIMEOUT_S = 5.0
@@ -89,13 +95,25 @@ EQUIVOCATIONS_PER_SITE_MAX = 3  # proofs kept against one site: one suffices, an
 COMPARISONS_PER_ROUND_MAX = (
     16  # manifests that a site shows a peer whose mean differs; 16 of 64 sites, another day more
 )
+AMENDMENT_CALLS_PER_SECOND_MAX = 0.5  # of one caller; an answer has up to a MiB, and an honest site asks once in 10 s
+AMENDMENT_CALLS_BURST = 20  # a chain of 20 MiB at once
 COMPARISONS_PER_SECOND_MAX = 1.0  # that a peer may ask for: each verifies a signature and reads some rows
 COMPARISONS_BURST = 2 * COMPARISONS_PER_ROUND_MAX  # a round's, and the proofs that follow
 SHOWN_BYTES_MAX = 144 << 10  # manifests in one request: a greeting's and a comparison's fit into REQUEST_BYTES_BURST
 SHOWN_BYTES_PER_SECOND_MAX = REQUEST_BYTES_PER_SECOND_MAX / 2  # a peer's server closes a connection that sends faster
 
+AMENDMENT_BYTES_MAX = 256 << 10  # a roster of 1,000 sites with keys and addresses takes 200 KB
+AMENDMENTS_MAX = 10_000  # of one federation: one a day for 27 years
+AMENDMENTS_MESSAGE_BYTES_MAX = 1 << 20  # of one answer; the asking site asks again until it has the head
+NOTICE_BYTES_MAX = 512  # a digest, a name and a time
+ISSUED_MAX = 253_402_214_399  # Unix time: the end of 30 December 9999; a date in every time zone, so people can read it
+FORKS_KEPT_MAX = 16  # proofs that two amendments of one number were signed; one accuses enough
+
 CHECKPOINT_S = 300.0
 HANG_S = 600.0  # a worker without a sign of progress for so long is started again; a slow disk recovers before
+PROCESSES_MAX = 16  # ranks of a worker: a machine has eight GPUs, or sixteen
+SHARE_MIN = 2  # samples of a rank in a batch: some layers cannot train on one
+READERS_MAX = 64  # threads that read a worker's samples; more wait for each other
 SIGN_S = 1.0  # between two signs of progress: few lines, and many signs within the shortest `hang_s`
 PROBE_RATIO_MAX = 4.0  # losses of no knowledge; an honest model had 1.8 at most where sites have other classes
 WORKER_START_S = 180.0  # torch and monai take 2 to 9 s, a cold network disk far longer

@@ -5,20 +5,81 @@ It uses this site's own monotonic clock alone.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from peer.core import limits
+from peer.core.epochs import PaceRules
 from peer.core.messages import Heartbeat, LastHeard
+from peer.core.phases import QUEUED
 from peer.core.roster import SiteName
-from peer.core.rules import PaceRules
 
-AWAY = frozenset({"paused", "leaving", "failed", "gone"})
+AWAY = frozenset({"paused", "held", "leaving", "failed", "gone"})
 """Phases in which a peer publishes nothing more for now."""
 NOT_READY = AWAY | {"new", "initialising"}
 """Phases in which a peer cannot begin round 1."""
 FINISHED = frozenset({"done", "leaving", "gone"})
+
+
+class Standing(NamedTuple):
+    """What the waits of a site ask of one peer.
+
+    ``round`` is the round in which the peer sets the pace, ``None`` where it sets none.
+    ``finished_round`` is the last committed round of a peer that is done or has left.
+    """
+
+    present: bool
+    ready: bool
+    round: int | None
+    finished_round: int | None
+
+
+class HeardPeers(dict[SiteName, LastHeard]):
+    """When each peer was heard last and its state, and how many peers have the same standing.
+
+    An event changes the standing of one peer, so that reading the counts takes as long as there are
+    different standings, however many peers there are. The simulator's sites share one table: there,
+    nobody is silent or stalled.
+
+    Attributes:
+        standings: by peer, as it was counted.
+        counts: how many peers have each standing.
+        changed: peers that were heard since they were counted.
+        recount_s: when the first of the counted peers may turn silent or stalled, on the clock of
+            ``Peers``; no later than it does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.standings: dict[SiteName, Standing] = {}
+        self.counts: Counter[Standing] = Counter()
+        self.changed: set[SiteName] = set()
+        self.recount_s = math.inf
+
+    def __setitem__(self, name: SiteName, heard: LastHeard) -> None:
+        super().__setitem__(name, heard)
+        self.changed.add(name)
+
+    def count(self, name: SiteName, standing: Standing) -> None:
+        """Count a peer with this standing, and no more with the one before."""
+        before = self.standings.get(name)
+        if before is not None:
+            self.counts[before] -= 1
+            if not self.counts[before]:
+                del self.counts[before]
+        self.standings[name] = standing
+        self.counts[standing] += 1
+
+    def counts_without(self, site: SiteName) -> Iterator[tuple[Standing, int]]:
+        """The counts of all peers but one: the simulator's table has the site itself, too."""
+        own = self.standings.get(site)
+        for standing, count in self.counts.items():
+            if others := count - (standing == own):
+                yield standing, others
 
 
 @dataclass(slots=True)
@@ -27,7 +88,7 @@ class Peers:
 
     silence_s: float
     began_s: float = 0.0
-    heard: dict[SiteName, LastHeard] = field(default_factory=dict)
+    heard: HeardPeers = field(default_factory=HeardPeers)
     begun: set[SiteName] = field(default_factory=set)
     round_began_s: dict[SiteName, float] = field(default_factory=dict)
     moved_s: dict[SiteName, float] = field(default_factory=dict)
@@ -52,7 +113,7 @@ class Peers:
         if before is None or at > self.furthest.get(site, (-1, -1)):
             self.furthest[site] = at
             self.round_began_s[site] = self.moved_s[site] = now_s
-        elif pulse.phase != before.phase or pulse.progress > before.progress:
+        elif pulse.phase != before.phase or pulse.progress > before.progress or pulse.phase == QUEUED:
             self.moved_s[site] = now_s
 
     def stalled(self, site: SiteName, now_s: float, *, patience_s: float) -> bool:
@@ -61,8 +122,14 @@ class Peers:
         Words cost nothing: a site that only claims to work is stalled after ``PACING_WAITS_MAX``
         times the patience in one round, a site that does not even claim it after the patience.
         """
-        moved_s, began_s = self.moved_s.get(site, now_s), self.round_began_s.get(site, now_s)
-        return now_s >= min(moved_s + patience_s, began_s + limits.PACING_WAITS_MAX * patience_s)
+        return now_s >= self.stalled_at_s(site, patience_s=patience_s)
+
+    def stalled_at_s(self, site: SiteName, *, patience_s: float) -> float:
+        """When the site counts as stalled unless it gets on before."""
+        if site not in self.moved_s:
+            return math.inf
+        ends_s = self.moved_s[site] + patience_s, self.round_began_s[site] + limits.PACING_WAITS_MAX * patience_s
+        return min(ends_s)
 
     def prove(self, site: SiteName, round: int) -> None:
         """Record that the site has signed a manifest or a statement of this round."""
@@ -114,8 +181,42 @@ class Peers:
             pulse = self.pulse(site)
             if pulse is None or pulse.phase in AWAY or self.stalled(site, now_s, patience_s=patience_s(site)):
                 continue
-            rounds[site] = min(pulse.round, max(unproven_max, self.heard[site].proven_round + 1))
+            rounds[site] = self._credible_round(site, pulse, unproven_max)
         return rounds
+
+    def recount(self, now_s: float, *, patience_s: Callable[[SiteName], float], unproven_max: int) -> HeardPeers:
+        """The table, with every peer counted as it stands now.
+
+        Args:
+            now_s: seconds of the monotonic clock.
+            patience_s: how long to wait for a peer. ``HeardPeers.recount_s`` is set to the past where it changes.
+            unproven_max: as of ``rounds``; it never falls.
+        """
+        heard = self.heard
+        names: Iterable[SiteName] = heard.changed
+        if now_s >= heard.recount_s:
+            names, heard.recount_s = list(heard), math.inf
+        beyond = set()
+        for name in names:
+            pulse = heard[name].pulse
+            silent_at_s, stalled_at_s = self.silent_at_s(name), math.inf
+            present, round = not self.silent(name, now_s), None
+            if present and pulse is not None and pulse.phase not in AWAY:
+                patience = patience_s(name)
+                if not self.stalled(name, now_s, patience_s=patience):
+                    stalled_at_s = self.stalled_at_s(name, patience_s=patience)
+                    round = self._credible_round(name, pulse, unproven_max)
+                    if round < pulse.round:
+                        beyond.add(name)  # its claim counts more once this site has got on
+            finished_round = pulse.committed_round if pulse is not None and pulse.phase in FINISHED else None
+            heard.count(name, Standing(present, self.ready(name), round, finished_round))
+            if present:
+                heard.recount_s = min(heard.recount_s, silent_at_s, stalled_at_s)
+        heard.changed = beyond
+        return heard
+
+    def _credible_round(self, site: SiteName, pulse: Heartbeat, unproven_max: int) -> int:
+        return min(pulse.round, max(unproven_max, self.heard[site].proven_round + 1))
 
 
 def patience_s(*, in_vain_s: float, trained_s: float, pace: PaceRules) -> float:
@@ -135,9 +236,14 @@ def patience_s(*, in_vain_s: float, trained_s: float, pace: PaceRules) -> float:
     return min(pace.wait_max_s, max(0.0, allowance_s - in_vain_s) / 2)
 
 
-def lower_median(rounds: Sequence[int]) -> int | None:
-    """The lower median of ascending numbers; ``None`` of an empty sequence."""
-    return rounds[(len(rounds) - 1) // 2] if rounds else None
+def lower_median(counts: Mapping[int, int]) -> int | None:
+    """The lower median of numbers that occur so often; ``None`` where there is none."""
+    left = (sum(counts.values()) + 1) // 2
+    for number in sorted(counts):
+        left -= counts[number]
+        if left <= 0:
+            return number
+    return None
 
 
 def slow_after_s(waits_s: Sequence[float], pace: PaceRules) -> float:

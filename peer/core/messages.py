@@ -27,12 +27,14 @@ UNMEASURED: tuple[Unmeasured, ...] = ("withheld", "not_received", "refused", "fa
 class Unavailable(enum.StrEnum):
     """Why a site has no artifact for a round.
 
-    The receiver asks again on NOT_YET, and falls back otherwise.
+    The receiver asks again on NOT_YET and EPOCH, and falls back otherwise. EPOCH: the two sites have
+    different amendments for the round.
     """
 
     NOT_YET = "not_yet"
     RETIRED = "retired"
     SKIPPED = "skipped"
+    EPOCH = "epoch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Manifest:
     egress_count: int = 0
     egress_head: str = ""
     evaluation: bool = False
+    head: ChainHead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +132,60 @@ class Seen:
     manifest: SignedManifest | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ChainHead:
+    """The newest amendment that a site has: a claim, until its body is there. ``None`` is the genesis."""
+
+    number: int
+    digest: Sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Endorsement:
+    """A signature of an amendment; without a certificate it is the federation's CA key's."""
+
+    certificate_der: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SignedAmendment:
+    """An amendment as it travels: the exact bytes, and the signatures over them."""
+
+    body: bytes
+    by: tuple[Endorsement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SignedNotice:
+    """A site's notice that it leaves, as it travels."""
+
+    body: bytes
+    signature: bytes
+    certificate_der: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SealedKey:
+    """The round key that an amendment names, encrypted for one site; number 0 is the genesis'."""
+
+    number: int
+    sealed: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AmendmentsReply:
+    """Amendments after a number, with the round keys of the asking site's epochs, and notices."""
+
+    amendments: tuple[SignedAmendment, ...] = ()
+    keys: tuple[SealedKey, ...] = ()
+    notices: tuple[SignedNotice, ...] = ()
+
+
 COMPARES_MANIFESTS = "compares-manifests"
 PROVES_ROUNDS = "proves-rounds"
-FEATURES = (COMPARES_MANIFESTS, PROVES_ROUNDS)
+AMENDMENTS = "amendments"
+FEATURES = (COMPARES_MANIFESTS, PROVES_ROUNDS, AMENDMENTS)
 """What this program understands beside the protocol's first version."""
 
 NO_TAG = Sha256("0" * 64)
@@ -161,6 +215,7 @@ class Hello:
     evaluates: bool | None = None
     protocol_max: int = 0
     features: tuple[str, ...] = ()
+    head: ChainHead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +224,7 @@ class Heartbeat:
 
     ``progress`` is the share of the phase that is done, in [0, 1]. ``aggregate`` is the digest of
     the mean that the committed round ended with. ``proof`` is for a receiver that is far behind.
+    ``notice`` says that the sender leaves the federation.
     """
 
     generation: int
@@ -179,6 +235,8 @@ class Heartbeat:
     committed_round: int = 0
     aggregate: Sha256 | None = None
     proof: SignedRound | None = None
+    head: ChainHead | None = None
+    notice: SignedNotice | None = None
 
 
 @dataclass(frozen=True, slots=True)

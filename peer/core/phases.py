@@ -16,6 +16,7 @@ class Phase(enum.StrEnum):
     GATHERING = "gathering"
     PACING = "pacing"
     ISOLATED = "isolated"
+    HELD = "held"
     EXCHANGE = "exchange"
     TRAIN = "train"
     RETURNS = "returns"
@@ -29,6 +30,10 @@ class Phase(enum.StrEnum):
     FAILED = "failed"
     GONE = "gone"
 
+
+QUEUED = "queued"
+"""What a site tells in place of a busy phase while its worker waits for its turn at the GPU: it lives,
+and is slow."""
 
 BUSY = frozenset({Phase.INITIALISING, Phase.TRAIN, Phase.AGGREGATE, Phase.EVALUATE, Phase.ADOPT})
 """Phases in which the worker has an order."""
@@ -46,21 +51,22 @@ RESUMED = IN_ROUND | {
 """Phases in which a site may go on after a pause: its memory says which."""
 
 NEXT: Mapping[Phase, frozenset[Phase]] = {
-    Phase.NEW: RESUMED | {Phase.DONE},
+    Phase.NEW: RESUMED | {Phase.DONE, Phase.GONE},
     Phase.INITIALISING: BUSY_STOP | {Phase.GATHERING, Phase.PACING, Phase.GONE},
     Phase.GATHERING: IDLE_STOP | {Phase.PACING},
-    Phase.PACING: IDLE_STOP | IN_ROUND | {Phase.ISOLATED, Phase.DONE},
-    Phase.ISOLATED: IDLE_STOP | {Phase.PACING},
+    Phase.PACING: IDLE_STOP | IN_ROUND | {Phase.ISOLATED, Phase.HELD, Phase.HANDBACK, Phase.DONE},
+    Phase.ISOLATED: IDLE_STOP | {Phase.PACING, Phase.HANDBACK},
+    Phase.HELD: IDLE_STOP | {Phase.PACING, Phase.HANDBACK},
     Phase.EXCHANGE: IDLE_STOP | IN_ROUND - {Phase.EXCHANGE} | AFTER_COMMIT | {Phase.EVALUATE},
     Phase.TRAIN: BUSY_STOP | IN_ROUND - {Phase.TRAIN} | AFTER_COMMIT | {Phase.RETURNS, Phase.EVALUATE, Phase.FAILED},
     Phase.RETURNS: IDLE_STOP | {Phase.AGGREGATE},
     Phase.AGGREGATE: BUSY_STOP | IN_ROUND - {Phase.AGGREGATE} | {Phase.PACING, Phase.EVALUATE, Phase.FAILED},
-    Phase.EVALUATE: BUSY_STOP | {Phase.PACING, Phase.FAILED},
+    Phase.EVALUATE: BUSY_STOP | {Phase.PACING, Phase.HANDBACK, Phase.FAILED},
     Phase.HANDBACK: IDLE_STOP | {Phase.ADOPT, Phase.EVALUATE, Phase.PACING},
     Phase.ADOPT: BUSY_STOP | {Phase.HANDBACK, Phase.EVALUATE, Phase.PACING, Phase.FAILED},
     Phase.PAUSED: RESUMED | {Phase.GONE},
     Phase.FAILED: frozenset({Phase.TRAIN, Phase.AGGREGATE, Phase.EVALUATE, Phase.HANDBACK, Phase.GONE}),
-    Phase.DONE: frozenset({Phase.GONE}),
+    Phase.DONE: frozenset({Phase.PACING, Phase.GONE}),
     Phase.LEAVING: frozenset({Phase.GONE}),
     Phase.GONE: frozenset(),
 }

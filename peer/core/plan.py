@@ -18,6 +18,7 @@ Pattern = Literal["permutation", "circulate", "all_to_all", "visit", "none"]
 Kind = Literal["model", "head", "proxy", "messenger", "return", "prototype", "prediction"]
 Unit = Literal["step", "epoch"]
 AggregateRule = Literal["mean", "trimmed_mean", "median"]
+Wire = Literal["float32", "bfloat16"]
 Shared = Literal["maybe", "itself", "beside"]
 Value = bool | int | float | str | tuple[int, ...] | tuple[str, ...]
 
@@ -108,12 +109,16 @@ class Plan:
             pattern ``visit``.
         keeps_last_received: whether a site keeps the last artifact of every peer, and uses it where
             no newer one arrived.
+        takes_older: whether the method still means something with artifacts that are one round older:
+            ``[schedule] staleness``.
         shared: what ``[shared_model]`` is: a network ``beside`` the local one, the local one
             ``itself``, or (``maybe``) the local one if the federation chooses to be homogeneous.
         shared_default: by task, the network that ``[shared_model]`` is where the file has none.
         not_for: the tasks for which the method is not defined.
         stays: the part of a site's prediction that cannot be lent, where the model that may leave
             is only a part of it.
+        fixed_sites: whether networks have a place for each site of federation.toml, and none for a
+            site that an amendment adds.
         public: whether sites predict a public set of images, of which each has a copy.
         source: the paper.
     """
@@ -132,10 +137,12 @@ class Plan:
     last_round: tuple[str, ...] = ()
     visits: str | None = None
     keeps_last_received: bool = False
+    takes_older: bool = False
     shared: Shared = "maybe"
     shared_default: Mapping[str, str] = field(default_factory=dict)
     not_for: tuple[str, ...] = ()
     stays: str = ""
+    fixed_sites: bool = False
     public: bool = False
     source: str = ""
 
@@ -175,6 +182,20 @@ class Plan:
         if self.artifact is None:
             return ()
         return (self.artifact, "return") if self.pattern == "visit" else (self.artifact,)
+
+    def staleness_problem(self, parameters: Mapping[str, object]) -> str | None:
+        """Why a site must not use artifacts that are one round older; ``None`` if it may."""
+        if self.artifact is None:
+            return "sends nothing"
+        if self.pattern == "visit":
+            return "takes a visiting model home in the round in which it left"
+        if self.pattern == "circulate" or parameters.get(self.circulating_share or "", 0.0):
+            return "circulates models, and each host trains what the host of the round before has made of one"
+        if self.takes_older:
+            return None
+        if "aggregate" in self.phases:
+            return "averages weights, and all sites must average those of one round"
+        return "is not made for artifacts that are one round older"
 
     @property
     def evaluation_denied(self) -> str | None:

@@ -7,8 +7,8 @@ import hmac
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NewType
 
 SiteName = NewType("SiteName", str)
@@ -20,6 +20,10 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 ROUND_KEY_BYTES = 32
 
 NOT_IDENTITY = frozenset({"address", "description"})
+
+
+NO_ROUND_KEY = RoundKey(bytes(32))
+"""Stands for the genesis' round key at a site that joined later: its epochs have keys of their own."""
 
 
 def site_name(text: str) -> SiteName:
@@ -52,8 +56,16 @@ def federation_digest(document: Mapping[str, Any]) -> Sha256:
     point, there are no spaces, floats are written as Python's ``repr``. Dates and non-finite floats have no canonical
     form: ``ValueError``.
     """
-    text = json.dumps(_canonical(document, path=""), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return Sha256(hashlib.sha256(text.encode("utf-8")).hexdigest())
+    return Sha256(hashlib.sha256(canonical_json(document, left_out=NOT_IDENTITY)).hexdigest())
+
+
+def canonical_json(document: Mapping[str, Any], *, left_out: Container[str] = ()) -> bytes:
+    """The one JSON text of a document, in UTF-8; ``left_out`` are keys to omit at any depth.
+
+    ``ValueError`` for a value that has no canonical form.
+    """
+    canonical = _canonical(document, path="", left_out=left_out)
+    return json.dumps(canonical, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
 
 
 def roster_digest(names: Sequence[str]) -> Sha256:
@@ -66,15 +78,15 @@ def round_key_tag(key: RoundKey, federation: Sha256) -> Sha256:
     return Sha256(hmac.digest(key, b"mhfl/hello/v1" + bytes.fromhex(federation), "sha256").hex())
 
 
-def _canonical(value: Any, *, path: str) -> Any:
+def _canonical(value: Any, *, path: str, left_out: Container[str]) -> Any:
     if isinstance(value, Mapping):
         return {
-            key: _canonical(inner, path=f"{path}.{key}" if path else key)
+            key: _canonical(inner, path=f"{path}.{key}" if path else key, left_out=left_out)
             for key, inner in value.items()
-            if key not in NOT_IDENTITY
+            if key not in left_out
         }
     if isinstance(value, list | tuple):
-        return [_canonical(inner, path=f"{path}[{index}]") for index, inner in enumerate(value)]
+        return [_canonical(inner, path=f"{path}[{index}]", left_out=left_out) for index, inner in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{path} = {value}: only finite numbers have a canonical form")
     if value is None or isinstance(value, bool | int | float | str):
@@ -87,6 +99,7 @@ class Roster:
     """The sites of a federation, sorted by name; a site's index is its position here."""
 
     names: tuple[SiteName, ...]
+    _indices: Mapping[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse an empty, unsorted or repeating roster: its indices would differ between sites."""
@@ -94,6 +107,7 @@ class Roster:
             raise ValueError("a roster needs at least one site")
         if list(self.names) != sorted(set(self.names)):
             raise ValueError("a roster is sorted by name and names no site twice")
+        object.__setattr__(self, "_indices", {name: index for index, name in enumerate(self.names)})
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Roster:
@@ -112,13 +126,13 @@ class Roster:
         return iter(self.names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.names
+        return name in self._indices
 
     def index(self, name: str) -> int:
         """The site's index; ``ValueError`` for a site that is not in the roster."""
         try:
-            return self.names.index(SiteName(name))
-        except ValueError:
+            return self._indices[name]
+        except KeyError:
             raise ValueError(f"site {name!r} is not in the roster ({', '.join(self.names)})") from None
 
     def others(self, name: str) -> tuple[SiteName, ...]:

@@ -49,10 +49,15 @@ class InitialisedRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedRow(JournalRow):
-    """A round began. ``sources`` are received artifacts that its first stage already uses."""
+    """A round began. ``sources`` are received artifacts that its first stage already uses.
+
+    ``epoch`` is the digest of the amendment that the round follows; the key is left out where the
+    round follows the genesis.
+    """
 
     kind = "opened"
     sources: tuple[Source, ...]
+    epoch: Sha256 | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +163,7 @@ class CommittedRow(JournalRow):
     ``trained`` has the artifact itself: its list of tensors is many times the size of this row.
     Earlier programs wrote a copy of it here. ``returned`` are the copies of the own model that other
     sites trained and this site merged, ``missing_returns`` the sites whose copy is not among them.
+    With staleness, ``made_in`` is the round whose training the sources hold; 0: the initial models.
     """
 
     kind = "committed"
@@ -178,6 +184,7 @@ class CommittedRow(JournalRow):
     visiting: bool = False
     returned: tuple[UsedSource, ...] | None = field(default=None, metadata=OMITTED)
     missing_returns: Mapping[str, str] | None = field(default=None, metadata=OMITTED)
+    made_in: int | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +208,38 @@ class SkippedRow(JournalRow):
     first: int = field(metadata={ON_DISK: "from"})
     publish: int | None = None
     proven: Mapping[SiteName, int] | None = field(default=None, metadata=OMITTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedRow(JournalRow):
+    """The site joined a running federation: the rounds up to this row's were never its own.
+
+    ``publish`` is the round that its initial artifact serves, if any. With ``home``, its model does
+    not circulate, and waits for no hand-back.
+    """
+
+    kind = "joined"
+    publish: int | None = None
+    home: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmendedRow(JournalRow):
+    """The site learnt of an amendment, or of the notice of a leaving site.
+
+    ``number``, ``digest`` and ``from_round`` are those of the newest amendment, ``gone`` the sites
+    that newly count as gone. Where the open round is ``reopened``, its exchange begins again, and it
+    follows ``epoch`` from now on. A site that ``departs`` is no member any more, and abandons it.
+    """
+
+    kind = "amended"
+    number: int
+    digest: Sha256 | None
+    from_round: int
+    gone: tuple[SiteName, ...]
+    reopened: bool = False
+    epoch: Sha256 | None = field(default=None, metadata=OMITTED)
+    departs: bool | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -496,7 +535,8 @@ class SpokenRow(JournalRow):
 KINDS: Mapping[str, type[JournalRow]] = {
     row_type.kind: row_type
     for row_type in (
-        BeganRow, InitialisedRow, OpenedRow, ArrivedRow, ChosenRow, TrainedRow, AggregatedRow, EvaluatedRow,
+        BeganRow, InitialisedRow, JoinedRow, AmendedRow, OpenedRow, ArrivedRow, ChosenRow, TrainedRow, AggregatedRow,
+        EvaluatedRow,
         CommittedRow, ComparedRow, SkippedRow, PublishedRow, RetiredRow, DiscardedRow, RegeneratedRow,
         AdoptedRow, SlotLostRow, IsolatedRow, FinishedRow, PausedRow, ResumedRow, LeftRow, WorkFailedRow,
         RevertedRow, RefusedRow, IgnoredRow, ReportRow, LapsedRow, GuestRow, MislaidRow, MeasuredRow, SettledRow,

@@ -1,29 +1,19 @@
-"""The federation as a site's state machine sees it: fixed for the life of the daemon, free of I/O."""
+"""The federation as a site's state machine sees it: plain values, free of I/O.
+
+They change only with an amendment, and then for the rounds that follow it: ``Rules.amended``.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from peer.core import limits, schedule
+from peer.core.epochs import Epoch, Epochs, half_rounded_up
+from peer.core.epochs import PaceRules as PaceRules
 from peer.core.plan import Pattern, Plan, Value, circulating, visits
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
-
-
-@dataclass(frozen=True, slots=True)
-class PaceRules:
-    """Waiting times in seconds, and how far sites may drift apart in rounds (see ``peer.core.limits`` for reasons)."""
-
-    wait_max_s: float = limits.WAIT_MAX_S
-    deadline_floor_s: float = limits.DEADLINE_FLOOR_S
-    gather_s: float | None = None
-    silence_s: float = limits.SILENCE_S
-    lead_rounds_max: int = 2
-    lag_rounds_max: int = 2
-    isolated_s: float = 86_400.0
-    linger_s: float = 3_600.0
-    artifact_rounds_max: int = limits.ARTIFACT_ROUNDS_MAX
 
 
 @dataclass(frozen=True)
@@ -33,9 +23,12 @@ class Rules:
     ``round_steps`` is the number of optimiser steps of a round, or ``None`` where a stage counts
     epochs, whose length is each site's own.
 
+    ``staleness`` is by how many rounds the artifacts are older than the plan says.
+
     ``global_test`` is the federation's setting that sites measure each other's models;
     ``evaluation_permitted``, ``evaluation_samples_min`` and ``received_ratio_max`` are this site's
-    policy.
+    policy. The other fields are those of the genesis; ``chain`` has the amendments, or is ``None``
+    without any.
     """
 
     site: SiteName
@@ -47,6 +40,7 @@ class Rules:
     rounds: int
     round_steps: int | None = None
     schedule_kind: str = "permutation"
+    staleness: int = 0
     parameters: Mapping[str, Value] = field(default_factory=dict)
     pace: PaceRules = field(default_factory=PaceRules)
     fallback: str = "self"
@@ -59,35 +53,122 @@ class Rules:
     received_ratio_max: float = limits.RECEIVED_RATIO_MAX
     without: frozenset[SiteName] = frozenset()
     stay: bool = False
+    chain: Epochs | None = None
+
+    @functools.cached_property
+    def epochs(self) -> Epochs:
+        """The genesis and every amendment that the site knows."""
+        return self.chain if self.chain is not None else Epochs((self.genesis,))
+
+    @functools.cached_property
+    def genesis(self) -> Epoch:
+        """Epoch 0, from ``federation.toml``."""
+        return Epoch(
+            number=0,
+            digest=None,
+            from_round=1,
+            members=self.roster.names,
+            round_key=self.round_key,
+            rounds=self.rounds,
+            pace=self.pace,
+            quorum=self.quorum,
+            fallback=self.fallback,
+            staleness_rounds_max=self.staleness_rounds_max,
+            parameters=self.parameters,
+            round_steps=self.round_steps,
+        )
+
+    def amended(self, epochs: Epochs) -> Rules:
+        """The rules with these epochs, of which the newest says how many rounds there are."""
+        return replace(self, chain=epochs, rounds=epochs.head.rounds)
+
+    def pinned(self, round: int, digest: Sha256 | None) -> Rules:
+        """The rules, where a round keeps the epoch of this digest."""
+        epochs = self.epochs.pin(round, digest)
+        return self if epochs is self.epochs else replace(self, chain=epochs)
+
+    def epoch(self, round: int) -> Epoch:
+        """The members and the settings of a round."""
+        return self.epochs.at(round)
+
+    def members(self, round: int) -> Roster:
+        """The sites of a round; a site's index in its order is its position here."""
+        return _roster(self.epochs.at(round).members) if self.members_change else self.roster
 
     @functools.cached_property
     def circulating(self) -> int:
-        """The last round in which models circulate; 0 where none does."""
-        return circulating(self.plan, rounds=self.rounds, parameters=self.parameters)
+        """The last round in which models circulate; 0 where none does.
+
+        A share of the rounds is one of the genesis' rounds, unless it is all of them.
+        """
+        genesis = self.epochs.genesis
+        first = circulating(self.plan, rounds=genesis.rounds, parameters=genesis.parameters)
+        whole = self.plan.pattern == "circulate" or first == genesis.rounds
+        return (
+            circulating(self.plan, rounds=self.rounds, parameters=genesis.parameters)
+            if whole
+            else min(first, self.rounds)
+        )
 
     @functools.cached_property
     def visits(self) -> int:
-        """How many sites train a copy of each model in a round; 0 where no model visits."""
-        return visits(self.plan, sites=len(self.roster), parameters=self.parameters)
+        """How many sites train a copy of each model in a round, at most; 0 where no model visits."""
+        return max(self.visits_in(epoch.from_round) for epoch in self.epochs.all)
+
+    def visits_in(self, round: int) -> int:
+        """How many sites train a copy of each model in this round."""
+        epoch = self.epoch(round)
+        return visits(self.plan, sites=len(epoch.members), parameters=epoch.parameters)
 
     @functools.cached_property
-    def index(self) -> int:
-        return self.roster.index(self.site)
+    def known(self) -> tuple[SiteName, ...]:
+        """The other sites that are members in some round from now on, in roster order."""
+        return tuple(sorted(self.epochs.names - self.epochs.gone - {self.site}))
 
     @functools.cached_property
     def others(self) -> tuple[SiteName, ...]:
-        """The peers that take part, in roster order."""
-        return tuple(name for name in self.roster.others(self.site) if name not in self.without)
+        """Those of them that take part, in roster order."""
+        return tuple(name for name in self.known if name not in self.without)
+
+    @functools.cached_property
+    def members_change(self) -> bool:
+        """Whether there is more than the genesis; without, the roster answers, however many sites there are."""
+        return len(self.epochs.all) > 1 or bool(self.epochs.leaving)
 
     @functools.cached_property
     def peers(self) -> frozenset[SiteName]:
-        """``others`` as a set: every event is checked against it."""
+        """``others`` as a set."""
         return frozenset(self.others)
 
     @property
-    def quorum_others(self) -> int:
-        """How many artifacts are enough at the adaptive deadline; by default half, rounded up."""
-        return self.quorum if self.quorum is not None else half_rounded_up(len(self.roster) - 1)
+    def others_count(self) -> int:
+        """How many ``others`` there are."""
+        return len(self.others) if self.members_change else len(self.roster) - 1 - len(self.without)
+
+    def others_count_in(self, round: int) -> int:
+        """How many peers take part in a round."""
+        return len(self.others_in(round)) if self.members_change else self.others_count
+
+    def has_peer(self, name: str) -> bool:
+        """Whether a site is one of ``others``, without a copy of the roster at each simulated site."""
+        if self.members_change:
+            return name in self.peers
+        return name in self.roster and name != self.site and name not in self.without
+
+    def has_known(self, name: str) -> bool:
+        """Whether a site is or was a member in some epoch."""
+        return name in (self.epochs.names if self.members_change else self.roster)
+
+    def others_in(self, round: int) -> tuple[SiteName, ...]:
+        """The peers that take part in a round, in roster order."""
+        if not self.members_change:
+            return self.others
+        return tuple(name for name in self.members(round) if name in self.peers)
+
+    @functools.cached_property
+    def first_round(self) -> int:
+        """The first round in which this site is a member: 1 unless it joined later."""
+        return self.epochs.first_round(self.site) or 1
 
     @property
     def witnesses_of_a_start(self) -> int:
@@ -96,7 +177,7 @@ class Rules:
         Two, where there are two beside the missing one, so that no single site can start a
         federation early.
         """
-        return min(2, half_rounded_up(len(self.others)))
+        return min(2, half_rounded_up(self.others_count_in(1)))
 
     def pattern(self, round: int) -> Pattern:
         if self._is_at_home(round):
@@ -104,51 +185,109 @@ class Rules:
         return "circulate" if round <= self.circulating else self.plan.pattern
 
     def phases(self, round: int) -> tuple[str, ...]:
-        return self.plan.last_round if self._is_at_home(round) else self.plan.phases
+        phases = self.plan.last_round if self._is_at_home(round) else self.plan.phases
+        return tuple(name for name in phases if not name.startswith("train")) if self.shadows(round) else phases
 
     def _is_at_home(self, round: int) -> bool:
         """Whether every site only trains at home: in the last round of a plan that ends so."""
-        return round == self.rounds and bool(self.plan.last_round)
+        return bool(self.plan.last_round) and round == self.epoch(round).rounds
+
+    def shadows(self, round: int) -> bool:
+        """Whether this site only receives in the round before its first one, to begin from the mean."""
+        return round == self.first_round - 1 > 0 and self.pattern(round) == "all_to_all"
 
     @property
     def drawn_kind(self) -> str:
         """How the order of a round is drawn: visits are always along a ring."""
         return "ring" if self.plan.pattern == "visit" else self.schedule_kind
 
+    def made_in(self, round: int) -> int:
+        """The round whose training the artifacts of a round hold; 0 for the initial models.
+
+        The first two rounds use the same artifacts where these are a round older.
+        """
+        delay = 1 if self.plan.published == "commit" else 0
+        return max(1 - delay, round - delay - self.staleness)
+
+    def lacks_order(self, round: int) -> bool:
+        """Whether this site needs the order of a round, and has no key for it."""
+        return self.epoch(round).round_key is None and self.pattern(round) not in ("all_to_all", "none")
+
     def order(self, round: int) -> tuple[int, ...]:
-        return _order(self.round_key, self.federation, round, len(self.roster), self.drawn_kind)
+        """The order of a round; ``ValueError`` where this site has no key for it."""
+        return _order(self._drawn(round))
+
+    def _drawn(self, round: int) -> Drawn:
+        epoch = self.epoch(round)
+        if epoch.round_key is None:
+            raise ValueError(f"{self.site} has no round key for round {round}")
+        sites = len(epoch.members)
+        return epoch.round_key, self.federation, round, sites, self.drawn_kind if sites > 1 else "permutation"
 
     def visiting_orders(self, round: int) -> tuple[tuple[int, ...], ...]:
         """For each visit of a round, the order that says whose model visits which site."""
-        return schedule.visiting_orders(self.order(round), self.visits)
+        return _visiting_orders(self._drawn(round), self.visits_in(round))
 
     def visitors(self, round: int, site: SiteName | None = None) -> tuple[SiteName, ...]:
         """The sites whose models visit a site, by default this one, in the order of the visits."""
-        index = self.index if site is None else self.roster.index(site)
-        return tuple(self.roster.names[order[index]] for order in self.visiting_orders(round))
+        members = self.members(round)
+        index = members.index(self.site if site is None else site)
+        return tuple(members.names[order[index]] for order in self.visiting_orders(round))
 
     def hosts(self, round: int) -> tuple[SiteName, ...]:
         """The sites that this site's model visits, in the order of the visits."""
-        orders = self.visiting_orders(round)
-        return tuple(self.roster.names[schedule.receiver(order, self.index)] for order in orders)
+        members, receivers = self.members(round), _receivers(self._drawn(round), self.visits_in(round))
+        index = members.index(self.site)
+        return tuple(members.names[each[index]] for each in receivers)
 
-    def turn(self, round: int) -> SiteName:
-        """The site whose artifact this site receives; its own name means self-consolidation."""
-        return self.roster.names[self.order(round)[self.index]]
+    def turn(self, round: int, site: SiteName | None = None) -> SiteName:
+        """The site whose artifact a site, by default this one, receives; its own name means
+        self-consolidation.
+        """
+        members = self.members(round)
+        return members.names[self.order(round)[members.index(self.site if site is None else site)]]
 
     def holder(self, round: int, slot: SiteName) -> SiteName:
-        """The site that holds a circulating slot when a round begins; in round 1, its owner."""
+        """The site that has a circulating slot when a round begins; in round 1, its owner.
+
+        The owner serves its own newest copy where the site that trained the slot last is no member
+        any more, and where the owner itself is new.
+        """
+        trained_at = self.trained_at(round, slot)
+        return slot if trained_at is None or trained_at not in self.members(round) else trained_at
+
+    def trained_at(self, round: int, slot: SiteName) -> SiteName | None:
+        """The site that trained a circulating slot in the round before, by the order; in round 1, its
+        owner. ``None`` where the owner was no member then, and where this site was not and cannot know.
+        """
         if round <= 1:
             return slot
-        return self.roster.names[schedule.receiver(self.order(round - 1), self.roster.index(slot))]
+        before = self.members(round - 1)
+        if slot not in before or self.epoch(round - 1).round_key is None:
+            return None
+        (receivers,) = _receivers(self._drawn(round - 1), 1)
+        return before.names[receivers[before.index(slot)]]
+
+    def knows_holder(self, round: int, slot: SiteName) -> bool:
+        """Whether this site can tell where a circulating slot is: it has the key of the round before, or needs none."""
+        return round <= 1 or self.epoch(round - 1).round_key is not None or slot not in self.members(round - 1)
+
+    def follows_order(self, round: int, slot: SiteName) -> bool:
+        """Whether this site's copy of a circulating slot for a round is the one that the chain's order
+        means: a site that learnt late of an amendment trained another slot.
+        """
+        return len(self.epochs.all) == 1 or self.holder(round, slot) == self.site
 
     def unproven_round_max(self, committed: int) -> int:
         """The highest round of a peer that a site believes without a signature; a jump needs more."""
-        return committed + 1 + self.pace.lag_rounds_max
+        return committed + 1 + self.epoch(committed + 1).pace.lag_rounds_max
 
     def steps_max(self, round: int) -> int | None:
         """The most steps that a model which circulates for a round can have; ``None`` if unknown."""
-        return None if self.round_steps is None else (round - 1) * self.round_steps
+        if len(self.epochs.all) == 1:
+            return None if self.round_steps is None else (round - 1) * self.round_steps
+        steps = [self.epoch(earlier).round_steps for earlier in range(1, round)]
+        return None if None in steps else sum(each for each in steps if each is not None)
 
     def evaluates(self, round: int) -> bool:
         """Whether the local model is measured at the end of a round."""
@@ -169,11 +308,28 @@ class Rules:
         return within and self.evaluates(round) and self.evaluation_denied is None
 
 
-def half_rounded_up(peers: int) -> int:
-    """A quorum of so many peers: at least half of them."""
-    return (peers + 1) // 2
+Drawn = tuple[RoundKey, Sha256, int, int, str]
+"""What the order of a round follows from: round key, federation, round, number of sites, kind."""
+# The orders are cached by what they follow from: to hash an order of a thousand sites takes longer than to look one up.
 
 
 @functools.lru_cache(maxsize=64)
-def _order(round_key: RoundKey, federation: Sha256, round: int, sites: int, kind: str) -> tuple[int, ...]:
+def _roster(names: tuple[SiteName, ...]) -> Roster:
+    return Roster(names)
+
+
+@functools.lru_cache(maxsize=64)
+def _order(drawn: Drawn) -> tuple[int, ...]:
+    round_key, federation, round, sites, kind = drawn
     return schedule.order(round_key=round_key, federation_digest=federation, round=round, sites=sites, kind=kind)
+
+
+@functools.lru_cache(maxsize=64)
+def _visiting_orders(drawn: Drawn, visits: int) -> tuple[tuple[int, ...], ...]:
+    return schedule.visiting_orders(_order(drawn), visits)
+
+
+@functools.lru_cache(maxsize=64)
+def _receivers(drawn: Drawn, visits: int) -> tuple[tuple[int, ...], ...]:
+    """For each visit, the index of the site that receives each artifact; a permutation has one visit."""
+    return tuple(schedule.receivers(order) for order in _visiting_orders(drawn, visits))

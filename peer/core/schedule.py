@@ -71,9 +71,12 @@ def visiting_orders(ring: tuple[int, ...], visits: int) -> tuple[tuple[int, ...]
     return tuple(orders)
 
 
-def receiver(order: tuple[int, ...], origin: int) -> int:
-    """The index of the site that receives the artifact of ``origin``: the inverse of the order."""
-    return order.index(origin)
+def receivers(order: tuple[int, ...]) -> tuple[int, ...]:
+    """For each origin, the index of the site that receives its artifact: the inverse of the order."""
+    inverse = [0] * len(order)
+    for index, origin in enumerate(order):
+        inverse[origin] = index
+    return tuple(inverse)
 
 
 def _words(seed: bytes) -> Iterator[int]:

@@ -7,7 +7,7 @@ code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from peer.core import global_test_memory, limits, rows
@@ -26,6 +26,7 @@ WAITS_MAX = 10
 class OpenRound:
     """The round in progress.
 
+    ``epoch`` is the digest of the amendment that the round follows, ``None`` for the genesis.
     ``position`` counts the plan's phases that are over. ``exchanged`` is the index of the exchange
     that chose the sources, -1 before it. ``returned`` are the copies of the own model that other
     sites trained in this round, ``missing_returns`` the sites whose copy is not among them.
@@ -34,6 +35,7 @@ class OpenRound:
     number: int
     state: str
     sources: tuple[Source, ...] = ()
+    epoch: Sha256 | None = None
     position: int = 0
     exchanged: int = -1
     missing: dict[str, str] = field(default_factory=dict)
@@ -80,8 +82,10 @@ class Memory:
     ``received`` has the received artifacts on disk. ``first_digests`` has, by origin,
     the digest that the origin sent first for a generation, round and owner: a different one later
     would be a forgery. ``aggregate`` is the digest of the mean that the last committed round ended
-    with, ``compared`` names the peers that told theirs. ``model_is_home`` and
-    ``evaluated_after_handback`` belong to the end of circulating rounds.
+    with, ``compared`` names the peers that told theirs. ``joined`` says
+    that the rounds before ``committed`` were not this site's. ``model_is_home`` and
+    ``evaluated_after_handback`` belong to the end of circulating rounds. ``weights`` says how the
+    pretrained weights fitted.
     """
 
     generation: int = 1
@@ -89,6 +93,7 @@ class Memory:
     before: tuple[str, tuple[SiteName, ...]] | None = None
     artifact: Artifact | None = None
     committed: int = 0
+    joined: bool = False
     model_is_home: bool = False
     evaluated_after_handback: bool = False
     publications_due: dict[tuple[int, SiteName], Artifact] = field(default_factory=dict)
@@ -103,6 +108,7 @@ class Memory:
     in_vain_s: dict[SiteName, float] = field(default_factory=dict)
     trained_s: float = 0.0
     samples: dict[str, int] = field(default_factory=dict)
+    weights: str | None = None
     skipped: list[int] = field(default_factory=list)
     finished: bool = False
     evaluation: Evaluation = field(default_factory=Evaluation)
@@ -131,6 +137,16 @@ class Memory:
             if self.open.artifact is not None:
                 digests.add(self.open.artifact.sha256)
         return digests
+
+    def received_before(self, round: int) -> list[Source]:
+        """The artifacts received for the rounds before this one, also those that came for this one again."""
+        sources = []
+        for source in self.received.values():
+            digests = self.first_digests.get(source.origin, {}) if source.round == round else {}
+            rounds = [key[1] for key, sha256 in digests.items() if sha256 == source.artifact.sha256]
+            earlier = max((each for each in rounds if each < round), default=source.round)
+            sources.append(replace(source, round=earlier))
+        return sources
 
     def forget_missing_files(self, present: set[Sha256]) -> None:
         """Forget everything that needs an artifact whose file is gone."""
@@ -227,11 +243,26 @@ def _began(memory: Memory, row: rows.BeganRow) -> None:
 
 def _initialised(memory: Memory, row: rows.InitialisedRow) -> None:
     memory.state, memory.artifact, memory.samples = row.state, row.artifact, dict(row.samples)
+    memory.weights = row.weights
     _make_due(memory, row.publish, row.artifact)
 
 
 def _opened(memory: Memory, row: rows.OpenedRow) -> None:
-    memory.open = OpenRound(row.round, memory.state, row.sources)
+    memory.open = OpenRound(row.round, memory.state, row.sources, row.epoch)
+    memory.finished = False  # an amendment may add rounds to a site that had finished
+
+
+def _joined(memory: Memory, row: rows.JoinedRow) -> None:
+    memory.joined, memory.committed = True, row.round
+    memory.model_is_home = memory.evaluated_after_handback = row.home
+    _make_due(memory, row.publish, memory.artifact)
+
+
+def _amended(memory: Memory, row: rows.AmendedRow) -> None:
+    if row.departs:
+        memory.open = None
+    elif memory.open is not None and row.reopened:
+        memory.open.epoch = row.epoch
 
 
 def _arrived(memory: Memory, row: rows.ArrivedRow) -> None:
@@ -361,6 +392,8 @@ def _finished(memory: Memory, row: rows.FinishedRow) -> None:
 APPLY: Mapping[type[rows.JournalRow], Callable[[Memory, Any], None]] = {
     rows.BeganRow: _began,
     rows.InitialisedRow: _initialised,
+    rows.JoinedRow: _joined,
+    rows.AmendedRow: _amended,
     rows.OpenedRow: _opened,
     rows.ArrivedRow: _arrived,
     rows.ChosenRow: _chosen,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any
 
 from peer.core import commands, events, limits, liveness, rows
 from peer.core.commands import Command, Source
-from peer.core.exchange import Exchange
+from peer.core.epochs import Epoch, PaceRules
+from peer.core.exchange import Exchange, Want
 from peer.core.global_test_memory import NO_ANSWER, EvaluationTasks, LentModel
-from peer.core.liveness import AWAY, Peers
-from peer.core.messages import Heartbeat, LastHeard, Seen
-from peer.core.phases import NEXT, Phase
+from peer.core.liveness import AWAY, HeardPeers, Peers, Standing
+from peer.core.messages import ChainHead, Heartbeat, Purpose, Seen
+from peer.core.phases import BUSY, NEXT, QUEUED, Phase
 from peer.core.roster import Sha256, SiteName
 from peer.core.rules import Rules
 from peer.core.site_memory import Memory, OpenRound
@@ -35,7 +37,7 @@ class SiteState:
             site.
         heard: when each peer was heard last, and its state. The simulator shares one table among
             its sites.
-        greeted: peers that count as greeted from the start.
+        greeted: peers that count as greeted from the start; the simulator shares one set.
         chance: a random number in [0, 1) of this start, for ``later_generation``.
     """
 
@@ -44,25 +46,29 @@ class SiteState:
         rules: Rules,
         memory: Memory | None = None,
         *,
-        heard: dict[SiteName, LastHeard] | None = None,
-        greeted: Iterable[SiteName] = (),
+        heard: HeardPeers | None = None,
+        greeted: set[SiteName] | None = None,
         chance: float = 0.0,
     ) -> None:
         self.rules = rules
         self.memory = memory if memory is not None else Memory()
         self.phase = Phase.NEW
-        self.peers = Peers(silence_s=rules.pace.silence_s, heard={} if heard is None else heard)
-        self.greeted = set(greeted)
+        self.peers = Peers(silence_s=rules.pace.silence_s, heard=HeardPeers() if heard is None else heard)
+        self.counted_pace = rules.pace
+        self.greeted = set() if greeted is None else greeted
         self.chance = chance
         self.accepts_evaluation: dict[SiteName, bool | None] = {}
         self.evaluation_tasks = EvaluationTasks()
         self.exchange: Exchange | None = None
+        self.early: list[Exchange] = []
         self.compared: set[Sha256] = set()
         self.progress: events.Progressed | None = None
+        self.queued = False
         self.refusals: deque[dict[str, Any]] = deque(maxlen=limits.REFUSALS_SHOWN_MAX)
         self.reported_faults: dict[SiteName, set[str]] = {}
         self.failure = ""
-        self.attempt = 0
+        self.departure = ""
+        self.attempt = self.ordered = 0
         self.failures = 0
         self.alone = False
         self.round_ended = False
@@ -78,16 +84,66 @@ class SiteState:
         """The round in progress, or the last one that is over."""
         return self.memory.open.number if self.memory.open is not None else self.memory.committed
 
+    @property
+    def lived_rules(self) -> Rules:
+        """The rules, where the open round keeps the epoch with which it chose its sources."""
+        current = self.memory.open
+        return self.rules if current is None else self.rules.pinned(current.number, current.epoch)
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch of the open round, or of the next one."""
+        current = self.memory.open
+        return self.lived_rules.epoch(self.memory.committed + 1 if current is None else current.number)
+
+    @property
+    def pace(self) -> PaceRules:
+        """How long to wait in the open round, or for the next one."""
+        return self.epoch.pace
+
+    def is_held(self, round: int) -> bool:
+        """Whether the site must not open the round now: the round's epoch holds, too few of its members
+        are heard, or the site lacks the key of its order.
+        """
+        epoch = self.rules.epoch(round)
+        if epoch.hold or self.rules.lacks_order(round):
+            return True
+        if epoch.pace.members_min <= 1:
+            return False
+        return 1 + len(self.peers.present(self.rules.others_in(round), self.now_s)) < epoch.pace.members_min
+
+    @property
+    def told_phase(self) -> str:
+        return QUEUED if self.queued and self.phase in BUSY else str(self.phase)
+
+    @property
+    def head(self) -> ChainHead | None:
+        """The newest amendment that this site follows; ``None`` is the genesis."""
+        newest = self.rules.epochs.head
+        return None if newest.digest is None else ChainHead(newest.number, newest.digest)
+
+    @property
+    def heads(self) -> frozenset[ChainHead]:
+        """Every amendment that this site follows."""
+        epochs = self.rules.epochs.all
+        return frozenset(ChainHead(epoch.number, epoch.digest) for epoch in epochs if epoch.digest is not None)
+
+    def is_ahead_of(self, name: SiteName) -> bool:
+        """Whether this site has amendments that a peer, as far as is known, has not."""
+        pulse = self.peers.pulse(name)
+        return self.head is not None and (pulse is None or pulse.head != self.head)
+
     def pulse(self) -> Heartbeat:
         """The site's own heartbeat."""
         return Heartbeat(
             generation=self.memory.generation,
             round=self.number,
-            phase=str(self.phase),
+            phase=self.told_phase,
             progress=self.progress.told_share if self.progress is not None else 0.0,
             published_round=max((key[0] for key in self.memory.published), default=0),
             committed_round=self.memory.committed,
             aggregate=self.memory.aggregate,
+            head=self.head,
         )
 
     def seen(self, site: SiteName) -> Seen | None:
@@ -104,11 +160,15 @@ class SiteState:
         return self.memory.open
 
     def emit(self, command: Command) -> None:
+        if isinstance(command, commands.WORKER_ORDERS):
+            self.ordered = command.attempt
         self.out.append(command)
 
     def persist(self, row: rows.JournalRow) -> None:
         """Apply a row to memory, and order the daemon to append it to the journal."""
         self.memory.apply(row)
+        if self.memory.in_vain_s and isinstance(row, rows.ChosenRow | rows.TrainedRow):
+            self.peers.heard.recount_s = -math.inf  # with the waits in vain, and the time trained, patience changes
         self.emit(commands.Persist(row.kind, row.round, row.body(), to_json(self.cause)))
 
     def enter(self, phase: Phase) -> None:
@@ -121,11 +181,29 @@ class SiteState:
             self.out = [command for command in self.out if not isinstance(command, commands.Announce)]
             self.emit(commands.Announce())
 
+    def publish_from(self, round: int) -> int | None:
+        """The last round that a new own artifact serves, if it is the first one for a round from this one on.
+
+        ``None`` where the site has published for all of these rounds. With staleness an artifact serves
+        the round after as well: alone, where an earlier artifact serves this one.
+        """
+        if not self.rules.staleness:
+            return round
+        last = min(round + self.rules.staleness, self.rules.rounds)
+        return None if (last, self.rules.site) in self.memory.published else last
+
     def publish_due(self) -> None:
-        """Publish the artifacts that the last row made due, if any; after a crash the restart does."""
-        for (round, _), artifact in list(self.memory.publications_due.items()):
-            self.persist(rows.PublishedRow(round, artifact=artifact))
-            self.emit(commands.Publish(round, artifact))
+        """Publish the artifacts that the last row made due, if any; after a crash the restart does.
+
+        With staleness the artifact serves the rounds before as well that have none.
+        """
+        memory = self.memory
+        for (last, owner), artifact in list(memory.publications_due.items()):
+            first = max(memory.committed + 1, last - self.rules.staleness)
+            earlier = (round for round in range(first, last) if (round, owner) not in memory.published)
+            for round in (*earlier, last):
+                self.persist(rows.PublishedRow(round, artifact=artifact))
+                self.emit(commands.Publish(round, artifact))
 
     def ignore(self, event: events.Event, reason: str | None = None) -> None:
         """Journal an event that came too late or belongs to another phase, and change nothing else."""
@@ -135,7 +213,7 @@ class SiteState:
     def unreported(self, lent: LentModel) -> dict[SiteName, str]:
         """The peers that have not reported on a lent model, each with the reason."""
         reasons = {}
-        for name in self.rules.roster.others(self.rules.site):
+        for name in self.rules.known:
             pulse = self.peers.pulse(name)
             if name in lent.reports:
                 continue
@@ -160,10 +238,15 @@ class SiteState:
         if reasons or retired:
             self.persist(rows.LapsedRow(round, reasons=reasons, retired=retired))
 
-    def refuse(self, origin: SiteName, reason: str) -> None:
-        """Journal why something that a peer sent or did was refused."""
-        self.persist(rows.RefusedRow(self.number, origin=origin, reason=reason))
-        self.refusals.append({"site": origin, "round": self.number, "reason": reason})
+    def refuse(self, origin: SiteName, reason: str, *, fetched_for: Exchange | None = None) -> None:
+        """Journal why something that a peer sent or did was refused.
+
+        What was fetched early counts for the round of the exchange that it was ``fetched_for``.
+        """
+        early = fetched_for is not None and any(each is fetched_for for each in self.early)
+        round = fetched_for.round if early and fetched_for is not None else self.number
+        self.persist(rows.RefusedRow(round, origin=origin, reason=reason))
+        self.refusals.append({"site": origin, "round": round, "reason": reason})
 
     def report_fault(self, name: SiteName, reason: str) -> None:
         """Journal that a peer broke the protocol: once a reason, and at most
@@ -190,14 +273,27 @@ class SiteState:
 
     def chose_returns(self) -> bool:
         """Whether the phase that the open round is in follows the wait for the returns."""
-        phases, position = self.rules.phases(self.opened.number), self.opened.position
+        phases, position = self.lived_rules.phases(self.opened.number), self.opened.position
         return 0 < position <= len(phases) and phases[position - 1] == "returns"
 
     def patience_s(self, name: SiteName) -> float:
         """How long to wait for a peer that lives and does not get on."""
         memory = self.memory
         in_vain_s = memory.in_vain_s.get(name, 0.0)
-        return liveness.patience_s(in_vain_s=in_vain_s, trained_s=memory.trained_s, pace=self.rules.pace)
+        return liveness.patience_s(in_vain_s=in_vain_s, trained_s=memory.trained_s, pace=self.pace)
+
+    def count_peers(self, round: int | None = None) -> list[tuple[Standing, int]]:
+        """How many peers, all or those of a round, have each standing now; peers that were never heard
+        are not among them.
+        """
+        if self.pace is not self.counted_pace:  # silence, patience and what is believed unproven follow the epoch
+            self.counted_pace, self.peers.heard.recount_s = self.pace, -math.inf
+        unproven_max = self.rules.unproven_round_max(self.memory.committed)
+        heard = self.peers.recount(self.now_s, patience_s=self.patience_s, unproven_max=unproven_max)
+        if not self.rules.members_change:
+            return list(heard.counts_without(self.rules.site))
+        names = self.rules.others if round is None else self.rules.others_in(round)
+        return list(Counter(heard.standings[name] for name in names if name in heard.standings).items())
 
     @property
     def received_bytes_max(self) -> int:
@@ -218,26 +314,37 @@ class SiteState:
     def cancel_exchange(self) -> None:
         """End the exchange and cancel its fetches."""
         if self.exchange is not None:
-            for want in self.exchange.wants.values():
-                if want.open:
-                    self.emit(commands.CancelFetch(want.origin, self.exchange.purpose))
+            self.cancel_fetches(self.exchange.wants.values(), self.exchange.purpose)
         self.exchange = None
+
+    def cancel_early(self, *, purpose: Purpose | None = None) -> None:
+        """Cancel the fetches for the next exchanges, or those for one purpose."""
+        for each in [each for each in self.early if purpose in (None, each.purpose)]:
+            self.cancel_fetches(each.wants.values(), each.purpose)
+            self.early.remove(each)
+
+    def cancel_fetches(self, wants: Iterable[Want], purpose: Purpose) -> None:
+        """Cancel the fetches of those wants that are open."""
+        for want in wants:
+            if want.open:
+                self.emit(commands.CancelFetch(want.origin, purpose))
 
     def leave(self, fault: str = "", reason: str = "") -> None:
         """End the daemon in order; ``fault`` names what made it impossible to go on."""
         self.cancel_exchange()
+        self.cancel_early()
         for round in self.memory.evaluation.lent:
             self.lapse(round, retired=False)
-        self.persist(rows.LeftRow(self.memory.committed, fault=fault, reason=reason))
+        self.persist(rows.LeftRow(self.memory.committed, fault=fault, reason=reason or self.departure))
         self.enter(Phase.GONE)
-        self.emit(commands.Exit(fault, reason))
+        self.emit(commands.Exit(fault, reason or self.departure))
 
     def wake(self, others_s: Iterable[float] = ()) -> None:
         """Order a tick for the end of the next wait: one of the rounds, or one of ``others_s``.
 
         Nothing is ordered where that time has not changed.
         """
-        due = [at_s for at_s in (*self._due(), *others_s) if at_s > self.now_s]
+        due = [at_s for at_s in (*self._due(), *others_s) if self.now_s < at_s < math.inf]
         at_s = min(due, default=None)
         if at_s != self.wake_s:
             self.wake_s = at_s
@@ -245,15 +352,15 @@ class SiteState:
                 self.emit(commands.WakeAt(at_s))
 
     def _due(self) -> list[float]:
-        waits = self.rules.pace
+        waits = self.pace
         if self.exchange is not None:
-            return self.exchange.due_s(self.peers, self.rules)
+            return self.exchange.due_s(self.peers, self.lived_rules, self.now_s)
         if self.phase == Phase.GATHERING:
             gather = [] if waits.gather_s is None else [self.peers.began_s + waits.gather_s]
-            unready = any(not self.peers.ready(name) for name in self.greeted)
+            unready = any(not standing.ready for standing, _ in self.count_peers(1))
             return [*gather, self.since_s + waits.wait_max_s] if unready else gather
         if self.phase == Phase.PACING:
-            return [self.peers.silent_at_s(site) for site in self.rules.others]
+            return [self.peers.heard.recount_s, self.peers.began_s + self.peers.silence_s]
         if self.phase == Phase.ISOLATED:
             return [self.since_s + waits.isolated_s]
         if self.phase == Phase.DONE:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast, get_ar
 
 from peer.core import global_test
 from peer.core.exchange import Exchange, Want
+from peer.core.peer_progress import is_there, unfinished
 from peer.core.phases import Phase
 from peer.core.roster import SiteName
-from peer.core.rounds import is_there, unfinished
 from peer.core.rules import Rules
 from peer.core.site_memory import Memory
 from peer.core.state import SiteState
@@ -25,6 +25,7 @@ WaitKind = Literal[
     "progress",
     "evaluation",
     "last_round",
+    "notice",
     "model",
     "head",
     "proxy",
@@ -34,8 +35,8 @@ WaitKind = Literal[
     "prediction",
 ]
 WAIT_KINDS: tuple[WaitKind, ...] = get_args(WaitKind)
-"""Every kind of thing that a site waits for: four that a peer says, then the kinds of artifacts."""
-WAIT_WORDS: Mapping[WaitKind, str] = {"last_round": "its last round"}
+"""Every kind of thing that a site waits for: five that a peer says, then the kinds of artifacts."""
+WAIT_WORDS: Mapping[WaitKind, str] = {"last_round": "its last round", "notice": "its answer to the notice"}
 """What people read, where it is not the kind itself."""
 
 
@@ -125,6 +126,9 @@ class PeerStatus(PeerProgress):
     protocol: Annotated[int | None, "version of the protocol that both sites speak"]
     features: Annotated[list[str] | None, "what else the peer's program understands"]
     address: Annotated[str | None, "where the daemon calls the peer"]
+    route: Annotated[str | None, "how: `direct`, or through which proxy and relay, such as `proxy p:3128, relay gate`"]
+    problem: Annotated[str | None, "why the daemon's last call to the peer failed, and what to do; else empty"]
+    epoch: Annotated[int | None, "number of the newest amendment that the peer stated; 0: federation.toml as it is"]
     called_s: Annotated[float | None, "since the peer's last call reached this site"]
 
 
@@ -150,6 +154,15 @@ class RelayState(TypedDict):
     problem: Annotated[str, "why none is parked; else empty"]
 
 
+class SiteTraffic(TypedDict):
+    """What a relay holds and has carried for a site."""
+
+    parked: Annotated[int, "connections that wait for a caller"]
+    carrying: Annotated[int, "connections that carry a caller now"]
+    carried_connections: Annotated[int, "callers so far"]
+    carried_bytes: Annotated[int, "bytes of callers that are gone, both directions"]
+
+
 class _Site(TypedDict):
     """What the state machine knows of the site itself."""
 
@@ -165,11 +178,13 @@ class _Site(TypedDict):
     waiting_for: Annotated[list[PeerWait], "peers that the site waits for"]
     training: Annotated[TrainingProgress, "training stage in hand; empty while nothing trains"]
     samples: Annotated[dict[str, int], "samples of this site by split, unreadable ones left out"]
+    weights: Annotated[str | None, "what fitted of the file of `[model] weights`; null without one"]
     best_round: Annotated[
         BestAndNewestRound | None, "best and newest round on validation data; null without such data or round"
     ]
     refusals: Annotated[list[RefusedEntry], "newest refusals since the daemon started"]
     failure: Annotated[str, "why training has failed and waits for the operator; else empty"]
+    departed: Annotated[str, "why this site is no member any more; empty while it is one"]
 
 
 class MachineStatus(_Site):
@@ -188,14 +203,19 @@ class SiteStatus(_Site):
     ]
     federation: Annotated[str, "name of the federation"]
     last_round: Annotated[LastRound | None, "newest committed round; null before the first"]
-    left_s: Annotated[float | None, "estimate until the last round is over; null before two rounds are"]
+    held: Annotated[str, "what holds the site, and what ends that; empty unless its phase is `held`"]
+    left_s: Annotated[
+        float | None, "estimate until the last round is over; null before two rounds are, and while the site is held"
+    ]
     certificate_days: Annotated[int | None, "whole days that the certificate on disk is valid for"]
     transfers: Annotated[list[TransferInProgress], "transfers under way"]
     listen: Annotated[str, "address and port that peers can call; empty while the port is closed"]
     relays: Annotated[list[RelayState], "relays through which others reach the site"]
+    relayed: Annotated[dict[str, SiteTraffic], "by site: what this site carries as its relay; empty where it is none"]
     pid: Annotated[int | None, "process of the daemon, or of what holds the folder"]
     worker_pid: Annotated[int | None, "process of the training worker; null while there is none"]
     started: Annotated[float | None, "when the daemon started, Unix time"]
+    software: Annotated[str, "program and version of the daemon; with the daemon down, of this command"]
 
 
 def status(site: SiteState, *, now_s: float) -> MachineStatus:
@@ -219,18 +239,20 @@ def status(site: SiteState, *, now_s: float) -> MachineStatus:
         "digest": rules.federation,
         "method": rules.method,
         "generation": site.memory.generation,
-        "phase": str(site.phase),
+        "phase": site.told_phase,
         "phase_s": round(now_s - site.since_s, 1),
         "round": site.number,
         "rounds": rules.rounds,
         "committed": site.memory.committed,
         "waiting_for": waiting_for(site, now_s=now_s),
-        "peers": {name: _peer(site, name, now_s) for name in rules.roster.others(rules.site)},
+        "peers": {name: _peer(site, name, now_s) for name in rules.known},
         "training": training,
         "samples": dict(site.memory.samples),
+        "weights": site.memory.weights,
         "best_round": best_and_newest_round(site.memory),
         "refusals": [cast(RefusedEntry, entry) for entry in site.refusals],
         "failure": site.failure,
+        "departed": site.departure,
     }
 
 
@@ -262,41 +284,49 @@ def waiting_for(site: SiteState, *, now_s: float) -> list[PeerWait]:
         current = site.exchange
         return [_want(current, want, rules, now_s) for _, want in sorted(current.wants.items()) if want.open]
     if site.phase == Phase.GATHERING:
-        left_s = None if rules.pace.gather_s is None else round(rules.pace.gather_s - (now_s - site.since_s), 1)
-        absent = [name for name in rules.others if not is_there(site, name)]
-        return [_wait(name, "hello", now_s - site.since_s, left_s) for name in absent]
+        left_s = None if site.pace.gather_s is None else round(site.pace.gather_s - (now_s - site.since_s), 1)
+        absent = [name for name in rules.others_in(1) if not is_there(site, name)]
+        return [peer_wait(name, "hello", now_s - site.since_s, left_s) for name in absent]
     if site.phase in (Phase.PACING, Phase.ISOLATED):
-        behind = [name for name in rules.others if _behind(site, name)]
-        return [_wait(name, "progress", now_s - site.since_s, None) for name in behind]
+        behind = [name for name in rules.others_in(site.memory.committed + 1) if _behind(site, name)]
+        return [peer_wait(name, "progress", now_s - site.since_s, None) for name in behind]
     if site.phase == Phase.DONE:
-        left_s = None if rules.stay else round(rules.pace.linger_s - (now_s - site.since_s), 1)
+        left_s = None if rules.stay else round(site.pace.linger_s - (now_s - site.since_s), 1)
         due: dict[SiteName, WaitKind] = dict.fromkeys(global_test.awaited(site), "evaluation")
         due.update(dict.fromkeys(unfinished(site), "last_round"))
-        return [_wait(name, kind, now_s - site.since_s, left_s) for name, kind in sorted(due.items())]
+        return [peer_wait(name, kind, now_s - site.since_s, left_s) for name, kind in sorted(due.items())]
     return []
 
 
 def plan_of(rules: Rules, *, rounds: int, first: int = 1) -> dict[str, Any]:
     """Who receives from whom in the rounds from ``first`` on, at most up to the last."""
-    names = rules.roster.names
     shown = []
     for round in range(first, min(rules.rounds, first + rounds - 1) + 1):
-        pattern = rules.pattern(round)
+        pattern, members = rules.pattern(round), rules.members(round)
+        names = members.names
+        made_in = rules.made_in(round) if rules.staleness else None
+        planned: dict[str, Any] = {
+            "round": round,
+            "order": None,
+            "visits": None,
+            "members": list(names),
+            "made_in": made_in,
+        }
         if pattern == "permutation" or pattern == "circulate":
             order = rules.order(round)
             receives = {name: [names[order[index]]] for index, name in enumerate(names) if order[index] != index}
-            shown.append({"round": round, "order": list(order), "receives_from": receives, "visits": None})
+            shown.append(planned | {"order": list(order), "receives_from": receives})
         elif pattern == "visit":
             visiting = {name: list(rules.visitors(round, name)) for name in names}
             orders = [list(order) for order in rules.visiting_orders(round)]
-            shown.append({"round": round, "order": None, "receives_from": visiting, "visits": orders})
+            shown.append(planned | {"receives_from": visiting, "visits": orders})
         else:
-            others = {name: list(rules.roster.others(name)) for name in names} if pattern == "all_to_all" else {}
-            shown.append({"round": round, "order": None, "receives_from": others, "visits": None})
+            others = {name: list(members.others(name)) for name in names} if pattern == "all_to_all" else {}
+            shown.append(planned | {"receives_from": others})
     return {
         "digest": rules.federation,
         "schedule": rules.drawn_kind,
-        "sites": list(names),
+        "sites": list(rules.members(first).names),
         "pattern": rules.plan.pattern,
         "artifact": rules.plan.artifact,
         "rounds": shown,
@@ -304,14 +334,14 @@ def plan_of(rules: Rules, *, rounds: int, first: int = 1) -> dict[str, Any]:
 
 
 def _want(current: Exchange, want: Want, rules: Rules, now_s: float) -> PeerWait:
-    last_s = min(current.opened_s + rules.pace.wait_max_s, want.since_s + want.patience_s)
+    last_s = min(current.opened_s + rules.epoch(current.round).pace.wait_max_s, want.since_s + want.patience_s)
     ends = (min(current.opened_s + current.slow_s, last_s), last_s)
     deadline_s = next((end_s for end_s in ends if end_s > now_s), last_s)  # without a quorum the first one may pass
-    wait = _wait(want.origin, current.kind, now_s - want.since_s, round(deadline_s - now_s, 1))
+    wait = peer_wait(want.origin, current.kind, now_s - want.since_s, round(deadline_s - now_s, 1))
     return wait if want.owner == want.origin else {**wait, "artifact": f"{want.owner}'s {current.kind}"}
 
 
-def _wait(site: SiteName, kind: WaitKind, since_s: float, deadline_s: float | None) -> PeerWait:
+def peer_wait(site: SiteName, kind: WaitKind, since_s: float, deadline_s: float | None) -> PeerWait:
     artifact = WAIT_WORDS.get(kind, kind)
     return {"site": site, "kind": kind, "artifact": artifact, "since_s": round(since_s, 1), "deadline_s": deadline_s}
 

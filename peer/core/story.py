@@ -25,11 +25,13 @@ MISSING: Mapping[str, str] = {
     "silent": "was not heard for so long that it counts as silent",
     "slow": "did not deliver before the deadline",
     "paused": "was paused",
+    "held": "held, as the federation had agreed",
     "leaving": "was leaving",
     "failed": "had failed",
-    "gone": "had left",
+    "gone": "had left, or was expelled",
     "retired": "keeps its artifact of this round no more",
     "skipped": "has no artifact for this round",
+    "epoch": "knows other members for this round",
     "refused": "sent what was not acceptable",
 }
 """Why a peer did not contribute: each reason in a row ``chosen``, as the end of a sentence."""
@@ -39,6 +41,7 @@ CAUSES: Mapping[str, str] = {
     "PauseRequested": "the operator paused the site",
     "ResumeRequested": "the operator let the site go on",
     "StopRequested": "the operator stopped the site",
+    "EpochsLearned": "an amendment or a notice became known",
     "PeerGreeted": "{peer} said hello",
     "PeerHeard": "a sign of life came from {peer}",
     "PeerRefused": "{peer} broke the protocol",
@@ -47,6 +50,7 @@ CAUSES: Mapping[str, str] = {
     "ArtifactRefused": "what {peer} sent was refused",
     "ArtifactRejected": "the worker rejected what {peer} sent",
     "Initialised": "the initial model was made",
+    "Queued": "the worker's turn at the GPU was near or there",
     "Trained": "the training was over",
     "Aggregated": "the mean was made",
     "Adopted": "the own model was home",
@@ -81,7 +85,8 @@ def tell(records: Sequence[Record], *, site: str, round: int) -> dict[str, Any]:
         for record in records
         if record["kind"] in kinds
     ]
-    decoded = [(record, row) for record, row in every if row.round == round or not isinstance(row, rows.OpenedRow)]
+    of_one_round = rows.OpenedRow | rows.ArrivedRow  # an artifact of the next round may arrive in this one
+    decoded = [(record, row) for record, row in every if row.round == round or not isinstance(row, of_one_round)]
     chosen = [(record, row) for record, row in decoded if isinstance(row, rows.ChosenRow)]
     outcomes: dict[str, str] = {}
     returns: dict[str, str] = {}
@@ -89,7 +94,9 @@ def tell(records: Sequence[Record], *, site: str, round: int) -> dict[str, Any]:
         if isinstance(row, rows.ArrivedRow) and row.round == round:
             (returns if row.source.artifact.kind == "return" else outcomes)[row.source.origin] = "came"
         elif isinstance(row, rows.ChosenRow):
-            (returns if row.purpose == "return" else outcomes).update(row.missing)
+            early = {source.origin: "came" for source in row.sources if source.round == round and source.origin != site}
+            outcome = returns if row.purpose == "return" else outcomes
+            outcome.update(early | dict(row.missing))
     went_on = None
     if chosen:
         record, first = chosen[0]
@@ -216,6 +223,18 @@ def _skipped(site: str, row: rows.SkippedRow, cause: rows.Cause | None) -> list[
     return [f"{site} left out rounds {row.first} to {row.round - 1}, because its peers were further{_when(cause)}."]
 
 
+def _joined(site: str, row: rows.JoinedRow, cause: rows.Cause | None) -> list[str]:
+    return [f"{site} joined the federation: the rounds up to {row.round} were never its own."]
+
+
+def _amended(site: str, row: rows.AmendedRow, cause: rows.Cause | None) -> list[str]:
+    what = f"amendment {row.number}, which holds from round {row.from_round} on" if row.number else "a notice"
+    gone = f" {', '.join(row.gone)} counted as gone at once." if row.gone else ""
+    again = f" Its exchange of round {row.round} began again." if row.reopened else ""
+    departs = " It is no member any more." if row.departs else ""
+    return [f"{site} learnt of {what}.{gone}{again}{departs}"]
+
+
 def _refused(site: str, row: rows.RefusedRow, cause: rows.Cause | None) -> list[str]:
     return [f"{site} refused {row.origin}: {row.reason}."]
 
@@ -249,6 +268,8 @@ def _plain(sentence: str) -> Sentences:
 
 SENTENCES: Mapping[type[rows.JournalRow], Sentences] = {
     rows.BeganRow: lambda site, row, cause: [f"The daemon of {site} started."],
+    rows.JoinedRow: _joined,
+    rows.AmendedRow: _amended,
     rows.OpenedRow: _opened,
     rows.ArrivedRow: _arrived,
     rows.RefusedRow: _refused,

@@ -11,16 +11,17 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from peer.core import commands, events, global_test, rounds, rows, worker_events
+from peer.core import commands, events, global_test, membership, rounds, rows, worker_events
 from peer.core.commands import Source
-from peer.core.exchange import Want
+from peer.core.exchange import Exchange, Want
 from peer.core.messages import Artifact, Unavailable
 from peer.core.phases import BUSY, Phase
+from peer.core.roster import SiteName
 from peer.core.state import HALT_S, SiteState
 
 Handler = Callable[[SiteState, Any], None]
 
-BETWEEN = (Phase.PACING, Phase.ISOLATED)
+BETWEEN = (Phase.PACING, Phase.ISOLATED, Phase.HELD)
 WAITING = (Phase.EXCHANGE, Phase.RETURNS, Phase.HANDBACK)
 RUNNING = tuple(phase for phase in Phase if phase != Phase.NEW)
 
@@ -32,7 +33,13 @@ def begin(site: SiteState, event: events.Began) -> None:
     for (round, _), artifact in sorted(site.memory.published.items()):
         site.emit(commands.Publish(round, artifact))
     global_test.begin(site)
-    rounds.go_on(site)
+    membership.begin(site)
+
+
+def learn(site: SiteState, event: events.EpochsLearned) -> None:
+    """The chain has grown: follow it; it may end a wait."""
+    membership.learn(site, event)
+    check_wait(site)
 
 
 def pause(site: SiteState, event: events.PauseRequested) -> None:
@@ -69,7 +76,7 @@ def greet(site: SiteState, event: events.PeerGreeted) -> None:
     If it knows an artifact that this site forgot, a backup was restored here. Backups are restored
     before a start, so only a peer's first greeting counts.
     """
-    if event.site not in site.rules.peers:
+    if not site.rules.has_peer(event.site):
         return
     seen, memory = event.greeting.seen, site.memory
     first_greeting = event.site not in site.greeted and site.phase not in (Phase.DONE, Phase.LEAVING)
@@ -79,24 +86,29 @@ def greet(site: SiteState, event: events.PeerGreeted) -> None:
     if first_greeting and seen is not None and memory.lacks(seen):
         rounds.regenerate(site, reported_by=event.site, seen=seen)
         return
-    check_wait(site)
+    check_wait(site, event.site)
 
 
 def hear(site: SiteState, event: events.PeerHeard) -> None:
-    """A peer was heard; its state may end a wait."""
-    if event.site in site.rules.peers:
+    """A peer was heard; its state may end a wait.
+
+    A round after the last one is a fault only of a peer that has no amendment which this site lacks.
+    """
+    if site.rules.has_peer(event.site):
         pulse = event.pulse
-        if pulse is not None and max(pulse.round, pulse.committed_round) > site.rules.rounds:
-            site.report_fault(event.site, f"claims a round after the last one ({site.rules.rounds})")
+        rounds_max = max(epoch.rounds for epoch in site.rules.epochs.all)
+        if pulse is not None and max(pulse.round, pulse.committed_round) > rounds_max:
+            if pulse.head is None or pulse.head in site.heads:
+                site.report_fault(event.site, f"claims a round after the last one ({rounds_max})")
             pulse = None  # the peer is heard, but its claim is ignored
         site.peers.hear(event.site, pulse, site.now_s)
         rounds.compare(site, (event.site,))
-        check_wait(site)
+        check_wait(site, event.site)
 
 
 def prove(site: SiteState, event: events.RoundProved) -> None:
     """A peer has signed where it is; its next heartbeat may then move this site."""
-    if event.site in site.rules.peers and event.round <= site.rules.rounds + 1:
+    if site.rules.has_peer(event.site) and event.round <= site.rules.rounds + 1:
         site.peers.prove(event.site, event.round)
 
 
@@ -109,8 +121,15 @@ def tick(site: SiteState, event: events.Ticked) -> None:
     check_wait(site)
 
 
-def check_wait(site: SiteState) -> None:
-    """End the wait of the current phase if its condition holds now."""
+def check_wait(site: SiteState, heard: SiteName | None = None) -> None:
+    """End the wait of the current phase if its condition holds now.
+
+    Args:
+        site: the site.
+        heard: the peer that was heard; without one, time has passed.
+    """
+    if site.exchange is not None and heard is not None:
+        site.exchange.heard.add(heard)
     if site.phase == Phase.GATHERING:
         rounds.check_gathered(site)
     elif site.phase in BETWEEN:
@@ -136,7 +155,10 @@ def do_nothing(site: SiteState, event: events.Event) -> None:
 
 
 def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
-    """A fetched artifact is on disk: remember it, then check whether it was the last one."""
+    """A fetched artifact is on disk: remember it, then check whether it was the last one.
+
+    One that was fetched early waits in memory until its exchange opens.
+    """
     wanted = _wanted(site, event)
     if wanted is None:
         discard(site, event)
@@ -144,7 +166,7 @@ def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
     problem = _problem(site, wanted, event)
     if problem:
         wanted.drop("refused", site.now_s)
-        site.refuse(event.origin, problem)
+        site.refuse(event.origin, problem, fetched_for=_asked(site, event))
         discard(site, event)
     else:
         late = "" if event.true_round == event.round else "stale"
@@ -159,7 +181,7 @@ def _problem(site: SiteState, wanted: Want, event: events.ArtifactArrived) -> st
 
     Only a circulating model may be an older copy.
     """
-    artifact, current = event.artifact, site.exchange
+    artifact, current = event.artifact, _asked(site, event)
     kind = current.kind if current is not None else site.rules.plan.artifact
     may_be_older = current is not None and current.pattern == "circulate"
     key = (event.origin_generation, event.true_round, artifact.owner)
@@ -171,14 +193,16 @@ def _problem(site: SiteState, wanted: Want, event: events.ArtifactArrived) -> st
         return f"sent the artifact of round {event.true_round} for round {event.round}"
     if artifact.owner != wanted.owner or artifact.kind != kind:
         return f"sent {artifact.owner}'s {artifact.kind} where {wanted.owner}'s {kind} was due"
-    if _circulates(site, event) and (holder := site.rules.holder(event.true_round, artifact.owner)) != event.origin:
+    known = _circulates(site, event) and site.rules.knows_holder(event.true_round, artifact.owner)
+    if known and (holder := site.rules.holder(event.true_round, artifact.owner)) != event.origin:
         return f"sent {artifact.owner}'s {kind} for round {event.true_round}, which only {holder} can have"
     return ""
 
 
 def _circulates(site: SiteState, event: events.ArtifactArrived) -> bool:
     """Whether the artifact is a copy of a circulating model: the schedule tells where each one was."""
-    return event.purpose == "handback" or (site.exchange is not None and site.exchange.pattern == "circulate")
+    current = _asked(site, event)
+    return event.purpose == "handback" or (current is not None and current.pattern == "circulate")
 
 
 def _with_possible_steps(site: SiteState, event: events.ArtifactArrived) -> Artifact:
@@ -189,7 +213,8 @@ def _with_possible_steps(site: SiteState, event: events.ArtifactArrived) -> Arti
     artifact, steps_max = event.artifact, site.rules.steps_max(event.true_round)
     if steps_max is None or artifact.steps <= steps_max or not _circulates(site, event):
         return artifact
-    site.refuse(event.origin, f"claims {artifact.steps} steps of a {artifact.kind} that can have {steps_max} by then")
+    reason = f"claims {artifact.steps} steps of a {artifact.kind} that can have {steps_max} by then"
+    site.refuse(event.origin, reason, fetched_for=_asked(site, event))
     return dataclasses.replace(artifact, steps=steps_max)
 
 
@@ -212,9 +237,9 @@ def miss(site: SiteState, event: events.ArtifactUnavailable) -> None:
 
 def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
     """The fetched artifact was not acceptable: name the origin, and go on as if it were silent."""
-    current, wanted = site.exchange, _wanted(site, event)
+    current, wanted = _asked(site, event), _wanted(site, event)
     if wanted is None or current is None or not current.for_comparison:  # an older release gives no earlier copy
-        site.refuse(event.origin, event.reason)
+        site.refuse(event.origin, event.reason, fetched_for=current)
     if wanted is not None:
         wanted.drop("refused", site.now_s)
         rounds.review(site)
@@ -222,11 +247,18 @@ def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
 
 def _wanted(site: SiteState, event: Any) -> Want | None:
     """The open want that the event answers; ``None`` for an answer to an earlier order."""
-    current = site.exchange
-    if current is None or (event.generation, event.round) != (site.memory.generation, current.round):
-        return None
-    wanted = current.wants.get(event.origin)
+    current = _asked(site, event)
+    wanted = current.wants.get(event.origin) if current is not None else None
     return wanted if wanted is not None and wanted.open and wanted.attempt == event.attempt else None
+
+
+def _asked(site: SiteState, event: Any) -> Exchange | None:
+    """The exchange whose fetch the event answers: the open one, or a later one, whose fetches began early."""
+    for each in (site.exchange, *site.early):
+        asked = (site.memory.generation, each.round, each.purpose) if each is not None else None
+        if asked == (event.generation, event.round, event.purpose):
+            return each
+    return None
 
 
 def by_purpose(evaluation: Handler, exchange: Handler) -> Handler:
@@ -246,14 +278,16 @@ IN_EVERY_PHASE: Mapping[type[events.Event], Handler] = {
     events.PauseRequested: pause,
     events.ResumeRequested: ignore,
     events.StopRequested: stop,
+    events.EpochsLearned: learn,
     events.PeerGreeted: greet,
     events.PeerHeard: hear,
     events.RoundProved: prove,
     events.PeerRefused: report_fault,
-    events.ArtifactArrived: by_purpose(global_test.arrive, discard),
-    events.ArtifactUnavailable: by_purpose(global_test.miss, ignore),
+    events.ArtifactArrived: by_purpose(global_test.arrive, arrive),
+    events.ArtifactUnavailable: by_purpose(global_test.miss, miss),
     events.ArtifactRefused: by_purpose(global_test.refuse, refuse),
     events.Initialised: ignore,
+    events.Queued: do_nothing,
     events.Progressed: do_nothing,
     events.Trained: ignore,
     events.Aggregated: ignore,
@@ -270,28 +304,28 @@ IN_EVERY_PHASE: Mapping[type[events.Event], Handler] = {
 }
 """What each event does where ``BY_PHASE`` does not say otherwise."""
 
-EXCHANGING: Mapping[type[events.Event], Handler] = {
-    events.ArtifactArrived: by_purpose(global_test.arrive, arrive),
-    events.ArtifactUnavailable: by_purpose(global_test.miss, miss),
-}
 BY_PHASE: Mapping[Phase, Mapping[type[events.Event], Handler]] = {
     Phase.INITIALISING: {events.Initialised: worker_events.initialise, events.WorkFailed: worker_events.fail},
-    Phase.EXCHANGE: EXCHANGING,
-    Phase.RETURNS: EXCHANGING,
-    Phase.HANDBACK: EXCHANGING,
     Phase.TRAIN: {
+        events.Queued: worker_events.queue,
         events.Progressed: worker_events.advance,
         events.Trained: worker_events.train,
         events.ArtifactRejected: worker_events.reject,
         events.WorkFailed: worker_events.fail,
     },
     Phase.AGGREGATE: {
+        events.Queued: worker_events.queue,
         events.Aggregated: worker_events.aggregate,
         events.ArtifactRejected: worker_events.reject,
         events.WorkFailed: worker_events.fail,
     },
-    Phase.EVALUATE: {events.Evaluated: worker_events.evaluate, events.WorkFailed: worker_events.fail},
+    Phase.EVALUATE: {
+        events.Queued: worker_events.queue,
+        events.Evaluated: worker_events.evaluate,
+        events.WorkFailed: worker_events.fail,
+    },
     Phase.ADOPT: {
+        events.Queued: worker_events.queue,
         events.Adopted: worker_events.adopt,
         events.ArtifactRejected: worker_events.reject_home,
         events.WorkFailed: worker_events.fail,

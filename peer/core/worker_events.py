@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from peer.core import commands, events, exchange, limits, rounds, rows
+from peer.core import commands, events, exchange, fetches, limits, rounds, rows
 from peer.core.messages import Artifact
 from peer.core.phases import Phase
 from peer.core.state import SiteState
@@ -30,7 +30,7 @@ def current(handler: Handler) -> Handler:
 
 
 def _answers(site: SiteState, event: Any) -> bool:
-    order = (site.memory.generation, site.number, site.attempt)
+    order = (site.memory.generation, site.number, site.ordered)
     return (event.generation, getattr(event, "round", site.number), event.attempt) == order
 
 
@@ -46,7 +46,7 @@ def initialise(site: SiteState, event: events.Initialised) -> None:
         threads=event.threads,
         device=event.device,
         weights=event.weights,
-        publish=1 if site.rules.plan.published == "commit" else None,
+        publish=site.publish_from(1) if site.rules.plan.published == "commit" and site.rules.first_round == 1 else None,
     )
     site.persist(row)
     rounds.go_on(site)
@@ -59,11 +59,17 @@ def advance(site: SiteState, event: events.Progressed) -> None:
 
 
 @current
+def queue(site: SiteState, event: events.Queued) -> None:
+    """The worker waits for the GPU, or its turn has come."""
+    site.queued = event.ahead > 0
+
+
+@current
 def train(site: SiteState, event: events.Trained) -> None:
     """The ordered stage is over, whatever stage the answer names; publish its artifact where the plan says so."""
     site.failures = 0
     opened = site.opened
-    stage = site.rules.phases(opened.number)[opened.position].removeprefix("train:")
+    stage = site.lived_rules.phases(opened.number)[opened.position].removeprefix("train:")
     row = rows.TrainedRow(
         opened.number,
         position=opened.position,
@@ -73,7 +79,7 @@ def train(site: SiteState, event: events.Trained) -> None:
         metrics=event.metrics,
         threads=event.threads,
         duration_s=event.duration_s,
-        publish=opened.number if site.rules.plan.published == stage else None,
+        publish=site.publish_from(opened.number) if site.lived_rules.plan.published == stage else None,
         returned=_returned(site, event) or None,
     )
     site.persist(row)
@@ -83,7 +89,7 @@ def train(site: SiteState, event: events.Trained) -> None:
 
 def _returned(site: SiteState, event: events.Trained) -> tuple[Artifact, ...]:
     """The visiting models that the stage trained, of the sites that this round lets visit."""
-    if site.rules.plan.pattern != "visit":
+    if site.lived_rules.plan.pattern != "visit":
         return ()
     visitors = {source.artifact.owner for source in site.opened.sources}
     return tuple(artifact for artifact in event.returned if artifact.owner in visitors and artifact.kind == "return")
@@ -104,7 +110,7 @@ def aggregate(site: SiteState, event: events.Aggregated) -> None:
     )
     site.persist(row)
     for name, reason in event.cut.items():
-        if name not in event.contributors and name != site.rules.site:
+        if name not in event.contributors and name != site.lived_rules.site:
             site.refuse(name, f"left out of the mean: {reason}")
     rounds.next_phase(site)
 
@@ -113,13 +119,13 @@ def aggregate(site: SiteState, event: events.Aggregated) -> None:
 def evaluate(site: SiteState, event: events.Evaluated) -> None:
     """The local model was measured; lend it from now on where that is permitted."""
     site.failures = 0
-    lent = event.artifact if site.rules.lends(event.round) else None
-    denied = (site.rules.evaluation_denied or "") if lent is None and site.rules.global_test else None
+    lent = event.artifact if site.lived_rules.lends(event.round) else None
+    denied = (site.lived_rules.evaluation_denied or "") if lent is None and site.lived_rules.global_test else None
     memory, needed_before = site.memory, site.memory.needed_digests()
     metric = validation_metric(event.metrics)
     if metric is not None and memory.best is not None and not memory.best.is_beaten(event.round, event.metrics[metric]):
         metric = None
-    keeps_received = metric is not None and memory.open is not None and site.rules.plan.keeps_last_received
+    keeps_received = metric is not None and memory.open is not None and site.lived_rules.plan.keeps_last_received
     row = rows.EvaluatedRow(
         event.round,
         metrics=event.metrics,
@@ -153,11 +159,11 @@ def reject(site: SiteState, event: events.ArtifactRejected) -> None:
     """
     used = {source.artifact.sha256: source for source in site.sources_in_use()}
     source = used.get(event.sha256)
-    visited = source is not None and source.artifact.owner != site.rules.site
-    if source is None or (source.origin == site.rules.site and not visited):
+    visited = source is not None and source.artifact.owner != site.lived_rules.site
+    if source is None or (source.origin == site.lived_rules.site and not visited):
         _fail(site, "crash", f"the worker rejected {event.sha256[:12]}: {event.reason}", suspect=None)
         return
-    if source.origin != site.rules.site and rounds.ask_earlier(site, source):
+    if source.origin != site.lived_rules.site and fetches.ask_earlier(site, source):
         rounds.review(site)
         return
     rounds.leave_out(site, event.sha256, event.reason)
@@ -170,17 +176,17 @@ def reject_home(site: SiteState, event: events.ArtifactRejected) -> None:
 
     The copy from which it was trained is fetched first.
     """
-    name = site.rules.site
+    name = site.lived_rules.site
     copies = {copy.artifact.sha256: copy for copy in site.artifacts_on_disk() if copy.artifact.owner == name}
     rejected = copies.pop(event.sha256, None)
     if rejected is not None and rejected.origin != name:
-        if rounds.ask_earlier(site, rejected):
+        if fetches.ask_earlier(site, rejected):
             rounds.review(site)
             return
         site.refuse(event.origin, event.reason)
         site.persist(rows.DiscardedRow(site.memory.committed, sha256=event.sha256))
         site.emit(commands.Discard(event.sha256))
-    best = exchange.best_copy(copies.values(), site.rules) if copies and event.origin != name else None
+    best = exchange.best_copy(copies.values(), site.lived_rules) if copies and event.origin != name else None
     if best is None or best.origin == name:
         site.persist(rows.SlotLostRow(site.memory.committed))
     if best is None:
@@ -223,7 +229,7 @@ def _largest_received(site: SiteState) -> commands.Source | None:
     """The largest artifact of a peer among those that the stage in hand uses."""
     if site.phase not in (Phase.TRAIN, Phase.AGGREGATE):
         return None
-    received = [source for source in site.sources_in_use() if source.origin != site.rules.site]
+    received = [source for source in site.sources_in_use() if source.origin != site.lived_rules.site]
     return max(received, key=lambda source: source.artifact.bytes, default=None)
 
 

@@ -69,6 +69,7 @@ FROM_WORKER: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         events.Initialised,
+        events.Queued,
         events.Progressed,
         events.Trained,
         events.Aggregated,

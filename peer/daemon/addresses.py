@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import overload
 
 from peer.config.reload import SiteTomlWatcher
 from peer.config.schema import FederationConfig, SiteConfig
-from peer.config.toml import suggestion
+from peer.config.toml import check_route, split_route, suggestion
 from peer.core.roster import SiteName
 from peer.errors import ConfigError
+from peer.transport.proxy import Choose
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,12 @@ class Candidates:
             self._turn.remove(address)
             self._turn.appendleft(address)
 
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Every address, the best first."""
+        listed = (self._proven, *self._operators, *self._discovered, self._founders)
+        return tuple(dict.fromkeys(address for address in listed if address is not None))
+
     def discover(self, address: str) -> bool:
         """Add an announced address; returns whether to dial it now, because no other one works.
 
@@ -96,8 +104,7 @@ class Candidates:
         self._failures = 0
 
     def _begin_turn(self) -> None:
-        known = (self._proven, *self._operators, *self._discovered, self._founders)
-        self._turn = deque(dict.fromkeys(address for address in known if address is not None))
+        self._turn = deque(self.known)
         self._pushed = 0
 
 
@@ -111,11 +118,56 @@ class AddressBook:
     """
 
     def __init__(self, *, own: SiteName, federation: FederationConfig, site: SiteConfig) -> None:
-        self._federation, self._file = federation, SiteTomlWatcher(site, "addresses")
+        self._site, self._file = site, SiteTomlWatcher(site, "addresses")
+        self._own = own
+        self._relays: dict[str, str] = {}
         self._peers = {
-            name: Candidates(operators=site.addresses.get(name, ()), founders=federation.addresses.get(name))
+            name: Candidates(
+                operators=self._operators(site, name), founders=self._dialled(federation.addresses.get(name))
+            )
             for name in federation.roster.others(own)
         }
+
+    def follow_roster(self, founders: Mapping[SiteName, str | None]) -> None:
+        """Know the sites that are new, each with the address that its amendment gives.
+
+        An address that cannot be dialled counts as none: no chain may keep this site from starting.
+        """
+        for name, address in founders.items():
+            if name in self._peers:
+                continue
+            founded = None
+            try:
+                founded = self._dialled(None if address is None else check_route(address))
+            except ValueError as error:
+                log.warning("address not usable", extra={"peer": name, "reason": str(error)})
+            self._peers[name] = Candidates(operators=self._operators(self._site, name), founders=founded)
+
+    def _operators(self, site: SiteConfig, peer: SiteName) -> list[str]:
+        return [self._dialled(text) for text in site.addresses.get(peer, ())]
+
+    @overload
+    def _dialled(self, route: str) -> str: ...
+
+    @overload
+    def _dialled(self, route: None) -> None: ...
+
+    def _dialled(self, route: str | None) -> str | None:
+        """What to dial for a route; an address of a relay is dialled like any other."""
+        if route is None:
+            return None
+        relay, address = split_route(route)
+        if relay:
+            self._relays[address] = relay
+        return address
+
+    def known(self, peer: SiteName) -> tuple[str, ...]:
+        """Every address of a peer, the best first."""
+        return self._peers[peer].known
+
+    def relay(self, address: str) -> str:
+        """The relay that the operator says is at an address; empty where none is."""
+        return self._relays.get(address, "")
 
     def address(self, peer: SiteName) -> str | None:
         return self._peers[peer].current
@@ -140,10 +192,18 @@ class AddressBook:
         if site is None:
             return
         addresses = site.addresses
-        for unknown in addresses.keys() - set(self._federation.roster):
-            hint = suggestion(unknown, self._federation.roster)
+        for unknown in addresses.keys() - {self._own, *self._peers}:
+            hint = suggestion(unknown, sorted((self._own, *self._peers)))
             self._file.log_unusable(ConfigError(f"{site.where}: addresses.{unknown}: not in the roster{hint}"))
             return
+        self._site = site
         for name, candidates in self._peers.items():
-            candidates.set_operators(addresses.get(name, ()))
+            candidates.set_operators(self._operators(site, name))
         log.info("addresses read again", extra={"addresses": dict(addresses)})
+
+
+def describe_route(addresses: AddressBook, proxy_for: Choose, peer: SiteName, address: str) -> str:
+    """How this site reaches a peer at an address: ``direct``, or through which proxy and which relay."""
+    proxy, relay = proxy_for(peer, address), addresses.relay(address)
+    through = [f"proxy {proxy}"] * (proxy is not None) + [f"relay {relay}"] * bool(relay)
+    return ", ".join(through) or "direct"

@@ -7,51 +7,61 @@ daemon carries the commands out in their order.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import datetime
 import functools
 import logging
 import os
+import ssl
 import time
 from collections.abc import Callable, Container, Coroutine, Sequence
 from typing import Any
 
 from cryptography import x509
 
-from peer import errors
+from peer import __version__, errors
 from peer.config.reload import RefusedCertificates
 from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
-from peer.config.toml import split_relay
+from peer.config.toml import split_address, split_relay
 from peer.core import commands, events, rows, site_memory, worker_protocol
 from peer.core import status as status_document
+from peer.core.epochs import Epochs
+from peer.core.liveness import AWAY
 from peer.core.machine import SiteMachine
 from peer.core.phases import Phase
-from peer.core.roster import Sha256, SiteName
+from peer.core.roster import NO_ROUND_KEY, Sha256, SiteName
 from peer.core.rules import Rules
 from peer.core.state import HALT_S
 from peer.daemon import proxies
-from peer.daemon.addresses import AddressBook
+from peer.daemon.addresses import AddressBook, describe_route
+from peer.daemon.amendment_fetcher import AmendmentFetcher
+from peer.daemon.chain_keeper import ChainKeeper, CurrentSites
 from peer.daemon.evidence import EquivocationWatch
-from peer.daemon.fetcher import ArtifactFetcher
+from peer.daemon.fetcher import DISCARDED_SUFFIX, ArtifactFetcher
 from peer.daemon.heartbeat import Heartbeats
+from peer.daemon.hold_status import why_held
+from peer.daemon.notice_spread import NoticeWait
+from peer.daemon.row_log import log_row
 from peer.daemon.service import PeerService, common_protocol
 from peer.daemon.worker_process import WORKER, EvaluationProcess, WorkerProcess
 from peer.files import ARTIFACT_SUFFIX, STRAY_FOLDER, put_aside
 from peer.identity import certificates
+from peer.membership.folder import MembershipFolder
 from peer.records.history import CommittedRound, RecentRounds, recent_rounds
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.relay.parking import Parkings
-from peer.transport import tls
+from peer.relay.server import PARKED_PER_SITE_MAX, RelayServer
+from peer.transport import handshake, tls
 from peer.transport.client import ExchangeClient
+from peer.transport.descriptors import descriptors_left
 from peer.transport.rates import loop_time
 from peer.transport.server import ExchangeServer
 
 log = logging.getLogger(__name__)
-
-LOGGED_KINDS = frozenset({"isolated", "alone", "skipped", "slot_lost", "regenerated", "paused", "resumed", "finished"})
-"""Kinds of journal rows that the daemon also logs."""
 
 
 def now() -> datetime.datetime:
@@ -95,6 +105,7 @@ class Daemon:
         self.home = folder.generation(generation)
         self.artifacts = self.home / "artifacts"
         self.journal, self.ledger = Journal(self.home / "journal.db"), Ledger(folder.egress_db)
+        self.chain = self._chain_keeper()
         rules = self._rules(without, stay=stay)
         present = {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
         recover = functools.partial(site_memory.recover, present=present, generation=generation)
@@ -105,53 +116,112 @@ class Daemon:
         self._alarm: asyncio.TimerHandle | None = None
         self._exit: commands.Exit | None = None
         self._fatal: errors.PeerError | None = None
-        self._pki = pki = tls.Pki(folder.pki, own.name, federation.ca_certificate or "", now)
+        self._stopped = False
+        callers = CurrentSites(lambda: self.chain.callers)
+        pins = CurrentSites(lambda: self.chain.pins)
+        ca_certificate, later = federation.ca_certificate or "", self.chain.later_authorities
+        is_new = own.name not in federation.roster
+        self._pki = pki = tls.Pki(folder.pki, own.name, ca_certificate, now, pins, later, joined_later=is_new)
         refused = RefusedCertificates(site)
-        self.service = PeerService(
-            federation=federation,
-            site=site,
-            machine=self.machine,
-            journal=self.journal,
-            ledger=self.ledger,
-            artifacts=self.artifacts,
-            pki=pki,
-            report=self.report,
-            clock=loop_time,
-            refused=refused,
-        )
-        self.addresses, proxy_for = AddressBook(own=own.name, federation=federation, site=site), proxies.choice(site)
-        self.client = ExchangeClient(
-            pki=pki,
-            federation=federation.digest,
-            address=self.addresses.address,
-            refused=refused,
-            proxy_for=proxy_for,
-        )
+        self.service = self._service(refused)
+        self.addresses = AddressBook(own=own.name, federation=federation, site=site)
+        self._proxy_for = proxy_for = proxies.choice(site)
+        self.client = self._client(rules, refused)
+        self.amendments = AmendmentFetcher(self.chain, client=self.client, report=self.report, fail=self._fail)
         self.evidence = self._equivocation_watch(refused)
         compare, reports = self.evidence.answer, self.service.report if federation.global_test else None
         self.server = ExchangeServer(
             self.service,
             pki=pki,
-            roster=rules.roster,
+            roster=callers,
             refused=refused,
             reports=reports,
             compare=compare,
+            chain=self.service.amendments,
+            expelled=CurrentSites(lambda: self.chain.expelled),
+            had_key=self.chain.had_key,
             clock=loop_time,
+            connections_max=site.limits.connections_max,
         )
         relays = [split_relay(relay) for relay in site.connect.relays]
         self.parkings = Parkings(
             relays, pki=pki, listen=site.listen, proxy_for=proxy_for, on_caller=self.server.note_relayed
         )
+        self.relay = None if site.connect.relay_listen is None else self._relay(refused)
         self.heartbeats = self._heartbeats()
+        self.notice_wait = NoticeWait(self.service.notices, self.heartbeats.peers, linger_s=rules.pace.linger_s)
         self.fetcher = self._fetcher()
-        setting = self._setting()
+        self._follow_roster()
+        self._setting = setting = self._worker_setting()
         log_path, hang_s = folder.logs / "worker.log", site.training.hang_s
         self.worker_process = WorkerProcess(setting, log_path, self.report, command=worker, hang_s=hang_s)
         self.evaluation_process = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
 
+    def _service(self, refused: Container[str]) -> PeerService:
+        return PeerService(
+            federation=self.federation,
+            site=self.site,
+            machine=self.machine,
+            journal=self.journal,
+            ledger=self.ledger,
+            artifacts=self.artifacts,
+            pki=self._pki,
+            report=self.report,
+            chain=self.chain,
+            note_head=lambda peer, head: self.amendments.note_head(peer, head),
+            clock=loop_time,
+            refused=refused,
+        )
+
+    def _client(self, rules: Rules, refused: Container[str]) -> ExchangeClient:
+        many = len(rules.others)
+        return ExchangeClient(
+            pki=self._pki,
+            federation=self.federation.digest,
+            address=self.addresses.address,
+            refused=refused,
+            proxy_for=self._proxy_for,
+            streams=many if rules.plan.pattern == "all_to_all" else 1,
+            evaluations=many,
+        )
+
+    def _relay(self, refused: Container[str]) -> RelayServer:
+        """This site as a relay for the others, with the open files that its own server leaves."""
+        configured = self.site.limits.connections_max
+        connections = descriptors_left(configured, sites=len(self.chain.callers)) // 2
+        if connections < PARKED_PER_SITE_MAX:
+            raise errors.ConfigError(
+                "[connect] relay_listen: this process may open too few files to be a relay, too",
+                "raise the limit of open files (LimitNOFILE, ulimit -n), or leave relay_listen out",
+            )
+        return RelayServer(
+            self.own.name,
+            lambda: self._pki.stream_context(ssl.PROTOCOL_TLS_SERVER),
+            CurrentSites(lambda: {name: key for name, key in self.chain.callers.items() if name != self.own.name}),
+            refused=refused,
+            pins=CurrentSites(lambda: self.chain.pins),
+            on_caller=self.server.note_relayed,
+            connections=connections,
+        )
+
+    async def _start_relay(self, port: int) -> None:
+        """Listen as a relay, once the own server does; ``PortInUse`` where that cannot be."""
+        address = self.site.connect.relay_listen
+        if self.relay is None or address is None:
+            return
+        host, _ = split_address(self.site.listen)
+        self.relay.own = ({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+        try:
+            await self.relay.start(*split_address(address))
+        except OSError as error:
+            raise errors.PortInUse(
+                f"[connect] relay_listen: cannot listen on {address}: {error.strerror}", "free it, or name another"
+            ) from error
+        log.info("relaying for the other sites", extra={"address": address})
+
     def _fetcher(self) -> ArtifactFetcher:
         return ArtifactFetcher(
-            rules=self.machine.rules,
+            machine=self.machine,
             client=self.client,
             service=self.service,
             journal=self.journal,
@@ -159,37 +229,83 @@ class Daemon:
             report=self.report,
             fail=self._fail,
             examine=self.evidence.examine,
+            on_epoch=self.heartbeats.nudge,
         )
+
+    def _chain_keeper(self) -> ChainKeeper:
+        return ChainKeeper(
+            MembershipFolder(self.folder.membership),
+            self.folder.federation_toml.read_text("utf-8"),
+            own=self._identity,
+            round_key=self.own.round_key,
+            opened_round=lambda: self.machine.number,
+            report=self._learn,
+            clock=loop_time,
+        )
+
+    def _identity(self) -> certificates.Identity:
+        """This site's key and certificate on disk now; those of the start while the files are unusable."""
+        try:
+            return self._pki.load()
+        except (AttributeError, errors.CertificateError):  # the first before the start has come so far
+            return self.own
+
+    def _learn(self, event: events.Event) -> None:
+        """Report what the chain keeper says; who may call, and who is called, changes at once."""
+        self.report(event)
+        if isinstance(event, events.EpochsLearned):
+            self._follow_roster(event.epochs)
+
+    def _follow_roster(self, epochs: Epochs | None = None) -> None:
+        """Call, answer and relay for the sites that are members by now."""
+        epochs = epochs if epochs is not None else self.machine.rules.epochs
+        others = sorted(epochs.names - epochs.gone - {self.own.name})
+        self.addresses.follow_roster({name: self.chain.addresses().get(name) for name in others})
+        self.heartbeats.follow_roster(others)
+        self.server.follow_roster()
+        if self.relay is not None:
+            self.relay.follow(frozenset(others))
 
     def _rules(self, without: frozenset[SiteName], *, stay: bool) -> Rules:
         own, site = self.own, self.site
-        return make_rules(
+        rules = make_rules(
             self.federation,
             own.name,
-            own.round_key,
+            own.round_key or NO_ROUND_KEY,
             without=without,
             stay=stay,
             egress=site.egress,
             received=site.limits,
         )
+        epochs = self.chain.epochs()
+        return rules if len(epochs.all) == 1 and not epochs.leaving else rules.amended(epochs)
 
     def _heartbeats(self) -> Heartbeats:
         return Heartbeats(
             own=self.own.name,
+            peers=self.machine.rules.known,
             federation=self.federation,
             site=self.site,
             addresses=self.addresses,
             client=self.client,
             service=self.service,
             report=self.report,
+            diagnose=self._diagnose,
+            follow=self.amendments.follow,
+            ask_why=self.amendments.ask_why,
         )
+
+    def _diagnose(self, peer: SiteName, address: str) -> handshake.Diagnosis:
+        """Dial a peer once more, to tell apart what gRPC reports as one fault."""
+        host, port = split_address(address)
+        return handshake.diagnose(host, port, pki=self._pki, site=peer, proxy=self._proxy_for(peer, address))
 
     def _equivocation_watch(self, refused: Container[str]) -> EquivocationWatch:
         return EquivocationWatch(
             federation=self.federation.digest,
-            ca=self.own.ca,
+            authorities=lambda: (self.own.ca, *self._pki.later()),
             site=self.own.name,
-            roster=self.machine.rules.roster,
+            roster=CurrentSites(lambda: self.chain.pins),
             journal=self.journal,
             service=self.service,
             client=self.client,
@@ -197,7 +313,16 @@ class Daemon:
             report=self.report,
         )
 
-    def _setting(self) -> worker_protocol.WorkerSetting:
+    def _setting_of(self, order: commands.Command) -> worker_protocol.WorkerSetting:
+        """The worker's setting for an order: the stages and the parameters are those of the round's epoch."""
+        round = getattr(order, "round", None)
+        if round is None or not self.chain.chain.links:
+            return self._setting
+        federation = self.chain.settings(self.machine.lived_rules.epoch(round).digest).model_dump(mode="json")
+        amended = {key: federation[key] for key in ("stages", "method")}
+        return dataclasses.replace(self._setting, federation={**self._setting.federation, **amended})
+
+    def _worker_setting(self) -> worker_protocol.WorkerSetting:
         return worker_protocol.WorkerSetting(
             site_name=self.own.name,
             federation_digest=self.federation.digest,
@@ -208,7 +333,8 @@ class Daemon:
         )
 
     def report(self, event: events.Event) -> None:
-        self._events.put_nowait(event)
+        if not self.amendments.holds(event):
+            self._events.put_nowait(event)
 
     def _fail(self, error: errors.PeerError) -> None:
         """End the dispatch loop with an error that this site cannot survive."""
@@ -238,18 +364,31 @@ class Daemon:
             await bind()
             port = await self.server.start(self.site.listen)
             self.served = f"{self.site.listen.rpartition(':')[0]}:{port}"
-            self.heartbeats.start(port)
-            self.parkings.start(port)
-            await self._process(events.Began())
-            await ready(port)
-            await self._dispatch()
+            await self._start_relay(port)
+            added = self.chain.is_added
+            if not added:
+                await ready(port)
+                await self._await_amendment()
+            if self._exit is None and self._fatal is None:
+                self.heartbeats.start(port)
+                self.parkings.start(port)
+                await self._process(events.Began())
+                if added:
+                    await ready(port)
+                await self._dispatch()
+            if self._fatal is None and not self._stopped and self.notice_wait.waits():
+                await self._close_workers()  # they would keep the device meanwhile
+                self._wake_followers()
+                await self.notice_wait.stay(self._events, poll_s=self.federation.beat_s)
         finally:
-            closing = (self.parkings.close(), self.heartbeats.close(), self.fetcher.close(), self.evidence.close())
-            await asyncio.gather(*closing, return_exceptions=True)
+            closing = (self.parkings, self.heartbeats, self.fetcher, self.evidence, self.amendments)
+            await asyncio.gather(*(each.close() for each in closing), return_exceptions=True)
             self.served = ""
+            if self.relay is not None:
+                await self.relay.stop()
             await self.server.stop()  # before the worker's end, which may take a while
             await self.client.close()
-            await asyncio.gather(self.worker_process.close(), self.evaluation_process.close())
+            await self._close_workers()
             if self._alarm is not None:
                 self._alarm.cancel()
             self.journal.close()
@@ -259,6 +398,23 @@ class Daemon:
         assert self._exit is not None
         return self._exit
 
+    async def _close_workers(self) -> None:
+        await asyncio.gather(self.worker_process.close(), self.evaluation_process.close())
+
+    async def _await_amendment(self) -> None:
+        """Ask the peers for the chain, again and again, until an amendment adds this site, or the operator stops it."""
+        log.info("waiting for the amendment that adds this site")
+        while self._exit is None and self._fatal is None and not self.chain.is_added:
+            for peer in self.federation.roster:
+                await self.amendments.follow(peer, None)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.federation.beat_s):
+                    while self._fatal is None and not self.chain.is_added:
+                        if isinstance(await self._events.get(), events.StopRequested):
+                            self._exit = commands.Exit()
+                            return
+        self.machine.rules = self.machine.rules.amended(self.chain.epochs())
+
     async def _dispatch(self) -> None:
         """Process events one by one until the site ends."""
         while self._exit is None and self._fatal is None:
@@ -266,35 +422,63 @@ class Daemon:
 
     async def _process(self, event: events.Event) -> None:
         loop = asyncio.get_running_loop()
-        for command in self.machine.handle(event, now_s=loop.time()):
+        ordered = self.machine.handle(event, now_s=loop.time())
+        self._write_rows(ordered)
+        for command in ordered:
             await self._carry_out(command)
+        if isinstance(event, events.EpochsLearned):
+            self.heartbeats.announce(away=True)
         if isinstance(event, events.PeerGreeted):
             self.evidence.hand_on(event.site)
+        self._stopped = self._stopped or isinstance(event, events.StopRequested)
         if isinstance(event, events.StopRequested) and self.machine.phase == Phase.LEAVING:
             log.info("leaving once the worker has written its checkpoint", extra={"limit_s": HALT_S})
         self.service.wake_waiting_calls()
+        self._wake_followers()
+
+    def _wake_followers(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
 
+    def _write_rows(self, ordered: Sequence[commands.Command]) -> None:
+        """Write the rows of one event, and its manifests, before its other commands: one wait for the disk.
+
+        What is published is served after that: a full disk takes all of it back.
+        """
+        persisted = [command for command in ordered if isinstance(command, commands.Persist)]
+        published = [command for command in ordered if isinstance(command, commands.Publish)]
+        if not persisted and not published:
+            return
+        with self.journal.together():
+            for row in persisted:
+                self.journal.append(row.kind, row.round, row.body, row.cause)
+                if row.kind == "committed":
+                    self._journal_message_counts()
+            signed = [
+                self.service.sign(command.round, command.artifact, evaluation=command.evaluation)
+                for command in published
+            ]
+        for command, manifest in zip(published, signed, strict=True):
+            self.service.publish(command.round, command.artifact, manifest, evaluation=command.evaluation)
+        for row in persisted:
+            if row.kind == "committed":
+                self._recent.add(CommittedRound.of_row(row.round, row.body, time_s=time.time()))
+            log_row(row.kind, row.round, row.body)
+            if row.kind == "compared" and not row.body["agrees"]:
+                self.evidence.compare(SiteName(row.body["site"]), row.round)
+
     async def _carry_out(self, command: commands.Command) -> None:
         match command:
-            case commands.Persist(kind, round, body, cause):
-                self.journal.append(kind, round, body, cause)
-                self._log_row(kind, round, body)
-                if kind == "compared" and not body["agrees"]:
-                    self.evidence.compare(SiteName(body["site"]), round)
-                if kind == "committed":
-                    self._journal_message_counts()
-            case commands.Publish(round, artifact, evaluation):
-                self.service.publish(round, artifact, evaluation=evaluation)
+            case commands.Persist() | commands.Publish():
+                pass  # done, with all other rows of the event
             case commands.Fetch():
                 self.fetcher.fetch(command)
             case commands.CancelFetch(origin, purpose):
                 self.fetcher.cancel(origin, purpose)
             case commands.Discard(sha256):
-                (self.artifacts / f"{sha256}.safetensors").unlink(missing_ok=True)
+                self.fetcher.discard(sha256)
             case commands.Announce():
-                self.heartbeats.nudge()
+                self.heartbeats.announce(away=self.machine.phase in AWAY)
             case commands.Measure():
                 await self.evaluation_process.send(command)
             case commands.Dismiss():
@@ -308,6 +492,7 @@ class Daemon:
                 self._journal_message_counts()
                 self._exit = command
             case _:
+                await self.worker_process.use(self._setting_of(command))
                 await self.worker_process.send(command)
 
     def _journal_message_counts(self) -> None:
@@ -315,29 +500,6 @@ class Daemon:
         counts = {name: self.service.account(name).spoken for name in self.machine.rules.others}
         by_peer = {str(name): rows.MessageCount(count.messages, count.bytes) for name, count in counts.items()}
         self.journal.write(rows.SpokenRow(self.machine.number, by_peer=by_peer))
-
-    def _log_row(self, kind: str, round: int, body: Any) -> None:
-        """Log the rows that matter to an operator as they happen."""
-        if kind == "committed":
-            self._recent.add(CommittedRound.of_row(round, body, time_s=time.time()))
-            facts = {"sources": [source["site"] for source in body["sources"]], "missing": body["missing"]}
-            if not any(facts.values()):
-                facts["alone"] = "as planned"
-            log.info("round committed", extra={"round": round, **facts, "seconds": body["duration_s"]})
-        elif kind == "compared" and not body["agrees"]:
-            log.warning("peer has another mean", extra={"round": round, "peer": body["site"], "sha256": body["sha256"]})
-        elif kind == "reverted":
-            facts = {"reason": body["reason"], "contributors": body["origins"]}
-            log.warning("training diverged after a round: its artifacts are left out", extra={"round": round, **facts})
-        elif kind == "refused":
-            log.warning("peer refused", extra={"round": round, "peer": body["origin"], "reason": body["reason"]})
-        elif kind == "report":
-            unmeasured = body["report"]["unmeasured"]
-            log.info("model measured", extra={"round": round, "peer": body["site"], "unmeasured": unmeasured})
-        elif kind == "work_failed":
-            log.error("training failed", extra={"round": round, "fault": body["fault"], "reason": body["reason"]})
-        elif kind in LOGGED_KINDS:
-            log.info(kind.replace("_", " "), extra={"round": round})
 
     def _set_alarm(self, at_s: float) -> None:
         if self._alarm is not None:
@@ -353,6 +515,8 @@ class Daemon:
         """
         needed = self.machine.memory.needed_digests()
         strays = []
+        for path in self.artifacts.glob(f"*{DISCARDED_SUFFIX}"):
+            path.unlink()
         for path in sorted(self.artifacts.glob(f"*{ARTIFACT_SUFFIX}")):
             if path.stem in needed:
                 continue
@@ -368,27 +532,35 @@ class Daemon:
             log.warning("artifacts that no row of the journal names were put aside", extra=facts)
 
     def status(self) -> status_document.SiteStatus:
-        machine = status_document.status(self.machine, now_s=asyncio.get_running_loop().time())
+        now_s = asyncio.get_running_loop().time()
+        machine = status_document.status(self.machine, now_s=now_s)
+        held = why_held(self.machine, self.chain.chain, now_s=now_s)
+        left_s = self._recent.left_s(machine["rounds"] - machine["committed"], now_s=time.time())
         return {
             "daemon": "running",
             "federation": self.federation.name,
             **machine,
             "peers": {name: self._peer(SiteName(name), seen) for name, seen in machine["peers"].items()},
+            "waiting_for": [*machine["waiting_for"], *self.notice_wait.waits()],
             "last_round": self._recent.last,
-            "left_s": self._recent.left_s(machine["rounds"] - machine["committed"], now_s=time.time()),
+            "held": held,
+            "left_s": None if held else left_s,
             "certificate_days": certificates.certificate_days(self._certificate(), now()),
             "transfers": [*self.fetcher.receiving.values(), *self.service.sending.values()],
             "listen": self.served,
             "relays": self.parkings.states(),
+            "relayed": {} if self.relay is None else self.relay.traffic(),
             "pid": os.getpid(),
             "worker_pid": self.worker_process.pid,
             "started": self.started_s,
+            "software": f"mhfl-peer {__version__}",
         }
 
     def _peer(self, name: SiteName, seen: status_document.PeerProgress) -> status_document.PeerStatus:
         """The status of a peer: the state machine's view, and the connections' figures."""
         account = self.service.account(name)
-        skew_s, greeting = account.clock_skew_s, account.greeting
+        skew_s, greeting, address = account.clock_skew_s, account.greeting, self.addresses.address(name)
+        pulse = self.machine.peers.pulse(name)
         return {
             **seen,
             "spoken": {"messages": account.spoken.messages, "bytes": account.spoken.bytes},
@@ -397,7 +569,10 @@ class Daemon:
             "software": greeting.software if greeting is not None else None,
             "protocol": common_protocol(greeting) if greeting is not None else None,
             "features": list(greeting.features) if greeting is not None else None,
-            "address": self.addresses.address(name),
+            "address": address,
+            "route": None if address is None else describe_route(self.addresses, self._proxy_for, name, address),
+            "problem": self.heartbeats.problem(name),
+            "epoch": None if pulse is None else pulse.head.number if pulse.head is not None else 0,
             "called_s": self.service.called_s(name),
         }
 

@@ -38,7 +38,7 @@ class EquivocationWatch:
 
     Args:
         federation: the digest that manifests must name.
-        ca: the federation's CA certificate.
+        authorities: returns the federation's CAs, those that amendments have added among them.
         site: this site, which accuses nobody of its own manifests.
         roster: every site; a proof against any other name is none.
         journal: has received manifests, and keeps the proofs.
@@ -52,7 +52,7 @@ class EquivocationWatch:
         self,
         *,
         federation: Sha256,
-        ca: x509.Certificate,
+        authorities: Callable[[], Sequence[x509.Certificate]],
         site: SiteName,
         roster: Container[SiteName],
         journal: Journal,
@@ -61,10 +61,11 @@ class EquivocationWatch:
         refused: Container[str],
         report: Callable[[events.Event], None],
     ) -> None:
-        self._federation, self._ca, self._site, self._roster = federation, ca, site, roster
+        self._federation, self._authorities, self._site, self._roster = federation, authorities, site, roster
         self._journal, self._service, self._client = journal, service, client
         self._refused, self._report = refused, report
-        self._proofs = {proof.subject: proof for proof in stored_proofs(journal, federation=federation, ca=ca)}
+        stored = stored_proofs(journal, federation=federation, authorities=authorities())
+        self._proofs = {proof.subject: proof for proof in stored}
         self._handed: set[tuple[SiteName, ManifestSubject]] = set()
         rate = (limits.COMPARISONS_PER_SECOND_MAX, limits.COMPARISONS_BURST, loop_time)
         self._calls: defaultdict[SiteName, TokenBucket] = defaultdict(lambda: TokenBucket(*rate))
@@ -76,7 +77,7 @@ class EquivocationWatch:
         """Compare a verified manifest with those that this site received before."""
         for earlier, known in self._received(manifest.origin, manifest.round):
             if _contradict(known, manifest):
-                self._keep(prove((earlier, signed), federation=self._federation, ca=self._ca))
+                self._keep(prove((earlier, signed), federation=self._federation, authorities=self._authorities()))
 
     def compare(self, peer: SiteName, round: int) -> None:
         """Show a peer whose mean of a round differs what this round's origins signed for this site."""
@@ -104,7 +105,7 @@ class EquivocationWatch:
                 self._keep(proof)
                 return []
             (signed,) = shown
-            manifest = verify_any(signed, federation=self._federation, ca=self._ca)
+            manifest = verify_any(signed, federation=self._federation, authorities=self._authorities())
         except ValueError as error:
             raise Refusal(Status.MALFORMED, f"manifests: {error}") from error
         for own, known in self._received(manifest.origin, manifest.round):
@@ -126,12 +127,12 @@ class EquivocationWatch:
         for body in self._journal.received_in_round(round, peer=origin):
             with contextlib.suppress(ValueError):  # a row of the simulator has no manifest
                 signed = from_base64(body)
-                yield signed, verify_any(signed, federation=self._federation, ca=self._ca)
+                yield signed, verify_any(signed, federation=self._federation, authorities=self._authorities())
 
     def _verified(self, signed: Sequence[SignedManifest]) -> EquivocationProof:
-        proof = prove(signed, federation=self._federation, ca=self._ca)
+        proof = prove(signed, federation=self._federation, authorities=self._authorities())
         if proof.subject.origin not in self._roster:
-            raise ValueError(f"{proof.subject.origin} is not in the roster")
+            raise ValueError(f"{proof.subject.origin} is and was no member")
         return proof
 
     def _is_refused_here(self, proof: EquivocationProof) -> bool:

@@ -11,16 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from peer import errors
-from peer.core import commands, events, limits, rows
+from peer.core import access, commands, events, limits, rows
+from peer.core.machine import SiteMachine
 from peer.core.messages import Manifest, SignedManifest, Unavailable
-from peer.core.roster import SiteName
-from peer.core.rules import Rules
+from peer.core.roster import Sha256, SiteName
 from peer.core.status import TransferInProgress
 from peer.daemon.service import PeerService
+from peer.files import artifact_path
 from peer.records.journal import Journal
 from peer.transport import wire
 from peer.transport.bounds import WireError
-from peer.transport.client import ExchangeClient, Misbehaved, Missing, Offer, Refused, Unreachable
+from peer.transport.client import ExchangeClient, Misbehaved, Missing, NotAdmitted, Offer, Refused, Unreachable
 from peer.transport.manifest import to_base64
 from peer.transport.server import Outcome, Refusal
 from peer.transport.tls import NO_DESCRIPTORS
@@ -31,6 +32,11 @@ log = logging.getLogger(__name__)
 
 HEARD_EVERY_S = 1.0
 """How often a transfer in progress reports that its peer is heard."""
+DISCARDED_SUFFIX = ".discarded"
+DELETE_AFTER_S = 1.0
+"""How long a discarded artifact keeps its space, so that no transfer of the round waits for the disk."""
+PATIENT_S = 1.0
+"""A peer that kept a request waiting for so long is asked again at once, one that answers sooner after a pause."""
 LOGGED = frozenset({"peer", "purpose", "kind", "sha256", "bytes", "outcome", "seconds"})
 """Keys of the row ``received`` that are also logged."""
 
@@ -39,7 +45,7 @@ class ArtifactFetcher:
     """Runs the fetches of one site, and sends its reports.
 
     Args:
-        rules: the federation as the site sees it.
+        machine: the state machine; the fetcher only reads its rules.
         client: calls peers.
         service: permits and records reports that leave.
         journal: gets a row of each received artifact, with its signed manifest.
@@ -47,12 +53,13 @@ class ArtifactFetcher:
         report: hands an event to the state machine.
         fail: called with an error that the site cannot survive, such as a failed disk.
         examine: compares a verified manifest with earlier ones of its origin.
+        on_epoch: is told of a peer that follows another epoch, so that both exchange heads soon.
     """
 
     def __init__(
         self,
         *,
-        rules: Rules,
+        machine: SiteMachine,
         client: ExchangeClient,
         service: PeerService,
         journal: Journal,
@@ -60,8 +67,9 @@ class ArtifactFetcher:
         report: Callable[[events.Event], None],
         fail: Callable[[errors.PeerError], None],
         examine: Callable[[SignedManifest, Manifest], None],
+        on_epoch: Callable[[SiteName], None] = lambda peer: None,
     ) -> None:
-        self._rules = rules
+        self._machine, self._on_epoch = machine, on_epoch
         self._client = client
         self._service = service
         self._journal = journal
@@ -70,6 +78,8 @@ class ArtifactFetcher:
         self._fail = fail
         self._examine = examine
         self._tasks: dict[tuple[SiteName, str], asyncio.Task[None]] = {}
+        self._deletions: set[asyncio.Task[None]] = set()
+        self._space_needed = asyncio.Event()
         self.receiving: dict[tuple[SiteName, str], TransferInProgress] = {}
         self.received_bytes: Counter[SiteName] = Counter()
 
@@ -92,11 +102,40 @@ class ArtifactFetcher:
         task = asyncio.create_task(self._send_report(command), name=f"report to {command.site}")
         self._tasks[(command.site, "report")] = task
 
+    def discard(self, sha256: Sha256) -> None:
+        """Free an artifact's name at once, since the next one may have it, and its space after ``DELETE_AFTER_S``.
+
+        A disk takes up to 20 ms for 20 MB, which the round's transfers would wait for.
+        """
+        path = artifact_path(self._artifacts, sha256)
+        discarded = path.with_suffix(DISCARDED_SUFFIX)
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(discarded)
+            self._space_needed.clear()
+            task = asyncio.create_task(self._delete(discarded), name=f"delete {sha256}")
+            self._deletions.add(task)
+            task.add_done_callback(self._deletions.discard)
+
+    async def free_space(self) -> None:
+        """Delete all discarded artifacts now."""
+        self._space_needed.set()
+        if self._deletions:
+            await asyncio.wait(self._deletions)
+
+    async def _delete(self, path: Path) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._space_needed.wait(), DELETE_AFTER_S)
+        try:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+        except OSError as error:
+            self._fail(errors.DiskError(f"{path} cannot be deleted: {error.strerror}"))
+
     async def close(self) -> None:
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.free_space()
 
     async def _run(self, command: commands.Fetch) -> None:
         answer = (command.generation, command.round, command.attempt, command.origin)
@@ -106,7 +145,7 @@ class ArtifactFetcher:
                 self._report(events.ArtifactUnavailable(*answer, command.purpose, offer))
                 return
             manifest = offer.manifest
-            if manifest.method != self._rules.method:
+            if manifest.method != self._machine.rules.method:
                 raise Misbehaved(command.origin, f"sent an artifact of method {manifest.method!r}")
             if manifest.artifact.bytes > command.bytes_max:
                 reason = (
@@ -166,7 +205,7 @@ class ArtifactFetcher:
         """Delete parts that are too old for any exchange; only while no fetch runs."""
         if not all(task.done() for task in self._tasks.values()):
             return
-        oldest_s = time.time() - self._rules.pace.wait_max_s
+        oldest_s = time.time() - self._machine.pace.wait_max_s
         with contextlib.suppress(OSError):  # the next fetch tries again
             for part in self._artifacts.glob(f"*{PART_SUFFIX}"):
                 if part.stat().st_mtime < oldest_s:
@@ -175,20 +214,31 @@ class ArtifactFetcher:
 
     async def _request_manifest(self, command: commands.Fetch) -> Offer | Unavailable:
         """Ask for the manifest until it exists; the state machine cancels the fetch if it gives up."""
-        earlier = self._rules.pattern(command.round) == "circulate" and command.purpose == "train"
-        request = wire.ArtifactRequest(command.kind, command.round, command.purpose, command.owner, earlier)
-        failures = 0
+        rules = self._machine.lived_rules
+        earlier = rules.pattern(command.round) == "circulate" and command.purpose == "train"
+        epoch = access.epoch_digest(rules, caller=rules.site, for_round=command.round)
+        request = wire.ArtifactRequest(command.kind, command.round, command.purpose, command.owner, earlier, epoch)
+        failures, clock = 0, asyncio.get_running_loop().time
         while True:
+            asked_s = clock()
             try:
                 offer = await self._client.get_manifest(command.origin, request)
                 self._report(events.PeerHeard(command.origin))
                 if isinstance(offer, Offer):
                     self._examine(offer.signed, offer.manifest)
-                if offer != Unavailable.NOT_YET:
+                if offer not in (Unavailable.NOT_YET, Unavailable.EPOCH):
                     return offer
-                failures = 0
+                if offer == Unavailable.EPOCH:
+                    self._on_epoch(command.origin)
+                failures = failures + 1 if offer == Unavailable.EPOCH else 0  # only NOT_YET was held back there
+                if not failures and clock() - asked_s >= PATIENT_S:
+                    continue  # a publication in between must not wait for the next request
             except (Unreachable, errors.CertificateError):  # an expired certificate of this site may be renewed
                 failures += 1
+            except NotAdmitted:
+                if not self._machine.is_ahead_of(command.origin):
+                    raise
+                failures += 1  # the peer will learn who this newcomer is
             await asyncio.sleep(backoff_s(failures))
 
     async def _receive(self, command: commands.Fetch, offer: Offer) -> None:
@@ -223,6 +273,11 @@ class ArtifactFetcher:
                     break
                 except (Unreachable, errors.CertificateError):
                     failures += 1
+                except (InsufficientSpace, errors.DiskError):
+                    if not self._deletions:
+                        raise
+                    await self.free_space()
+                    continue
                 except OSError as error:
                     if error.errno not in NO_DESCRIPTORS:
                         raise

@@ -5,24 +5,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from peer import errors
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.toml import split_address
-from peer.core import events
-from peer.core.messages import Heartbeat
+from peer.core import events, limits
+from peer.core.messages import ChainHead, Heartbeat
 from peer.core.roster import SiteName
 from peer.daemon.addresses import AddressBook
 from peer.daemon.fetcher import backoff_s
 from peer.daemon.service import PeerService
-from peer.transport.client import ExchangeClient, Misbehaved, Refused, Unreachable
+from peer.transport.client import ExchangeClient, Misbehaved, NotAdmitted, Refused, Unreachable
 from peer.transport.discovery import Discovery, served_at
+from peer.transport.handshake import Diagnosis, Fault
 
 log = logging.getLogger(__name__)
 
+ANNOUNCE_S = 0.1
+"""How long after a change of the phase the peers hear of it: while a short exchange lasts, its bytes matter more, and
+the next change is told with it."""
+DIAGNOSES_MAX = 4
+"""At a time: each is a thread that dials one peer."""
+DIAGNOSE_EVERY_S = 15.0
+"""A peer that stays out of reach is diagnosed so often: what is amiss seldom changes."""
+NOT_DIAGNOSED = (float("-inf"), "")
 FAREWELL_S = 1.0
 """How long the last heartbeat may take: a peer that misses it notices the silence instead."""
+
+
+async def ignore_head(peer: SiteName, head: ChainHead | None) -> None:
+    """Look into no amendment."""
+
+
+def ignore_refusal(peer: SiteName) -> None:
+    """Ask for no reason."""
 
 
 class Heartbeats:
@@ -30,30 +48,45 @@ class Heartbeats:
 
     Args:
         own: this site's name.
-        federation: has the peers and the interval of heartbeats.
+        peers: the other sites, which may change (see ``follow_roster``).
+        federation: has the interval of heartbeats.
         site: says whether to announce this site and discover others.
         addresses: the peers' addresses; is told how each dial ended.
         client: dials these addresses.
         service: makes this site's greetings and heartbeats, and checks those of peers.
         report: hands an event to the state machine.
+        diagnose: dials a peer at an address, in a thread, and says why it is out of reach.
+        follow: looks into the amendment that a peer states, before the state machine hears the peer.
+        ask_why: asks a peer that does not admit this site for the amendments behind that.
     """
 
     def __init__(
         self,
         *,
         own: SiteName,
+        peers: Iterable[SiteName],
         federation: FederationConfig,
         site: SiteConfig,
         addresses: AddressBook,
         client: ExchangeClient,
         service: PeerService,
         report: Callable[[events.Event], None],
+        diagnose: Callable[[SiteName, str], Diagnosis],
+        follow: Callable[[SiteName, ChainHead | None], Awaitable[None]] = ignore_head,
+        ask_why: Callable[[SiteName], None] = ignore_refusal,
     ) -> None:
+        self._failing: dict[SiteName, str] = {}  # by peer, why the last call failed
+        self._diagnose, self._diagnoses = diagnose, 0
+        self._diagnosed: dict[tuple[SiteName, str | None], tuple[float, str]] = {}  # when, and with which result
         self._federation, self._site, self._addresses, self._client = federation, site, addresses, client
-        self._service, self._report = service, report
-        self._nudges = {name: asyncio.Event() for name in federation.roster.others(own)}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._service, self._report, self._follow, self._ask_why = service, report, follow, ask_why
+        self._large = len(federation.roster) > limits.BEAT_LARGE_SITES
+        self._nudges = {name: asyncio.Event() for name in peers}
+        self._announcement: asyncio.TimerHandle | None = None
+        self._tasks: dict[SiteName, asyncio.Task[None]] = {}
+        self._ended: list[asyncio.Task[None]] = []
         self._discovery: Discovery | None = None
+        self._started = False
         if site.discovery.zeroconf:
             self._discovery = Discovery(
                 site=own, federation=federation.digest, peers=tuple(self._nudges), on_address=self._on_address
@@ -63,10 +96,47 @@ class Heartbeats:
         if self._discovery is not None:
             host, _ = split_address(self._site.listen)
             self._discovery.start(lambda: served_at(host, port))
-        self._tasks = [asyncio.create_task(self._run_peer(name), name=f"heartbeats to {name}") for name in self._nudges]
+        self._started = True
+        for name in self._nudges:
+            self._start_peer(name)
 
-    def nudge(self) -> None:
-        """Send every peer a heartbeat now: the phase has changed."""
+    def _start_peer(self, peer: SiteName) -> None:
+        self._tasks[peer] = asyncio.create_task(self._run_peer(peer), name=f"heartbeats to {peer}")
+
+    def follow_roster(self, peers: Collection[SiteName]) -> None:
+        """Greet the sites that are new, and send nothing more to those that are none of these peers."""
+        for name in self._nudges.keys() - set(peers):
+            del self._nudges[name]
+            if name in self._tasks:
+                self._tasks[name].cancel()
+                self._ended.append(self._tasks.pop(name))
+        for name in peers:
+            if name not in self._nudges:
+                self._nudges[name] = asyncio.Event()
+                if self._started:
+                    self._start_peer(name)
+        if self._discovery is not None:
+            self._discovery.follow_roster(peers)
+
+    def nudge(self, peer: SiteName) -> None:
+        """Send a peer a heartbeat now."""
+        if peer in self._nudges:
+            self._nudges[peer].set()
+
+    def announce(self, *, away: bool) -> None:
+        """Send every peer a heartbeat soon, or now if this site goes away: the phase has changed.
+
+        In a large federation, peers hear of it with the next heartbeat, unless this site goes away:
+        each round has several phases, and the messages of a round would grow with the square of the
+        number of sites.
+        """
+        if away:
+            self._nudge_all()
+        elif not self._large and self._announcement is None:
+            self._announcement = asyncio.get_running_loop().call_later(ANNOUNCE_S, self._nudge_all)
+
+    def _nudge_all(self) -> None:
+        self._announcement = None
         for nudge in self._nudges.values():
             nudge.set()
 
@@ -77,62 +147,149 @@ class Heartbeats:
             async with asyncio.timeout(FAREWELL_S):
                 await asyncio.gather(*beats, return_exceptions=True)
 
+    def peers(self) -> Collection[SiteName]:
+        """The peers that are called."""
+        return self._nudges.keys()
+
     async def close(self) -> None:
-        for task in self._tasks:
+        if self._announcement is not None:
+            self._announcement.cancel()
+        for task in self._tasks.values():
             task.cancel()
         leaving = [self._discovery.stop()] if self._discovery is not None else []
-        await asyncio.gather(*self._tasks, *leaving, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), *self._ended, *leaving, return_exceptions=True)
 
     def _on_address(self, peer: SiteName, address: str) -> None:
         if self._addresses.discover(peer, address):
-            self._nudges[peer].set()
+            self.nudge(peer)
+
+    def problem(self, peer: SiteName) -> str:
+        """Why the last call to a peer failed, and what to do where that is known; empty where it did not fail."""
+        if peer not in self._failing:
+            return ""
+        _, diagnosed = self._diagnosed.get((peer, self._addresses.address(peer)), NOT_DIAGNOSED)
+        return diagnosed or self._failing[peer]
+
+    def _note_answer(self, peer: SiteName, address: str, problem: str = "") -> None:
+        """A peer answered; a refusal is a problem all the same."""
+        self._failing.pop(peer, None)
+        if problem:
+            self._failing[peer] = problem
+        at_s, _ = self._diagnosed.get((peer, address), NOT_DIAGNOSED)
+        self._diagnosed[peer, address] = at_s, ""
+
+    def _diagnose_failure(self, peer: SiteName, address: str) -> None:
+        """Have a thread say why an address fails: gRPC has one word for most faults.
+
+        It is not one of the event loop's threads: at its end, the loop waits for those.
+        """
+        loop = asyncio.get_running_loop()
+        at_s, former = self._diagnosed.get((peer, address), NOT_DIAGNOSED)
+        if self._diagnoses >= DIAGNOSES_MAX or loop.time() < at_s + DIAGNOSE_EVERY_S:
+            return
+        for other in [key for key in self._diagnosed if key[0] == peer and key[1] not in self._addresses.known(peer)]:
+            del self._diagnosed[other]
+        self._diagnosed[peer, address] = loop.time(), former
+        self._diagnoses += 1
+
+        def dial() -> None:
+            diagnosis: Diagnosis | None = None
+            try:
+                with contextlib.suppress(errors.CertificateError):  # of this site; the call itself says so
+                    diagnosis = self._diagnose(peer, address)
+            finally:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._note_diagnosis, peer, address, diagnosis)
+
+        threading.Thread(target=dial, name=f"diagnose {peer}", daemon=True).start()
+
+    def _note_diagnosis(self, peer: SiteName, address: str, diagnosis: Diagnosis | None) -> None:
+        self._diagnoses -= 1
+        at_s, former = self._diagnosed.get((peer, address), NOT_DIAGNOSED)
+        if diagnosis is None or diagnosis.fault is Fault.NONE or peer not in self._failing:
+            return
+        text = f"{diagnosis.detail}; {diagnosis.remedy}"
+        self._diagnosed[peer, address] = at_s, text
+        if text != former and diagnosis.fault is not Fault.UNREACHABLE:  # a peer that is down is no news
+            log.warning("peer out of reach", extra={"peer": peer, "reason": text})
 
     async def _run_peer(self, peer: SiteName) -> None:
         """Greet a peer until it answers, then send heartbeats; greet again if it may have restarted."""
-        beat_s, nudge = self._federation.beat_s, self._nudges[peer]
+        nudge = self._nudges[peer]
         generation, failures, logged = 0, 0, ""
         while True:
+            nudged, address = nudge.is_set(), None
             nudge.clear()
-            address = None
             try:
                 self._addresses.reread()
                 address = self._addresses.address(peer)
                 if address is None:
                     raise Unreachable(peer, "its address is not known")
-                generation = await self._call(peer, generation)
+                generation = await self._call(peer, generation, nudged=nudged)
                 failures, logged = 0, ""
+                self._note_answer(peer, address, "" if generation else self._failing.get(peer, ""))
                 self._addresses.succeed(peer, address)
             except Exception as error:
                 generation, failures = 0, failures + 1
                 if isinstance(error, Refused | Misbehaved):
                     if address is not None:  # the peer did answer there, with its certificate
                         self._addresses.succeed(peer, address)
-                    self._report(events.PeerRefused(peer, error.reason))
+                        self._note_answer(peer, address, error.reason)
+                    if not (isinstance(error, NotAdmitted) and self._service.is_ahead_of(peer)):
+                        self._report(events.PeerRefused(peer, error.reason))
+                        if isinstance(error, NotAdmitted):
+                            self._ask_why(peer)
                 elif isinstance(error, Unreachable):
+                    self._failing[peer] = error.reason
                     if address is not None:
                         self._addresses.fail(peer, address)
+                        self._diagnose_failure(peer, address)
                 elif str(error) != logged:
                     logged = str(error)
                     bug = not isinstance(error, errors.CertificateError)
                     log.error("peer cannot be called", extra={"peer": peer, "reason": logged}, exc_info=bug)
-            wait_s = min(beat_s, backoff_s(failures - 1)) if failures else beat_s
+            wait_s = self._wait_s(failures)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):  # not wait_for: it may lose the cancellation that ends this task
                     await nudge.wait()
 
-    async def _call(self, peer: SiteName, generation: int) -> int:
-        """Greet a peer of unknown generation (0), then send a heartbeat; returns 0 to greet again."""
-        if not generation:
+    def _wait_s(self, failures: int) -> float:
+        """How long to wait after so many failed calls in a row.
+
+        In a large federation no peer is called more often than with heartbeats: calls to all that are
+        down, or too busy to answer in time, would keep a site busy. A peer that starts calls by itself.
+        """
+        beat_s = self._federation.beat_s
+        return min(beat_s, backoff_s(failures - 1)) if failures and not self._large else beat_s
+
+    async def _call(self, peer: SiteName, generation: int, *, nudged: bool) -> int:
+        """Greet a peer of unknown generation (0), then send a heartbeat; returns 0 to greet again.
+
+        A peer whose own greeting does not fit is greeted, too, and refuses this site from then on: it may have
+        been updated so quickly that no call failed meanwhile.
+
+        In a large federation one heartbeat for each pair of sites is enough, since each is answered with
+        another.
+        """
+        if not generation or self._service.account(peer).mismatch:
             greeting = await self._client.hello(peer, self._service.greeting(peer))
             problem = self._service.difference(greeting)
             if problem is not None:
+                self._failing[peer] = problem
                 self._report(events.PeerRefused(peer, problem))
                 return 0
+            await self._follow(peer, greeting.head)
             self._service.accept_greeting(peer, greeting)
             generation = greeting.generation
+        elif self._large and not nudged and self._service.beaten_within(peer, self._federation.beat_s):
+            return generation
         pulse = await self._beat(peer)
+        await self._follow(peer, pulse.head)
         self._service.hear(peer, pulse)
         return generation if pulse.generation == generation else 0
 
     async def _beat(self, peer: SiteName) -> Heartbeat:
-        return await self._client.beat(peer, self._service.pulse(peer))
+        pulse = self._service.pulse(peer)
+        answer = await self._client.beat(peer, pulse)
+        self._service.notices.confirm(peer, pulse.notice)
+        return answer

@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from peer import __version__
 from peer.core.events import FAULTS
 from peer.core.liveness import slow_after_s
-from peer.core.phases import Phase
+from peer.core.phases import QUEUED, Phase
 from peer.core.status import PEER_STATES, WAIT_WORDS, SiteStatus
 from peer.daemon.dispatch import Daemon
 from peer.records.counts import Counts, TransferLabels, known_or_other
@@ -93,7 +93,7 @@ METRICS: Mapping[str, Meaning] = {
 }
 """Every metric, beside those of the processes: ``process_*`` and, of the training, ``mhfl_worker_process_*``."""
 
-PHASES = frozenset(map(str, Phase))
+PHASES = (*map(str, Phase), QUEUED)
 METRICS_SHOWN_MAX = 100
 """Figures of a round; evaluations of a hundred classes have more, which `rounds` shows."""
 DIGEST_SHOWN = 12
@@ -157,8 +157,8 @@ def _site(status: SiteStatus) -> Iterator[Sample]:
     yield "mhfl_build_info", (__version__,), 1
     names = (status["site"], status["federation"], status["digest"][:DIGEST_SHOWN], status["method"])
     yield "mhfl_site_info", names, 1
-    for phase in Phase:
-        yield "mhfl_phase", (str(phase),), phase == status["phase"]
+    for phase in PHASES:
+        yield "mhfl_phase", (phase,), phase == status["phase"]
     if status["phase_s"] is not None:
         yield "mhfl_phase_seconds", (), status["phase_s"]
     yield "mhfl_failed", (), bool(status["failure"])

@@ -58,7 +58,7 @@ class DaemonCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The metrics. Files are read here, the state in the event loop; one scrape at a time."""
         with self._lock:
-            self._counts.read_all()
+            self._read()
             surroundings = self._look_around()
             values = asyncio.run_coroutine_threadsafe(self._families(surroundings), self._loop)
             metrics = values.result(STATE_S)
@@ -67,7 +67,11 @@ class DaemonCollector(Collector):
     def catch_up(self) -> None:
         """Read the rows of former runs, so that the first scrape need not."""
         with contextlib.suppress(PeerError), self._lock:  # the scrape says it
-            self._counts.read_all()
+            self._read()
+
+    def _read(self) -> None:
+        self._counts.add_members(self._daemon.chain.names)
+        self._counts.read_all()
 
     async def _families(self, surroundings: Surroundings) -> list[Metric]:
         return families(self._daemon, self._counts, surroundings, now_s=time.time())

@@ -1,4 +1,4 @@
-"""The operator's calls to a running daemon: the documents behind the commands, and three actions."""
+"""The operator's calls to a running daemon: the documents behind the commands, and actions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from typing import Any
 
 from peer.core import events
 from peer.core import status as status_document
+from peer.core.messages import ChainHead
+from peer.core.roster import SiteName
 from peer.daemon.dispatch import Daemon
+from peer.daemon.governance import MembershipActions
+from peer.membership.documents import membership_shown
 from peer.records import folder_documents
+from peer.transport.control import MEMBERSHIP_ACTIONS
 
 FOLLOW_MIN_S = 0.25
 """Between two documents: a person sees no more than four a second, a slow terminal fewer."""
@@ -30,6 +35,8 @@ AWAY = ("pause", "stop")
 class OperatorService:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
+        self._membership = MembershipActions(daemon.chain, daemon.folder)
+        self._amending = asyncio.Lock()
 
     async def show(self, topic: str, arguments: Mapping[str, Any]) -> object:
         daemon = self._daemon
@@ -38,8 +45,13 @@ class OperatorService:
             return status if topic == "status" else status["peers"]
         if topic == "plan":
             first = int(arguments.get("first") or daemon.machine.number or 1)
-            plan = status_document.plan_of(daemon.machine.rules, rounds=int(arguments["rounds"]), first=first)
+            rules = daemon.machine.rules
+            if daemon.own.round_key is None:  # a newcomer without the chain: no order is drawn without a key
+                rules = rules.amended(daemon.chain.epochs())
+            plan = status_document.plan_of(rules, rounds=int(arguments["rounds"]), first=first)
             return {"federation": daemon.federation.name, **plan}
+        if topic == "membership":
+            return await asyncio.to_thread(membership_shown, daemon.folder, self._heads())
         document = await asyncio.to_thread(folder_documents.document, daemon.folder, topic, arguments)
         return self._with_reasons(document) if topic == "evaluation" else document
 
@@ -52,6 +64,12 @@ class OperatorService:
                     record["cells"][site] = {"reason": reason}
         return document
 
+    def _heads(self) -> dict[SiteName, ChainHead | None]:
+        """The amendment that each peer stated with its last heartbeat."""
+        machine = self._daemon.machine
+        pulses = {name: machine.peers.pulse(name) for name in machine.rules.known}
+        return {name: pulse.head for name, pulse in pulses.items() if pulse is not None}
+
     def serves(self) -> bool:
         return bool(self._daemon.served)
 
@@ -59,7 +77,12 @@ class OperatorService:
         """Whether the training has not failed for good."""
         return not self._daemon.machine.failure
 
-    async def act(self, action: str) -> object:
+    async def act(self, action: str, arguments: Mapping[str, Any]) -> object:
+        if action in MEMBERSHIP_ACTIONS:
+            async with self._amending:  # two approvals at once could sign one body and record the other
+                if action == "approve":  # to count orders takes seconds in a large federation
+                    return await asyncio.to_thread(self._membership.act, action, arguments)
+                return self._membership.act(action, arguments)
         event_type, effect = ACTION_EVENTS[action]
         machine = self._daemon.machine
         self._daemon.report(event_type())

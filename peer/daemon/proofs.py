@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Container
 from dataclasses import replace
+from typing import Any
 
 from cryptography import x509
 
@@ -17,7 +18,7 @@ from peer.core.machine import SiteMachine
 from peer.core.messages import Heartbeat, Seen, SignedRound
 from peer.core.roster import Sha256, SiteName
 from peer.errors import CertificateError
-from peer.identity.certificates import is_refused, verify_certificate
+from peer.identity.certificates import OtherKey, is_refused, verify_any_certificate
 from peer.records.journal import Journal
 from peer.transport.bounds import WireError
 from peer.transport.manifest import from_base64, verify_manifest
@@ -41,7 +42,7 @@ class ClaimProofs:
     ) -> None:
         self._federation, self._machine, self._journal = federation, machine, journal
         self._pki, self._refused = pki, refused
-        self._own: tuple[tuple[int, int], SignedRound] | None = None
+        self._own: tuple[tuple[Any, ...], SignedRound] | None = None
         self._seen: dict[SiteName, Seen] = {}
 
     def attach(self, own: Heartbeat, peer: SiteName) -> Heartbeat:
@@ -51,11 +52,11 @@ class ClaimProofs:
             theirs is not None and own.round <= self._machine.rules.unproven_round_max(theirs.committed_round)
         ):
             return own
-        at = (own.generation, own.published_round)
-        if self._own is None or self._own[0] != at:
-            claim = RoundClaim(self._federation, self._machine.rules.site, *at)
+        signed = (own.generation, own.published_round, self._pki.stamp())  # a new key signs anew
+        if self._own is None or self._own[0] != signed:
+            claim = RoundClaim(self._federation, self._machine.rules.site, own.generation, own.published_round)
             try:
-                self._own = (at, sign_round(self._pki.load(), claim))
+                self._own = (signed, sign_round(self._pki.load(), claim))
             except (CertificateError, WireError):  # no certificate can sign now; a renewal may follow
                 return own
         return replace(own, proof=self._own[1])
@@ -69,7 +70,10 @@ class ClaimProofs:
         proof = pulse.proof
         if proof is None or pulse.round <= self._machine.rules.unproven_round_max(self._machine.memory.committed):
             return None
-        certificate = verify_certificate(proof.certificate_der, self._ca, peer, self._pki.clock())
+        try:
+            certificate = self._pki.verify(proof.certificate_der, self._ca, peer)
+        except OtherKey:  # one of the two does not know yet of the amendment that changes the key
+            return None
         if is_refused(certificate, self._refused):
             raise ValueError("the certificate is refused here")
         claim = verify_round(proof, certificate)
@@ -100,9 +104,9 @@ class ClaimProofs:
         if seen.manifest is None:
             raise ValueError("without this site's signed manifest")
         site = self._machine.rules.site
-        manifest = verify_manifest(
-            seen.manifest, verify_certificate(seen.manifest.certificate_der, self._ca, site, None)
-        )
+        authorities = (self._ca, *self._pki.later())
+        own = verify_any_certificate(seen.manifest.certificate_der, authorities, site, None, pinned=None)
+        manifest = verify_manifest(seen.manifest, own)
         stated = (manifest.federation, manifest.origin, manifest.generation, manifest.round, manifest.artifact.sha256)
         if stated != (self._federation, site, seen.generation, seen.round, seen.sha256) or manifest.evaluation:
             raise ValueError("the manifest is of another artifact")

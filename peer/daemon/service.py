@@ -12,11 +12,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
+
+from cryptography import x509
 
 from peer import __version__
 from peer.config.schema import FederationConfig, SiteConfig
@@ -24,7 +26,9 @@ from peer.core import access, events, limits, rows
 from peer.core.machine import SiteMachine
 from peer.core.messages import (
     FEATURES,
+    AmendmentsReply,
     Artifact,
+    ChainHead,
     EvaluationResult,
     Heartbeat,
     Hello,
@@ -36,14 +40,18 @@ from peer.core.messages import (
 )
 from peer.core.roster import Sha256, SiteName, round_key_tag
 from peer.core.status import TransferInProgress
+from peer.daemon.chain_keeper import ChainKeeper
+from peer.daemon.notice_spread import NoticeSpread
 from peer.daemon.proofs import ClaimProofs
 from peer.errors import CertificateError
 from peer.files import artifact_path
+from peer.identity.certificates import OtherKey, verify_pinned
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.transport import wire
 from peer.transport.bounds import WireError
 from peer.transport.manifest import encode_manifest, sign_manifest, to_base64
+from peer.transport.rates import TokenBucket
 from peer.transport.server import Grant, Outcome, Refusal, Status
 from peer.transport.tls import Pki
 
@@ -83,6 +91,7 @@ class PeerAccount:
     greeting: Hello | None = None
     clock_skew_s: float | None = None
     called_at_s: float | None = None
+    beat_at_s: float | None = None
     mismatch: str = ""
     denied_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
@@ -105,6 +114,8 @@ class PeerService:
         artifacts: the folder that published artifacts lie in.
         pki: the site's key and certificate, which sign manifests.
         report: hands an event to the state machine.
+        chain: the amendments; without it there are none.
+        note_head: is told which amendment a caller has, a claim that this site may look into.
         refused: SHA-256 digests of certificates whose signatures prove nothing.
         clock: a monotonic clock, in seconds, for repeated denials.
     """
@@ -120,9 +131,15 @@ class PeerService:
         artifacts: Path,
         pki: Pki,
         report: Callable[[events.Event], None],
+        chain: ChainKeeper | None = None,
+        note_head: Callable[[SiteName, ChainHead | None], None] = lambda peer, head: None,
         refused: Container[str] = frozenset(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._chain, self._note_head = chain, note_head
+        self.notices = NoticeSpread(machine.rules.site, lambda: chain.notices if chain is not None else {})
+        rate = (limits.AMENDMENT_CALLS_PER_SECOND_MAX, limits.AMENDMENT_CALLS_BURST, clock)
+        self._amendment_calls: defaultdict[SiteName, TokenBucket] = defaultdict(lambda: TokenBucket(*rate))
         self._federation = federation
         self._site = site
         self._machine = machine
@@ -149,19 +166,28 @@ class PeerService:
         """The other sites that take part."""
         return self._machine.rules.others
 
-    def publish(self, round: int, artifact: Artifact, *, evaluation: bool = False) -> None:
-        """Serve the artifact from now on; the manifest follows later if no certificate can sign it."""
+    def sign(self, round: int, artifact: Artifact, *, evaluation: bool = False) -> SignedManifest | None:
+        """The manifest of an artifact, signed and journalled; ``None`` while no certificate can sign it."""
+        try:
+            return self._sign(round, artifact, evaluation)
+        except (CertificateError, WireError) as error:
+            log.error("published, but not signed", extra={"round": round, "reason": str(error)})
+            return None
+
+    def publish(
+        self, round: int, artifact: Artifact, signed: SignedManifest | None, *, evaluation: bool = False
+    ) -> None:
+        """Serve the artifact from now on; without a manifest, one is signed when a peer asks.
+
+        Its rows must be on disk: a call that waits may be answered at once, and after a restart that
+        lacks the rows the site would sign another artifact for the round.
+        """
         memory = self._machine.memory
         served = {(key[0], published.sha256, False) for key, published in memory.published.items()}
         served |= {(key, lent.artifact.sha256, True) for key, lent in memory.evaluation.lent.items() if lent.artifact}
-        self._signed = {key: signed for key, signed in self._signed.items() if key in served}
-        key = (round, artifact.sha256, evaluation)
-        self._signed[key] = None
+        self._signed = {key: manifest for key, manifest in self._signed.items() if key in served}
+        self._signed[(round, artifact.sha256, evaluation)] = signed
         self._compare_with_policy(round, artifact, evaluation=evaluation)
-        try:
-            self._signed[key] = self._sign(round, artifact, evaluation)
-        except (CertificateError, WireError) as error:
-            log.error("published, but not signed", extra={"round": round, "reason": str(error)})
 
     def _sign(self, round: int, artifact: Artifact, evaluation: bool) -> SignedManifest:
         """Sign the manifest of a published artifact, with the present head of the ledger, and journal it."""
@@ -177,6 +203,7 @@ class PeerService:
             egress_head=head.hash,
             evaluation=evaluation,
             reexport=self._site.egress.reexport,
+            head=self._machine.head,
         )
         signed = sign_manifest(self._pki.load(), encode_manifest(manifest))
         self._journal.write(rows.ManifestRow.from_body(round, {"artifact": artifact.sha256, **to_base64(signed)}))
@@ -212,6 +239,7 @@ class PeerService:
             evaluates=self._machine.rules.evaluation_denied is None if self._federation.global_test else None,
             protocol_max=limits.PROTOCOL_VERSION_MAX,
             features=FEATURES,
+            head=self._machine.head,
         )
         self._accounts[peer].spoken.add(wire.encode_greeting(greeting).ByteSize())
         return greeting
@@ -229,13 +257,15 @@ class PeerService:
         own = (self._federation.digest, self._federation.roster.digest, self._tag)
         theirs = (greeting.federation, greeting.roster, greeting.round_key_tag)
         names = ("federation digest", "roster digest", "round key's tag")
-        for name, mine, other in zip(names, own, theirs, strict=True):
+        at_genesis = self._machine.head is None and greeting.head is None  # a newcomer may lack the genesis' key
+        for name, mine, other in list(zip(names, own, theirs, strict=True))[: 3 if at_genesis else 1]:
             if mine != other:
                 return f"the {name} differs: {self._machine.rules.site} has {mine}, the other site has {other}"
         return None
 
     def accept_greeting(self, peer: SiteName, greeting: Hello) -> None:
         """Record a greeting of this federation, and report it to the state machine."""
+        self.notices.forget(peer)
         account = self._accounts[peer]
         account.mismatch, account.clock_skew_s = "", greeting.clock_s - time.time()
         greeting = replace(greeting, seen=self._proven(peer, greeting.seen))
@@ -258,12 +288,18 @@ class PeerService:
 
     def pulse(self, peer: SiteName) -> Heartbeat:
         """This site's state for a peer, counted as sent."""
-        own = self._proofs.attach(self._machine.pulse(), peer)
+        own = replace(self._proofs.attach(self._machine.pulse(), peer), notice=self.notices.next(peer))
         self._accounts[peer].spoken.add(wire.encode_pulse(own).ByteSize())
         return own
 
     def hear(self, peer: SiteName, pulse: Heartbeat) -> None:
-        """Report a peer's state to the state machine, after the round that the peer proves."""
+        """Report a peer's state to the state machine, after the round that the peer proves.
+
+        A notice comes first: from then on the site that leaves counts as gone.
+        """
+        if pulse.notice is not None and self._chain is not None:
+            self._chain.take_notices([pulse.notice])
+            self.notices.confirm(peer, pulse.notice)
         try:
             round = self._proofs.proven_round(peer, pulse)
         except ValueError as error:
@@ -271,16 +307,29 @@ class PeerService:
         else:
             if round is not None:
                 self._report(events.RoundProved(peer, round))
-        self._report(events.PeerHeard(peer, pulse if pulse.proof is None else replace(pulse, proof=None)))
+        self._report(events.PeerHeard(peer, replace(pulse, proof=None, notice=None)))
+
+    def is_ahead_of(self, peer: SiteName) -> bool:
+        """Whether the peer lacks amendments that this site has: it may not know yet who its peers are."""
+        return self._machine.is_ahead_of(peer)
 
     def called_s(self, peer: SiteName) -> float | None:
         """Seconds since the peer's last call reached this site; ``None`` before the first."""
         at_s = self._accounts[peer].called_at_s
         return None if at_s is None else round(self._clock() - at_s, 1)
 
+    def beaten_within(self, peer: SiteName, seconds: float) -> bool:
+        """Whether the peer's last heartbeat, which this site answered with its own, is not older.
+
+        A peer that may lack a notice gets another heartbeat: nothing says whether an answer arrived.
+        """
+        at_s = self._accounts[peer].beat_at_s
+        return at_s is not None and not self.notices.lacks(peer) and self._clock() - at_s <= seconds
+
     async def hello(self, caller: SiteName, greeting: Hello) -> Hello:
         """Compare greetings, and answer with this site's own."""
         self._accounts[caller].called_at_s = self._clock()
+        self._note_head(caller, greeting.head)
         problem = self.difference(greeting)
         takes_part = greeting.generation > 0  # 0 is a question only, of `check` at a site that does not run yet
         if problem is not None:
@@ -296,19 +345,21 @@ class PeerService:
         """Report the caller's state to the state machine, and answer with this site's own."""
         self._accounts[caller].called_at_s = self._clock()
         self._refuse_mismatch(caller)
+        self._note_head(caller, pulse.head)
         self.hear(caller, pulse)
+        self._accounts[caller].beat_at_s = self._clock()
         return self.pulse(caller)
 
     async def manifest(
         self, caller: SiteName, request: wire.ArtifactRequest, *, wait_s: float
     ) -> SignedManifest | Unavailable:
-        self._admit(caller, request)
+        answer = self._answer(caller, request)
         self._report(events.PeerHeard(caller))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(wait_s, limits.MANIFEST_WAIT_S)):
-                while self._answer(request) == Unavailable.NOT_YET:
+                while answer == Unavailable.NOT_YET:
                     await self._changed.wait()
-        answer = self._answer(request)
+                    answer = self._answer(caller, request)
         if isinstance(answer, Unavailable):
             return answer
         signed = self._manifest_of(*answer, evaluation=request.purpose == "evaluate")
@@ -317,10 +368,19 @@ class PeerService:
         self._accounts[caller].spoken.add(len(signed.body) + len(signed.signature) + len(signed.certificate_der))
         return signed
 
-    def open_artifact(self, caller: SiteName, request: wire.ArtifactRequest, *, sha256: Sha256, offset: int) -> Grant:
-        self._admit(caller, request)
-        answer = self._answer(request)
+    def open_artifact(
+        self,
+        caller: SiteName,
+        request: wire.ArtifactRequest,
+        *,
+        sha256: Sha256,
+        offset: int,
+        relayed: bool = False,
+    ) -> Grant:
+        answer = self._answer(caller, request)
         evaluation = request.purpose == "evaluate"
+        if answer == Unavailable.EPOCH:
+            raise Refusal(Status.EPOCH, f"this site has another epoch for round {request.for_round}")
         if (
             isinstance(answer, Unavailable)
             or answer[1].sha256 != sha256
@@ -338,7 +398,9 @@ class PeerService:
         if reason is not None:
             raise self._deny(caller, request, reason)
         transfer = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round, "bytes": size}
-        intent = self._ledger.intend(**transfer, generation=generation, sha256=sha256)
+        intent = self._ledger.intend(
+            **transfer, generation=generation, sha256=sha256, **self._circumstances(request.for_round, relayed=relayed)
+        )
         self.sending[intent] = cast(TransferInProgress, {"direction": "out", **transfer})
         self._report(events.PeerHeard(caller))
         return Grant(path, intent)
@@ -350,6 +412,15 @@ class PeerService:
         self._ledger.settle(grant.intent, bytes=size, outcome=outcome)
         self._accounts[transfer["peer"]].sent_bytes += size
         log.info("artifact sent", extra={"intent": grant.intent, **transfer, "sent_bytes": size, "outcome": outcome})
+
+    def amendments(self, caller: SiteName, certificate_der: bytes, after: int) -> AmendmentsReply:
+        """The amendments after a number, with the caller's round keys; ``Refusal`` where it asks too often."""
+        if self._chain is None:
+            raise Refusal(Status.UNSUPPORTED, "this site has no chain of amendments")
+        if not self._amendment_calls[caller].take():
+            reason = f"over {limits.AMENDMENT_CALLS_PER_SECOND_MAX:g} questions for amendments a second"
+            raise Refusal(Status.BUSY, reason)
+        return self._chain.answer(caller, certificate_der, after)
 
     async def report(self, caller: SiteName, report: EvaluationResult) -> None:
         """Take a peer's report on a lent model; the report is in the journal when this returns."""
@@ -372,13 +443,13 @@ class PeerService:
     def open_report(self, peer: SiteName, report: EvaluationResult, *, size: int) -> int:
         """Permit a report to leave for the model's site; its intent is on disk when this returns."""
         rules = self._machine.rules
-        if rules.evaluation_denied is not None or not self._site.egress.permits_receiver(peer):
+        if rules.evaluation_denied is not None or not self._permits_receiver(peer):
             raise Refusal(Status.DENIED, f"this site's policy tells {peer} no metrics")
         if (over := self._over(report.round, size)) is not None:
             raise Refusal(Status.DENIED, over)
         transfer = {"peer": peer, "purpose": "evaluate", "kind": "metrics", "round": report.round}
         artifact = {"generation": self._machine.memory.generation, "sha256": report.sha256 or "", "bytes": size}
-        return self._ledger.intend(**transfer, **artifact)
+        return self._ledger.intend(**transfer, **artifact, **self._circumstances(report.round))
 
     def record_report_sent(self, intent: int, *, size: int, outcome: Outcome) -> None:
         self._ledger.settle(intent, bytes=size, outcome=outcome)
@@ -387,12 +458,27 @@ class PeerService:
         self._record_denial(caller, call, reason)
 
     def _manifest_of(self, round: int, artifact: Artifact, *, evaluation: bool) -> SignedManifest | None:
-        """The manifest of a published artifact; ``None`` while no valid certificate can sign it."""
+        """The manifest of a published artifact; ``None`` while no valid certificate can sign it.
+
+        One that the key of before an amendment signed is signed again: it counts at no peer any more.
+        """
         key = (round, artifact.sha256, evaluation)
-        if key in self._signed and self._signed[key] is None:
+        if key in self._signed and not self._counts(self._signed[key]):
+            self._signed[key] = None
             with contextlib.suppress(CertificateError, WireError):
                 self._signed[key] = self._sign(round, artifact, evaluation)
         return self._signed.get(key)
+
+    def _counts(self, signed: SignedManifest | None) -> bool:
+        """Whether this site's pinned key has signed."""
+        if signed is None:
+            return False
+        certificate = x509.load_der_x509_certificate(signed.certificate_der)
+        try:
+            verify_pinned(certificate, self._pki.pinned.get(self._machine.rules.site))
+        except OtherKey:
+            return False
+        return True
 
     def _over(self, round: int, size: int) -> str | None:
         """Why so many more bytes may not leave in a round; ``None`` when they may."""
@@ -407,28 +493,45 @@ class PeerService:
         The first copies for all receivers come before a second one for any.
         """
         sent = self._ledger.sent_in_round(self._machine.memory.generation, round)
-        bytes_to: Counter[tuple[str, str]] = Counter()
-        for each in sent:
-            bytes_to[each.peer, each.purpose] += each.bytes
-            if (each.peer, each.purpose, each.sha256) != (caller, purpose, artifact.sha256):
-                continue
-            if each.complete >= limits.COPIES_PER_ARTIFACT_MAX:
-                return f"{caller} has had {each.complete} complete copies of this artifact"
-            if each.transfers >= limits.TRANSFERS_PER_ARTIFACT_MAX:
-                return f"{caller} has begun {each.transfers} transfers of this artifact"
+        of_artifact = sent.artifact(caller, purpose, artifact.sha256)
+        if of_artifact.complete >= limits.COPIES_PER_ARTIFACT_MAX:
+            return f"{caller} has had {of_artifact.complete} complete copies of this artifact"
+        if of_artifact.transfers >= limits.TRANSFERS_PER_ARTIFACT_MAX:
+            return f"{caller} has begun {of_artifact.transfers} transfers of this artifact"
         limit = self._site.egress.bytes_per_round_max
-        if limit is None or bytes_to[caller, purpose] + size <= artifact.bytes:
+        if limit is None or sent.bytes_to[caller, purpose] + size <= artifact.bytes:
             return None
         missing = sum(
-            max(0, copy_bytes - bytes_to[peer, copy_purpose])
+            max(0, copy_bytes - sent.bytes_to[peer, copy_purpose])
             for peer, copy_purpose, copy_bytes in access.first_copies(self._machine.rules, self._machine.memory, round)
-            if peer != caller and self._site.egress.permits_receiver(peer)
+            if peer != caller and self._permits_receiver(peer)
         )
-        if sum(bytes_to.values()) + size + missing <= limit:
+        if sent.bytes + size + missing <= limit:
             return None
         return f"{caller} has had this artifact, and the round's other bytes are for sites that have not"
 
-    def _answer(self, request: wire.ArtifactRequest) -> tuple[int, Artifact] | Unavailable:
+    def _circumstances(self, round: int, *, relayed: bool = False) -> dict[str, str]:
+        """What an intent says beside the transfer: an epoch after the genesis, and a route that is not direct."""
+        epoch = self._machine.rules.epoch(round).digest
+        return ({} if epoch is None else {"epoch": epoch}) | ({"route": "relay"} if relayed else {})
+
+    def _permits_receiver(self, peer: SiteName) -> bool:
+        """Whether the operator lets artifacts leave for a site; ``*`` stands for the sites of the genesis."""
+        egress = self._site.egress
+        if peer in self._federation.roster or peer in egress.receivers:
+            return egress.permits_receiver(peer)
+        return egress.newcomers == "accept" or (self._chain is not None and peer in self._chain.accepted())
+
+    def _answer(self, caller: SiteName, request: wire.ArtifactRequest) -> tuple[int, Artifact] | Unavailable:
+        """The artifact that the caller may have, or why it is not there.
+
+        ``Refusal`` where policy or schedule deny it, unless the caller follows another epoch.
+        """
+        self._accounts[caller].called_at_s = self._clock()
+        self._refuse_mismatch(caller)
+        if request.epoch != access.epoch_digest(self._machine.rules, caller=caller, for_round=request.for_round):
+            return Unavailable.EPOCH
+        self._admit(caller, request)
         return access.answer(
             self._machine.rules,
             self._machine.memory,
@@ -439,10 +542,8 @@ class PeerService:
 
     def _admit(self, caller: SiteName, request: wire.ArtifactRequest) -> None:
         """Return if policy and schedule permit the request; ``Refusal`` names the one that does not."""
-        self._accounts[caller].called_at_s = self._clock()
-        self._refuse_mismatch(caller)
         egress, rules = self._site.egress, self._machine.rules
-        if request.kind not in egress.permitted_kinds(rules.plan) or not egress.permits_receiver(caller):
+        if request.kind not in egress.permitted_kinds(rules.plan) or not self._permits_receiver(caller):
             raise self._deny(caller, request, f"this site's policy sends no {request.kind} to {caller}")
         reason = access.denial(
             rules,

@@ -25,8 +25,9 @@ from peer.daemon.dispatch import Daemon, now
 from peer.daemon.operator_service import OperatorService
 from peer.daemon.systemd_notify import notify, watch
 from peer.daemon.worker_process import WORKER
-from peer.identity.certificates import Identity
+from peer.identity.certificates import Identity, read_authority
 from peer.identity.expiry import ExpiryWatcher
+from peer.membership.folder import MembershipFolder
 from peer.records.journal import Journal
 from peer.records.kept_configuration import keep_configuration
 from peer.records.ledger import Ledger
@@ -62,8 +63,19 @@ def load(folder: SiteFolder) -> tuple[FederationConfig, SiteConfig, Identity]:
     """The site's files, each checked by itself and against the others; ``PeerError`` if wrong."""
     federation = FederationConfig.load(folder.federation_toml)
     site = SiteConfig.load(folder.site_toml)
-    check_site(federation, site, folder.site)
-    own = Identity.load(folder.pki, name=folder.site, ca_certificate=federation.ca_certificate, now=now())
+    membership = MembershipFolder(folder.membership)
+    head = membership.chain(federation).head if federation.ca_certificate is not None else None
+    check_site(federation, site, folder.site, newcomers=membership.newcomers(federation, folder.site))
+    pem = () if head is None else head.authorities[1:]
+    own = Identity.load(
+        folder.pki,
+        name=folder.site,
+        ca_certificate=federation.ca_certificate,
+        now=now(),
+        pinned_key=None if head is None else head.keys.get(folder.site),
+        later=[read_authority(text.encode()) for text in pem],
+        joined_later=folder.site not in federation.roster,
+    )
     return federation, site, own
 
 
@@ -159,7 +171,8 @@ async def _serve(
         await control.stop()
     if ended.fault:
         raise FAULTS.get(ended.fault, errors.WorkerFailed)(ended.reason)
-    log.info("left", extra={"committed": daemon.machine.memory.committed})
+    reason = {"reason": ended.reason} if ended.reason else {}
+    log.info("left", extra={"committed": daemon.machine.memory.committed, **reason})
 
 
 async def keep_running(

@@ -121,7 +121,8 @@ class WorkerProcess:
         self._monitor = ProgressMonitor(hang_s) if hang_s is not None else None
         self._began = self._busy = self._has_nothing_to_save = False
         self._hang = ""
-        self._setting = setting
+        self._setting = self._used = setting
+        self._retired = False
         self._log_path = log_path
         self._report = report
         self._command = command
@@ -159,6 +160,16 @@ class WorkerProcess:
         else:
             writer.write(worker_protocol.encode_order(order))  # if the worker is dead by now, `_listen` reports it
 
+    async def use(self, setting: worker_protocol.WorkerSetting) -> None:
+        """Work with this setting from the next order on; a worker that has another one and no order ends."""
+        self._setting = setting
+        if self._writer is None or self._watch is None or self._used == setting or self._busy:
+            return
+        self._retired = True
+        self._writer.transport.abort()
+        await self._watch
+        self._retired = False
+
     async def close(self) -> None:
         """Close the worker's socket, which ends it; kill it if that does not."""
         self._closing = True
@@ -188,6 +199,7 @@ class WorkerProcess:
             os.setpriority(os.PRIO_PROCESS, process.pid, self._nice)
         reader, writer = await asyncio.open_connection(sock=ours, limit=WORKER_LINE_BYTES_MAX)
         writer.write(worker_protocol.encode(self._setting))
+        self._used = self._setting
         log.info("worker started", extra={"pid": process.pid})
         self._process, self._writer = process, writer
         self._began = self._has_nothing_to_save = False
@@ -223,7 +235,7 @@ class WorkerProcess:
         code = await self._end(process)
         last_line = await worker_log.last_line()
         self._process, self._writer = None, None
-        if self._closing:
+        if self._closing or self._retired:
             return
         if failure is not None:
             self._report(self._about_order(failure.fault, failure.reason))

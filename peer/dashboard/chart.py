@@ -28,6 +28,9 @@ NAMES: Mapping[str, str] = {
 }  # fmt: skip
 NO_CURVES = ("_undefined", "_last", "samples", "steps")
 
+HIGHEST: Mapping[str, float] = dict.fromkeys(("auc", "dice", "accuracy", "f1_macro", "pixel_accuracy", "ssim"), 1.0)
+"""The value above which a measure cannot be, and its axis need not reach."""
+
 Points = Sequence[tuple[int, float]]
 
 
@@ -62,7 +65,7 @@ def draw_chart(tag: str, lines: Mapping[str, Points], styles: Mapping[str, int],
         rounds: the last round on the axis.
     """
     values = [value for points in lines.values() for _, value in points]
-    ticks = axis_ticks(min(values), max(values))
+    ticks = axis_ticks(min(values), max(values), highest=HIGHEST.get(tag.rpartition("/")[2], math.inf))
     low, high = min(ticks[0], *values), max(ticks[-1], *values)
 
     def at(round: float, value: float) -> tuple[float, float]:
@@ -87,16 +90,21 @@ def draw_chart(tag: str, lines: Mapping[str, Points], styles: Mapping[str, int],
     return "\n".join([*parts, "</svg></figure>"])
 
 
-def axis_ticks(low: float, high: float) -> list[float]:
-    """Round numbers that cover the values."""
+def axis_ticks(low: float, high: float, *, highest: float = math.inf) -> list[float]:
+    """Round numbers that cover the values.
+
+    Args:
+        highest: no tick is above this, but for values that are.
+    """
     if not high - low > 1e-9 * max(abs(low), abs(high), 1e-9):
         spread = abs(high) * 0.1 or 1.0
-        low, high = low - spread, high + spread
+        low, high = low - spread, max(high, min(high + spread, highest))
     raw = (high - low) / TICKS
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [number * step for number in range(first, last + 1)]
+    ticks = [number * step for number in range(first, last + 1)]
+    return [tick for tick in ticks if tick <= max(high, highest) + 1e-9]
 
 
 def _round_ticks(rounds: int) -> Iterator[int]:

@@ -16,17 +16,19 @@ from typing import Any
 from cryptography import x509
 
 from peer.config.rules import make_rules
-from peer.config.schema import FederationConfig
+from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.core import rows, story
 from peer.core.plan import KINDS
+from peer.core.roster import NO_ROUND_KEY
 from peer.core.status import SiteStatus, plan_of
 from peer.errors import DaemonDown, PeerError
 from peer.identity import certificates
 from peer.records import folder_documents
-from peer.records.documents import FederationOverview, PlannedRound, Route
+from peer.records.documents import FederationOverview, PlannedRound, RoomTaken, Route
 from peer.records.history import OPEN, History, Transfer, open_journals
 from peer.records.journal import storage
+from peer.records.members import epochs_at_rest
 from peer.records.snapshot import (
     Curve,
     RoundStory,
@@ -35,6 +37,7 @@ from peer.records.snapshot import (
     group_refusals,
     overview,
     planned_route,
+    room_taken,
 )
 from peer.tracking.scalars import EXPORT, read_runs, stamp
 from peer.transport.control import ControlClient
@@ -94,6 +97,7 @@ class SiteReader:
             "sent": sent_totals(self._records.sent),
             "curves": self._records.curves,
             "stories": stories,
+            "room": self._read_room(),
             "folder_bytes": self._records.folder_bytes,
             "free_bytes": _free_bytes(self.folder),
         }
@@ -110,17 +114,34 @@ class SiteReader:
         return folder_documents.status_when_down(self.folder)
 
     def _read_plan(self, status: SiteStatus) -> tuple[list[PlannedRound], str | None]:
-        """The current round's plan and the one before, and the kind of artifact; no plan where the
-        site has not joined yet.
-        """
+        """The current round's plan and the one before, and the kind of artifact; no plan without the round key."""
         federation = FederationConfig.load(self.folder.federation_toml)
         try:
             round_key = certificates.read_round_key(self.folder.pki / certificates.ROUND_KEY_FILE)
         except (PeerError, ValueError):
+            round_key = None
+        rules = make_rules(federation, self.folder.site, round_key or NO_ROUND_KEY, without=frozenset(), stay=False)
+        rules = rules.amended(epochs_at_rest(self.folder, federation, round_key))
+        try:
+            plan = plan_of(rules, rounds=2, first=max(1, status["round"] - 1))
+        except ValueError:  # this site does not have the key of these rounds
             return [], federation.plan.artifact
-        rules = make_rules(federation, self.folder.site, round_key, without=frozenset(), stay=False)
-        plan = plan_of(rules, rounds=2, first=max(1, status["round"] - 1))
         return plan["rounds"], plan["artifact"]
+
+    def _read_room(self) -> RoomTaken | None:
+        """The share of the room, where site.toml has ``[reference]`` and a round was evaluated by its metric."""
+        try:
+            reference = SiteConfig.load(self.folder.site_toml).reference
+        except PeerError:  # `check` says what is wrong with site.toml
+            return None
+        if reference is None:
+            return None
+        with contextlib.ExitStack() as stack:
+            for journal in [stack.enter_context(contextlib.closing(each)) for each in open_journals(self.folder)][::-1]:
+                for _, round, body in journal.newest((rows.EvaluatedRow.kind,)):
+                    if (value := body["metrics"].get(reference.metric)) is not None:
+                        return room_taken(**reference.model_dump(), round=round, value=value)
+        return None
 
     def _read_records(self) -> _Records:
         history = History(self.folder, sent=True).read_all()

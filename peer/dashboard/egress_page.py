@@ -10,13 +10,15 @@ from pathlib import Path
 from peer.audit import verification
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
-from peer.core.roster import SiteName
+from peer.config.site_tables import EgressConfig
 from peer.dashboard.collect import sent_totals
 from peer.dashboard.elements import clock, size, table, text
 from peer.documents import LedgerVerified
 from peer.identity import certificates
+from peer.membership.folder import MembershipFolder
 from peer.records.history import OPEN, History, Transfer
 from peer.records.ledger import UNKNOWN
+from peer.records.members import Members
 from peer.records.snapshot import SentTotal
 from peer.tracking.scalars import EXPORT
 from peer.web_page import render_page
@@ -67,6 +69,7 @@ class EgressReport:
     folder: SiteFolder
     federation: FederationConfig
     site: SiteConfig
+    receivers: tuple[str, ...]
     sent: tuple[Transfer, ...]
     verified: LedgerVerified
     certificate: str
@@ -85,15 +88,27 @@ def read_report(folder: SiteFolder, witnesses: Sequence[Path], *, time_s: float)
     """
     verified = verification.verify(folder, witnesses)
     certificate = certificates.find_certificate(folder.pki)
+    federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
     return EgressReport(
         folder,
-        FederationConfig.load(folder.federation_toml),
-        SiteConfig.load(folder.site_toml),
+        federation,
+        site,
+        tuple(find_receivers(folder, federation, site.egress)),
         tuple(History(folder, sent=True).read_all().sent),
         verified,
         "" if certificate is None else certificates.fingerprint(certificates.certificate_key(certificate)),
         time_s,
     )
+
+
+def find_receivers(folder: SiteFolder, federation: FederationConfig, egress: EgressConfig) -> Iterator[str]:
+    """The other members to which artifacts may leave; a newcomer only once it was accepted."""
+    members, accepted = Members.read(folder), MembershipFolder(folder.membership).accepted()
+    for name in federation.roster.names if members is None else members.present():
+        is_new = name not in federation.roster and name not in egress.receivers
+        permitted = egress.newcomers == "accept" or name in accepted if is_new else egress.permits_receiver(name)
+        if permitted and name != folder.site:
+            yield name
 
 
 def write_report(report: EgressReport, *, version: str) -> str:
@@ -107,7 +122,7 @@ def write_report(report: EgressReport, *, version: str) -> str:
         "<h2>What may leave</h2>",
         "<p>By the method of the federation and by <code>[egress]</code> in this site's <code>site.toml</code>, as "
         "they are today:</p>",
-        table(("what", "rule"), policy(federation, report.site, site)),
+        table(("what", "rule"), policy(federation, report.site, report.receivers)),
         f"<p>{RISK} Beside artifacts, sites exchange greetings, heartbeats (round, phase, progress) and signed "
         "descriptions of artifacts (shapes, digest, the architecture's name).</p>",
         "<h2>What left, to whom</h2>",
@@ -123,7 +138,7 @@ def write_report(report: EgressReport, *, version: str) -> str:
     return render_page(f"What left {site} – mhfl-peer", "\n".join(body), style=style)
 
 
-def policy(federation: FederationConfig, site: SiteConfig, own: str) -> list[tuple[str, str]]:
+def policy(federation: FederationConfig, site: SiteConfig, receivers: Sequence[str]) -> list[tuple[str, str]]:
     """What may leave, in words: a subject and its rule."""
     plan, egress = federation.plan, site.egress
     method = federation.method.name
@@ -134,8 +149,6 @@ def policy(federation: FederationConfig, site: SiteConfig, own: str) -> list[tup
     stays = [kind for kind in plan.never_leaves if kind not in kinds]
     if stays:
         rules.append(("never", f"no setting lets a {' or a '.join(stays)} leave with {method}"))
-    others = federation.roster.others(SiteName(own))
-    receivers = [name for name in others if egress.permits_receiver(name)]
     rules.append(("receivers", ", ".join(receivers) or "none"))
     limit = egress.bytes_per_round_max
     rules.append(("amount", "no bound" if limit is None else f"at most {size(limit)} a round, for all receivers"))

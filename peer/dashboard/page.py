@@ -77,6 +77,7 @@ def _federation(snapshot: FederationSnapshot) -> Iterator[str]:
     yield from _waits(overview)
     yield from _routes(overview)
     yield "</div></div>"
+    yield from _room(overview)
     yield from _curves(overview, snapshot.sites)
     yield from _sent(snapshot.sites)
     yield from _refusals(overview)
@@ -194,6 +195,33 @@ def _waits(overview: FederationOverview) -> Iterator[str]:
 
 def _deadline(wait: PeerWait) -> str:
     return "until it answers" if wait["deadline_s"] is None else f"{duration(max(0.0, wait['deadline_s']))} more"
+
+
+def _room(overview: FederationOverview) -> Iterator[str]:
+    """How far each site has come from training alone to all data pooled, where its operator said what both are."""
+    known = [(row["site"], row["room"]) for row in overview["sites"] if row["room"] is not None]
+    if not known:
+        return
+    yield "<h2>The share of the room</h2>"
+    rows = []
+    for site, room in known:
+        values = (f"{room[key]:.3f}" for key in ("alone", "value", "pooled"))
+        taken = "hardly any room" if room["share"] is None else Markup(_bar(room["share"]))
+        rows.append((site, chart.NAMES.get(room["metric"], room["metric"].replace("_", " ")), *values, taken))
+    columns = ("site", "on its own test data", "alone", "now", "pooled", "of the room")
+    yield table(columns, rows, numbers=("alone", "now", "pooled"))
+    yield (
+        '<p class="note">Training alone takes none of the room, and training on the data of all sites all of it. What '
+        "both reach is what <code>[reference]</code> in <code>site.toml</code> says.</p>"
+    )
+
+
+def _bar(share: float) -> str:
+    width = 100 * min(1.0, max(0.0, share))
+    return (
+        f'<span class="share"><svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect width="{width:.0f}" height="8"/></svg>{share:.0%}</span>'
+    )
 
 
 def _curves(overview: FederationOverview, sites: Sequence[SiteSnapshot]) -> Iterator[str]:

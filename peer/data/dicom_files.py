@@ -33,6 +33,9 @@ distance may differ, as positions are often rounded to 0.1 mm.
 UNITS_FROM = frozenset({"CT", "NM", "PT"})
 """Modalities whose values are measurements, which MONOCHROME1 only asks to display inverted."""
 
+FRAME_BYTES_MIN = 8
+"""Of a compressed frame: the header of its item alone (PS3.5, A.4)."""
+
 MISSING_DECODER = "missing dependencies"
 """In pydicom's error where no installed package decodes a transfer syntax."""
 
@@ -86,7 +89,7 @@ def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
         if len(values) > 1:
             listed = ", ".join(f"{value} ({count} files)" for value, count in values.most_common())
             raise ValueError(f"its slices differ in {key}: {listed}")
-    planes = [plane for index, other in enumerate(headers) for plane in _planes(files[index].name, index, other)]
+    planes = [plane for index, other in enumerate(headers) for plane in _planes(files[index], index, other)]
     planes, step = _in_order(planes)
     affine = _affine(planes[0], step)
     doubts: tuple[str, ...] = ()
@@ -143,9 +146,11 @@ def _describe_series(header: Any) -> str:
 
 
 # --- planes ---------------------------------------------------------------------------------------
-def _planes(name: str, index: int, header: Any) -> Iterator[DicomSlice]:
+def _planes(file: Path, index: int, header: Any) -> Iterator[DicomSlice]:
     """The slices of one file."""
-    count = int(header.get("NumberOfFrames") or 1)
+    name, count = file.name, int(header.get("NumberOfFrames") or 1)
+    if count != 1:
+        _check_frames(file, header, count)
     number = header.get("InstanceNumber")
     plane = DicomSlice(
         name, index, 0, None if number is None else int(number), *_place(header, header, header.get("PixelSpacing"))
@@ -159,6 +164,20 @@ def _planes(name: str, index: int, header: Any) -> Iterator[DicomSlice]:
         yield plane
     else:
         yield from _classic(plane, count, header)
+
+
+def _check_frames(file: Path, header: Any, count: int) -> None:
+    """``ValueError`` where the file is too small to hold so many frames."""
+    size, syntax = file.stat().st_size, getattr(header, "file_meta", {}).get("TransferSyntaxUID")
+    frame_bytes = FRAME_BYTES_MIN
+    if syntax is not None and not syntax.is_compressed and not syntax.is_deflated:
+        samples = 2 if "422" in str(header.get("PhotometricInterpretation")) else int(header.get("SamplesPerPixel", 1))
+        frame_bytes = int(header.Rows) * int(header.Columns) * samples * int(header.get("BitsAllocated", 16)) // 8
+    if not 0 < count * frame_bytes <= size:
+        raise ValueError(
+            f"{file.name} says that it has {count} frames, which do not fit into its {size} bytes; it is cut short or "
+            "damaged"
+        )
 
 
 def _enhanced(plane: DicomSlice, groups: Sequence[Any], shared: Sequence[Any]) -> Iterator[DicomSlice]:

@@ -6,10 +6,12 @@ NIfTI stores them. Arrays have theirs as stored.
 
 from __future__ import annotations
 
+import math
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import nibabel
 import numpy as np
@@ -30,6 +32,12 @@ OBLIQUE_DEGREES = 20
 
 SHIFT_MAX = 0.1
 """Share of a voxel by which the grids of two files may differ and count as one."""
+
+VALUES_MAX = 1 << 31
+"""Of one image, 8 GiB as the float32 of training: more than a long functional MRI of the whole brain has."""
+
+PAGES_MAX = 4096
+"""Of a TIFF file: the slices of the longest CT. Pillow's time grows with the square of their number."""
 
 LABEL_KEY = "label"
 ALPHA = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
@@ -92,15 +100,17 @@ def open_image(path: Path, *, key: str = "image") -> StoredImage:
         known = ", ".join([*ARRAYS, *filter(None, FORMATS)])
         raise ValueError(f"has the ending {path.suffix!r}, none of {known}")
     try:
-        if ending in ARRAYS:
-            return _open_array(path, key)
-        return FORMATS[ending](path, key == LABEL_KEY)
+        image = _open_array(path, key) if ending in ARRAYS else FORMATS[ending](path, key == LABEL_KEY)
     except ImportError as error:
         raise missing_package(error, f"reading {path.name}") from error
     except OSError as error:
         raise ValueError(error.strerror or str(error) or type(error).__name__) from error
     except Exception as error:  # every format has its own ways to be broken
         raise ValueError(str(error) or type(error).__name__) from error
+    if math.prod(image.shape) > VALUES_MAX:
+        sides = "x".join(map(str, image.shape))
+        raise ValueError(f"has {sides} values, at most {VALUES_MAX} are read; write a file a part")
+    return image
 
 
 def read_values(path: Path, image: StoredImage) -> Values:
@@ -206,18 +216,18 @@ def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
     from PIL import Image
 
     with Image.open(path) as image:
-        pages = int(getattr(image, "n_frames", 1))
-        if pages > 1 and image.format != "TIFF":
-            raise ValueError(f"holds {pages} frames; write a file a picture")
-        headers = []
-        for page in range(pages):
-            if pages > 1:
-                image.seek(page)
-            headers.append(_describe_page(image, is_label_map))
-    if len(set(headers)) > 1:
+        if image.format != "TIFF" and (frames := int(getattr(image, "n_frames", 1))) > 1:
+            raise ValueError(f"holds {frames} frames; write a file a picture")
+        pages, headers = 1, {_describe_page(image, is_label_map)}
+        while image.format == "TIFF" and _has_page(image, pages):
+            pages += 1
+            headers.add(_describe_page(image, is_label_map))
+            if pages > PAGES_MAX:
+                raise ValueError(f"holds more than {PAGES_MAX} pages; save it as NIfTI or as .npy, channels first")
+    if len(headers) > 1:
         kinds = ", ".join(sorted({f"{rows}x{columns}x{channels}" for rows, columns, channels, _ in headers}))
         raise ValueError(f"holds {pages} pages that differ ({kinds}), as a pyramid does; write a file a picture")
-    rows, columns, channels, depth = headers[0]
+    ((rows, columns, channels, depth),) = headers
 
     def read() -> Values:
         with Image.open(path) as image:
@@ -230,6 +240,15 @@ def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
             return np.stack(slices, axis=-1)
 
     return StoredImage((rows, columns) if pages == 1 else (columns, rows, pages), channels, depth, read)
+
+
+def _has_page(image: Any, page: int) -> bool:
+    """Go to a page, if the file has it; to count all pages first would follow any chain to its end."""
+    try:
+        image.seek(page)
+    except EOFError:
+        return False
+    return True
 
 
 def _describe_page(image: Any, is_label_map: bool) -> tuple[int, int, int, str]:
@@ -297,13 +316,40 @@ def _open_dicom(path: Path, is_label_map: bool) -> StoredImage:
 
 
 def _open_array(path: Path, key: str) -> StoredImage:
-    loaded = np.load(path, allow_pickle=False)
-    if isinstance(loaded, np.ndarray):
-        array = loaded
-    else:
-        with loaded as arrays:
-            array = arrays[key if key in arrays else arrays.files[0]]
-    return StoredImage(tuple(array.shape), None, str(array.dtype), lambda: array)
+    with path.open("rb") as file:
+        if file.read(len(ZIP)) != ZIP:
+            file.seek(0)
+            shape, depth = _read_array_header(file, path.stat().st_size)
+            return StoredImage(shape, None, depth, lambda: np.load(path, allow_pickle=False))
+    with zipfile.ZipFile(path) as archive:
+        members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+        if not members:
+            raise ValueError("holds no array")
+        chosen = next((member for member in members if member.filename == f"{key}.npy"), members[0])
+        with archive.open(chosen) as member:
+            shape, depth = _read_array_header(member, chosen.file_size)
+
+    def read() -> Values:
+        with np.load(path, allow_pickle=False) as arrays:
+            array: Values = arrays[chosen.filename]
+            return array
+
+    return StoredImage(shape, None, depth, read)
+
+
+def _read_array_header(file: IO[bytes], size: int) -> tuple[Shape, str]:
+    """Shape and type of the values of a file of this size in numpy's format."""
+    try:
+        read_header = ARRAY_HEADERS[np.lib.format.read_magic(file)]
+    except (ValueError, KeyError) as error:  # the third version is for the names of fields
+        raise ValueError("is no array of numbers in numpy's format") from error
+    shape, _, depth = read_header(file)
+    if depth.hasobject:
+        raise ValueError("holds pickled Python objects, which are never read; save an array of numbers")
+    expected = file.tell() + math.prod(shape) * depth.itemsize
+    if size < expected:
+        raise ValueError(f"is cut short: it has {size} of {expected} bytes")
+    return tuple(shape), str(depth)
 
 
 def _column_lengths(affine: Affine) -> tuple[float, ...]:
@@ -336,6 +382,8 @@ FORMATS: dict[str, Callable[[Path, bool], StoredImage]] = {
 """Ending of a file's name -> its format; a folder, or a file without an ending, is DICOM."""
 
 ARRAYS = (".npz", ".npy")
+ZIP = b"PK\x03\x04"
+ARRAY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 PICTURES = tuple(ending for ending, opener in FORMATS.items() if opener is _open_picture)
 DICOM = tuple(ending for ending, opener in FORMATS.items() if opener is _open_dicom)
 NIFTI = tuple(ending for ending, opener in FORMATS.items() if opener is _open_nifti)

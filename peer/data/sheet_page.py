@@ -12,7 +12,7 @@ from peer.web_page import escape, render_page
 WARNING = "This page shows patients' images. It stays in the hospital: send it to nobody, and delete it after use."
 OUTLINES = 7
 """Colours of labels, as ``peer.inference.sheet_pictures`` draws them; then they begin again."""
-HIDDEN = ("augmentation", "channels", "classes", "input_size")
+HIDDEN = ("augmentation", "channels", "classes", "input_size", "intensity")
 """Keys of the preparation that the page words differently."""
 SHOWN_PARTS_MAX = 3
 STYLE = """
@@ -107,6 +107,7 @@ def _preparation(sheet: ContactSheet) -> Iterator[str]:
         ("task", sheet["task"]),
         ("the network gets", f"{preparation['channels']} channel{'s' * (preparation['channels'] > 1)} of {size}"),
         *((key, _words(value)) for key, value in preparation.items() if key not in HIDDEN),
+        *([("intensity", _range(preparation["intensity"]))] if "intensity" in preparation else []),
         ("augmentation", _words(preparation["augmentation"])),
     ]
     is_placed = any(sample["orientation"] for sample in sheet["samples"])
@@ -119,6 +120,12 @@ def _preparation(sheet: ContactSheet) -> Iterator[str]:
         "are the lowest and the highest value of its image. Training samples are augmented anew in every step; "
         f"one example stands beside each. Other samples never are.{upright} Histograms show square roots of shares.</p>"
     )
+
+
+def _range(intensity: Mapping[str, Any]) -> str:
+    """The values that become 0 and 1."""
+    kind = "percentiles " if intensity["percentiles"] else ""
+    return f"{kind}{number(intensity['low'])} to {number(intensity['high'])}"
 
 
 def _words(value: object) -> str:

@@ -6,6 +6,7 @@ Every site is enrolled with its own folder, key and bundle; its daemon is a proc
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -28,6 +29,10 @@ from peer.transport.control import ControlClient
 LEAVE_S = 30.0
 """A daemon leaves within a training step of SIGTERM; after this time it is killed."""
 
+PORTS = range(20_000, 32_768)
+"""Below those that Linux gives to whoever asks for any: a daemon binds its port long after it was chosen."""
+_tried = itertools.count(os.getpid() * 1009)  # two processes at the same time begin far from each other
+
 
 @dataclass
 class LocalFederation:
@@ -39,16 +44,22 @@ class LocalFederation:
     program: ClassVar[Sequence[str]] = (sys.executable, "-P", "-m", "peer.cli")
 
     @classmethod
-    def create(cls, folder: Path, draft: str, sites: Mapping[str, str]) -> LocalFederation:
+    def create(
+        cls, folder: Path, draft: str, sites: Mapping[str, str], *, addresses: Mapping[str, str] | None = None
+    ) -> LocalFederation:
         """Found a federation and enrol its sites.
 
         Args:
             folder: ``ca/`` and ``sites/`` are created in it.
             draft: the text of a ``federation.toml`` without its sites.
             sites: by site, the text of its ``site.toml`` without ``listen``.
+            addresses: by site, what ``federation.toml`` says, if anything, and where it listens unless its text
+                says so; left out: free ports on loopback.
         """
-        ports = dict(zip(sites, free_ports(len(sites)), strict=True))
-        roster = [{"name": name, "address": f"127.0.0.1:{port}"} for name, port in sorted(ports.items())]
+        if addresses is None:
+            addresses = {name: f"127.0.0.1:{port}" for name, port in zip(sites, free_ports(len(sites)), strict=True)}
+        known = {name: {"address": address} for name, address in addresses.items()}
+        roster = [{"name": name} | known.get(name, {}) for name in sorted(sites)]
         authority = enrolment.Authority.create(
             folder / "ca", draft + toml.text({"site": roster}), "the draft", now=now()
         )
@@ -58,7 +69,8 @@ class LocalFederation:
             request = enrolment.request(site, authority.federation, authority.federation_toml, now=now())
             admitted = authority.admit(request.pem, fingerprint=request.fingerprint, now=now())
             enrolment.join(site, Bundle.decode(admitted.bundle), now=now())
-            write_atomically(site.site_toml, (toml.text({"listen": f"127.0.0.1:{ports[name]}"}) + text).encode())
+            listen = "" if text.startswith("listen") else toml.text({"listen": addresses[name]})
+            write_atomically(site.site_toml, (listen + text).encode())
         return local_federation
 
     def folder(self, name: str) -> SiteFolder:
@@ -117,7 +129,10 @@ class LocalFederation:
 def free_ports(count: int) -> Iterable[int]:
     """Free ports on loopback; all are bound until all are chosen, so that they differ."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for bound in sockets:
-            bound.bind(("127.0.0.1", 0))
-        return [bound.getsockname()[1] for bound in sockets]
+        chosen: list[int] = []
+        while len(chosen) < count:
+            bound, port = stack.enter_context(socket.socket()), PORTS[next(_tried) % len(PORTS)]
+            with contextlib.suppress(OSError):  # somebody has it
+                bound.bind(("127.0.0.1", port))
+                chosen.append(port)
+        return chosen

@@ -17,6 +17,7 @@ from typing import Any
 
 from peer import errors
 from peer.config import toml
+from peer.config.site_folder import write_atomically
 from peer.daemon import startup
 from peer.data.adapters.baselines import baseline_aucs
 from peer.data.adapters.prepared_folder import SUMMARY, make_empty
@@ -78,9 +79,11 @@ def run(
     for label in experiment.methods:
         runs[label].write()
         if label == CENTRALISED:
-            results[label] = _train_pooled(experiment, runs[label], watch)
+            results[label] = train_simulated(experiment, runs[label], watch)
         else:
             results[label] = _run_federation(folder, experiment, runs[label], pool, watch)
+    for label in gains.joined(results):
+        write_references(folder / label, experiment.metric, results)
     document: DemoResult = {
         "folder": str(folder),
         "study": name,
@@ -98,6 +101,18 @@ def run(
     picture.write(document, folder / "picture.html")
     (folder / "result.json").write_text(json.dumps(document, indent=2) + "\n")
     return document
+
+
+def write_references(folder: Path, metric: str, results: Mapping[str, DemoMethod]) -> None:
+    """Write ``[reference]`` into each site.toml of a federation, so that its pages show the share of the room."""
+    if CENTRALISED not in results:
+        return
+    alone, pooled = (results[label]["sites"] for label in ("local", CENTRALISED))
+    for path in (folder / "sites").glob("*/*/site.toml"):
+        values = {"alone": alone[path.parent.name]["local_test"], "pooled": pooled[path.parent.name]["local_test"]}
+        if None not in values.values() and values["pooled"] > values["alone"]:
+            table = toml.text({"reference": {"metric": metric, **values}})
+            write_atomically(path, f"{path.read_text('utf-8')}\n{table}".encode())
 
 
 def _describe_data(experiment: Experiment, run: Run, folder: Path) -> dict[str, Any]:
@@ -146,9 +161,9 @@ def _run_federation(folder: Path, experiment: Experiment, run: Run, pool: Sample
     }
 
 
-def _train_pooled(experiment: Experiment, run: Run, watch: Watch) -> DemoMethod:
-    """Train each site's network on the samples of all sites, in this process, and collect the
-    results.
+def train_simulated(experiment: Experiment, run: Run, watch: Watch) -> DemoMethod:
+    """Carry out a run in this process, without daemons, and collect its results: of the pooled bound, which
+    trains each site's network on the samples of all sites.
     """
 
     def report(progress: SweepProgress) -> None:

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import os
 import stat
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,6 +103,28 @@ def fingerprint(public_key: ec.EllipticCurvePublicKey) -> str:
     return hashlib.sha256(spki).digest().hex(":")
 
 
+def key_digest(public_key: ec.EllipticCurvePublicKey) -> Sha256:
+    """The SHA-256 of a public key (SPKI, DER): the ``key`` that a federation pins for a site."""
+    return Sha256(fingerprint(public_key).replace(":", ""))
+
+
+class OtherKey(ValueError):  # noqa: N818 - the name is the fact
+    """The federation pins another key of the site than the certificate has.
+
+    It proves nothing against the site: one of two sites may not know yet of an amendment that changes the
+    key, and what the other key signed is not the site's.
+    """
+
+
+def verify_pinned(certificate: x509.Certificate, pinned: str | None) -> None:
+    """``OtherKey`` where the federation pins another key for the site than the certificate has."""
+    if pinned is None:
+        return
+    own = key_digest(certificate_key(certificate))
+    if own != pinned:
+        raise OtherKey(f"the federation pins the key {pinned[:12]}… for it, and the certificate has {own[:12]}…")
+
+
 def sign(key: ec.EllipticCurvePrivateKey, data: bytes) -> bytes:
     """The ECDSA signature of the data, in DER."""
     return key.sign(data, ec.ECDSA(hashes.SHA256()))
@@ -187,21 +209,42 @@ def read_authority(pem: bytes) -> x509.Certificate:
     return certificate
 
 
-def verify_certificate(der: bytes, ca: x509.Certificate, name: str, now: datetime.datetime | None) -> x509.Certificate:
+def verify_certificate(
+    der: bytes, ca: x509.Certificate, name: str, now: datetime.datetime | None, *, pinned: str | None = None
+) -> x509.Certificate:
     """The certificate in these bytes, if the CA issued it to this site only and both are in date.
 
     Args:
         now: the time, with its zone; ``None`` where a signature of the past is checked, and dates
             do not matter.
+        pinned: the SHA-256 of the only key that counts as this site's.
 
     Raises:
+        OtherKey: another key is pinned.
         ValueError: the reason why the certificate is refused.
     """
     certificate = _verify_undated(der, ca, name)
+    verify_pinned(certificate, pinned)
     if now is not None:
         verify_dates(ca, now, "the CA's certificate")
         verify_dates(certificate, now, "the certificate")
     return certificate
+
+
+def verify_any_certificate(
+    der: bytes, authorities: Sequence[x509.Certificate], name: str, now: datetime.datetime | None, *, pinned: str | None
+) -> x509.Certificate:
+    """The certificate, if one of the federation's CAs issued it; ``ValueError`` is about the last of them, or
+    ``OtherKey`` about the one that did.
+    """
+    for ca in authorities[:-1]:
+        try:
+            return verify_certificate(der, ca, name, now, pinned=pinned)
+        except OtherKey:
+            raise
+        except ValueError:
+            continue
+    return verify_certificate(der, authorities[-1], name, now, pinned=pinned)
 
 
 @functools.lru_cache(maxsize=CERTIFICATES_KEPT_MAX)
@@ -243,12 +286,13 @@ def verify_dates(certificate: x509.Certificate, now: datetime.datetime, subject:
 
     ``subject`` names the certificate in the message.
     """
-    here = f"this machine's clock says {now.astimezone(datetime.UTC):%Y-%m-%d %H:%M}"
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if first <= now <= last:
+        return
+    here = f"this machine's clock says {now.astimezone(datetime.UTC):%Y-%m-%d %H:%M}"
     if now < first:
         raise NotYetValid(f"{subject} is not valid before {first:%Y-%m-%d %H:%M} UTC, and {here}")
-    if now > last:
-        raise ValueError(f"{subject} expired on {last:%Y-%m-%d %H:%M} UTC, and {here}")
+    raise ValueError(f"{subject} expired on {last:%Y-%m-%d %H:%M} UTC, and {here}")
 
 
 def certificate_days(certificate: x509.Certificate, now: datetime.datetime) -> int:
@@ -354,17 +398,28 @@ def _p256(key: object) -> ec.EllipticCurvePublicKey:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A site's name, keys and certificates; ``repr`` does not show the secrets."""
+    """A site's name, keys and certificates; ``repr`` does not show the secrets.
+
+    ``round_key`` is that of the genesis; a site that joined later may have none.
+    """
 
     name: SiteName
     key: ec.EllipticCurvePrivateKey = field(repr=False)
     certificate: x509.Certificate
     ca: x509.Certificate
-    round_key: RoundKey = field(repr=False)
+    round_key: RoundKey | None = field(repr=False)
 
     @classmethod
     def load(
-        cls, folder: Path, *, name: SiteName, ca_certificate: str | None, now: datetime.datetime | None
+        cls,
+        folder: Path,
+        *,
+        name: SiteName,
+        ca_certificate: str | None,
+        now: datetime.datetime | None,
+        pinned_key: str | None = None,
+        later: Sequence[x509.Certificate] = (),
+        joined_later: bool = False,
     ) -> Identity:
         """The identity in a site's ``pki`` folder.
 
@@ -373,6 +428,9 @@ class Identity:
                 agree.
             now: the time, with its zone; ``None`` where the certificate need not be in date: to
                 sign for an auditor.
+            pinned_key: the key that the federation pins for the site, if it does.
+            later: the CAs that amendments have added, one of which may have issued the certificate.
+            joined_later: the site is none of the genesis, and needs no round key of it.
 
         Raises:
             CertificateError: a file is missing, unreadable, open to others, expired or foreign.
@@ -387,14 +445,16 @@ class Identity:
             raise CertificateError(f"{ca_file} is not the CA certificate in federation.toml")
         try:
             der = certificate_der(read_certificate(certificate_file))
-            certificate = verify_certificate(der, ca, name, now)
+            certificate = verify_any_certificate(der, (ca, *later), name, now, pinned=pinned_key)
         except NotYetValid as error:
             remedy = "set the clock right (NTP); if it is right, tell the founder, whose clock was ahead"
             raise CertificateError(f"{certificate_file}: {error}", remedy) from error
         except ValueError as error:
             remedy = "ask the founder for a new bundle and run `mhfl-peer site join`, or restore this site's own backup"
             raise CertificateError(f"{certificate_file}: {error}", remedy) from error
-        return cls(name, _own_key(folder, certificate), certificate, ca, read_round_key(folder / ROUND_KEY_FILE))
+        path = folder / ROUND_KEY_FILE
+        round_key = None if joined_later and not path.exists() else read_round_key(path)
+        return cls(name, _own_key(folder, certificate), certificate, ca, round_key)
 
 
 def pinned_authority(ca_certificate: str | None) -> x509.Certificate:

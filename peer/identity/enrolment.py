@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,8 @@ from peer.config import toml
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder, make_private, write_atomically
 from peer.config.toml import suggestion
-from peer.core.roster import NOT_IDENTITY, ROUND_KEY_BYTES, RoundKey, SiteName, federation_digest, site_name
+from peer.core.messages import ChainHead
+from peer.core.roster import NOT_IDENTITY, ROUND_KEY_BYTES, RoundKey, Sha256, SiteName, federation_digest, site_name
 from peer.core.tasks import ROWS_COLUMNS
 from peer.errors import BundleError, CertificateError, ConfigError, DiskError, FederationMismatch, StateError
 from peer.files import sync_folder
@@ -161,6 +162,8 @@ class Authority:
         now: datetime.datetime,
         days: int = certificates.SITE_DAYS,
         replace: bool = False,
+        members: Mapping[SiteName, Sha256 | None] | None = None,
+        added: ChainHead | None = None,
     ) -> AdmissionResult:
         """Certify a site's key and seal the round key to it.
 
@@ -171,12 +174,17 @@ class Authority:
             fingerprint: the key's fingerprint, which the site's operator told the founder over
                 another channel.
             replace: admit a key other than the one that the site was admitted with before.
+            members: the members and their pinned keys after the newest amendment; left out: those
+                of federation.toml.
+            added: the amendment that added the site. Its bundle has no round key: members give it
+                that of its epoch.
 
         Raises:
             BundleError: the request is refused: its form, name, fingerprint or key.
             DiskError: the admission cannot be recorded.
         """
-        name, public_key = self._vet(request, fingerprint)
+        members = self.federation.pinned_keys if members is None else members
+        name, public_key = self._vet(request, fingerprint, members)
         own_fingerprint = certificates.fingerprint(public_key)
         admitted = self.admissions()
         earlier = admitted.get(name, ())
@@ -194,12 +202,14 @@ class Authority:
         digest = certificates.certificate_sha256(certificates.certificate_der(certificate))
         admission = Admission(own_fingerprint, digest, certificate.not_valid_after_utc.isoformat())
         self._record({**admitted, name: (*earlier, admission)})
+        sealed = b"" if added else seal(self.round_key, public_key, digest=self.federation.digest, site=name)
         bundle = Bundle(
             site=name,
             federation_digest=self.federation.digest,
             federation_toml=self.federation_toml,
             certificate=certificates.certificate_pem(certificate).decode("ascii"),
-            sealed_round_key=seal(self.round_key, public_key, digest=self.federation.digest, site=name),
+            sealed_round_key=sealed,
+            added=added,
         )
         of_former_keys = [row for row in earlier if row.fingerprint != own_fingerprint]
         return AdmissionResult(
@@ -248,16 +258,24 @@ class Authority:
         document = {name: [dataclasses.asdict(row) for row in rows] for name, rows in sorted(admitted.items())}
         write_atomically(self.folder / ADMITTED_FILE, json.dumps(document, indent=2).encode("ascii") + b"\n")
 
-    def _vet(self, request: bytes, fingerprint: str) -> tuple[SiteName, ec.EllipticCurvePublicKey]:
-        """The site and the key of a request, if the roster has the site and the key has this
-        fingerprint.
+    def _vet(
+        self, request: bytes, fingerprint: str, members: Mapping[SiteName, Sha256 | None]
+    ) -> tuple[SiteName, ec.EllipticCurvePublicKey]:
+        """The site and the key of a request, if it is a member, and the key has this fingerprint and is not
+        another than the pinned one.
         """
         name, public_key = _read(request, fingerprint)
-        if name not in self.federation.roster:
+        if name not in members:
             raise BundleError(
-                f"the signing request names {name[:80]!r}, which the roster does not"
-                f"{suggestion(name, self.federation.roster)}",
-                "a site is admitted under its name in federation.toml only; a relay with --relay",
+                f"the signing request names {name[:80]!r}, which the roster does not{suggestion(name, members)}",
+                "a site is admitted under its name in federation.toml, or once `federation amend --add` has added it; "
+                "a relay with --relay",
+            )
+        pinned = members[name]
+        if pinned not in (None, certificates.key_digest(public_key)):
+            raise BundleError(
+                f"the federation pins another key for {name} ({pinned[:12]}…) than the one in its request",
+                "no certificate for this key would count: ask the site for a request with the pinned one",
             )
         return name, public_key
 
@@ -294,34 +312,46 @@ def request(
     *,
     now: datetime.datetime,
     renew: bool = False,
+    newcomer: bool = False,
 ) -> EnrolmentRequest:
     """Prepare a site's folder and its signing request; a key that exists is never overwritten.
+
+    With a draft the site has a key, which the founder can write into the draft, and no
+    federation.toml yet.
 
     Args:
         folder: the site's folder; it is made when it is missing.
         federation: the parsed ``federation_toml``, which must have a CA and name the site.
         federation_toml: the text that the site keeps.
         renew: make a second key, which replaces the first one when its certificate is joined.
+        newcomer: the site is not in the roster: an amendment will add it, or did.
 
     Raises:
-        ConfigError: the site is not in the roster.
-        CertificateError: federation.toml has no CA, or one that has expired; or the site's key
-            cannot be read.
+        ConfigError: the site is not in the roster, or is, and should not be.
+        CertificateError: federation.toml's CA has expired, or the site's key cannot be read.
         FederationMismatch: the folder belongs to another federation of the same name.
     """
-    if folder.site not in federation.roster:
+    if newcomer and (folder.site in federation.roster or federation.ca_certificate is None):
+        raise ConfigError(
+            f"{federation.where}: it is a draft, or its roster names {folder.site!r}", "leave --newcomer out"
+        )
+    if not newcomer and folder.site not in federation.roster:
         raise ConfigError(
             f"{federation.where}: the roster does not name {folder.site!r}{suggestion(folder.site, federation.roster)}",
-            "take the name that the founder gave the site",
+            "take the name that the founder gave the site, or add --newcomer where an amendment will add it",
         )
+    is_draft = federation.ca_certificate is None
     try:
-        certificates.verify_dates(certificates.pinned_authority(federation.ca_certificate), now, "the CA's certificate")
+        if not is_draft:
+            authority = certificates.pinned_authority(federation.ca_certificate)
+            certificates.verify_dates(authority, now, "the CA's certificate")
     except ValueError as error:
         raise CertificateError(f"{federation.where}: {error}", "ask the founder for a new federation") from error
     if folder.federation_toml.exists() and FederationConfig.load(folder.federation_toml).digest != federation.digest:
         raise _mismatch(folder.federation_toml, toml.read(folder.federation_toml), federation_toml)
     make_private(folder.pki)
-    write_atomically(folder.federation_toml, federation_toml.encode("utf-8"), 0o644)
+    if not is_draft:
+        write_atomically(folder.federation_toml, federation_toml.encode("utf-8"), 0o644)
     first, pending = folder.pki / certificates.KEY_FILE, folder.pki / certificates.PENDING_KEY_FILE
     path = pending if renew and first.exists() else first
     state: Literal["new", "kept", "renewed"] = "kept"
@@ -334,11 +364,22 @@ def request(
     )
 
 
-def join(folder: SiteFolder, bundle: Bundle, *, now: datetime.datetime) -> certificates.Identity:
+def join(
+    folder: SiteFolder,
+    bundle: Bundle,
+    *,
+    now: datetime.datetime,
+    pinned: Sha256 | None = None,
+    keep: Callable[[ChainHead], None] | None = None,
+) -> certificates.Identity:
     """Check a bundle against the site's own federation.toml and key, then write its files into the
     site's folder.
 
     The certificate is written last: until then the site keeps its former identity.
+
+    Args:
+        pinned: the key that amendments pin for the site; left out: that of federation.toml.
+        keep: keeps the amendment that added the site, of a bundle that has one.
 
     Raises:
         BundleError: the bundle is for another site, not signed by the CA, not for this key, or
@@ -361,22 +402,35 @@ def join(folder: SiteFolder, bundle: Bundle, *, now: datetime.datetime) -> certi
         raise _mismatch(folder.federation_toml, own_toml, bundle.federation_toml)
     try:
         der = certificates.certificate_der(x509.load_pem_x509_certificate(bundle.certificate.encode("ascii")))
-        certificate = certificates.verify_certificate(der, ca, folder.site, now)
+        certificate = certificates.verify_certificate(
+            der, ca, folder.site, now, pinned=pinned or federation.pinned_keys.get(folder.site)
+        )
     except ValueError as error:
         raise BundleError(f"the bundle's certificate is refused: {error}") from error
     path, key = _requested_key(folder, certificate)
     _refuse_older(folder, certificate, ca)
+    secret: RoundKey | None = None
     try:
-        secret = unseal(bundle.sealed_round_key, key, digest=federation.digest, site=folder.site)
+        if bundle.added is None:
+            secret = unseal(bundle.sealed_round_key, key, digest=federation.digest, site=folder.site)
     except ValueError as error:
         raise BundleError(f"the bundle is refused: {error}") from error
     write_atomically(folder.pki / certificates.CA_FILE, certificates.certificate_pem(ca), 0o644)
-    write_atomically(folder.pki / certificates.ROUND_KEY_FILE, f"{secret.hex()}\n".encode("ascii"))
+    if secret is not None:
+        write_atomically(folder.pki / certificates.ROUND_KEY_FILE, f"{secret.hex()}\n".encode("ascii"))
+    if bundle.added is not None and keep is not None:
+        keep(bundle.added)
     write_atomically(folder.pki / certificates.CERTIFICATE_FILE, certificates.certificate_pem(certificate), 0o644)
     if path.name == certificates.PENDING_KEY_FILE:
         path.replace(folder.pki / certificates.KEY_FILE)
         sync_folder(folder.pki)
-    return certificates.Identity.load(folder.pki, name=folder.site, ca_certificate=federation.ca_certificate, now=now)
+    return certificates.Identity.load(
+        folder.pki,
+        name=folder.site,
+        ca_certificate=federation.ca_certificate,
+        now=now,
+        joined_later=bundle.added is not None,
+    )
 
 
 def _requested_key(folder: SiteFolder, certificate: x509.Certificate) -> tuple[Path, ec.EllipticCurvePrivateKey]:

@@ -27,6 +27,7 @@ from peer.core import site_memory
 from peer.core.commands import Source
 from peer.core.site_memory import BestRound
 from peer.core.worker_protocol import WorkerSetting, to_json
+from peer.membership.folder import MembershipFolder
 from peer.records.journal import Journal
 from peer.records.kept_configuration import find_change
 
@@ -129,7 +130,8 @@ def open_trained(folder: SiteFolder, round: Round = None) -> Iterator[tuple[Fede
             on validation data, or the configuration has changed.
     """
     federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
-    check_site(federation, site, folder.site)
+    newcomers = MembershipFolder(folder.membership).newcomers(federation, folder.site)
+    check_site(federation, site, folder.site, newcomers=newcomers)
     problem = find_change(folder, federation, site)
     if problem is not None:
         raise problem

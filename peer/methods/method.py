@@ -240,6 +240,8 @@ class Method:
         averaged_with_head: the network that travels with the head, or none.
         sent_beside: the name of the local network whose state travels with that of
             ``artifact_network`` and is averaged like it, or none; it has the same tensors at all sites.
+        keeps_heads: the name of the local network that keeps other sites' heads, or none. The head
+            then travels, but is not averaged: the network's ``keep(site, state)`` gets each.
         predict: the prediction for images ``(b, c, *space)``; every network is in evaluation mode.
         one_network: for an export, gives from the site's networks and the parameters the one network
             that predicts as ``predict`` does; none where that is the local model, or takes several.
@@ -255,6 +257,7 @@ class Method:
     artifact_tensors: Callable[[Network, Mapping[str, Any]], Collection[str]] = all_tensors
     averaged_with_head: AveragedNetwork | None = None
     sent_beside: str | None = None
+    keeps_heads: str | None = None
     predict: Callable[[StageContext, Tensor], Tensor] = predict_locally
     one_network: Callable[[Mapping[str, Any], Mapping[str, Any]], Network] | None = None
     check_local: Callable[..., str | None] = accept_any_local

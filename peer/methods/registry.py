@@ -23,6 +23,7 @@ from peer.methods.fedrep.plan import FEDREP
 from peer.methods.fedskd.plan import FEDSKD
 from peer.methods.fedvisit.plan import FEDVISIT
 from peer.methods.finetuning.plan import FEDAVG_FT, FEDCROSS_FT, FEDPROX_FT
+from peer.methods.lc_fed.plan import LC_FED
 from peer.methods.local.plan import LOCAL
 from peer.methods.mh_pflid.plan import MH_PFLID
 from peer.methods.proxyfl.plan import PROXYFL
@@ -49,6 +50,7 @@ PLANS: dict[str, Plan] = {
     "fedcross_ft": FEDCROSS_FT,
     "ditto": DITTO,
     "fedrep": FEDREP,
+    "lc_fed": LC_FED,
     "fedproto": FEDPROTO,
     "scaffold": SCAFFOLD,
     "scaffold_ft": SCAFFOLD_FT,

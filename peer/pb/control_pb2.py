@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15peer/pb/control.proto\x12\x07mhfl.v1\"(\n\x05Query\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x11\n\targuments\x18\x02 \x01(\t\"\x17\n\x05Order\x12\x0e\n\x06\x61\x63tion\x18\x01 \x01(\t\"\x18\n\x08\x44ocument\x12\x0c\n\x04json\x18\x01 \x01(\t2\x8d\x01\n\x07\x43ontrol\x12)\n\x04Show\x12\x0e.mhfl.v1.Query\x1a\x11.mhfl.v1.Document\x12(\n\x03\x41\x63t\x12\x0e.mhfl.v1.Order\x1a\x11.mhfl.v1.Document\x12-\n\x06\x46ollow\x12\x0e.mhfl.v1.Query\x1a\x11.mhfl.v1.Document0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15peer/pb/control.proto\x12\x07mhfl.v1\"(\n\x05Query\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x11\n\targuments\x18\x02 \x01(\t\"*\n\x05Order\x12\x0e\n\x06\x61\x63tion\x18\x01 \x01(\t\x12\x11\n\targuments\x18\x02 \x01(\t\"\x18\n\x08\x44ocument\x12\x0c\n\x04json\x18\x01 \x01(\t2\x8d\x01\n\x07\x43ontrol\x12)\n\x04Show\x12\x0e.mhfl.v1.Query\x1a\x11.mhfl.v1.Document\x12(\n\x03\x41\x63t\x12\x0e.mhfl.v1.Order\x1a\x11.mhfl.v1.Document\x12-\n\x06\x46ollow\x12\x0e.mhfl.v1.Query\x1a\x11.mhfl.v1.Document0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_QUERY']._serialized_start=34
   _globals['_QUERY']._serialized_end=74
   _globals['_ORDER']._serialized_start=76
-  _globals['_ORDER']._serialized_end=99
-  _globals['_DOCUMENT']._serialized_start=101
-  _globals['_DOCUMENT']._serialized_end=125
-  _globals['_CONTROL']._serialized_start=128
-  _globals['_CONTROL']._serialized_end=269
+  _globals['_ORDER']._serialized_end=118
+  _globals['_DOCUMENT']._serialized_start=120
+  _globals['_DOCUMENT']._serialized_end=144
+  _globals['_CONTROL']._serialized_start=147
+  _globals['_CONTROL']._serialized_end=288
 # @@protoc_insertion_point(module_scope)

@@ -55,14 +55,16 @@ class ControlServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Show(self, request, context):
-        """One document: status, rounds, peers, transfers, egress, events or plan.
+        """One document: status, rounds, peers, transfers, egress, events, plan or membership.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Act(self, request, context):
-        """pause, resume or stop; the document says what will happen.
+        """pause, resume or stop; or enact, approve, leave or choose, about the members. The document says
+        what happens. A refusal has its message, its remedy and the command's exit code as JSON in the
+        trailing metadata `mhfl-error-bin`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

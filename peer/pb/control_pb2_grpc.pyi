@@ -35,9 +35,12 @@ class ControlStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ControlAsyncStub: ...
     Show: _grpc.UnaryUnaryMultiCallable[_control_pb2.Query, _control_pb2.Document]
-    """One document: status, rounds, peers, transfers, egress, events or plan."""
+    """One document: status, rounds, peers, transfers, egress, events, plan or membership."""
     Act: _grpc.UnaryUnaryMultiCallable[_control_pb2.Order, _control_pb2.Document]
-    """pause, resume or stop; the document says what will happen."""
+    """pause, resume or stop; or enact, approve, leave or choose, about the members. The document says
+    what happens. A refusal has its message, its remedy and the command's exit code as JSON in the
+    trailing metadata `mhfl-error-bin`.
+    """
     Follow: _grpc.UnaryStreamMultiCallable[_control_pb2.Query, _control_pb2.Document]
     """The same document again and again, each time it changes."""
 
@@ -45,9 +48,12 @@ class ControlStub:
 class ControlAsyncStub(ControlStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Show: _aio.UnaryUnaryMultiCallable[_control_pb2.Query, _control_pb2.Document]  # type: ignore[assignment]
-    """One document: status, rounds, peers, transfers, egress, events or plan."""
+    """One document: status, rounds, peers, transfers, egress, events, plan or membership."""
     Act: _aio.UnaryUnaryMultiCallable[_control_pb2.Order, _control_pb2.Document]  # type: ignore[assignment]
-    """pause, resume or stop; the document says what will happen."""
+    """pause, resume or stop; or enact, approve, leave or choose, about the members. The document says
+    what happens. A refusal has its message, its remedy and the command's exit code as JSON in the
+    trailing metadata `mhfl-error-bin`.
+    """
     Follow: _aio.UnaryStreamMultiCallable[_control_pb2.Query, _control_pb2.Document]  # type: ignore[assignment]
     """The same document again and again, each time it changes."""
 
@@ -58,7 +64,7 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.Query,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.Document, _abc.Awaitable[_control_pb2.Document]]:
-        """One document: status, rounds, peers, transfers, egress, events or plan."""
+        """One document: status, rounds, peers, transfers, egress, events, plan or membership."""
 
     @_abc_1.abstractmethod
     def Act(
@@ -66,7 +72,10 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.Order,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.Document, _abc.Awaitable[_control_pb2.Document]]:
-        """pause, resume or stop; the document says what will happen."""
+        """pause, resume or stop; or enact, approve, leave or choose, about the members. The document says
+        what happens. A refusal has its message, its remedy and the command's exit code as JSON in the
+        trailing metadata `mhfl-error-bin`.
+        """
 
     @_abc_1.abstractmethod
     def Follow(

@@ -90,6 +90,8 @@ class _UnavailableEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Unavailab
     """it existed and was deleted"""
     UNAVAILABLE_SKIPPED: _Unavailable.ValueType  # 3
     """this site never made it, and will not"""
+    UNAVAILABLE_EPOCH: _Unavailable.ValueType  # 4
+    """the asked site has another epoch for this round; whoever is behind asks for amendments"""
 
 class Unavailable(_Unavailable, metaclass=_UnavailableEnumTypeWrapper): ...
 
@@ -100,6 +102,8 @@ UNAVAILABLE_RETIRED: Unavailable.ValueType  # 2
 """it existed and was deleted"""
 UNAVAILABLE_SKIPPED: Unavailable.ValueType  # 3
 """this site never made it, and will not"""
+UNAVAILABLE_EPOCH: Unavailable.ValueType  # 4
+"""the asked site has another epoch for this round; whoever is behind asks for amendments"""
 Global___Unavailable: _TypeAlias = Unavailable  # noqa: Y015
 
 class _Unmeasured:
@@ -128,6 +132,29 @@ UNMEASURED_REFUSED: Unmeasured.ValueType  # 2
 UNMEASURED_FAILED: Unmeasured.ValueType  # 3
 """it could not be run"""
 Global___Unmeasured: _TypeAlias = Unmeasured  # noqa: Y015
+
+@_typing.final
+class Head(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    digest: _builtins.bytes
+    """of the amendment's body"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Head: _TypeAlias = Head  # noqa: Y015
 
 @_typing.final
 class Seen(_message.Message):
@@ -175,6 +202,7 @@ class Greeting(_message.Message):
     EVALUATES_FIELD_NUMBER: _builtins.int
     PROTOCOL_MAX_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """the lowest version that the sender speaks"""
     federation: _builtins.bytes
@@ -197,6 +225,10 @@ class Greeting(_message.Message):
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what else the sender understands"""
 
+    @_builtins.property
+    def head(self) -> Global___Head:
+        """the newest amendment that the sender has; absent: the genesis"""
+
     def __init__(
         self,
         *,
@@ -211,10 +243,11 @@ class Greeting(_message.Message):
         evaluates: _builtins.bool | None = ...,
         protocol_max: _builtins.int = ...,
         features: _abc.Iterable[_builtins.str] | None = ...,
+        head: Global___Head | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluates", b"_evaluates", "evaluates", b"evaluates", "seen", b"seen"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluates", b"_evaluates", "evaluates", b"evaluates", "head", b"head", "seen", b"seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluates", b"_evaluates", "clock_s", b"clock_s", "evaluates", b"evaluates", "features", b"features", "federation", b"federation", "generation", b"generation", "protocol", b"protocol", "protocol_max", b"protocol_max", "roster", b"roster", "round_key_tag", b"round_key_tag", "seen", b"seen", "software", b"software"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluates", b"_evaluates", "clock_s", b"clock_s", "evaluates", b"evaluates", "features", b"features", "federation", b"federation", "generation", b"generation", "head", b"head", "protocol", b"protocol", "protocol_max", b"protocol_max", "roster", b"roster", "round_key_tag", b"round_key_tag", "seen", b"seen", "software", b"software"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__evaluates: _TypeAlias = _typing.Literal["evaluates"]  # noqa: Y015
     _WhichOneofArgType__evaluates: _TypeAlias = _typing.Literal["_evaluates", b"_evaluates"]  # noqa: Y015
@@ -233,7 +266,9 @@ class Pulse(_message.Message):
     PUBLISHED_ROUND_FIELD_NUMBER: _builtins.int
     COMMITTED_ROUND_FIELD_NUMBER: _builtins.int
     AGGREGATE_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    NOTICE_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     round: _builtins.int
     phase: _builtins.str
@@ -244,8 +279,14 @@ class Pulse(_message.Message):
     aggregate: _builtins.bytes
     """digest of the mean that the committed round ended with; empty where nothing was averaged"""
     @_builtins.property
+    def head(self) -> Global___Head: ...
+    @_builtins.property
     def proof(self) -> Global___SignedRound:
         """for a receiver that is far behind"""
+
+    @_builtins.property
+    def notice(self) -> Global___Notice:
+        """of a site that leaves: the sender's own, or one that the receiver may lack"""
 
     def __init__(
         self,
@@ -257,11 +298,13 @@ class Pulse(_message.Message):
         published_round: _builtins.int = ...,
         committed_round: _builtins.int = ...,
         aggregate: _builtins.bytes = ...,
+        head: Global___Head | None = ...,
         proof: Global___SignedRound | None = ...,
+        notice: Global___Notice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["proof", b"proof"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "notice", b"notice", "proof", b"proof"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate", b"aggregate", "committed_round", b"committed_round", "generation", b"generation", "phase", b"phase", "progress", b"progress", "proof", b"proof", "published_round", b"published_round", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate", b"aggregate", "committed_round", b"committed_round", "generation", b"generation", "head", b"head", "notice", b"notice", "phase", b"phase", "progress", b"progress", "proof", b"proof", "published_round", b"published_round", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -332,6 +375,7 @@ class ManifestRequest(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     EARLIER_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     kind: Global___Kind.ValueType
     for_round: _builtins.int
     purpose: Global___Purpose.ValueType
@@ -340,6 +384,8 @@ class ManifestRequest(_message.Message):
     earlier: _builtins.bool
     """the newest published before for_round will do"""
     wait_s: _builtins.float
+    epoch: _builtins.bytes
+    """digest of the epoch of for_round; empty: the genesis"""
     def __init__(
         self,
         *,
@@ -349,10 +395,11 @@ class ManifestRequest(_message.Message):
         owner: _builtins.str = ...,
         earlier: _builtins.bool = ...,
         wait_s: _builtins.float = ...,
+        epoch: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["earlier", b"earlier", "for_round", b"for_round", "kind", b"kind", "owner", b"owner", "purpose", b"purpose", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earlier", b"earlier", "epoch", b"epoch", "for_round", b"for_round", "kind", b"kind", "owner", b"owner", "purpose", b"purpose", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -450,6 +497,7 @@ class Manifest(_message.Message):
     EGRESS_COUNT_FIELD_NUMBER: _builtins.int
     EGRESS_HEAD_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
     federation: _builtins.bytes
     generation: _builtins.int
     method: _builtins.str
@@ -472,6 +520,10 @@ class Manifest(_message.Message):
     """to be measured, and not to be trained with"""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]: ...
+    @_builtins.property
+    def head(self) -> Global___Head:
+        """the origin's newest amendment when it signed: evidence, no condition"""
+
     def __init__(
         self,
         *,
@@ -492,10 +544,11 @@ class Manifest(_message.Message):
         egress_count: _builtins.int = ...,
         egress_head: _builtins.bytes = ...,
         evaluation: _builtins.bool = ...,
+        head: Global___Head | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_training_samples", b"_training_samples", "training_samples", b"training_samples"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_training_samples", b"_training_samples", "head", b"head", "training_samples", b"training_samples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_training_samples", b"_training_samples", "bytes", b"bytes", "egress_count", b"egress_count", "egress_head", b"egress_head", "evaluation", b"evaluation", "federation", b"federation", "generation", b"generation", "kind", b"kind", "method", b"method", "origin", b"origin", "owner", b"owner", "reexport", b"reexport", "round", b"round", "sha256", b"sha256", "spec", b"spec", "steps", b"steps", "tensors", b"tensors", "training_samples", b"training_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_training_samples", b"_training_samples", "bytes", b"bytes", "egress_count", b"egress_count", "egress_head", b"egress_head", "evaluation", b"evaluation", "federation", b"federation", "generation", b"generation", "head", b"head", "kind", b"kind", "method", b"method", "origin", b"origin", "owner", b"owner", "reexport", b"reexport", "round", b"round", "sha256", b"sha256", "spec", b"spec", "steps", b"steps", "tensors", b"tensors", "training_samples", b"training_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__training_samples: _TypeAlias = _typing.Literal["training_samples"]  # noqa: Y015
     _WhichOneofArgType__training_samples: _TypeAlias = _typing.Literal["_training_samples", b"_training_samples"]  # noqa: Y015
@@ -540,6 +593,7 @@ class FetchRequest(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     kind: Global___Kind.ValueType
     for_round: _builtins.int
     """as in the ManifestRequest, even where the manifest states an earlier round"""
@@ -547,6 +601,8 @@ class FetchRequest(_message.Message):
     owner: _builtins.str
     sha256: _builtins.bytes
     offset: _builtins.int
+    epoch: _builtins.bytes
+    """as in the ManifestRequest"""
     def __init__(
         self,
         *,
@@ -556,10 +612,11 @@ class FetchRequest(_message.Message):
         owner: _builtins.str = ...,
         sha256: _builtins.bytes = ...,
         offset: _builtins.int = ...,
+        epoch: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_round", b"for_round", "kind", b"kind", "offset", b"offset", "owner", b"owner", "purpose", b"purpose", "sha256", b"sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "for_round", b"for_round", "kind", b"kind", "offset", b"offset", "owner", b"owner", "purpose", b"purpose", "sha256", b"sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -660,3 +717,152 @@ class MetricsReceipt(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MetricsReceipt: _TypeAlias = MetricsReceipt  # noqa: Y015
+
+@_typing.final
+class After(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """0: from the first one on"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___After: _TypeAlias = After  # noqa: Y015
+
+@_typing.final
+class Amendments(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AMENDMENTS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    NOTICES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def amendments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Amendment]:
+        """whole ones, in their order, from After.number + 1 on"""
+
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___SealedKey]:
+        """of the caller's epochs"""
+
+    @_builtins.property
+    def notices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]: ...
+    def __init__(
+        self,
+        *,
+        amendments: _abc.Iterable[Global___Amendment] | None = ...,
+        keys: _abc.Iterable[Global___SealedKey] | None = ...,
+        notices: _abc.Iterable[Global___Notice] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amendments", b"amendments", "keys", b"keys", "notices", b"notices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Amendments: _TypeAlias = Amendments  # noqa: Y015
+
+@_typing.final
+class Amendment(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BODY_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    body: _builtins.bytes
+    """canonical JSON, exactly as it was signed"""
+    @_builtins.property
+    def by(self) -> _containers.RepeatedCompositeFieldContainer[Global___Endorsement]: ...
+    def __init__(
+        self,
+        *,
+        body: _builtins.bytes = ...,
+        by: _abc.Iterable[Global___Endorsement] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "by", b"by"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Amendment: _TypeAlias = Amendment  # noqa: Y015
+
+@_typing.final
+class Endorsement(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATE_DER_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    certificate_der: _builtins.bytes
+    """empty: the signature is that of the CA's key"""
+    signature: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        certificate_der: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_der", b"certificate_der", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Endorsement: _TypeAlias = Endorsement  # noqa: Y015
+
+@_typing.final
+class SealedKey(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SEALED_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the amendment that names the key; 0: the genesis"""
+    sealed: _builtins.bytes
+    """HPKE, for the certificate that the caller shows"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        sealed: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "sealed", b"sealed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealedKey: _TypeAlias = SealedKey  # noqa: Y015
+
+@_typing.final
+class Notice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BODY_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_DER_FIELD_NUMBER: _builtins.int
+    body: _builtins.bytes
+    """canonical JSON, exactly as it was signed"""
+    signature: _builtins.bytes
+    certificate_der: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        body: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+        certificate_der: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "certificate_der", b"certificate_der", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Notice: _TypeAlias = Notice  # noqa: Y015

@@ -64,6 +64,11 @@ class ExchangeStub:
                 request_serializer=peer_dot_pb_dot_peer__pb2.SignedManifests.SerializeToString,
                 response_deserializer=peer_dot_pb_dot_peer__pb2.SignedManifests.FromString,
                 _registered_method=True)
+        self.GetAmendments = channel.unary_unary(
+                '/mhfl.v1.Exchange/GetAmendments',
+                request_serializer=peer_dot_pb_dot_peer__pb2.After.SerializeToString,
+                response_deserializer=peer_dot_pb_dot_peer__pb2.Amendments.FromString,
+                _registered_method=True)
 
 
 class ExchangeServicer:
@@ -112,6 +117,13 @@ class ExchangeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetAmendments(self, request, context):
+        """The amendments after a number, the round keys of the caller's epochs, and the notices of sites that leave.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExchangeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -144,6 +156,11 @@ def add_ExchangeServicer_to_server(servicer, server):
                     servicer.CompareManifests,
                     request_deserializer=peer_dot_pb_dot_peer__pb2.SignedManifests.FromString,
                     response_serializer=peer_dot_pb_dot_peer__pb2.SignedManifests.SerializeToString,
+            ),
+            'GetAmendments': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAmendments,
+                    request_deserializer=peer_dot_pb_dot_peer__pb2.After.FromString,
+                    response_serializer=peer_dot_pb_dot_peer__pb2.Amendments.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -308,6 +325,33 @@ class Exchange:
             '/mhfl.v1.Exchange/CompareManifests',
             peer_dot_pb_dot_peer__pb2.SignedManifests.SerializeToString,
             peer_dot_pb_dot_peer__pb2.SignedManifests.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAmendments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mhfl.v1.Exchange/GetAmendments',
+            peer_dot_pb_dot_peer__pb2.After.SerializeToString,
+            peer_dot_pb_dot_peer__pb2.Amendments.FromString,
             options,
             channel_credentials,
             insecure,

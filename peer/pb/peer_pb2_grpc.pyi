@@ -49,6 +49,8 @@ class ExchangeStub:
     """One: this is what its origin signed for me; the answer has what it signed for you, if that is another artifact.
     Two: a proof that their origin signed two artifacts for one round.
     """
+    GetAmendments: _grpc.UnaryUnaryMultiCallable[_peer_pb2.After, _peer_pb2.Amendments]
+    """The amendments after a number, the round keys of the caller's epochs, and the notices of sites that leave."""
 
 @_typing.type_check_only
 class ExchangeAsyncStub(ExchangeStub):
@@ -67,6 +69,8 @@ class ExchangeAsyncStub(ExchangeStub):
     """One: this is what its origin signed for me; the answer has what it signed for you, if that is another artifact.
     Two: a proof that their origin signed two artifacts for one round.
     """
+    GetAmendments: _aio.UnaryUnaryMultiCallable[_peer_pb2.After, _peer_pb2.Amendments]  # type: ignore[assignment]
+    """The amendments after a number, the round keys of the caller's epochs, and the notices of sites that leave."""
 
 class ExchangeServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -118,5 +122,13 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         """One: this is what its origin signed for me; the answer has what it signed for you, if that is another artifact.
         Two: a proof that their origin signed two artifacts for one round.
         """
+
+    @_abc_1.abstractmethod
+    def GetAmendments(
+        self,
+        request: _peer_pb2.After,
+        context: _ServicerContext,
+    ) -> _typing.Union[_peer_pb2.Amendments, _abc.Awaitable[_peer_pb2.Amendments]]:
+        """The amendments after a number, the round keys of the caller's epochs, and the notices of sites that leave."""
 
 def add_ExchangeServicer_to_server(servicer: ExchangeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

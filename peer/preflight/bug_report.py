@@ -25,7 +25,7 @@ from peer.config import toml
 from peer.config.site_folder import SiteFolder
 from peer.errors import DaemonDown, PeerError, StateError
 from peer.preflight.finding import Finding
-from peer.preflight.redaction import SAMPLE_FILE, Redaction, sample_names, secrets_of
+from peer.preflight.redaction import LEFT_OUT, SAMPLE_FILE, Redaction, is_distinctive, sample_names, secrets_of
 from peer.records import folder_documents
 from peer.transport.control import ControlClient
 
@@ -38,7 +38,6 @@ README = "README.txt"
 DISTRIBUTION = "mhfl-peer"
 SITE_PATHS = ("datalist", "root", "regions", "public")
 """Keys of [data] with paths, which a report leaves out."""
-LEFT_OUT = "<left out>"
 MEANINGS: Mapping[str, str] = {
     README: "this list",
     "versions.json": "versions of the program, of Python and of its packages, and the kind of machine",
@@ -146,13 +145,18 @@ def _datalists(folder: SiteFolder, site: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _proxy_password(folder: SiteFolder, site: Mapping[str, Any]) -> list[bytes]:
-    """The password of the proxy, and ``user:password`` as the proxy is told it."""
+    """``user:password`` of the proxy, in the forms in which a text could have it; the password alone
+    only where no other text has it by chance.
+    """
     path = _table(site, "connect").get("password_file")
     try:
         pair = (folder.path / str(path)).read_bytes().strip() if path is not None else b""
     except OSError:
         return []
-    return [pair, pair.partition(b":")[2], base64.b64encode(pair)] if pair.partition(b":")[2] else []
+    password = pair.partition(b":")[2]
+    if not password:
+        return []
+    return [secret for secret in (pair, base64.b64encode(pair), password) if is_distinctive(secret)]
 
 
 def _hosts(site: Mapping[str, Any], federation: Mapping[str, Any]) -> set[str]:
@@ -160,7 +164,12 @@ def _hosts(site: Mapping[str, Any], federation: Mapping[str, Any]) -> set[str]:
     connect = _table(site, "connect")
     written = [entry.get("address") for entry in _roster(federation)]
     written += [*_table(site, "addresses").values(), site.get("listen"), _table(site, "metrics").get("listen")]
-    written += [connect.get("proxy"), *_table(connect, "peers").values(), connect.get("relays")]
+    written += [
+        connect.get("proxy"),
+        *_table(connect, "peers").values(),
+        connect.get("relays"),
+        connect.get("relay_listen"),
+    ]
     addresses = [address for value in written for address in (value if isinstance(value, list) else [value])]
     # What stands before an address: `http://` of a proxy, the name of a relay.
     hosts = {re.split("[/ ]", str(address))[-1].rpartition(":")[0].strip("[]") for address in addresses if address}
@@ -193,8 +202,6 @@ def _site(site: Mapping[str, Any], *, with_addresses: bool) -> dict[str, Any]:
         document["addresses"] = dict.fromkeys(_table(site, "addresses"), LEFT_OUT)
         document["listen"] = LEFT_OUT
         document["connect"] = dict.fromkeys(_table(site, "connect"), LEFT_OUT)
-    elif connect := _table(site, "connect"):
-        document["connect"] = {key: LEFT_OUT if key == "password_file" else value for key, value in connect.items()}
     return document
 
 

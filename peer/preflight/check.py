@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from peer import errors
@@ -20,12 +20,18 @@ from peer.preflight import local
 from peer.preflight.finding import Finding
 from peer.preflight.peers import ReachabilityCheck
 from peer.preflight.receivers import check_receivers
-from peer.preflight.training import Trial, rehearse
+from peer.preflight.training import Trial, rehearse, silent
 from peer.records.kept_configuration import find_change
 from peer.transport.control import ControlClient
 
 
-def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WORKER) -> Iterator[Finding]:
+def check(
+    folder: SiteFolder,
+    *,
+    train: bool = True,
+    worker: Sequence[str] = WORKER,
+    begin: Callable[[str], None] = silent,
+) -> Iterator[Finding]:
     """Check everything, and change nothing.
 
     Import this module only after ``local.check_packages`` found nothing.
@@ -33,7 +39,9 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
     Args:
         train: also start a worker, load the data, build the model and try a step of each stage.
             That takes a while, and is not done while a daemon runs.
+        begin: gets the name of each stage that begins.
     """
+    begin("checking the configuration and the folder")
     try:
         check_permissions(folder)
     except errors.PeerError as error:
@@ -50,11 +58,14 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
         yield from _check_folder(folder, federation, site, own)
     if running is not None:
         yield running
+    begin("checking certificates and ports")
     yield from local.check_certificates(own, federation)
     yield local.check_confinement()
     ports = list(_check_ports(site, running is not None, status))
     yield from ports
+    yield local.check_descriptors(federation, site)
     yield from local.check_neighbours(folder, site)
+    begin("reading the datalist")
     data, samples = local.check_data(federation, site)
     yield data
     # Beside a training daemon, a second worker could take the memory that the first one needs.
@@ -62,8 +73,9 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
     reachability = None if running is not None and status is None else (status, ports[0].verdict == "ok")
     with model_state.exit_on_sigterm():
         trial, peers = asyncio.run(
-            _try_and_dial(folder, federation, site, own.name, worker, samples_to_try, reachability)
+            _try_and_dial(folder, federation, site, own.name, worker, samples_to_try, reachability, begin)
         )
+    begin("checking policy, disk and receivers")
     yield from trial.findings
     yield local.check_policy(federation, site, trial.artifact_bytes)
     yield from local.check_disk(folder, federation, trial.artifact_bytes)
@@ -139,13 +151,16 @@ async def _try_and_dial(
     worker: Sequence[str],
     samples: int | None,
     reachability: tuple[dict[str, Any] | None, bool] | None,
+    begin: Callable[[str], None],
 ) -> tuple[Trial, list[Finding]]:
     """Try a worker and dial the peers at the same time: both mostly wait."""
 
     async def trial() -> Trial:
         if samples is None:
+            begin("calling the peers")
             return Trial(())
-        return await rehearse(folder, federation, site, name, worker=worker, samples=samples)
+        begin("calling the peers, and starting a worker, which reads the data and builds the network")
+        return await rehearse(folder, federation, site, name, worker=worker, samples=samples, begin=begin)
 
     async def peers() -> list[Finding]:
         if reachability is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import math
 import shutil
 import socket
 import tempfile
@@ -30,6 +31,7 @@ from peer.identity import certificates
 from peer.preflight.finding import Finding
 from peer.records.history import recent_rounds, size
 from peer.records.journal import Journal
+from peer.transport import descriptors
 
 DISTRIBUTION = "mhfl-peer"
 NAMES = ("models", "losses")
@@ -88,8 +90,13 @@ def check_certificates(own: certificates.Identity, federation: FederationConfig)
     yield Finding.by_remedy(
         "CA", f"valid for {ca_days} more days", anew if ca_days < 2 * limits.CERTIFICATE_DAYS_MIN else ""
     )
-    tag = round_key_tag(own.round_key, federation.digest)
-    yield Finding("round key", "ok", f"tag {tag[:12]}, which peers compare when they greet")
+    if own.round_key is None:
+        yield Finding(
+            "round key", "ok", "none of federation.toml: the first member that is reached gives this site its own"
+        )
+    else:
+        tag = round_key_tag(own.round_key, federation.digest)
+        yield Finding("round key", "ok", f"tag {tag[:12]}, which peers compare when they greet")
 
 
 def check_confinement() -> Finding:
@@ -173,6 +180,20 @@ def check_port(subject: str, address: str, *, key: str) -> Finding:
         remedy = f"change `{key}` in site.toml or stop what uses the port"
         return Finding(subject, "failure", f"cannot listen on {address}: {error.strerror}", remedy)
     return Finding(subject, "ok", f"{address} is free")
+
+
+def check_descriptors(federation: FederationConfig, site: SiteConfig) -> Finding:
+    """Whether this process may open the files of a daemon among so many sites."""
+    sites, configured, most = len(federation.site), site.limits.connections_max, descriptors.open_files_max()
+    needed = descriptors.descriptors_needed(configured, sites=sites)
+    if most >= needed:
+        limit = "any number of" if most == math.inf else f"{most:.0f}"
+        return Finding("open files", "ok", f"{needed} at most among {sites} sites, and this user may open {limit}")
+    accepted = descriptors.connections_max(configured, sites=sites)
+    remedy = f"raise the limit to {needed} where the daemon starts (LimitNOFILE in its unit, ulimit -n)"
+    text = f"this user may open {most:.0f}, {sites} sites may need {needed}: a start takes {accepted} connections here"
+    failure = accepted < limits.CONNECTIONS_PER_PEER_RESERVED * (sites - 1)
+    return Finding.by_remedy("open files", text, remedy, failure=failure)
 
 
 def check_neighbours(folder: SiteFolder, site: SiteConfig) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
@@ -19,15 +20,17 @@ from peer import errors
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.config.site_tables import is_loopback
-from peer.config.toml import split_address, split_relay
+from peer.config.toml import split_address, split_relay, split_route
 from peer.core import limits
 from peer.core.messages import EvaluationResult, Heartbeat, Hello, SignedManifest
-from peer.core.roster import SiteName, round_key_tag
+from peer.core.roster import NO_ROUND_KEY, SiteName, round_key_tag
 from peer.daemon import proxies
-from peer.daemon.addresses import DISCOVERED_MAX, AddressBook
+from peer.daemon.addresses import DISCOVERED_MAX, AddressBook, describe_route
 from peer.daemon.dispatch import now
+from peer.membership.chain import Membership
+from peer.membership.folder import MembershipFolder
 from peer.preflight.finding import Finding
-from peer.relay.parking import Parking, Parkings, RelayRefused
+from peer.relay.parking import PARKING_ERRORS, Parking, Parkings, RelayRefused
 from peer.transport import handshake, tls, wire
 from peer.transport.client import ExchangeClient, ExchangeError, Unreachable
 from peer.transport.discovery import Discovery, served_at
@@ -50,6 +53,19 @@ Further announcements are fakes.
 """
 CALLED_BEATS_MAX = 5
 """A peer that has not called the running daemon for so many heartbeats does not reach it now."""
+
+
+def site_pki(folder: SiteFolder, federation: FederationConfig, membership: Membership) -> tls.Pki:
+    """The site's identity, and whom it believes by a membership's pins and CAs."""
+    return tls.Pki(
+        folder.pki,
+        folder.site,
+        federation.ca_certificate or "",
+        now,
+        membership.keys,
+        lambda: membership.authorities[1:],
+        joined_later=folder.site not in federation.roster,
+    )
 
 
 class CallListener:
@@ -83,7 +99,9 @@ class CallListener:
     async def report(self, caller: SiteName, report: EvaluationResult) -> None:
         self._refuse(caller)
 
-    def open_artifact(self, caller: SiteName, request: wire.ArtifactRequest, *, sha256: str, offset: int) -> Grant:
+    def open_artifact(
+        self, caller: SiteName, request: wire.ArtifactRequest, *, sha256: str, offset: int, relayed: bool
+    ) -> Grant:
         self._refuse(caller)
 
     def record_sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
@@ -114,9 +132,12 @@ class ReachabilityCheck:
         status: Mapping[str, Any] | None,
     ) -> None:
         self._federation, self._site, self._own, self._status = federation, site, own, status
-        self._peers = federation.roster.others(own)
-        self._pki = tls.Pki(folder.pki, own, federation.ca_certificate or "", now)
+        membership = MembershipFolder(folder.membership).chain(federation).head
+        self._head, self._founded = membership.head, membership.addresses.get(own)
+        self._peers = tuple(name for name in membership.members if name != own)
+        self._pki = site_pki(folder, federation, membership)
         self._book = AddressBook(own=own, federation=federation, site=site)
+        self._book.follow_roster({name: membership.addresses.get(name) for name in self._peers})
         self._proxy_for = proxies.choice(site)
         self._listener = CallListener()
         self._new_address = asyncio.Event()
@@ -155,7 +176,7 @@ class ReachabilityCheck:
         server = ExchangeServer(
             self._listener,
             pki=self._pki,
-            roster=self._federation.roster,
+            roster=(self._own, *self._peers),
             refused=frozenset(self._site.refuse_certificates),
             reports=self._listener.report,
         )
@@ -208,17 +229,9 @@ class ReachabilityCheck:
         subject = f"relay {parking.relay}"
         try:
             await parking.try_once()
-        except RelayRefused as error:
-            return Finding(subject, "failure", f"refuses this site: {error}", "settle it with the relay's operator")
-        except (OSError, EOFError, ValueError) as error:
-            reason = str(error) or type(error).__name__
-            host, port = parking.address
-            return Finding(
-                subject,
-                "warning",
-                f"nothing can be parked at {host}:{port}: {reason}",
-                "compare name and address, or wait",
-            )
+        except PARKING_ERRORS as error:
+            message, remedy = parking.explain(error)
+            return Finding(subject, "failure" if isinstance(error, RelayRefused) else "warning", message, remedy)
         return Finding(subject, "ok", "takes this site's connections, through which others reach it")
 
     async def _dial_all(self) -> list[Finding]:
@@ -247,7 +260,9 @@ class ReachabilityCheck:
             loop = asyncio.get_running_loop()
             diagnosis = await loop.run_in_executor(threads, self._diagnose, address, peer)
             if diagnosis.fault == handshake.Fault.NONE:
-                return await self._greet(peer, client, address)
+                finding = await self._greet(peer, client, address)
+                others = await self._describe_others(peer, address, failures, threads)
+                return dataclasses.replace(finding, message=finding.message + others)
             failures[address] = diagnosis
             self._book.fail(peer, address)
         if not failures:
@@ -259,9 +274,28 @@ class ReachabilityCheck:
         first = next(iter(faults or failures.values()))
         if not faults:
             more = f", and at {len(failures) - 1} other addresses neither" if len(failures) > 1 else ""
-            remedy = "start that site, or correct its address or the firewall"
-            return Finding(peer, "warning", first.detail + more, remedy)
-        return Finding(peer, "failure", f"{first.fault}: {first.detail}", "settle it with that site's operator")
+            return Finding(peer, "warning", first.detail + more, first.remedy)
+        return Finding(peer, "failure", f"{first.fault}: {first.detail}", first.remedy)
+
+    async def _describe_others(
+        self,
+        peer: SiteName,
+        working: str,
+        failures: Mapping[str, handshake.Diagnosis],
+        threads: concurrent.futures.Executor,
+    ) -> str:
+        """What the other addresses are good for, once one works: the daemon falls back on them."""
+        loop = asyncio.get_running_loop()
+        untried = [address for address in self._book.known(peer) if address not in (working, *failures)][:TRIED_MAX]
+        tried = await asyncio.gather(
+            *(loop.run_in_executor(threads, self._diagnose, address, peer) for address in untried)
+        )
+        words = []
+        for address, diagnosis in [*failures.items(), *zip(untried, tried, strict=True)]:
+            works = diagnosis.fault == handshake.Fault.NONE
+            way = describe_route(self._book, self._proxy_for, peer, address)
+            words.append(f"{address} ({way}) " + ("works, too" if works else f"does not work: {diagnosis.detail}"))
+        return "".join(f"; {each}" for each in words)
 
     def _diagnose(self, address: str, peer: SiteName) -> handshake.Diagnosis:
         host, port = split_address(address)
@@ -280,7 +314,8 @@ class ReachabilityCheck:
             roster=federation.roster.digest,
             generation=0,
             clock_s=time.time(),
-            round_key_tag=round_key_tag(self._pki.load().round_key, federation.digest),
+            round_key_tag=round_key_tag(self._pki.load().round_key or NO_ROUND_KEY, federation.digest),
+            head=self._head,
         )
         try:
             answer = await client.hello(peer, own_hello)
@@ -290,8 +325,8 @@ class ReachabilityCheck:
             return Finding(peer, "failure", error.reason, "compare `mhfl-peer federation show` at both sites")
         self._answered.add(peer)
         skew_s = round(answer.clock_s - time.time(), 1) + 0.0  # -0.0 becomes 0.0
-        through = self._proxy_for(peer, address)
-        way = f"{address}, through the proxy {through}," if through is not None else address
+        route = describe_route(self._book, self._proxy_for, peer, address)
+        way = address if route == "direct" else f"{address} ({route})"
         text = f"answers at {way} as {answer.software or 'a peer'}, same federation, clock {skew_s:+.1f} s"
         late = abs(skew_s) > limits.CLOCK_SKEW_WARNING_S
         return Finding.by_remedy(peer, text, "set both clocks (NTP)" if late else "")
@@ -323,11 +358,12 @@ class ReachabilityCheck:
 
     def _check_own_address(self, reached: bool) -> Finding:
         """Whether peers can reach this site's listening address; a call from one proves it."""
-        founded, listen = self._federation.addresses.get(self._own), self._site.listen
+        founded, listen = self._founded, self._site.listen
         discovered = self._site.discovery.zeroconf
-        ways = [f"federation.toml sends the others to {founded}"] if founded else []
+        source = "federation.toml" if self._own in self._federation.roster else "the amendment that adds this site"
+        ways = [f"{source} sends the others to {founded}"] if founded else []
         ways += ["this site is announced"] if discovered else []
-        text = f"{' and '.join(ways) or 'federation.toml gives this site no address'}; it listens on {listen}"
+        text = f"{' and '.join(ways) or f'{source} gives this site no address'}; it listens on {listen}"
         return Finding.by_remedy("address", text, "" if reached else self._correction(founded, discovered=discovered))
 
     def _correction(self, founded: str | None, *, discovered: bool) -> str:
@@ -338,6 +374,10 @@ class ReachabilityCheck:
         if founded is None:
             remedy = "the others must write an address into [addresses], or all sites set [discovery] zeroconf"
             return "" if discovered else remedy
+        relay, address = split_route(founded)
+        if relay:
+            parks = f"{relay} {address}" in self._site.connect.relays
+            return "" if parks else f'add "{relay} {address}" to [connect] relays in site.toml'
         founded_host, founded_port = split_address(founded)
         if is_loopback(host) and not is_loopback(founded_host):
             return f'set listen = "0.0.0.0:{port}" in site.toml: no other machine reaches {host}'

@@ -13,6 +13,7 @@ from peer.config.site_folder import SiteFolder
 from peer.errors import PeerError
 from peer.identity import certificates
 
+LEFT_OUT = "<left out>"
 NAME_LENGTH_MIN = 3
 """Shorter values of a datalist, such as a class, occur in any text."""
 SAMPLE_FILE = re.compile(
@@ -34,6 +35,12 @@ PACKAGES = re.compile(r"^.*/(?=(?:site-packages|dist-packages|lib/python3\.\d+|p
 IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
 IPV6 = re.compile(r"(?<![\w:.])(?:[0-9a-fA-F]{0,4}:){3,7}[0-9a-fA-F]{0,4}(?![\w:])")
 LOOPBACK = ("127.0.0.1", "0.0.0.0", "::1", "::")
+USER = re.compile(r"(?<=://)[^/\s@]+@")
+"""``user:password@`` of a URL."""
+SECRET_KEY = re.compile(r"passw|secret|credential|^token$", re.IGNORECASE)
+"""Keys whose values are left out whole, also those that the program does not know."""
+DISTINCTIVE_LENGTH_MIN = 8
+WORD = re.compile(rb"[A-Za-z]?[a-z]*|[A-Z]*|[0-9]*")
 PEM = re.compile(r"-----BEGIN [A-Z ]+-----.*?(?:-----END [A-Z ]+-----|$)|-----END [A-Z ]+-----", re.DOTALL)
 
 
@@ -68,6 +75,7 @@ class Redaction:
         text = PEM.sub("<key or certificate>", text)
         if any(secret in text for secret in self._secrets):
             return "<left out: it has a key>"
+        text = USER.sub("<user>@", text)
         if self._names is not None:
             text = self._names.sub("<sample>", text)
         if SAMPLE_FILE.search(text):
@@ -85,7 +93,7 @@ class Redaction:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return {key: self.value(inner) for key, inner in value.items()}
+            return {key: LEFT_OUT if SECRET_KEY.search(key) else self.value(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
             return [self.value(inner) for inner in value]
         return value
@@ -129,6 +137,14 @@ def secrets_of(folder: SiteFolder) -> list[bytes]:
     except (PeerError, ValueError):
         return secrets
     return [*secrets, round_key, round_key.hex().encode(), base64.b64encode(round_key)]
+
+
+def is_distinctive(secret: bytes) -> bool:
+    """Whether no other text has these characters by chance, as it may have a word or a number.
+
+    To take a word out of all texts would leave little of them, and show which word it was.
+    """
+    return len(secret) >= DISTINCTIVE_LENGTH_MIN and WORD.fullmatch(secret) is None
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ REHEARSAL_S = 600.0
 MEMORY_SHARE_MAX = 0.9
 """Of the available memory: the first batch need not be the largest one, and memory fragments."""
 REMEDIES = {
-    "data": "correct [data] in site.toml",
+    "data": "correct [data] in site.toml, or the samples: `mhfl-peer data validate` says what is wrong with each",
     "configuration": "correct [model] or [training] in site.toml, as the reason says",
     "divergence": "lower learning_rate in the stage's table of federation.toml, or look for extreme values in the data",
     "memory": "lower [training] batch_size or [data] input_size in site.toml, or take a smaller [model]",
@@ -50,6 +50,10 @@ class Trial:
     artifact_bytes: int | None = None
 
 
+def silent(stage: str) -> None:
+    """For those who need not be told which stage begins."""
+
+
 async def rehearse(
     folder: SiteFolder,
     federation: FederationConfig,
@@ -58,8 +62,13 @@ async def rehearse(
     *,
     worker: Sequence[str],
     samples: int,
+    begin: Callable[[str], None] = silent,
 ) -> Trial:
-    """Have a worker do the first steps of a round, in a temporary folder."""
+    """Have a worker do the first steps of a round, in a temporary folder.
+
+    Args:
+        begin: told when the steps begin.
+    """
     answers: asyncio.Queue[events.Event] = asyncio.Queue()
     try:
         with tempfile.TemporaryDirectory(prefix="mhfl-check-") as home:
@@ -83,6 +92,7 @@ async def rehearse(
                 initialised = await _next_answer(answers, limits.WORKER_START_S + SAMPLE_S * samples)
                 if not isinstance(initialised, events.Initialised):
                     return Trial((_describe_failure("worker", initialised),))
+                begin("trying a step of each stage")
                 await worker_process.send(commands.Rehearse(1, 2, federation.roster.others(name)))
                 rehearsed = await _next_answer(answers, REHEARSAL_S)
             finally:

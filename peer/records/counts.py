@@ -61,7 +61,7 @@ class Counts(HistoryReader):
 
     def __init__(self, folder: SiteFolder, roster: Roster) -> None:
         super().__init__(folder, kinds=KINDS, ledger=True)
-        self.roster = roster
+        self.roster = frozenset(roster)
         peers = roster.others(folder.site)
         self.transfers: Counter[TransferLabels] = Counter()
         self.bytes: Counter[TransferLabels] = Counter()
@@ -76,6 +76,14 @@ class Counts(HistoryReader):
         self.last: LastCommitted | None = None
         self.opened_s: float | None = None
         self._intents: dict[int, Transfer] = {}
+
+    def add_members(self, names: frozenset[SiteName]) -> None:
+        """Count by these sites as well, from the rows on that are not read yet."""
+        for name in sorted(names - self.roster):
+            for count in (self.contributed, self.missed_last, self.refusals, self.denied):
+                count[name] += 0
+            self.agreed.update({(name, same): 0 for same in (True, False)})
+        self.roster |= names
 
     def begin_generation(self, generation: int) -> None:
         """Reset the last round, which is that of the newest generation."""
@@ -132,10 +140,10 @@ class Counts(HistoryReader):
         self.opened_s = None
         self.rounds["committed"] += 1
         self.rounds["below_quorum"] += committed.below_quorum
-        for site in fresh & set(self.roster):  # a former generation may have sites that left the federation
+        for site in fresh & self.roster:  # a former generation may have sites that left the federation
             self.contributed[site] += 1
             self.missed_last[site] = 0
-        for site in missing.keys() & set(self.roster):
+        for site in missing.keys() & self.roster:
             self.missed[(site, missing[site])] += 1
             self.missed_last[site] = 0 if missing[site] == ABSENT else self.missed_last[site] + 1
 

@@ -54,6 +54,9 @@ class RoundRecord(TypedDict):
     duration_s: Annotated[float, "training time"]
     agrees: Annotated[dict[str, bool], "by peer, whether its mean has the same bits"]
     equivocated: Annotated[list[str], "sites that signed two artifacts for the round; `evidence` has the proofs"]
+    made_in: Annotated[
+        int | None, "with `staleness = 1`, the round whose training the sources hold, 0: the initial models; else null"
+    ]
 
 
 class TransferRecord(TypedDict):
@@ -113,6 +116,11 @@ class PlannedRound(TypedDict):
     order: Annotated[list[str] | None, "the schedule's permutation of the sites; null where there is none"]
     receives_from: Annotated[dict[str, list[str]], "by receiver, the senders"]
     visits: Annotated[list[list[int]] | None, "the order of each visit; null where models do not visit"]
+    members: Annotated[list[str], "the sites that take part"]
+    made_in: Annotated[
+        int | None,
+        "with `staleness = 1`, the round whose training the round's artifacts hold, 0: the initial models; else null",
+    ]
 
 
 class PlanDocument(TypedDict):
@@ -155,6 +163,17 @@ class RefusalGroup(TypedDict):
     last_round: Annotated[int, "the last round of these"]
 
 
+class RoomTaken(TypedDict):
+    """How much of its room a site has taken: from what it reaches alone to what all data pooled give."""
+
+    metric: Annotated[str, "of `[reference]` in site.toml, on the site's own test data"]
+    alone: Annotated[float, "its value when the site trains alone, by `[reference]`"]
+    pooled: Annotated[float, "its value with the data of all sites pooled, by `[reference]`"]
+    round: Annotated[int, "the newest evaluated round"]
+    value: Annotated[float, "the metric after that round"]
+    share: Annotated[float | None, "1 where all is taken; null where the room is less than 0.01, or 0.1 dB"]
+
+
 class OverviewRow(TypedDict):
     """One site of the roster: what it says of itself, or the newest that another site heard of it."""
 
@@ -174,6 +193,7 @@ class OverviewRow(TypedDict):
     waiting_for: Annotated[list[PeerWait], "whom a site of this machine waits for"]
     refuses: Annotated[dict[str, int], "by site, how many of its messages or artifacts this one refused lately"]
     failure: Annotated[str, "why its training has failed; else empty"]
+    room: Annotated[RoomTaken | None, "of a site of this machine with `[reference]` and an evaluated round; else null"]
 
 
 class Attention(TypedDict):
@@ -193,6 +213,10 @@ class FederationOverview(TypedDict):
     method: Annotated[str, "name of the method"]
     rounds: Annotated[int, "rounds of the federation"]
     round: Annotated[int, "the round that `routes` are of: the median of the sites of this machine"]
+    made_in: Annotated[
+        int | None,
+        "with `staleness = 1`, the round whose training its artifacts hold, 0: the initial models; else null",
+    ]
     sites: Annotated[list[OverviewRow], "every site of the roster"]
     routes: Annotated[list[Route], "who sends to whom in this round"]
     refusals: Annotated[list[RefusalGroup], "who refuses whom, as far as sites of this machine know"]
@@ -253,6 +277,32 @@ class ActionDocument(TypedDict):
     effect: Annotated[str, "what the daemon does now, in words"]
 
 
+class ListedSite(TypedDict):
+    """A site of this machine: an element of `list`."""
+
+    federation: Annotated[str, "name of the federation"]
+    site: Annotated[str, "the site"]
+    daemon: Annotated[
+        Literal["running", "unresponsive", "down", "unreadable"], "as in `status`; `unreadable` where its files are"
+    ]
+    phase: Annotated[str | None, "what the site does"]
+    round: Annotated[int | None, "round in progress, or the last one that is over"]
+    rounds: Annotated[int | None, "rounds of the federation"]
+    since: Annotated[float | None, "when the phase began, Unix time; null while the daemon is down"]
+    address: Annotated[str | None, "where others dial the site by federation.toml; else where it listens"]
+    problem: Annotated[str, "why its files cannot be read or its training has failed; else empty"]
+
+
+class SiteOutcome(TypedDict):
+    """How `start --all` or `stop --all` went at a site."""
+
+    federation: Annotated[str, "name of the federation"]
+    site: Annotated[str, "the site"]
+    effect: Annotated[str, "what its daemon does now, in words"]
+    exit_code: Annotated[int, "what the command would exit with for this site alone; 0 where it went well"]
+    problem: Annotated[str, "what went wrong; else empty"]
+
+
 DOCUMENTS: Mapping[str, Any] = {
     "status": SiteStatus,
     "peers": dict[str, PeerStatus],
@@ -266,9 +316,12 @@ DOCUMENTS: Mapping[str, Any] = {
     "dashboard": DashboardServed,
     "egress report": EgressReported,
     "bugreport": BugReported,
+    "list": list[ListedSite],
+    "start": list[SiteOutcome],
     "health": HealthDocument,
     "pause": ActionDocument,
     "resume": ActionDocument,
     "stop": ActionDocument,
+    "stop --all": list[SiteOutcome],
 }
 """By command, the type of the document that `--json` prints: a record, a list of records, or records by name."""

@@ -6,8 +6,8 @@ import contextlib
 import datetime
 import functools
 import tomllib
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from peer import errors
 from peer.config.site_folder import SiteFolder
@@ -19,6 +19,9 @@ from peer.core.status import PeerStatus, RefusedEntry, SiteStatus, best_and_newe
 from peer.records.documents import EvaluationRecord, EventRecord, RoundRecord, TransferRecord
 from peer.records.history import History, RecentRounds, open_journals, recent_rounds
 from peer.records.journal import Journal, storage
+
+if TYPE_CHECKING:
+    from peer.records.members import Members
 
 BULK_KEYS = frozenset({"tensors", "spec"})
 MANIFEST_PATHS = ("$.body", "$.signature", "$.certificate_der", "$.manifests")
@@ -32,6 +35,26 @@ there were.
 HISTORIES = ("rounds", "transfers", "egress")
 """Documents of ``history_document``."""
 
+UNKNOWN_PEER: PeerStatus = {
+    "state": "unknown",
+    "round": None,
+    "phase": None,
+    "progress": None,
+    "last_seen_s": None,
+    "spoken": None,
+    "artifact_bytes": None,
+    "clock_skew_s": None,
+    "software": None,
+    "protocol": None,
+    "features": None,
+    "address": None,
+    "route": None,
+    "problem": None,
+    "epoch": None,
+    "called_s": None,
+}
+"""A peer of a site whose daemon is down."""
+
 
 def document(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Any:
     """The document of this name; ``ValueError`` where there is none."""
@@ -41,7 +64,8 @@ def document(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Any
         journals = [stack.enter_context(contextlib.closing(journal)) for journal in open_journals(folder)]
         if name == "evaluation":
             federation = _read_federation(folder)
-            sites, global_test = federation["sites"], federation["global_test"]
+            members, global_test = _members(folder), federation["global_test"]
+            sites = members.of if members is not None else lambda round: federation["sites"]
             return evaluation(journals, own=folder.site, sites=sites, global_test=global_test)
         if name == "events":
             last, everything = int(arguments.get("last", EVENTS_SHOWN)), bool(arguments.get("everything", False))
@@ -64,7 +88,7 @@ def history_document(history: History, name: str) -> list[RoundRecord] | list[Tr
 
 
 def evaluation(
-    journals: Sequence[Journal], *, own: str, sites: Sequence[str], global_test: bool = True
+    journals: Sequence[Journal], *, own: str, sites: Callable[[int], Sequence[str]], global_test: bool = True
 ) -> list[EvaluationRecord]:
     """The own model on every site's test split: a record an evaluated round, oldest first."""
     kinds = ("evaluated", "report", "lapsed")
@@ -110,6 +134,8 @@ def status_when_down(folder: SiteFolder) -> SiteStatus:
 
 
 def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal | None) -> SiteStatus:
+    from peer import __version__  # here, since to look it up takes time, and not every document has it
+
     memory, digest, left, last = site_memory.Memory(), federation["digest"], None, None
     refusals: list[RefusedEntry] = []
     if journal is not None:
@@ -126,22 +152,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
             {"site": row["body"]["origin"], "round": row["round"], "reason": row["body"]["reason"]}
             for row in refused[began + 1 :]
         ]
-    holder = folder.holder()
-    unknown: PeerStatus = {
-        "state": "unknown",
-        "round": None,
-        "phase": None,
-        "progress": None,
-        "last_seen_s": None,
-        "spoken": None,
-        "artifact_bytes": None,
-        "clock_skew_s": None,
-        "software": None,
-        "protocol": None,
-        "features": None,
-        "address": None,
-        "called_s": None,
-    }
+    holder, members = folder.holder(), _members(folder)
     return {
         "daemon": "down" if holder is None else "unresponsive",
         "site": folder.site,
@@ -152,25 +163,43 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "phase": "new" if journal is None else "finished" if memory.finished else "down",
         "phase_s": None,
         "round": memory.open.number if memory.open is not None else memory.committed,
-        "rounds": federation["rounds"],
+        "rounds": federation["rounds"] if members is None else members.rounds,
         "committed": memory.committed,
         "waiting_for": [],
-        "peers": {name: unknown.copy() for name in federation["sites"] if name != folder.site},
+        "peers": {
+            name: UNKNOWN_PEER.copy()
+            for name in (federation["sites"] if members is None else members.present())
+            if name != folder.site
+        },
         "training": {},
         "samples": memory.samples,
+        "weights": memory.weights,
         "best_round": best_and_newest_round(memory),
         "refusals": refusals,
         "failure": f"{left['fault']}: {left['reason']}" if left is not None and left["fault"] else "",
+        "departed": left["reason"] if left is not None and not left["fault"] else "",
         "last_round": last,
+        "held": "",
         "left_s": None,
         "certificate_days": _certificate_days(folder),
         "transfers": [],
         "listen": "",
         "pid": int(holder) if holder is not None and holder.isdecimal() else None,
         "relays": [],
+        "relayed": {},
         "worker_pid": None,
         "started": None,
+        "software": f"mhfl-peer {__version__}",
     }
+
+
+def _members(folder: SiteFolder) -> Members | None:
+    """The members by the chain of amendments; ``None`` where federation.toml has them."""
+    if not folder.membership.exists():
+        return None
+    from peer.records import members  # here, since to import it takes time, and most sites have no chain
+
+    return members.Members.read(folder)
 
 
 def sites(folder: SiteFolder) -> list[str]:

@@ -69,6 +69,7 @@ class CommittedRound:
     equivocated: list[str] = field(default_factory=list)
     returned: list[SourceRecord] = field(default_factory=list)
     missing_returns: dict[str, str] = field(default_factory=dict)
+    made_in: int | None = None
 
     @classmethod
     def of_row(cls, round: int, body: Mapping[str, Any], *, time_s: float) -> Self:
@@ -91,6 +92,7 @@ class CommittedRound:
             duration_s=member("duration_s"),
             returned=list(body.get("returned") or []),
             missing_returns=dict(body.get("missing_returns") or {}),
+            made_in=body.get("made_in"),
         )
 
     def document(self) -> RoundRecord:
@@ -113,6 +115,7 @@ class CommittedRound:
             "equivocated": self.equivocated,
             "returned": self.returned,
             "missing_returns": self.missing_returns,
+            "made_in": self.made_in,
         }
 
 

@@ -226,6 +226,7 @@ class Journal:
         options: dict[str, Any] = {"version": SCHEMA_VERSION, "read_only": read_only, "migrations": MIGRATIONS}
         self._connection = open_database(path, SCHEMA, **options, complete=_add_hashes)
         self._last_read = 0
+        self._writing = False
         with storage(path):
             self._version = version_of(self._connection)
 
@@ -239,11 +240,13 @@ class Journal:
         self.append(row.kind, row.round, row.body())
 
     def append(self, kind: str, round: int, body: Mapping[str, Any], cause: Mapping[str, Any] | None = None) -> None:
-        """Append one row; it is on disk when this returns. ``DiskError`` when it cannot be written."""
+        """Append one row; it is on disk when this returns, or when the block ``together`` around it ends.
+
+        ``DiskError`` when it cannot be written.
+        """
         version = rows.KINDS[kind].version if kind in rows.KINDS else 1
         body_json, cause_json = _json(body), None if cause is None else _json(cause)
-        with storage(self.path), self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
+        with self.together():
             newest = self._connection.execute("SELECT seq, hash FROM row ORDER BY seq DESC LIMIT 1").fetchone()
             seq, previous = newest or (0, GENESIS)
             columns = (seq + 1, time.time(), kind, round, body_json, version, cause_json)
@@ -251,6 +254,20 @@ class Journal:
                 f"INSERT INTO row ({CHAINED}, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (*columns, chain_hash(previous, _json(columns))),
             )
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Rows appended in this block are on disk, all or none, when it ends: one sync of the disk for all."""
+        if self._writing:
+            yield
+            return
+        self._writing = True
+        try:
+            with storage(self.path), self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
+                yield
+        finally:
+            self._writing = False
 
     def verify(self) -> None:
         """``StateError`` where a row was changed or removed, or the file is damaged.

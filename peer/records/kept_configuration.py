@@ -18,7 +18,17 @@ KEPT_TABLES = ("data", "model", "training")
 """Tables of site.toml that a generation keeps: with other values, the same rounds would give other
 bits.
 """
-MAY_CHANGE = frozenset({"training.checkpoint_s", "training.hang_s", "data.cache", "data.unreadable_share_max"})
+MAY_CHANGE = frozenset(
+    {
+        "training.checkpoint_s",
+        "training.hang_s",
+        "training.gpu",
+        "training.gpu_folder",
+        "training.readers",
+        "data.cache",
+        "data.unreadable_share_max",
+    }
+)
 """Keys in them that change no bit of any weight."""
 
 

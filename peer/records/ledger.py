@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peer.core import limits
 from peer.records.journal import GENESIS, chain_hash, damaged, open_database, storage
 
 SCHEMA_VERSION = 1
@@ -39,29 +41,75 @@ FROM ledger AS intent LEFT JOIN ledger AS outcome
     ON json_valid(outcome.body) AND json_extract(outcome.body, '$.intent') = +intent.seq
 WHERE json_valid(intent.body) AND json_extract(intent.body, '$.type') = 'intent'
     AND json_extract(intent.body, '$.generation') = :generation AND json_extract(intent.body, '$.round') = :round
-    AND json_extract(intent.body, '$.purpose') IS NOT 'export'
+    AND json_extract(intent.body, '$.purpose') IS NOT :export
 GROUP BY 1, 2, 3
 """
-"""Both sides use an index, because the service runs this before every transfer; `+` drops the
-affinity that would prevent that. Files that the operator exports do not count against a round's
-limit.
+"""Both sides use an index; `+` drops the affinity that would prevent that. Files that the operator
+exports do not count against a round's limit.
 """
+ROUNDS_COUNTED_MAX = 2 * limits.ARTIFACT_ROUNDS_MAX
+"""Rounds whose transfers are counted in memory: those whose artifacts stay, of training and of evaluation."""
 
 NEWEST = "SELECT seq, hash FROM ledger ORDER BY seq DESC LIMIT 1"
 NEITHER = "row {} is neither an intent nor an outcome"
 UNKNOWN = "unknown"
+EXPORT = "export"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SentArtifact:
     """How much of an artifact left for a peer in one round; an open or unknown transfer counts in full."""
 
     peer: str
     purpose: str
     sha256: str
+    bytes: int = 0
+    transfers: int = 0
+    complete: int = 0
+
+
+class SentInRound:
+    """What left, or may have left, for one round; counting a transfer takes as long however many there are."""
+
+    def __init__(self, artifacts: Iterable[SentArtifact]) -> None:
+        self.artifacts = {(each.peer, each.purpose, each.sha256): each for each in artifacts}
+        self.bytes = 0
+        self.bytes_to: Counter[tuple[str, str]] = Counter()
+        """By peer and purpose."""
+        for each in self.artifacts.values():
+            self._add(each, each.bytes)
+
+    def artifact(self, peer: str, purpose: str, sha256: str) -> SentArtifact:
+        """How much of an artifact left for a peer; without a transfer, nothing."""
+        return self.artifacts.get((peer, purpose, sha256)) or SentArtifact(peer, purpose, sha256)
+
+    def begin(self, peer: str, purpose: str, sha256: str, size: int) -> SentArtifact:
+        """Count a transfer that begins, in full."""
+        sent = self.artifacts.setdefault((peer, purpose, sha256), SentArtifact(peer, purpose, sha256))
+        sent.transfers += 1
+        sent.bytes += size
+        self._add(sent, size)
+        return sent
+
+    def end(self, sent: SentArtifact, unsent: int, *, complete: bool) -> None:
+        """Count a transfer that ended as what it sent."""
+        sent.complete += complete
+        sent.bytes -= unsent
+        self._add(sent, -unsent)
+
+    def _add(self, sent: SentArtifact, size: int) -> None:
+        self.bytes += size
+        self.bytes_to[sent.peer, sent.purpose] += size
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransfer:
+    """A transfer that this process has begun: its generation and round, and the counts that have it in full."""
+
+    round: tuple[int | None, int | None]
     bytes: int
-    transfers: int
-    complete: int
+    counts: SentInRound | None = None
+    artifact: SentArtifact | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +217,8 @@ class Ledger:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
+        self._sent: dict[tuple[int | None, int | None], SentInRound] = {}
+        self._open: dict[int, OpenTransfer] = {}
         self._connection = open_database(path, SCHEMA, version=SCHEMA_VERSION, read_only=read_only)
         self._connection.text_factory = _text
         with storage(path):
@@ -181,11 +231,23 @@ class Ledger:
             facts: ``peer, purpose, kind, round, generation, sha256, bytes``, and further keys of
                 the transfer.
         """
-        return self._append({"type": "intent", "time": time.time(), **facts})
+        intent = self._append({"type": "intent", "time": time.time(), **facts})
+        round, size = (facts.get("generation"), facts.get("round")), facts["bytes"]
+        counts = self._sent.get(round) if facts.get("purpose") != EXPORT else None
+        artifact = None if counts is None else counts.begin(facts["peer"], facts["purpose"], facts["sha256"], size)
+        self._open[intent] = OpenTransfer(round, size, counts, artifact)
+        return intent
 
     def settle(self, intent: int, *, bytes: int, outcome: str) -> None:
         """Record how a transfer ended: the bytes sent, and ``complete``, ``broken`` or ``unknown``."""
         self._append({"type": "outcome", "time": time.time(), "intent": intent, "bytes": bytes, "outcome": outcome})
+        transfer = self._open.pop(intent, None)
+        if transfer is None:
+            self._sent.clear()  # of an earlier process: nobody knows its round
+        elif transfer.artifact is None or self._sent.get(transfer.round) is not transfer.counts:
+            self._sent.pop(transfer.round, None)
+        elif transfer.counts is not None and outcome != UNKNOWN:
+            transfer.counts.end(transfer.artifact, transfer.bytes - bytes, complete=outcome == "complete")
 
     def close_open_intents(self) -> int:
         """Settle the transfers that a crash left open as ``unknown``; returns their number."""
@@ -221,15 +283,27 @@ class Ledger:
             for number, body in self._connection.execute(query, (seq,)):
                 yield number, self._body(number, body)
 
-    def sent_in_round(self, generation: int, round: int) -> list[SentArtifact]:
-        """What left, or may have left, for one round, by peer, purpose and artifact."""
-        of_round = {"generation": generation, "round": round, "unknown": UNKNOWN}
+    def sent_in_round(self, generation: int, round: int) -> SentInRound:
+        """What left, or may have left, for one round.
+
+        The first question about a round reads its rows; later ones read the counts, since the service
+        asks before each transfer. Where another process appended a row, they read the rows again.
+        """
         with storage(self.path):
-            return [SentArtifact(*row) for row in self._connection.execute(SENT_IN_ROUND, of_round)]
+            self._follow(self._newest())
+            counts = self._sent.pop((generation, round), None)
+            if counts is None:
+                of_round = {"generation": generation, "round": round, "unknown": UNKNOWN, "export": EXPORT}
+                rows = self._connection.execute(SENT_IN_ROUND, of_round)
+                counts = SentInRound(SentArtifact(*row) for row in rows)
+        self._sent[generation, round] = counts  # as the newest
+        if len(self._sent) > ROUNDS_COUNTED_MAX:
+            del self._sent[next(iter(self._sent))]
+        return counts
 
     def bytes_in_round(self, generation: int, round: int) -> int:
         """All bytes that left, or may have left, for one round."""
-        return sum(sent.bytes for sent in self.sent_in_round(generation, round))
+        return self.sent_in_round(generation, round).bytes
 
     def verify(self, witnesses: Iterable[Head] = ()) -> list[str]:
         """The faults of the chain as sentences; an empty list if the chain is whole.
@@ -274,10 +348,17 @@ class Ledger:
         with storage(self.path), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")  # another process may append as well, as `export` does
             before = self._newest()
+            self._follow(before)
             head = Head(before.count + 1, chain_hash(before.hash, text))
             self._connection.execute("INSERT INTO ledger VALUES (?, ?, ?)", (head.count, text, head.hash))
         self.head = head
         return head.count
+
+    def _follow(self, newest: Head) -> None:
+        """Count anew where another process has appended rows."""
+        if newest != self.head:
+            self._sent.clear()
+            self.head = newest
 
     def _newest(self) -> Head:
         last = self._connection.execute(NEWEST).fetchone()

@@ -14,6 +14,7 @@ from typing import TypedDict
 
 from peer.core.limits import CERTIFICATE_DAYS_MIN
 from peer.core.status import RefusedEntry, SiteStatus
+from peer.core.tasks import ROOM_DB_MIN, ROOM_MIN
 from peer.records.documents import (
     Attention,
     FederationOverview,
@@ -21,6 +22,7 @@ from peer.records.documents import (
     OwnState,
     PlannedRound,
     RefusalGroup,
+    RoomTaken,
     Route,
     RouteState,
 )
@@ -76,6 +78,7 @@ class SiteSnapshot(TypedDict):
     sent: list[SentTotal]
     curves: list[Curve]
     stories: list[RoundStory]
+    room: RoomTaken | None
     folder_bytes: int
     free_bytes: int
 
@@ -95,6 +98,14 @@ def group_refusals(by: str, refusals: Sequence[RefusedEntry]) -> list[RefusalGro
             "last_round": max(entry["round"], former["last_round"] if former else entry["round"]),
         }
     return list(groups.values())
+
+
+def room_taken(metric: str, *, alone: float, pooled: float, round: int, value: float) -> RoomTaken:
+    """The share of the room that a value has taken; none of a room that is too small to divide by."""
+    room = pooled - alone
+    has_room = room >= (ROOM_DB_MIN if metric == "psnr" else ROOM_MIN)
+    share = (value - alone) / room if has_room else None
+    return {"metric": metric, "alone": alone, "pooled": pooled, "round": round, "value": value, "share": share}
 
 
 def overview(
@@ -119,8 +130,12 @@ def overview(
         "method": statuses[0]["method"],
         "rounds": statuses[0]["rounds"],
         "round": round,
+        "made_in": next(
+            (planned.get("made_in") for each in snapshots for planned in each["plan"] if planned["round"] == round),
+            None,
+        ),
         "sites": [
-            _own_row(own[name], statuses)
+            _own_row(own[name])
             if name in own
             else _unreadable_row(name, problems[name])
             if name in problems
@@ -168,13 +183,12 @@ def _says_more(link: Route, known: Route) -> bool:
     return rank > known_rank or (rank == known_rank and link["share"] is not None)
 
 
-def _own_row(snapshot: SiteSnapshot, statuses: Sequence[SiteStatus]) -> OverviewRow:
+def _own_row(snapshot: SiteSnapshot) -> OverviewRow:
     status, training = snapshot["status"], snapshot["status"]["training"]
     running = status["daemon"] == "running"
     refuses: dict[str, int] = {}
     for group in snapshot["refusals"]:
         refuses[group["of"]] = refuses.get(group["of"], 0) + group["times"]
-    heard = (other["peers"].get(status["site"]) for other in statuses if other is not status)
     return {
         "site": status["site"],
         "seen_by": status["site"],
@@ -183,11 +197,12 @@ def _own_row(snapshot: SiteSnapshot, statuses: Sequence[SiteStatus]) -> Overview
         "phase": status["phase"] if running else None,
         "progress": training["step"] / max(training["steps"], 1) if training else None,
         "last_seen_s": None,
-        "software": next((peer["software"] for peer in heard if peer and peer["software"]), None),
+        "software": status.get("software"),  # a daemon of 0.2.0 says nothing
         "certificate_days": status["certificate_days"],
         "waiting_for": status["waiting_for"],
         "refuses": refuses,
         "failure": status["failure"],
+        "room": snapshot["room"],
     }
 
 
@@ -233,12 +248,16 @@ def _attention(snapshot: SiteSnapshot, here: Collection[str]) -> Iterator[Attent
     def item(text: str, *, of: str = site, urgent: bool = True) -> Attention:
         return {"site": of, "urgent": urgent, "text": text}
 
-    if status["daemon"] == "down" and status["phase"] == "down":
+    if status["departed"]:
+        yield item(status["departed"])
+    elif status["daemon"] == "down" and status["phase"] == "down":
         yield item("its daemon does not run; start it with `mhfl-peer start`, unless it is meant to be down")
     if status["daemon"] == "unresponsive":
         yield item("its daemon runs but does not answer; see its log, and if it stays so, kill it and start it again")
     if status["failure"]:
         yield item(f"its training has failed: {status['failure']}; correct that, then run `mhfl-peer resume`")
+    if status["held"]:
+        yield item(f"held: {status['held']}", urgent=False)
     for phase, text in PHASE_REMARKS.items():
         if status["phase"] == phase:
             yield item(text, urgent=phase == "isolated")
@@ -280,4 +299,5 @@ _EMPTY_ROW: OverviewRow = {
     "waiting_for": [],
     "refuses": {},
     "failure": "",
+    "room": None,
 }

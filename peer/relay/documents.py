@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, TypedDict
 
-
-class SiteTraffic(TypedDict):
-    """What a relay holds and has carried for a site."""
-
-    parked: Annotated[int, "connections that wait for a caller"]
-    carrying: Annotated[int, "connections that carry a caller now"]
-    carried_connections: Annotated[int, "callers so far"]
-    carried_bytes: Annotated[int, "bytes of callers that are gone, both directions"]
+from peer.core.status import SiteTraffic
 
 
 class RelayRequested(TypedDict):
@@ -31,6 +24,15 @@ class RelayJoined(TypedDict):
     days: Annotated[int, "days until its certificate expires"]
 
 
+class RelayAmended(TypedDict):
+    """`relay amend`"""
+
+    folder: Annotated[str, "the relay's folder"]
+    number: Annotated[int, "number of the newest amendment"]
+    digest: Annotated[str, "SHA-256 of its body"]
+    sites: Annotated[list[str], "sites that may park by now"]
+
+
 class RelayStatus(TypedDict):
     """`relay status`"""
 
@@ -38,9 +40,27 @@ class RelayStatus(TypedDict):
     port: Annotated[int, "where it listens"]
     since: Annotated[float, "when it started, Unix time in seconds"]
     at: Annotated[float, "when this was written; at most two seconds ago"]
+    amendment: Annotated[int, "number of the newest amendment that the relay was given; 0: none"]
     sites: Annotated[Mapping[str, SiteTraffic], "by site that may park"]
     refused: Annotated[Mapping[str, int], "connections that were refused, by reason; the most frequent"]
 
 
-DOCUMENTS: Mapping[str, Any] = {"relay init": RelayRequested, "relay join": RelayJoined, "relay status": RelayStatus}
+class RelayChecked(TypedDict):
+    """`relay check`"""
+
+    name: Annotated[str, "the relay's name"]
+    days: Annotated[int, "days until its certificate expires"]
+    sites: Annotated[list[str], "sites that may park"]
+    connections: Annotated[int, "connections that it takes at a time, by the limit of open files"]
+    running: Annotated[bool, "whether a relay runs in the folder"]
+    answers: Annotated[list[str], "addresses at which it answers to its name; empty while it does not run"]
+
+
+DOCUMENTS: Mapping[str, Any] = {
+    "relay init": RelayRequested,
+    "relay join": RelayJoined,
+    "relay amend": RelayAmended,
+    "relay status": RelayStatus,
+    "relay check": RelayChecked,
+}
 """By command, the type of the document that ``--json`` prints."""

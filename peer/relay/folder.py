@@ -7,7 +7,7 @@ import fcntl
 import ipaddress
 import json
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,9 +21,13 @@ from peer.config.schema import FederationConfig
 from peer.config.site_folder import make_private, write_atomically
 from peer.config.toml import Listen, Loose, StrictTable
 from peer.config.value_types import Name
-from peer.core.roster import SiteName
-from peer.errors import BundleError, CertificateError, ConfigError, LockedError
+from peer.core.roster import Sha256, SiteName
+from peer.errors import BundleError, CertificateError, ConfigError, LockedError, MembershipError
 from peer.identity import certificates
+from peer.membership.amendment import AmendmentRefused
+from peer.membership.chain import Chain
+from peer.membership.folder import CHAIN_FILE, MembershipFolder, decode_chain
+from peer.membership.forks import Choice, compare
 from peer.transport.tls import stream_context
 
 TEMPLATE = """# A relay: it joins callers to sites that nobody can dial, and reads nothing of what they say.
@@ -93,17 +97,61 @@ class RelayFolder:
         key = certificates.read_key(self.key)
         return certificates.signing_request(key, name), certificates.fingerprint(key.public_key())
 
+    @property
+    def _membership(self) -> MembershipFolder:
+        return MembershipFolder(self.path / "membership")
+
+    def chain(self) -> Chain:
+        """The amendments that the relay was given, verified; ``StateError`` where its files are broken."""
+        return self._membership.chain(FederationConfig.load(self.federation_toml))
+
+    def stamp(self) -> int:
+        """A value that changes with the chain on disk."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.path / "membership" / CHAIN_FILE).stat().st_mtime_ns
+        return 0
+
+    def amend(self, content: bytes) -> Chain:
+        """Keep the chain that a member's operator handed over, which goes on from the relay's own.
+
+        ``MembershipError`` where it is not valid, older than the relay's own, or another one.
+        """
+        own = self.chain()
+        try:
+            chain = decode_chain(content, FederationConfig.load(self.federation_toml))
+        except AmendmentRefused as error:
+            raise MembershipError(error.message, error.remedy) from error
+        choice, _ = compare(own, chain, opened_round=0)
+        if choice == Choice.BEHIND:
+            raise MembershipError(
+                f"the file ends with amendment {chain.head.number}, and this relay has {own.head.number}",
+                "have a member that has the newest one write the file",
+            )
+        if choice == Choice.KEPT:
+            raise MembershipError(
+                f"the file has another amendment than this relay, {own.head.digest[:12]}…, which the sites prefer, too",
+                "ask the members for the chain that they follow",
+            )
+        self._membership.save_chain(chain)
+        return chain
+
+    def sites(self, chain: Chain) -> Mapping[SiteName, Sha256 | None]:
+        """The members that may park by now, each with its pinned key: those of relay.toml, or all."""
+        config, _ = self.load()
+        return {name: key for name, key in chain.head.keys.items() if not config.sites or name in config.sites}
+
     def load(self) -> tuple[RelayConfig, FederationConfig]:
         """The two files; ``ConfigError`` where one is wrong or they do not fit."""
         where = str(self.relay_toml)
         config = toml.validate(RelayConfig, toml.parse(toml.read(self.relay_toml), where), where)
         federation = FederationConfig.load(self.federation_toml)
-        strangers = set(config.sites) - set(federation.roster)
+        strangers = set(config.sites) - self.chain().head.used_names
         if config.name in federation.roster:
             raise ConfigError(f"{where}: name: {config.name} is a site of the federation", "give the relay another")
         if strangers:
             raise ConfigError(
-                f"{where}: sites: {', '.join(sorted(strangers))} is not in the roster", "name sites of the federation"
+                f"{where}: sites: {', '.join(sorted(strangers))} is not in the roster",
+                "name sites of the federation; a newcomer's amendment comes first: `mhfl-peer relay amend`",
             )
         return config, federation
 
@@ -125,17 +173,17 @@ class RelayFolder:
 
     def _verify(self, certificate: x509.Certificate, now: datetime) -> x509.Certificate:
         config, federation = self.load()
-        ca = certificates.pinned_authority(federation.ca_certificate)
+        certificates.pinned_authority(federation.ca_certificate)
+        authorities = [certificates.read_authority(pem.encode()) for pem in self.chain().head.authorities]
         der = certificates.certificate_der(certificate)
-        verified = certificates.verify_certificate(der, ca, config.name, now)
+        verified = certificates.verify_any_certificate(der, authorities, config.name, now, pinned=None)
         if certificates.certificate_key(verified) != certificates.read_key(self.key).public_key():
             raise ValueError("it is for another key")
         return verified
 
-    def context(self) -> ssl.SSLContext:
-        """For one parked connection, so that a renewed certificate is used at once."""
-        _, federation = self.load()
-        return stream_context(ssl.PROTOCOL_TLS_SERVER, federation.ca_certificate or "", self.certificate, self.key)
+    def context(self, chain: Chain, protocol: ssl._SSLMethod = ssl.PROTOCOL_TLS_SERVER) -> ssl.SSLContext:
+        """For one connection, so that a renewed certificate is used at once."""
+        return stream_context(protocol, "".join(chain.head.authorities), self.certificate, self.key)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

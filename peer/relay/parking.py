@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +18,10 @@ from peer.core.status import RelayState
 from peer.errors import CertificateError
 from peer.relay import frames
 from peer.relay.frames import Frame
+from peer.relay.probe import offer
 from peer.relay.splice import CHUNK_BYTES, Ends, close, splice
 from peer.transport.connections import Endpoint, plain_address
-from peer.transport.proxy import Choose
+from peer.transport.proxy import Choose, ProxyRefused
 from peer.transport.tls import Pki
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,12 @@ RETRY_S = (1.0, 2.0, 5.0, 15.0, 30.0)
 
 class RelayRefused(Exception):  # noqa: N818 - the name is the fact
     """The relay answered, and takes no connection of this site; the text is its reason."""
+
+
+PARKING_ERRORS = (OSError, EOFError, ValueError, CertificateError, RelayRefused)
+"""What keeps a connection from being parked; ``Parking.explain`` has the words for each."""
+WRONG_HOST = 62
+"""OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH."""
 
 
 @dataclass
@@ -73,6 +81,31 @@ class Parking:
         _, writer = await self._park()
         await close(writer)
 
+    def explain(self, error: Exception) -> tuple[str, str]:
+        """What keeps this site's connections from the relay, and what to do."""
+        host, port = self.address
+        proxy = self.proxy_for(self.relay, f"{host}:{port}")
+        through = "" if proxy is None else f", through the proxy {proxy},"
+        if isinstance(error, RelayRefused):
+            return f"refuses this site: {error}", "settle it with the relay's operator"
+        if isinstance(error, ProxyRefused):
+            return f"the proxy {proxy} {error}", "compare name and address, or wait" if error.beyond else error.remedy
+        if isinstance(error, CertificateError):
+            return error.message, error.remedy
+        if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code == WRONG_HOST:
+            remedy = "compare the name and the address in [connect] relays with the relay's operator"
+            return f"what answers at {host}:{port}{through} is not {self.relay}", remedy
+        if isinstance(error, ssl.SSLCertVerificationError):
+            remedy = "compare the name and the address in [connect] relays with the relay's operator"
+            if proxy is not None:
+                remedy = f"have the operator of the proxy {proxy} exempt {host}:{port} from inspection"
+            return f"the certificate at {host}:{port}{through} is not of this federation", remedy
+        if isinstance(error, ssl.SSLError) and "UNRECOGNIZED_NAME" in (error.reason or ""):
+            remedy = "compare the name in [connect] relays with the relay's operator"
+            return f"the relay at {host}:{port}{through} is not {self.relay}", remedy
+        reason = str(error) or type(error).__name__
+        return f"nothing can be parked at {host}:{port}: {reason}", "compare name and address, or wait"
+
     async def _keep(self) -> None:
         """Keep one connection parked: when a caller takes it, park the next."""
         failures = 0
@@ -93,8 +126,8 @@ class Parking:
                 task = asyncio.ensure_future(self._carry(ends, caller))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            except (OSError, EOFError, ValueError, CertificateError, RelayRefused) as error:
-                problem = str(error) or type(error).__name__
+            except PARKING_ERRORS as error:
+                problem = "; ".join(self.explain(error))
                 if problem != self.problem:
                     log.warning("not parked at a relay", extra={"relay": self.relay, "reason": problem})
                 self.problem = problem
@@ -122,14 +155,9 @@ class Parking:
                 **place, ssl=context, server_hostname=self.relay, limit=CHUNK_BYTES
             )
             try:
-                if writer.get_extra_info("ssl_object").selected_alpn_protocol() != frames.ALPN:
-                    raise ValueError(f"{host}:{port} is no relay")
-                writer.write(frames.encode(Frame.PARK, bytes([frames.VERSION])))
-                kind, payload = await frames.read(reader)
+                kind, reason = await offer((reader, writer), f"{host}:{port}")
                 if kind is Frame.REFUSED:
-                    raise RelayRefused(payload.decode("utf-8", "replace"))
-                if kind is not Frame.PARKED:
-                    raise ValueError(f"the relay answers {kind.name}")
+                    raise RelayRefused(reason)
             except BaseException:
                 await close(writer)
                 raise

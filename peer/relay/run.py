@@ -14,8 +14,9 @@ from typing import Any
 
 from peer.config.site_folder import write_atomically
 from peer.config.toml import split_address
-from peer.errors import DiskError, PortInUse
+from peer.errors import DiskError, PeerError, PortInUse
 from peer.identity import certificates
+from peer.membership.chain import Chain
 from peer.relay.folder import STATUS_FILE, RelayFolder
 from peer.relay.server import RelayServer
 
@@ -31,11 +32,12 @@ def run(folder: RelayFolder) -> None:
 
 
 async def _serve(folder: RelayFolder) -> None:
-    config, federation = folder.load()
+    stamp = folder.stamp()
+    (config, _), chain = folder.load(), folder.chain()
     certificate = folder.verify(datetime.now(UTC))
     networks = [ipaddress.ip_network(network) for network in config.networks]
-    sites = frozenset(config.sites or federation.roster)
-    server = RelayServer(config.name, folder.context, sites, networks)
+    sites = folder.sites(chain)
+    server = RelayServer(config.name, lambda: folder.context(chain), sites, networks, pins=sites)
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -50,11 +52,17 @@ async def _serve(folder: RelayFolder) -> None:
     began_s = time.time()
     try:
         while not stopped.is_set():
+            if stamp != (stamp := folder.stamp()):
+                chain = _read_chain(folder, chain)
+                server.pins = sites = folder.sites(chain)
+                server.follow(sites)
+                log.info("amended", extra={"number": chain.head.number, "sites": sorted(sites)})
             document = {
                 "name": config.name,
                 "port": port,
                 "since": began_s,
                 "at": time.time(),
+                "amendment": chain.head.number,
                 "sites": server.traffic(),
                 "refused": dict(server.refusals.most_common(20)),
             }
@@ -64,6 +72,15 @@ async def _serve(folder: RelayFolder) -> None:
                     await stopped.wait()
     finally:
         await server.stop()
+
+
+def _read_chain(folder: RelayFolder, former: Chain) -> Chain:
+    """The chain that `relay amend` has written; with a broken file, the former one."""
+    try:
+        return folder.chain()
+    except PeerError as error:
+        log.error("amendments cannot be read", extra={"reason": str(error)})
+        return former
 
 
 def _write_status(folder: RelayFolder, document: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import ipaddress
 import logging
 import resource
@@ -11,17 +12,21 @@ import select
 import socket
 import ssl
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Container, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cryptography import x509
+
+from peer.core.roster import Sha256, SiteName
+from peer.core.status import SiteTraffic
 from peer.errors import PeerError
+from peer.identity.certificates import certificate_key, key_digest
 from peer.relay import frames
 from peer.relay.client_hello import RECORD_BYTES_MAX, RECORD_HEADER_BYTES, ClientHello, parse_client_hello, record_bytes
-from peer.relay.documents import SiteTraffic
 from peer.relay.frames import Frame
 from peer.relay.splice import CHUNK_BYTES, Ends, close, splice
-from peer.transport.connections import network_of, plain_address
+from peer.transport.connections import Endpoint, network_of, plain_address
 from peer.transport.rates import TokenBucket
 
 log = logging.getLogger(__name__)
@@ -49,11 +54,13 @@ class Parked:
     """A parked connection.
 
     Attributes:
+        opened: whether the site was told of a caller: it takes all that follows for the caller's bytes.
         ready: set once the site has joined it to its own server.
         ended: set once it carries nobody any more.
     """
 
     ends: Ends
+    opened: bool = False
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -65,16 +72,27 @@ class RelayServer:
     Args:
         name: the relay's own name, which its certificate bears.
         context: makes the TLS context of a parked connection: mutual, with the federation's CA.
-        sites: the names of the sites that may park.
+        sites: the names of the sites that may park; they may change.
         networks: where callers come from; others get at most half of a site's connections.
+        refused: SHA-256 digests of certificates that may not park.
+        pins: by site, the SHA-256 of the only key that counts as its own, where one is pinned.
+        own: host and port of the own server of a member that is a relay; None at any other relay.
+        on_caller: called as that of ``peer.relay.parking.Parking``, for callers of the own server.
+        connections: how many it takes at a time; None: by the limit of open files.
     """
 
     name: str
     context: Callable[[], ssl.SSLContext]
-    sites: frozenset[str]
+    sites: Collection[str]
     networks: Sequence[Network] = ()
+    refused: Container[str] = frozenset()
+    pins: Mapping[SiteName, Sha256 | None] = field(default_factory=dict)
+    own: tuple[str, int] | None = None
+    on_caller: Callable[[Endpoint, str | None], None] = lambda end, caller: None
+    connections: int | None = None
     refusals: Counter[str] = field(default_factory=Counter)
     _parked: defaultdict[str, deque[Parked]] = field(default_factory=lambda: defaultdict(deque))
+    _held: defaultdict[str, set[asyncio.StreamWriter]] = field(default_factory=lambda: defaultdict(set))
     _carrying: Counter[str] = field(default_factory=Counter)
     _from_elsewhere: Counter[str] = field(default_factory=Counter)
     _carried: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
@@ -86,9 +104,7 @@ class RelayServer:
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        every = host == "::" and socket.has_dualstack_ipv6()  # as gRPC does at this address
-        self._listener = socket.create_server((host, port), family=family, backlog=512, dualstack_ipv6=every)
+        self._listener = bind(host, port)
         self._listener.setblocking(False)
         self._begin(self._accept(self._listener))
         return int(self._listener.getsockname()[1])
@@ -100,6 +116,13 @@ class RelayServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._listener is not None:
             self._listener.close()
+
+    def follow(self, sites: Collection[str]) -> None:
+        """Serve these sites from now on, and close every connection of the others, with what it carries."""
+        self.sites = sites
+        for site in self._held.keys() - set(sites):
+            for writer in self._held.pop(site):
+                writer.close()
 
     def traffic(self) -> dict[str, SiteTraffic]:
         """What the relay holds for each site."""
@@ -120,7 +143,7 @@ class RelayServer:
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        connections_max = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 64) // 2
+        most = connections_max() if self.connections is None else self.connections
         while True:
             try:
                 connection, address = await loop.sock_accept(listener)
@@ -129,7 +152,7 @@ class RelayServer:
                 await asyncio.sleep(1.0)
                 continue
             source = network_of((str(plain_address(address[0])), address[1]))
-            if len(self._tasks) > connections_max or not self._admits(source):
+            if len(self._tasks) > most or not self._admits(source):
                 self.refusals["too many connections"] += 1
                 connection.close()
                 continue
@@ -162,6 +185,8 @@ class RelayServer:
             try:
                 if hello.server_name == self.name and frames.ALPN in hello.protocols:
                     await self._park(connection)
+                elif hello.server_name == self.name and self.own is not None and "h2" in hello.protocols:
+                    await self._reach_own_server(connection, address)
                 elif hello.server_name in self.sites and "h2" in hello.protocols:
                     await self._join(connection, hello.server_name, address)
                 else:
@@ -182,8 +207,10 @@ class RelayServer:
             reason = ""
             if kind is not Frame.PARK or payload != bytes([frames.VERSION]):
                 reason = f"this relay speaks version {frames.VERSION} of the parking protocol"
-            elif site not in self.sites:
+            elif site not in self.sites or _digest(writer) in self.refused:
                 reason = f"{site} is not among the sites of {self.name}"
+            elif self.pins.get(SiteName(site)) not in (None, _key_digest(writer)):
+                reason = f"the key of {site} is not the one that is pinned"
             elif len(self._parked[site]) + self._carrying[site] >= PARKED_PER_SITE_MAX:
                 reason = f"{site} has {PARKED_PER_SITE_MAX} connections here"
             if reason:
@@ -192,15 +219,17 @@ class RelayServer:
                 await writer.drain()
                 return
             parked = Parked((reader, writer))
-            writer.write(frames.encode(Frame.PARKED))
-            await writer.drain()
-            async with self.changed:
-                self._parked[site].append(parked)
-                self.changed.notify_all()
+            self._held[site].add(writer)
             try:
+                writer.write(frames.encode(Frame.PARKED))
+                await writer.drain()
+                async with self.changed:
+                    self._parked[site].append(parked)
+                    self.changed.notify_all()
                 await self._hold(parked)
                 await parked.ended.wait()
             finally:
+                self._held[site].discard(writer)
                 with contextlib.suppress(ValueError):
                     self._parked[site].remove(parked)
         finally:
@@ -217,8 +246,22 @@ class RelayServer:
                 return
             if kind is not Frame.PING:
                 raise ValueError(f"{kind.name} on a parked connection")
-            writer.write(frames.encode(Frame.PONG))
-            await writer.drain()
+            if not parked.opened:  # the ping may have crossed OPEN
+                writer.write(frames.encode(Frame.PONG))
+                await writer.drain()
+
+    async def _reach_own_server(self, connection: socket.socket, address: str) -> None:
+        """Join a caller to the member's own server, which takes it for one from the caller's address."""
+        assert self.own is not None
+        own = await asyncio.open_connection(*self.own, limit=CHUNK_BYTES)
+        host, port = own[1].get_extra_info("sockname")[:2]
+        end = str(plain_address(host)), port
+        self.on_caller(end, address)
+        try:
+            await splice(await asyncio.open_connection(sock=connection, limit=CHUNK_BYTES), own)
+        finally:
+            self.on_caller(end, None)
+            await close(own[1])
 
     async def _join(self, connection: socket.socket, site: str, address: str) -> None:
         """Join a caller to one of the site's parked connections."""
@@ -238,7 +281,8 @@ class RelayServer:
             try:
                 caller = await asyncio.open_connection(sock=connection, limit=CHUNK_BYTES)
                 self._carried[site][0] += 1
-                self._carried[site][1] += await splice(caller, parked.ends)
+                carried = await splice(caller, parked.ends)
+                self._carried[site][1] += carried  # read after the wait, in which other callers may have ended
             finally:
                 self._carrying[site] -= 1
                 parked.ended.set()
@@ -256,12 +300,25 @@ class RelayServer:
                 return None
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(frames.READY_S):
+                    parked.opened = True
                     parked.ends[1].write(frames.encode(Frame.OPEN, address.encode()))
                     await parked.ready.wait()
                 return parked
             parked.ended.set()
             parked.ends[1].close()
         return None
+
+
+def connections_max() -> int:
+    """How many connections a relay takes at a time: each that it joins needs two open files."""
+    return (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 64) // 2
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens; ``OSError`` where the address cannot be bound."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    every = host == "::" and socket.has_dualstack_ipv6()  # as gRPC does at this address
+    return socket.create_server((host, port), family=family, backlog=512, dualstack_ipv6=every)
 
 
 async def _refuse(connection: socket.socket, alert: bytes) -> None:
@@ -335,3 +392,18 @@ def _certified_name(writer: asyncio.StreamWriter) -> str:
     if len(names) != 1:
         raise ValueError("a certificate with one name is needed")
     return str(names[0])
+
+
+def _certificate(writer: asyncio.StreamWriter) -> bytes:
+    """The certificate that the other end showed, in DER."""
+    return bytes(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
+
+
+def _digest(writer: asyncio.StreamWriter) -> str:
+    """The SHA-256 of the certificate that the other end showed."""
+    return hashlib.sha256(_certificate(writer)).hexdigest()
+
+
+def _key_digest(writer: asyncio.StreamWriter) -> str:
+    """The SHA-256 of its key."""
+    return key_digest(certificate_key(x509.load_der_x509_certificate(_certificate(writer))))

@@ -77,6 +77,7 @@ def _execute(folder: Path, *, keep: bool) -> dict[str, Any]:
         loss=run_document["loss"],
         pooled=run_document["pooled"],
         insider=Insider(*insider) if insider else None,
+        epochs=run_document.get("epochs", ()),
     )
     progress = folder / "progress"
 

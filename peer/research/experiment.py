@@ -22,7 +22,7 @@ from peer.config import toml
 from peer.config.schema import NamedParameters, TaskConfig
 from peer.config.site_tables import TrainingConfig
 from peer.config.toml import Count, Loose, Share, StrictTable, key_problem, suggestion
-from peer.core.plan import Plan
+from peer.core.plan import Plan, Wire
 from peer.core.roster import site_name
 from peer.core.tasks import METRICS, MINOR, ROWS_COLUMNS
 from peer.data.adapters import DATASETS, installed_datasets
@@ -101,10 +101,20 @@ class Partition(StrictTable):
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
+class EpochChange(StrictTable):
+    """Who joins before a round, and whose last round was the one before it, by leaving or by expulsion."""
+
+    from_round: Annotated[int, Field(ge=2)]
+    add: Annotated[tuple[str, ...], Loose] = ()
+    leave: Annotated[tuple[str, ...], Loose] = ()
+    expel: Annotated[tuple[str, ...], Loose] = ()
+
+
 class Links(StrictTable):
     """Failures: the probability that a directed link is down in a round, missing sites, and an
     insider: a site that trains as the others do and plays an act with what it sends.
 
+    ``epochs`` say who joins and leaves when; a site that they add is none of the genesis.
     ``methods`` are the rows that are run under these links; by default all.
     """
 
@@ -112,6 +122,7 @@ class Links(StrictTable):
     removed: Annotated[tuple[str, ...], Loose] = ()
     insider: str | None = None
     act: Act | None = None
+    epochs: Annotated[tuple[EpochChange, ...], Loose] = ()
     methods: Annotated[tuple[str, ...], Loose] = ()
 
     @model_validator(mode="after")
@@ -121,6 +132,29 @@ class Links(StrictTable):
         if self.insider in self.removed:
             raise key_problem("insider", f"{self.insider!r} is removed")
         return self
+
+    @model_validator(mode="after")
+    def _epochs_follow(self) -> Self:
+        rounds = [change.from_round for change in self.epochs]
+        if rounds != sorted(rounds):
+            raise key_problem("epochs", f"from_round never falls, and does in {rounds}")
+        added, gone = list[str](), list[str]()
+        for number, change in enumerate(self.epochs):
+            added += change.add
+            for name in (*change.leave, *change.expel):
+                if name in gone:
+                    raise key_problem(f"epochs[{number}]", f"{name!r} is gone already")
+                gone.append(name)
+            if again := next((name for name in change.add if added.count(name) > 1 or name in gone), None):
+                raise key_problem(f"epochs[{number}].add", f"{again!r} was a member before: no name is used twice")
+        if removed := sorted({*added, *gone} & set(self.removed)):
+            raise key_problem("epochs", f"{removed[0]!r} is removed")
+        return self
+
+    @property
+    def newcomers(self) -> tuple[str, ...]:
+        """The sites that join later."""
+        return tuple(name for change in self.epochs for name in change.add)
 
 
 class Budget(StrictTable):
@@ -143,7 +177,8 @@ class MethodSettings(StrictTable):
 
     ``method`` is by default the row's label. ``package`` is the installed package that provides the
     method, as in federation.toml. ``stages`` override the budget always, ``paper`` only with the
-    budget's ``paper = true``; ``paper_batch_size`` then replaces that of [training].
+    budget's ``paper = true``; ``paper_batch_size`` then replaces that of [training]. ``staleness`` is that of
+    [schedule] in federation.toml.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -155,6 +190,7 @@ class MethodSettings(StrictTable):
     stages: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     paper: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     paper_batch_size: Count | None = None
+    staleness: Literal[0, 1] = 0
     shared_model: NamedParameters | None = None
 
 
@@ -191,6 +227,7 @@ class Experiment(StrictTable):
     schedule: Literal["permutation", "derangement", "ring"] = "permutation"
     fallback: Literal["self", "stale"] = "self"
     weighting: Literal["uniform", "samples"] = "uniform"
+    wire: Wire = "float32"
     round_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     task: TaskConfig
     data: ExperimentData
@@ -313,12 +350,16 @@ class Experiment(StrictTable):
                 or (plan.pattern == "none" and not self.is_centralised(label))
             ):
                 continue  # a site that trains alone has the same model without the other site
+            if self.is_centralised(label) and self.links_by_name[links].epochs:
+                continue  # the pooled bound has no members that come and go
             if links != UNDISTURBED and plan.pattern == "none" and not self.links_by_name[links].removed:
                 continue  # the method sends nothing, so that lost links change nothing
             yield partition, network_set, links, label
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.training.processes > 1:
+            raise key_problem("training.processes", "a run trains in one process; `--jobs` has several runs at a time")
         for label, method in self.methods.items():
             self._check_method(label, method)
         for kind in ("partitions", "models", "methods", "links"):
@@ -340,14 +381,21 @@ class Experiment(StrictTable):
                     raise key_problem("data.input_sizes", f"has none for {site!r}")
         sites = {site for partition in self.partitions.values() for site in partition.sites}
         for name, links in self.links.items():
-            for key, named in (("removed", links.removed), ("insider", (links.insider,) if links.insider else ())):
+            moving = [name for change in links.epochs for name in (*change.add, *change.leave, *change.expel)]
+            insider = (links.insider,) if links.insider else ()
+            for key, named in (("removed", links.removed), ("insider", insider), ("epochs", moving)):
                 for site in sorted(set(named) - sites):
                     raise key_problem(f"links.{name}.{key}", f"{site!r} is no site{suggestion(site, sites)}")
+            if links.epochs and links.epochs[-1].from_round > self.rounds:
+                raise key_problem(f"links.{name}.epochs", f"begin after the last round ({self.rounds})")
             for label in links.methods:
                 if label not in self.methods:
                     raise key_problem(
                         f"links.{name}.methods", f"no such row {label!r}{suggestion(label, self.methods)}"
                     )
+            fixed = [label for label in links.methods or self.methods if self.plan(label).fixed_sites]
+            if links.newcomers and fixed:
+                raise key_problem(f"links.{name}.methods", f"{fixed[0]} has no place for a site that joins later")
         for name, models in self.models.items():
             for site in sorted(models.keys() - sites - {EVERY_SITE}):
                 raise key_problem(f"models.{name}", f"{site!r} is no site{suggestion(site, sites)}")
@@ -413,6 +461,9 @@ class Experiment(StrictTable):
                 )
         if plan.public and self.data.public is None:
             raise key_problem(f"methods.{label}", "needs [data] public: the datalist of its public set of images")
+        parameters = plan.defaults() | method.__pydantic_extra__
+        if method.staleness and (problem := plan.staleness_problem(parameters)) is not None:
+            raise key_problem(f"methods.{label}.staleness", f"{name} {problem}; leave it out")
         if self.task.kind in plan.not_for:
             raise key_problem(f"methods.{label}", f"{name} is not defined for {self.task.kind}")
         if (plan.artifact, plan.shared) == ("proxy", "beside") and self.proxy is None and method.shared_model is None:
@@ -438,6 +489,7 @@ class Experiment(StrictTable):
             "seed": seed,
             "evaluation_every": self.evaluation_every,
             **({} if self.weighting == "uniform" else {"weighting": self.weighting}),
+            **({} if self.wire == "float32" else {"wire": self.wire}),
             **({"image_axes": ROWS_COLUMNS} if self.task.spatial_dims > 1 else {}),
             "task": self.task.model_dump(),
             "method": {"name": self.method_name(label), **package, **method.__pydantic_extra__},
@@ -445,7 +497,7 @@ class Experiment(StrictTable):
         if stages := self.stages(label):
             document["stages"] = stages
         if self.plan(label).pattern != "visit":  # visits are always along a ring
-            document["schedule"] = {"kind": self.schedule}
+            document["schedule"] = {"kind": self.schedule, **({"staleness": 1} if method.staleness else {})}
         if "aggregate" not in self.plan(label).phases:
             document["fallback"] = {"kind": self.fallback}
         if (shared := self._shared_model(label, network_set, site)) is not None:

@@ -19,9 +19,10 @@ from typing import Any
 
 from peer import __version__
 from peer.config import toml
+from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.config.site_folder import write_atomically
-from peer.core.roster import SiteName
+from peer.core.roster import RoundKey, SiteName
 from peer.core.tasks import CLASSIFYING
 from peer.data.datalist import SELF_LABELLED
 from peer.errors import DataError, StateError
@@ -32,6 +33,7 @@ from peer.research.partition.groups import SUBJECT, class_of, image_names
 from peer.research.partition.leakage import leaks
 from peer.research.pool import SPLIT, Entry, SamplePool
 from peer.research.result_files import FORMAT
+from peer.research.simulated_epochs import SimulatedEpochs
 
 RUN, RESULT = "run.json", "result.json"
 
@@ -219,20 +221,18 @@ def _build_run(
     present = [site for site in experiment.partitions[partition].sites if site not in link_settings.removed]
     if not present:
         raise DataError(f"{experiment.path}: links.{links} removes every site of partition {partition}")
-    home = folder / name
-    text = experiment.federation_text(label, network_set, present, seed=seed)
-    federation = FederationConfig.parse(text, f"{experiment.path}: {name}")
-    files = {"federation.toml": text}
+    whole = FederationConfig.parse(experiment.federation_text(label, network_set, present, seed=seed), name)
+    files = {"federation.toml": _genesis_text(experiment, links, label, network_set, present, seed=seed)}
     pooled = experiment.is_centralised(label)
     pooled_entries = _pooled_entries(splits, present)
     portable_files: dict[str, str] = {}
     for site in present:
-        base = home / "sites" / site
+        base = folder / name / "sites" / site
         root, masks = _portable_path(pool.root, base), pool.regions if experiment.data.regions else None
         regions = None if masks is None else _portable_path(masks, base)
         content = experiment.site_text(site, network_set, label, root=root, regions=regions)
         where = f"{experiment.path}: {name}/{site}"
-        check_site(federation, toml.validate(SiteConfig, toml.parse(content, where), where), SiteName(site))
+        check_site(whole, toml.validate(SiteConfig, toml.parse(content, where), where), SiteName(site))
         files[f"sites/{site}/site.toml"] = content
         # For the digest, the pool's path as the experiment gives it: experiment, pool and runs may
         # move together.
@@ -245,7 +245,7 @@ def _build_run(
         files[f"sites/{site}/datalist.json"] = json.dumps(lists, indent=0)
     left_out = experiment.left_out_by_links.get(links)
     if left_out is not None:  # its files lie beside the others', for the evaluation alone
-        base = home / "sites" / left_out
+        base = folder / name / "sites" / left_out
         root, masks = _portable_path(pool.root, base), pool.regions if experiment.data.regions else None
         regions = None if masks is None else _portable_path(masks, base)
         files[f"sites/{left_out}/site.toml"] = experiment.site_text(
@@ -271,9 +271,29 @@ def _build_run(
         document["left_out"] = left_out
     if link_settings.insider is not None:
         document["insider"] = [link_settings.insider, link_settings.act]
+    if link_settings.epochs:
+        document["epochs"] = [change.model_dump(mode="json") for change in link_settings.epochs]
     content = json.dumps([document, files | portable_files], sort_keys=True)
     document["digest"] = hashlib.sha256(content.encode()).hexdigest()
-    return Run(home, document, files)
+    return Run(folder / name, document, files)
+
+
+def _genesis_text(
+    experiment: Experiment, links: str, label: str, network_set: str, present: Sequence[str], *, seed: int
+) -> str:
+    """``federation.toml`` with the sites that are members from round 1 on; checks who joins and leaves later."""
+    settings = experiment.links_by_name[links]
+    first = [site for site in present if site not in settings.newcomers]
+    if not first:
+        raise DataError(f"{experiment.path}: links.{links}.epochs: every site joins later")
+    text = experiment.federation_text(label, network_set, first, seed=seed)
+    federation = FederationConfig.parse(text, str(experiment.path))
+    changes = [change.model_dump(mode="json") for change in settings.epochs]
+    try:
+        SimulatedEpochs(make_rules(federation, SiteName(first[0]), RoundKey(bytes(32))).epochs.genesis, changes)
+    except ValueError as error:
+        raise DataError(f"{experiment.path}: links.{links}.epochs: {error}") from error
+    return text
 
 
 def _pooled_entries(splits: Splits, sites: Sequence[str]) -> list[Entry]:

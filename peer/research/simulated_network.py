@@ -20,18 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from peer.core import access, commands, events, rows, site_memory
+from peer.core.liveness import HeardPeers
 from peer.core.machine import SiteMachine
-from peer.core.messages import Artifact, LastHeard, Unavailable
+from peer.core.messages import Artifact, LastHeard, Purpose, Unavailable
 from peer.core.phases import Phase
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
 from peer.records.journal import Journal
+from peer.research.simulated_epochs import SimulatedEpochs
 
 WORK_S = 1.0
 """Virtual seconds of a command to a worker; equal for all networks, so that no site lags."""
 ANSWER_S = 0.01
 """Virtual seconds from a site's request for an artifact to the answer."""
-WAITING_FOR_PEERS = frozenset({Phase.GATHERING, Phase.PACING, Phase.ISOLATED, Phase.DONE})
+WAITING_FOR_PEERS = frozenset({Phase.GATHERING, Phase.PACING, Phase.ISOLATED, Phase.HELD, Phase.DONE})
 """Phases in which a site waits for its peers' progress, and not for an artifact or its worker."""
 
 Perform = Callable[[commands.Command], events.Event]
@@ -47,9 +49,10 @@ class SimulatedSite:
     Attributes:
         memory: the state that its stored rows give.
         artifacts: its folder of artifact files; None in tests without files.
-        pending_fetches: the fetches that were not answered yet, by origin.
-        waiting_peers: the sites whose fetches wait until this site has the artifact.
+        pending_fetches: the fetches that were not answered yet, by origin and purpose.
+        waiting_peers: the sites, each with the purpose, whose fetches wait until this site has the artifact.
         exit: the command that ended the site; None while it runs.
+        started: whether it is a member, or will be one as far as the sites know now.
     """
 
     rules: Rules
@@ -58,9 +61,10 @@ class SimulatedSite:
     journal: Journal
     artifacts: Path | None = None
     machine: SiteMachine = field(init=False)
-    pending_fetches: dict[SiteName, commands.Fetch] = field(default_factory=dict)
-    waiting_peers: set[SiteName] = field(default_factory=set)
+    pending_fetches: dict[tuple[SiteName, Purpose], commands.Fetch] = field(default_factory=dict)
+    waiting_peers: set[tuple[SiteName, Purpose]] = field(default_factory=set)
     exit: commands.Exit | None = None
+    started: bool = False
 
 
 def restore_site(
@@ -72,11 +76,17 @@ def restore_site(
     return SimulatedSite(rules, memory, perform, journal, artifacts)
 
 
+def _same_epoch(caller: SiteMachine, origin: SiteMachine, round: int) -> bool:
+    """Whether both follow the same amendment in a round: a caller may have chosen its sources before."""
+    return caller.lived_rules.epoch(round).digest == origin.rules.epoch(round).digest
+
+
 class SimulatedNetwork:
     """Runs the sites until each has carried out ``Exit``.
 
     Args:
-        sites: every site of the roster that takes part, by name.
+        sites: every site that takes part now or later, by name.
+        epochs: who joins and leaves when; without them all sites are members for good.
         forge: what a site sends in place of its artifact.
         watch: called with a site's name and state machine after each of its events.
     """
@@ -88,22 +98,25 @@ class SimulatedNetwork:
         link_down: LinkDown = lambda round, sender, receiver: False,
         forge: Callable[[SiteName, Artifact], Artifact] = lambda site, artifact: artifact,
         watch: Callable[[SiteName, SiteMachine], None] = lambda site, round: None,
+        epochs: SimulatedEpochs | None = None,
     ) -> None:
         self.sites, self._link_down, self._forge, self._watch = sites, link_down, forge, watch
+        self._epochs = epochs
+        if epochs is not None:
+            epochs.learn_due({name: site.memory.committed for name, site in sites.items()})
+            for site in sites.values():
+                site.rules = site.rules.amended(epochs.known)
         self.now_s = 0.0
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._counter = itertools.count()
-        self._heard: dict[SiteName, LastHeard] = {}
+        self._heard, self._greeted = HeardPeers(), set(sites)
         self._announced = False
         for site in sites.values():
-            site.machine = SiteMachine(site.rules, site.memory, heard=self._heard, greeted=site.rules.peers)
+            site.machine = SiteMachine(site.rules, site.memory, heard=self._heard, greeted=self._greeted)
 
     def run(self) -> None:
         """Run every site from the state of its rows to its end."""
-        for name, site in self.sites.items():
-            self._publish_heartbeat(name, site)
-        for name in self.sites:
-            self._schedule(0.0, lambda name=name: self._handle(name, events.Began()))  # type: ignore[misc]
+        self._start([name for name, site in self.sites.items() if name in site.rules.epochs.names])
         while self._heap:
             self._advance_clock()
         left_behind = [name for name, site in self.sites.items() if site.exit is None]
@@ -111,28 +124,55 @@ class SimulatedNetwork:
             phases = ", ".join(f"{name}: {self.sites[name].machine.phase}" for name in left_behind)
             raise RuntimeError(f"nothing can happen any more, but sites have not left ({phases})")
 
+    def _start(self, names: Sequence[SiteName]) -> None:
+        for name in names:
+            self.sites[name].started = True
+            self._publish_heartbeat(name, self.sites[name])
+        for name in names:
+            self._schedule(0.0, self._handle, name, events.Began())
+
+    def _learn_due(self, epochs: SimulatedEpochs) -> None:
+        """Tell every site of the changes that are due, and start the sites that they add."""
+        committed = {name: site.machine.memory.committed for name, site in self.sites.items() if site.started}
+        if not epochs.learn_due(committed):
+            return
+        known = epochs.known
+        for name, site in self.sites.items():
+            if site.started:
+                self._schedule(0.0, self._handle, name, events.EpochsLearned(known))
+            else:
+                site.rules = site.rules.amended(known)
+                site.machine = SiteMachine(site.rules, site.memory, heard=self._heard, greeted=self._greeted)
+        self._start([name for name, site in self.sites.items() if not site.started and name in known.names])
+
     def _advance_clock(self) -> None:
         """Carry out all actions of the next instant, then wake the sites that wait for peers."""
         self.now_s = self._heap[0][0]
         while self._heap and self._heap[0][0] <= self.now_s:
-            heapq.heappop(self._heap)[2]()
+            _, _, action, arguments = heapq.heappop(self._heap)
+            action(*arguments)
             if self._announced and not (self._heap and self._heap[0][0] <= self.now_s):
                 self._announced = False
                 for name, site in self.sites.items():
-                    if site.exit is None and site.machine.phase in WAITING_FOR_PEERS:
+                    if site.started and site.exit is None and site.machine.phase in WAITING_FOR_PEERS:
                         self._handle(name, events.Ticked())
 
-    def _schedule(self, delay_s: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (self.now_s + delay_s, next(self._counter), action))
+    def _schedule(self, delay_s: float, action: Callable[..., None], *arguments: Any) -> None:
+        heapq.heappush(self._heap, (self.now_s + delay_s, next(self._counter), action, arguments))
 
     def _handle(self, name: SiteName, event: events.Event) -> None:
         site = self.sites[name]
         if site.exit is not None:
             return
-        for command in site.machine.handle(event, now_s=self.now_s):
+        committed = site.machine.memory.committed
+        ordered = site.machine.handle(event, now_s=self.now_s)
+        for command in ordered:
             self._carry_out(name, site, command)
         self._watch(name, site.machine)
-        self._retry_waiting_peers(name)
+        if any(isinstance(command, commands.Persist) for command in ordered):  # only rows change what a site answers
+            self._retry_waiting_peers(name)
+        if self._epochs is not None and site.machine.memory.committed != committed:
+            self._learn_due(self._epochs)
 
     def _carry_out(self, name: SiteName, site: SimulatedSite, command: commands.Command) -> None:
         match command:
@@ -142,23 +182,30 @@ class SimulatedNetwork:
                 self._publish_heartbeat(name, site)
                 self._announced = True
             case commands.Fetch():
-                site.pending_fetches[command.origin] = command
-                self._schedule(ANSWER_S, lambda: self._fetch(name, command))
-            case commands.CancelFetch(origin, _):
-                site.pending_fetches.pop(origin, None)
+                site.pending_fetches[command.origin, command.purpose] = command
+                self._schedule(ANSWER_S, self._fetch, name, command)
+            case commands.CancelFetch(origin, purpose):
+                site.pending_fetches.pop((origin, purpose), None)
             case commands.Discard(sha256):
                 if site.artifacts is not None:
                     (site.artifacts / f"{sha256}.safetensors").unlink(missing_ok=True)
             case commands.WakeAt(at_s):
                 if at_s < math.inf:
-                    self._schedule(at_s - self.now_s, lambda: self._handle(name, events.Ticked()))
+                    self._schedule(at_s - self.now_s, self._handle, name, events.Ticked())
             case commands.Exit():
                 self._publish_heartbeat(name, site)
                 self._announced, site.exit = True, command
+            case commands.Halt(generation, attempt):
+                self._schedule(0.0, self._handle, name, events.Halted(generation, attempt))
             case commands.Publish():
                 pass  # peers read the artifact from this site's memory; within one process no signature is needed
             case _:
-                self._schedule(WORK_S, lambda: self._handle(name, site.perform(command)))
+                self._schedule(WORK_S, self._perform, name, command)
+
+    def _perform(self, name: SiteName, command: commands.Command) -> None:
+        site = self.sites[name]
+        if site.exit is None:
+            self._handle(name, site.perform(command))
 
     def _publish_heartbeat(self, name: SiteName, site: SimulatedSite) -> None:
         """Deliver the site's heartbeat to all sites; it never expires."""
@@ -168,11 +215,13 @@ class SimulatedNetwork:
     def _fetch(self, name: SiteName, command: commands.Fetch) -> None:
         """Answer a site's fetch, now or once the origin has the artifact."""
         site, origin = self.sites[name], self.sites.get(command.origin)
-        if site.pending_fetches.get(command.origin) is not command:
+        if site.pending_fetches.get((command.origin, command.purpose)) is not command:
             return
         order = (command.generation, command.round, command.attempt, command.origin)
-        if origin is None or self._link_down(command.round, command.origin, name):
+        if origin is None or not origin.started or self._link_down(command.round, command.origin, name):
             answer: Any = Unavailable.SKIPPED
+        elif not _same_epoch(site.machine, origin.machine, command.round):
+            answer = Unavailable.SKIPPED
         else:
             query: Any = {"for_round": command.round, "owner": command.owner, "purpose": command.purpose}
             denial = access.denial(origin.machine.rules, caller=name, kind=command.kind, **query)
@@ -180,9 +229,9 @@ class SimulatedNetwork:
                 raise RuntimeError(f"{name} asked {command.origin} out of turn: {denial}")
             answer = access.answer(origin.machine.rules, origin.machine.memory, **query)
             if answer == Unavailable.NOT_YET and origin.exit is None:
-                origin.waiting_peers.add(name)
+                origin.waiting_peers.add((name, command.purpose))
                 return
-        del site.pending_fetches[command.origin]
+        del site.pending_fetches[command.origin, command.purpose]
         if isinstance(answer, Unavailable):
             reason = Unavailable.SKIPPED if answer == Unavailable.NOT_YET else answer
             self._handle(name, events.ArtifactUnavailable(*order, command.purpose, reason))
@@ -207,11 +256,16 @@ class SimulatedNetwork:
     def _retry_waiting_peers(self, name: SiteName) -> None:
         """Try the fetches again that wait for an artifact of this site."""
         origin = self.sites[name]
-        waiting_peers, origin.waiting_peers = sorted(origin.waiting_peers), set()
-        for caller in waiting_peers:
-            command = self.sites[caller].pending_fetches.get(name)
-            if command is not None:
-                self._schedule(0.0, lambda caller=caller, command=command: self._fetch(caller, command))  # type: ignore[misc]
+        if not origin.waiting_peers:
+            return
+        waiting = [(caller, (name, purpose)) for caller, purpose in sorted(origin.waiting_peers)]
+        origin.waiting_peers = set()
+        pending = [(caller, self.sites[caller].pending_fetches.get(key)) for caller, key in waiting]
+        self._schedule(0.0, self._fetch_all, [(caller, command) for caller, command in pending if command is not None])
+
+    def _fetch_all(self, waiting: Sequence[tuple[SiteName, commands.Fetch]]) -> None:
+        for caller, command in waiting:
+            self._fetch(caller, command)
 
     def _copy_artifact(self, origin: SimulatedSite, receiver: SimulatedSite, sha256: str) -> None:
         """Hard-link the file to the receiver's folder, or copy it where links are impossible."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from peer.core.worker_protocol import WorkerSetting
 from peer.errors import DataError, ModelError, PeerError, WorkerFailed
 from peer.records.journal import Journal
 from peer.research.insider import Insider
+from peer.research.simulated_epochs import Change, SimulatedEpochs
 from peer.research.simulated_network import LinkDown, SimulatedNetwork, restore_site
 from peer.training.checkpoint import Checkpoints
 from peer.training.errors import DivergenceError, fault_of, reason_of
@@ -74,17 +75,27 @@ class Simulation:
             ``datalist.json``.
         round_key: the shared secret from which the sites compute the schedule of the rounds.
         loss: probability with which each directed link is down in a round.
+        epochs: who joins and leaves when; see ``peer.research.simulated_epochs``.
         insider: the site that does not send what it trained, and its act.
         pooled: all sites have the same training data; of the sites with one network and one input
             size, the simulation trains the first and shares its result.
     """
 
     def __init__(
-        self, folder: Path, *, round_key: bytes, loss: float = 0.0, pooled: bool = False, insider: Insider | None = None
+        self,
+        folder: Path,
+        *,
+        round_key: bytes,
+        loss: float = 0.0,
+        pooled: bool = False,
+        insider: Insider | None = None,
+        epochs: Sequence[Change] = (),
     ) -> None:
         self.folder = folder
         self.federation = FederationConfig.load(folder / "federation.toml")
-        self.sites = {name: SiteConfig.load(folder / "sites" / name / "site.toml") for name in self.federation.roster}
+        names = sorted({*self.federation.roster, *(name for change in epochs for name in change["add"])})
+        self.sites = {SiteName(name): SiteConfig.load(folder / "sites" / name / "site.toml") for name in names}
+        self._changes = epochs
         self._key, self._loss = RoundKey(round_key), loss
         self._insider = insider
         first_of: dict[str, SiteName] = {}
@@ -134,7 +145,9 @@ class Simulation:
                     return artifact
                 return insider.forge(artifact, trainers[name].settings, sites=len(self.sites))
 
-            SimulatedNetwork(sites, link_down=self._link_failures(), forge=forge, watch=report_progress).run()
+            epochs = SimulatedEpochs(sites[trained[0]].rules.epochs.genesis, self._changes) if self._changes else None
+            failures = self._link_failures()
+            SimulatedNetwork(sites, link_down=failures, forge=forge, watch=report_progress, epochs=epochs).run()
             for name, site in sites.items():
                 if site.exit is not None and site.exit.fault:
                     raise FAULTS.get(site.exit.fault, WorkerFailed)(f"{name}: {site.exit.reason}")

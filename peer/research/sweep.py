@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from peer import __version__
+from peer.allocator import keep_memory_between_steps
 from peer.config.site_folder import write_atomically
 from peer.errors import ConfigError, PeerError, StateError, WorkerFailed
 from peer.extras import require_extra
@@ -178,6 +179,7 @@ def execute_run(folder: Path, keep: bool) -> tuple[str, str]:
     """
     importlib.import_module("peer.training.monai").load()
     collect = importlib.import_module("peer.research.collect")
+    keep_memory_between_steps()
     gc.freeze()  # the trainer collects garbage after each stage, and need not look at the imported modules
     trace = folder / "error.txt"
     trace.unlink(missing_ok=True)
@@ -300,6 +302,7 @@ def _experiment_document(experiment: Experiment) -> dict[str, Any]:
                 "removed": list(links.removed),
                 "insider": links.insider,
                 "act": links.act,
+                **({"epochs": [change.model_dump(mode="json") for change in links.epochs]} if links.epochs else {}),
                 "left_out": experiment.left_out_by_links.get(name),
             }
             for name, links in experiment.links_by_name.items()

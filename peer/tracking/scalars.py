@@ -18,6 +18,7 @@ from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder
 from peer.core import global_test_memory
 from peer.records.history import OPEN, CommittedRound, History, HistoryRow, Transfer
+from peer.records.members import MembersOf, members_of
 
 EXPORT = "export"
 """The purpose of a ledger row of an export, which sends nothing to a peer."""
@@ -86,12 +87,12 @@ def read_runs(folder: SiteFolder) -> list[GenerationScalars]:
     for transfer in history.sent:
         if transfer.outcome != OPEN and transfer.purpose != EXPORT:
             sent.setdefault(transfer.generation, []).append(transfer)
-    runs = []
+    runs, members = [], members_of(folder, federation.roster.names)
     for number, rows in history.rows_of.items():
         generations = {number, *(row.body["generation"] for row in rows if row.kind == "regenerated")}
         transfers = [transfer for generation in sorted(generations) for transfer in sent.get(generation, [])]
         if rows:
-            runs.append(_read_run(folder, federation, number, history, transfers))
+            runs.append(_read_run(folder, federation, members, number, history, transfers))
     return runs
 
 
@@ -108,7 +109,12 @@ def stamp(folder: SiteFolder) -> tuple[tuple[str, int, int], ...]:
 
 
 def _read_run(
-    folder: SiteFolder, federation: FederationConfig, number: int, history: History, sent: Sequence[Transfer]
+    folder: SiteFolder,
+    federation: FederationConfig,
+    members: MembersOf,
+    number: int,
+    history: History,
+    sent: Sequence[Transfer],
 ) -> GenerationScalars:
     rows = history.rows_of[number]
     settings: Mapping[str, Any] = next((row.body for row in reversed(rows) if row.kind == "configured"), {})
@@ -118,7 +124,10 @@ def _read_run(
     finished = any(row.kind == "finished" for row in rows)
     last = next((row for row in reversed(rows) if row.kind in ("began", "left")), None)
     traffic = {"received": history.received_of[number], "sent": sent}
-    scalars = _scalars(folder.site, federation, rows, list(history.rounds_of[number].values()), traffic)
+    scalars = [
+        *_scalars(federation, rows, list(history.rounds_of[number].values()), traffic),
+        *_evaluation_scalars(folder.site, members, rows),
+    ]
     return GenerationScalars(
         site=folder.site,
         federation=folder.federation,
@@ -147,7 +156,6 @@ def _flatten(federation: FederationConfig) -> dict[str, str]:
 
 
 def _scalars(
-    site: str,
     federation: FederationConfig,
     rows: Sequence[HistoryRow],
     rounds: Sequence[CommittedRound],
@@ -170,7 +178,6 @@ def _scalars(
     for direction, transfers in traffic.items():
         for committed, total in zip(rounds, _bytes_by_round(rounds, transfers), strict=True):
             yield Scalar(f"traffic/{direction}_bytes", committed.number, float(total), committed.time_s)
-    yield from _evaluation_scalars(site, federation, rows)
 
 
 def _tag(metric: str, stages: Mapping[str, Any]) -> str:
@@ -192,7 +199,7 @@ def _bytes_by_round(rounds: Sequence[CommittedRound], transfers: Sequence[Transf
     return totals[:-1]
 
 
-def _evaluation_scalars(site: str, federation: FederationConfig, rows: Sequence[HistoryRow]) -> Iterator[Scalar]:
+def _evaluation_scalars(site: str, members: MembersOf, rows: Sequence[HistoryRow]) -> Iterator[Scalar]:
     """Metrics of the site's models at other sites, by report, and the mean over all sites."""
     evaluations = [row for row in rows if row.kind in ("evaluated", "report", "lapsed")]
     reported_s: dict[tuple[int, str], float] = {}
@@ -200,7 +207,7 @@ def _evaluation_scalars(site: str, federation: FederationConfig, rows: Sequence[
         if row.kind == "report":
             reported_s.setdefault((row.round, row.body["site"]), row.time_s)
     plain_rows = [(row.kind, row.round, row.body) for row in evaluations]
-    for record in global_test_memory.evaluation_records(plain_rows, own=site, sites=federation.roster.names):
+    for record in global_test_memory.evaluation_records(plain_rows, own=site, sites=members):
         step = record["round"]
         for other, cell in record["cells"].items():
             if (step, other) in reported_s:

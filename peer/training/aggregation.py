@@ -43,11 +43,13 @@ class Aggregation:
         contributors: the sites whose states are in it, in ascending order.
         cut: the sites whose contribution was left out, or weighs less than claimed, each with the
             reason.
+        heads: the other contributors' heads, where the method keeps them.
     """
 
     state: State
     contributors: list[SiteName]
     cut: dict[SiteName, str] = field(default_factory=dict)
+    heads: dict[SiteName, State] = field(default_factory=dict)
 
 
 def aggregate(

@@ -25,13 +25,13 @@ from peer.core import commands
 from peer.core.commands import Source
 from peer.core.limits import ARTIFACT_BYTES_MAX, BUILD_S_MAX, LAYERS_BUILT_MAX
 from peer.core.messages import Artifact, TensorSpec
-from peer.core.plan import Kind
+from peer.core.plan import Kind, Wire
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import map_artifacts
 from peer.files import artifact_path, write_file
-from peer.training.errors import UnusableArtifact, UnusableConfigurationError
+from peer.training.errors import UnusableArtifact, UnusableConfigurationError, UnusableWeightsError
 from peer.training.settings import TaskSettings
-from peer.training.tensors import State, describe, non_finite, pack, unpack
+from peer.training.tensors import State, as_received, as_sent, describe, non_finite, pack, unpack
 from peer.training.weights import fit_base, refuse_base
 
 
@@ -44,8 +44,10 @@ def write_artifact(
     owner: SiteName,
     steps: int,
     training_samples: int | None,
+    wire: Wire = "float32",
 ) -> Artifact:
     """Write the state as an artifact, durably, under its digest."""
+    state = as_sent(state, wire)
     content = pack(state)
     if len(content) > ARTIFACT_BYTES_MAX:
         raise UnusableConfigurationError(
@@ -100,6 +102,7 @@ def read_network(
     allow: Collection[str],
     bases: Bases = refuse_base,
     check: Callable[[Network], None] = lambda network: None,
+    wire: Wire = "float32",
 ) -> Network:
     """A received model, built on the CPU and loaded.
 
@@ -116,16 +119,18 @@ def read_network(
         allow: classes beyond the registry that its spec may name.
         bases: the site's weights, of which the artifact leaves out what does not learn.
         check: raises ``ValueError`` for a network, still on the meta device, that costs too much.
+        wire: of the federation: the type of the file's floating tensors.
 
     Raises:
         UnusableArtifact: a check failed; the message names the first one.
+        UnusableWeightsError: a file of this site's weights is not what site.toml says.
     """
     with _blame_artifact(source):
         network = _build_on_meta(source.artifact, task, allow)
         check(network)
         base = fit_base(network, bases(source.artifact.spec["base"])) if base_tensors(network) else {}
         expected = _select(network, _all_names)
-        state = _read_state_file(folder, source.artifact, expected)
+        state = _read_state_file(folder, source.artifact, expected, wire)
         network = models.build(source.artifact.spec)
     network.load_state_dict(network.state_dict() | base | state)
     return network
@@ -138,6 +143,7 @@ def read_head(
     *,
     allow: Collection[str],
     with_head: tuple[str, BuildReceived] | None = None,
+    wire: Wire = "float32",
 ) -> tuple[nn.Module, nn.Module | None]:
     """A received head, on the CPU and loaded, without the network around it; the checks are those
     of a whole model.
@@ -145,6 +151,7 @@ def read_head(
     Args:
         allow: classes beyond the registry that its spec may name.
         with_head: the name and the builder of the network that must come with the head.
+        wire: as in ``read_network``.
 
     Returns:
         The head, and the network that came with it.
@@ -162,7 +169,7 @@ def read_head(
             with torch.device("meta"):
                 parts[prefix] = build(built, names)
             expected |= {prefix + name: tensor for name, tensor in parts[prefix].state_dict().items()}
-        state = _read_state_file(folder, source.artifact, expected)
+        state = _read_state_file(folder, source.artifact, expected, wire)
         head, *others = [_load_part(part, state, prefix) for prefix, part in parts.items()]
     return head, (others[0] if others else None)
 
@@ -177,6 +184,7 @@ def read_state(
     allow: Collection[str],
     any_body: bool = False,
     beside: State | None = None,
+    wire: Wire = "float32",
 ) -> State:
     """A received state to average with that of ``own``; the checks are those of a model, and the
     specs must be equal.
@@ -198,7 +206,7 @@ def read_state(
             expected = _select(_build_on_meta(source.artifact, task, allow), artifact_tensors) | (beside or {})
         if any_body:
             _compare("its head", describe(expected), "this site's head", describe(_select(own, artifact_tensors)))
-        return _read_state_file(folder, source.artifact, expected)
+        return _read_state_file(folder, source.artifact, expected, wire)
 
 
 def _all_names(network: Network) -> list[str]:
@@ -207,9 +215,11 @@ def _all_names(network: Network) -> list[str]:
 
 @contextmanager
 def _blame_artifact(source: Source) -> Iterator[None]:
-    """Turn errors into an ``UnusableArtifact`` of this source."""
+    """Turn errors into an ``UnusableArtifact`` of this source, but for those of this site's files."""
     try:
         yield
+    except UnusableWeightsError:
+        raise
     except (UnusableConfigurationError, ValueError) as error:
         raise UnusableArtifact(source, str(error)) from error
 
@@ -285,9 +295,10 @@ def _load_part(part: nn.Module, state: State, prefix: str) -> nn.Module:
     return part
 
 
-def _read_state_file(folder: Path, artifact: Artifact, expected: State) -> State:
+def _read_state_file(folder: Path, artifact: Artifact, expected: State, wire: Wire) -> State:
     """The state in the artifact's file; spec, manifest and file agree, all values are finite."""
-    _compare("the manifest", artifact.tensors, "the spec", describe(expected))
+    due = f"the spec, sent as {wire}" if wire != "float32" else "the spec"
+    _compare("the manifest", artifact.tensors, due, describe(as_sent(expected, wire)))
     path = artifact_path(folder, artifact.sha256)
     try:
         if path.stat().st_size != artifact.bytes:
@@ -306,7 +317,7 @@ def _read_state_file(folder: Path, artifact: Artifact, expected: State) -> State
     bad = non_finite(state)
     if bad is not None:
         raise ValueError(f"tensor {bad!r} holds a NaN or an infinity")
-    return state
+    return as_received(state, expected)
 
 
 def _compare(first: str, these: tuple[TensorSpec, ...], second: str, those: tuple[TensorSpec, ...]) -> None:

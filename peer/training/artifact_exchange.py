@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ from peer.training.errors import UnusableArtifact, UnusableConfigurationError
 from peer.training.network import probe, probe_head
 from peer.training.settings import TrainingSettings
 from peer.training.site_networks import SiteNetworks
-from peer.training.tensors import State, mean, state_of, unpack
+from peer.training.tensors import State, as_received, as_sent, mean, state_of, unpack
 
 CLASS_COUNTS = "counts"
 """How a table of prototypes names the numbers of samples of its classes."""
@@ -74,6 +75,7 @@ class ArtifactExchange:
             owner=owner,
             steps=min(steps, STEPS_MAX),  # a received count is another site's claim
             training_samples=samples if settings.tells_samples else None,
+            wire=settings.wire,
         )
 
     def self_check(self, artifact: Artifact) -> None:
@@ -126,27 +128,39 @@ class ArtifactExchange:
         weights = [tensor for tensor in state.values() if tensor.is_floating_point() and tensor.numel()]
         return max((float(tensor.abs().max()) for tensor in weights), default=0.0)
 
-    def average(self, sources: Sequence[Source], *, samples: int) -> Aggregation:
+    def average(self, sources: Sequence[Source], *, samples: int | None, sent: Source | None = None) -> Aggregation:
         """The aggregate of the own and the received states, by the federation's rule and bounds.
+
+        Without ``samples`` it is that of the received states alone. The own artifact ``sent`` takes the
+        place of the own state.
 
         The federation's ``weighting = "samples"`` applies only if every site tells its number of
         samples: all sites that average the same states must compute the same mean.
         """
         settings, own = self._settings, self._networks.artifact_network
         allow = {*settings.allow_models, own.spec["name"]}
-        states = {settings.site: self._sent_state(own) | self._state_beside()}
-        counts = {settings.site: samples if settings.tells_samples else None}
+        states: dict[SiteName, State] = {}
+        counts: dict[SiteName, int | None] = {}
+        if samples is not None and sent is not None:
+            sources = (sent, *sources)
+        elif samples is not None:
+            state = self._sent_state(own) | self._state_beside()
+            states[settings.site] = as_received(as_sent(state, settings.wire), state)  # all average the same bits
+            counts[settings.site] = samples if settings.tells_samples else None
         for source in sources:
             states[source.origin] = self._read_state(source, allow=allow)
             counts[source.origin] = source.artifact.training_samples
+        heads = {site: self._take_kept_head(state) for site, state in states.items()}
         combine = aggregate_prototypes if settings.plan.artifact == "prototype" else aggregate
-        return combine(
+        aggregation = combine(
             states,
             counts,
             rule=settings.aggregate_rule,
             bounds=settings.aggregate_bounds,
             weighted=settings.weighted,
         )
+        others = (site for site in aggregation.contributors if site != settings.site)
+        return dataclasses.replace(aggregation, heads={site: heads[site] for site in others if heads[site]})
 
     def merge(self, returned: Sequence[tuple[Source, Network]], sent: State) -> State:
         """The weighted average of the local model and the copies of it that other sites trained.
@@ -182,12 +196,18 @@ class ArtifactExchange:
                 allow=allow,
                 bases=self._networks.base_weights.of,
                 check=self._check_operations,
+                wire=settings.wire,
             )
         if averaged_with_head is None:
-            return read_head(settings.artifacts, source, settings.task, allow=allow)[0]
+            return read_head(settings.artifacts, source, settings.task, allow=allow, wire=settings.wire)[0]
         build = functools.partial(averaged_with_head.build_received, self._networks.build_context, source.origin)
         head, network = read_head(
-            settings.artifacts, source, settings.task, allow=allow, with_head=(averaged_with_head.name, build)
+            settings.artifacts,
+            source,
+            settings.task,
+            allow=allow,
+            with_head=(averaged_with_head.name, build),
+            wire=settings.wire,
         )
         # The network beside an older head was averaged in its own round, or comes too late for any.
         return head if source.fallback else averaged_with_head.join(head, network)
@@ -223,14 +243,27 @@ class ArtifactExchange:
             allow=allow,
             any_body=settings.plan.artifact == "head",
             beside=self._state_beside(),
+            wire=settings.wire,
         )
 
-    def load(self, state: State) -> None:
-        """Load an aggregate into the networks whose states it averages."""
+    def load(self, aggregation: Aggregation) -> None:
+        """Load an aggregate into the networks whose states it averages, and keep the heads beside it."""
+        state = aggregation.state
         self._networks.artifact_network.load_state_dict(state, strict=False)
         if (name := self._method.sent_beside) is not None:
             beside = {key.removeprefix(f"{name}/"): state[key] for key in self._state_beside()}
             self._networks.networks[name].load_state_dict(beside)
+        if self._method.keeps_heads is not None:
+            keeper: Any = self._networks.networks[self._method.keeps_heads]
+            for site, head in aggregation.heads.items():
+                keeper.keep(site, head)
+
+    def _take_kept_head(self, state: State) -> State:
+        """The head's part of a state, removed from it, where the method keeps heads and averages the rest."""
+        if self._method.keeps_heads is None:
+            return {}
+        prefix = f"{self._networks.artifact_network.head_name}."
+        return {name.removeprefix(prefix): state.pop(name) for name in list(state) if name.startswith(prefix)}
 
     def _artifact_tensors(self, network: Network) -> Collection[str]:
         return self._method.artifact_tensors(network, self._settings.parameters)

@@ -43,12 +43,15 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one generation of a site; only the site's worker writes in the folder."""
+    """The checkpoints of one generation of a site; only the site's worker writes in the folder, and cleans
+    it. A process that reads beside it does not.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, clean: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        clear_unfinished(folder)
+        if clean:
+            clear_unfinished(folder)
 
     def write(self, name: str, checkpoint: Checkpoint) -> None:
         """Write the checkpoint of a finished stage, durably; it replaces one of that name."""

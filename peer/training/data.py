@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -28,10 +29,21 @@ from peer.methods.method import Batch
 from peer.training.augmentation import affine_maps, warp, warp_targets
 from peer.training.errors import UnusableConfigurationError, UnusableDataError
 from peer.training.images import VOLUME_DIMS, Preparation, load_regions
+from peer.training.ranks import Ranks
 from peer.training.settings import AugmentationSettings, TrainingSettings
 from peer.training.targets import Example, SampleReader, sample_reader
 
 logger = logging.getLogger(__name__)
+
+STEPS_AHEAD = 2
+"""Steps whose samples are read while one trains: one of them in full, should a single file take long."""
+
+WAIT_SHARE_MAX = 0.1
+"""Of a stage's duration: what training may wait for samples before the log says so."""
+WAITED = (
+    "training waits for its samples: stage=%s waited_s=%.1f duration_s=%.1f; raise [training] readers, or set [data] "
+    'cache = "memory" or "disk"'
+)
 
 Seed = Callable[..., int]
 """``peer.core.seeds.derive`` with federation and site filled in."""
@@ -56,27 +68,34 @@ class DataSplit:
     def __len__(self) -> int:
         return len(self.samples)
 
+    @property
+    def digest(self) -> str:
+        """What tells whether two processes have the same samples."""
+        return hashlib.sha256("\n".join(sample.name for sample in self.samples).encode()).hexdigest()
+
     def read(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Images ``(b, c, *space)`` and their targets.
 
         Classes ``(b,)`` or label maps ``(b, *space)``, int64, or large images
-        ``(b, classes, *(scale * space))``, float32.
-
-        Raises:
-            UnusableDataError: a sample that was readable is not any more.
+        ``(b, classes, *(scale * space))``, float32. ``UnusableDataError`` as ``read_one``.
         """
-        images, targets = [], []
-        for index in indices:
-            try:
-                image, target = self.load(index)
-            except UnusableConfigurationError:
-                raise
-            except Exception as error:
-                raise UnusableDataError(
-                    f"sample {self.samples[index].name} was readable and is not now: {error}"
-                ) from error
-            images.append(image)
-            targets.append(target)
+        return self.stack([self.read_one(index) for index in indices])
+
+    def read_one(self, index: int) -> Example:
+        """A sample's image and target; ``UnusableDataError`` where it was readable and is not any more."""
+        try:
+            return self.load(index)
+        except UnusableConfigurationError:
+            raise
+        except Exception as error:
+            raise UnusableDataError(
+                f"sample {self.samples[index].name} was readable and is not now: {error}"
+            ) from error
+
+    @staticmethod
+    def stack(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        """The batch of these examples, as ``read`` gives it."""
+        images, targets = zip(*examples, strict=True)
         stacked = torch.stack(targets)
         return torch.stack(images), stacked if stacked.is_floating_point() else stacked.long()
 
@@ -104,12 +123,15 @@ class SiteData:
         return counts | ({"validation": len(self.validation)} if len(self.validation) else {})
 
 
-def load_data(settings: TrainingSettings, seed: Seed, *, check_halt: Callable[[], None]) -> SiteData:
+def load_data(
+    settings: TrainingSettings, seed: Seed, *, check_halt: Callable[[], None], training_only: bool = False
+) -> SiteData:
     """Check the datalist and read every sample once.
 
     Args:
         seed: the site's; it chooses the samples held out for validation.
         check_halt: called before each sample; an exception from it ends the reading.
+        training_only: leave out the other samples.
 
     Raises:
         UnusableDataError: the datalist has a problem, more than ``unreadable_share_max`` of its
@@ -121,6 +143,8 @@ def load_data(settings: TrainingSettings, seed: Seed, *, check_halt: Callable[[]
         raise UnusableDataError(f"{data.datalist}: " + "; ".join(datalist.problems))
     if datalist.unlabelled:
         logger.warning("test entries without label are not evaluated: count=%d", datalist.unlabelled)
+    if data.cache == "disk" and not training_only:  # the rank that reads all samples also cleans up
+        clear_unfinished(_cache_folder(settings))
     _check_orientations([*datalist.training, *datalist.test], settings)
     read = sample_reader(task, data)
     held_out = validation_names(datalist.training, data.validation_share, seed)
@@ -129,6 +153,8 @@ def load_data(settings: TrainingSettings, seed: Seed, *, check_halt: Callable[[]
         "validation": [sample for sample in datalist.training if sample.name in held_out],
         "test": list(datalist.test),
     }
+    if training_only:
+        groups |= {"validation": [], "test": []}
     unreadable: dict[str, str] = {}
     splits = {name: _read_split(samples, read, settings, unreadable, check_halt) for name, samples in groups.items()}
     total = len(datalist.training) + len(datalist.test)
@@ -208,7 +234,7 @@ def _read_split(
     """Read the samples once; log and leave out those that fail, and give their reasons in ``unreadable``."""
     cache = settings.data.cache
     if cache == "disk":
-        read = _cache_on_disk(read, settings.home / "cache")
+        read = _cache_on_disk(read, _cache_folder(settings))
     readable: list[Sample] = []
     examples: list[Example] = []
     present: set[int] = set()
@@ -233,6 +259,12 @@ def _read_split(
     return DataSplit(readable, load, in_memory, frozenset(present))
 
 
+def _cache_folder(settings: TrainingSettings) -> Path:
+    folder = settings.home / "cache"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
 def _cache_on_disk(read_files: SampleReader, folder: Path) -> SampleReader:
     """A reader that keeps prepared samples on disk; the key holds each file's size and time, to
     notice changes.
@@ -240,8 +272,6 @@ def _cache_on_disk(read_files: SampleReader, folder: Path) -> SampleReader:
     MONAI's PersistentDataset would not do: it passes images through the system's temporary folder,
     and a crash then leaves half an image, which counts as unreadable.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    clear_unfinished(folder)
 
     def read(sample: Sample) -> Example:
         label = sample.label
@@ -263,7 +293,8 @@ class Batches:
 
     Every epoch is a permutation of the samples drawn from its own seed, cut into slices, one a
     step. The last, smaller slice of an epoch is dropped; with fewer samples than ``batch_size`` an
-    epoch is one batch of all samples.
+    epoch is one batch of all samples. A rank reads and augments its share of a batch, and gets the
+    joint one.
 
     The augmentation maps targets and masks like their images. In super-resolution it only flips
     images, whatever the settings: everything else interpolates, and would teach the network a
@@ -278,16 +309,28 @@ class Batches:
         augmentation: AugmentationSettings,
         seed: Seed,
         device: torch.device,
+        readers: int = 1,
+        ranks: Ranks | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``seed`` is that of site, round and stage."""
+        """Begin to read nothing yet.
+
+        Args:
+            seed: that of site, round and stage.
+            readers: threads that read the samples of the next steps, where they are on disk.
+            ranks: the processes that divide every batch.
+        """
+        self._ranks = ranks
         self._split, self._seed, self._device = data.training, seed, device
         self._flips_only = data.task == "super_resolution"
         self._augmentation = replace(augmentation, probability=0.0) if self._flips_only else augmentation
         self._size = min(batch_size, len(data.training))
-        self._orders: dict[int, np.ndarray] = {}  # of the newest epoch
+        self._orders: dict[int, np.ndarray] = {}  # of the newest two epochs: samples are read ahead
         self._masks = None if data.masks is None else self._coarse(data.masks).to(device)
-        self._ahead: tuple[int, Future[tuple[Tensor, Tensor]]] | None = None
-        self._reader = None if data.training.in_memory else ThreadPoolExecutor(1, thread_name_prefix="reader")
+        self._ahead: dict[int, list[Future[Example]]] = {}
+        self._readers = None if data.training.in_memory else ThreadPoolExecutor(readers, thread_name_prefix="reader")
+        self._clock = clock
+        self.waited_s = 0.0
 
     @property
     def per_epoch(self) -> int:
@@ -302,25 +345,46 @@ class Batches:
         """The samples of a step, counted from 0."""
         epoch, turn = divmod(step, self.per_epoch)
         if epoch not in self._orders:
-            self._orders = {epoch: np.random.default_rng(self._seed("order", epoch)).permutation(len(self._split))}
+            newest = dict(list(self._orders.items())[-1:])
+            order = np.random.default_rng(self._seed("order", epoch)).permutation(len(self._split))
+            self._orders = {**newest, epoch: order}
         return [int(index) for index in self._orders[epoch][turn * self._size : (turn + 1) * self._size]]
 
+    def _own(self, step: int) -> Sequence[int]:
+        """The samples of a step that this process reads."""
+        indices = self.indices(step)
+        return indices if self._ranks is None else self._ranks.own(indices)
+
     def __getitem__(self, step: int) -> Batch:
-        images, targets = (tensor.to(self._device) for tensor in self._read(step))
+        began_s = self._clock()
+        images, targets = self._read(step)
+        self.waited_s += self._clock() - began_s
+        images, targets = self._on_device(images), self._on_device(targets)
         masks = self._masks
         if self._augmentation.active:
-            seeds = [self._seed("augment", step, index) for index in self.indices(step)]
+            seeds = [self._seed("augment", step, index) for index in self._own(step)]
             maps = affine_maps(self._augmentation, seeds, images.shape[2:])
             images = warp(images, maps, mode="nearest" if self._flips_only else "bilinear")
             targets = warp_targets(targets, maps)
             if masks is not None:  # the anatomy follows the image
-                masks = torch.stack([warp(masks[None], affine_map[None])[0] for affine_map in maps])
-        return Batch(images=images, targets=targets, masks=masks)
+                masks = self._join(torch.stack([warp(masks[None], affine_map[None])[0] for affine_map in maps]))
+        return Batch(images=self._join(images), targets=self._join(targets), masks=masks)
+
+    def _join(self, own: Tensor) -> Tensor:
+        """The joint tensor of what all ranks have read."""
+        if self._ranks is None or self._ranks.share(self._size) is None:
+            return own
+        return self._ranks.join(own, self._size)
+
+    def warn_of_waits(self, stage: str, duration_s: float) -> None:
+        """Log it where a stage of this duration waited for its samples for long."""
+        if self.waited_s > WAIT_SHARE_MAX * duration_s:
+            logger.warning(WAITED, stage, self.waited_s, duration_s)
 
     def close(self) -> None:
         """Stop reading ahead."""
-        if self._reader is not None:
-            self._reader.shutdown(cancel_futures=True)
+        if self._readers is not None:
+            self._readers.shutdown(cancel_futures=True)
 
     def _coarse(self, masks: Tensor) -> Tensor:
         """Masks at half the image's resolution, where the augmentation has to warp them.
@@ -332,14 +396,26 @@ class Batches:
             return masks
         return F.interpolate(masks[None], size=[(length + 1) // 2 for length in masks.shape[1:]], mode="area")[0]
 
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        """The tensor on the device; a GPU copies it from locked memory while it still computes."""
+        if self._device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=True)
+
     def _read(self, step: int) -> tuple[Tensor, Tensor]:
-        """This step's samples; meanwhile a thread reads the next step's, if they are on disk."""
-        if self._reader is None:
-            return self._split.read(self.indices(step))
-        due, ahead = self._ahead if self._ahead is not None else (-1, None)
-        samples = ahead.result() if ahead is not None and due == step else self._split.read(self.indices(step))
-        self._ahead = step + 1, self._reader.submit(self._split.read, self.indices(step + 1))
-        return samples
+        """This step's samples; meanwhile threads read those of the next steps, if they are on disk."""
+        if self._readers is None:
+            return self._split.read(self._own(step))
+        ahead = {due: self._ahead.get(due) or self._submit(due) for due in range(step, step + 1 + STEPS_AHEAD)}
+        for passed in self._ahead.keys() - ahead.keys():
+            for future in self._ahead[passed]:
+                future.cancel()
+        self._ahead = ahead
+        return self._split.stack([future.result() for future in self._ahead.pop(step)])
+
+    def _submit(self, step: int) -> list[Future[Example]]:
+        assert self._readers is not None
+        return [self._readers.submit(self._split.read_one, index) for index in self._own(step)]
 
 
 def site_seed(settings: TrainingSettings) -> Seed:

@@ -7,10 +7,14 @@ import os
 from contextlib import AbstractContextManager
 
 import torch
+from torch import Tensor
 
+from peer import allocator
 from peer.training.errors import UnusableConfigurationError
 
 PRECISIONS = ("fp32", "bf16")
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""The memory format by dimensions of a batch; signals have none."""
 CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with it; it reads it at its start
 
 
@@ -29,9 +33,31 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def describe_device(device: torch.device) -> str:
-    """The device in words, for operators."""
-    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
+def rank_device(device: torch.device, rank: int) -> torch.device:
+    """The device of a rank: where the site has GPUs, one of its own."""
+    return torch.device("cuda", rank) if device.type == "cuda" else device
+
+
+def check_devices(device: torch.device, processes: int) -> None:
+    """``UnusableConfigurationError`` where there are fewer GPUs than processes."""
+    if device.type == "cuda" and (count := torch.cuda.device_count()) < processes:
+        raise UnusableConfigurationError(
+            f"[training] processes = {processes}: each process takes a GPU of its own, and this machine has {count} "
+            f"usable; set processes = {count}, or name more in the environment variable CUDA_VISIBLE_DEVICES"
+        )
+
+
+def describe_device(device: torch.device, processes: int = 1) -> str:
+    """The device in words, for operators; with several processes, that of each."""
+    if device.type != "cuda":
+        return str(device) if processes == 1 else f"{processes} processes on {device}"
+    devices = [device] if processes == 1 else [rank_device(device, rank) for rank in range(processes)]
+    return ", ".join(f"{each} {torch.cuda.get_device_name(each)}" for each in devices)
+
+
+def device_id(device: torch.device) -> str:
+    """What every process of this machine calls the device, whatever its index there."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else device.type
 
 
 def make_reproducible(device: torch.device, *, threads: int) -> None:
@@ -63,8 +89,19 @@ def precision(name: str, device: torch.device) -> AbstractContextManager[object]
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=name == "bf16")
 
 
+def with_channels_last(images: Tensor) -> Tensor:
+    """The images ``(b, c, *space)`` of two or three dimensions with a pixel's channels side by side;
+    layers without a form of their own for it turn them back.
+    """
+    if images.ndim not in CHANNELS_LAST:
+        return images
+    # One channel has the same order both ways; only a new tensor says that this format is meant.
+    return torch.empty_like(images, memory_format=CHANNELS_LAST[images.ndim]).copy_(images)
+
+
 def release_memory(device: torch.device) -> None:
     """Free the memory of dropped networks and optimisers, which may be in reference cycles."""
     gc.collect()
+    allocator.release_memory()
     if device.type == "cuda":
         torch.cuda.empty_cache()

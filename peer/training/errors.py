@@ -31,6 +31,12 @@ class UnusableConfigurationError(WorkError):
     fault = "configuration"
 
 
+class UnusableWeightsError(UnusableConfigurationError):
+    """A file of weights that site.toml names is missing, or not the one that it was: this site's
+    fault, whichever received artifact needs the file.
+    """
+
+
 class DivergenceError(WorkError):
     """Training diverged without a received artifact in use."""
 

@@ -91,7 +91,8 @@ class GuestEvaluator:
             raise UnusableConfigurationError(f"artifact {source.artifact.sha256} is not there any more")
         own = local_spec(settings)
         allow = {*settings.allow_models, *([own["name"]] if source.artifact.spec == own else [])}
-        network = read_network(settings.artifacts, source, settings.task, allow=allow, bases=BaseWeights(settings).of)
+        bases = BaseWeights(settings).of
+        network = read_network(settings.artifacts, source, settings.task, allow=allow, bases=bases, wire=settings.wire)
         try:
             probe(network, settings.task, settings.data.input_size, scale=settings.data.scale or 1)
         except Exception as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import models
 from models import Network
+from models.moe import Expert
 from peer.core.commands import Source
 from peer.methods.supervised import supervised_loss
 from peer.training.aggregation import STATISTICS
@@ -85,6 +86,15 @@ class OwnDataProbe:
             f"its loss on this site's samples is {ratio:.3g} times that of no knowledge, above {ratio_max:g} "
             "([training] probe_ratio_max)",
         )
+
+    def check_received(self, sources: Sequence[Source], received: Mapping[str, nn.Module], own: Network) -> None:
+        """Check the models and heads of these sources, by origin."""
+        for source in sources:
+            module = received[source.origin]
+            if isinstance(module, Network):
+                self.check_model(source, module, own)
+            else:
+                self.check_head(source, module.head if isinstance(module, Expert) else module, own)
 
     def check_return(self, source: Source, returned: nn.Module, sent: nn.Module) -> None:
         """Refuse a copy of this site's model that came home much worse than the model that left.

@@ -68,7 +68,7 @@ def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Re
         UnusableConfigurationError: a loss is not finite, or a stage refuses this site's networks.
         torch.OutOfMemoryError: the device is too small for the batch.
     """
-    device = trainer.device
+    device, processes = trainer.device, trainer.settings.processes
     available = available_bytes(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -86,10 +86,10 @@ def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Re
     return events.Rehearsed(
         generation=command.generation,
         attempt=command.attempt,
-        device=describe_device(device),
+        device=describe_device(device, processes),
         step_s={name: step_s for name, (step_s, _) in timings.items()},
         round_s=sum(timings[name][1] for name in usual),
-        memory_bytes=peak_bytes(device),
+        memory_bytes=peak_bytes(device) * (1 if device.type == "cuda" else processes),  # which share the machine's
         available_bytes=available,
         artifact_bytes=0 if artifact is None else artifact.bytes,
         padding_share=padding_share(trainer.site_networks.dam.eval(), images[:1].to(device)),
@@ -132,7 +132,7 @@ def try_stage(trainer: RehearsedTrainer, command: commands.Train) -> tuple[float
                 step_s, began_s = time.monotonic() - began_s, time.monotonic()
             whole_s += step_s * steps
     finally:
-        loop.thaw()
+        loop.close()
         batches.close()
         release_memory(trainer.device)
     return whole_s / loop.steps, whole_s

@@ -7,17 +7,20 @@ daemon passes the same documents.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from peer.core.limits import CHECKPOINT_S, PROBE_RATIO_MAX, RECEIVED_RATIO_MAX
-from peer.core.plan import AggregateRule, Plan, Value, Work
+from peer.core.plan import AggregateRule, Plan, Value, Wire, Work
 from peer.core.roster import Sha256, SiteName
 from peer.core.tasks import COLUMNS_ROWS, ROWS_COLUMNS
 from peer.core.worker_protocol import WorkerSetting
 from peer.methods.registry import find_plan
+from peer.training.device_queue import gpu_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ class TrainingSettings:
 
     ``hides_counters``: the number of batches that a layer has seen tells the size of the training
     set, which the site's policy does not tell. ``base_weights`` are files of weights by SHA-256.
+    ``gpu_folder`` holds the queues of this machine's devices where workers take turns.
     """
 
     site: SiteName
@@ -125,8 +129,12 @@ class TrainingSettings:
     batch_size: int
     checkpoint_s: float
     tells_samples: bool
+    processes: int = 1
+    readers: int = 1
+    channels_last: bool = False
     hides_counters: bool = False
     weighted: bool = False
+    wire: Wire = "float32"
     aggregate_rule: AggregateRule = "mean"
     aggregate_bounds: bool = True
     probe_ratio_max: float = PROBE_RATIO_MAX
@@ -134,10 +142,26 @@ class TrainingSettings:
     shared_model: Mapping[str, Any] | None = None
     sites: tuple[str, ...] = ()
     base_weights: Mapping[str, Path] = field(default_factory=dict)
+    gpu_folder: Path | None = None
 
     @property
     def artifacts(self) -> Path:
         return self.home / "artifacts"
+
+    def digest(self, *parts: object) -> str:
+        """What identifies a piece of work: the same digest is the same result."""
+        fixed_by = (
+            self.parameters,
+            self.works,
+            self.model,
+            self.data,
+            self.batch_size,
+            self.precision,
+            *(["channels_last"] if self.channels_last else []),
+            *([f"{self.processes} processes"] if self.processes > 1 else []),
+        )
+        text = json.dumps([self.federation, self.site, *map(repr, fixed_by), *parts])
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @classmethod
     def of(cls, setting: WorkerSetting) -> TrainingSettings:
@@ -175,17 +199,22 @@ class TrainingSettings:
             device=training.get("device", "auto"),
             precision=training.get("precision", "fp32"),
             threads=training.get("threads", 1),
+            processes=training.get("processes", 1),
+            readers=training.get("readers", 1),
+            channels_last=training.get("channels_last", False),
             batch_size=training.get("batch_size", 8),
             checkpoint_s=training.get("checkpoint_s", CHECKPOINT_S),
             tells_samples=weighted and tells_size,
             hides_counters=not tells_size and any(work.unit == "epoch" for work in works.values()),
             weighted=weighted,
+            wire=federation.get("wire", "float32"),
             aggregate_rule=aggregate.get("rule", "mean"),
             probe_ratio_max=float(training.get("probe_ratio_max", PROBE_RATIO_MAX)),
             received_ratio_max=float(limits.get("received_ratio_max", RECEIVED_RATIO_MAX)),
             aggregate_bounds=aggregate.get("bounds", True),
             sites=tuple(entry["name"] for entry in federation.get("site", ())),
             base_weights=_base_weights(site, Path(setting.base_folder)),
+            gpu_folder=gpu_folder(training, Path(setting.base_folder)),
             shared_model=_shared(federation.get("shared_model"), plan, federation["task"]["kind"]),
         )
 

@@ -68,7 +68,7 @@ class SiteNetworks:
             networks: dict[str, nn.Module] = {}
             for name, build in self._method.local_networks.items():
                 build_context = self.build_context  # before the seed: building it draws weights
-                alike = name in (self._method.artifact_network, self._averaged_with_head)
+                alike = name in (self._method.artifact_network, self._averaged_with_head, self._method.sent_beside)
                 # Where the local model has the shared architecture, both start with the same weights.
                 role = DAM if self._settings.plan.shared == "itself" else name
                 self._seed_torch("init", name, alike=alike, role=role)
@@ -99,6 +99,12 @@ class SiteNetworks:
     def invalidate(self) -> None:
         """Say that the networks will change: they equal no checkpoint any more."""
         self._loaded = ""
+
+    def leave_device(self) -> None:
+        """Take the networks that are built from the device; the next stage brings them back."""
+        built = [self.dam] if "dam" in self.__dict__ else []
+        for network in (*built, *(self._beside or {}).values()):
+            network.cpu()
 
     def write(self, name: str, record: Mapping[str, Any], moments: Mapping[str, State]) -> None:
         """Write all networks as they are now, with these moments, as a checkpoint.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from peer.core.messages import TensorSpec
+from peer.core.plan import Wire
 from peer.training.errors import UnusableConfigurationError
 
 State = dict[str, Tensor]
@@ -47,6 +48,18 @@ def unpack(content: bytes) -> State:
     """The state in a safetensors file."""
     state: State = safetensors.torch.load(content)
     return state
+
+
+def as_sent(state: State, wire: Wire) -> State:
+    """The state as it leaves: with bfloat16, every float32 tensor rounded to the nearest, ties to even."""
+    if wire == "float32":
+        return state
+    return {name: each.bfloat16() if each.dtype == torch.float32 else each for name, each in state.items()}
+
+
+def as_received(sent: State, like: State) -> State:
+    """The state with the element types of another one, whose names it has; bfloat16 to float32 is exact."""
+    return {name: tensor.to(like[name].dtype) for name, tensor in sent.items()}
 
 
 def describe(state: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:

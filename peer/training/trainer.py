@@ -6,10 +6,9 @@ import copy
 import dataclasses
 import functools
 import hashlib
-import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from models import Network
-from models.moe import Expert
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.messages import Artifact
@@ -30,12 +28,23 @@ from peer.methods.supervised import supervised_stage
 from peer.training.artifact_exchange import ArtifactExchange
 from peer.training.checkpoint import Checkpoints, checkpoint_name
 from peer.training.data import Batches, DataSplit, Seed, SiteData, load_data, site_seed
-from peer.training.device import choose_device, describe_device, make_reproducible, precision, release_memory
+from peer.training.device import (
+    choose_device,
+    describe_device,
+    device_id,
+    make_reproducible,
+    precision,
+    rank_device,
+    release_memory,
+)
+from peer.training.device_queue import DeviceQueue
 from peer.training.errors import DivergenceError, UnusableArtifact, UnusableConfigurationError, WorkInterrupted
 from peer.training.guest import evaluate_split
-from peer.training.loop import Diverged, Loop, run_stage
+from peer.training.loop import Diverged, Loop, resume_stage, run_stage
 from peer.training.optimiser import fitting_moments
 from peer.training.own_data_probe import OwnDataProbe, largest_change
+from peer.training.rank_processes import RankProcesses
+from peer.training.ranks import Ranks
 from peer.training.rehearsal import rehearse
 from peer.training.settings import TrainingSettings
 from peer.training.site_networks import SiteNetworks
@@ -53,6 +62,8 @@ class Trainer:
         report: gets every ``Progressed``.
         halted: called between steps; once it returns true, the current work ends in
             ``WorkInterrupted``.
+        lead: the processes that train every stage with this one, as rank 0.
+        ranks: in such a process, the ranks of which it is one.
     """
 
     def __init__(
@@ -62,18 +73,24 @@ class Trainer:
         report: Callable[[events.Event], None] = lambda event: None,
         halted: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
+        lead: RankProcesses | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.settings = settings = TrainingSettings.of(setting)
         self.method = Method.of(settings.plan)
         self._report, self._halted, self._clock = report, halted, clock
         self._seed: Seed = site_seed(settings)
-        self.device = choose_device(settings.device)
+        device = choose_device(settings.device)
+        self.device = rank_device(device, ranks.rank) if ranks is not None else device
         make_reproducible(self.device, threads=settings.threads)
-        self._checkpoints = Checkpoints(settings.home / "checkpoints")
+        self._checkpoints = Checkpoints(settings.home / "checkpoints", clean=ranks is None)
         self.site_networks = SiteNetworks(settings, self.method, self._seed, self._checkpoints)
         self.artifact_exchange = ArtifactExchange(settings, self.method, self.site_networks)
         self._probe = OwnDataProbe(settings, lambda: self.data, self.device)
         self._prediction_context: StageContext | None = None
+        self._ahead = 0
+        self._queue = DeviceQueue(settings.gpu_folder / device_id(self.device)) if settings.gpu_folder else None
+        self._lead, self._ranks = lead, lead.ranks if lead is not None else ranks
 
     def perform(self, command: commands.Command) -> events.Event:
         """Carry out one command; the event answers it.
@@ -91,19 +108,30 @@ class Trainer:
             commands.Evaluate: self._evaluate,
             commands.Rehearse: lambda rehearsal: rehearse(self, rehearsal),
         }
-        return handlers[type(command)](command)
+        if self._queue is None or isinstance(command, commands.Initialise):  # which computes on the processor
+            return handlers[type(command)](command)
+        with self._queue.turn(lambda ahead: self._wait(command, ahead)):
+            try:
+                return handlers[type(command)](command)
+            finally:
+                self._prediction_context = None
+                self.site_networks.leave_device()
+                release_memory(self.device)
 
     @cached_property
     def data(self) -> SiteData:
         """The site's data, checked and read."""
-        return load_data(self.settings, self._seed, check_halt=self._check_halt)
+        beside = self._ranks is not None and self._ranks.rank > 0
+        return load_data(self.settings, self._seed, check_halt=self._check_halt, training_only=beside)
 
     # --- commands ---------------------------------------------------------------------------------------------------
     def _initialise(self, command: commands.Initialise) -> events.Initialised:
-        work = self._digest("initialise", command.generation)
+        work = self.settings.digest("initialise", command.generation)
         record = self._finished_record(INITIAL, work)
         if record is None:
             masks, build = self.settings.data.regions is not None, self.site_networks.build_context
+            if self._lead is not None:
+                self._lead.check(self.site_networks.networks)
             problem = self.method.check_local(build.output, build.shared_output, self.settings.parameters, masks=masks)
             if problem is not None:
                 raise UnusableConfigurationError(problem)
@@ -125,7 +153,7 @@ class Trainer:
             artifact=_artifact_of(record),
             samples=record["samples"],
             threads=self.settings.threads,
-            device=describe_device(self.device),
+            device=describe_device(self.device, self._ranks.count if self._ranks is not None else 1),
             weights=record.get("weights"),
         )
 
@@ -133,7 +161,7 @@ class Trainer:
         name = checkpoint_name(command.round, command.stage)
         base = self._base_record(command.base)
         longer = (command.rounds,) if command.rounds > 1 else ()
-        work = self._digest(name, base["work"], *map(_source_key, command.sources), command.circulate, *longer)
+        work = self.settings.digest(name, base["work"], *map(_source_key, command.sources), command.circulate, *longer)
         record = self._finished_record(name, work)
         if record is None:
             try:
@@ -159,7 +187,7 @@ class Trainer:
         name = checkpoint_name(command.round, "aggregate")
         base = self._base_record(command.base)
         sent = [] if command.sent is None else [_source_key(command.sent)]
-        work = self._digest(name, base["work"], *map(_source_key, command.sources), *sent)
+        work = self.settings.digest(name, base["work"], *map(_source_key, command.sources), *sent)
         record = self._finished_record(name, work)
         if record is None and self.settings.plan.pattern == "visit":
             try:
@@ -173,18 +201,19 @@ class Trainer:
                     for source in command.sources:
                         network, own = self.artifact_exchange.receive(source)[0], self.site_networks.artifact_network
                         self._probe.check_model(source, network, own)
-                aggregate = self.artifact_exchange.average(command.sources, samples=len(self.data.training))
+                samples = None if command.shadow else len(self.data.training)
+                aggregate = self.artifact_exchange.average(command.sources, samples=samples, sent=command.sent)
             except UnusableArtifact as error:
                 return _reject(command, error)
             self.site_networks.invalidate()
-            self.artifact_exchange.load(aggregate.state)
+            self.artifact_exchange.load(aggregate)
             digest = hashlib.sha256(pack(aggregate.state)).hexdigest()
             record = {"work": work, "steps": base["steps"], "artifact": None, "sha256": digest}
             record |= {"contributors": aggregate.contributors, "cut": aggregate.cut}
             moments = {
                 name: state
                 for name, state in self.site_networks.moments.items()
-                if name != self.method.artifact_network
+                if name not in (self.method.artifact_network, self.method.sent_beside)
             }
             self.site_networks.write(name, record, moments)
             self._checkpoints.prune([command.base, *command.kept])
@@ -225,7 +254,7 @@ class Trainer:
 
     def _adopt(self, command: commands.Adopt) -> events.Event:
         name = checkpoint_name(command.round, "adopt")
-        work = self._digest(name, self._base_record(command.base)["work"], _source_key(command.source))
+        work = self.settings.digest(name, self._base_record(command.base)["work"], _source_key(command.source))
         record = self._finished_record(name, work)
         if record is None:
             self.site_networks.load(command.base)
@@ -295,13 +324,11 @@ class Trainer:
     # --- one stage --------------------------------------------------------------------------------------------------
     def _run_stage(self, command: commands.Train, name: str, work: str, *, steps_before: int) -> dict[str, Any]:
         """Train to the last step, write the checkpoint, and return its record."""
-        loop, batches = self.prepare(command)
+        loop, batches = self.prepare(command, work=work)
         # What leaves counts a stage in the federation's unit: steps per epoch tell the size of the training set.
         stage, steps = loop.stage, self.settings.works[command.stage].count * command.rounds
         local = [network for network in stage.trains if network in self.site_networks.networks]
-        for network in local:
-            moments = self.site_networks.moments.get(network, {})
-            loop.load({}, {network: fitting_moments(moments, stage.networks[network])})
+        self._load_moments(loop)
         order = (command.generation, command.round, command.attempt, command.stage)
         try:
             duration_s = run_stage(
@@ -314,18 +341,19 @@ class Trainer:
                 halted=self._halted,
                 clock=self._clock,
             )
+            batches.warn_of_waits(command.stage, duration_s)
             artifact = self._write_stage_artifact(command, stage, steps=steps, steps_before=steps_before)
             returned = self._write_returns(command, stage, steps=steps)
         except Diverged as error:
             raise self._blame(command, str(error)) from error
         finally:
-            loop.thaw()
+            loop.close()
             batches.close()
         record = {
             "work": work,
             "steps": steps_before + (steps if DAM in local else 0),
             "artifact": to_json(artifact),
-            "metrics": _stage_metrics(command.stage, loop),
+            "metrics": loop.metrics(command.stage),
             "threads": self.settings.threads,
             "duration_s": duration_s,
         }
@@ -340,17 +368,31 @@ class Trainer:
         self._checkpoints.prune([command.base, *command.kept])
         return record
 
-    def prepare(self, command: commands.Train, *, probes: bool = True) -> tuple[Loop, Batches]:
+    def follow(self, command: commands.Train, work: str, *, ready: Callable[[str], None], steps: Iterable[int]) -> None:
+        """Train a stage beside rank 0: say ``ready``, with the digest of the samples, and take its steps."""
+        loop, batches = self.prepare(command, probes=False)
+        try:
+            self._load_moments(loop)
+            resume_stage(loop, self._checkpoints, work)
+            ready(self.data.training.digest)
+            loop.follow(steps, batches)
+        finally:
+            loop.close()
+            batches.close()
+        release_memory(self.device)
+
+    def prepare(self, command: commands.Train, *, probes: bool = True, work: str = "") -> tuple[Loop, Batches]:
         """Build the loop and the batches of a stage, before its first step.
 
-        Received artifacts are tried on own samples, except where ``probes`` is false.
+        Received artifacts are tried on own samples, except where ``probes`` is false. The other ranks
+        prepare the stage, too, and resume that of ``work``.
 
         Received artifacts are loaded, the networks are those of ``command.base``, and all are on
-        the device. The caller must call ``loop.thaw()`` and ``batches.close()``.
+        the device. The caller must call ``loop.close()`` and ``batches.close()``.
         """
         settings = self.settings
-        work = settings.works[command.stage].in_round(command.round)
-        work = dataclasses.replace(work, count=work.count * command.rounds)
+        stage_work = settings.works[command.stage].in_round(command.round)
+        stage_work = dataclasses.replace(stage_work, count=stage_work.count * command.rounds)
         self.site_networks.load(command.base)
         self.site_networks.invalidate()  # before its first step, a stage may add layers for a received head
         self._prediction_context = None
@@ -362,17 +404,40 @@ class Trainer:
             augmentation=settings.data.augmentation,
             seed=seed,
             device=self.device,
+            readers=settings.readers,
+            ranks=self._ranks,
         )
-        steps = batches.steps(work)
-        return Loop(stage, work, steps=steps, device=self.device, precision=settings.precision, seed=seed), batches
+        loop = Loop(
+            stage,
+            stage_work,
+            steps=batches.steps(stage_work),
+            device=self.device,
+            precision=settings.precision,
+            seed=seed,
+            channels_last=settings.channels_last,
+            ranks=self._ranks,
+            lead=self._lead,
+        )
+        if self._lead is not None:
+            self._lead.begin(command, work, loop, self.data.training.digest)
+        return loop, batches
+
+    def _load_moments(self, loop: Loop) -> None:
+        """Load the optimisers' moments of the site's own networks, as far as they fit."""
+        for network in loop.stage.trains:
+            if network in self.site_networks.networks:
+                moments = self.site_networks.moments.get(network, {})
+                loop.load({}, {network: fitting_moments(moments, loop.stage.networks[network])})
 
     def _build_stage(self, command: commands.Train, probe: OwnDataProbe | None) -> Stage:
         """The method's stage, or a visitor's supervised training in a circulating round."""
         owner = command.circulate
         if owner is None:
-            received = self.artifact_exchange.receive_all(command.sources)
-            if probe is not None and self.settings.plan.artifact != "prediction":
-                self._probe_received(probe, command.sources, received)
+            # Where heads are kept, the aggregate has taken all that the sources hold.
+            kept = self.method.keeps_heads is not None
+            received = {} if kept else self.artifact_exchange.receive_all(command.sources)
+            if probe is not None and received and self.settings.plan.artifact != "prediction":
+                probe.check_received(command.sources, received, self.site_networks.dam)
             context = dataclasses.replace(
                 self._stage_context(received), round=command.round, classes_present=self.data.training.present
             )
@@ -407,17 +472,6 @@ class Trainer:
             own_change=self._base_record(command.base).get("change", 0.0),
             final=command.final,
         )
-
-    def _probe_received(
-        self, probe: OwnDataProbe, sources: Sequence[Source], received: Mapping[str, nn.Module]
-    ) -> None:
-        for source in sources:
-            module = received[source.origin]
-            if isinstance(module, Network):
-                probe.check_model(source, module, self.site_networks.dam)
-            else:
-                head = module.head if isinstance(module, Expert) else module
-                probe.check_head(source, head, self.site_networks.dam)
 
     def _stage_context(self, received: Mapping[str, nn.Module]) -> StageContext:
         settings = self.settings
@@ -474,7 +528,7 @@ class Trainer:
 
     def _blame(self, command: commands.Train, reason: str) -> Exception:
         """Blame a divergence on the received artifact with the largest values, or on this site."""
-        if command.sources:
+        if command.sources and self.method.keeps_heads is None:
             source = max(command.sources, key=self.artifact_exchange.max_abs)
             return UnusableArtifact(source, f"training with it diverged: {reason}")
         return DivergenceError(
@@ -501,19 +555,12 @@ class Trainer:
         complete = all(artifact_path(self.settings.artifacts, artifact.sha256).exists() for artifact in written)
         return record if complete else None
 
-    def _digest(self, *parts: object) -> str:
-        """What identifies a piece of work: the same digest is the same result."""
-        settings = self.settings
-        fixed_by = (
-            settings.parameters,
-            settings.works,
-            settings.model,
-            settings.data,
-            settings.batch_size,
-            settings.precision,
-        )
-        text = json.dumps([settings.federation, settings.site, *map(repr, fixed_by), *parts])
-        return hashlib.sha256(text.encode()).hexdigest()
+    def _wait(self, command: commands.Command, ahead: int) -> None:
+        """Report how many turns at the device come first; a halt ends the wait, too."""
+        self._check_halt()
+        if ahead != self._ahead:
+            self._ahead = ahead
+            self._report(events.Queued(getattr(command, "generation", 0), getattr(command, "attempt", 0), ahead))
 
     def _check_halt(self) -> None:
         if self._halted():
@@ -541,11 +588,3 @@ def _reject(
     source = error.source
     order = (command.generation, command.round, command.attempt)
     return events.ArtifactRejected(*order, source.origin, source.artifact.sha256, str(error))
-
-
-def _stage_metrics(stage: str, loop: Loop) -> dict[str, float]:
-    """Mean and newest (``_last``) terms, the method's summary and steps, prefixed by the stage."""
-    means = loop.means()
-    metrics = means | {f"{name}_last": value for name, value in loop.losses().items()}
-    metrics |= {**loop.stage.summary(means), "steps": float(loop.step)}
-    return {f"{stage}_{name}": value for name, value in metrics.items()}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from models import Network
 from models.learning import COUNTER, base_tensors, name_in_file
-from peer.training.errors import UnusableConfigurationError
+from peer.training.errors import UnusableWeightsError
 from peer.training.tensors import State, non_finite, unpack
 
 BUNDLE_FILES = ("models/model.safetensors", "models/model.pt")
@@ -64,29 +64,29 @@ def read_weights(path: Path, sha256: str, *, key: str) -> State:
     """The tensors of a file, whose bytes have this digest, by name.
 
     Raises:
-        UnusableConfigurationError: the file cannot be read, has another digest, or holds more than
+        UnusableWeightsError: the file cannot be read, has another digest, or holds more than
             tensors; the message begins with ``key``, the key of site.toml that names it.
     """
     file = _bundle_file(path, key) if path.is_dir() else path
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise UnusableConfigurationError(f"{key}: {file} cannot be read: {error.strerror}") from error
+        raise UnusableWeightsError(f"{key}: {file} cannot be read: {error.strerror}") from error
     digest = hashlib.sha256(content).hexdigest()
     if digest != sha256:
-        raise UnusableConfigurationError(
+        raise UnusableWeightsError(
             f"{key}: {file} has SHA-256 {digest}, not {sha256} as site.toml says; it is another file, or it changed"
         )
     try:
         state = _parse(file, content)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnusableConfigurationError(
+        raise UnusableWeightsError(
             f"{key}: {file} cannot be read as tensors alone ({reason}); save the network's state_dict as .safetensors"
         ) from error
     bad = non_finite(state)
     if bad is not None:
-        raise UnusableConfigurationError(f"{key}: {file}: tensor {bad!r} holds a NaN or an infinity")
+        raise UnusableWeightsError(f"{key}: {file}: tensor {bad!r} holds a NaN or an infinity")
     return state
 
 
@@ -158,7 +158,7 @@ def _bundle_file(folder: Path, key: str) -> Path:
     for name in BUNDLE_FILES:
         if (folder / name).is_file():
             return folder / name
-    raise UnusableConfigurationError(f"{key}: {folder} is no MONAI bundle with weights: it has no {BUNDLE_FILES[1]}")
+    raise UnusableWeightsError(f"{key}: {folder} is no MONAI bundle with weights: it has no {BUNDLE_FILES[1]}")
 
 
 def _parse(file: Path, content: bytes) -> State:

@@ -22,14 +22,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from peer import landlock
+from peer.allocator import keep_memory_between_steps
 from peer.core import commands, events
 from peer.core.limits import SIGN_S, WORKER_LINE_BYTES_MAX
 from peer.core.worker_protocol import TO_WORKER, StillWorking, WorkerSetting, decode, encode
+from peer.training.device_queue import gpu_folder
 
 logger = logging.getLogger(__name__)
 
@@ -134,13 +136,27 @@ def _start_duty(setting: WorkerSetting, inbox: Inbox, send: Callable[[events.Eve
     from peer.training import monai
 
     monai.load()
+    keep_memory_between_steps()
     if setting.duty == "measure":
         from peer.training.guest import GuestEvaluator
 
         return GuestEvaluator(setting)
     from peer.training.trainer import Trainer
 
-    return Trainer(setting, report=send, halted=HaltCheck(inbox, send))
+    halted = HaltCheck(inbox, send)
+    if (setting.site.get("training") or {}).get("processes", 1) == 1:
+        return Trainer(setting, report=send, halted=halted)
+    from peer.training.errors import fault_of, reason_of
+    from peer.training.rank_processes import RankProcesses
+    from peer.training.worker import run_rank  # not __main__'s: the other processes import it by its name
+
+    def abandon(error: Exception) -> None:
+        with contextlib.suppress(OSError):
+            send(events.WorkFailed(0, 0, fault_of(error), reason_of(error)))
+        os._exit(EXIT_FAILED)
+
+    lead = RankProcesses(setting, run_rank, halted=halted, abandon=abandon)
+    return Trainer(setting, report=send, halted=halted, lead=lead)
 
 
 def _answer(duty: WorkerCommands, command: commands.Command, artifacts: Path) -> events.Event | None:
@@ -174,14 +190,88 @@ def confine(setting: object) -> None:
         return
     base, home = Path(setting.base_folder), Path(setting.home)
     own = [] if setting.duty == "measure" else [home / "artifacts", home / "checkpoints", home / "cache"]
+    training = setting.site.get("training") or {}
     if (setting.site.get("data") or {}).get("cache") == "disk" and own:
         own[-1].mkdir(exist_ok=True)
+    if training.get("processes", 1) > 1 and own:
+        own.append(home / "ranks")
+        own[-1].mkdir(mode=0o700, exist_ok=True)
     try:
+        shared = gpu_folder(training, base)
+        if shared is not None and own:
+            shared.mkdir(parents=True, exist_ok=True)
+            own.append(shared)
         caches = [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), Path.home() / ".nv"]
         system = [Path(tempfile.gettempdir()), Path("/dev"), Path("/proc")]
         landlock.confine(hidden=base.parent.parent.glob("*/*/pki"), writable=[*own, *caches, *system])
     except (OSError, RuntimeError) as error:  # `mhfl-peer check` says whether the kernel has Landlock
         logger.warning("the worker is not confined: reason=%s", error)
+
+
+def run_rank(index: int, setting: WorkerSetting, folder: Path, connections: Sequence[Any], parent: int) -> None:
+    """Be another rank, in a process that the worker has started, until the worker ends.
+
+    Args:
+        index: of this rank's connection to the worker; the worker itself is rank 0.
+        folder: where the ranks find each other.
+        parent: the worker's process.
+    """
+    die_with_parent()
+    if os.getppid() != parent:  # it ended before the kernel knew
+        os._exit(EXIT_ORPHAN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    rank, connection = index + 1, connections[index]
+    log_format = f"%(levelname)s rank {rank} %(name)s %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=log_format, force=True)
+    for other in connections:
+        if other is not connection:
+            other.close()
+    try:
+        _follow_worker(rank, setting, folder, connection)
+    except EOFError:
+        os._exit(EXIT_ORPHAN)
+    except BaseException as error:
+        from peer.training.errors import fault_of, reason_of
+        from peer.training.rank_processes import Failed
+
+        logger.exception("rank failed")
+        with contextlib.suppress(OSError):
+            connection.send(Failed(fault_of(error), reason_of(error)))
+    os._exit(EXIT_FAILED)  # at once: the end of a process group may wait for dead ranks
+
+
+def _follow_worker(rank: int, setting: WorkerSetting, folder: Path, connection: Any) -> None:
+    """Prepare the stages that the worker begins, and take their steps, for ever."""
+    from peer.training import monai
+
+    monai.load()
+    keep_memory_between_steps()
+    from peer.training.rank_processes import BeginStage, Reading, StageReady, join_group
+    from peer.training.ranks import ProcessGroup, Ranks
+    from peer.training.trainer import Trainer
+
+    sent_s = -SIGN_S
+
+    def halted() -> bool:
+        """Never, but that a rank asks, between two samples, is a sign."""
+        nonlocal sent_s
+        if time.monotonic() >= sent_s + SIGN_S:
+            connection.send(Reading())
+            sent_s = time.monotonic()
+        return False
+
+    count = setting.site["training"]["processes"]
+    trainer = Trainer(setting, halted=halted, ranks=Ranks(rank, count, ProcessGroup()))
+    connection.send(StageReady(0))
+    join_group(folder, rank, count, trainer.device)
+    while True:
+        stage = connection.recv()
+        if isinstance(stage, BeginStage):
+
+            def ready(samples: str, number: int = stage.number) -> None:
+                connection.send(StageReady(number, samples))
+
+            trainer.follow(stage.command, stage.work, ready=ready, steps=iter(connection.recv, None))
 
 
 def main() -> int:
@@ -198,8 +288,14 @@ def main() -> int:
     with contextlib.suppress(ValueError):  # `work` reports a line that is no setting
         confine(decode(first, TO_WORKER))
     inbox = Inbox(lines, ended=lambda: os._exit(EXIT_ORPHAN), first=first)
+    lock = threading.Lock()  # the thread that watches other ranks may send the last event
+
+    def send(event: events.Event) -> None:
+        with lock:
+            connection.sendall(encode(event))
+
     try:
-        work(inbox, lambda event: connection.sendall(encode(event)))
+        work(inbox, send)
     except Exception:
         return EXIT_FAILED
     return 0

@@ -1,5 +1,6 @@
-"""The client for calls to peers: greetings, heartbeats and manifests over one channel a peer, and
-artifacts over another, so that no heartbeat waits behind an artifact on a slow line.
+"""The client for calls to peers: greetings, heartbeats and manifests over one channel a peer, the
+artifacts of an exchange over another, and lent models over a third. So no heartbeat waits behind an
+artifact on a slow line, and no exchange shares its receive window with the models of the Global Test.
 
 Every call has a deadline. After ``Unreachable`` the caller may try again later, after ``Refused``
 it need not. ``Misbehaved`` names a peer that broke the protocol. The client decodes a manifest only
@@ -11,31 +12,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
 from peer.core import limits
-from peer.core.messages import EvaluationResult, Heartbeat, Hello, Manifest, SignedManifest, Unavailable
+from peer.core.messages import (
+    AmendmentsReply,
+    EvaluationResult,
+    Heartbeat,
+    Hello,
+    Manifest,
+    SignedManifest,
+    Unavailable,
+)
 from peer.core.roster import Sha256, SiteName
 from peer.errors import CertificateError, one_line
 from peer.files import artifact_path
-from peer.identity.certificates import Identity, is_refused, verify_certificate
+from peer.identity.certificates import Identity, OtherKey, is_refused
 from peer.pb import peer_pb2 as pb
-from peer.transport import proxy, tls, wire
+from peer.transport import amendments, proxy, tls, wire
 from peer.transport.bounds import WireError
 from peer.transport.header import check_safetensors_header
 from peer.transport.manifest import verify_manifest
-from peer.transport.transfer import ArtifactWrong, IncomingArtifact, is_complete
+from peer.transport.transfer import STREAMS_AT_ONCE, ArtifactWrong, IncomingArtifact, StreamTurn, is_complete
 from peer.transport.wire import encode_report
 
 SERVICE = "/mhfl.v1.Exchange/"
 Answer = TypeVar("Answer", bound=Message)
+Use = Literal["calls", "exchange", "evaluation"]
+"""What a channel carries: heartbeats and the like, the artifacts of an exchange, or lent models."""
 
 # A call that ended with one of these may succeed later; CANCELLED is one that this site cancelled.
 RETRYABLE = frozenset(
@@ -68,12 +79,22 @@ class Refused(ExchangeError):  # noqa: N818 - the name is the fact
     """The peer refused the call, and would refuse it again."""
 
 
+class NotAdmitted(Refused):
+    """This site is no peer there: it was expelled, or the peer does not know yet that it was added."""
+
+
 class Missing(Refused):
     """The peer does not have, or no longer has, what the call asks for."""
 
 
 class Misbehaved(ExchangeError):  # noqa: N818 - the name is the fact
     """The peer broke the protocol."""
+
+
+REFUSALS: Mapping[grpc.StatusCode, type[Refused]] = {
+    grpc.StatusCode.NOT_FOUND: Missing,
+    grpc.StatusCode.UNAUTHENTICATED: NotAdmitted,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +104,28 @@ class Offer:
     request: wire.ArtifactRequest
     signed: SignedManifest
     manifest: Manifest
+
+
+class ReceiveWindow:
+    """The receive window of streams that may arrive at once: how far ahead of this site their senders may be.
+
+    A stream that is alone gets the whole window, one beside others its share. A channel keeps the
+    window that it was opened with, so that a stream with another one needs a new channel.
+    """
+
+    def __init__(self, streams: int) -> None:
+        self.share = max(limits.STREAM_WINDOW_BYTES // max(1, streams), limits.STREAM_WINDOW_BYTES_MIN)
+        self._under_way = 0
+
+    @contextlib.contextmanager
+    def stream(self, size: int) -> Iterator[int]:
+        """The bytes of the window for a stream of so many bytes; in the block, the stream is under way."""
+        alone = not self._under_way
+        self._under_way += 1
+        try:
+            yield limits.STREAM_WINDOW_BYTES if alone and size > self.share else self.share
+        finally:
+            self._under_way -= 1
 
 
 @dataclass(slots=True)
@@ -96,6 +139,7 @@ class PeerChannel:
     stamp: tuple[tuple[int, ...], ...]
     own: Identity
     channel: grpc.aio.Channel
+    window_bytes: int
     calls: int = 0
     retired: bool = False
 
@@ -126,6 +170,8 @@ class ExchangeClient:
         refused: Container[str] = frozenset(),
         stall_s: float = limits.STALL_S,
         proxy_for: proxy.Choose = proxy.direct,
+        streams: int = 1,
+        evaluations: int = 1,
     ) -> None:
         """Prepare to dial.
 
@@ -137,14 +183,22 @@ class ExchangeClient:
             refused: SHA-256 digests of certificates whose manifests the client refuses.
             stall_s: a stream without a byte for so long is cancelled.
             proxy_for: the proxy through which to dial a peer at an address.
+            streams: how many artifacts of an exchange may arrive at once; they share the receive window.
+            evaluations: the same of lent models, beside those of the exchange.
         """
+        self._windows: Mapping[Use, ReceiveWindow] = {
+            "calls": ReceiveWindow(streams),
+            "exchange": ReceiveWindow(streams),
+            "evaluation": ReceiveWindow(evaluations),
+        }
         self._pki = pki
         self._federation = federation
         self._address = address
         self._refused = refused
         self._stall_s = stall_s
         self._proxy_for = proxy_for
-        self._channels: dict[tuple[SiteName, bool], PeerChannel] = {}
+        self._turns = asyncio.Semaphore(STREAMS_AT_ONCE)
+        self._channels: dict[tuple[SiteName, Use], PeerChannel] = {}
         self._receiving: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 
     async def close(self) -> None:
@@ -180,6 +234,14 @@ class ExchangeClient:
             answer = await peer_channel.ask("CompareManifests", message, pb.SignedManifests, timeout_s=timeout_s)
             return wire.decode_manifests(answer)
 
+    async def get_amendments(self, peer: SiteName, *, after: int) -> AmendmentsReply:
+        """The amendments after a number that a peer has, with round keys and notices; nothing is verified yet."""
+        message = amendments.encode_after(after)
+        async with self._open(peer) as peer_channel:
+            timeout_s = limits.HELLO_TIMEOUT_S
+            answer = await peer_channel.ask("GetAmendments", message, pb.Amendments, timeout_s=timeout_s)
+            return amendments.decode_amendments(answer)
+
     async def get_manifest(
         self, peer: SiteName, request: wire.ArtifactRequest, *, wait_s: float = limits.MANIFEST_WAIT_S
     ) -> Offer | Unavailable:
@@ -187,6 +249,7 @@ class ExchangeClient:
         it exists.
 
         Raises:
+            Unreachable: the peer did not answer, or with another key's signature than the pinned one's.
             Misbehaved: certificate, signature or content do not fit the request; the reason says
                 which.
         """
@@ -198,11 +261,13 @@ class ExchangeClient:
             if isinstance(reply, Unavailable):
                 return reply
             try:
-                certificate = verify_certificate(reply.certificate_der, peer_channel.own.ca, peer, self._pki.clock())
+                certificate = self._pki.verify(reply.certificate_der, peer_channel.own.ca, peer)
                 if is_refused(certificate, self._refused):
                     raise ValueError("the certificate is refused here")
                 manifest = verify_manifest(reply, certificate)
                 self._compare(manifest, request, peer)
+            except OtherKey as error:
+                raise Unreachable(peer, f"manifest: {error}") from error
             except ValueError as error:
                 raise Misbehaved(peer, f"manifest: {error}") from error
             return Offer(request, reply, manifest)
@@ -261,9 +326,11 @@ class ExchangeClient:
         loop = asyncio.get_running_loop()
         progress_s, failures = loop.time(), 0
         while incoming.received < artifact.bytes:
-            received_before = incoming.received
+            received_before, asked_s = incoming.received, loop.time()
             try:
-                await self._stream(offer, incoming, on_bytes)
+                async with StreamTurn(self._turns) as turn:
+                    progress_s += loop.time() - asked_s  # the wait for a turn is no fault of the peer
+                    await self._stream(offer, incoming, on_bytes, turn)
                 if incoming.received < artifact.bytes:
                     raise ArtifactWrong(f"the stream ended after {incoming.received} of {artifact.bytes} bytes")
             except Misbehaved as error:
@@ -276,13 +343,19 @@ class ExchangeClient:
                 await asyncio.sleep(limits.DIAL_BACKOFF_S[min(failures, len(limits.DIAL_BACKOFF_S) - 1)])
                 failures += 1
 
-    async def _stream(self, offer: Offer, incoming: IncomingArtifact, on_bytes: Callable[[int], None]) -> None:
+    async def _stream(
+        self, offer: Offer, incoming: IncomingArtifact, on_bytes: Callable[[int], None], turn: StreamTurn
+    ) -> None:
         """Read one stream to its end."""
         peer, loop = offer.manifest.origin, asyncio.get_running_loop()
         message = wire.encode_fetch_request(
             offer.request, sha256=offer.manifest.artifact.sha256, offset=incoming.received
         )
-        async with self._open(peer, for_artifacts=True) as peer_channel:
+        use: Use = "evaluation" if offer.request.purpose == "evaluate" else "exchange"
+        size = offer.manifest.artifact.bytes - incoming.received
+        async with contextlib.AsyncExitStack() as stack:
+            window_bytes = stack.enter_context(self._windows[use].stream(size))
+            peer_channel = await stack.enter_async_context(self._open(peer, use, window_bytes))
             call = peer_channel.fetch(message, timeout_s=limits.WAIT_MAX_S)
             try:
                 async with asyncio.timeout(self._stall_s) as stall:
@@ -290,6 +363,7 @@ class ExchangeClient:
                         if chunk := wire.decode_chunk(encoded):
                             await incoming.feed(chunk)
                             on_bytes(incoming.received)
+                            turn.moved += len(chunk)
                             stall.reschedule(loop.time() + self._stall_s)
             except TimeoutError:
                 raise Unreachable(peer, f"no byte came for {self._stall_s:g} s") from None
@@ -297,14 +371,18 @@ class ExchangeClient:
                 call.cancel()
 
     @contextlib.asynccontextmanager
-    async def _open(self, peer: SiteName, *, for_artifacts: bool = False) -> AsyncIterator[PeerChannel]:
-        """A channel to the peer for one call; a new one if its address or our certificate changed."""
+    async def _open(
+        self, peer: SiteName, use: Use = "calls", window_bytes: int | None = None
+    ) -> AsyncIterator[PeerChannel]:
+        """A channel to the peer for one call; a new one if address, certificate or window changed."""
         address = self._address(peer)
         if address is None:
             raise Unreachable(peer, "its address is not known")
-        peer_channel = await self._channel_to(peer, address, for_artifacts)
-        peer_channel.calls += 1
+        peer_channel, former = self._channel_to(peer, address, use, window_bytes or self._windows[use].share)
+        peer_channel.calls += 1  # before anything is awaited: a newer channel would close this one at once
         try:
+            if former is not None:
+                await self._retire(former)
             yield peer_channel
         except grpc.aio.AioRpcError as error:
             raise _failure(peer, error) from None
@@ -317,24 +395,30 @@ class ExchangeClient:
             if peer_channel.retired:
                 await self._retire(peer_channel)
 
-    async def _channel_to(self, peer: SiteName, address: str, for_artifacts: bool) -> PeerChannel:
-        former, stamp = self._channels.get((peer, for_artifacts)), self._pki.stamp()
+    def _channel_to(
+        self, peer: SiteName, address: str, use: Use, window_bytes: int
+    ) -> tuple[PeerChannel, PeerChannel | None]:
+        """The channel for a call, and the former one if that is to be retired."""
+        former, stamp = self._channels.get((peer, use)), self._pki.stamp()
         usable = former is not None and self._pki.clock() <= former.own.certificate.not_valid_after_utc
-        if former is not None and usable and (former.address, former.stamp) == (address, stamp):
-            return former
+        current = (address, stamp, window_bytes)
+        if former is not None and usable and (former.address, former.stamp, former.window_bytes) == current:
+            return former, None
         try:
             own = self._pki.load()
         except CertificateError:
             if former is None or not usable or former.address != address:
                 raise
-            return former  # a renewal is half written: the former certificate still serves
+            return former, None  # a renewal is half written: the former certificate still serves
         through = self._proxy_for(peer, address)
-        options = dict(tls.channel_options(peer)) | (through.options if through is not None else {})
-        channel = grpc.aio.secure_channel(address, tls.channel_credentials(own), options=list(options.items()))
-        peer_channel = self._channels[peer, for_artifacts] = PeerChannel(address, stamp, own, channel)
-        if former is not None:
-            await self._retire(former)
-        return peer_channel
+        options = dict(tls.channel_options(peer, window_bytes=window_bytes)) | (
+            through.options if through is not None else {}
+        )
+        channel = grpc.aio.secure_channel(
+            address, tls.channel_credentials(own, self._pki.roots()), options=list(options.items())
+        )
+        peer_channel = self._channels[peer, use] = PeerChannel(address, stamp, own, channel, window_bytes)
+        return peer_channel, former
 
     async def _retire(self, peer_channel: PeerChannel) -> None:
         peer_channel.retired = True
@@ -353,4 +437,4 @@ def _failure(peer: SiteName, error: grpc.aio.AioRpcError) -> ExchangeError:
         return Unreachable(peer, reason)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:  # gRPC's own answer to a message over MESSAGE_BYTES_MAX
         return Misbehaved(peer, reason)
-    return (Missing if code is grpc.StatusCode.NOT_FOUND else Refused)(peer, reason)
+    return REFUSALS.get(code, Refused)(peer, reason)

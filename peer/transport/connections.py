@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import socket
+import stat
 import struct
 import threading
 import time
@@ -77,19 +78,51 @@ class AcceptedSocket:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def accepted_sockets(port: int) -> list[AcceptedSocket]:
-    """This process's accepted connections on a port; none where the system does not list descriptors."""
-    connections: list[AcceptedSocket] = []
-    with contextlib.suppress(OSError):
-        for descriptor in map(int, os.listdir(DESCRIPTORS)):
-            with contextlib.suppress(OSError):  # gRPC has closed it meanwhile
-                if not os.readlink(f"{DESCRIPTORS}/{descriptor}").startswith("socket:"):
+class AcceptedSockets:
+    """This process's accepted connections on a port.
+
+    A scan asks each socket once whether it is one; later scans, of which there are many in a second, tell
+    a socket by its inode number and ask only the accepted ones for their bytes.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._callers: dict[int, Endpoint | None] = {}
+        """By a socket's inode number: the caller's end, or ``None`` where it is no such connection."""
+
+    def scan(self) -> list[AcceptedSocket]:
+        """The connections now; none where the system does not list descriptors."""
+        connections: list[AcceptedSocket] = []
+        callers: dict[int, Endpoint | None] = {}
+        with contextlib.suppress(OSError):
+            for descriptor in map(int, os.listdir(DESCRIPTORS)):
+                try:
+                    file = os.fstat(descriptor)
+                    if not stat.S_ISSOCK(file.st_mode):
+                        continue
+                    number = file.st_ino
+                    caller = self._callers[number] if number in self._callers else self._caller(descriptor)
+                    callers[number] = caller
+                    if caller is not None:
+                        connections.append(AcceptedSocket(descriptor, caller, _tcp_info(descriptor)))
+                except OSError:  # gRPC has closed it meanwhile
                     continue
-                with borrowed_socket(descriptor) as connection:
-                    if connection.type == socket.SOCK_STREAM and connection.getsockname()[1:2] == (port,):
-                        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-                        connections.append(AcceptedSocket(descriptor, caller_of(connection), info))
-    return connections
+        self._callers = callers
+        return connections
+
+    def _caller(self, descriptor: int) -> Endpoint | None:
+        with borrowed_socket(descriptor) as connection:
+            accepted = connection.type == socket.SOCK_STREAM and connection.getsockname()[1:2] == (self._port,)
+            return caller_of(connection) if accepted else None
+
+
+def _tcp_info(descriptor: int) -> bytes:
+    """What the kernel counts of a stream; Python is told its kind, and asks the system for nothing else."""
+    borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
+    try:
+        return borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    finally:
+        borrowed.detach()
 
 
 @contextlib.contextmanager
@@ -118,10 +151,13 @@ def plain_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def endpoint_of(peer: str) -> Endpoint:
-    """The caller's end in gRPC's notation: ``ipv4:192.0.2.1:4711``, ``ipv6:%5B2001:db8::1%5D:4711``."""
+def endpoint_of(peer: str) -> Endpoint | None:
+    """The caller's end in gRPC's notation: ``ipv4:192.0.2.1:4711``, ``ipv6:%5B2001:db8::1%5D:4711``.
+
+    None where the caller has hung up: gRPC then gives an empty text.
+    """
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
-    return str(plain_address(host.strip("[]"))), int(port)
+    return (str(plain_address(host.strip("[]"))), int(port)) if host else None
 
 
 def network_of(endpoint: Endpoint) -> str:
@@ -158,7 +194,7 @@ class ConnectionBounds:
     @classmethod
     def of(cls, sites: int, connections: int) -> ConnectionBounds:
         """The bounds in a federation of so many sites, of a server with so many connections."""
-        unknown = max(connections - 4 * sites, connections // 2, 1)
+        unknown = max(connections - limits.CONNECTIONS_PER_PEER_RESERVED * sites, connections // 2, 1)
         return cls(unknown, limits.UNKNOWN_CONNECTIONS_PER_ADDRESS_MAX + sites)
 
 
@@ -186,13 +222,16 @@ class ConnectionGuard:
 
     def admitted(self, peer: str, caller: SiteName) -> None:
         """Note that a call on the connection came from a peer of the roster."""
-        with self._lock:
-            self._record(endpoint_of(peer)).caller = caller
+        if (endpoint := endpoint_of(peer)) is not None:
+            with self._lock:
+                self._record(endpoint).caller = caller
 
     def refused(self, peer: str) -> None:
         """Note that a call on the connection was refused before it was read."""
+        if (endpoint := endpoint_of(peer)) is None:
+            return
         with self._lock:
-            record = self._record(endpoint_of(peer))
+            record = self._record(endpoint)
             if not record.refusals_left.take():
                 record.reason = f"over {CONNECTION_REFUSALS_PER_SECOND:g} refused calls a second"
 
@@ -207,9 +246,10 @@ class ConnectionGuard:
             self._thread.join()
 
     def _watch(self, port: int) -> None:
+        sockets = AcceptedSockets(port)
         while not self._stopped.wait(FLOOD_SCAN_S if self.clock() < self._flood_ends_s else SCAN_S):
             try:
-                self.enforce(accepted_sockets(port))
+                self.enforce(sockets.scan())
             except Exception:
                 log.exception("connections not bounded")
                 self._stopped.wait(FLOOD_S)

@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DOCUMENTS = ("status", "rounds", "peers", "transfers", "egress", "events", "why", "evaluation", "plan")
+DOCUMENTS = ("status", "rounds", "peers", "transfers", "egress", "events", "why", "evaluation", "plan", "membership")
 TRAINING = "training"  # name in the health service
-ACTIONS = ("pause", "resume", "stop")
+MEMBERSHIP_ACTIONS = ("enact", "approve", "leave", "accept", "choose")
+ACTIONS = ("pause", "resume", "stop", *MEMBERSHIP_ACTIONS)
+ERROR_KEY = "mhfl-error-bin"
+"""The trailing metadata with a refusal's parts, from which the command makes the same error."""
 ANSWER_S = 5.0  # a daemon that takes longer hangs: training runs in another process
 DOCUMENT_BYTES_MAX = 256 << 20  # a million transfers of 250 bytes
 
@@ -40,6 +43,10 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", DOCUMENT_BYTES_MAX),
     ("grpc.enable_http_proxy", 0),
 )
+
+
+class DaemonSilent(DaemonDown):
+    """The daemon listens, and did not answer in time: it may have done what was asked, or may do it yet."""
 
 
 class OperatorCalls(Protocol):
@@ -51,7 +58,7 @@ class OperatorCalls(Protocol):
     async def show(self, topic: str, arguments: Mapping[str, Any]) -> object:
         """One of ``DOCUMENTS`` as a JSON document."""
 
-    async def act(self, action: str) -> object:
+    async def act(self, action: str, arguments: Mapping[str, Any]) -> object:
         """Begin one of ``ACTIONS``; the document states the effect."""
 
     def follow(self, topic: str, arguments: Mapping[str, Any]) -> AsyncGenerator[object, None]:
@@ -117,7 +124,7 @@ class Control(rpc.ControlServicer):
         try:
             if request.action not in ACTIONS:
                 raise ValueError(f"no action {request.action!r}; there are {', '.join(ACTIONS)}")
-            return _document(await self._service.act(request.action))
+            return _document(await self._service.act(request.action, _arguments(request)))
         except Exception as error:
             await _abort(context, error)
 
@@ -133,10 +140,14 @@ class Control(rpc.ControlServicer):
 def _query(request: pb.Query) -> tuple[str, dict[str, Any]]:
     if request.what not in DOCUMENTS:
         raise ValueError(f"nothing to show called {request.what!r}; there are {', '.join(DOCUMENTS)}")
+    return request.what, _arguments(request)
+
+
+def _arguments(request: pb.Query | pb.Order) -> dict[str, Any]:
     arguments = json.loads(request.arguments or "{}")
     if not isinstance(arguments, dict):
         raise ValueError("arguments is not a JSON object")
-    return request.what, arguments
+    return arguments
 
 
 def _document(value: object) -> pb.Document:
@@ -155,7 +166,10 @@ def _encode(value: object) -> str:
 
 async def _abort(context: Context, error: Exception) -> NoReturn:
     """End the call with the error's text; log an unexpected error, too."""
-    if isinstance(error, PeerError | ValueError):
+    if isinstance(error, PeerError):
+        parts = json.dumps([error.exit_code, error.message, error.remedy])
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), ((ERROR_KEY, parts.encode()),))
+    if isinstance(error, ValueError):
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
     log.exception("control call failed")
     await context.abort(grpc.StatusCode.INTERNAL, f"the daemon failed: {error}")
@@ -186,7 +200,7 @@ class ControlClient:
     def show(self, topic: str, **arguments: Any) -> Any:
         """A document.
 
-        ``DaemonDown``: no daemon answers; ``StateError``: the daemon refuses, with its reason.
+        ``DaemonDown``: no daemon answers. Any other ``PeerError`` is the daemon's refusal.
         """
         query = pb.Query(what=topic, arguments=json.dumps(arguments))
         try:
@@ -194,10 +208,11 @@ class ControlClient:
         except grpc.RpcError as error:
             raise self._failure(error) from None
 
-    def act(self, action: str) -> Any:
+    def act(self, action: str, **arguments: Any) -> Any:
         """Begin an action; returns the daemon's document. Errors as for ``show``."""
+        order = pb.Order(action=action, arguments=json.dumps(arguments))
         try:
-            return json.loads(self._stub.Act(pb.Order(action=action), timeout=ANSWER_S).json)
+            return json.loads(self._stub.Act(order, timeout=ANSWER_S).json)
         except grpc.RpcError as error:
             raise self._failure(error) from None
 
@@ -225,5 +240,16 @@ class ControlClient:
             return DaemonDown(f"no daemon answers on {self._path}")
         if status is grpc.StatusCode.DEADLINE_EXCEEDED:
             reason = f"the daemon behind {self._path} runs, but did not answer within {ANSWER_S:g} s"
-            return DaemonDown(reason, "it is busy, stopped (SIGSTOP) or hung: look again, then see its log")
-        return StateError(error.details() or status.name)
+            return DaemonSilent(reason, "it is busy, stopped (SIGSTOP) or hung: look again, then see its log")
+        return _refusal(error) or StateError(error.details() or status.name)
+
+
+def _refusal(error: grpc.RpcError) -> PeerError | None:
+    """The error that the daemon raised; ``None`` where it was none of ``PeerError``."""
+    for entry in error.trailing_metadata() or ():
+        if entry.key == ERROR_KEY:
+            code, message, remedy = json.loads(entry.value)
+            for kind in PeerError.__subclasses__():
+                if kind.exit_code == code:
+                    return kind(message, remedy)
+    return None

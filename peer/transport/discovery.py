@@ -92,6 +92,10 @@ class Discovery:
         self.problem = ""
         self._watch: asyncio.Task[None] | None = None
 
+    def follow_roster(self, peers: Collection[SiteName]) -> None:
+        """Report the announcements of these sites from now on."""
+        self._peers = {_instance(peer, self._federation): peer for peer in peers}
+
     def start(self, find_address: Callable[[], AnnouncedAddress]) -> None:
         """Begin to announce and to listen, in the background, as soon as the network is up.
 

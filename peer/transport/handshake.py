@@ -29,6 +29,8 @@ REJECTIONS = (
     "ALERT_ACCESS_DENIED",
     "ALERT_HANDSHAKE",
 )
+# The alerts of a relay, in place of the peer's answer (proto/README.md).
+UNKNOWN_NAME, NOBODY_PARKED = "UNRECOGNIZED_NAME", "ALERT_INTERNAL_ERROR"
 
 
 class Fault(enum.StrEnum):
@@ -37,6 +39,7 @@ class Fault(enum.StrEnum):
     NONE = "none"
     UNREACHABLE = "unreachable"
     PROXY = "proxy"
+    RELAY = "relay"
     NOT_TLS = "not TLS"
     EXPIRED = "expired"
     NOT_YET_VALID = "not yet valid"
@@ -47,10 +50,11 @@ class Fault(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The fault, and a sentence for the operator."""
+    """The fault, a sentence for the operator, and what to do."""
 
     fault: Fault
     detail: str
+    remedy: str = "settle it with that site's operator"
 
 
 def diagnose(
@@ -74,10 +78,15 @@ def diagnose(
     try:
         connection = _connect(host, port, proxy, timeout_s)
     except ProxyRefused as error:
-        return Diagnosis(Fault.PROXY, f"the proxy {proxy} {error}")
+        fault = Fault.UNREACHABLE if error.beyond else Fault.PROXY
+        return Diagnosis(fault, f"the proxy {proxy} {error}", error.remedy)
     except OSError as error:
-        silent = f"at {where}" if proxy is None else f"at the proxy {proxy}"
-        return Diagnosis(Fault.UNREACHABLE, f"nothing answers {silent}: {error.strerror or error}")
+        reason = error.strerror or error
+        if proxy is None:
+            remedy = "start that site, or correct its address or the firewall"
+            return Diagnosis(Fault.UNREACHABLE, f"nothing answers at {where}: {reason}", remedy)
+        remedy = "correct [connect] proxy, or wait until the proxy is up"
+        return Diagnosis(Fault.UNREACHABLE, f"nothing answers at the proxy {proxy}: {reason}", remedy)
     with connection:
         try:
             secured = context.wrap_socket(connection, server_hostname=site)
@@ -85,13 +94,36 @@ def diagnose(
             issuer = "an unknown issuer"
             with contextlib.suppress(OSError, ValueError):
                 issuer = _issuer(_connect(host, port, proxy, timeout_s), site)
-            return _verification_fault(error, where, issuer)
+            return _verification_fault(error, where, issuer, proxy)
         except ssl.SSLError as error:
-            return _alert_fault(error, where)
+            return _alert_fault(error, where, site)
         except OSError as error:
             return Diagnosis(Fault.NOT_TLS, f"{where} accepts connections but does not speak TLS: {error}")
         with secured:
             return _check_answer(secured, where, site)
+
+
+def shown_certificate(
+    host: str,
+    port: int,
+    *,
+    pki: Pki,
+    site: SiteName,
+    timeout_s: float = limits.HELLO_TIMEOUT_S,
+    proxy: Proxy | None = None,
+) -> bytes:
+    """The certificate that a peer shows, in DER, issued by the federation's CA; its name is not compared.
+
+    ``OSError`` where nothing answers, or with another certificate.
+    """
+    context = pki.stream_context()
+    context.set_alpn_protocols(["h2"])
+    try:
+        connection = _connect(host, port, proxy, timeout_s)
+    except ProxyRefused as error:
+        raise OSError(f"the proxy {error}") from error
+    with connection, context.wrap_socket(connection, server_hostname=site) as secured:
+        return secured.getpeercert(binary_form=True) or b""
 
 
 def _connect(host: str, port: int, proxy: Proxy | None, timeout_s: float) -> socket.socket:
@@ -114,12 +146,13 @@ def _check_answer(secured: ssl.SSLSocket, where: str, site: SiteName) -> Diagnos
     entries = cast(tuple[tuple[str, str], ...], certificate.get("subjectAltName", ()))
     names = [value for kind, value in entries if kind == "DNS"]
     if names != [site]:
-        return Diagnosis(Fault.WRONG_NAME, f"{where} is {', '.join(names) or 'nameless'}, not {site}")
+        remedy = f"correct the address of {site}; where it is a relay's, tell the relay's operator"
+        return Diagnosis(Fault.WRONG_NAME, f"{where} is {', '.join(names) or 'nameless'}, not {site}", remedy)
     try:
         secured.sendall(PREFACE)
         answer = secured.recv(1)
     except ssl.SSLError as error:
-        return _alert_fault(error, where)
+        return _alert_fault(error, where, site)
     except TimeoutError:
         return Diagnosis(Fault.NOT_TLS, f"{where} speaks TLS but does not answer; it may not be a peer")
     except OSError:
@@ -131,7 +164,7 @@ def _check_answer(secured: ssl.SSLSocket, where: str, site: SiteName) -> Diagnos
     return Diagnosis(Fault.NONE, f"{where} is {site}")
 
 
-def _verification_fault(error: ssl.SSLCertVerificationError, where: str, issuer: str) -> Diagnosis:
+def _verification_fault(error: ssl.SSLCertVerificationError, where: str, issuer: str, proxy: Proxy | None) -> Diagnosis:
     if error.verify_code == EXPIRED:
         return Diagnosis(Fault.EXPIRED, f"the certificate at {where} has expired")
     if error.verify_code == NOT_YET_VALID:
@@ -140,11 +173,18 @@ def _verification_fault(error: ssl.SSLCertVerificationError, where: str, issuer:
         Fault.FOREIGN_CA,
         f"the certificate at {where} is not from this federation's CA, but from {issuer}: {error.verify_message}; "
         "where that is a proxy of this hospital, it must let this connection through unopened",
+        *(() if proxy is None else (f"have the operator of the proxy {proxy} exempt this address from inspection",)),
     )
 
 
-def _alert_fault(error: ssl.SSLError, where: str) -> Diagnosis:
+def _alert_fault(error: ssl.SSLError, where: str, site: SiteName) -> Diagnosis:
     reason = error.reason or str(error)
+    if UNKNOWN_NAME in reason:
+        remedy = f"correct the address of {site}, or have the relay's operator add it to `sites` in relay.toml"
+        return Diagnosis(Fault.RELAY, f"the relay at {where} does not know {site}", remedy)
+    if NOBODY_PARKED in reason:
+        remedy = f"start {site}; its `status` says why nothing of it is parked"
+        return Diagnosis(Fault.UNREACHABLE, f"the relay at {where} has no connection of {site} parked", remedy)
     if any(rejection in reason for rejection in REJECTIONS):
         return Diagnosis(Fault.REFUSES_US, f"{where} refuses this site's certificate: {reason}")
     return Diagnosis(Fault.NOT_TLS, f"{where} accepts connections but does not speak TLS: {reason}")

@@ -32,7 +32,7 @@ from peer.transport.bounds import (
     text,
 )
 from peer.transport.header import LENGTH_BYTES
-from peer.transport.wire import KIND, KIND_OF
+from peer.transport.wire import KIND, KIND_OF, check_head, decode_head, encode_head
 
 LABEL = b"mhfl/manifest/v1\x00"
 """Precedes the body under the signature, which therefore fits nothing else that the key signs."""
@@ -64,6 +64,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         egress_count=manifest.egress_count,
         egress_head=bytes.fromhex(manifest.egress_head),
         evaluation=manifest.evaluation,
+        head=encode_head(manifest.head),
     )
     body = message.SerializeToString(deterministic=True)
     at_most("manifest", len(body), limits.MANIFEST_BYTES_MAX, "bytes")
@@ -99,6 +100,7 @@ def decode_manifest(body: bytes) -> Manifest:
         egress_count=message.egress_count,
         egress_head=message.egress_head.hex(),
         evaluation=message.evaluation,
+        head=decode_head("manifest", message),
     )
     _check_manifest(manifest)
     return manifest
@@ -150,6 +152,7 @@ def _check_manifest(manifest: Manifest) -> None:
     if manifest.egress_head or manifest.egress_count:
         digest("manifest.egress_head", manifest.egress_head)
     specification("manifest.spec", artifact.spec)
+    check_head("manifest", manifest.head)
     _check_tensors(artifact)
 
 

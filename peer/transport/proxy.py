@@ -19,10 +19,17 @@ from peer.errors import one_line
 
 ANSWER_BYTES_MAX = 16 << 10
 PASSWORD_WANTED = 407
+NOT_REACHED = (502, 503, 504)
+"""A proxy's answers for a target that is down (RFC 9110, 15.6); squid's is 503."""
 
 
 class ProxyRefused(OSError):  # noqa: N818 - the name is the fact
     """The proxy answered, and opened no tunnel; the text says what it answered."""
+
+    def __init__(self, answer: str, remedy: str, *, beyond: bool = False) -> None:
+        self.remedy = remedy
+        self.beyond = beyond  # whether the fault is not the proxy's, but of what it was to reach
+        super().__init__(answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +82,20 @@ class Proxy:
             status = answer.split(b"\r\n", 1)[0].decode("latin-1")
             answered = re.fullmatch(r"HTTP/1\.[01] (\d{3}) ?(.*)", status)
             if answered is None:
-                raise ProxyRefused(f"answers no HTTP: {one_line(status)[:80]!r}")
+                raise ProxyRefused(f"answers no HTTP: {one_line(status)[:80]!r}", "correct [connect] proxy")
             code = int(answered[1])
+            if code == PASSWORD_WANTED and self.login:
+                raise ProxyRefused("wants another user and password", "correct the file of [connect] password_file")
             if code == PASSWORD_WANTED:
-                raise ProxyRefused("wants another user and password" if self.login else "wants a user and a password")
+                remedy = "write user:password into a file, and name it as [connect] password_file"
+                raise ProxyRefused("wants a user and a password", remedy)
+            answer_line = f"{code} {one_line(answered[2])[:80]}"
+            if code in NOT_REACHED:
+                remedy = "start that site, or correct its address; or the firewall stops the proxy, too"
+                raise ProxyRefused(f"does not reach {target}: {answer_line}", remedy, beyond=True)
             if code // 100 != 2:
-                raise ProxyRefused(f"refuses {target}: {code} {one_line(answered[2])[:80]}")
+                remedy = f"have the proxy's operator allow CONNECT to {target}"
+                raise ProxyRefused(f"refuses {target}: {answer_line}", remedy)
         except BaseException:
             connection.close()
             raise

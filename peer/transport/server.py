@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import functools
 import logging
 import socket
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -28,13 +29,14 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from peer.core import limits
-from peer.core.messages import EvaluationResult, Heartbeat, Hello, SignedManifest, Unavailable
-from peer.core.roster import Roster, Sha256, SiteName
+from peer.core.messages import AmendmentsReply, EvaluationResult, Heartbeat, Hello, SignedManifest, Unavailable
+from peer.core.roster import Sha256, SiteName
 from peer.errors import PortInUse
+from peer.identity.certificates import OtherKey, certificate_key, key_digest
 from peer.pb import peer_pb2 as pb
-from peer.transport import tls, wire
+from peer.transport import amendments, descriptors, tls, wire
 from peer.transport.bounds import WireError
-from peer.transport.connections import ConnectionBounds, ConnectionGuard, Endpoint, network_of
+from peer.transport.connections import ConnectionBounds, ConnectionGuard, Endpoint, endpoint_of, network_of
 from peer.transport.rates import TokenBucket
 from peer.transport.transfer import OutgoingArtifact
 
@@ -56,13 +58,14 @@ Requests = AsyncIterator[bytes]
 
 
 class Status(enum.Enum):
-    """Why a call is refused; the caller calls again later only on ``BUSY``."""
+    """Why a call is refused; the caller calls again later only on ``BUSY`` and ``EPOCH``."""
 
     UNKNOWN_CALLER = grpc.StatusCode.UNAUTHENTICATED
     DENIED = grpc.StatusCode.PERMISSION_DENIED
     MISMATCH = grpc.StatusCode.FAILED_PRECONDITION
     MALFORMED = grpc.StatusCode.INVALID_ARGUMENT
     MISSING = grpc.StatusCode.NOT_FOUND
+    EPOCH = grpc.StatusCode.ABORTED
     UNSUPPORTED = grpc.StatusCode.UNIMPLEMENTED
     BUSY = grpc.StatusCode.UNAVAILABLE
 
@@ -101,7 +104,9 @@ class PeerCalls(Protocol):
     ) -> SignedManifest | Unavailable:
         """The manifest that the caller may have; waits up to ``wait_s`` until it exists."""
 
-    def open_artifact(self, caller: SiteName, request: wire.ArtifactRequest, *, sha256: Sha256, offset: int) -> Grant:
+    def open_artifact(
+        self, caller: SiteName, request: wire.ArtifactRequest, *, sha256: Sha256, offset: int, relayed: bool
+    ) -> Grant:
         """Allow a transfer; its intent is on disk when this returns."""
 
     def record_sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
@@ -112,6 +117,8 @@ class PeerCalls(Protocol):
 
 
 ReportHandler = Callable[[SiteName, EvaluationResult], Awaitable[None]]
+AmendmentsHandler = Callable[[SiteName, bytes, int], AmendmentsReply]
+"""From the caller, the certificate that it shows (DER) and a number to the amendments after that number."""
 CompareHandler = Callable[[SiteName, list[SignedManifest]], Awaitable[list[SignedManifest]]]
 
 
@@ -123,11 +130,15 @@ class ExchangeServer:
         service: PeerCalls,
         *,
         pki: tls.Pki,
-        roster: Roster,
+        roster: Collection[SiteName],
         refused: Container[str] = frozenset(),
         reports: ReportHandler | None = None,
         compare: CompareHandler | None = None,
+        chain: AmendmentsHandler | None = None,
+        expelled: Mapping[SiteName, int] = tls.NOT_EXPELLED,
+        had_key: Callable[[SiteName, Sha256], bool] = lambda site, key: False,
         clock: Callable[[], float] = time.monotonic,
+        connections_max: int | None = None,
     ) -> None:
         """Prepare to serve.
 
@@ -135,22 +146,40 @@ class ExchangeServer:
             service: decides every answer.
             pki: this site's certificate and key, which may be renewed meanwhile, and the clock for
                 certificates.
-            roster: the sites that may call.
+            roster: the sites that may call; it may change (see ``follow_roster``).
             refused: SHA-256 digests of certificates that may not call, whatever their dates.
             reports: takes peers' reports on this site's models; without it the server refuses them.
             compare: compares the manifests that peers show; without it the server refuses them.
+            chain: gives the chain of amendments; without it the server refuses to.
+            expelled: by expelled site, the number of the amendment that expelled it; of all calls, such
+                a site may ask for amendments alone.
+            had_key: whether an amendment, or the genesis, pinned a key for a site. With one that another
+                has replaced, the site may ask for amendments alone.
             clock: a monotonic clock, in seconds, for rates.
+            connections_max: how many connections to accept; None: by the roster as it is now.
         """
+        self._chain = chain
         self._service = service
         self._pki = pki
         self._roster = roster
         self._refused = refused
         self._reports = reports
         self._compare = compare
+        self._expelled, self._had_key = expelled, had_key
         self._clock = clock
         self._server: grpc.aio.Server | None = None
         self._connections: ConnectionGuard | None = None
         self._relayed: dict[Endpoint, str] = {}
+        self._connections_max = descriptors.connections_max(connections_max, sites=len(roster))
+
+    def follow_roster(self) -> None:
+        """Keep as many connections for peers as the roster asks for by now."""
+        if self._connections is not None:
+            self._connections.bounds = ConnectionBounds.of(len(self._roster), self._connections_max)
+
+    def is_relayed(self, peer: str) -> bool:
+        """Whether a caller, in gRPC's notation of its end, comes through a relay."""
+        return endpoint_of(peer) in self._relayed
 
     def note_relayed(self, end: Endpoint, caller: str | None) -> None:
         """Count a connection from this end, which is this site's own, as one from the address that a relay states.
@@ -172,15 +201,25 @@ class ExchangeServer:
             PortInUse: the address cannot be bound; the message says why.
         """
         ca = self._pki.load().ca
-        bounds = ConnectionBounds.of(len(self._roster), tls.connections_max())
+        bounds = ConnectionBounds.of(len(self._roster), self._connections_max)
         connections = ConnectionGuard(
             bounds, relayed=self._relayed
         )  # not by this clock: it runs in a thread, where no loop has a time
         guard = CallGuard(
-            self._service, self._pki, ca, connections, roster=self._roster, refused=self._refused, clock=self._clock
+            self._service,
+            self._pki,
+            ca,
+            connections,
+            roster=self._roster,
+            expelled=self._expelled,
+            had_key=self._had_key,
+            refused=self._refused,
+            clock=self._clock,
         )
-        server = grpc.aio.server(options=tls.server_options())
-        handlers = ExchangeHandlers(self._service, guard, self._reports, self._compare)
+        server = grpc.aio.server(options=tls.server_options(self._connections_max))
+        handlers = ExchangeHandlers(
+            self._service, guard, self._reports, self._compare, self._chain, is_relayed=self.is_relayed
+        )
         server.add_generic_rpc_handlers((handlers,))
         try:
             port = server.add_secure_port(address, tls.server_credentials(self._pki))
@@ -226,20 +265,25 @@ class CallGuard:
         ca: x509.Certificate,
         connections: ConnectionGuard,
         *,
-        roster: Roster,
+        roster: Container[SiteName],
+        expelled: Mapping[SiteName, int],
+        had_key: Callable[[SiteName, Sha256], bool],
         refused: Container[str],
         clock: Callable[[], float],
     ) -> None:
         self._service = service
+        self._expelled, self._had_key = expelled, had_key
         self._pki = pki
         self._ca = ca
         self._connections = connections
         self._roster = roster
         self._refused = refused
-        self._rates = {site: TokenBucket(limits.CALLS_PER_SECOND_MAX, limits.CALLS_BURST, clock) for site in roster}
-        self._refused_calls = {
-            caller: TokenBucket(REFUSED_CALLS_PER_SECOND, REFUSED_CALLS_BURST, clock) for caller in (UNKNOWN, *roster)
-        }
+        self._rates: defaultdict[SiteName, TokenBucket] = defaultdict(  # of admitted callers alone
+            lambda: TokenBucket(limits.CALLS_PER_SECOND_MAX, limits.CALLS_BURST, clock)
+        )
+        self._refused_calls: defaultdict[str, TokenBucket] = defaultdict(
+            lambda: TokenBucket(REFUSED_CALLS_PER_SECOND, REFUSED_CALLS_BURST, clock)
+        )
         self._calls: Counter[SiteName] = Counter()
         self._streams: Counter[SiteName] = Counter()
 
@@ -254,7 +298,7 @@ class CallGuard:
         """
         peer = UNKNOWN
         try:
-            peer = caller = self._caller(context, call)
+            peer = caller = self.caller(context, call)
             self._connections.admitted(context.peer(), caller)
             if not self._rates[caller].take():
                 reason = f"over {limits.CALLS_PER_SECOND_MAX} calls a second"
@@ -288,17 +332,29 @@ class CallGuard:
         finally:
             counter[caller] -= 1
 
-    def _caller(self, context: Context, call: str) -> SiteName:
+    def caller(self, context: Context, call: str) -> SiteName:
+        """The site of a connection, as roster, pinned keys and dates are now; ``Refusal`` where it is none."""
         try:
             return tls.caller(
                 context.auth_context(),
                 roster=self._roster,
-                ca=self._ca,
                 refused=self._refused,
-                now=self._pki.clock(),
+                expelled=self._expelled,
+                admits_expelled=call == "GetAmendments",
+                verify=functools.partial(self._verify, call),
             )
         except tls.CallerRefused as error:
             raise self._refuse(context, UNKNOWN, call, Status.UNKNOWN_CALLER, str(error)) from error
+
+    def _verify(self, call: str, der: bytes, name: SiteName) -> x509.Certificate:
+        """The caller's certificate; a site that does not know its new key yet learns of it with a former one."""
+        try:
+            return self._pki.verify(der, self._ca, name)
+        except OtherKey:
+            certificate = self._pki.verify(der, self._ca, name, pinned=False)
+            if call == "GetAmendments" and self._had_key(name, key_digest(certificate_key(certificate))):
+                return certificate
+            raise
 
     def _refuse(self, context: Context, caller: str, call: str, status: Status, reason: str) -> Refusal:
         self._connections.refused(context.peer())
@@ -344,6 +400,7 @@ MANIFEST_REQUEST = parser(pb.ManifestRequest, wire.decode_manifest_request)
 FETCH_REQUEST = parser(pb.FetchRequest, wire.decode_fetch_request)
 REPORT = parser(pb.Metrics, wire.decode_report)
 SIGNED_MANIFESTS = parser(pb.SignedManifests, wire.decode_manifests)
+AFTER = parser(pb.After, amendments.decode_after)
 HEALTH_REQUEST = parser(health_pb2.HealthCheckRequest, lambda message: str(message.service))
 
 
@@ -354,8 +411,16 @@ class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it 
     """
 
     def __init__(
-        self, service: PeerCalls, guard: CallGuard, reports: ReportHandler | None, compare: CompareHandler | None
+        self,
+        service: PeerCalls,
+        guard: CallGuard,
+        reports: ReportHandler | None,
+        compare: CompareHandler | None,
+        chain: AmendmentsHandler | None,
+        *,
+        is_relayed: Callable[[str], bool],
     ) -> None:
+        self._chain, self._is_relayed = chain, is_relayed
         self._service = service
         self._guard = guard
         self._reports = reports
@@ -368,6 +433,7 @@ class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it 
             f"/{SERVICE}/FetchArtifact": grpc.stream_stream_rpc_method_handler(self._fetch_artifact),
             f"/{SERVICE}/PutMetrics": unary(self._put_metrics),
             f"/{SERVICE}/CompareManifests": unary(self._compare_manifests),
+            f"/{SERVICE}/GetAmendments": unary(self._get_amendments),
             HEALTH_CHECK: unary(self._check_health),
         }
         self._unsupported = unary(self._refuse_method)
@@ -393,7 +459,8 @@ class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it 
         async with self._guard.admit(context, "FetchArtifact", requests, FETCH_REQUEST) as (caller, request):
             wanted, sha256, offset = request
             with self._guard.stream(context, caller):
-                grant = self._service.open_artifact(caller, wanted, sha256=sha256, offset=offset)
+                relayed = self._is_relayed(context.peer())
+                grant = self._service.open_artifact(caller, wanted, sha256=sha256, offset=offset, relayed=relayed)
                 await self._send(caller, grant, offset, context)
 
     async def _put_metrics(self, requests: Requests, context: Context) -> bytes:
@@ -408,6 +475,13 @@ class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it 
             if self._compare is None:
                 raise Refusal(Status.UNSUPPORTED, "this site compares no manifests")
             return wire.encode_manifests(await self._compare(caller, shown)).SerializeToString()
+
+    async def _get_amendments(self, requests: Requests, context: Context) -> bytes:
+        async with self._guard.admit(context, "GetAmendments", requests, AFTER) as (caller, after):
+            if self._chain is None:
+                raise Refusal(Status.UNSUPPORTED, "this site has no chain of amendments")
+            reply = self._chain(caller, tls.caller_certificate(context.auth_context()), after)
+            return amendments.encode_amendments(reply).SerializeToString()
 
     async def _check_health(self, requests: Requests, context: Context) -> bytes:
         """A peer that gets an answer has reached a serving daemon."""
@@ -428,7 +502,8 @@ class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it 
 
         async def write(chunk: bytes) -> None:
             nonlocal message  # lives until the next one: otherwise glibc returns its pages for each chunk
-            message = pb.Chunk(data=chunk).SerializeToString()
+            self._guard.caller(context, "FetchArtifact")  # it may have been expelled since the last chunk
+            message = wire.encode_chunk(chunk)
             try:
                 await context.write(message)
             except Exception as error:  # the type is private to gRPC; the connection is gone, and no status can follow

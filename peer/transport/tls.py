@@ -9,18 +9,19 @@ from __future__ import annotations
 import errno
 import functools
 import logging
-import resource
 import ssl
-from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 
 import grpc
 from cryptography import x509
 
 from peer.core import limits
-from peer.core.roster import Roster, SiteName
+from peer.core.access import expelled_reason
+from peer.core.roster import Sha256, SiteName
 from peer.errors import CertificateError
 from peer.files import stamp
 from peer.identity.certificates import (
@@ -34,8 +35,9 @@ from peer.identity.certificates import (
     certificate_sha256,
     is_refused,
     key_pem,
+    pinned_authority,
     read_key,
-    verify_certificate,
+    verify_any_certificate,
 )
 from peer.transport.bounds import SHOWN_CHARACTERS
 
@@ -55,6 +57,8 @@ RECEIVE_BUFFER_BYTES = 8 << 10  # the kernel doubles it: a long request takes 2 
 SETTINGS_S = 5.0  # before a caller acknowledges the settings, gRPC bounds its headers by 16 MiB only
 
 Option = tuple[str, int | str]
+NO_PINS: Mapping[SiteName, Sha256 | None] = MappingProxyType({})
+NOT_EXPELLED: Mapping[SiteName, int] = MappingProxyType({})
 
 _BOTH: tuple[Option, ...] = (
     ("grpc.max_send_message_length", limits.MESSAGE_BYTES_MAX),
@@ -84,27 +88,18 @@ SERVER_OPTIONS: tuple[Option, ...] = (
 )
 
 
-def connections_max() -> int:
-    """How many connections a server accepts, so that file descriptors remain for this process."""
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if descriptors == resource.RLIM_INFINITY:
-        descriptors = limits.CONNECTIONS_MAX + limits.DESCRIPTORS_RESERVED
-    return min(limits.CONNECTIONS_MAX, max(1, descriptors - limits.DESCRIPTORS_RESERVED))
-
-
-def server_options() -> tuple[Option, ...]:
+def server_options(connections: int) -> tuple[Option, ...]:
     """The options of a server, with the bound on its connections.
 
     gRPC closes a connection above the bound before TLS begins, so a caller without a certificate exhausts
     neither memory nor descriptors.
     """
-    return (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connections_max()))
+    return (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connections))
 
 
 CLIENT_OPTIONS: tuple[Option, ...] = (
     *_BOTH,
     ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
-    ("grpc.http2.lookahead_bytes", limits.STREAM_WINDOW_BYTES),
     ("grpc.enable_retries", 0),  # the caller decides what to retry
     ("grpc.use_local_subchannel_pool", 1),  # a new channel must not reuse the old one's connection
     ("grpc.initial_reconnect_backoff_ms", int(RECONNECT_S[0] * 1000)),
@@ -122,23 +117,37 @@ class Pki:
     """A site's ``pki`` folder; its files may be replaced while the daemon runs.
 
     ``ca_certificate`` is the PEM text in ``federation.toml``; ``clock`` returns the time with its
-    zone.
+    zone. ``pinned`` has the sites of which one key alone counts, by the SHA-256 of that key.
+    ``later_authorities`` returns the CAs, in PEM, that amendments have added by now.
+    ``joined_later``: the site is none of the genesis, and may lack its round key.
     """
 
     folder: Path
     name: SiteName
     ca_certificate: str
     clock: Callable[[], datetime]
+    pinned: Mapping[SiteName, Sha256 | None] = field(default_factory=lambda: NO_PINS)
+    later_authorities: Callable[[], Sequence[str]] = tuple
+    joined_later: bool = False
 
     def stamp(self) -> tuple[tuple[int, ...], ...]:
-        """A value that changes whenever certificate or key is replaced."""
-        return tuple(stamp(f"{self.folder}/{name}") for name in (CERTIFICATE_FILE, KEY_FILE, PENDING_KEY_FILE))
+        """A value that changes whenever certificate or key is replaced, or a CA is added."""
+        files = tuple(stamp(f"{self.folder}/{name}") for name in (CERTIFICATE_FILE, KEY_FILE, PENDING_KEY_FILE))
+        return (*files, (len(self.later_authorities()),))
+
+    def later(self) -> tuple[x509.Certificate, ...]:
+        """The CAs beside that of ``federation.toml``."""
+        return tuple(_authority(pem) for pem in self.later_authorities())
+
+    def roots(self) -> bytes:
+        """Every CA of the federation, in PEM, for a TLS handshake."""
+        return b"".join(map(certificate_pem, (_authority(self.ca_certificate), *self.later())))
 
     def load(self) -> Identity:
         """The identity in the files; ``CertificateError`` names what is missing, expired, foreign or does not fit."""
-        return Identity.load(self.folder, name=self.name, ca_certificate=self.ca_certificate, now=self.clock())
+        return self._load(self.clock())
 
-    def stream_context(self) -> ssl.SSLContext:
+    def stream_context(self, protocol: ssl._SSLMethod = ssl.PROTOCOL_TLS_CLIENT) -> ssl.SSLContext:
         """For a TLS connection that is not gRPC's: this site's certificate, and the federation's CA alone.
 
         Raises:
@@ -147,11 +156,30 @@ class Pki:
         own = self.load()
         keys = (path for name in (KEY_FILE, PENDING_KEY_FILE) if (path := self.folder / name).exists())
         key = next(path for path in keys if read_key(path).public_key() == own.certificate.public_key())
-        return stream_context(ssl.PROTOCOL_TLS_CLIENT, self.ca_certificate, self.folder / CERTIFICATE_FILE, key)
+        return stream_context(protocol, self.roots().decode(), self.folder / CERTIFICATE_FILE, key)
 
     def certificate(self) -> x509.Certificate:
         """The site's certificate in the files, even if expired; ``CertificateError`` as for ``load``."""
-        return Identity.load(self.folder, name=self.name, ca_certificate=self.ca_certificate, now=None).certificate
+        return self._load(None).certificate
+
+    def verify(self, der: bytes, ca: x509.Certificate, name: SiteName, *, pinned: bool = True) -> x509.Certificate:
+        """The certificate, if it is in date and the site's; ``ValueError`` says why it is refused.
+
+        ``OtherKey`` is only raised where the key counts (``pinned``).
+        """
+        key = self.pinned.get(name) if pinned else None
+        return verify_any_certificate(der, (ca, *self.later()), name, self.clock(), pinned=key)
+
+    def _load(self, now: datetime | None) -> Identity:
+        return Identity.load(
+            self.folder,
+            name=self.name,
+            ca_certificate=self.ca_certificate,
+            now=now,
+            pinned_key=self.pinned.get(self.name),
+            later=self.later(),
+            joined_later=self.joined_later,
+        )
 
 
 def stream_context(protocol: ssl._SSLMethod, ca_certificate: str, certificate: Path, key: Path) -> ssl.SSLContext:
@@ -175,7 +203,7 @@ def server_credentials(pki: Pki) -> grpc.ServerCredentials:
     def configuration() -> grpc.ServerCertificateConfiguration:
         own = pki.load()
         pair = (key_pem(own.key), certificate_pem(own.certificate))
-        return grpc.ssl_server_certificate_configuration([pair], root_certificates=certificate_pem(own.ca))
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=pki.roots())
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
         nonlocal served, logged
@@ -199,13 +227,30 @@ def server_credentials(pki: Pki) -> grpc.ServerCredentials:
     )
 
 
-def channel_credentials(own: Identity) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(certificate_pem(own.ca), key_pem(own.key), certificate_pem(own.certificate))
+def channel_credentials(own: Identity, roots: bytes = b"") -> grpc.ChannelCredentials:
+    """The credentials of a site; ``roots`` are the CAs in PEM, by default its own certificate's."""
+    return grpc.ssl_channel_credentials(
+        roots or certificate_pem(own.ca), key_pem(own.key), certificate_pem(own.certificate)
+    )
 
 
-def channel_options(site: SiteName) -> tuple[Option, ...]:
-    """The options of a channel to a site; its certificate must bear that name, whatever the address."""
-    return (*CLIENT_OPTIONS, ("grpc.ssl_target_name_override", site))
+@functools.lru_cache(maxsize=16)
+def _authority(pem: str) -> x509.Certificate:
+    return pinned_authority(pem)
+
+
+def channel_options(site: SiteName, *, window_bytes: int = limits.STREAM_WINDOW_BYTES) -> tuple[Option, ...]:
+    """The options of a channel to a site; its certificate must bear that name, whatever the address.
+
+    A stream's sender may be ``window_bytes`` ahead of this site.
+    """
+    return (
+        *CLIENT_OPTIONS,
+        ("grpc.http2.lookahead_bytes", window_bytes),
+        ("grpc.experimental.tcp_max_read_chunk_size", window_bytes),
+        ("grpc.experimental.tcp_max_read_buffer_size", window_bytes),
+        ("grpc.ssl_target_name_override", site),
+    )
 
 
 @functools.lru_cache(maxsize=CERTIFICATES_KEPT_MAX)
@@ -214,18 +259,28 @@ def _der(pem: bytes) -> bytes:
     return certificate_der(x509.load_pem_x509_certificate(pem))
 
 
+def caller_certificate(auth_context: Mapping[str, Iterable[bytes]]) -> bytes:
+    """The certificate, in DER, of a caller that ``caller`` has admitted."""
+    return _der(next(iter(auth_context["x509_pem_cert"])))
+
+
 def caller(
     auth_context: Mapping[str, Iterable[bytes]],
     *,
-    roster: Roster,
-    ca: x509.Certificate,
+    roster: Container[SiteName],
     refused: Container[str],
-    now: datetime,
+    verify: Callable[[bytes, SiteName], x509.Certificate],
+    expelled: Mapping[SiteName, int] = NOT_EXPELLED,
+    admits_expelled: bool = False,
 ) -> SiteName:
     """The site of an authenticated connection, checked again for every call.
 
     The handshake verified the certificate, but a connection may outlive it, and this site may
     change the roster and its refused certificates (SHA-256 of their DER form).
+
+    Args:
+        verify: returns the certificate in DER if it is the site's now; ``ValueError`` where not.
+        expelled: by site, the number of the amendment that expelled it.
 
     Raises:
         CallerRefused: the reason, with the caller's name where it shows one.
@@ -235,11 +290,13 @@ def caller(
     if len(pems) != 1 or len(names) != 1:
         raise CallerRefused(f"the client certificate has {len(names)} names instead of one DNS name")
     name = SiteName(names[0])
-    if name not in roster:
+    if name in expelled and not admits_expelled:
+        raise CallerRefused(expelled_reason(name, expelled[name]))
+    if name not in roster and name not in expelled:
         raise CallerRefused(f"{name[:SHOWN_CHARACTERS]!r} is not in the roster")
     try:
         der = _der(pems[0])
-        certificate = verify_certificate(der, ca, name, now)
+        certificate = verify(der, name)
     except ValueError as error:
         raise CallerRefused(f"{name}: {error}") from error
     if is_refused(certificate, refused):

@@ -35,6 +35,10 @@ CHUNK_FAST_S = 0.25  # a chunk that left sooner is followed by one of twice its 
 CHUNK_SLOW_S = 1.0  # one that took longer, by one of half its size, so that slow connections show progress
 
 UNWRITTEN_CHUNKS_MAX = 4  # chunks queued for the disk; more gained nothing, none would stop the stream at each write
+UNWRITTEN_IN_ALL = 8  # of all artifacts that arrive at once; above so many, each stream stops at each write
+STREAMS_AT_ONCE = 4  # they fill a line; gRPC keeps a megabyte of each, which is 240 MB less than of 31
+STREAM_TURN_S = 0.25
+STREAM_TURN_BYTES = 8 << 20  # a stream that carries less in its turn is slow, and its chunks are small
 FLUSH_BYTES = 4 << 20  # written to disk while the next chunks arrive; smaller pieces were slower
 
 
@@ -156,6 +160,43 @@ class OutgoingArtifact:
             self._file.close()
 
 
+class StreamTurn:
+    """The turn of a stream that brings an artifact: a few may fill the line, the others wait.
+
+    A slow stream gives its turn back and goes on: many thin lines are used at once, and a peer that delivers
+    nothing holds nobody up for longer than ``STREAM_TURN_S``.
+    """
+
+    def __init__(self, turns: asyncio.Semaphore) -> None:
+        self.moved = 0
+        self._turns = turns
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._turns.acquire()
+        self._wait()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._end()
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(STREAM_TURN_S, self._look, self.moved)
+
+    def _look(self, moved_before: int) -> None:
+        if self.moved - moved_before < STREAM_TURN_BYTES:
+            self._end()
+        else:
+            self._wait()
+
+    def _end(self) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
+        self._timer = None
+        self._turns.release()
+
+
 class IncomingArtifact:
     """An artifact that is being received; one thread owns its file, and calls queue up behind it.
 
@@ -202,7 +243,7 @@ class IncomingArtifact:
             raise ArtifactWrong(f"more than the {self._size} bytes of the manifest came")
         self._unwritten.append(self._thread.submit(self._write, chunk))
         self.received += len(chunk)
-        await self._catch_up(UNWRITTEN_CHUNKS_MAX)
+        await self._catch_up(min(UNWRITTEN_CHUNKS_MAX, UNWRITTEN_IN_ALL // max(1, len(self._under_way))))
 
     async def finish(self, check: Callable[[Path], None]) -> Path:
         """Verify the digest, ``check`` the file, and give it its final name, durably.

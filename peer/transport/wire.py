@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from peer.core import limits
 from peer.core.messages import (
     PURPOSES,
     UNMEASURED,
+    ChainHead,
     EvaluationResult,
     Heartbeat,
     Hello,
@@ -26,6 +27,7 @@ from peer.core.messages import (
 from peer.core.plan import KINDS, Kind
 from peer.core.roster import Sha256, SiteName
 from peer.pb import peer_pb2 as pb
+from peer.transport import amendments
 from peer.transport.bounds import (
     SHOWN_CHARACTERS,
     WireError,
@@ -116,6 +118,7 @@ class ArtifactRequest:
     ``for_round`` is the round that consumes it.
 
     ``earlier`` accepts the newest one published before that round; only ``GetManifest`` uses it.
+    ``epoch`` is the digest of the epoch of ``for_round``; ``None`` is the genesis.
     """
 
     kind: Kind
@@ -123,6 +126,7 @@ class ArtifactRequest:
     purpose: Purpose
     owner: SiteName
     earlier: bool = False
+    epoch: Sha256 | None = None
 
 
 def encode_reply(reply: SignedManifest | Unavailable) -> pb.ManifestReply:
@@ -188,7 +192,27 @@ def encode_greeting(greeting: Hello) -> pb.Greeting:
         evaluates=greeting.evaluates,
         protocol_max=greeting.protocol_max,
         features=greeting.features,
+        head=encode_head(greeting.head),
     )
+
+
+def encode_head(head: ChainHead | None) -> pb.Head | None:
+    return None if head is None else pb.Head(number=head.number, digest=bytes.fromhex(head.digest))
+
+
+def decode_head(field: str, message: pb.Greeting | pb.Pulse | pb.Manifest) -> ChainHead | None:
+    """The head that a message states; ``None``, the genesis, where it states none."""
+    if not message.HasField("head"):
+        return None
+    head = ChainHead(message.head.number, Sha256(message.head.digest.hex()))
+    check_head(field, head)
+    return head
+
+
+def check_head(field: str, head: ChainHead | None) -> None:
+    if head is not None:
+        number(f"{field}.head.number", head.number, minimum=1, maximum=limits.AMENDMENTS_MAX)
+        digest(f"{field}.head.digest", head.digest)
 
 
 def _encode_seen(seen: Seen) -> pb.Seen:
@@ -215,12 +239,14 @@ def decode_greeting(message: pb.Greeting) -> Hello:
         evaluates=message.evaluates if message.HasField("evaluates") else None,
         protocol_max=message.protocol_max,
         features=tuple(message.features),
+        head=decode_head("greeting", message),
     )
     _check_greeting(greeting)
     return greeting
 
 
 def _check_greeting(greeting: Hello) -> None:
+    check_head("greeting", greeting.head)
     number("greeting.protocol", greeting.protocol, minimum=1, maximum=VERSION_MAX)
     if greeting.protocol_max:
         number("greeting.protocol_max", greeting.protocol_max, minimum=greeting.protocol, maximum=VERSION_MAX)
@@ -255,6 +281,8 @@ def encode_pulse(pulse: Heartbeat) -> pb.Pulse:
         proof=pb.SignedRound(body=proof.body, signature=proof.signature, certificate_der=proof.certificate_der)
         if proof is not None
         else None,
+        head=encode_head(pulse.head),
+        notice=None if pulse.notice is None else amendments.encode_notice(pulse.notice),
     )
 
 
@@ -263,6 +291,8 @@ def decode_pulse(message: pb.Pulse) -> Heartbeat:
     mean = Sha256(message.aggregate.hex()) if message.aggregate else None
     proof = _decode_proof(message.proof) if message.HasField("proof") else None
     pulse = Heartbeat(message.generation, message.round, message.phase, message.progress, *rounds, mean, proof)
+    notice = amendments.decode_notice("pulse.notice", message.notice) if message.HasField("notice") else None
+    pulse = replace(pulse, head=decode_head("pulse", message), notice=notice)
     _check_pulse(pulse)
     return pulse
 
@@ -273,6 +303,7 @@ def _decode_proof(message: pb.SignedRound) -> SignedRound:
 
 
 def _check_pulse(pulse: Heartbeat) -> None:
+    check_head("pulse", pulse.head)
     for name in ("generation", "round", "published_round", "committed_round"):
         number(f"pulse.{name}", getattr(pulse, name), maximum=limits.ROUNDS_MAX)
     text("pulse.phase", pulse.phase)
@@ -290,6 +321,7 @@ def encode_manifest_request(request: ArtifactRequest, *, wait_s: float) -> pb.Ma
         owner=request.owner,
         earlier=request.earlier,
         wait_s=finite("request.wait_s", wait_s, maximum=limits.MANIFEST_WAIT_S),
+        epoch=bytes.fromhex(request.epoch or ""),
     )
 
 
@@ -308,6 +340,7 @@ def encode_fetch_request(request: ArtifactRequest, *, sha256: Sha256, offset: in
         owner=request.owner,
         sha256=bytes.fromhex(sha256),
         offset=number("request.offset", offset, maximum=limits.ARTIFACT_BYTES_MAX),
+        epoch=bytes.fromhex(request.epoch or ""),
     )
 
 
@@ -324,6 +357,7 @@ def _request(message: pb.ManifestRequest | pb.FetchRequest, *, earlier: bool) ->
         purpose=known("request.purpose", PURPOSE_OF, message.purpose),
         owner=SiteName(message.owner),
         earlier=earlier,
+        epoch=Sha256(message.epoch.hex()) if message.epoch else None,
     )
     _check_request(request)
     return request
@@ -332,6 +366,20 @@ def _request(message: pb.ManifestRequest | pb.FetchRequest, *, earlier: bool) ->
 def _check_request(request: ArtifactRequest) -> None:
     number("request.for_round", request.for_round, minimum=1, maximum=limits.ROUNDS_MAX)
     site("request.owner", request.owner)
+    if request.epoch is not None:
+        digest("request.epoch", request.epoch)
+
+
+def encode_chunk(content: bytes) -> bytes:
+    """The message as protobuf encodes it, with one copy of the content where protobuf makes two."""
+    if not content:
+        return b""
+    header, length = bytearray([CHUNK_TAG]), len(content)
+    while length > 0x7F:
+        header.append(length & 0x7F | 0x80)
+        length >>= 7
+    header.append(length)
+    return b"".join((header, content))
 
 
 def decode_chunk(message: bytes) -> memoryview:

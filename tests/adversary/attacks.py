@@ -19,6 +19,8 @@ SHED = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE", "CANCELLED", "INTERNAL"})
 """Answers of the transport to what it does not carry."""
 REQUEST_BYTES_MAX = 256 << 10
 """A server takes no larger request."""
+METHODS = tuple(method.name for method in pb.DESCRIPTOR.services_by_name["Exchange"].methods)
+"""Every call between peers: ``tests/meta/test_adversary.py`` wants wrong ones of each."""
 WRONG = bytes(32)
 TEXTS = ("\x1b[2J", "a\x00b", "../../etc/passwd", "x" * (1 << 20), "﷽" * 400)
 
@@ -52,6 +54,11 @@ GREETINGS: Fields = (
     *(("software", text) for text in TEXTS[:2]),
     ("seen", pb.Seen(generation=1 << 63, round=1, sha256=WRONG)),
     ("seen", pb.Seen(generation=1, round=0, sha256=b"x")),
+    ("head", pb.Head(number=1 << 63, digest=WRONG)),
+    ("head", pb.Head(number=0, digest=WRONG)),
+    ("head", pb.Head(number=1, digest=b"short")),
+    ("features", ["x" * 33]),
+    ("features", [f"feature-{number}" for number in range(65)]),
 )
 PULSES: Fields = (
     ("round", (1 << 64) - 1),
@@ -62,6 +69,10 @@ PULSES: Fields = (
     *(("phase", text) for text in TEXTS if text != "../../etc/passwd"),
     ("phase", ""),
     ("aggregate", b"x" * 31),
+    ("head", pb.Head(number=10_001, digest=WRONG)),
+    ("head", pb.Head(number=1, digest=WRONG + b"x")),
+    ("notice", pb.Notice(body=b"{}", signature=b"", certificate_der=b"")),
+    ("notice", pb.Notice(body=b"x" * (1 << 16), signature=WRONG, certificate_der=WRONG)),
 )
 REQUESTS: Fields = (
     ("kind", 0),
@@ -77,6 +88,8 @@ REQUESTS: Fields = (
     ("wait_s", -1.0),
     ("wait_s", 1e9),
     *(("owner", text) for text in (*TEXTS, "", "nobody")),
+    ("epoch", b"x" * 31),
+    ("epoch", b"x" * 33),
 )
 FETCHES: Fields = (
     ("kind", HEAD),
@@ -86,6 +99,17 @@ FETCHES: Fields = (
     ("offset", (1 << 64) - 1),
     ("for_round", 0),
     *(("owner", text) for text in TEXTS[:3]),
+    ("epoch", b"x"),
+)
+CHAINS: Fields = (("number", 10_001), ("number", (1 << 64) - 1))
+UNSIGNED = pb.SignedManifest(body=b"\x0a\x20" + WRONG, signature=WRONG, certificate_der=WRONG)
+COMPARISONS: Fields = (
+    ("manifests", []),
+    ("manifests", [pb.SignedManifest()]),
+    ("manifests", [UNSIGNED]),
+    ("manifests", [UNSIGNED] * 2),
+    ("manifests", [UNSIGNED] * 3),
+    ("manifests", [pb.SignedManifest(body=bytes(1 << 17), signature=WRONG, certificate_der=WRONG)]),
 )
 REPORT = {"generation": 1, "round": 1, "sha256": WRONG, "samples": 3, "values": {"auc": 0.5}}
 REPORTS: Mapping[str, Mapping[str, Any]] = {
@@ -105,6 +129,19 @@ def wrong(method: str, fields: Fields, message: Callable[..., Any]) -> Iterator[
 
 def calls(member: Member, victim: str, round: int) -> Iterator[Call]:
     """Every malformed or unauthorised call of one site."""
+    yield from wrong_calls(member, victim, round)
+    for method in METHODS:
+        yield Call(f"{method} garbage", method, b"\xff" * 100)
+        yield Call(f"{method} 20 MiB", method, bytes(20 << 20), REFUSED | SHED)
+        bomb = {"compression": grpc.Compression.Gzip}
+        yield Call(f"{method} gzip bomb", method, bytes(64 << 20), REFUSED | SHED, bomb)
+    metadata = [("x", "y" * 16000)] * 8
+    yield Call("headers", "Beat", member.pulse().SerializeToString(), REFUSED | SHED | {"OK"}, {"metadata": metadata})
+    yield Call("no such call", "Reboot", b"")
+
+
+def wrong_calls(member: Member, victim: str, round: int) -> Iterator[Call]:
+    """Readable messages that break a rule, of every method."""
 
     def asks(**claims: Any) -> pb.ManifestRequest:
         return member.asks(round, **{"owner": victim, **claims})
@@ -117,16 +154,20 @@ def calls(member: Member, victim: str, round: int) -> Iterator[Call]:
     yield from wrong("GetManifest", REQUESTS, asks)
     yield from wrong("FetchArtifact", FETCHES, fetches)
     yield Call("GetManifest early", "GetManifest", asks(for_round=10**6).SerializeToString(), REFUSED | {"OK"})
+    yield from wrong("GetAmendments", CHAINS, pb.After)
+    yield Call("GetAmendments often", "GetAmendments", b"", REFUSED | {"OK"})
+    other_epoch = asks(epoch=WRONG).SerializeToString()
+    yield Call("GetManifest of another epoch", "GetManifest", other_epoch, REFUSED | {"OK"})
+    other_epoch = fetches(epoch=WRONG).SerializeToString()
+    yield Call("FetchArtifact of another epoch", "FetchArtifact", other_epoch, REFUSED | {"ABORTED"})
+    forged = member.pulse(notice=member.notice(victim)).SerializeToString()
+    yield Call("Beat with a notice of the victim", "Beat", forged, REFUSED | {"OK"})
     for name, change in REPORTS.items():
         yield Call(f"PutMetrics {name}", "PutMetrics", pb.Metrics(**{**REPORT, **change}).SerializeToString())
-    for method in ("Hello", "Beat", "GetManifest", "FetchArtifact", "PutMetrics"):
-        yield Call(f"{method} garbage", method, b"\xff" * 100)
-        yield Call(f"{method} 20 MiB", method, bytes(20 << 20), REFUSED | SHED)
-        bomb = {"compression": grpc.Compression.Gzip}
-        yield Call(f"{method} gzip bomb", method, bytes(64 << 20), REFUSED | SHED, bomb)
-    metadata = [("x", "y" * 16000)] * 8
-    yield Call("headers", "Beat", member.pulse().SerializeToString(), REFUSED | SHED | {"OK"}, {"metadata": metadata})
-    yield Call("no such call", "Reboot", b"")
+    yield from wrong("CompareManifests", COMPARISONS, pb.SignedManifests)
+    for proof in ([member.sign(b"")], [member.sign(b"\xff")] * 2):
+        signed = pb.SignedManifests(manifests=proof).SerializeToString()
+        yield Call(f"CompareManifests {len(proof)} signed", "CompareManifests", signed)
 
 
 def run(member: Member, victim: str, call: Call) -> str:
@@ -266,3 +307,25 @@ LIES: Mapping[str, Lie] = {
     "the truth again": Lie("", honest, missing=""),
 }
 """One a round, in this order."""
+
+
+def amendments(member: Member, victim: str) -> Mapping[str, bytes]:
+    """What the member answers when it is asked for amendments that nobody made, by the kind of lie."""
+    body = member.amendment(expel=victim)
+    own = pb.Amendment(body=body, by=[member.endorsement(body)])
+    unsigned = pb.Amendment(body=body, by=[pb.Endorsement(certificate_der=b"", signature=bytes(70))] * 1001)
+    spaced = body.replace(b":", b": ")
+    replies = {
+        "none": pb.Amendments(),
+        "signed by a member alone": pb.Amendments(amendments=[own]),
+        "signed by nobody, a thousand times": pb.Amendments(amendments=[unsigned]),
+        "not canonical": pb.Amendments(amendments=[pb.Amendment(body=spaced, by=[member.endorsement(spaced)])]),
+        "not next": pb.Amendments(amendments=[pb.Amendment(body=member.amendment(number=7, hold=True), by=own.by)]),
+        "no amendment": pb.Amendments(amendments=[pb.Amendment(body=b"[" * 100_000, by=own.by)]),
+        "too large": pb.Amendments(amendments=[pb.Amendment(body=bytes(300 << 10), by=own.by)]),
+        "replayed": pb.Amendments(amendments=[own] * 1000),
+        "foreign keys": pb.Amendments(keys=[pb.SealedKey(number=0, sealed=bytes(113))]),
+        "a forged notice": pb.Amendments(amendments=[own], notices=[member.notice(victim)]),
+    }
+    answers = {name: reply.SerializeToString() for name, reply in replies.items()}
+    return answers | {"cut": answers["replayed"][:-9], "eight MiB": bytes(8 << 20), "garbage": b"\xff" * 100}

@@ -173,6 +173,25 @@ class Member:
         signature = self.key.sign(label + body, ec.ECDSA(hashes.SHA256()))
         return pb.SignedManifest(body=body, signature=signature, certificate_der=certificate or self.der)
 
+    def amendment(self, **claims: Any) -> bytes:
+        """The body of a first amendment of the federation."""
+        federation = self.federation.hex()
+        place = {"federation": federation, "number": 1, "previous": federation, "from_round": 2, "issued": 1}
+        fields = {**place, "round_key_tag": hashlib.sha256(b"a key").hexdigest(), **claims}
+        return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+
+    def endorsement(self, body: bytes) -> pb.Endorsement:
+        """The member's own signature under an amendment."""
+        signature = self.key.sign(b"mhfl/amendment/v1\x00" + body, ec.ECDSA(hashes.SHA256()))
+        return pb.Endorsement(certificate_der=self.der, signature=signature)
+
+    def notice(self, site: str) -> pb.Notice:
+        """A notice that a site leaves, which the member has signed."""
+        fields = {"federation": self.federation.hex(), "site": site, "issued": 1}
+        body = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+        signature = self.key.sign(b"mhfl/leave/v1\x00" + body, ec.ECDSA(hashes.SHA256()))
+        return pb.Notice(body=body, signature=signature, certificate_der=self.der)
+
     def manifest(self, round: int, artifact: Artifact) -> pb.SignedManifest:
         """The signed manifest of an artifact, with its claims in place of the truth."""
         fields: dict[str, Any] = {

@@ -17,7 +17,20 @@ from pathlib import Path
 from row import Row
 
 HERE = Path(__file__).resolve().parent
-MODULES = ("cli", "schedule", "simulator", "similarity", "transfer", "rounds", "status", "gpu")
+MODULES = (
+    "cli",
+    "schedule",
+    "simulator",
+    "similarity",
+    "transfer",
+    "routes",
+    "rounds",
+    "overlap",
+    "many",
+    "epochs",
+    "status",
+    "gpu",
+)
 LINE = "{:<58} {:>10} {:<6} {:>8}  {}"
 VERDICT = {True: "met", False: "MISSED", None: ""}
 

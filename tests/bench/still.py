@@ -1,9 +1,10 @@
-"""A site's daemon without training: ``python tests/bench/still.py HOME FEDERATION SITE MEGABYTES``.
+"""A site's daemon without training: ``python tests/bench/still.py HOME FEDERATION SITE MEGABYTES [--on-demand]``.
 
 Everything but the worker is real. The fake worker writes a new artifact of this size for each round
 and waits. The process prints ``ordered ROUND ORIGIN`` when a round's exchange is over and
 journalled, and ``ready`` once the round's artifact is on disk. A line of input then ends the
-training. The end of the input stops the daemon.
+training. With ``--on-demand``, the worker writes the artifact only after a line of input, too: it
+takes neither cores nor disk from sites whose round goes on. The end of the input stops the daemon.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from peer.config.site_folder import SiteFolder, make_private
 from peer.core import commands, events
 from peer.core.messages import Artifact
 from peer.core.roster import SiteName
+from peer.core.worker_protocol import WorkerSetting
 from peer.daemon import startup
 from peer.daemon.dispatch import Daemon
 from peer.daemon.operator_service import OperatorService
@@ -37,11 +39,15 @@ class FakeWorker:
 
     pid = None
 
-    def __init__(self, daemon: Daemon, megabytes: int, lines: asyncio.StreamReader) -> None:
+    def __init__(self, daemon: Daemon, megabytes: int, lines: asyncio.StreamReader, *, on_demand: bool) -> None:
         self._daemon = daemon
         self._megabytes = megabytes
+        self._on_demand = on_demand
         self._lines = lines
         self._work: asyncio.Task[None] | None = None
+
+    async def use(self, setting: WorkerSetting) -> None:
+        """No setting matters to it."""
 
     async def send(self, order: commands.Command) -> None:
         """Begin to carry out an order."""
@@ -72,6 +78,9 @@ class FakeWorker:
     async def _train(self, order: commands.Train) -> None:
         print("ordered", order.round, *(source.origin for source in order.sources), flush=True)
         artifact = None
+        if self._on_demand:
+            await self._lines.readline()
+            await self._daemon.fetcher.free_space()  # a measured round has its disk to itself
         if order.round < self._daemon.federation.rounds:
             artifact = await asyncio.to_thread(self._write_artifact)
         print("ready", flush=True)
@@ -90,13 +99,14 @@ class FakeWorker:
         return dataclasses.replace(artifact, owner=self._daemon.own.name)
 
 
-async def serve(folder: SiteFolder, megabytes: int) -> None:
+async def serve(folder: SiteFolder, megabytes: int, *, on_demand: bool) -> None:
     """Run the daemon of a new generation until its input ends."""
     federation, site, own = startup.load(folder)
     daemon = Daemon(folder=folder, federation=federation, site=site, own=own, generation=folder.create_generation())
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    daemon.worker_process = FakeWorker(daemon, megabytes, lines)  # type: ignore[assignment]  # has what the daemon calls
+    worker = FakeWorker(daemon, megabytes, lines, on_demand=on_demand)
+    daemon.worker_process = worker  # type: ignore[assignment]  # has what the daemon calls
     control = ControlServer(OperatorService(daemon))
     await control.start(folder.prepare_control_socket())
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -113,13 +123,13 @@ async def ignore_port(port: int) -> None:
 
 def main() -> None:
     """Lock the site's folder and serve."""
-    home, federation, name, megabytes = sys.argv[1:]
+    home, federation, name, megabytes, *options = sys.argv[1:]
     folder = SiteFolder(Path(home), federation, SiteName(name))
     make_private(folder.logs)
     with folder.locked():
         logs.set_up(folder.logs, {}, quiet=True)
         allocator.keep_memory_small()
-        asyncio.run(serve(folder, int(megabytes)))
+        asyncio.run(serve(folder, int(megabytes), on_demand="--on-demand" in options))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,10 @@ def now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-def admit(folder: Path) -> None:
-    """Create a CA and the key folders of two sites."""
+def admit(folder: Path, names: Iterable[SiteName] = (EUROPE, AFRICA)) -> None:
+    """Create a CA, and a key folder for each name."""
     authority, ca = certificates.new_authority("bench", now=now())
-    for name in (EUROPE, AFRICA):
+    for name in names:
         key = certificates.new_key()
         certificate = certificates.issue(authority, ca, name=name, public_key=key.public_key(), now=now())
         (folder / name).mkdir()
@@ -98,7 +99,9 @@ class FolderService:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def open_artifact(self, caller: SiteName, request: ArtifactRequest, *, sha256: Sha256, offset: int) -> Grant:
+    def open_artifact(
+        self, caller: SiteName, request: ArtifactRequest, *, sha256: Sha256, offset: int, relayed: bool
+    ) -> Grant:
         return Grant(self.folder / f"{sha256}.safetensors", 0)
 
     def record_sent(self, grant: Grant, *, size: int, outcome: str) -> None:

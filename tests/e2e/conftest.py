@@ -14,11 +14,14 @@ import pytest
 from fakes.datasets import write_cubes
 from fakes.warm import Warm
 from peer.daemon import startup
+from peer.data.datalist import inspect_datalist
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
+from peer.methods.registry import PLANS
 from peer.records.history import committed_rounds
 from peer.records.journal import Journal
 from peer.research.simulation import Simulation
+from peer.training.public_set import digest_images
 
 SITES = ("asia", "europe", "africa")
 END_S = 240.0
@@ -28,12 +31,13 @@ name = "trial"
 rounds = {rounds}
 {top}
 [task]
-kind = "classification"
+kind = "{kind}"
 spatial_dims = 3
 in_channels = 1
 classes = 2
 [method]
 name = "{method}"
+{parameters}
 {stages}
 {shared}
 [pace]
@@ -44,6 +48,7 @@ STAGES = "[stages.train]\ncount = {steps}\nlearning_rate = 1e-3"
 SITE = """
 [data]
 datalist = "{datalist}"
+{public}
 input_size = [12, 12, 12]
 [model]
 {model}
@@ -82,6 +87,8 @@ def found(tmp_path_factory: pytest.TempPathFactory, warm: type[LocalFederation])
         rounds: int = 5,
         steps: int = 4,
         method: str = "fedskd",
+        kind: str = "classification",
+        parameters: str = "",
         pace: str = "",
         top: str = "",
         site: str = "",
@@ -93,14 +100,20 @@ def found(tmp_path_factory: pytest.TempPathFactory, warm: type[LocalFederation])
         cold: bool = False,
     ) -> LocalFederation:
         root = tmp_path_factory.mktemp("federation")
-        texts = {}
+        texts, public = {}, ""
+        if PLANS[method].public:
+            path = write_cubes(root / "data" / "public", seed=len(sites))
+            public = f'public = "{path}"'
+            parameters += f'public_sha256 = "{digest_images(inspect_datalist(path).training)}"'
         for index, name in enumerate(sites):
-            datalist = write_cubes(root / "data" / name, seed=index)
+            datalist = write_cubes(root / "data" / name, seed=index, masks=kind == "segmentation")
             model = (models or {}).get(name, MODEL.format(width=8 - index))
-            texts[name] = SITE.format(datalist=datalist, model=model, checkpoint_s=checkpoint_s) + site
+            keys = {"datalist": datalist, "public": public, "model": model, "checkpoint_s": checkpoint_s}
+            texts[name] = SITE.format(**keys) + site
         stages = stages or STAGES.format(steps=steps)
         waits = {"linger_s": linger_s, "pace": pace}
-        draft = DRAFT.format(rounds=rounds, stages=stages, shared=shared, method=method, top=top, **waits)
+        what = {"method": method, "kind": kind, "parameters": parameters}
+        draft = DRAFT.format(rounds=rounds, stages=stages, shared=shared, top=top, **what, **waits)
         return (LocalFederation if cold else warm).create(root, draft, texts)
 
     return make

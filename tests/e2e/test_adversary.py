@@ -6,6 +6,8 @@ it serves its artifact in another wrong way, and meanwhile calls in every wrong 
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -41,6 +43,7 @@ class Aftermath:
     allowed: dict[str, frozenset[str]] = field(default_factory=dict)
     peak_mb: dict[str, float] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
+    asked: int = 0
     folders: dict[str, Any] = field(default_factory=dict)
 
 
@@ -52,6 +55,8 @@ class Mallory:
         self.member = Member(folder.pki, folder.federation_toml, MALLORY, kind=MODEL, method="fedavg")
         self._artifact: Artifact | None = None
         self._lock, self._over = threading.Lock(), threading.Event()
+        self.chains = attacks.amendments(self.member, HONEST[0])
+        self.shown = itertools.cycle(self.chains)
         self.server = Server(
             self.member,
             {
@@ -59,20 +64,26 @@ class Mallory:
                 "Beat": lambda site, request, context: self._pulse(request),
                 "GetManifest": self._manifest,
                 "FetchArtifact": self._chunks,
+                "GetAmendments": self._amendments,
             },
         )
 
     def _pulse(self, request: bytes) -> bytes:
-        """As far as the site that asks, and no further."""
+        """As far as the site that asks, and no further; with the head of a chain that nobody has."""
         beat = pb.Pulse.FromString(request)
+        head = pb.Head(number=random.choice((1, 2, 10_000)), digest=random.randbytes(32))
         rounds = {"round": beat.round, "published_round": beat.round, "committed_round": max(0, beat.round - 1)}
-        return self.member.pulse(**rounds).SerializeToString()
+        return self.member.pulse(**rounds, head=head).SerializeToString()
+
+    def _amendments(self, site: str, request: bytes, context: grpc.ServicerContext) -> bytes:
+        return self.chains[next(self.shown)]
 
     def artifact(self) -> Artifact:
         """The first model of europe, under another name."""
         with self._lock:
             while self._artifact is None:
-                try:
+                try:  # an attack's greeting may have been the last one: europe serves only who greets in order
+                    self.member.call("europe", "Hello", self.member.greeting().SerializeToString())
                     self._artifact = Artifact.of(*self.member.take("europe", 1))
                 except (grpc.RpcError, ValueError):
                     if self._over.wait(0.1):
@@ -144,6 +155,7 @@ def after(found: Callable[..., LocalFederation], tools: Any) -> Aftermath:
                 after.peak_mb[name] = peak_mb(loopback.daemons[name].pid)  # type: ignore[index]
                 after.status[name] = loopback.show(name, "status")
                 after.rows[name], after.records[name] = tools.rows(loopback, name), tools.records(loopback, name)
+            after.asked = mallory.server.asked["GetAmendments"]
         finally:
             mallory.close()
             caller.join(30)
@@ -185,3 +197,15 @@ def test_the_honest_sites_end_and_keep_their_memory_and_ledgers(after: Aftermath
         assert after.status[site]["failure"] in ("", None)
         assert after.peak_mb[site] < MEMORY_MB_MAX, after.peak_mb
         assert verify(after.folders[site])["problems"] == []
+
+
+def test_no_amendment_that_a_member_made_up_counts_and_each_question_has_its_refusal(after: Aftermath) -> None:
+    reasons = set()
+    for site in HONEST:
+        assert not [kind for kind, _, _ in after.rows[site] if kind == "amended"]
+        assert not (after.folders[site].membership / "chain.json").exists()
+        assert not (after.folders[site].membership / "notices.json").exists()
+        refused = [body["reason"] for kind, _, body in after.rows[site] if kind == "refused"]
+        reasons |= {reason for reason in refused if reason.startswith("its amendments: ")}
+    assert after.asked > 1
+    assert reasons

@@ -43,7 +43,7 @@ def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
     ("number", "delays_ms"),
     [
         pytest.param(signal.SIGINT, range(0, 3000, 150), marks=pytest.mark.slow, id="Ctrl-C"),
-        pytest.param(signal.SIGINT, range(75, 3000, 900), id="Ctrl-C-now-and-then"),
+        pytest.param(signal.SIGINT, range(75, 3000, 1800), id="Ctrl-C-now-and-then"),
         pytest.param(signal.SIGTERM, range(75, 3000, 450), marks=pytest.mark.slow, id="SIGTERM"),
     ],
 )

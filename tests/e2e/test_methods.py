@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import safetensors.torch
+import torch
 
 from peer.core import site_memory
 from peer.demo.local_federation import LocalFederation
@@ -23,6 +24,7 @@ SHARED: Mapping[str, str] = {
         ("fedavg", "fedprox", "fedbn", "fedavg_ft", "fedprox_ft", "ditto", "fedrep", "scaffold", "scaffold_ft", "apfl"),
         '[shared_model]\nname = "resnet10"\nwidth = 8\nstem_stride = 2',
     ),
+    "lc_fed": '[shared_model]\nname = "unet"\nwidth = 4\ndepth = 2',
 }
 FAMILIES = {
     "asia": 'name = "resnet10"\nparameters = {width = 8, stem_stride = 2}',
@@ -30,6 +32,7 @@ FAMILIES = {
     "africa": 'name = "shufflenet_v2"\nparameters = {width = 8}',
 }
 
+UNET = 'name = "unet"\nparameters = {width = 4, depth = 2}'
 PROJECTED = {site: model.replace("width = 8", "width = 8, projection = 16") for site, model in FAMILIES.items()}
 """The same families, whose heads all take sixteen features: what is averaged must be alike."""
 
@@ -43,18 +46,21 @@ COLD = "fedskd"
 
 
 @pytest.fixture
-def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[[str], LocalFederation]:
+def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[..., LocalFederation]:
     """Run a federation of a method to its end."""
 
-    def run(method: str) -> LocalFederation:
+    def run(method: str, top: str = "", schedule: str = "") -> LocalFederation:
         alike = PLANS[method].shared == "itself"
         families = PROJECTED if method in ("dflmoe_averaged", "lg_fedavg") else FAMILIES
-        models = dict.fromkeys(FAMILIES, FAMILIES["asia"]) if alike else families
+        dense = "classification" in PLANS[method].not_for
+        models = dict.fromkeys(FAMILIES, UNET if dense else FAMILIES["asia"]) if alike else families
         stages = "".join(
             f'[stages.{stage}]\nunit = "step"\ncount = 4\nlearning_rate = 1e-3\n' for stage in PLANS[method].stages
         )
         sites = tools.sites if method in THREE_SITES else tools.sites[:2]
-        options = {"stages": stages, "shared": SHARED.get(method, ""), "models": models, "cold": method == COLD}
+        options = {"stages": stages, "shared": SHARED.get(method, "") + schedule, "models": models, "top": top}
+        options["cold"] = method == COLD and not schedule
+        options |= {"kind": "segmentation"} if dense else {}
         with found(sites=sites, method=method, rounds=ROUNDS, **options) as loopback:
             for name in sites:
                 loopback.start(name)
@@ -65,7 +71,7 @@ def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[[str], Lo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", sorted(name for name, plan in PLANS.items() if not plan.public))
+@pytest.mark.parametrize("method", sorted(PLANS))
 def test_families_come_to_the_last_round_and_to_the_simulators_bits(run, simulated, tools, method: str) -> None:
     loopback, plan = run(method), PLANS[method]
     sites = loopback.federation.roster.names
@@ -94,6 +100,40 @@ def test_families_come_to_the_last_round_and_to_the_simulators_bits(run, simulat
         assert tools.weights(real, state) == tools.weights(home, state), f"{name} has other weights"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "fedvisit"])
+def test_weights_travel_as_bfloat16_with_the_simulators_bits(run, simulated, tools, method: str) -> None:
+    loopback = run(method, top='wire = "bfloat16"')
+    simulation = simulated(loopback)
+    for name in loopback.federation.roster.names:
+        real = loopback.folder(name).generation(1)
+        artifacts = [safetensors.torch.load_file(path) for path in (real / "artifacts").glob("*.safetensors")]
+        floats = {tensor.dtype for each in artifacts for tensor in each.values() if tensor.is_floating_point()}
+        assert floats == {torch.bfloat16}
+        assert not any(record["missing"] for record in tools.records(loopback, name))
+        state = site_memory.recover(tools.rows(loopback, name)).state
+        assert tools.weights(real, state) == tools.weights(simulation.home(name), state), f"{name} has other weights"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedskd", "fedproto"])
+def test_artifacts_of_the_round_before_give_the_simulators_bits(run, simulated, tools, method: str) -> None:
+    loopback = run(method, schedule="[schedule]\nstaleness = 1\n")
+    simulation, names = simulated(loopback), loopback.federation.roster.names
+    records = {name: tools.records(loopback, name) for name in names}
+    for name in names:
+        rows = tools.rows(loopback, name)
+        served = [body["artifact"]["sha256"] for kind, _, body in rows if kind == "published"]
+        assert len(served) == ROUNDS
+        assert served[0] == served[1] != served[2]
+        assert not any(record["missing"] for record in records[name])
+        state, folder = site_memory.recover(rows).state, loopback.folder(name).generation(1)
+        assert tools.weights(folder, state) == tools.weights(simulation.home(name), state), f"{name} has other weights"
+    if method == "fedproto":
+        assert all(len({records[name][round]["aggregate_sha256"] for name in names}) == 1 for round in range(ROUNDS))
+
+
+@pytest.mark.slow
 def test_the_private_model_of_feddal_never_leaves(run: Callable[[str], LocalFederation], tools: Any) -> None:
     loopback = run("feddal")
     for name in tools.sites:

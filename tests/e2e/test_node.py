@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,22 @@ import pytest
 
 from fakes.drafts import DERANGEMENT, draft
 from fakes.still import SITE, StillProcess
+from peer.config.schema import FederationConfig
 from peer.core import schedule
+from peer.core.messages import SignedAmendment
+from peer.core.roster import RoundKey, SiteName
+from peer.daemon.dispatch import now
 from peer.demo.local_federation import LocalFederation
+from peer.identity import certificates, enrolment
 from peer.identity.certificates import read_round_key
+from peer.membership.amendment import Amendment, Newcomer
+from peer.membership.chain import Chain
+from peer.membership.folder import MembershipFolder
+from peer.membership.round_keys import amendment_tag
+from peer.membership.signatures import endorse_as_founder
 from peer.records.journal import Journal
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "tests" / "node"
@@ -30,6 +41,8 @@ SITES = ("africa", "asia", "europe")
 NODE, DAEMONS = SITES[0], SITES[1:]
 ROUNDS = 2
 MEGABYTES = 3
+AMENDED = ("africa", "america", "asia", "europe")
+"""The members from round 1 on, by the first amendment; nobody runs america."""
 
 
 def missing() -> str:
@@ -56,10 +69,49 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture
-def federation(tmp_path: Path, tools: Any) -> Iterator[tuple[LocalFederation, dict[str, StillProcess]]]:
-    """Two daemons that have published their first artifact and wait for the third site."""
+def loopback(tmp_path: Path) -> LocalFederation:
     text = draft("babel", seed=1, method={"name": "fedskd", "gamma": 1e-5}, schedule=DERANGEMENT)
-    loopback = LocalFederation.create(tmp_path, text, dict.fromkeys(SITES, SITE))
+    return LocalFederation.create(tmp_path, text, dict.fromkeys(SITES, SITE))
+
+
+@pytest.fixture
+def chain(loopback: LocalFederation) -> Chain:
+    """A newcomer and another round key from round 1 on, and more rounds; both daemons have it on disk."""
+    founder = enrolment.Authority.load(loopback.home.parent / "ca", now=now())
+    config = founder.federation
+    key = certificates.key_digest(certificates.new_key().public_key())
+    america = Newcomer(SiteName("america"), key, "127.0.0.1:1")
+    round_key = next(key for key in (RoundKey(bytes([seed]) * 32) for seed in range(256)) if _source(config, key))
+    chain = Chain.of(config, ())
+    for from_round, change in ((1, {"add": (america,)}), (2, {"settings": {"rounds": config.rounds + 1}})):
+        body = Amendment(
+            federation=config.digest,
+            number=chain.head.number + 1,
+            previous=chain.head.digest,
+            from_round=from_round,
+            issued=int(time.time()),
+            round_key_tag=amendment_tag(round_key, config.digest),
+            **change,
+        ).encode()
+        chain = chain.extended(SignedAmendment(body, (endorse_as_founder(founder.key, body),)))
+    for name in DAEMONS:
+        folder = MembershipFolder(loopback.folder(name).membership)
+        folder.save_chain(chain)
+        folder.save_round_keys({amendment_tag(round_key, config.digest): round_key})
+    return chain
+
+
+def _source(config: FederationConfig, round_key: RoundKey) -> str | None:
+    """The daemon whose artifact the Node client's is in round 1 of the amended federation, if it is one."""
+    digest, count = config.digest, len(AMENDED)
+    order = schedule.order(round_key=round_key, federation_digest=digest, round=1, sites=count, kind="derangement")
+    source = AMENDED[order[AMENDED.index(NODE)]]
+    return source if source in DAEMONS else None
+
+
+@pytest.fixture
+def federation(loopback: LocalFederation, tools: Any) -> Iterator[tuple[LocalFederation, dict[str, StillProcess]]]:
+    """Two daemons that have published their first artifact and wait for the third site."""
     daemons: dict[str, StillProcess] = {}
     try:
         for name in DAEMONS:
@@ -92,15 +144,22 @@ def test_it_meets_every_known_answer() -> None:
     words = command("vectors.js", ROOT / "proto")
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    names = ("federation", "schedule", "visits", "manifest", "round")
+    names = ("federation", "schedule", "visits", "manifest", "round", "parking")
     known = {name: json.loads((ROOT / "proto" / "vectors" / f"{name}.json").read_text()) for name in names}
     counts = {name: len(vectors) for name, vectors in known.items()}
     counts |= {name: 1 + len(known[name]["refused"]) for name in ("manifest", "round")}
+    counts["parking"] = len(known["parking"]["frames"]) + len(known["parking"]["refused"])
     assert json.loads(done.stdout) == counts
 
 
+def ended_transfers(loopback: LocalFederation, source: str, round: int) -> list[dict[str, Any]] | None:
+    """The client's transfers of a round by the source's ledger, once their ends are in it."""
+    sent = [row for row in loopback.show(source, "egress") if (row["peer"], row["round"]) == (NODE, round)]
+    return sent if all(row["outcome"] != "open" for row in sent) else None
+
+
 def test_it_takes_its_turn_and_is_refused_outside_it(
-    federation: tuple[LocalFederation, dict[str, StillProcess]],
+    federation: tuple[LocalFederation, dict[str, StillProcess]], tools: Any
 ) -> None:
     loopback, daemons = federation
     words = command("client.js", ROOT / "proto", loopback.folder(NODE).path, NODE, ROUNDS)
@@ -133,7 +192,7 @@ def test_it_takes_its_turn_and_is_refused_outside_it(
         assert taken["chunks"] > MEGABYTES
         (published,) = (row for row in rows(loopback, source, "published") if row["round"] == round)
         assert published["body"]["artifact"]["sha256"] == taken["sha256"]
-        sent = [row for row in loopback.show(source, "egress") if (row["peer"], row["round"]) == (NODE, round)]
+        sent = tools.wait_until(lambda source=source, round=round: ended_transfers(loopback, source, round))
         assert [row["sha256"] for row in sent] == [taken["sha256"]] * 2
         assert {"complete"} <= {row["outcome"] for row in sent} <= {"complete", "broken"}
         (denied,) = (step for step in steps["denied"] if step["round"] == round)
@@ -142,3 +201,28 @@ def test_it_takes_its_turn_and_is_refused_outside_it(
         reasons = [row["body"]["reason"] for row in rows(loopback, other, "denied")]
         assert denied["reason"] in reasons
         assert not [row for row in loopback.show(other, "egress") if (row["peer"], row["round"]) == (NODE, round)]
+
+
+@pytest.mark.slow
+def test_it_follows_a_chain_of_amendments_and_leaves(
+    chain: Chain, federation: tuple[LocalFederation, dict[str, StillProcess]], tools: Any
+) -> None:
+    loopback, _ = federation
+    words = command("amended.js", ROOT / "proto", loopback.folder(NODE).path, NODE)
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+
+    verified = {"step": "verified", "number": 2, "digest": chain.head.digest, "members": list(AMENDED)}
+    assert said[:2] == [{**verified, "site": name} for name in DAEMONS]
+    other, other_bytes, taken, left = said[2:]
+    (round_key,) = MembershipFolder(loopback.folder(DAEMONS[0]).membership).round_keys().values()
+    source = _source(loopback.federation, round_key)
+    assert other == {"step": "other epoch", "site": source, "unavailable": "UNAVAILABLE_EPOCH"}
+    assert other_bytes["status"] == "ABORTED"
+    (published,) = (row for row in rows(loopback, source, "published") if row["round"] == 1)
+    assert (taken["site"], taken["sha256"]) == (source, published["body"]["artifact"]["sha256"])
+    assert taken["head"] == 2
+    folders = {what: MembershipFolder(loopback.folder(left[what]).membership) for what in ("false", "notice")}
+    assert len(folders["notice"].notices()) == 1
+    assert not folders["false"].notices()

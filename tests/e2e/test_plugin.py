@@ -98,6 +98,7 @@ def test_the_daemons_read_the_plan_without_torch(installed: Path) -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_its_method_data_and_network_come_to_the_simulators_bits(federation: LocalFederation, simulated, tools) -> None:
     sites = federation.federation.roster.names
     for name in sites:

@@ -132,7 +132,7 @@ def attacked(found: Callable[..., LocalFederation], warm_workers: Warm, tools: A
                 after.status[name] = loopback.show(name, "status")
                 after.rows[name], after.records[name] = tools.rows(loopback, name), tools.records(loopback, name)
                 artifacts = loopback.folder(name).generation(1) / "artifacts"
-                after.files[name] = {path.stem for path in artifacts.iterdir()}
+                after.files[name] = {path.stem for path in artifacts.glob("*.safetensors")}
         return after
 
     return attack

@@ -31,7 +31,7 @@ from peer.transport.client import ExchangeClient, Refused
 from peer.transport.manifest import from_base64
 from peer.transport.tls import Pki
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 MEGABYTES = 100
 HELD_AFTER = 30 << 20
@@ -89,8 +89,8 @@ class Trial:
     """Two sites; europe is reached through a valve, and has another key by now than the one that it enrolled with."""
 
     def __init__(self, folder: Path, *, megabytes: int) -> None:
-        text, sites = draft("renewal", schedule=DERANGEMENT), dict.fromkeys((AFRICA, EUROPE), SITE)
-        self.loopback = LocalFederation.create(folder, text, sites)
+        text = draft("renewal", schedule=DERANGEMENT, pace={"silence_s": 60})
+        self.loopback = LocalFederation.create(folder, text, dict.fromkeys((AFRICA, EUROPE), SITE))
         self.authority = enrolment.Authority.load(folder / "ca", now=now())
         (self.port,) = free_ports(1)
         valve_port = int(self.loopback.federation.addresses[EUROPE].rpartition(":")[2])
@@ -240,8 +240,9 @@ def test_a_certificate_that_expires_and_is_renewed_late(begin: Callable[..., Tri
     log = trial.loopback.folder(EUROPE).logs / "daemon.log"
     tools.wait_until(lambda: "published, but not signed" in log.read_text(), limit_s=LIMIT_S)
     assert "the certificate expired on" in log.read_text()
-    status = trial.loopback.show(EUROPE, "status")
-    assert (status["phase"], status["round"], status["refusals"]) == ("exchange", 2, [])
+    tools.wait_until(lambda: trial.loopback.show(EUROPE, "status")["round"] == 2, limit_s=LIMIT_S)
+    # It may have africa's model by now: a connection from before has the former certificate, which is in date.
+    assert trial.loopback.show(EUROPE, "status")["refusals"] == []
     waited = tools.wait_until(lambda: trial.loopback.show(AFRICA, "status")["waiting_for"], limit_s=LIMIT_S)
     assert [(one["site"], one["artifact"]) for one in waited] == [(EUROPE, "model")]
     assert [row["round"] for row in trial.sent()] == [1], "nothing leaves under an expired certificate"

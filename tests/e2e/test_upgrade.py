@@ -1,13 +1,13 @@
 """Four sites of release 0.2.0 are upgraded one by one while their federation runs.
 
-The daemons of both programs are real; their worker is one without torch.
+The daemons of both programs are real; their worker is one without torch. The page ``deploy/upgrade.md`` shows what the
+commands print: ``pytest tests/e2e/test_upgrade.py -m slow --rewrite-scenarios`` writes it.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import signal
 import subprocess
 import sys
 import tarfile
@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from fakes.transcript import Transcript
 from peer.core.messages import FEATURES
 from peer.demo.local_federation import LocalFederation
 from peer.records.journal import Journal
@@ -29,7 +30,19 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 RELEASE = "c941538"  # the last commit of 0.2.0
 SITES = ("africa", "america", "asia", "europe")
-ROUNDS = 400
+ROUNDS = 4000
+"""The amendment that they can make at last ends the federation much earlier."""
+LEAD_ROUNDS = 200
+"""A round takes so little here that an amendment's first one would be over before all have heard of it."""
+PAGE = ROOT / "deploy" / "upgrade.md"
+TITLE = """# A rolling upgrade
+
+What the commands printed in one run of `tests/e2e/test_upgrade.py`: four real daemons of release
+0.2.0 on one machine, whose workers train nothing, are upgraded one by one to this version while
+their federation runs. Digests are cut. [site.md](site.md#upgrade) says how to upgrade a site;
+nobody has to do it at the same time as the others. The test compares its commands with this page,
+and `--rewrite-scenarios` writes it.
+"""
 NUMBERS = 64  # of an artifact
 FAKES = Path("tests", "fakes")
 SITE = "[data]\ninput_size = [8]\n[training]\ndevice = 'cpu'\n"
@@ -49,6 +62,19 @@ kind = "derangement"
 [pace]
 linger_s = 120
 """
+
+
+TEXTS = {
+    "africa": "The others go on. Its operator installs the new program, and starts the daemon as ever: it goes on\n"
+    "with its journal. `peers --json` says what each of the others understands (`features`).",
+    "america": "One a day, or one a week: nothing depends on how long it takes.",
+    "asia": "A site that was away for more rounds than `lag_rounds_max` leaves out those that the others have\n"
+    "passed; nobody waits for it longer than for any silent site.",
+    "europe": "The last one.",
+}
+COST = """A round takes some milliseconds here, and a daemon's stop and start some seconds: meanwhile the
+others go on for many rounds, with an older model in place of one that the site would have given.
+With rounds of minutes it is about the round in hand. No round was committed twice."""
 
 
 @pytest.fixture(scope="module")
@@ -80,15 +106,18 @@ class RollingFederation(LocalFederation):
 
 
 def test_four_sites_of_0_2_0_are_upgraded_one_by_one_while_they_train(
-    release: Path, tmp_path: Path, tools: Any
+    release: Path, tmp_path: Path, tools: Any, rewrite: bool
 ) -> None:
     with RollingFederation.create(tmp_path, DRAFT, dict.fromkeys(SITES, SITE)) as federation:
+        story = Transcript(federation.home, TITLE)
+        requires = ("federation", "amend", "--ca", tmp_path / "ca", "--requires", "amendments", "--site")
         for name in SITES:
             federation.run(name, release)
         for done, name in enumerate(SITES, start=1):
             tools.wait_until(lambda name=name, done=done: federation.show(name, "status")["committed"] >= 30 * done)
-            federation.daemons[name].send_signal(signal.SIGTERM)
-            federation.daemons[name].wait(60)
+            story.say(name.capitalize(), TEXTS[name])
+            story.type("stop", "--wait", "--site", name)
+            assert federation.daemons[name].wait(60) == 0
             federation.run(name, ROOT)
             tools.wait_until(lambda name=name: federation.show(name, "status")["phase"] != "new")
             upgraded = set(SITES[:done])
@@ -96,16 +125,37 @@ def test_four_sites_of_0_2_0_are_upgraded_one_by_one_while_they_train(
             assert {peer: bool(known) for peer, known in told.items()} == {
                 peer: peer in upgraded for peer in SITES if peer != name
             }
+            lines = [f"| {peer} | {', '.join(known) or '–'} |" for peer, known in told.items()]
+            story.append("\n" + "\n".join([f"| {name} hears | that understands |", "|---|---|", *lines]) + "\n")
+            if name == SITES[0]:
+                story.append("\nWhat only the new program knows has to wait, and nothing is signed:\n")
+                story.type(*requires, name, refused="MembershipError")
+        peers = federation.show(name, "peers")
+        first = max(peer["round"] or 0 for peer in peers.values()) + LEAD_ROUNDS
+        story.say("All of them", "Now the founder can ask for what 0.2.0 does not know, from a later round on.")
+        story.type(*requires, name, "--from-round", first, "--rounds", first + 2)
         codes = tools.finish(federation, limit_s=300)
         assert codes == dict.fromkeys(SITES, 0)
+        table = [
+            "| site | rounds committed | left out | without the model due |",
+            "|---|---|---|---|",
+        ]
         for name in SITES:
-            committed = [record["round"] for record in tools.records(federation, name)]
-            assert committed[-1] == ROUNDS
+            records = tools.records(federation, name)
+            committed = [record["round"] for record in records]
+            left_out = {round for record in records for round in record["skipped"]}
+            assert committed[-1] == first + 2
             assert len(committed) == len(set(committed))
+            assert {*committed} | left_out == {*range(1, first + 3)}
             assert not [body for kind, _, body in tools.rows(federation, name) if kind == "refused"]
             journal = Journal(federation.folder(name).generation(1) / "journal.db", read_only=True)
             assert [row["body"]["generation"] for row in journal.records(("began",))] == [1, 1]
             journal.close()
+            missed = sum(bool(record["missing"]) for record in records)
+            table.append(f"| {name} | {len(committed)} | {len(left_out)} | {missed} |")
+        story.say("What it cost", COST)
+        story.append("\n" + "\n".join(table) + "\n")
+        story.check(PAGE, rewrite=rewrite)
 
 
 def features(federation: RollingFederation, name: str) -> dict[str, list[str]] | None:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from peer.core import commands, events
+from peer.core.epochs import PaceRules
 from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Seen, Unavailable
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
-from peer.core.rules import PaceRules, Rules
+from peer.core.rules import Rules
 from peer.core.site_memory import Row, recover
 from peer.methods.registry import PLANS
 from simulation.audit import Audit, as_stored
@@ -70,7 +71,7 @@ class Solo:
         self.audit = Audit(rows)
         self.site = SiteMachine(self.rules, recover(rows))
         self.order: Any = None
-        self.fetches: dict[SiteName, commands.Fetch] = {}
+        self.all_fetches: dict[tuple[SiteName, str], commands.Fetch] = {}
         self.evaluation_fetches: dict[SiteName, commands.Fetch] = {}
         self.wake_s: float | None = None
         self.measure_order: commands.Measure | None = None
@@ -89,9 +90,15 @@ class Solo:
             if isinstance(command, WORKER_ORDERS):
                 self.order = command
             elif isinstance(command, commands.Fetch):
-                (self.evaluation_fetches if command.purpose == "evaluate" else self.fetches)[command.origin] = command
+                if command.purpose == "evaluate":
+                    self.evaluation_fetches[command.origin] = command
+                else:
+                    self.all_fetches[command.origin, command.purpose] = command
             elif isinstance(command, commands.CancelFetch):
-                (self.evaluation_fetches if command.purpose == "evaluate" else self.fetches).pop(command.origin, None)
+                if command.purpose == "evaluate":
+                    self.evaluation_fetches.pop(command.origin, None)
+                else:
+                    self.all_fetches.pop((command.origin, command.purpose), None)
             elif isinstance(command, commands.Measure):
                 self.measure_order = command
             elif isinstance(command, commands.Dismiss):
@@ -101,6 +108,17 @@ class Solo:
             elif isinstance(command, commands.WakeAt):
                 self.wake_s = command.at_s
         return out
+
+    @property
+    def fetches(self) -> dict[SiteName, commands.Fetch]:
+        """The fetches of the open exchange, or else those of the next one, by origin."""
+        current = self.site.exchange or next(iter(self.site.early), None)
+        asked = (current.round, current.purpose) if current is not None else None
+        return {fetch.origin: fetch for fetch in self.all_fetches.values() if (fetch.round, fetch.purpose) == asked}
+
+    def _answered(self, origin: str) -> commands.Fetch:
+        order = self.fetches[SiteName(origin)]
+        return self.all_fetches.pop((order.origin, order.purpose))
 
     def wait(self, seconds: float) -> list[commands.Command]:
         """Let time pass, with a tick at every time that the site asked for."""
@@ -161,7 +179,7 @@ class Solo:
 
     def deliver(self, origin: str, *, crash_after: int | None = None, **changes: Any) -> list[commands.Command]:
         """The artifact that the site fetches arrives from this origin; ``changes`` are fields of the event."""
-        return self._arrive(self.fetches.pop(SiteName(origin)), crash_after, changes)
+        return self._arrive(self._answered(origin), crash_after, changes)
 
     def _arrive(
         self, order: commands.Fetch, crash_after: int | None, changes: dict[str, Any]
@@ -182,7 +200,7 @@ class Solo:
 
     def unavailable(self, origin: str, answer: Unavailable) -> list[commands.Command]:
         """The origin answers that it has no such artifact."""
-        order = self.fetches.pop(SiteName(origin))
+        order = self._answered(origin)
         fields = (order.generation, order.round, order.attempt, order.origin, order.purpose)
         return self.feed(events.ArtifactUnavailable(*fields, answer))
 
@@ -211,7 +229,8 @@ class Solo:
                 return events.Trained(generation, round, attempt, stage, state, given, {}, 1, 1.0, returned)
             case commands.Aggregate(generation, round, attempt, base, sources):
                 digest = make_artifact(me, f"mean {round}").sha256
-                names = tuple(sorted({me, *(source.origin for source in sources)}))
+                own = () if order.shadow else (me,)
+                names = tuple(sorted({*own, *(source.origin for source in sources)}))
                 given = make_artifact(me, f"merged {round}", kind=kind) if planned == "commit" else None
                 return events.Aggregated(generation, round, attempt, f"{base} mean", digest, names, artifact=given)
             case commands.Adopt(generation, round, attempt, _, source):

@@ -12,6 +12,7 @@ from typing import Any
 
 from fakes.core_site import greeting_of, make_artifact, make_rules, own_figures
 from peer.core import access, commands, events
+from peer.core.epochs import Epochs
 from peer.core.machine import SiteMachine
 from peer.core.messages import PURPOSES, Artifact, Heartbeat, Unavailable
 from peer.core.roster import Sha256, SiteName
@@ -43,22 +44,67 @@ class Machine:
 
 
 class Simulation:
-    """N sites and one heap of future actions. ``cut`` holds directed links that lose every message."""
+    """N sites and one heap of future actions. ``cut`` holds directed links that lose every message.
+
+    ``newcomers`` are the sites that the genesis does not have; ``amend`` adds them.
+    """
 
     def __init__(
-        self, sites: Sequence[str], *, seed: int = 0, work_s: float = 2.0, dead: Sequence[str] = (), **changes: Any
+        self,
+        sites: Sequence[str],
+        *,
+        seed: int = 0,
+        work_s: float = 2.0,
+        dead: Sequence[str] = (),
+        newcomers: Sequence[str] = (),
+        **changes: Any,
     ) -> None:
         self.random = random.Random(seed)
         self.now_s = 1000.0
         self.work_s = self.measure_s = work_s
         self.heap: list[tuple[float, int, Callable[[], None]]] = []
         self.counter = itertools.count()
-        self.machines = {SiteName(name): Machine(make_rules(name, sites, **changes)) for name in sites}
+        genesis = [name for name in sites if name not in newcomers]
+        self.machines = {SiteName(name): Machine(make_rules(name, genesis, **changes)) for name in sites}
+        self.epochs = self.machines[SiteName(genesis[0])].rules.epochs
         self.cut: set[tuple[str, str]] = set()
         self.slow: dict[str, float] = {}
         for name in self.machines:
-            if name not in dead:
+            if name not in (*dead, *newcomers):
                 self.start(name)
+
+    def amend(self, from_round: int, *, late_s: float = 0.5, leaving: Sequence[str] = (), **changes: Any) -> None:
+        """Make an amendment, or with ``leaving`` only a notice; each site learns of it within ``late_s``.
+
+        Its ``members`` are a list of names; who is new starts now.
+        """
+        head, news = self.epochs.head, set[SiteName]()
+        if changes or not leaving:
+            number = head.number + 1
+            names = tuple(SiteName(name) for name in sorted(changes.pop("members", head.members)))
+            news = set(names) - set(head.members)
+            changes["expelled"] = head.expelled | set(changes.get("expelled", ()))
+            digest = Sha256(f"{number:064x}")
+            epoch = dataclasses.replace(
+                head, number=number, digest=digest, from_round=from_round, members=names, **changes
+            )
+            self.epochs = dataclasses.replace(self.epochs, all=(*self.epochs.all, epoch))
+        notices = self.epochs.leaving | {SiteName(name) for name in leaving}
+        epochs = self.epochs = dataclasses.replace(self.epochs, leaving=notices)
+        for name, machine in self.machines.items():
+            if name in news:
+                machine.rules = machine.rules.amended(epochs)
+                self.start(name)
+            else:
+                self.at(self.random.uniform(0.0, late_s), lambda machine=machine: self.teach(machine, epochs))  # type: ignore[misc]
+
+    def teach(self, machine: Machine, epochs: Epochs) -> None:
+        """A site learns of the chain, at its next start if it does not run."""
+        if epochs.head.number >= machine.rules.epochs.head.number:
+            epochs = dataclasses.replace(epochs, leaving=epochs.leaving | machine.rules.epochs.leaving)
+            if machine.round is None or machine.exit is not None:
+                machine.rules = machine.rules.amended(epochs)
+            self.feed(machine, events.EpochsLearned(epochs))
 
     def at(self, delay_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self.heap, (self.now_s + delay_s, next(self.counter), action))
@@ -150,6 +196,7 @@ class Simulation:
         if machine.round is None or machine.exit is not None:
             return
         out = machine.round.handle(event, now_s=self.now_s)
+        machine.rules = machine.round.rules
         machine.audit.check(machine.round, out, self.now_s)
         for command in out:
             if machine.carried_out in machine.fuses:
@@ -228,7 +275,7 @@ class Simulation:
             if name == me or not self._linked(me, name) or other.round is None or other.exit is not None:
                 continue
             answers = self._linked(name, me)
-            if me not in other.round.greeted:
+            if me not in other.round.greeted or (answers and name not in machine.round.greeted):
                 mine = greeting_of(machine.rules, pulse.generation, machine.round.seen(name))
                 self._send(other, events.PeerGreeted(me, mine))
                 if answers:
@@ -262,9 +309,13 @@ class Simulation:
             if linked and origin.round is not None and origin.exit is None:
                 generation = origin.round.memory.generation
                 request: Any = {"for_round": command.round, "owner": command.owner, "purpose": command.purpose}
+                expected = machine.rules if machine.round is None else machine.round.lived_rules
+                known = origin.rules.epoch(command.round).digest == expected.epoch(command.round).digest
+                known = known and me in origin.rules.epochs.names  # else it does not get through TLS
                 reason = access.denial(origin.rules, caller=me, kind=command.kind, **request)
-                assert reason is None, reason
-                answered = access.answer(origin.rules, origin.round.memory, **request)
+                assert reason is None or not known or me in origin.rules.epochs.gone, reason
+                if known and reason is None:  # else the answer is EPOCH, and the site asks again
+                    answered = access.answer(origin.rules, origin.round.memory, **request)
             answer = (command.generation, command.round, command.attempt, command.origin)
             if answered == Unavailable.NOT_YET:
                 self._later(machine, self.delay_s(0.5), ask)
@@ -341,7 +392,8 @@ class Simulation:
             assert source.artifact.sha256 in machine.files, "a source is not on disk"
         used = "+".join(source.artifact.sha256 for source in command.sources)
         state = hashlib.sha256(f"mean {command.base} {used}".encode()).hexdigest()
-        contributors = tuple(sorted({machine.rules.site, *(source.origin for source in command.sources)}))
+        own = () if command.shadow else (machine.rules.site,)
+        contributors = tuple(sorted({*own, *(source.origin for source in command.sources)}))
         mean = Sha256(hashlib.sha256(f"{command.round} {contributors}".encode()).hexdigest())
         answer = (command.generation, command.round, command.attempt)
         artifact = None

@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--site")
     parser.add_argument("--resume", default="auto")
     parser.add_argument("--stay", action="store_true")
+    parser.add_argument("--quiet", action="store_true")
     parser.add_argument("--without", action="append", default=[])
     arguments = parser.parse_args()
     options = startup.Options(

@@ -106,15 +106,22 @@ def write_volume(path: Path, values: NDArray[Any] | None = None) -> Path:
     return path
 
 
-def write_cubes(folder: Path, *, seed: int, count: int = 24, side: int = 12) -> Path:
-    """Write volumes of noise, of which those of class 1 have a brighter box; their datalist."""
+def write_cubes(folder: Path, *, seed: int, count: int = 24, side: int = 12, masks: bool = False) -> Path:
+    """Write volumes of noise, of which those of class 1 have a brighter box; their datalist.
+
+    With ``masks`` all have the box, and their label is a map of it.
+    """
     random = np.random.default_rng(seed)
     items = []
     for index in range(count):
-        volume, label = random.random((side, side, side), dtype=np.float32), index % 2
-        volume[3:7, 3:9, 3:9] += 0.5 * label
-        write_volume(folder / f"{index}.nii", volume)
-        items.append({"image": f"{index}.nii", "label": label, "subject": f"{seed}-{index}"})
+        volume, label = random.random((side, side, side), dtype=np.float32), 1 if masks else index % 2
+        box = np.zeros_like(volume)
+        box[3:7, 3:9, 3:9] = label
+        write_volume(folder / f"{index}.nii", volume + 0.5 * box)
+        if masks:
+            write_volume(folder / f"{index}-mask.nii", box)
+        label_of = f"{index}-mask.nii" if masks else label
+        items.append({"image": f"{index}.nii", "label": label_of, "subject": f"{seed}-{index}"})
     path = folder / "datalist.json"
     path.write_text(json.dumps({"training": items[: count * 2 // 3], "test": items[count * 2 // 3 :]}))
     return path

@@ -50,9 +50,11 @@ def make_setting(signals: Path, tmp_path: Path) -> MakeSetting:
         steps: int = 4,
         learning_rate: float = 1e-2,
         weighting: str = "uniform",
+        wire: str = "float32",
         task: Mapping[str, Any] | None = None,
         shared_model: Mapping[str, Any] | None = None,
         aggregate: Mapping[str, Any] | None = None,
+        roster: tuple[str, ...] = (),
         **parts: Mapping[str, Any],
     ) -> WorkerSetting:
         home = home or tmp_path / site
@@ -75,12 +77,14 @@ def make_setting(signals: Path, tmp_path: Path) -> MakeSetting:
             "name": "test",
             "rounds": 3,
             "weighting": weighting,
+            "wire": wire,
             "image_axes": "rows_columns",
             "task": kind,
             "method": chosen,
             "stages": dict.fromkeys(PLANS[chosen["name"]].stages, work),
             "shared_model": shared_model,
             "aggregate": aggregate,
+            "site": [{"name": name} for name in roster],
         }
         return WorkerSetting(site, "ab" * 32, federation, document, str(home), str(signals))
 

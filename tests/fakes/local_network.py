@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,9 @@ class FakeService:
         self._note("manifest", caller)
         return self.reply
 
-    def open_artifact(self, caller: SiteName, request: ArtifactRequest, *, sha256: Sha256, offset: int) -> Grant:
+    def open_artifact(
+        self, caller: SiteName, request: ArtifactRequest, *, sha256: Sha256, offset: int, relayed: bool
+    ) -> Grant:
         self._note("open", caller)
         if sha256 not in self.published:
             raise Refusal(Status.DENIED, "not published here")
@@ -247,10 +249,12 @@ class LocalNetwork:
     clients: list[ExchangeClient] = field(default_factory=list)
     lines: list[Cutter | LongLine] = field(default_factory=list)
 
-    async def serve(self, name: str, *, pki: Pki | None = None, **options: Any) -> Site:
+    async def serve(
+        self, name: str, *, pki: Pki | None = None, roster: Collection[SiteName] = ROSTER, **options: Any
+    ) -> Site:
         pki = pki or self.authority.admit(name)
         service = FakeService(pki)
-        server = ExchangeServer(service, pki=pki, roster=ROSTER, **options)
+        server = ExchangeServer(service, pki=pki, roster=roster, **options)
         port = await server.start("127.0.0.1:0")
         self.servers.append(server)
         self.addresses[name] = f"127.0.0.1:{port}"

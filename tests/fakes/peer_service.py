@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+
 from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.core import events
@@ -77,6 +79,10 @@ class FakePki:
         self.authority_key, self.ca = certificates.new_authority("trial", now=now)
         self.identity = self.admit(EUROPE)
         self.fault: CertificateError | None = None
+        self.pinned: dict[SiteName, Sha256] = {}
+
+    def stamp(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.identity.certificate.serial_number,),)
 
     def admit(self, name: SiteName) -> certificates.Identity:
         key, now = certificates.new_key(), datetime.now(UTC)
@@ -85,6 +91,12 @@ class FakePki:
 
     def clock(self) -> datetime:
         return datetime.now(UTC)
+
+    def verify(self, der: bytes, ca: x509.Certificate, name: SiteName) -> x509.Certificate:
+        return certificates.verify_certificate(der, ca, name, self.clock())
+
+    def later(self) -> tuple[x509.Certificate, ...]:
+        return ()
 
     def load(self) -> certificates.Identity:
         if self.fault is not None:
@@ -131,21 +143,22 @@ class SiteUnderTest:
         if steps is not None:
             artifact = dataclasses.replace(artifact, steps=steps)
         self.remember("published", round, artifact=to_json(artifact))
-        self.service.publish(round, artifact)
+        self.service.publish(round, artifact, self.service.sign(round, artifact))
         return artifact
 
     def lend(self, round: int) -> Artifact:
         """Do what the daemon does after an ``Evaluated`` whose artifact may be lent."""
         artifact = make_artifact(round)
         self.remember("evaluated", round, metrics={}, artifact=to_json(artifact))
-        self.service.publish(round, artifact, evaluation=True)
+        signed = self.service.sign(round, artifact, evaluation=True)
+        self.service.publish(round, artifact, signed, evaluation=True)
         return artifact
 
     def receiver(self, round: int) -> SiteName:
         """The site that receives europe's model in a round."""
         rules = self.machine.rules
         order = rules.order(round)
-        return rules.roster.names[order.index(rules.index)]
+        return rules.roster.names[order.index(rules.roster.index(rules.site))]
 
     def stranger(self, round: int) -> SiteName:
         """A peer that does not receive europe's model in a round."""

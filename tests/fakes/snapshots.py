@@ -11,7 +11,7 @@ NOW_S = 1_795_000_000.0
 HEARD: dict[str, Any] = {
     "state": "heard", "round": 3, "phase": "train", "progress": 0.5, "last_seen_s": 0.4, "spoken": None,
     "artifact_bytes": None, "clock_skew_s": 0.0, "software": "mhfl-peer 0.2.0", "protocol": 1, "features": [],
-    "address": "10.0.0.7:7443", "called_s": 1.0,
+    "address": "10.0.0.7:7443", "route": "direct", "problem": "", "epoch": 0, "called_s": 1.0,
 }  # fmt: skip
 
 
@@ -28,14 +28,15 @@ def site_snapshot(site: str, *, sites: tuple[str, ...] = SITES, **changes: Any) 
         "peers": {name: dict(HEARD) for name in sites if name != site},
         "training": {"stage": "train", "step": 5, "steps": 10, "loss": {"ce": 0.5}},
         "samples": {"training": 20, "test": 5, "unreadable": 0}, "refusals": [], "failure": "",
+        "departed": "", "held": "",
         "last_round": {"round": 2, "contributors": [site], "missing": {}, "missing_returns": {}, "duration_s": 3.0},
         "left_s": 60.0, "certificate_days": 364, "transfers": [], "listen": "127.0.0.1:7443", "pid": 1,
-        "relays": [],
-        "worker_pid": 2, "started": NOW_S,
+        "relays": [], "relayed": {}, "weights": None, "software": "mhfl-peer 0.3.0", "worker_pid": 2, "started": NOW_S,
     }  # fmt: skip
     snapshot: dict[str, Any] = {
-        "plan": [{"round": 3, "order": None, "receives_from": ring(sites), "visits": None}], "artifact": "model",
-        "links": [], "certificates": {}, "refusals": [], "stories": [], "folder_bytes": 5 << 20,
+        "plan": [{"round": 3, "order": None, "receives_from": ring(sites), "visits": None, "made_in": None}],
+        "artifact": "model",
+        "links": [], "certificates": {}, "refusals": [], "stories": [], "room": None, "folder_bytes": 5 << 20,
         "free_bytes": 40 << 30,
         "sent": [
             {"receiver": sites[0], "kind": "model", "purpose": "train", "transfers": 2, "complete": 2, "bytes": 2048,

@@ -7,21 +7,32 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from peer.demo.local_federation import LocalFederation
 
 STILL = Path(__file__).resolve().parents[1] / "bench" / "still.py"
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 SITE = "[data]\ninput_size = [8]\n"
 """The ``site.toml`` of a site that never reads its data."""
 
 
 class StillProcess:
-    """A site's daemon in a process of its own, and the lines that it has said so far."""
+    """A site's daemon in a process of its own, and the lines that it has said so far; ``prefix`` stands
+    before its command.
+    """
 
-    def __init__(self, loopback: LocalFederation, name: str, megabytes: int) -> None:
-        command = [sys.executable, str(STILL), str(loopback.home), loopback.federation.name, name, str(megabytes)]
+    def __init__(self, loopback: LocalFederation, name: str, megabytes: int, prefix: Sequence[str] = ()) -> None:
+        command = [
+            *prefix,
+            sys.executable,
+            str(STILL),
+            str(loopback.home),
+            loopback.federation.name,
+            name,
+            str(megabytes),
+        ]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._lines: queue.Queue[str] = queue.Queue()
         self._listener = threading.Thread(target=self._listen, daemon=True)

@@ -1,8 +1,12 @@
-"""A worker without torch: ``worker.py MODE NUMBERS --fd N``.
+"""A worker without torch: ``worker.py MODE NUMBERS [PATTERN KIND PUBLISHED] --fd N``.
 
-MODE says how it misbehaves. The artifacts that it makes hold so many NUMBERS and depend on what it was given.
+MODE says how it misbehaves. The artifacts that it makes hold so many NUMBERS and depend on what it was given. The
+method's plan has the other three; without them it is FedSKD's. With them, the worker leaves the number and the bytes
+of its orders in the file ``orders`` when it ends.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -12,7 +16,9 @@ import struct
 import sys
 import time
 
-mode, numbers = sys.argv[1], int(sys.argv[2])
+mode, numbers, *plan = sys.argv[1 : sys.argv.index("--fd")]
+numbers = int(numbers)
+pattern, kind_of_artifact, published = plan or ("permutation", "model", "commit")
 connection = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
 lines = connection.makefile("rb")
 if mode == "nonsense":
@@ -22,20 +28,55 @@ home = pathlib.Path(setting["home"])
 
 
 def say(kind, order, **more):
-    keys = ("generation", "attempt") if kind == "WorkFailed" else ("generation", "round", "attempt")
+    keys = ("generation", "attempt") if kind in ("WorkFailed", "Queued") else ("generation", "round", "attempt")
     answer = {key: order[key] for key in keys if key in order}
     connection.sendall(json.dumps({"type": kind, **answer, **more}).encode() + b"\n")
 
 
-def artifact(*seeds):
+def artifact(*seeds, owner=setting["site_name"], kind=kind_of_artifact):
     seed = hashlib.sha256("|".join([setting["site_name"], *map(str, seeds)]).encode()).digest()
     header = json.dumps({"w": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}).encode()
     content = struct.pack("<Q", len(header)) + header + (seed * (numbers // 8 + 1))[: 4 * numbers]
     digest = hashlib.sha256(content).hexdigest()
     (home / "artifacts" / f"{digest}.safetensors").write_bytes(content)
     tensors = [{"name": "w", "dtype": "F32", "shape": [numbers]}]
-    own = {"kind": "model", "owner": setting["site_name"], "spec": {"name": "resnet10"}, "steps": 0}
+    own = {"kind": kind, "owner": owner, "spec": {"name": "resnet10"}, "steps": 0}
     return {**own, "sha256": digest, "bytes": len(content), "tensors": tensors}
+
+
+def checkpoint(round, step):
+    """The name of a state; with ``paced`` there is a file of it, which a backup needs."""
+    state = f"round-{round:06}/{step}"
+    if mode == "paced":
+        folder = home / "checkpoints" / state
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.safetensors").write_bytes(b"")
+    return state
+
+
+def train(order):
+    """The facts of a training stage: its artifact, or the visiting models as this site trained them."""
+    digests = [source["artifact"]["sha256"] for source in order["sources"]]
+    owner = order["circulate"] or setting["site_name"]
+    state = order["base"] if order["circulate"] else checkpoint(order["round"], "train")
+    facts = {"stage": order["stage"], "state": state, "artifact": None}
+    if pattern == "visit":
+        owners = [source["artifact"]["owner"] for source in order["sources"]]
+        facts["returned"] = [artifact(order["round"], owner, owner=owner, kind="return") for owner in owners]
+    elif published in ("commit", order["stage"]):
+        facts["artifact"] = artifact(order["base"], owner, order["round"], *digests, owner=owner)
+    return {**facts, "metrics": {"train_total": 0.5}, "threads": 1, "duration_s": 0.25}
+
+
+def aggregate(order):
+    """The facts of a mean: every site has the same one; where models visit, each has an artifact of its own."""
+    own = [] if order.get("shadow") else [setting["site_name"]]
+    origins = sorted({*own, *(source["origin"] for source in order["sources"])})
+    facts = {"state": checkpoint(order["round"], "mean"), "contributors": origins}
+    if pattern == "visit":
+        own = artifact(order["round"], "merged")
+        return {**facts, "sha256": own["sha256"], "artifact": own}
+    return {**facts, "sha256": hashlib.sha256(f"{order['round']} {origins}".encode()).hexdigest()}
 
 
 def die_once(order):
@@ -45,8 +86,28 @@ def die_once(order):
         os.kill(os.getpid(), 9)
 
 
+def turn(order):
+    """Its turn at the device, where site.toml has a folder for the tickets; two at once end in an error."""
+    if setting["site"]["training"]["gpu"] != "turns":
+        return contextlib.nullcontext()
+    from peer.training.device_queue import DeviceQueue
+
+    folder = pathlib.Path(setting["site"]["training"]["gpu_folder"])
+
+    @contextlib.contextmanager
+    def alone():
+        one_turn = DeviceQueue(folder / "cpu").turn(lambda ahead: say("Queued", order, ahead=ahead))
+        with one_turn, (folder / "computes").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+
+    return alone()
+
+
+orders = size = 0
 for line in lines:
     order = json.loads(line)
+    orders, size = orders + 1, size + len(line)
     if order["type"] == "Halt":
         say("Halted", order)
     elif mode == "mute":
@@ -61,7 +122,8 @@ for line in lines:
                 "WARNING peer.training.data sample unreadable: image=a b.png reason=it has 3 channels", file=sys.stderr
             )
         figures = {"threads": 1, "device": "cpu", "samples": {"training": 4, "test": 2, "unreadable": unreadable}}
-        say("Initialised", order, state="initial", artifact=artifact("initial"), **figures)
+        first = artifact("initial") if published == "commit" else None
+        say("Initialised", order, state=checkpoint(0, "initial"), artifact=first, **figures)
     elif order["type"] == "Train":
         if mode == "paced":
             time.sleep(0.5)
@@ -70,11 +132,15 @@ for line in lines:
         if mode == "always fails":
             say("WorkFailed", order, fault="memory", reason="out of\n memory")
             sys.exit(1)
-        say("Progressed", order, stage=order["stage"], step=1, steps=2, losses={"total": 0.5})
-        trained = artifact(order["base"], *(source["artifact"]["sha256"] for source in order["sources"]))
-        state = f"round-{order['round']:06}"
-        done = {"metrics": {"train_total": 0.5}, "threads": 1, "duration_s": 0.25}
-        say("Trained", order, stage=order["stage"], state=state, artifact=trained, **done)
+        with turn(order):
+            say("Progressed", order, stage=order["stage"], step=1, steps=2, losses={"total": 0.5})
+            if mode == "in turns":
+                time.sleep(0.01)
+        say("Trained", order, **train(order))
+    elif order["type"] == "Aggregate":
+        say("Aggregated", order, **aggregate(order))
+    elif order["type"] == "Adopt":
+        say("Adopted", order, state="home", artifact=artifact("home"))
     elif order["type"] == "Rehearse":
         if mode == "killed":
             os.kill(os.getpid(), 9)
@@ -95,3 +161,6 @@ for line in lines:
     else:
         lent = {"artifact": artifact("lent", order["base"])} if order["lent"] else {}
         say("Evaluated", order, metrics={"auc": 0.75, "samples": 30.0}, **lent)
+
+if plan:
+    (home / "orders").write_text(f"{orders} {size}")

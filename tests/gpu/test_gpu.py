@@ -5,6 +5,7 @@ Runs are small: the card is shared by four sites of a test.
 
 from __future__ import annotations
 
+import gc
 import shutil
 import subprocess
 import tempfile
@@ -18,13 +19,19 @@ import pytest
 import torch
 
 from fakes.datasets import write_cubes
+from fakes.hospital import make_setting, signals
+from fakes.training import initialise, train
 from peer.config.site_folder import SiteFolder
+from peer.core.worker_protocol import WorkerSetting
 from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
 from peer.methods.registry import PLANS
 from peer.records.history import committed_rounds
 from peer.records.journal import Journal
 from peer.research.simulation import Simulation
+from peer.training.trainer import Trainer
+
+__all__ = ["make_setting", "signals"]
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that this PyTorch can use"),
@@ -193,3 +200,17 @@ def test_a_stage_that_was_halted_on_the_card_goes_on(create: Create) -> None:
     for name, daemon in federation.daemons.items():
         assert daemon.wait(300) == 0, federation.console(name)[-3000:]
     assert [record["round"] for record in committed(journal.parent)] == [1, 2, 3]
+
+
+def test_a_worker_whose_turn_is_over_leaves_no_tensor_on_the_card(
+    make_setting: Callable[..., WorkerSetting], tmp_path: Path
+) -> None:
+    trainer = Trainer(make_setting(training={"device": "cuda", "gpu": "turns", "gpu_folder": str(tmp_path / "gpu")}))
+    state = initialise(trainer).state
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    train(trainer, state)
+    assert torch.cuda.max_memory_allocated() > before
+    assert torch.cuda.memory_allocated() <= before
+    (queue,) = (tmp_path / "gpu").iterdir()
+    assert queue.name.startswith("GPU-")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from losses.gram import ExactProduct, cheaper_form, dissimilarity, exact_products
+from losses.gram import ExactProduct, _gram, cheaper_form, dissimilarity, exact_products, multiply
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
@@ -26,6 +26,18 @@ class LargestTensor(TorchDispatchMode):
         sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         self.elements = max(self.elements, *sizes, 0)
         return result
+
+
+class Operations(TorchDispatchMode):
+    """Remembers the names of all operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func._schema.name)
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
@@ -50,6 +62,12 @@ def literal(dam: Tensor, ktm: Tensor) -> Tensor:
 
 
 SHAPES = [(3, 5, 7), (5, 3, 7), (4, 4, 64), (16, 8, 8), (8, 32, 100), (2, 3, 1)]
+
+
+@pytest.mark.parametrize("rows", [255, 256, 257, 384, 385, 500])
+def test_a_symmetric_product_in_blocks_is_the_product(rows: int) -> None:
+    matrix = torch.randn(rows, 70, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert torch.allclose(_gram(matrix, matrix), matrix @ matrix.mT, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", ["direct", "linear", "auto"])
@@ -207,3 +225,38 @@ def test_a_switch_that_is_off_is_not_touched():
     before = torch.backends.cuda.matmul.fp32_precision
     with exact_products(CUDA):
         assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+@pytest.mark.parametrize(
+    ("form", "items", "widths"),
+    [("direct", 80, (150, 200)), ("direct", 300, (90, 70)), ("linear", 1200, (270, 90))],
+)
+def test_large_float32_features_agree_with_float64_and_give_the_same_bits_again(form, items, widths):
+    dam, ktm = (torch.rand(width, items, requires_grad=True) for width in widths)
+    value = dissimilarity(dam, ktm, form=form, dtype=torch.float32)
+    gradients = torch.autograd.grad(value, (dam, ktm))
+    exact = dissimilarity(dam, ktm, form=form, dtype=torch.float64)
+    torch.testing.assert_close(value.double(), exact, rtol=1e-3, atol=1e-8)
+    for gradient, expected in zip(gradients, torch.autograd.grad(exact, (dam, ktm)), strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-8)
+    again = dissimilarity(dam, ktm, form=form, dtype=torch.float32)
+    assert torch.equal(again, value)
+    assert all(map(torch.equal, torch.autograd.grad(again, (dam, ktm)), gradients))
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "chosen"),
+    [
+        (torch.randn(64, 90), torch.randn(90, 70), True),
+        (torch.randn(90, 64).mT, torch.randn(70, 90).mT, True),
+        (torch.randn(64, 90), torch.randn(90, 63), False),
+        (torch.randn(64, 90)[:, :80], torch.randn(80, 70), False),
+        (torch.randn(64, 90).double(), torch.randn(90, 70).double(), False),
+    ],
+    ids=["dense", "transposed", "short side", "part of another", "float64"],
+)
+def test_onednn_multiplies_what_suits_it(left, right, chosen):
+    with Operations() as operations:
+        product = multiply(left, right)
+    assert ("mkldnn::_linear_pointwise" in operations.names) == chosen
+    torch.testing.assert_close(product.double(), left.double() @ right.double(), rtol=1e-4, atol=1e-4)

@@ -1,5 +1,7 @@
-"""The images and the test network of deploy/, checked without running a container."""
+"""The images and the test networks of deploy/, checked without running a container."""
 
+import contextlib
+import json
 import os
 import re
 import shlex
@@ -7,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -19,6 +22,8 @@ import pytest
 from peer.cli import PROGRAM
 from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED
+from peer.demo.local_federation import free_ports
+from peer.transport.proxy import Proxy, ProxyRefused
 from tests.meta.test_readme import problem, simple_commands
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: it comes with the extra `scalars`")
@@ -38,6 +43,18 @@ STAGE = re.compile(r"(\S+)(?: +AS +(\S+))?")
 def compose(root: Path) -> dict[str, Any]:
     """The network's parsed compose.yaml."""
     return dict(yaml.safe_load((root / DEPLOY / "compose.yaml").read_text()))
+
+
+@pytest.fixture(scope="module")
+def closed(root: Path) -> dict[str, Any]:
+    """The parsed compose.closed.yaml."""
+    return dict(yaml.safe_load((root / DEPLOY / "compose.closed.yaml").read_text()))
+
+
+@pytest.fixture(scope="module", params=["open", "closed"])
+def either(request: pytest.FixtureRequest, compose: dict[str, Any], closed: dict[str, Any]) -> dict[str, Any]:
+    """Each of the two."""
+    return compose if request.param == "open" else closed
 
 
 @pytest.fixture(scope="module")
@@ -85,19 +102,20 @@ def hospitals(compose: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {s["command"][1]: s for s in services if s["command"][0] == f"{IMAGE_FOLDER}/site.sh"}
 
 
-def test_there_is_one_service_for_each_site_of_the_draft(compose: dict[str, Any], federation: FederationConfig) -> None:
-    services = hospitals(compose)
+def test_there_is_one_service_for_each_site_of_the_draft(either: dict[str, Any], federation: FederationConfig) -> None:
+    services = hospitals(either)
     assert set(services) == set(federation.roster)
     for site, service in services.items():
-        assert compose["services"][site] is service, "the service's name is the site's address"
+        assert either["services"][site] is service, "the service's name is the site's address"
         assert federation.addresses[site] == f"{site}:7443"
     for name in ("data", "founder"):
-        assert compose["services"][name]["command"][1:] == list(federation.roster)
+        named = either["services"][name]["command"][1:]
+        assert [word for word in named if not word.startswith("relay=")] == list(federation.roster)
 
 
-def test_no_container_has_more_than_it_needs(compose: dict[str, Any], trouble: dict[str, Any]) -> None:
-    added = {name: service for name, service in trouble["services"].items() if name not in compose["services"]}
-    for name, service in {**compose["services"], **added}.items():
+def test_no_container_has_more_than_it_needs(either: dict[str, Any], trouble: dict[str, Any]) -> None:
+    added = {name: service for name, service in trouble["services"].items() if name not in either["services"]}
+    for name, service in {**either["services"], **added}.items():
         assert service["read_only"] is True, name
         assert service["mem_limit"], name
         assert service["pids_limit"] <= 4096, name
@@ -105,14 +123,14 @@ def test_no_container_has_more_than_it_needs(compose: dict[str, Any], trouble: d
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges"], name
         assert not service.keys() & {"privileged", "devices", "ports", "ipc", "pid"}, name
-    assert all(service["user"] == "10001:10001" for service in compose["services"].values())
+    assert all(service["user"] == "10001:10001" for service in either["services"].values())
     rights = {name: service.get("cap_add") for name, service in added.items()}
     assert rights == {"cut": ["NET_ADMIN"]}
-    assert not any("cap_add" in service for service in compose["services"].values())
+    assert not any("cap_add" in service for service in either["services"].values())
 
 
-def test_sites_are_looked_after_and_stopped_in_peace(compose: dict[str, Any]) -> None:
-    for service in hospitals(compose).values():
+def test_sites_are_looked_after_and_stopped_in_peace(either: dict[str, Any]) -> None:
+    for service in hospitals(either).values():
         assert service["healthcheck"]["test"] == ["CMD", PROGRAM, "health"]
         assert service["restart"].startswith("on-failure")
         assert service["stop_grace_period"] == "30s"
@@ -125,27 +143,61 @@ def test_sites_share_a_network_without_a_way_out_and_the_ca_has_none(compose: di
     assert all(compose["services"][name]["network_mode"] == "none" for name in ("founder", "data"))
 
 
-def test_only_the_enrolment_folder_is_shared(compose: dict[str, Any]) -> None:
+def test_only_the_enrolment_folder_is_shared(either: dict[str, Any]) -> None:
     mounts: dict[str, set[str]] = {}
-    for name, service in compose["services"].items():
-        for volume in service["volumes"]:
+    for name, service in either["services"].items():
+        for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
-            assert source in compose["volumes"], f"{name} mounts {source}, which is not one of the volumes"
+            assert source in either["volumes"], f"{name} mounts {source}, which is not one of the volumes"
             mounts.setdefault(source, set()).add(name)
+    relays = {"gate"} & set(either["services"])
     assert mounts.pop("ca") == {"founder"}
-    assert mounts.pop("enrolment") == {"founder", *hospitals(compose)}
-    for site in hospitals(compose):
-        assert mounts.pop(f"{site}-state") == {site}
+    assert mounts.pop("enrolment") == {"founder", *hospitals(either), *relays}
+    for name in (*hospitals(either), *relays):
+        assert mounts.pop(f"{name}-state") == {name}
+    for site in hospitals(either):
         assert mounts.pop(f"{site}-data") == {site, "data"}
-        assert f"{site}-data:/data/{site}:ro" in compose["services"][site]["volumes"]
+        assert f"{site}-data:/data/{site}:ro" in either["services"][site]["volumes"]
     assert not mounts
 
 
-def test_what_the_services_run_exists_and_may_be_run(
-    root: Path, compose: dict[str, Any], trouble: dict[str, Any]
+def test_the_closed_network_joins_nobody_who_should_not_meet(closed: dict[str, Any]) -> None:
+    services, networks = closed["services"], closed["networks"]
+    assert all(network == {"internal": True} for network in networks.values())
+    members = {
+        network: {name for name, each in services.items() if network in each.get("networks", ())}
+        for network in networks
+    }
+    assert members == {"between": {"africa", "america", "europe", "gate", "proxy"}, "hospital": {"asia", "proxy"}}
+    assert all(services[name]["network_mode"] == "none" for name in ("founder", "data"))
+    assert not any("ports" in service for service in services.values())
+
+
+def test_the_closed_sites_listen_to_nobody_and_are_found_at_the_relay(
+    root: Path, closed: dict[str, Any], federation: FederationConfig, tmp_path: Path
 ) -> None:
-    named = {*files_run(compose), *files_run(trouble)}
-    assert named == {"data.sh", "founder.sh", "site.sh", "killed.sh", "cut.py"}
+    proxy, gate = closed["services"]["proxy"], closed["services"]["gate"]
+    for site, service in hospitals(closed).items():
+        (folder,) = service["command"][2:]
+        top = (root / NETWORK / folder / f"{site}.toml").read_text()
+        draft = (root / NETWORK / "sites" / f"{site}.toml").read_text().splitlines(keepends=True)
+        path = tmp_path / f"{site}.toml"
+        path.write_text(top + "".join(line for line in draft if not line.startswith("listen = ")))
+        own = SiteConfig.load(path)
+        check_site(federation, own, site)
+        away = [other for other in ("africa", "asia") if other != site]
+        assert own.addresses == dict.fromkeys(away, (f"relay {gate['command'][1]} gate:7443",))
+        assert own.listen == ("127.0.0.1:7443" if site in ("africa", "asia") else "0.0.0.0:7443")
+        assert own.connect.relays == (("gate gate:7443",) if site in ("africa", "asia") else ())
+        assert own.connect.proxy == (f"http://proxy:{proxy['command'][2]}" if site == "asia" else "none")
+    assert proxy["command"][3] == "7443", "the port of every address that asia dials"
+
+
+def test_what_the_services_run_exists_and_may_be_run(
+    root: Path, compose: dict[str, Any], trouble: dict[str, Any], closed: dict[str, Any]
+) -> None:
+    named = {*files_run(compose), *files_run(trouble), *files_run(closed)}
+    assert named == {"data.sh", "founder.sh", "site.sh", "killed.sh", "cut.py", "relay.sh", "proxy.py"}
     for name in named:
         assert (root / NETWORK / name).is_file()
     for script in (root / NETWORK).glob("*.sh"):
@@ -169,9 +221,9 @@ def test_trouble_is_for_sites_of_the_network(
 
 
 def test_the_image_is_built_once_and_never_pulled(
-    root: Path, compose: dict[str, Any], trouble: dict[str, Any], stages: dict[str, list[tuple[str, str]]]
+    root: Path, either: dict[str, Any], trouble: dict[str, Any], stages: dict[str, list[tuple[str, str]]]
 ) -> None:
-    services = {**trouble["services"], **compose["services"]}
+    services = {**trouble["services"], **either["services"]}
     assert len({service["image"] for service in services.values()}) == 1
     builds = {name: service["build"] for name, service in services.items() if "build" in service}
     assert builds.keys() == {"data"}, "podman-compose builds for every service that says so, all at once"
@@ -197,7 +249,7 @@ def commands_in(script: Path) -> Iterator[list[str]]:
 
 def test_every_command_in_the_scripts_can_be_typed(root: Path) -> None:
     commands = [(path.name, words) for path in sorted((root / NETWORK).glob("*.sh")) for words in commands_in(path)]
-    assert {words[0] for _, words in commands} >= {"data", "federation", "site", "check", "start", "status"}
+    assert {words[0] for _, words in commands} >= {"data", "federation", "site", "check", "start", "status", "relay"}
     wrong = [f"{name}: {shlex.join(words)}: {why}" for name, words in commands if (why := problem(words))]
     assert not wrong, "\n".join(wrong)
 
@@ -303,13 +355,69 @@ def test_a_new_ca_discards_what_an_earlier_one_left_in_the_mail(root: Path, tmp_
     if founded:
         ca.mkdir()
         (ca / "federation.toml").write_text("old\n")
-    for name in ("federation.toml", "asia.bundle"):
+    for name in ("federation.toml", "asia.bundle", "gate.pem"):
         (mail / name).write_text("old\n")
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MHFL_HOME": str(tmp_path), "ENROLMENT": str(mail)}
     script = root / NETWORK / "founder.sh"
     subprocess.run([script], env=environment, check=True, capture_output=True, timeout=LIMIT_S)
     assert (mail / "federation.toml").read_text() == ("old\n" if founded else "new\n")
     assert (mail / "asia.bundle").exists() == founded
+    assert (mail / "gate.pem").exists() == founded
+
+
+@pytest.mark.slow
+def test_founder_and_relay_certify_by_the_scripts_alone(root: Path, tmp_path: Path) -> None:
+    """The real program, as the containers run it; the relay begins, and ends in peace."""
+    program, mail = tmp_path / "bin" / PROGRAM, tmp_path / "mail"
+    for folder in ("bin", "mail", "founder", "relay"):
+        (tmp_path / folder).mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m peer.cli "$@"\n')
+    program.chmod(0o755)
+    (port,) = free_ports(1)
+    common = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "ENROLMENT": str(mail)}
+    scripts = {
+        "founder": [root / NETWORK / "founder.sh", "relay=gate"],
+        "relay": [root / NETWORK / "relay.sh", "gate", str(port)],
+    }
+    with contextlib.ExitStack() as stack:
+        processes = {}
+        for name, command in scripts.items():
+            environment = {**common, "MHFL_HOME": str(tmp_path / name)}
+            processes[name] = subprocess.Popen(command, env=environment, cwd=root, stdout=subprocess.DEVNULL)
+            stack.callback(processes[name].wait)
+            stack.callback(processes[name].kill)
+        assert processes["founder"].wait(60) == 0
+        status = tmp_path / "relay" / "relay" / "status.json"
+        end_s = time.monotonic() + 60
+        while not status.exists():
+            assert processes["relay"].poll() is None
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
+        assert json.loads(status.read_text())["port"] == port
+        processes["relay"].terminate()
+        assert processes["relay"].wait(LIMIT_S) == 0
+
+
+def test_the_proxy_joins_to_one_port_alone_and_leaves_when_it_is_stopped(root: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as peer:
+        peer.settimeout(LIMIT_S)
+        host, port = peer.getsockname()
+        command = [sys.executable, str(root / NETWORK / "proxy.py"), "0", str(port)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            through = Proxy(host, int(process.stdout.readline().split()[-1]))
+            with through.connect(host, port, timeout_s=LIMIT_S) as caller, peer.accept()[0] as called:
+                caller.sendall(b"there")
+                assert called.recv(16) == b"there"
+                called.sendall(b"and back")
+                assert caller.recv(16) == b"and back"
+            with pytest.raises(ProxyRefused, match="403"):
+                through.connect(host, port + 1, timeout_s=LIMIT_S)
+            peer.close()
+            with pytest.raises(ProxyRefused, match="does not reach"):
+                through.connect(host, port, timeout_s=LIMIT_S)
+            process.terminate()
+            assert process.wait(LIMIT_S) == 0
 
 
 def test_whoever_cuts_the_network_leaves_when_the_container_is_stopped(root: Path) -> None:

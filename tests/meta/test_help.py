@@ -15,6 +15,7 @@ from fakes.drafts import draft
 from peer import documents
 from peer.cli import PROGRAM, main
 from peer.data import documents as data_documents
+from peer.membership import documents as membership_documents
 from peer.records import documents as records
 from peer.relay import documents as relay_documents
 
@@ -22,7 +23,6 @@ WITHOUT_EXAMPLE: dict[str, str] = {}
 """Commands whose help needs no example, with the reason."""
 
 WITHOUT_JSON = {
-    "start": "runs until the site leaves; its log can be JSON",
     "relay start": "runs until it is stopped",
     "completion": "prints a script for a shell",
 }
@@ -33,6 +33,7 @@ DOCUMENTS: dict[str, Any] = {
     **documents.DOCUMENTS,
     **data_documents.DOCUMENTS,
     **relay_documents.DOCUMENTS,
+    **membership_documents.DOCUMENTS,
 }
 """Command -> type of the document that ``--json`` prints."""
 
@@ -153,7 +154,7 @@ def test_documents_have_the_keys_of_their_types(call: Callable[..., Any]) -> Non
     admit = ("admit", "--ca", "@ca", "@asia.csr", "--out", "@asia.bundle", "--fingerprint", fingerprint)
     shown["federation admit"] = call("federation", *admit)
     shown["site join"] = call("site", "join", "@asia.bundle")
-    for name in ("status", "plan", "methods", "models", "help"):
+    for name in ("list", "status", "plan", "methods", "models", "help"):
         shown[name] = call(name)
     shown["scalars"] = call("scalars", "--tensorboard", "@runs")
     wrong = {}

@@ -36,6 +36,7 @@ LAYER = {
     "peer.inference.export": "inference",
     "peer.inference.model_state": "model files",
     "peer.inference.release": "model files",
+    "peer.membership": "membership",
     "peer.methods": "methods",
     "peer.methods.parameters": "plans",
     "peer.methods.registry": "plans",
@@ -64,6 +65,7 @@ OPERATION = frozenset(
         "core",
         "config",
         "identity",
+        "membership",
         "records",
         "transport",
         "relay",
@@ -85,16 +87,21 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "plans": frozenset({"ground", "peer.core.plan"}),
     "config": frozenset({"ground", "core", "spec", "plans"}),
     "identity": frozenset({"ground", "core", "config"}),
-    "records": frozenset({"ground", "core", "config", "identity"}),
+    "membership": frozenset({"ground", "core", "config", "identity"}),
+    "records": frozenset({"ground", "core", "config", "identity", "membership"}),
     "data": frozenset({"ground", "core"}),
     "transport": frozenset({"ground", "core", "pb", "identity"}),
-    "audit": frozenset({"ground", "core", "config", "identity", "records", "transport"}),
-    "relay": frozenset({"ground", "core", "config", "identity", "transport"}),
-    "daemon": frozenset({"ground", "core", "config", "identity", "records", "transport", "relay", "audit"}),
-    "model files": frozenset({"ground", "plans", "core", "config", "records", "spec", "transport"}),
+    "audit": frozenset({"ground", "core", "config", "identity", "membership", "records", "transport"}),
+    "relay": frozenset({"ground", "core", "config", "identity", "membership", "transport"}),
+    "daemon": frozenset(
+        {"ground", "core", "config", "identity", "membership", "records", "transport", "relay", "audit"}
+    ),
+    "model files": frozenset({"ground", "plans", "core", "config", "membership", "records", "spec", "transport"}),
     "preflight": OPERATION | {"spec"},
     "tracking": frozenset({"ground", "core", "config", "records"}),
-    "dashboard": frozenset({"ground", "core", "config", "identity", "records", "transport", "audit", "tracking"}),
+    "dashboard": frozenset(
+        {"ground", "core", "config", "identity", "membership", "records", "transport", "audit", "tracking"}
+    ),
     "methods": frozenset({"peer.core.plan", "models", "losses"}),
     "training": frozenset(
         {
@@ -180,6 +187,7 @@ NEVER: dict[str, frozenset[str]] = {
     "ground": frozenset({"grpc"}),
     "config": frozenset({"grpc"}),
     "identity": frozenset({"grpc"}),
+    "membership": frozenset({"grpc"}),
     "records": frozenset({"grpc"}),
     "methods": frozenset({"asyncio", "grpc"}),
     "training": frozenset({"asyncio", "grpc"}),

@@ -102,6 +102,7 @@ def test_checksums_are_of_the_release_alone(release: ModuleType, tmp_path: Path)
     assert (tmp_path / release.SUMS).read_text().count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_sbom_names_what_is_installed_and_no_machine(release: ModuleType, root: Path, tmp_path: Path) -> None:
     pytest.importorskip("cyclonedx_py", reason="cyclonedx-bom is not installed: it comes with the extra `release`")
     environment, wheel = tmp_path / "environment", fake_wheel(tmp_path, "mhfl_peer", "1.2.3")

@@ -71,6 +71,7 @@ def test_the_shortest_series():
 
 
 def test_segmentation_ends_where_it_began():
+    torch.manual_seed(0)
     model = messenger("segmentation", 3, in_channels=1).eval()
     output = model(torch.randn(1, 1, 16, 32, 16))
     assert output.prediction.shape == (1, 2, 16, 32, 16)

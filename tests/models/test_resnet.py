@@ -16,6 +16,7 @@ from models.resnet import (
     resnet17,
     resnet18,
     resnet34,
+    resnet50,
     resnet101,
     resnext14,
     se_resnet18,
@@ -117,7 +118,7 @@ def test_the_sizes_of_the_bottleneck_clients(constructor, thousands, stages):
 
 @pytest.mark.parametrize(
     ("constructor", "published"),
-    [(resnet101, 44_549_160), (se_resnet18, 11_778_592), (resnext50, 25_028_904)],
+    [(resnet50, 25_557_032), (resnet101, 44_549_160), (se_resnet18, 11_778_592), (resnext50, 25_028_904)],
 )
 def test_the_sizes_that_others_print_for_imagenet(constructor, published):
     assert count_parameters(meta_network(constructor, classes=1000)) == published

@@ -193,7 +193,13 @@ async function main([proto, folder, name, rounds]) {
   for (const line of lines.values()) line.stub.close();
 }
 
-main(process.argv.slice(2)).catch((error) => {
-  console.error(error);
-  process.exitCode = 1;
-});
+function run(main) {
+  main(process.argv.slice(2)).catch((error) => {
+    console.error(error);
+    process.exitCode = 1;
+  });
+}
+
+module.exports = { KIND, Line, Own, WAIT_S, Wire, drain, refused, run, tell };
+
+if (require.main === module) run(main);

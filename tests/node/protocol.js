@@ -174,6 +174,24 @@ function checkArtifact(content, manifest) {
   refuseUnless(8 + length + end === content.length, "something follows the last tensor");
 }
 
+const FRAMES = ["PARK", "PARKED", "REFUSED", "PING", "PONG", "OPEN", "READY"];
+const FRAME_BYTES_MAX = 512;
+
+// A frame on a connection that is parked at a relay: u8 type, u16be length, payload.
+function frame(type, payload) {
+  const header = Buffer.from([FRAMES.indexOf(type) + 1, payload.length >> 8, payload.length & 255]);
+  return Buffer.concat([header, payload]);
+}
+
+function openFrame(content) {
+  refuseUnless(content.length >= 3, "it is cut short");
+  const [type, length] = [FRAMES[content[0] - 1], content.readUInt16BE(1)];
+  refuseUnless(type !== undefined, "no such type");
+  refuseUnless(length <= FRAME_BYTES_MAX, "it is too long");
+  refuseUnless(content.length === 3 + length, "it is cut short");
+  return { type, payload: content.subarray(3) };
+}
+
 function refuseUnless(holds, reason) {
   if (!holds) throw new Error(reason);
 }
@@ -183,6 +201,8 @@ module.exports = {
   checkArtifact,
   checkManifest,
   federationDigest,
+  frame,
+  openFrame,
   openManifest,
   openRound,
   order,

@@ -77,6 +77,18 @@ function manifests(vectors, decode) {
   return 1 + vectors.refused.length;
 }
 
+function parking(vectors) {
+  for (const { type, payload, bytes } of vectors.frames) {
+    assert.strictEqual(protocol.frame(type, Buffer.from(payload, "hex")).toString("hex"), bytes);
+    const opened = protocol.openFrame(Buffer.from(bytes, "hex"));
+    assert.deepStrictEqual([opened.type, opened.payload.toString("hex")], [type, payload]);
+  }
+  for (const refused of vectors.refused) {
+    assert.throws(() => protocol.openFrame(Buffer.from(refused.bytes, "hex")), Error, refused.why);
+  }
+  return vectors.frames.length + vectors.refused.length;
+}
+
 function main(folder) {
   const read = (name) => JSON.parse(fs.readFileSync(path.join(folder, "vectors", `${name}.json`), "utf8"));
   const messages = loader.loadSync(path.join(folder, "peer.proto"), READ);
@@ -87,6 +99,7 @@ function main(folder) {
       visits: visits(read("visits")),
       manifest: manifests(read("manifest"), messages["mhfl.v1.Manifest"].deserialize),
       round: rounds(read("round"), messages["mhfl.v1.RoundClaim"].deserialize),
+      parking: parking(read("parking")),
     }),
   );
 }

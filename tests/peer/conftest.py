@@ -27,8 +27,8 @@ from peer.transport.manifest import encode_manifest, sign_manifest, to_base64
 
 ROOT = Path(__file__).parents[2]
 FAKES = ROOT / "tests" / "fakes"
-LIMIT_S = 30.0
-PACE = {"beat_s": 0.2, "silence_s": 5, "linger_s": 5}
+LIMIT_S = 60.0
+PACE = {"beat_s": 0.2, "silence_s": 5, "linger_s": 30}
 
 
 class DaemonProcesses:
@@ -96,6 +96,18 @@ def _founded(tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
     return LocalFederation.create(
         tmp_path_factory.mktemp("daemons"), text, dict.fromkeys(("asia", "europe"), site_text())
     )
+
+
+@pytest.fixture(scope="session")
+def founders_ca(_founded: LocalFederation) -> Path:
+    """The CA folder of the enrolled sites."""
+    return _founded.home.parent / "ca"
+
+
+@pytest.fixture
+def ca_folder(_founded: LocalFederation) -> Path:
+    """The founder's folder of the enrolled federation."""
+    return _founded.home.parent / "ca"
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 
 from peer import documents
 from peer.data import documents as data_documents
+from peer.membership import documents as membership_documents
 from peer.records import documents as record_documents
 from peer.relay import documents as relay_documents
 
@@ -16,6 +17,7 @@ DOCUMENTS = {
     **record_documents.DOCUMENTS,
     **data_documents.DOCUMENTS,
     **relay_documents.DOCUMENTS,
+    **membership_documents.DOCUMENTS,
 }
 
 

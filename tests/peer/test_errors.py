@@ -17,7 +17,7 @@ def test_the_codes_that_scripts_rely_on() -> None:
         2: "UsageError", 3: "ConfigError", 4: "CertificateError", 5: "BundleError", 6: "StateError", 7: "LockedError",
         8: "PortInUse", 9: "DiskError", 10: "DataError", 11: "ModelError", 12: "PeerMisbehaved",
         13: "PeerUnreachable", 14: "DaemonDown", 15: "WorkerFailed", 16: "CheckFailed", 17: "FederationMismatch",
-        18: "LedgerBroken", 130: "Interrupted",
+        18: "LedgerBroken", 19: "MembershipError", 130: "Interrupted",
     }  # fmt: skip
 
 

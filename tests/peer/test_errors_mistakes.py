@@ -4,278 +4,46 @@ expected, and what to type.
 ``deploy/mistakes.md`` shows the messages: ``pytest tests/peer/test_errors_mistakes.py --rewrite-scenarios`` writes it.
 """
 
-import contextlib
-import json
-import os
-import re
-import shutil
-import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from fakes.cli import run
-from fakes.drafts import draft, site_text
-from fakes.sites import append_rows
-from peer.config import toml
-from peer.config.schema import FederationConfig
-from peer.config.site_folder import SiteFolder, find_site
-from peer.daemon import startup
-from peer.daemon.dispatch import now
+from fakes.mistakes import (
+    ITEMS,
+    Bench,
+    Mistake,
+    amend,
+    at_another_time,
+    cli,
+    cuda_absent,
+    data,
+    datalist_at,
+    disk_full,
+    federation,
+    foreign_address,
+    frozen,
+    journal_damaged,
+    journal_empty,
+    key_open,
+    model,
+    name_used,
+    not_next,
+    other_site,
+    other_user,
+    output_exists,
+    port_busy,
+    round_past,
+    same_metrics_port,
+    site,
+    site_bytes,
+    started_twice,
+    too_few_left,
+    unsigned,
+)
 from peer.demo.local_federation import LocalFederation
-from peer.errors import PeerError
-from peer.identity.certificates import Identity
-from peer.preflight import local
-from peer.preflight.finding import Finding
-from peer.records.ledger import Ledger
 
-FOUNDED = datetime(2026, 11, 22, 10, tzinfo=UTC)
 PAGE = Path(__file__).parents[2] / "deploy" / "mistakes.md"
-SITES = {"site": [{"name": name, "address": f"{name}.example:7443"} for name in ("asia", "europe")]}
-ITEMS: tuple[dict[str, Any], ...] = tuple({"image": f"{index}.npy", "label": index % 2} for index in range(6))
-TRAINING, TEST = ITEMS[:4], ITEMS[4:]
-
-
-@dataclass
-class Bench:
-    """A site whose files a mistake is made in."""
-
-    loopback: LocalFederation
-    tmp: Path
-    monkeypatch: pytest.MonkeyPatch
-
-    @property
-    def folder(self) -> SiteFolder:
-        return self.loopback.folder("asia")
-
-    def load(self) -> str:
-        """The error of `start`, and of `check`, about the site's files."""
-        with pytest.raises(PeerError) as caught:
-            startup.load(self.folder)
-        return str(caught.value)
-
-    def start(self) -> str:
-        """The error of a `start` that gets as far as the folder's content."""
-        with pytest.raises(PeerError) as caught:
-            startup.run(self.folder, startup.Options(quiet=True))
-        return str(caught.value)
-
-    def cli(self, *words: object) -> str:
-        self.monkeypatch.chdir(self.tmp)
-        result = run("--home", self.loopback.home, *words)
-        assert result.exit_code not in (0, 1), result.output
-        return result.stderr
-
-    def in_plain_words(self, message: str) -> str:
-        """The message without what differs from machine to machine."""
-        for path, name in ((self.loopback.home, "/var/lib/mhfl"), (self.tmp, "/srv/trial")):
-            message = message.replace(str(path), name)
-        message = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:7443", message)
-        message = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", lambda match: _since_founding(match[0]), message)
-        message = re.sub(r"user \d+", "user 1001", message)
-        message = re.sub("; there are resnet10, .*", "; there are …", message)
-        return re.sub(r"process \d+", "process 4711", message).strip().removeprefix("mhfl-peer: ")
-
-
-def _since_founding(time: str) -> str:
-    """The time as if the federation had been founded on a certain day."""
-    days = round((datetime.strptime(time, "%Y-%m-%d %H:%M").replace(tzinfo=UTC) - now()) / timedelta(days=1))
-    return f"{FOUNDED + timedelta(days=days):%Y-%m-%d %H:%M}"
-
-
-Make = Callable[[Bench], str]
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """What somebody did, how the program is brought to its message, and what the message must say."""
-
-    name: str
-    make: Make
-    says: tuple[str, ...]
-
-
-def site(**tables: Any) -> Make:
-    def make(bench: Bench) -> str:
-        base: dict[str, Any] = {"listen": "127.0.0.1:7443", "data": {"input_size": [8]}, "training": {"device": "cpu"}}
-        for key, value in tables.items():
-            base[key] = {**base.get(key, {}), **value} if isinstance(value, Mapping) else value
-        bench.folder.site_toml.write_text(toml.text(base))
-        return bench.load()
-
-    return make
-
-
-def site_bytes(content: bytes) -> Make:
-    def make(bench: Bench) -> str:
-        bench.folder.site_toml.write_bytes(content)
-        return bench.load()
-
-    return make
-
-
-def federation(**keys: Any) -> Make:
-    def make(bench: Bench) -> str:
-        with pytest.raises(PeerError) as caught:
-            FederationConfig.parse(draft(**{"name": "trial", **SITES, **keys}), "draft.toml")
-        return str(caught.value)
-
-    return make
-
-
-def data(*training: Any, test: Any = TEST, keys: Mapping[str, Any] | None = None, text: str = "") -> Make:
-    """A mistake in the datalist, or in its first entries."""
-
-    def make(bench: Bench) -> str:
-        for item in ITEMS:
-            (bench.folder.path / str(item["image"])).touch()
-        content = {"training": [*training, *TRAINING[len(training) :]], "test": test} if keys is None else keys
-        (bench.folder.path / "datalist.json").write_text(text or json.dumps(content))
-        federation_config, site_config, _ = startup.load(bench.folder)
-        finding, _ = local.check_data(federation_config, site_config)
-        return in_one_line(finding)
-
-    return make
-
-
-def in_one_line(finding: Finding) -> str:
-    assert finding.verdict != "ok", finding
-    return f"{finding.verdict}: {finding.message}; {finding.remedy}"
-
-
-def datalist_at(name: str, *, folder: bool = False, content: str = "") -> Make:
-    def make(bench: Bench) -> str:
-        path = bench.folder.path / name
-        if folder:
-            path.mkdir()
-        elif content:
-            path.write_text(content)
-        bench.folder.site_toml.write_text(site_text(datalist=name))
-        federation_config, site_config, _ = startup.load(bench.folder)
-        return in_one_line(local.check_data(federation_config, site_config)[0])
-
-    return make
-
-
-def model(**table: Any) -> Make:
-    def make(bench: Bench) -> str:
-        from peer.training.errors import UnusableConfigurationError
-        from peer.training.network import build_spec
-
-        sizes = {"spatial_dims": 2, "in_channels": 1, "classes": 2}
-        with pytest.raises(UnusableConfigurationError) as caught:
-            build_spec({**sizes, "hyper": {}, **table}, "[model]")
-        return str(caught.value)
-
-    return make
-
-
-def cuda_absent(bench: Bench) -> str:
-    import torch
-
-    from peer.training.device import choose_device
-    from peer.training.errors import UnusableConfigurationError
-
-    bench.monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(UnusableConfigurationError) as caught:
-        choose_device("cuda")
-    return str(caught.value)
-
-
-def cli(*words: object) -> Make:
-    return lambda bench: bench.cli(*words)
-
-
-def port_busy(bench: Bench) -> str:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        return in_one_line(local.check_port("listen", address, key="listen"))
-
-
-def foreign_address(bench: Bench) -> str:
-    return in_one_line(local.check_port("listen", "192.0.2.7:7443", key="listen"))
-
-
-def same_metrics_port(bench: Bench) -> str:
-    metrics = {"listen": "127.0.0.1:9464"}
-    for name in ("asia", "europe"):
-        bench.loopback.folder(name).site_toml.write_text(site_text(metrics=metrics, listen="127.0.0.1:0"))
-    _, site_config, _ = startup.load(bench.folder)
-    return in_one_line(*local.check_neighbours(bench.folder, site_config))
-
-
-def disk_full(bench: Bench) -> str:
-    bench.monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
-    return in_one_line(next(local.check_disk(bench.folder, bench.loopback.federation, None)))
-
-
-def key_open(bench: Bench) -> str:
-    (bench.folder.pki / "site.key").chmod(0o644)
-    return bench.load()
-
-
-def at_another_time(days: int) -> Make:
-    def make(bench: Bench) -> str:
-        pki, ca_certificate = bench.folder.pki, bench.loopback.federation.ca_certificate
-        with pytest.raises(PeerError) as caught:
-            Identity.load(pki, name=bench.folder.site, ca_certificate=ca_certificate, now=now() + timedelta(days=days))
-        return str(caught.value)
-
-    return make
-
-
-def other_site(bench: Bench) -> str:
-    shutil.copytree(bench.loopback.folder("europe").pki, bench.folder.pki, dirs_exist_ok=True)
-    return bench.load()
-
-
-def started_twice(bench: Bench) -> str:
-    with bench.folder.locked():
-        return bench.start()
-
-
-def journal_damaged(bench: Bench) -> str:
-    append_rows(bench.folder, ("began", 0, {"generation": 1}))
-    (bench.folder.generation(1) / "journal.db").write_bytes(b"no database" * 1000)
-    return bench.start()
-
-
-def journal_empty(bench: Bench) -> str:
-    append_rows(bench.folder, ("began", 0, {"generation": 1}))
-    with contextlib.closing(Ledger(bench.folder.egress_db)) as ledger:
-        ledger.intend(peer="europe", purpose="train", kind="model", round=3, generation=1, sha256="ab" * 32, bytes=9)
-    journal = bench.folder.generation(1) / "journal.db"
-    journal.unlink()
-    journal.touch()
-    return bench.start()
-
-
-def output_exists(bench: Bench) -> str:
-    (bench.tmp / "asia.backup").touch()
-    return bench.cli("backup", "asia.backup", "--site", "asia")
-
-
-def other_user(bench: Bench) -> str:
-    user = os.geteuid()
-    bench.loopback.home.chmod(0)
-    os.seteuid(user or 65534)  # root may read everything
-    try:
-        with pytest.raises(PeerError) as caught:
-            find_site(bench.loopback.home, "asia")
-    finally:
-        os.seteuid(user)
-        bench.loopback.home.chmod(0o700)
-    return str(caught.value)
-
-
-def frozen(bench: Bench) -> str:
-    with bench.folder.locked():
-        return bench.cli("pause", "--site", "asia")
 
 
 SECTIONS: dict[str, tuple[Mistake, ...]] = {
@@ -402,7 +170,7 @@ SECTIONS: dict[str, tuple[Mistake, ...]] = {
         Mistake("no test split", data(test=[]), ("warning: 4 training samples", "add a 'test' list")),
         Mistake("no training split", data(keys={"test": ITEMS}), ("has no list 'training'; write",)),
         Mistake("`train` for `training`", data(keys={"train": ITEMS, "test": []}), ("has no list 'training'; write",)),
-        Mistake("one image in both splits", data(test=[TRAINING[0]]), ("0.npy", "test")),
+        Mistake("one image in both splits", data(test=[ITEMS[0]]), ("0.npy", "test")),
         Mistake("files that are not there", data({"image": "lost.npy", "label": 1}), ("lost.npy",)),
     ),
     "This machine": (
@@ -444,6 +212,22 @@ SECTIONS: dict[str, tuple[Mistake, ...]] = {
             "an empty journal beside a ledger",
             journal_empty,
             ("journal.db is empty, but", "round 3", "deletes nothing"),
+        ),
+    ),
+    "Members": (
+        Mistake("a name that a site had", name_used, ("add: the name europe is used, or was; give the new site",)),
+        Mistake("a round that is past", round_past, ("round 2 is past: a member is in round 2", "round 3 or later")),
+        Mistake("one member of two expelled", too_few_left, ("schedule.kind: a derangement needs at least 2 sites",)),
+        Mistake("an amendment that nobody signed", unsigned, ("is not signed by the founder's CA key; the founder",)),
+        Mistake(
+            "a proposal that another amendment overtook",
+            not_next,
+            ("amendment 1 is not next in the chain, which ends with 1; make it again from the newest chain",),
+        ),
+        Mistake(
+            "`federation amend --leave` without a notice",
+            lambda bench: amend(bench, "--leave"),
+            ("asia has no notice of a member that leaves", "`mhfl-peer leave`"),
         ),
     ),
     "The command line": (
@@ -490,6 +274,20 @@ WITHOUT_MESSAGE: Mapping[str, tuple[str, str]] = {
     "a damaged ledger": ("is named with its row, and keeps `start` from running", "audit/test_verification.py"),
     "a folder that cannot be written": ("fails in `check`", "preflight/test_local.py"),
     "a network that lets nothing through": ("is a warning of `check`, for each direction", "preflight/test_peers.py"),
+    "a proxy that wants a password, or another one": (
+        "is named with the key to set; no peer is blamed",
+        "transport/test_proxy.py",
+    ),
+    "a proxy that opens the TLS": (
+        "is named with its certificate's issuer, and is sent nothing",
+        "transport/test_proxy.py",
+    ),
+    "a relay at another address, or under another name": ("is named with what answers there", "relay/test_relay.py"),
+    "a relay that leads to another site": ("is named, and is sent nothing", "relay/test_relay.py"),
+    "a relay that does not list the site, or has nothing of it parked": (
+        "is named, with which of the two",
+        "transport/test_handshake.py",
+    ),
     "a Python package that is missing": ("is named with the command that installs it", "test_extras.py"),
     "Ctrl-C at any time of a start": ("ends it in peace", "../e2e/test_interrupt.py"),
 }
@@ -508,8 +306,8 @@ line of `mhfl-peer check`.
 
 
 @pytest.fixture
-def bench(enrolled: LocalFederation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(enrolled, tmp_path, monkeypatch)
+def bench(enrolled: LocalFederation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, founders_ca: Path) -> Bench:
+    return Bench(enrolled, tmp_path, monkeypatch, founders_ca)
 
 
 @pytest.mark.parametrize("name", MISTAKES)

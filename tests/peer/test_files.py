@@ -1,5 +1,7 @@
 """Files and folders that are written whole."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,20 @@ def test_a_file_is_replaced_and_leaves_nothing_behind(tmp_path: Path) -> None:
     files.write_file(tmp_path / "a", b"one")
     files.write_file(tmp_path / "a", b"two")
     assert (tmp_path / "a").read_bytes() == b"two"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_threads_replace_one_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, both = files._write, threading.Barrier(2)
+
+    def write_and_wait(path: Path, content: bytes, mode: int | None = None) -> None:
+        write(path, content, mode)
+        both.wait(30)
+
+    monkeypatch.setattr(files, "_write", write_and_wait)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(files.write_file, [tmp_path / "a"] * 2, [b"one", b"two"]))
+    assert (tmp_path / "a").read_bytes() in (b"one", b"two")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 

@@ -10,6 +10,8 @@ how well that separates the two. ``deploy/guarantees.md`` has the table.
 from __future__ import annotations
 
 import argparse
+import copy
+import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,28 +24,40 @@ import torch.nn.functional as F
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+import models
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.roster import SiteName
+from peer.data.adapters import digits
+from peer.data.datalist import inspect_datalist
+from peer.methods.fedproto.stages import pool
 from peer.methods.method import DAM, MIXTURE, TRANSMITTER
+from peer.methods.public_distillation.stages import PUBLIC
+from peer.methods.registry import find_plan
+from peer.methods.scaffold.stages import CONTROL
 from peer.research.experiment import Experiment
 from peer.research.runs import Run
 from peer.research.simulation import Simulation
 from peer.research.sweep import prepare
-from peer.training.artifact import read_network
+from peer.training.artifact import read_network, read_state
 from peer.training.data import DataSplit
+from peer.training.public_set import digest_images
 from peer.training.trainer import Trainer
 
-METHODS = ("fedskd", "fedvisit", "fedcross", "fedavg", "dflmoe", "proxyfl", "mh_pflid", "feddal")
-FITTED_METHODS = ("fedavg", "dflmoe", "mh_pflid", "feddal")  # with --fitted: a reference, and what hardly predicts else
+METHODS = (
+    *("fedskd", "fedvisit", "fedcross", "fedavg", "scaffold", "dflmoe", "proxyfl", "mh_pflid", "feddal"),
+    *("fedproto", "fedmd"),
+)
+# With --fitted: a reference, and what hardly predicts else.
+FITTED_METHODS = ("fedavg", "dflmoe", "mh_pflid", "feddal", "fedproto", "fedmd")
 AUGMENTED = ("fedskd", "fedavg")  # these are measured with augmentation, too
 EXPERIMENT = """
 name = "membership"
 rounds = {rounds}
 seeds = {seeds}
 test_share = {test_share}
-data.dataset = "digits"
-data.input_size = [8, 8]
+data.pool = {pool}
+{public}data.input_size = [8, 8]
 training.device = "cpu"
 training.batch_size = 16
 budget.steps = {steps}
@@ -54,7 +68,7 @@ partitions.equal = {{kind = "equal", sites = ["africa", "america", "asia", "euro
 models.small."*" = {{name = "resnet10", width = 4, max_pool = false}}
 proxy = {{name = "resnet10", width = 4, max_pool = false}}
 messenger = {{name = "messenger_classification", width = 8}}
-methods.{method} = {{}}
+methods.{method} = {{{parameters}}}
 
 [data.augmentation]             # off where the probability is 0
 flip = 0.0
@@ -68,6 +82,8 @@ FULL: dict[str, Any] = {"rounds": 12, "seeds": [0, 1, 2], "steps": 30, "minor_st
 QUICK: dict[str, Any] = {"rounds": 3, "seeds": [0], "steps": 10, "minor_steps": 5, **SHORT}
 FITTED: dict[str, Any] = {"rounds": 6, "seeds": [0], "steps": 60, "minor_steps": 60}
 FITTED |= {"test_share": 0.85, "learning_rate": 3e-3}  # about 67 images, so often that a network knows them by heart
+STUDENT_EPOCHS = 30
+THROUGH_RECEIVER = ("head", "messenger", "prototype")  # kinds that predict through networks of the receiver
 LINE = "| {:<9} | {:<19} | {:<31} | {:>5} | {:>6} | {:>4} | {:>12} | {:>8} |"
 
 
@@ -140,8 +156,8 @@ class CuriousSimulation(Simulation):
             self._attack_host(receiver, source, sent)
             return
         rounds = source.round - (settings.plan.published == "commit")  # a commit publishes for the next round
-        # These predict through networks of the receiver; every other artifact gives all receivers the same figure.
-        key = (source.origin, artifact.sha256, settings.site if artifact.kind in ("head", "messenger") else "")
+        # Every artifact of another kind gives all receivers the same figure.
+        key = (source.origin, artifact.sha256, settings.site if artifact.kind in THROUGH_RECEIVER else "")
         if rounds == 0 or key in self._attacked:
             return
         self._attacked.add(key)
@@ -171,21 +187,70 @@ class CuriousSimulation(Simulation):
 def make_predict(receiver: Trainer, source: Source) -> Callable[[Tensor], Tensor]:
     """What the receiver predicts with the artifact, from images to logits.
 
-    A head gets the feature of the receiver's own body, through the transform that the receiver
-    trained for it. A messenger's head gets the messenger's feature and the local model's through
-    the receiver's transmitter. Every other artifact predicts by itself.
+    A head and the prototypes get the feature of the receiver's own body, a head's through the
+    transform that the receiver trained for it. A messenger's head gets the messenger's feature and
+    the local model's through the receiver's transmitter. From predictions of the public set, the
+    receiver trains a network of its own. Every other artifact predicts by itself.
     """
     if source.artifact.kind == "head":
         head = receiver.artifact_exchange.receive(source)[0].eval()
         networks = receiver.site_networks.networks
         body, transform = networks["dam"].eval(), networks[MIXTURE].eval().transform
         return lambda images: head(transform(body(images).penultimate, source.origin))
-    settings = receiver.settings
-    network = read_network(settings.artifacts, source, settings.task, allow={source.artifact.spec["name"]}).eval()
+    settings, networks = receiver.settings, receiver.site_networks.networks
+    allow = {source.artifact.spec["name"]}
+    if settings.method == "scaffold":  # its control variate travels beside the model
+        beside = {f"{CONTROL}/{name}": tensor for name, tensor in networks[CONTROL].state_dict().items()}
+        own, names = networks[DAM], [*networks[DAM].state_dict()]
+        state = read_state(
+            settings.artifacts, source, settings.task,
+            own=own, artifact_tensors=lambda _: names, allow=allow, beside=beside,
+        )  # fmt: skip
+        network = copy.deepcopy(own).eval()
+        network.load_state_dict({name: state[name] for name in names})
+        return lambda images: network(images).prediction
+    network = read_network(settings.artifacts, source, settings.task, allow=allow).eval()
+    if source.artifact.kind == "prototype":
+        body = networks[DAM].eval()
+        table = network.network
+        return lambda images: table(pool(body(images).penultimate.float(), int(settings.parameters["width"])))
+    if source.artifact.kind == "prediction":
+        return fit_predictions(receiver, network.network.get_buffer("logits"))
     if source.artifact.kind == "messenger":
-        local, transmitter = (receiver.site_networks.networks[name].eval() for name in (DAM, TRANSMITTER))
+        local, transmitter = (networks[name].eval() for name in (DAM, TRANSMITTER))
         return lambda images: network.head(transmitter(network(images).penultimate, local(images).bottleneck))
     return lambda images: network(images).prediction
+
+
+def fit_predictions(receiver: Trainer, logits: Tensor) -> Callable[[Tensor], Tensor]:
+    """A new network like the receiver's, trained until it predicts the public images ``(n, c)`` as the sender does."""
+    networks = receiver.site_networks.networks
+    images: Tensor = networks[PUBLIC].get_buffer("images")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        student = models.build(networks[DAM].spec)
+        optimiser = torch.optim.Adam(student.parameters(), lr=3e-3)
+        for _ in range(STUDENT_EPOCHS):
+            for chosen in torch.randperm(len(images)).split(64):
+                optimiser.zero_grad()
+                F.mse_loss(student(images[chosen]).prediction, logits[chosen]).backward()
+                optimiser.step()
+    student.eval()
+    return lambda images: student(images).prediction
+
+
+def write_pools(folder: Path, *, public: bool) -> dict[str, str]:
+    """The digits as the sites' pool; with a public set, that gets every third image, and the sites the others."""
+    digits.prepare(folder / "digits")
+    entries = json.loads((folder / "digits" / "pool.json").read_text())["training"]
+    part = folder / "digits" / "public.json"
+    part.write_text(json.dumps({"training": entries[2::3], "test": []}))
+    pinned = digest_images(inspect_datalist(part).training)
+    return {
+        "pool": json.dumps(str(folder / "digits" / "pool.json")),
+        "public": f'data.public = {json.dumps(str(part))}\ndata.part = "reported"\n' if public else "",
+        "parameters": f'public_sha256 = "{pinned}"' if public else "",
+    }
 
 
 def measure(method: str, *, augmented: bool, scale: dict[str, Any]) -> list[Figure]:
@@ -193,7 +258,11 @@ def measure(method: str, *, augmented: bool, scale: dict[str, Any]) -> list[Figu
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "membership.toml"
-        path.write_text(EXPERIMENT.format(**scale, method=method, probability=0.5 if augmented else 0.0))
+        public = find_plan(method).public
+        chosen = scale | write_pools(Path(folder), public=public)
+        if public:  # a third of the images is public: this leaves as many to train on
+            chosen["test_share"] = 1 - 1.5 * (1 - scale["test_share"])
+        path.write_text(EXPERIMENT.format(**chosen, method=method, probability=0.5 if augmented else 0.0))
         for run in prepare(Experiment.load(path), Path(folder) / "out"):
             simulation = CuriousSimulation(run)
             simulation.run()

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from peer.core import commands, events
+from peer.core.epochs import Epochs, PaceRules
 from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Seen, Unavailable
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rows import decode
-from peer.core.rules import PaceRules, Rules
+from peer.core.rules import Rules
 from peer.core.site_memory import Row, recover
 from peer.core.worker_protocol import to_json
 from peer.methods.registry import PLANS
@@ -128,6 +129,8 @@ class Scenario:
         else:
             event = self._make(name, named, fields)
         self.messages.add(type(event).__name__)
+        if isinstance(event, events.EpochsLearned):
+            self.rules = self.rules.amended(event.epochs)
         return list(self._carry_out(self.site.handle(event, now_s=self.now_s), dies_after))
 
     def _carry_out(self, out: Iterable[commands.Command], dies_after: str | None) -> Iterator[str]:
@@ -162,7 +165,27 @@ class Scenario:
 
     # Events.
 
+    def _amended(self, fields: dict[str, Any]) -> Epochs:
+        """The epochs with one more amendment, or with a notice: ``leaving``."""
+        epochs = self.site.rules.epochs
+        names = {key: str(fields[key]).split(",") for key in ("members", "expelled", "leaving") if key in fields}
+        if "leaving" in names:
+            return dataclasses.replace(epochs, leaving=frozenset(map(SiteName, names["leaving"])))
+        number = epochs.head.number + 1
+        epoch = dataclasses.replace(
+            epochs.head,
+            number=number,
+            digest=Sha256(f"{number:064x}"),
+            from_round=fields["from_round"],
+            members=tuple(map(SiteName, names.get("members", epochs.head.members))),
+            expelled=epochs.head.expelled | set(map(SiteName, names.get("expelled", ()))),
+            hold=fields.get("hold", False),
+        )
+        return dataclasses.replace(epochs, all=(*epochs.all, epoch))
+
     def _make(self, name: str, named: list[str], fields: dict[str, Any]) -> events.Event:
+        if name == "EpochsLearned":
+            return events.EpochsLearned(self._amended(fields))
         kind: type[events.Event] = getattr(events, name)
         fields = {**self._usual(name, named), **fields}
         for key in ("artifact", "sha256"):

@@ -106,4 +106,4 @@ class Audit:
                 assert at_s > now_s, "a wake-up in the past would spin"
             case commands.Fetch(_, round, _, origin, _, _, owner):
                 assert origin != site.rules.site
-                assert {origin, owner} <= set(site.rules.roster)
+                assert {origin, owner} <= site.rules.epochs.names

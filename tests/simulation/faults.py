@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FAULTS_MAX = 6
 VISITS_SHARE = 0.11
+STALENESS_SHARE = 0.4
 FAULTS_END_S = 30.0
 """After this time nothing new goes wrong, and what can be mended is mended."""
 
@@ -78,6 +79,12 @@ def with_visits(rng: random.Random, shape: Shape) -> Shape:
     return dataclasses.replace(shape, **changes)
 
 
+def with_staleness(rng: random.Random, shape: Shape) -> Shape:
+    """The shape, or now and then the same with artifacts of the round before, where its method can use these."""
+    can = shape.method == "dflmoe" or (shape.method == "fedskd" and not shape.parameters)
+    return dataclasses.replace(shape, staleness=1) if can and rng.random() < STALENESS_SHARE else shape
+
+
 def draw_liars(rng: random.Random, shape: Shape) -> tuple[str, ...]:
     """The members that lie for the whole run: fewer than half, or one of two."""
     if rng.random() > 0.4:
@@ -124,24 +131,26 @@ def partition(run: Simulation, site: Site, fault: Fault) -> Undo:
     """The sites fall into two groups."""
     rng = random.Random(fault.amount)
     group = {site.name, *(name for name in run.sites if rng.random() < 0.3)}
-    pairs = [(a, b) for a in run.sites for b in run.sites if (a in group) != (b in group)]
-    return _links(run, pairs, cut=True)
+    group |= {relay for relay in run.shape.relay_names if rng.random() < 0.3}
+    places = (*run.sites, *run.shape.relay_names)
+    pairs = [(a, b) for a in places for b in places if (a in group) != (b in group)]
+    return change_links(run, pairs, cut=True)
 
 
 def one_way(run: Simulation, site: Site, fault: Fault) -> Undo:
     """What a site sends to one other is lost; it hears the other."""
     others = [name for name in run.sites if name != site.name]
-    return _links(run, [(site.name, others[int(fault.amount * len(others))])], cut=True)
+    return change_links(run, [(site.name, others[int(fault.amount * len(others))])], cut=True)
 
 
 def lossy(run: Simulation, site: Site, fault: Fault) -> Undo:
     """Connections of a site break now and then, before a call was served or after; some arrive twice."""
-    return _links(run, _of(run, site), loss=0.05 + 0.4 * fault.amount, repeat=0.5 * fault.amount)
+    return change_links(run, links_of(run, site.name), loss=0.05 + 0.4 * fault.amount, repeat=0.5 * fault.amount)
 
 
 def slow_line(run: Simulation, site: Site, fault: Fault) -> Undo:
     """Messages take long, and arrive in another order than they were sent."""
-    return _links(run, _of(run, site), delay_s=2.0 * fault.amount, jitter_s=4.0 * fault.amount)
+    return change_links(run, links_of(run, site.name), delay_s=2.0 * fault.amount, jitter_s=4.0 * fault.amount)
 
 
 def clock_jump(run: Simulation, site: Site, fault: Fault) -> Undo:
@@ -208,6 +217,7 @@ def restore_backup(run: Simulation, site: Site, fault: Fault) -> Undo:
         return lambda: None
     run.take_down(site)
     shutil.copytree(site.folder.path, kept)
+    journal_ahead = site.journal_ahead
 
     def undo() -> None:
         if site.left or not kept.exists():
@@ -216,6 +226,7 @@ def restore_backup(run: Simulation, site: Site, fault: Fault) -> Undo:
         shutil.rmtree(site.folder.path)
         shutil.move(kept, site.folder.path)
         site.disk.settle()
+        site.journal_ahead = journal_ahead
         run.referee.restored(site)
         run.trace(f"{site.name} is restored")
 
@@ -250,12 +261,13 @@ FAULTS: Mapping[str, Callable[[Simulation, Site, Fault], Undo]] = {
 }
 
 
-def _of(run: Simulation, site: Site) -> list[tuple[str, str]]:
-    others = [name for name in run.sites if name != site.name]
-    return [(site.name, name) for name in others] + [(name, site.name) for name in others]
+def links_of(run: Simulation, place: str) -> list[tuple[str, str]]:
+    """Both directions between a site or a relay and all others."""
+    others = [name for name in (*run.sites, *run.shape.relay_names) if name != place]
+    return [(place, name) for name in others] + [(name, place) for name in others]
 
 
-def _links(run: Simulation, pairs: list[tuple[str, str]], **changes: float) -> Undo:
+def change_links(run: Simulation, pairs: list[tuple[str, str]], **changes: float) -> Undo:
     for pair in pairs:
         for name, value in changes.items():
             setattr(run.network.link(*pair), name, value)

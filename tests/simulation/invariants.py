@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,9 @@ from google.protobuf.message import DecodeError
 
 from peer.core import commands
 from peer.core.messages import Manifest, SignedManifest, Unavailable
-from peer.core.roster import SiteName
+from peer.core.roster import Sha256, SiteName
 from peer.core.site_memory import Row
+from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.records.ledger import Ledger
 from peer.transport import wire
@@ -33,13 +35,33 @@ if TYPE_CHECKING:
 WORKER_DIED = "the worker failed while it used the artifact"
 
 
+FORK = "has another amendment"
+NO_COMMON_VERSION = "no protocol version is common"
+GREETED_S = 8.0
+"""So long after a greeting both know that they have no version in common."""
+PINNED = "the federation pins the key"
+AFTER_THE_LAST = "claims a round after the last one"
 SECOND_ARTIFACT = ("sent another artifact for round", "signed two artifacts for round")
 TASKS_PER_SITE = 40
 ROWS_MAX = 250
+ROWS_PER_ROUND_MAX = 30
 ROW_S = 5.0
-"""Rows of a journal or a ledger: so many, and one more in each such time, whatever others do."""
+"""Rows of a journal or a ledger: so many, more for each round that amendments add, and one more in
+each such time, whatever others do."""
 BLATANT_MIN = 3
 """So many lies that cannot be believed reach a receiver that asks again after a crash."""
+
+
+def speak_alike(one: Site, two: Site, newest: int) -> bool:
+    """Whether two sites' newest programs, so many each, all have a version of the protocol in common."""
+    pairs = [(a, b) for a in one.programs[-newest:] for b in two.programs[-newest:]]
+    return all(a.speaks_with(b) for a, b in pairs)
+
+
+@functools.cache
+def certificate_key_digest(pem: bytes) -> Sha256:
+    """The digest of a certificate's key, as chains pin it."""
+    return certificates.key_digest(certificates.certificate_key(x509.load_pem_x509_certificate(pem)))
 
 
 @dataclass
@@ -49,6 +71,16 @@ class Records:
     rows: list[tuple[str, int, str]] = field(default_factory=list)
     head: tuple[int, str] = (0, "")
     committed: list[int] = field(default_factory=list)
+    epoch: str | None = None
+    chosen: set[int] = field(default_factory=set)
+
+    def follow(self, kind: str, round: int, body: Mapping[str, Any]) -> None:
+        """Remember the epoch of the open round, and of which rounds the sources were chosen."""
+        if kind == "opened" or (kind == "amended" and body["reopened"]):
+            self.epoch = body.get("epoch")
+            self.chosen.discard(round)
+        elif kind == "chosen":
+            self.chosen.add(round)
 
 
 @dataclass
@@ -59,6 +91,10 @@ class Referee:
         sites: the simulated sites, by name.
         now: the virtual time.
         trace: gets a line for each step.
+        guilty: the sites that lie.
+        authorised: the digests of the amendments that those who govern have signed.
+        switched: the sites whose operators chose the other body of a fork.
+        rekeyed: the sites that get another key.
     """
 
     sites: Mapping[str, Site]
@@ -67,6 +103,8 @@ class Referee:
     violation: str = ""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     guilty: set[str] = field(default_factory=set)
+    authorised: set[str] = field(default_factory=set)
+    switched: set[str] = field(default_factory=set)
     refused: dict[str, list[str]] = field(default_factory=dict)
     signed: dict[str, dict[tuple[str, int, str], int]] = field(default_factory=dict)
     used_first: dict[tuple[Any, ...], str] = field(default_factory=dict)
@@ -78,6 +116,10 @@ class Referee:
     reached: Counter[str] = field(default_factory=Counter)
     bytes_left: Counter[tuple[str, str]] = field(default_factory=Counter)
     intended: Counter[tuple[str, str]] = field(default_factory=Counter)
+    rekeyed: set[str] = field(default_factory=set)
+    mended_s: float = float("inf")
+    greeted_s: dict[frozenset[str], float] = field(default_factory=dict)
+    answered_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def fail(self, reason: str) -> None:
         if not self.violation:
@@ -103,6 +145,9 @@ class Referee:
             self.intended.pop((site.name, peer), None)
         self._intend(site, [body for _, body in daemon.ledger.since(0)])
         handle, append, append_to_ledger = daemon.machine.handle, daemon.journal.append, daemon.ledger._append
+        together = daemon.journal.together
+        open_blocks: list[None] = []
+        appended: list[Row] = []
 
         def handle_and_check(event: Any, *, now_s: float) -> list[commands.Command]:
             out = handle(event, now_s=now_s)
@@ -113,10 +158,26 @@ class Referee:
                 self.fail(f"{site.name}: {error}")
             return out
 
-        def append_and_remember(kind: str, round: int, body: Mapping[str, Any], cause: Any = None) -> None:
+        def append_in_block(kind: str, round: int, body: Mapping[str, Any], cause: Any = None) -> None:
+            appended.append((kind, round, body))
             append(kind, round, body, cause)
-            self._require_durable(site, daemon.journal.path, kind)
-            self._remember(site, kind, round, body)
+
+        @contextlib.contextmanager
+        def together_and_remember() -> Iterator[None]:
+            open_blocks.append(None)
+            try:
+                with together():
+                    yield
+            except BaseException:
+                appended.clear()
+                raise
+            finally:
+                open_blocks.pop()
+            if not open_blocks:
+                for kind, round, body in appended:
+                    self._require_durable(site, daemon.journal.path, kind)
+                    self._remember(site, kind, round, body)
+                appended.clear()
 
         def append_to_ledger_and_remember(body: Mapping[str, Any]) -> int:
             number = append_to_ledger(body)
@@ -126,7 +187,8 @@ class Referee:
             return number
 
         daemon.machine.handle = handle_and_check  # type: ignore[method-assign]
-        daemon.journal.append = append_and_remember  # type: ignore[method-assign]
+        daemon.journal.append = append_in_block  # type: ignore[method-assign]
+        daemon.journal.together = together_and_remember  # type: ignore[method-assign]
         daemon.ledger._append = append_to_ledger_and_remember  # type: ignore[method-assign]
 
     def _intend(self, site: Site, bodies: Iterable[Mapping[str, Any]]) -> None:
@@ -137,6 +199,7 @@ class Referee:
     def restored(self, site: Site) -> None:
         """An operator has put an older folder in the site's place, with the ledger in it."""
         self.records.pop(site.name, None)
+        site.keeper = None
         self.restored_sites.add(site.name)
         for pair in [pair for pair in self.bytes_left if pair[0] == site.name]:
             del self.bytes_left[pair]
@@ -176,6 +239,8 @@ class Referee:
         committed = [round for kind, round, _ in rows if kind == "committed"]
         self.require(committed == sorted(set(committed)), f"{site.name}: a round was committed twice: {committed}")
         known.rows, known.committed = rows, committed
+        for kind, round, body in stored:
+            known.follow(kind, round, body)
 
     def _remember(self, site: Site, kind: str, round: int, body: Mapping[str, Any]) -> None:
         known, daemon = self.records[site.name], site.daemon
@@ -187,6 +252,8 @@ class Referee:
             known.committed.append(round)
             self._check_model(site, body["state"])
             self._check_disk(site)
+        self._check_membership(site, kind, round, body)
+        known.follow(kind, round, body)
         if kind == "received":
             manifest = decode_manifest(base64.b64decode(body["body"]))
             facts = (manifest.origin, manifest.generation, manifest.round, manifest.artifact.owner, manifest.evaluation)
@@ -204,12 +271,21 @@ class Referee:
     def _accuse(self, site: Site, origin: str, reason: str) -> None:
         """Only the guilty may be named.
 
-        A worker that died while it used an artifact accuses nobody. A site whose backup was restored
-        may show another artifact until the receiver greets it.
+        A worker that died while it used an artifact accuses nobody, nor does the proof of a fork, which
+        names its signers. A site whose backup was restored may show another artifact until the receiver
+        greets it; one whose operator has switched to a shorter federation may be in a round after its
+        end. A site may say that another refuses its calls, if the other's chain does not have it, or
+        pins another key of it.
         """
         self.refused.setdefault(origin, []).append(reason)
         restored = origin in self.restored_sites and reason.startswith(SECOND_ARTIFACT)
-        if not reason.startswith(WORKER_DIED) and not restored:
+        keeper = self.sites[origin].keeper
+        shut_out = reason.startswith(repr(site.name)) and keeper is not None and site.name not in keeper.callers
+        switched = origin in self.switched and reason.startswith(AFTER_THE_LAST)
+        rekeyed = site.name in self.rekeyed and reason.startswith(f"{site.name}: {PINNED}")
+        others = reason.startswith(NO_COMMON_VERSION) and not speak_alike(site, self.sites[origin], 2)
+        excused = others or restored or shut_out or switched or rekeyed
+        if not reason.startswith((WORKER_DIED, FORK)) and not excused:
             self.require(origin in self.guilty, f"{site.name} accuses {origin}, who is innocent: {reason}")
 
     def _check_model(self, site: Site, state: str) -> None:
@@ -220,9 +296,36 @@ class Referee:
         history = json.loads((daemon.home / "checkpoints" / state).read_bytes())["history"]
         stages = [(round, stage) for round, stage, _ in history if stage != "home"]
         self.require(len(stages) == len(set(stages)), f"{site.name}: its model has learnt in a stage twice: {stages}")
-        learnt = sorted({round for round, _ in stages})
-        due = [round for round in rounds if rules.pattern(round) != "circulate"]
+        learnt = sorted({round for round, _ in stages if not rules.shadows(round)})
+        due = [round for round in rounds if rules.pattern(round) != "circulate" and not rules.shadows(round)]
         self.require(learnt == due, f"{site.name}: its model has learnt in the rounds {learnt}, committed are {due}")
+
+    def _check_membership(self, site: Site, kind: str, round: int, body: Mapping[str, Any]) -> None:
+        """A site follows the amendments that it knows, until it has chosen a round's sources."""
+        known, daemon = self.records[site.name], site.daemon
+        assert daemon is not None
+        rules = daemon.machine.rules
+        if kind == "amended":
+            known_digest = body.get("digest") is None or body["digest"] in self.authorised
+            self.require(known_digest, f"{site.name} follows amendment {body['number']}, which nobody may have signed")
+        elif kind == "opened":
+            first = rules.first_round - (rules.pattern(round) == "all_to_all")
+            self.require(round >= first, f"{site.name} opens round {round}, and joins in round {rules.first_round}")
+            self.require(not rules.epoch(round).hold, f"{site.name} opens round {round}, which the federation holds")
+            requires = daemon.chain.chain.at(round).requires
+            able = site.program is None or site.program.has(requires)
+            self.require(able, f"{site.name} opens round {round}, and its program lacks something of {requires}")
+        elif kind == "published":
+            joined = round >= rules.first_round
+            self.require(joined, f"{site.name} publishes for round {round}, and joins in round {rules.first_round}")
+        elif kind == "chosen" and round not in known.chosen and body.get("purpose") != "return":
+            newest, over = rules.epoch(round).digest, round > rules.rounds
+            self.require(
+                over or known.epoch == newest,
+                f"{site.name} chooses for round {round} in epoch {known.epoch}, not {newest}",
+            )
+            expelled = {source["origin"] for source in body["sources"]} & rules.epochs.head.expelled
+            self.require(not expelled, f"{site.name} uses in round {round} what the expelled {expelled} sent")
 
     def _check_disk(self, site: Site) -> None:
         daemon = site.daemon
@@ -231,7 +334,8 @@ class Referee:
         rules = daemon.machine.rules
         kept = (rules.pace.artifact_rounds_max + 1) * (1 + rules.visits)  # of the site itself: published and lent ones
         files = sum(1 for _ in daemon.artifacts.iterdir())
-        self.require(files <= 2 * (kept + len(self.sites)), f"{site.name} keeps {files} artifacts")
+        stale = rules.staleness_rounds_max * len(self.sites)
+        self.require(files <= 2 * (kept + len(self.sites)) + stale, f"{site.name} keeps {files} artifacts")
         tasks = len(site.process.tasks)
         self.require(tasks <= TASKS_PER_SITE * len(self.sites), f"{site.name} has {tasks} tasks")
 
@@ -239,7 +343,10 @@ class Referee:
         """What must hold of the run as a whole."""
         for name, known in self.records.items():
             rows = max(len(known.rows), known.head[0])
-            self.require(rows <= ROWS_MAX + (self.now() - START_S) / ROW_S, f"{name} has written {rows} rows")
+            keeper = self.sites[name].keeper
+            added = 0 if keeper is None else keeper.chain.head.rounds - keeper.chain.genesis.rounds
+            limit = ROWS_MAX + ROWS_PER_ROUND_MAX * max(0, added) + (self.now() - START_S) / ROW_S
+            self.require(rows <= limit, f"{name} has written {rows} rows")
         for name, site in self.sites.items():
             if site.liar is not None and max(site.liar.blatant.values(), default=0) >= BLATANT_MIN:
                 self.require(name in self.refused, f"nobody names {name}, who lied to {dict(site.liar.blatant)}")
@@ -285,6 +392,7 @@ class Referee:
         if call == "GetManifest" and part == "answer":
             self._scheduled(sender, receiver, data)
         if part == "chunk":
+            self.require(receiver not in site.expelled, f"{sender} sends an artifact to {receiver}, which is expelled")
             self.bytes_left[(sender, receiver)] += len(pb.Chunk.FromString(data).data)
             left, allowed = self.bytes_left[(sender, receiver)], self.intended[(sender, receiver)]
             self.require(left <= allowed, f"{sender} has sent {left} bytes to {receiver}, the ledger has {allowed}")
@@ -334,8 +442,33 @@ class Referee:
             return
         if rules.pattern(round) != "permutation":
             return
-        turn = rules.roster.names[rules.order(round)[rules.roster.index(receiver)]]
+        if receiver not in rules.members(round):
+            self.fail(f"{sender} offers {receiver}, no member of round {round}, {manifest.artifact.kind}")
+            return
+        turn = rules.turn(round, SiteName(receiver))
         self.require(turn == sender, f"{sender} offers {receiver} what round {round} gives it from {turn}")
+
+    def serves(self, callee: str, caller: str, pem: bytes) -> None:
+        """A member gets artifacts with the key alone that its sender's chain pins for it."""
+        site = self.sites[callee]
+        if site.liar is None and site.keeper is not None:
+            pinned = site.keeper.pins.get(SiteName(caller))
+            own = pinned is None or pinned == certificate_key_digest(pem)
+            self.require(own, f"{callee} sends an artifact to {caller} under a key that is not the pinned one")
+        greeted_s = self.greeted_s.get(frozenset((callee, caller)), 0.0)
+        both_know = greeted_s > max(site.started_s, self.sites[caller].started_s) and self.now() > greeted_s + GREETED_S
+        apart = both_know and not speak_alike(site, self.sites[caller], 1)
+        self.require(not apart, f"{callee} sends an artifact to {caller}, whose protocol it does not speak")
 
     def called(self, caller: str, callee: str, path: str, status: str) -> None:
         self.trace(f"{caller} < {callee} {path.rsplit('/')[-1]} {status}")
+        if path.endswith("/Hello") and status in ("OK", "FAILED_PRECONDITION"):
+            pair = frozenset((caller, callee))
+            if self.greeted_s.get(pair, 0.0) <= max(self.sites[name].started_s for name in pair):
+                self.greeted_s[pair] = self.now()
+        if status == "OK":
+            self.answered_s[(caller, callee)] = self.now()
+
+    def reached_since_mended(self) -> set[tuple[str, str]]:
+        """Callers and callees of calls that were answered after the last fault."""
+        return {pair for pair, at_s in self.answered_s.items() if at_s >= self.mended_s}

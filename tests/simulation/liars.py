@@ -7,6 +7,7 @@ each message. What a liar's daemon does besides is honest, so that its lies meet
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,8 +17,11 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from peer.core.roster import canonical_json
 from peer.files import artifact_path
 from peer.identity import certificates
+from peer.membership.amendment import MANDATORY
+from peer.membership.signatures import AMENDMENT_LABEL, NOTICE_LABEL
 from peer.pb import peer_pb2 as pb
 from peer.transport.manifest import LABEL
 
@@ -29,15 +33,30 @@ def draw_habits(rng: random.Random) -> tuple[str, ...]:
     return tuple(rng.sample(sorted(HABITS), rng.choice((1, 1, 2, 3))))
 
 
+def draw_chain_habits(rng: random.Random) -> tuple[str, ...]:
+    """Habits about amendments, which a liar has before all others; who forges them makes the others ask."""
+    habits = tuple(rng.sample(sorted(CHAIN_HABITS), rng.choice((0, 1, 2))))
+    return habits if "forge_amendments" not in habits else tuple(dict.fromkeys((*habits, "state_false_head")))
+
+
+def draw_amending_habits(rng: random.Random) -> tuple[str, ...]:
+    """Now and then the habits of a liar that amends the federation alone."""
+    return tuple(AMENDING_HABITS) if rng.random() < 0.3 else ()
+
+
 @dataclass
 class Liar:
     """What one site makes of its messages.
 
     Attributes:
-        habits: keys of ``HABITS``.
+        habits: keys of ``ALL_HABITS``.
         rounds: the last round of the federation.
         key: signs what the liar changes.
         artifacts: the folder of its own artifacts.
+        federation: the federation's digest.
+        round_key_tag: of the genesis' round key.
+        head: the head of its daemon's chain.
+        certificate_der: its certificate.
         blatant: by receiver, the lies that it cannot have taken for the truth.
         told: by habit, the number of lies.
         shown: by the digest that a receiver was shown, the digest of the artifact itself.
@@ -48,6 +67,10 @@ class Liar:
     key: Any
     rng: random.Random
     artifacts: Path
+    federation: str = ""
+    certificate_der: bytes = b""
+    round_key_tag: str = ""
+    head: pb.Head = field(default_factory=pb.Head)
     blatant: Counter[str] = field(default_factory=Counter)
     told: Counter[str] = field(default_factory=Counter)
     shown: dict[bytes, bytes] = field(default_factory=dict)
@@ -55,7 +78,7 @@ class Liar:
     def change(self, receiver: str, call: str, part: str, data: bytes) -> bytes:
         """The bytes that leave in place of these."""
         for habit in self.habits:
-            calls, lie = HABITS[habit]
+            calls, lie = ALL_HABITS[habit]
             if (call, part) in calls:
                 self.told[habit] += 1
                 return lie(self, receiver, data)
@@ -73,6 +96,26 @@ class Liar:
         reply.manifest.body = manifest.SerializeToString(deterministic=True)
         reply.manifest.signature = certificates.sign(self.key, LABEL + reply.manifest.body)
         return reply.SerializeToString()
+
+    def next_amendment(self, body: bytes) -> pb.Amendment:
+        """An amendment after this one, which the liar alone has signed."""
+        before = json.loads(body)
+        place = {key: before[key] for key in MANDATORY} | {"number": before["number"] + 1}
+        return self.endorsed({**place, "previous": hashlib.sha256(body).hexdigest()})
+
+    def own_amendment(self, head: pb.Head) -> pb.Amendment:
+        """An amendment after the liar's own head, always the same, which the liar alone has signed."""
+        place = {"federation": self.federation, "number": head.number + 1, "issued": 1}
+        previous = head.digest.hex() or self.federation
+        return self.endorsed(
+            {**place, "previous": previous, "from_round": self.rounds, "round_key_tag": self.round_key_tag}
+        )
+
+    def endorsed(self, place: Mapping[str, Any]) -> pb.Amendment:
+        """An amendment at a place that holds the federation, which the liar alone has signed."""
+        own = canonical_json({**place, "hold": True})
+        signature = certificates.sign(self.key, AMENDMENT_LABEL + own)
+        return pb.Amendment(body=own, by=[pb.Endorsement(certificate_der=self.certificate_der, signature=signature)])
 
 
 Lie = Callable[[Liar, str, bytes], bytes]
@@ -263,6 +306,81 @@ def report_anything(liar: Liar, receiver: str, data: bytes) -> bytes:
     return report.SerializeToString()
 
 
+def _false_head(liar: Liar, head: pb.Head) -> None:
+    """The head of a chain that nobody has: further than the true one, of as many amendments, or without sense."""
+    head.number = liar.rng.choice((head.number + 1, max(1, head.number), *HUGE))
+    head.digest = liar.rng.randbytes(liar.rng.choice((0, 31, 32, 32, 32, 32)))
+
+
+def state_false_head(liar: Liar, receiver: str, data: bytes) -> bytes:
+    pulse = pb.Pulse.FromString(data)
+    _false_head(liar, pulse.head)
+    return pulse.SerializeToString()
+
+
+def greet_with_false_head(liar: Liar, receiver: str, data: bytes) -> bytes:
+    greeting = pb.Greeting.FromString(data)
+    _false_head(liar, greeting.head)
+    return greeting.SerializeToString()
+
+
+def forge_notice(liar: Liar, receiver: str, data: bytes) -> bytes:
+    """A notice that the receiver leaves, under the liar's own signature."""
+    pulse = pb.Pulse.FromString(data)
+    content = {"federation": liar.federation, "site": receiver, "issued": 1}
+    pulse.notice.body = canonical_json(content)
+    pulse.notice.signature = certificates.sign(liar.key, NOTICE_LABEL + pulse.notice.body)
+    pulse.notice.certificate_der = liar.certificate_der
+    return pulse.SerializeToString()
+
+
+def forge_amendments(liar: Liar, receiver: str, data: bytes) -> bytes:
+    """A chain that is cut, replayed, changed under its signatures, not canonical or too large; foreign keys."""
+    reply = pb.Amendments.FromString(data)
+    how = liar.rng.choice(("cut", "replay", "change", "space", "large", "unsigned", "own", "keys", "notices", "none"))
+    if how == "keys":
+        reply.keys.add(number=liar.rng.choice((0, 1, 2, 1 << 31)), sealed=liar.rng.randbytes(113))
+    elif how == "notices":
+        reply.notices.add(body=b"{}", signature=liar.rng.randbytes(70), certificate_der=liar.certificate_der)
+    elif how == "cut" or not reply.amendments:
+        del reply.amendments[liar.rng.randrange(len(reply.amendments) or 1) :]
+    elif how == "replay":
+        reply.amendments.extend(list(reply.amendments))
+    elif how == "change":
+        body = reply.amendments[-1].body
+        reply.amendments[-1].body = body.replace(b'"from_round":', b'"from_round":1')
+    elif how == "space":
+        reply.amendments[-1].body += b" "
+    elif how == "large":
+        reply.amendments[-1].body = bytes(300 << 10)
+    elif how == "own":
+        reply.amendments.append(liar.next_amendment(reply.amendments[-1].body))
+    elif how == "unsigned":
+        del reply.amendments[-1].by[:]
+    return reply.SerializeToString()
+
+
+def state_own_amendment(liar: Liar, receiver: str, data: bytes) -> bytes:
+    """The head of an amendment that the liar alone has signed, and will show."""
+    pulse = pb.Pulse.FromString(data)
+    liar.head.CopyFrom(pulse.head)
+    pulse.head.number += 1
+    pulse.head.digest = hashlib.sha256(liar.own_amendment(liar.head).body).digest()
+    return pulse.SerializeToString()
+
+
+def show_own_amendment(liar: Liar, receiver: str, data: bytes) -> bytes:
+    reply = pb.Amendments.FromString(data)
+    last = hashlib.sha256(reply.amendments[-1].body).digest() if reply.amendments else liar.head.digest
+    if last == liar.head.digest:
+        reply.amendments.append(liar.own_amendment(liar.head))
+    return reply.SerializeToString()
+
+
+def ask_for_any_amendment(liar: Liar, receiver: str, data: bytes) -> bytes:
+    return pb.After(number=liar.rng.choice((*HUGE, 1 << 20))).SerializeToString()
+
+
 BEATS = {("Beat", "request"), ("Beat", "answer")}
 GREETINGS = {("Hello", "request"), ("Hello", "answer")}
 MANIFESTS = {("GetManifest", "answer")}
@@ -288,3 +406,19 @@ HABITS: Mapping[str, tuple[set[tuple[str, str]], Lie]] = {
         ({("PutMetrics", "request")}, report_anything),
     )
 }
+CHAIN_HABITS: Mapping[str, tuple[set[tuple[str, str]], Lie]] = {
+    lie.__name__: (calls, lie)
+    for calls, lie in (
+        (BEATS, state_false_head),
+        (BEATS, forge_notice),
+        (GREETINGS, greet_with_false_head),
+        ({("GetAmendments", "answer")}, forge_amendments),
+        ({("GetAmendments", "request")}, ask_for_any_amendment),
+    )
+}
+AMENDING_HABITS: Mapping[str, tuple[set[tuple[str, str]], Lie]] = {
+    "state_own_amendment": (BEATS, state_own_amendment),
+    "show_own_amendment": ({("GetAmendments", "answer")}, show_own_amendment),
+}
+"""A liar has both or none."""
+ALL_HABITS = {**HABITS, **CHAIN_HABITS, **AMENDING_HABITS}

@@ -11,12 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
+import itertools
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 
+from simulation.streams import AcceptedSocket
+
 if TYPE_CHECKING:
     from simulation.disk import Disk
+    from simulation.programs import Program
 
 START_S = 1000.0
 TIMERS_MAX = 100
@@ -37,18 +41,22 @@ class Process:
     """One life of a site's daemon: from a start to a crash or an exit.
 
     Attributes:
-        site: the site's name.
-        disk: the site's disk, which outlives the process.
+        site: the site's name, or a relay's.
+        disk: the site's disk, which outlives the process; a relay has none.
         tasks: the running tasks, in the order of their creation.
+        ends: its ends of streams.
+        program: which version of the program it runs.
         dead: whether the process has crashed. Nothing that it still does has an effect.
         skew_s: what its wall clock shows beyond the true time.
     """
 
-    def __init__(self, site: str, number: int, disk: Disk, skew_s: float = 0.0) -> None:
+    def __init__(self, site: str, number: int, disk: Disk | None, skew_s: float = 0.0) -> None:
         self.site, self.number, self.disk, self.skew_s = site, number, disk, skew_s
         self.dead = False
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.connections: list[Any] = []
+        self.ends: dict[Any, None] = {}
+        self.program: Program | None = None
         self.on_crash: Callable[[], None] = lambda: None
 
     def crash(self) -> None:
@@ -83,6 +91,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now_s = START_S
         self._spawn = spawn
         self._steps, self._second = 0, 0
+        self.task_numbers = itertools.count()
+        self.dial: Callable[..., Coroutine[Any, Any, Any]]
         self.set_task_factory(make_task)
 
     def time(self) -> float:
@@ -155,17 +165,47 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._spawn(process, tuple(map(str, command))), protocol
 
     async def create_connection(self, protocol_factory: Any, *where: Any, sock: Any = None, **options: Any) -> Any:  # type: ignore[override]
-        """The daemon's end of the line to the worker that it has just started."""
-        process = PROCESS.get()
+        """The daemon's end of the line to the worker that it has just started, or of a stream."""
+        process, protocol = PROCESS.get(), protocol_factory()
         assert process is not None
-        assert sock is not None, "a daemon opens no other connection than to its worker"
+        if isinstance(sock, AcceptedSocket):
+            sock.end.use(protocol)
+            return sock.end, protocol
+        if sock is None:
+            end = await self.dial(*where, **options)
+            end.use(protocol)
+            return end, protocol
+        assert process.disk is not None
         sock.close()
-        protocol = protocol_factory()
         return process.disk.newest_worker.connect(protocol), protocol
+
+    # --- what a relay uses of the loop ---
+    async def sock_accept(self, sock: Any) -> Any:
+        return await sock.queue.get()
+
+    async def sock_sendall(self, sock: Any, data: bytes) -> None:
+        sock.end.write(data)
+
+    async def connect_accepted_socket(self, protocol_factory: Any, sock: Any, *, ssl: Any, **options: Any) -> Any:  # type: ignore[override]
+        protocol = protocol_factory()
+        sock.secure(ssl.protocols[0])
+        sock.end.use(protocol)
+        return sock.end, protocol
+
+
+class NumberedTask(asyncio.Task[Any]):
+    """A task whose place in a set depends on the run alone, and not on where it lies in memory."""
+
+    def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: Any, context: Any) -> None:
+        self._number = next(loop.task_numbers)
+        super().__init__(coro, loop=loop, context=context)
+
+    def __hash__(self) -> int:
+        return self._number
 
 
 def make_task(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], context: Any = None) -> Any:
-    task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context)
+    task = NumberedTask(coro, loop=loop, context=context)
     process = PROCESS.get() if context is None else context.get(PROCESS)
     if process is not None:
         process.tasks[task] = None

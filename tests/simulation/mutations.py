@@ -9,8 +9,10 @@ A mutation that no seed notices is a rule that the simulation does not test.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +25,24 @@ ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
     sys.path[:1] = [str(ROOT), str(ROOT / "tests")]
 
-from peer.core import access, commands, exchange, liveness, rounds, state, transitions, worker_events  # noqa: E402
+from peer.core import (  # noqa: E402
+    access,
+    commands,
+    exchange,
+    liveness,
+    membership,
+    rounds,
+    state,
+    transitions,
+    worker_events,
+)
 from peer.core.machine import SiteMachine  # noqa: E402
-from peer.daemon import dispatch, fetcher  # noqa: E402
+from peer.daemon import chain_keeper, dispatch, fetcher, heartbeat, proofs, service  # noqa: E402
 from peer.identity import certificates  # noqa: E402
+from peer.membership import chain, epoch_rules, signatures  # noqa: E402
 from peer.records import journal, ledger  # noqa: E402
-from peer.transport import client, transfer  # noqa: E402
+from peer.relay import frames, parking  # noqa: E402
+from peer.transport import client, tls, transfer  # noqa: E402
 from simulation.seeded_run import Simulation  # noqa: E402
 
 patch = mock.patch.object
@@ -43,6 +57,18 @@ def persist_after_publishing() -> Iterator[Any]:
         return sorted(out, key=lambda command: isinstance(command, commands.Persist))
 
     yield patch(SiteMachine, "handle", reorder)
+
+
+def served_before_it_is_durable() -> Iterator[Any]:
+    """A manifest is served before the rows of its event are on disk."""
+    sign = service.PeerService.sign
+
+    def sign_and_publish(self: Any, round: int, artifact: Any, *, evaluation: bool = False) -> Any:
+        signed = sign(self, round, artifact, evaluation=evaluation)
+        self.publish(round, artifact, signed, evaluation=evaluation)
+        return signed
+
+    yield patch(service.PeerService, "sign", sign_and_publish)
 
 
 def journal_without_fsync() -> Iterator[Any]:
@@ -170,7 +196,7 @@ def late_results() -> Iterator[Any]:
 
 def nobody_is_named() -> Iterator[Any]:
     """What a peer sent is refused in silence."""
-    yield patch(state.SiteState, "refuse", lambda self, origin, reason: None)
+    yield patch(state.SiteState, "refuse", lambda self, origin, reason, **facts: None)
 
 
 def full_disk_ends_the_site() -> Iterator[Any]:
@@ -192,6 +218,126 @@ def stray_artifacts() -> Iterator[Any]:
 def retired_is_guilty() -> Iterator[Any]:
     """A peer that retired an artifact between offer and fetch is named as a culprit."""
     yield patch(fetcher, "Missing", ZeroDivisionError)
+
+
+def no_reopening() -> Iterator[Any]:
+    """A round whose epoch changes before its sources are chosen keeps its members."""
+    yield patch(membership, "_reopens", lambda site: False)
+
+
+def no_hold() -> Iterator[Any]:
+    """A site opens rounds that the federation holds."""
+    yield patch(state.SiteState, "is_held", lambda self, round: False)
+
+
+def newcomers_begin_at_once() -> Iterator[Any]:
+    """A newcomer opens rounds before its first one."""
+    yield patch(rounds, "_join", lambda site: None)
+
+
+def expelled_still_used() -> Iterator[Any]:
+    """What an expelled site sent before is used after its expulsion."""
+    yield patch(membership, "_take_effect", lambda site: None)
+
+
+def notices_by_anyone() -> Iterator[Any]:
+    """A notice that a site leaves counts whoever signed it."""
+
+    def believe(notice: Any, *, federation: Any, **known: Any) -> signatures.LeaveNotice:
+        content = json.loads(notice.body)
+        return signatures.LeaveNotice(federation, content["site"], content["issued"])
+
+    yield patch(chain_keeper, "verify_notice", believe)
+
+
+def no_name_for_relays() -> Iterator[Any]:
+    """A relay is asked for the host of its own address, not for the site."""
+    options = tls.channel_options
+
+    def without_name(site: Any, **more: Any) -> tuple[Any, ...]:
+        return tuple(option for option in options(site, **more) if option[0] != "grpc.ssl_target_name_override")
+
+    yield patch(tls, "channel_options", without_name)
+
+
+def parked_once() -> Iterator[Any]:
+    """A parked connection that a caller has taken is not replaced."""
+    keep, carry = parking.Parking._keep, parking.Parking._carry
+
+    async def keep_one(self: Any) -> None:
+        with contextlib.suppress(StopAsyncIteration):
+            await keep(self)
+
+    def stop(self: Any, ends: Any, caller: str) -> Any:
+        self._tasks.add(asyncio.ensure_future(carry(self, ends, caller)))
+        raise StopAsyncIteration
+
+    yield patch(parking.Parking, "_keep", keep_one)
+    yield patch(parking.Parking, "_carry", stop)
+
+
+def silent_relays() -> Iterator[Any]:
+    """A parked connection counts as open however long the relay says nothing."""
+    yield patch(frames, "SILENCE_S", None)
+
+
+def first_relay_only() -> Iterator[Any]:
+    """A site with two relays parks at one of them."""
+    begin = parking.Parkings.__init__
+
+    def park_at_one(self: Any, relays: Any, **options: Any) -> None:
+        begin(self, list(relays)[:1], **options)
+
+    yield patch(parking.Parkings, "__init__", park_at_one)
+
+
+def any_key_of_a_site() -> Iterator[Any]:
+    """Of a member with a pinned key, every certificate of the CA counts."""
+    yield patch(certificates, "verify_pinned", lambda certificate, pinned: None)
+    yield patch(service, "verify_pinned", lambda certificate, pinned: None)
+
+
+def another_key_is_guilt() -> Iterator[Any]:
+    """What another key than the pinned one signed counts as the origin's own."""
+    yield patch(client, "OtherKey", ZeroDivisionError)
+    yield patch(proofs, "OtherKey", ZeroDivisionError)
+
+
+def locked_out_with_a_former_key() -> Iterator[Any]:
+    """A member that has not heard of its new key may ask for nothing with the former one."""
+    yield patch(chain_keeper.ChainKeeper, "had_key", lambda self, site, key: False)
+
+
+def amended_by_anyone() -> Iterator[Any]:
+    """An amendment counts however few have signed it."""
+    yield patch(chain, "check_signatures", lambda signed, amendment, **known: signed)
+
+
+def any_protocol() -> Iterator[Any]:
+    """Two programs without a common version of the protocol talk all the same."""
+    yield patch(service, "common_protocol", lambda greeting: 1)
+
+
+def greeted_once() -> Iterator[Any]:
+    """A peer that was updated between two heartbeats is not greeted again."""
+    begin = heartbeat.Heartbeats.__init__
+
+    def begin_blind(self: Any, **facts: Any) -> None:
+        blind = _without(facts.pop("service"), account=lambda peer: service.PeerAccount())
+        begin(self, service=blind, **facts)
+
+    yield patch(heartbeat.Heartbeats, "__init__", begin_blind)
+
+
+def requirements_ignored() -> Iterator[Any]:
+    """A site whose program lacks what the federation requires opens rounds."""
+    yield patch(epoch_rules, "upgrade_reason", lambda membership: "")
+
+
+def newer_journal_opened() -> Iterator[Any]:
+    """A program opens the journal of a later one."""
+    version_of = journal.version_of
+    yield patch(journal, "version_of", lambda connection: min(version_of(connection), journal.SCHEMA_VERSION))
 
 
 @dataclass(frozen=True)
@@ -235,26 +381,44 @@ def _without(module: Any, **replaced: Any) -> Any:
 
 SEEDS: Mapping[Callable[[], Iterator[Any]], int] = {
     persist_after_publishing: 0,
+    served_before_it_is_durable: 204,
     journal_without_fsync: 0,
     artifact_without_fsync: 44,
     file_without_folder_sync: 3,
     no_intent: 0,
-    no_outcome_after_a_crash: 59,
+    no_outcome_after_a_crash: 169,
     no_digest: 19,
     no_signature: 4,
     any_round: 33,
-    any_owner: 56,
+    any_owner: 111,
     same_generation_after_a_backup: 58,
     no_exchange_deadline: 57,
     no_silence: 271,
-    no_pacing_deadline: 25,
-    no_schedule: 1732,
+    no_pacing_deadline: 536,
+    no_schedule: 280,
     visits_for_anyone: 712,
     late_results: 2117,
     nobody_is_named: 49,
     full_disk_ends_the_site: 11,
-    stray_artifacts: 13,
+    stray_artifacts: 28,
     retired_is_guilty: 3193,
+    no_reopening: 32,
+    no_hold: 28,
+    newcomers_begin_at_once: 35,
+    expelled_still_used: 519,
+    notices_by_anyone: 14,
+    any_key_of_a_site: 97,
+    another_key_is_guilt: 21,
+    locked_out_with_a_former_key: 175,
+    amended_by_anyone: 118,
+    any_protocol: 298,
+    greeted_once: 205,
+    requirements_ignored: 653,
+    newer_journal_opened: 164,
+    no_name_for_relays: 2,
+    parked_once: 122,
+    silent_relays: 61,
+    first_relay_only: 175,
 }
 MUTATIONS: Mapping[str, Mutation] = {remove.__name__: Mutation(remove, seed) for remove, seed in SEEDS.items()}
 
@@ -264,7 +428,9 @@ def search(name: str, seeds: int, having: str) -> int:
     failed = 0
     for seed in range(seeds):
         run = Simulation(seed)
-        plan = {fault.kind for fault in run.faults} | {habit for habits in run.liars.values() for habit in habits}
+        plan = {each.kind for each in (*run.faults, *run.acts)}
+        plan |= {upgrade.program.name for upgrade in run.roll.upgrades}
+        plan |= {habit for habits in run.liars.values() for habit in habits}
         if having and having not in plan:
             continue
         violation = MUTATIONS[name].violation(seed)
@@ -280,7 +446,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--search", choices=sorted(MUTATIONS))
     parser.add_argument("--seeds", type=int, default=2000, help="how many seeds to search")
-    parser.add_argument("--having", default="", help="only seeds with this fault or habit in their plan")
+    parser.add_argument("--having", default="", help="only seeds with this fault, habit or program in their plan")
     arguments = parser.parse_args()
     if arguments.search is not None:
         return search(arguments.search, arguments.seeds, arguments.having)

@@ -3,7 +3,8 @@
 Requests and answers are serialized and parsed by the functions that gRPC would call. A link delays,
 loses and cuts; as with TCP, what arrives on one stream arrives whole and in order, a lost message
 breaks its call, and a client that calls again repeats a request that may have been served. The
-caller's name comes from its certificate, as after a TLS handshake.
+caller's name comes from its certificate, as after a TLS handshake. A channel to a relay's address
+runs through one of ``simulation.relays``.
 """
 
 from __future__ import annotations
@@ -12,22 +13,27 @@ import asyncio
 import contextlib
 import contextvars
 import functools
-import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from unittest import mock
 
 import grpc
 
+from peer.daemon.heartbeat import Heartbeats
 from peer.transport import server as peer_server
 from simulation.loop import PROCESS, Process
+
+if TYPE_CHECKING:
+    from simulation.programs import Program
+    from simulation.relays import Relays, Tunnel
+    from simulation.streams import StreamEnd
 
 STATUS = grpc.StatusCode
 KEEPALIVE_S = 10.0  # until both ends notice a cut line, as with peer.transport.tls
 WINDOW_BYTES = 256 << 10
-CREDENTIALS = ("dynamic_ssl_server_credentials", "ssl_server_certificate_configuration", "ssl_channel_credentials")
+CREDENTIALS = ("dynamic_ssl_server_credentials", "ssl_server_certificate_configuration")
 
 
 class Connections:
@@ -62,6 +68,9 @@ class Observer(Protocol):
     def message(self, sender: str, receiver: str, path: str, part: str, data: bytes) -> bytes:
         """A message leaves; returns its bytes as they travel."""
 
+    def serves(self, callee: str, caller: str, pem: bytes) -> None:
+        """A site sends bytes of an artifact to a caller that shows this certificate."""
+
     def called(self, caller: str, callee: str, path: str, status: str) -> None:
         """A call has ended."""
 
@@ -83,15 +92,27 @@ class Network:
 
     Args:
         rng: decides delays and losses.
-        pems: each site's certificate.
+        certificate: the certificate in a site's folder now, in PEM.
+        program: the version of the program that a site runs.
         observer: sees every message.
     """
 
     rng: random.Random
-    pems: dict[str, bytes]
+    certificate: Callable[[str], bytes]
     observer: Observer
+    program: Callable[[str], Program | None]
+    relays: Relays | None = None
     servers: dict[str, SimulatedServer] = field(default_factory=dict)
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
+    _dark: dict[str, list[StreamEnd]] = field(default_factory=dict)
+
+    def message(self, sender: str, receiver: str, path: str, part: str, data: bytes) -> bytes:
+        """The bytes of a message as its receiver reads them."""
+        data = self.observer.message(sender, receiver, path, part, data)
+        for program in (self.program(sender), self.program(receiver)):
+            if program is not None:
+                data = program.read(path, data)
+        return data
 
     def link(self, sender: str, receiver: str) -> Link:
         return self.links.setdefault((sender, receiver), Link())
@@ -114,22 +135,41 @@ class Network:
             return SimulatedServer(self)
 
         def channel(address: str, credentials: Any, options: Any = (), **more: Any) -> SimulatedChannel:
-            return SimulatedChannel(self, address, dict(options).get("grpc.ssl_target_name_override", ""))
+            host = address.rpartition(":")[0]
+            name = dict(options).get("grpc.ssl_target_name_override", host)
+            return SimulatedChannel(self, address, name, credentials)
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch.object(grpc.aio, "server", server))
             stack.enter_context(mock.patch.object(grpc.aio, "secure_channel", channel))
             stack.enter_context(mock.patch.object(peer_server, "ConnectionGuard", Connections))
+            # It dials beside gRPC, in a real thread, to word what the simulated network has already said.
+            stack.enter_context(mock.patch.object(Heartbeats, "_diagnose_failure", lambda self, peer, address: None))
+            stack.enter_context(mock.patch.object(grpc, "ssl_channel_credentials", lambda roots, key, chain: chain))
             for name in CREDENTIALS:
                 stack.enter_context(mock.patch.object(grpc, name, lambda *_, **__: None))
             yield
 
-    def down(self, process: Process) -> None:
-        """The process has died: its server answers no more."""
+    def down(self, process: Process, *, power: bool = False) -> None:
+        """The process has died, with ``power`` its machine: its server answers no more."""
         for address, server in list(self.servers.items()):
             if server.process is process:
                 del self.servers[address]
                 server.break_calls()
+        ends = list(process.ends)
+        if power:
+            self._dark.setdefault(process.site, []).extend(ends)
+        for end in ends:
+            end.die(power=power)
+
+    def is_dark(self, name: str) -> bool:
+        """Whether the machine is down, so that nothing refuses a connection."""
+        return name in self._dark
+
+    def machine_is_up(self, name: str) -> None:
+        """A machine that was down knows no connection of before, and says so when it hears of one."""
+        for end in self._dark.pop(name, ()):
+            end.silent = False
 
 
 @dataclass
@@ -191,6 +231,8 @@ class SimulatedServer:
 
     async def _answer(self, path: str, data: bytes, context: SimulatedContext) -> bytes | None:
         try:
+            if self.process.program is not None:
+                self.process.program.check_call(path)
             method = self.handler(path)
             if method.response_streaming:
                 await method.stream_stream(_one(data), context)
@@ -213,8 +255,8 @@ async def _one(request: bytes) -> AsyncIterator[bytes]:
 class SimulatedContext:
     """In place of ``grpc.aio.ServicerContext``."""
 
-    def __init__(self, network: Network, caller: str, callee: str, path: str) -> None:
-        self._network, self._caller, self._callee, self._path = network, caller, callee, path
+    def __init__(self, call: Call) -> None:
+        self._call, self._network = call, call.network
         self.code, self.details = STATUS.UNKNOWN, ""
         self._ahead = 0
 
@@ -228,12 +270,13 @@ class SimulatedContext:
 
     def auth_context(self) -> dict[str, Any]:
         return {
-            "x509_pem_cert": [self._network.pems[self._caller]],
-            "x509_subject_alternative_name": [self._caller.encode()],
+            "x509_pem_cert": [self._call.pem],
+            "x509_subject_alternative_name": [self._call.caller.encode()],
         }
 
     def peer(self) -> str:
-        return "ipv4:10.0.0.1:7443"
+        tunnel = self._call.tunnel
+        return "ipv4:10.0.0.1:7443" if tunnel is None else f"ipv4:127.0.0.1:{tunnel.port}"
 
     def invocation_metadata(self) -> tuple[Any, ...]:
         return ()
@@ -243,12 +286,14 @@ class SimulatedContext:
         raise grpc.aio.AbortError("Locally aborted.")
 
     def leave(self, part: str, data: bytes) -> bytes:
-        return self._network.observer.message(self._callee, self._caller, self._path, part, data)
+        call = self._call
+        return self._network.message(call.callee, call.caller, call.path, part, data)
 
     async def write(self, message: bytes) -> None:
         """Send a chunk; waits while the receiver has not taken what was sent before."""
         data = self.leave("chunk", message)
-        await self._network.carry(self._callee, self._caller)
+        self._network.observer.serves(self._call.callee, self._call.caller, self._call.pem)
+        await self._call.carry(forth=False)
         self.chunks.put_nowait(data)
         self._ahead += len(data)
         while self._ahead > WINDOW_BYTES:
@@ -260,16 +305,37 @@ class SimulatedContext:
         self._taken.set()
 
 
+@dataclass
+class Call:
+    """One call: its ends, the caller's certificate, and the connection, where that runs through a relay."""
+
+    network: Network
+    caller: str
+    callee: str
+    path: str
+    pem: bytes
+    tunnel: Tunnel | None
+
+    async def carry(self, *, forth: bool) -> None:
+        """Wait as long as a message takes; ``Failed`` where it is lost."""
+        if self.tunnel is not None:
+            await self.tunnel.carry(forth=forth)
+        elif forth:
+            await self.network.carry(self.caller, self.callee)
+        else:
+            await self.network.carry(self.callee, self.caller)
+
+
 class SimulatedChannel:
     """In place of ``grpc.aio.Channel``; ``name`` is the site that its certificate must show."""
 
-    _numbers = itertools.count()
-
-    def __init__(self, network: Network, address: str, name: str) -> None:
-        self._network, self._address, self._name = network, address, name
+    def __init__(self, network: Network, address: str, name: str, pem: bytes) -> None:
+        self._network, self._address, self._name, self._pem = network, address, name, pem
         process = PROCESS.get()
         assert process is not None
         self._process = process
+        self._tunnel: Tunnel | None = None
+        self._dialling = asyncio.Lock()
 
     def unary_unary(self, path: str, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
         async def call(request: Any, timeout: float | None = None) -> Any:
@@ -285,21 +351,34 @@ class SimulatedChannel:
         return call
 
     async def close(self, grace: float | None = None) -> None:
-        pass
+        if self._tunnel is not None:
+            self._tunnel.end()
 
-    async def _connect(self) -> SimulatedServer:
+    async def _connect(self, path: str) -> tuple[SimulatedServer, Call]:
         self._process.check()
-        server = self._network.servers.get(self._address)
+        tunnel: Tunnel | None = None
+        if self._network.relays is not None and self._network.relays.has(self._address):
+            tunnel = await self._tunnel_to(self._network.relays)
+            server = tunnel.server
+        else:
+            server = self._network.servers.get(self._address)
         if server is None:
             await asyncio.sleep(self._network.link(self._process.site, self._name).delay_s)
             raise Failed(STATUS.UNAVAILABLE, "failed to connect to all addresses: Connection refused")
         if server.process.site != self._name:
             raise Failed(STATUS.UNAVAILABLE, f"Hostname Verification Check failed: {server.process.site}")
-        return server
+        return server, Call(self._network, self._process.site, self._name, path, self._pem, tunnel)
+
+    async def _tunnel_to(self, relays: Relays) -> Tunnel:
+        """The channel's connection through a relay, which all of its calls share."""
+        async with self._dialling:
+            if self._tunnel is None or self._tunnel.ended.is_set():
+                self._tunnel = await relays.through(self._process, self._address, self._name)
+            return self._tunnel
 
     def _check(self, server: SimulatedServer) -> None:
         """The server may have gone while the request was on its way."""
-        if self._network.servers.get(self._address) is not server:
+        if server not in self._network.servers.values():
             raise Failed(STATUS.UNAVAILABLE, "Connection reset by peer")
 
     async def _unary(self, path: str, data: bytes, timeout: float | None) -> bytes:
@@ -307,15 +386,15 @@ class SimulatedChannel:
         status = "OK"
         try:
             async with asyncio.timeout(timeout):
-                server = await self._connect()
-                data = network.observer.message(caller, callee, path, "request", data)
-                await network.carry(caller, callee)
+                server, call = await self._connect(path)
+                data = network.message(caller, callee, path, "request", data)
+                await call.carry(forth=True)
                 self._check(server)
                 if network.link(caller, callee).repeat > network.rng.random():
-                    server.serve(path, data, SimulatedContext(network, caller, callee, path))  # nobody waits for it
-                serving = server.serve(path, data, SimulatedContext(network, caller, callee, path))
+                    server.serve(path, data, SimulatedContext(call))  # nobody waits for it
+                serving = server.serve(path, data, SimulatedContext(call))
                 answer = await self._result(serving)
-                await network.carry(callee, caller)
+                await call.carry(forth=False)
                 return answer
         except TimeoutError:
             status = "DEADLINE_EXCEEDED"
@@ -340,11 +419,11 @@ class SimulatedChannel:
 
     async def _stream(self, path: str, data: bytes) -> AsyncIterator[bytes]:
         caller, callee, network = self._process.site, self._name, self._network
-        server = await self._connect()
-        data = network.observer.message(caller, callee, path, "request", data)
-        await network.carry(caller, callee)
+        server, call = await self._connect(path)
+        data = network.message(caller, callee, path, "request", data)
+        await call.carry(forth=True)
         self._check(server)
-        context = SimulatedContext(network, caller, callee, path)
+        context = SimulatedContext(call)
         serving = server.serve(path, data, context)
         serving.add_done_callback(lambda _: context.chunks.put_nowait(Failed(STATUS.OK, "")))
         try:

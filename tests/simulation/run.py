@@ -66,6 +66,8 @@ def main() -> int:
         print(
             run.shape,
             *run.faults,
+            *run.acts,
+            *run.roll.upgrades,
             *(f"{name} lies: {', '.join(habits)}" for name, habits in run.liars.items()),
             sep="\n  ",
         )

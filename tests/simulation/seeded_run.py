@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
 from peer import errors
+from peer.core import events
 from peer.daemon import worker_process
+from peer.identity.certificates import certificate_der
+from peer.membership.round_keys import amendment_tag
 from peer.transport import transfer
+from simulation import programs
+from simulation.amendments import Act, Operators, identity, with_amendments, with_rekeys, with_requirement
 from simulation.disk import Disks
 from simulation.faults import (
     FAULTS,
@@ -34,17 +37,31 @@ from simulation.faults import (
     draw_liars,
     draw_shape,
     resume,
+    with_staleness,
     with_visits,
 )
 from simulation.invariants import Referee
-from simulation.liars import Liar, draw_habits
+from simulation.liars import Liar, draw_amending_habits, draw_chain_habits, draw_habits
 from simulation.loop import PROCESS, START_S, Crash, InlineExecutor, Process, Stuck, VirtualLoop
 from simulation.network import Failed, Network
-from simulation.sites import EPOCH_S, FINAL, Shape, Site, enrolled, remembered_keys, repeatable_signatures
+from simulation.programs import Roll, Upgrade, with_upgrades
+from simulation.relays import RELAY_FAULTS, Relays, with_relays
+from simulation.sites import (
+    EPOCH_S,
+    FINAL,
+    NAMES,
+    Shape,
+    Site,
+    genesis_key,
+    parsed_federation,
+    remembered_keys,
+    renewed,
+    repeatable_signatures,
+)
 from simulation.worker import NoLog, spawn
 
 RESTART_S = 5.0
-OPERATOR_S = 30.0
+OPERATOR_S, LOOK_S = 30.0, 5.0
 LARGE_EVERY = 3
 """One seed of so many may draw a large federation: a small one costs half, and meets the same rules."""
 TOTAL_S = FAULTS_END_S + 1500.0
@@ -80,7 +97,7 @@ class ErrorLog(logging.Handler):
 class Simulation:
     """Args:
     seed: decides everything that happens.
-    shape, faults, liars: in place of those that the seed draws; liars with their habits.
+    shape, faults, liars, acts: in place of those that the seed draws; liars with their habits.
     keep_lines: keep the trace's lines, not only their digest.
     """
 
@@ -91,14 +108,37 @@ class Simulation:
         shape: Shape | None = None,
         faults: Sequence[Fault] | None = None,
         liars: Mapping[str, tuple[str, ...]] | None = None,
+        acts: Sequence[Act] | None = None,
         keep_lines: bool = False,
     ) -> None:
         self.seed, self._keep_lines = seed, keep_lines
         rng = self.stream("plan")
-        self.shape = shape or with_visits(self.stream("visitors"), draw_shape(rng, small=seed % LARGE_EVERY != 1))
+        drawn_shape = with_visits(self.stream("visitors"), draw_shape(rng, small=seed % LARGE_EVERY != 1))
+        self.shape = shape or with_staleness(self.stream("staleness"), drawn_shape)
         self.faults = draw_faults(rng, self.shape) if faults is None else faults
         drawn = {name: draw_habits(self.stream(f"habits of {name}")) for name in draw_liars(rng, self.shape)}
         self.liars = drawn if liars is None else liars
+        amended, drawn_acts = with_amendments(self.stream("epochs"), self.shape)
+        amended, drawn_acts = with_rekeys(self.stream("rekeys"), amended, drawn_acts)
+        self.shape, drawn_acts = (amended, drawn_acts) if shape is None else (shape, [])
+        self.acts = drawn_acts if acts is None else acts
+        relayed, relay_faults = with_relays(self.stream("relays"), self.shape)
+        if shape is None and faults is None:
+            self.shape, self.faults = relayed, sorted([*self.faults, *relay_faults], key=lambda fault: fault.at_s)
+        upgraded, self.roll = with_upgrades(self.stream("upgrades"), self.shape, self.acts)
+        if shape is None and faults is None:
+            self.shape, self.acts = (
+                upgraded,
+                with_requirement(self.stream("requires"), self.shape, self.acts, self.roll),
+            )
+        else:
+            self.roll = Roll()
+        if liars is None and self.acts:
+            chain = {name: draw_chain_habits(self.stream(f"chain habits of {name}")) for name in drawn}
+            amending = {name: draw_amending_habits(self.stream(f"amendments of {name}")) for name in drawn}
+            self.liars = {name: amending[name] + chain[name] + habits for name, habits in drawn.items()}
+        self._settled = False
+        self.operators = Operators(self, list(self.acts), self.stream("operators"))
         self._hash, self._lines = hashlib.sha256(), list[str]()
         self.loop: VirtualLoop
         self.sites: dict[str, Site] = {}
@@ -120,21 +160,36 @@ class Simulation:
             self._lines.append(line)
 
     def _run(self, root: Path) -> Outcome:
-        disks = Disks()
+        self._root, self._disks = root, Disks()
+        for name in NAMES:
+            renewed(name)  # before signatures are replaced
         for name in self.shape.names:
-            site = self.sites[name] = Site.enrol(root, name, self.shape, self.stream(name))
-            disks.add(site.disk)
+            site = self.admit(name)
             if name in self.liars:
-                key = load_pem_private_key(enrolled()[1][name]["site.key"], None)
-                artifacts = site.folder.generation(1) / "artifacts"
-                site.liar = Liar(self.liars[name], self.shape.rounds, key, self.stream(f"liar {name}"), artifacts)
-        pems = {name: folder["cert.pem"] for name, folder in enrolled()[1].items()}
+                own, artifacts = identity(name, None), site.folder.generation(1) / "artifacts"
+                digest = parsed_federation(self.shape.text, "federation.toml").digest
+                site.liar = Liar(
+                    self.liars[name],
+                    self.shape.rounds,
+                    own.key,
+                    self.stream(f"liar {name}"),
+                    artifacts,
+                    federation=digest,
+                    round_key_tag=amendment_tag(genesis_key(), digest),
+                    certificate_der=certificate_der(own.certificate),
+                )
         self.loop = VirtualLoop(lambda process, command: start_worker(process, command))
         self.referee = Referee(self.sites, self.loop.time, self.trace, guilty=set(self.liars))
         start_worker = spawn(lambda name: self.sites[name].pace, lambda name: self.sites[name].rng, self.referee)
-        self.network = Network(self.stream("network"), pems, self.referee)
+        self.network = Network(
+            self.stream("network"),
+            lambda name: self.sites[name].certificate_pem,
+            self.referee,
+            lambda name: self.sites[name].program,
+        )
+        self.relays = Relays(self, self.stream("relay connections"))
         self.loop.set_exception_handler(self._unhandled)
-        with self._replaced(disks):
+        with self._replaced(self._disks):
             asyncio.set_event_loop(self.loop)
             try:
                 self.loop.run_until_complete(self._play())
@@ -146,6 +201,19 @@ class Simulation:
             self.seed, self.referee.violation, self._hash.hexdigest(), self.loop.time() - START_S, self._lines
         )
 
+    def admit(self, name: str) -> Site:
+        """The site of a new member, which has never started."""
+        site = self.sites[name] = Site.enrol(self._root, name, self.shape, self.stream(name))
+        self._disks.add(site.disk)
+        if self.roll.upgrades:
+            site.programs.append(self.roll.first if name in self.shape.names else self.roll.last)
+        return site
+
+    def stop(self, site: Site) -> None:
+        """The operator stops a daemon that runs."""
+        if site.daemon is not None:
+            site.daemon.report(events.StopRequested())
+
     def stream(self, name: str) -> random.Random:
         """Random numbers of their own for one part of the run."""
         return random.Random(f"{self.seed} {name}")
@@ -156,7 +224,7 @@ class Simulation:
         log = logging.getLogger("peer")
         handler = ErrorLog(
             lambda reason: self.referee.fail(f"logged: {reason}"),
-            lambda process: process.dead or self.sites[process.site].liar is not None,
+            lambda process: process.dead or (process.site in self.sites and self.sites[process.site].liar is not None),
         )
         former = log.level, log.propagate
         log.addHandler(handler)
@@ -166,6 +234,9 @@ class Simulation:
             stack.callback(log.removeHandler, handler)
             stack.enter_context(disks.mounted())
             stack.enter_context(self.network.mounted())
+            stack.enter_context(self.relays.mounted())
+            if self.roll.upgrades:
+                stack.enter_context(programs.mounted())
             stack.enter_context(repeatable_signatures())
             stack.enter_context(remembered_keys())
             stack.enter_context(mock.patch.object(time, "time", self._wall_clock))
@@ -177,49 +248,97 @@ class Simulation:
 
     def _wall_clock(self) -> float:
         process = PROCESS.get()
-        skew_s = self.sites[process.site].skew_s if process is not None else 0.0
+        site = self.sites.get(process.site) if process is not None else None
+        skew_s = 0.0 if site is None else site.skew_s
         return EPOCH_S + self.loop.time() + skew_s
 
     async def _play(self) -> None:
+        for relay in self.shape.relay_names:
+            self.relays.start(relay)
         for site in self.sites.values():
             self.start(site)
         plan = self.loop.create_task(self._trouble())
+        plan.add_done_callback(
+            lambda plan: plan.cancelled() or self.referee.fail(f"trouble ended: {plan.exception()!r}")
+        )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TOTAL_S):
                 await self.referee.stop.wait()
         if not self.referee.violation and not self.finished():
             where = {site.name: site.daemon.summary() if site.daemon else "down" for site in self.sites.values()}
             plan.cancel()
-            self.referee.fail(f"not every honest site has reached the last round: {where}")
+            missing = ", ".join(self.operators.unreached() if self.shape.stay else self.operators.unfinished())
+            self.referee.fail(f"not every honest site has reached the last round, and the others: {missing}; {where}")
         self.referee.end()
 
     async def _trouble(self) -> None:
         """Carry out the plan of faults; then mend what can be mended."""
         began_s, undo = self.loop.time(), list[Undo]()
-        for fault in self.faults:
+        acting = self.loop.create_task(self.operators.play())
+        for fault in sorted([*self.faults, *self.roll.upgrades], key=lambda fault: fault.at_s):
             await asyncio.sleep(max(0.0, began_s + fault.at_s - self.loop.time()))
+            if isinstance(fault, Upgrade):
+                programs.install(self, fault)
+                continue
             self.trace(f"FAULT {fault}")
-            mend = FAULTS[fault.kind](self, self.sites[fault.site], fault)
+            if fault.kind in RELAY_FAULTS:
+                mend = RELAY_FAULTS[fault.kind](self, fault.site, fault)
+            else:
+                mend = FAULTS[fault.kind](self, self.sites[fault.site], fault)
             self.loop.call_later(fault.lasts_s, mend)
             undo.append(mend)
         await asyncio.sleep(max(0.0, began_s + FAULTS_END_S - self.loop.time()))
         self.trace("faults end")
         for mend in undo:
             mend()
+        for site in list(self.sites.values()):
+            if site.program not in (None, self.roll.last):
+                programs.install(self, Upgrade(FAULTS_END_S, site.name, self.roll.last, killed=False))
+        self.referee.mended_s = self.loop.time()
         while True:  # operators look after their sites
             for site in self.sites.values():
                 resume(site)
-            await asyncio.sleep(OPERATOR_S)
+            if acting.done():
+                acting.result()
+            self.operators.tend()
+            await self._await_operators()
+
+    async def _await_operators(self) -> None:
+        """Until operators look again; where sites stay, they are stopped once all are done and hear each other."""
+        for _ in range(int(OPERATOR_S / LOOK_S)):
+            if self.shape.stay and not self._settled and not self.operators.unreached():
+                self._settled = True
+                for site in self.sites.values():
+                    if site.liar is None:
+                        self.stop(site)
+            self.stop_if_finished()
+            await asyncio.sleep(LOOK_S)
+
+    def _plan_ended(self, plan: asyncio.Task[None]) -> None:
+        if not plan.cancelled():
+            self.referee.fail(f"the simulation itself fails: {plan.exception()!r}")
 
     def finished(self) -> bool:
-        return all(site.left for site in self.sites.values() if site.liar is None)
+        if self.shape.stay:
+            return self._settled and not any(site.running for site in self.sites.values() if site.liar is None)
+        return not self.operators.unfinished()
+
+    def stop_if_finished(self) -> None:
+        if self.finished():
+            self.referee.stop.set()
 
     # --- lives ---
     def start(self, site: Site) -> None:
         self.trace(f"{site.name} starts")
+        self.network.machine_is_up(site.name)
         site.start(watch=self._watch, crashed=self._crashed, ended=self._ended)
 
     def _watch(self, site: Site) -> None:
+        assert site.daemon is not None
+        site.keeper = site.daemon.chain
+        if site.program is not None:
+            self.referee.require(not site.journal_is_newer, f"{site.name} opens a journal of a newer program")
+            site.journal_ahead = site.program.journal
         if site.liar is None:
             self.referee.watch(site)
 
@@ -230,9 +349,15 @@ class Simulation:
             site.left = error is None
         elif error is None:
             self.referee.check_ledger(site)
-            site.left = "finished" in [kind for kind, _, _ in self.referee.records[site.name].rows]
-            if self.finished():
-                self.referee.stop.set()
+            finished = "finished" in [kind for kind, _, _ in self.referee.records[site.name].rows]
+            expelled = site.keeper is not None and site.name not in site.keeper.chain.head.keys
+            site.left = self._settled or finished or expelled or self.operators.has_left(site.name)
+            self.stop_if_finished()
+        elif isinstance(error, errors.CertificateError) and site.name in self.referee.rekeyed:
+            self.trace(f"{site.name} waits for the certificate of its new key")
+        elif isinstance(error, errors.StateError) and site.program is not None and site.journal_is_newer:
+            self.trace(f"{site.name} is refused the journal of a later program")
+            site.programs.append(self.roll.last)
         elif isinstance(error, FINAL) or not isinstance(error, errors.PeerError):
             self.referee.fail(f"{site.name} cannot go on: {type(error).__name__}: {error}")
         if not site.left:
@@ -249,7 +374,7 @@ class Simulation:
         if process is None:
             return
         self.trace(f"{site.name} is killed")
-        self.network.down(process)
+        self.network.down(process, power=power)
         site.bury(power=power)
         self._restart_later(site)
 
@@ -272,12 +397,13 @@ class Simulation:
             if site.process is not None:
                 self.network.down(site.process)
                 site.bury(power=False)
-        pending = asyncio.all_tasks(self.loop)
-        for task in sorted(
-            pending, key=lambda task: int(task.get_name().rpartition("-")[2]) if "Task-" in task.get_name() else 0
-        ):
-            task.cancel()
-        self.loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        for relay in self.shape.relay_names:
+            self.relays.kill(relay, power=False)
+        for _ in range(2):  # a task that is cancelled may have begun another one
+            pending = sorted(asyncio.all_tasks(self.loop), key=hash)
+            for task in pending:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
         asyncio.set_event_loop(None)

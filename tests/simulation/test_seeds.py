@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from simulation import seeded_run
 from simulation.mutations import MUTATIONS
 from simulation.run import command, play, soak
 from simulation.seeded_run import Simulation
@@ -25,7 +26,7 @@ def test_the_invariants_hold(first: int) -> None:
         assert play(seed).violation == "", f"repeat it: {command(seed)}"
 
 
-@pytest.mark.parametrize("seed", [8, 24])
+@pytest.mark.parametrize("seed", [2, 205])
 def test_a_seed_plays_the_same_in_every_process(seed: int) -> None:
     """With other hashes, sets have another order."""
     lines = {
@@ -49,11 +50,12 @@ def test_a_violation_prints_the_command_that_repeats_it(capsys: pytest.CaptureFi
     assert f"repeat it: {command(mutation.seed)}" in capsys.readouterr().out
 
 
-def test_a_run_leaves_nothing_behind() -> None:
+def test_a_run_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither its files nor what it put in place of the clock, the disk and the network."""
-    before = set(Path("/dev/shm").glob("mhfl-*")), os.fsync, os.replace
+    monkeypatch.setattr(seeded_run, "memory_folder", lambda: str(tmp_path))
+    before = os.fsync, os.replace
     Simulation(3).run()
-    assert (set(Path("/dev/shm").glob("mhfl-*")), os.fsync, os.replace) == before
+    assert (list(tmp_path.iterdir()), (os.fsync, os.replace)) == ([], before)
 
 
 def test_the_page_has_the_seed_of_each_rule() -> None:

@@ -223,7 +223,8 @@ class Hands:
         digests = [self._read(order, source) for source in order["sources"]]
         if self._plan.pattern == "visit":
             return self._merge(order, base["history"], digests)
-        mean = hashlib.sha256("".join(sorted([base["given"]["sha256"], *digests])).encode()).hexdigest()
+        own = [base["given"]["sha256"]] if base["given"] else []  # who joins has nothing to average in its first round
+        mean = hashlib.sha256("".join(sorted([*own, *digests])).encode()).hexdigest()
         state = f"round-{round:06}-mean"
         self._save(state, [*base["history"], [round, "mean", digests]], base["given"])
         names = sorted({self._site, *(source["origin"] for source in order["sources"])})

@@ -13,28 +13,14 @@ from typing import Any
 import numpy as np
 
 from peer.data.adapters import prepared_folder
-from peer.errors import DataError
 from peer.extras import require_extra
 
 LEVEL_MAX = 16.0
 """The brightest value of a pixel."""
 
 
-PARTS = ("all", "reported", "tuning")
-
-
-def prepare(out: Path, *, seed: int = 0, part: str = "all") -> dict[str, Any]:
-    """Write one pool for an experiment to divide; the seed has no effect.
-
-    Args:
-        part: ``tuning`` is every third image, ``reported`` the others: what is chosen on the one
-            part can be reported on the other.
-
-    Raises:
-        DataError: there is no such part.
-    """
-    if part not in PARTS:
-        raise DataError(f"digits: part = {part!r} is none of {', '.join(PARTS)}", "correct [data] options")
+def prepare(out: Path, *, seed: int = 0) -> dict[str, Any]:
+    """Write one pool for an experiment to divide; the seed has no effect."""
     require_extra("research", "`data prepare digits`", ("sklearn",))
     from sklearn.datasets import load_digits
 
@@ -43,8 +29,6 @@ def prepare(out: Path, *, seed: int = 0, part: str = "all") -> dict[str, Any]:
     (out / "images").mkdir()
     entries = []
     for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
-        if part != "all" and (index % 3 == 2) != (part == "tuning"):
-            continue
         name = f"images/{index:04d}.npy"
         np.save(out / name, (image / LEVEL_MAX).astype(np.float32))
         entries.append({"image": name, "label": int(label), "subject": f"digit-{index:04d}"})

@@ -96,7 +96,9 @@ def build_predictor(trainer: Trainer, state: str, sources: tuple[Source, ...]) -
     if method.one_network is not None or predicts_alone:
         return Predictor(dam).eval(), description
     if method.predict is not dflmoe.predict:
-        raise UnusableConfigurationError(f"method {settings.method!r} predicts with what no exported file can hold yet")
+        raise UnusableConfigurationError(
+            f"method {settings.method!r} predicts with what no exported file can hold; use `mhfl-peer predict` here"
+        )
     experts = {
         name: _without_mixture(module) for name, module in trainer.artifact_exchange.receive_all(sources).items()
     }

@@ -39,6 +39,7 @@ DFLMOE = Plan(
         ),
     },
     keeps_last_received=True,
+    takes_older=True,
     source="dFLMoE, CVPR 2025",
 )
 DFLMOE_MODELS = replace(
@@ -55,5 +56,6 @@ DFLMOE_AVERAGED = replace(
     DFLMOE,
     implementation="peer.methods.dflmoe.stages:DFLMOE_AVERAGED",
     state="the local model's head, and the transform and attention that mix: parameters and buffers",
+    takes_older=False,  # sites also average the networks that mix
     source="dFLMoE, table 9: centralized MoE and FST, without a server",
 )

@@ -23,5 +23,6 @@ FEDPROTO = Plan(
         **CE,
     },
     not_for=("segmentation", "super_resolution"),
+    takes_older=True,
     source="FedProto, AAAI 2022, without its server",
 )

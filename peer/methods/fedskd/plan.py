@@ -33,5 +33,6 @@ FEDSKD = Plan(
         "accumulate": Parameter("float32", "precision of the similarity sums", choices=("float32", "float64")),
         **DICE_CE,
     },
+    takes_older=True,
     source="FedSKD, arXiv 2503.18981",
 )

@@ -22,6 +22,7 @@ FEDMD = Plan(
     parameters={**PUBLIC, **CE},
     not_for=("segmentation", "super_resolution"),
     public=True,
+    takes_older=True,
     source="FedMD, arXiv 1910.03581, without its server",
 )
 KT_PFL = replace(
@@ -35,5 +36,6 @@ KT_PFL = replace(
         "sharpness": Parameter(5.0, "factor of the coefficients in the softmax that renormalises them", 0.0),
         **CE,
     },
+    fixed_sites=True,
     source="KT-pFL, NeurIPS 2021, without its server",
 )

@@ -14,6 +14,7 @@ from peer.core.tasks import CLASSIFYING, METRICS
 from peer.research.report import (
     bars,
     calibration,
+    coming_and_going,
     comparison,
     confidence,
     costs,
@@ -255,6 +256,7 @@ def _calibration(source: SectionSource) -> Iterator[ReportPart | None]:
 def _disconnection(source: SectionSource) -> Iterator[ReportPart | None]:
     results, setting, main = source.results, source.setting, source.main_comparison
     yield from lost_links.tables(results, setting, main, name=source.name("disconnection"))
+    yield from coming_and_going.tables(results, setting, main, name=source.name("members"))
     for metric, values in source.comparisons.items():
         yield from insiders.tables(results, setting, values, name=source.name(f"insiders-{slug(metric)}"))
     yield curves.disconnection(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
+from peer.research.report.coming_and_going import epochs_of
 from peer.research.report.comparison import Comparison, MethodSummary, cell, summarise_method, test_row
 from peer.research.report.insiders import insider_of
 from peer.research.report.results import Results
@@ -18,7 +19,7 @@ def tables(results: Results, setting: tuple[str, str], comparison: Comparison, *
     lossy = [
         key
         for key, links in results.links.items()
-        if key in links_with_runs and not links["removed"] and not insider_of(links)
+        if key in links_with_runs and not links["removed"] and not insider_of(links) and not epochs_of(links)
     ]
     reduced = [
         key
@@ -40,7 +41,7 @@ def by_loss(
     points: dict[str, dict[float, tuple[float, float]]] = {}
     for label in comparison.methods:
         for key, links in results.links.items():
-            if links["removed"] or insider_of(links):
+            if links["removed"] or insider_of(links) or epochs_of(links):
                 continue
             values = summarise_method(results, setting, label, comparison.metric, links=key)
             if values is not None and values.local.mean.mean is not None:

@@ -7,6 +7,8 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from peer.core.tasks import ROOM_DB_MIN, ROOM_MIN
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -36,7 +38,7 @@ class Unit:
     @property
     def room_min(self) -> float:
         """The smallest room of which a share is told, in measured values: a point, or 0.1 dB."""
-        return 0.1 if self.suffix == "dB" else 0.01
+        return ROOM_DB_MIN if self.suffix == "dB" else ROOM_MIN
 
     @property
     def room_words(self) -> str:

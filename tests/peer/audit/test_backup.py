@@ -25,9 +25,14 @@ from peer.audit.folder_check import check_folder
 from peer.audit.folder_permissions import check_permissions
 from peer.cli import main
 from peer.config.site_folder import SiteFolder
+from peer.core.messages import ChainHead
+from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES, LockedError, StateError, UsageError
+from peer.membership.amendment import body_digest
+from peer.membership.chain import Chain
+from peer.membership.folder import MembershipFolder
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 
@@ -212,6 +217,69 @@ def test_a_site_that_exists_is_moved_aside_only_by_force_and_never_while_it_runs
     assert call_json(enrolled.home, "restore", file, "--force")["generation"] > 2, "after every one that peers saw"
     shutil.rmtree(asia.path)
     assert "those after round 2" in call(enrolled.home, "restore", file).stdout
+
+
+@pytest.mark.parametrize("with_key", [True, False])
+def test_a_backup_has_the_chain_and_round_keys_only_with_the_key(
+    asia: SiteFolder, tmp_path: Path, with_key: bool
+) -> None:
+    membership = MembershipFolder(asia.membership)
+    membership.approve(1, b"the body that asia approved")
+    membership.save_round_keys({Sha256("ab" * 32): RoundKey(bytes(32))})
+    back_up(asia, tmp_path / "asia.tar", with_key=with_key)
+    restored = MembershipFolder(restore(tmp_path / "asia.tar", tmp_path / "elsewhere").folder.membership)
+    assert restored.approvals() == membership.approvals()
+    assert restored.round_keys() == (membership.round_keys() if with_key else {})
+
+
+def test_a_restored_backup_keeps_what_the_site_approved_since(asia: SiteFolder, tmp_path: Path) -> None:
+    back_up(asia, tmp_path / "asia.tar", with_key=True)
+    MembershipFolder(asia.membership).approve(1, b"the body that asia approved")
+    restore(tmp_path / "asia.tar", asia.home, force=True)
+    assert set(MembershipFolder(asia.membership).approvals()) == {1}
+
+
+KEYS = {Sha256(digit * 64): RoundKey(bytes([int(digit)]) * 32) for digit in "12"}
+
+
+def test_a_site_that_was_enrolled_anew_gets_back_what_it_approved(asia: SiteFolder, tmp_path: Path) -> None:
+    membership = MembershipFolder(asia.membership)
+    membership.approve(1, b"the body that asia approved")
+    membership.approve(2, b"what it approved then")
+    membership.save_round_keys(dict([*KEYS.items()][:1]))
+    membership.accept(SiteName("europe"))
+    back_up(asia, tmp_path / "asia.tar", with_key=True)
+    shutil.rmtree(asia.membership)
+    membership.save_joined(ChainHead(1, Sha256("ab" * 32)))
+    membership.approve(2, b"what it approved later")
+    membership.save_round_keys(dict([*KEYS.items()][1:]))
+    restored = restore(tmp_path / "asia.tar", asia.home, force=True)
+    assert restored.broken == ()
+    digests = (b"the body that asia approved", b"what it approved later")
+    assert membership.approvals() == {number: body_digest(body) for number, body in enumerate(digests, 1)}
+    assert membership.round_keys() == KEYS
+    assert membership.accepted() == {"europe"}
+    assert membership.joined() == ChainHead(1, Sha256("ab" * 32))
+
+
+def test_broken_files_of_the_former_folder_are_replaced_and_named(
+    enrolled: LocalFederation, asia: SiteFolder, tmp_path: Path
+) -> None:
+    membership = MembershipFolder(asia.membership)
+    membership.approve(1, b"the body that asia approved")
+    membership.save_chain(Chain.of(enrolled.federation))
+    back_up(asia, tmp_path / "asia.tar", with_key=True)
+    membership.accept(SiteName("europe"))
+    for name in ("chain.json", "approvals.json"):
+        (asia.membership / name).write_text("garbage")
+    document = call_json(enrolled.home, "restore", tmp_path / "asia.tar", "--force")
+    assert document["broken"] == ["chain.json", "approvals.json"]
+    assert membership.approvals() == {1: body_digest(b"the body that asia approved")}
+    assert membership.chain(enrolled.federation).links == ()
+    assert membership.accepted() == {"europe"}
+    (asia.membership / "approvals.json").write_text("garbage")
+    shown = call(enrolled.home, "restore", tmp_path / "asia.tar", "--force").stdout
+    assert "approvals.json of the former folder cannot be read" in " ".join(shown.split())
 
 
 def test_without_its_key_a_backup_has_no_secret_and_says_what_to_do(

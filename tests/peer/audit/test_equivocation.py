@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 
 from peer.audit import evidence_files
-from peer.audit.equivocation import EvidenceFile, prove, read_proofs, trust, verify_any
-from peer.core.messages import SignedManifest
-from peer.core.roster import Sha256
+from peer.audit.equivocation import EvidenceFile, prove, read_proofs, verify_any
+from peer.core.messages import SignedAmendment, SignedManifest
+from peer.core.roster import Sha256, SiteName
+from peer.daemon.dispatch import now
 from peer.demo.local_federation import LocalFederation
 from peer.errors import FederationMismatch, PeerMisbehaved
+from peer.identity import certificates, enrolment
+from peer.identity.certificates import Identity
+from peer.membership.amendment import Amendment
+from peer.membership.chain import Chain
+from peer.membership.folder import MembershipFolder
+from peer.membership.signatures import endorse_as_founder
 from peer.transport.manifest import decode_manifest, encode_manifest, sign_manifest
 
 ONE, OTHER = Sha256("ab" * 32), Sha256("cd" * 32)
@@ -34,8 +41,8 @@ def sign(books: Any) -> Sign:
 
 
 def checks(loopback: LocalFederation) -> dict[str, Any]:
-    federation, ca = trust(loopback.folder("europe").federation_toml)
-    return {"federation": federation, "ca": ca}
+    federation, authorities = evidence_files.trust(loopback.folder("europe").federation_toml)
+    return {"federation": federation.digest, "authorities": authorities}
 
 
 def test_two_digests_for_one_round_under_one_site_s_signature_are_a_proof(
@@ -65,6 +72,33 @@ def test_a_manifest_is_of_the_site_that_its_certificate_names(enrolled: LocalFed
         verify_any(replace(sign(ONE), body=sign(OTHER).body), **checks(enrolled))
 
 
+def test_evidence_counts_under_a_ca_that_an_amendment_added_and_any_key_of_the_site(
+    enrolled: LocalFederation, sign: Sign, founders_ca: Path
+) -> None:
+    folder = enrolled.folder("europe")
+    founder = enrolment.Authority.load(founders_ca, now=now())
+    later_key, later = certificates.new_authority("later", now=now())
+    key = certificates.new_key()
+    renewed = certificates.issue(later_key, later, name=SiteName("asia"), public_key=key.public_key(), now=now())
+    other = sign_manifest(Identity(SiteName("asia"), key, renewed, later, None), sign(OTHER).body)
+    with pytest.raises(ValueError, match="CA"):
+        prove((sign(ONE), other), **checks(enrolled))
+    body = Amendment(
+        federation=enrolled.federation.digest,
+        number=1,
+        previous=enrolled.federation.digest,
+        from_round=1,
+        issued=0,
+        round_key_tag=Sha256("ab" * 32),
+        rekey={SiteName("asia"): certificates.key_digest(certificates.new_key().public_key())},
+        authority=certificates.certificate_pem(later).decode(),
+    ).encode()
+    signed = SignedAmendment(body, (endorse_as_founder(founder.key, body),))
+    MembershipFolder(folder.membership).save_chain(Chain.of(enrolled.federation, [signed]))
+    proof = prove((sign(ONE), other), **checks(enrolled))
+    assert (proof.subject.origin, proof.sha256) == ("asia", (ONE, OTHER))
+
+
 def test_a_file_of_proofs_is_verified_by_whoever_reads_it(
     enrolled: LocalFederation, sign: Sign, tmp_path: Path
 ) -> None:
@@ -74,7 +108,7 @@ def test_a_file_of_proofs_is_verified_by_whoever_reads_it(
     path.write_bytes(evidence_files.encode(EvidenceFile.of(known["federation"], [proof])))
     assert read_proofs(path, **known) == [proof]
     with pytest.raises(FederationMismatch, match="is about federation"):
-        read_proofs(path, federation=Sha256("00" * 32), ca=known["ca"])
+        read_proofs(path, federation=Sha256("00" * 32), authorities=known["authorities"])
     forged = EvidenceFile.of(known["federation"], [replace(proof, signed=(sign(ONE), sign(ONE)))])
     path.write_bytes(evidence_files.encode(forged))
     with pytest.raises(PeerMisbehaved, match="proves nothing: both manifests have the same artifact"):

@@ -74,16 +74,16 @@ def test_an_export_that_was_changed_is_refused_by_name(
 ) -> None:
     export = evidence_files.read(rewrite(exported, **change), Export)
     with pytest.raises(PeerMisbehaved, match=r"asia\.json is refused: .*; have .* export it again"):
-        evidence_files.verify_export(export, "asia.json", ca=authority(enrolled))
+        evidence_files.verify_export(export, "asia.json", authorities=[authority(enrolled)])
 
 
 def test_an_export_under_another_site_s_certificate_is_refused(books: Any, exported: Path) -> None:
     europe = certificates.certificate_pem(books.identity("europe").certificate).decode()
     export = evidence_files.read(rewrite(exported, certificate=europe), Export)
     with pytest.raises(PeerMisbehaved, match="the certificate names europe, not asia"):
-        evidence_files.verify_export(export, "asia.json", ca=authority(books.loopback))
+        evidence_files.verify_export(export, "asia.json", authorities=[authority(books.loopback)])
     with pytest.raises(PeerMisbehaved, match="the signature does not fit"):
-        evidence_files.verify_export(export, "asia.json", ca=None)
+        evidence_files.verify_export(export, "asia.json", authorities=[])
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,9 @@ def witness(books: Any, exported: Path, tmp_path: Path) -> Path:
 
 
 def read_witness(loopback: LocalFederation, path: Path, of: str = "asia") -> evidence_files.WitnessEvidence:
-    return evidence_files.read_witness(path, of=of, federation=loopback.federation.digest, ca=authority(loopback))
+    return evidence_files.read_witness(
+        path, of=of, federation=loopback.federation.digest, authorities=[authority(loopback)]
+    )
 
 
 def test_a_witness_says_how_many_rows_it_has_seen(enrolled: LocalFederation, witness: Path) -> None:
@@ -172,7 +174,7 @@ def test_a_witness_can_invent_nothing(enrolled: LocalFederation, witness: Path, 
 def test_a_manifest_of_another_federation_of_the_same_ca_is_no_witness(books: Any, witness: Path) -> None:
     signed, own = books.signed("asia", evidence_files.Head(4, "ab" * 32), round=9), books.identity("asia")
     with pytest.raises(ValueError, match=r"its federation is .*, not abab"):
-        evidence_files.read_manifest(signed, of="asia", federation="ab" * 32, ca=own.ca)
+        evidence_files.read_manifest(signed, of="asia", federation="ab" * 32, authorities=[own.ca])
 
 
 def test_an_empty_witness_proves_nothing(enrolled: LocalFederation, witness: Path) -> None:

@@ -1,6 +1,7 @@
 """`check` as an operator and a script see it."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -34,8 +35,8 @@ def test_a_site_that_would_run_exits_0(enrolled: LocalFederation, folder: SiteFo
     assert (document["site"], document["would_run"]) == ("asia", True)
     subjects = [finding["subject"] for finding in document["findings"]]
     assert subjects == [
-        "configuration", "certificate", "CA", "round key", "confinement", "listen", "data", "policy", "disk", "europe",
-        "address",
+        "configuration", "certificate", "CA", "round key", "confinement", "listen", "open files", "data", "policy",
+        "disk", "europe", "address",
     ]  # fmt: skip
     assert all(finding.keys() == {"subject", "verdict", "message", "remedy"} for finding in document["findings"])
 
@@ -48,6 +49,19 @@ def test_a_failure_exits_16_with_the_document_and_one_line(enrolled: LocalFedera
     assert document["would_run"] is False
     (failure,) = [finding for finding in document["findings"] if finding["verdict"] == "failure"]
     assert result.stderr == f"mhfl-peer: data: {failure['message']}; {failure['remedy']}\n"
+
+
+def test_off_a_terminal_each_stage_has_a_line_when_it_begins_and_ends(
+    enrolled: LocalFederation, folder: SiteFolder
+) -> None:
+    lines = call(enrolled).stderr.splitlines()
+    begun = [line.removesuffix(" ...") for line in lines[::2]]
+    assert begun == [
+        "checking the installed packages", "checking the configuration and the folder",
+        "checking certificates and ports", "reading the datalist", "calling the peers",
+        "checking policy, disk and receivers",
+    ]  # fmt: skip
+    assert all(re.fullmatch(rf"{stage}: [0-9.]+ s", line) for stage, line in zip(begun, lines[1::2], strict=True))
 
 
 def test_people_see_what_to_do(enrolled: LocalFederation, folder: SiteFolder) -> None:

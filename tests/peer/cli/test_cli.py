@@ -68,7 +68,7 @@ def test_version() -> None:
     [
         (["statu"], "no command 'statu' .did you mean 'status'.*; see `mhfl-peer --help`"),
         (["--hme", "x"], "No such option '--hme'.*; see `mhfl-peer --help`"),
-        (["federation", "show"], "Missing argument 'FILE'; see `mhfl-peer federation show --help`"),
+        (["site", "join"], "Missing argument 'BUNDLE'; see `mhfl-peer site join --help`"),
         (["federation", "admit", "x"], "Missing option '--ca'; see `mhfl-peer federation admit --help`"),
         (["--home"], "Option '--home' requires an argument; see `mhfl-peer --help`"),
         (["start", "--site"], "Option '--site' requires an argument; see `mhfl-peer start --help`"),

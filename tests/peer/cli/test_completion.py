@@ -10,6 +10,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from fakes.cli import ROOT, refused, run
+from fakes.governed import GovernedFederation
 from peer.cli import COMMANDS, PROGRAM, main
 from peer.cli.completion import SHELLS, VARIABLE
 
@@ -112,3 +113,11 @@ def test_names_are_completed_without_loading_the_commands() -> None:
     ours = {name for name in loaded if name.partition(".")[0] == "peer"}
     assert ours == {"peer", "peer.cli", "peer.errors"}
     assert not loaded & {"cryptography", "grpc", "numpy", "pydantic", "rich", "torch"}
+
+
+def test_members_are_offered_where_a_command_names_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = GovernedFederation.create(tmp_path, "asia", "europe")
+    monkeypatch.setenv("MHFL_HOME", str(federation.home))
+    assert complete("federation amend --site asia --expel ") == ["asia", "europe"]
+    assert complete("federation accept --site asia e") == ["europe"]
+    assert complete("federation accept ") == []  # of which site is not said

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import nibabel
 import numpy as np
@@ -254,6 +255,9 @@ import json, sys
 setting, samples = (request := json.load(sys.stdin))["setting"], request["samples"]
 data, task = setting["site"]["data"], setting["federation"]["task"]
 preparation = {"channels": task["in_channels"], "classes": task["classes"], "augmentation": {"flip": 0.5}, **data}
+if intensity := preparation.pop("intensity", None):
+    kind, low, high = intensity
+    preparation["intensity"] = {"low": low, "high": high, "percentiles": kind == "percentiles"}
 sheet = {
     "page": "", "site": setting["site_name"] or None, "task": task["kind"], "classes": {}, "preparation": preparation,
     "splits": {}, "gaps": [f"{samples} samples"], "histograms": {}, "samples": [],
@@ -287,6 +291,56 @@ def test_a_contact_sheet_is_for_this_user_alone_and_says_that_it_stays(datalist:
     assert "sheet" not in json.loads(run("inspect", datalist, "--json").stdout)
 
 
+def preparation(datalist: Path, *options: object) -> dict[str, Any]:
+    result = run("inspect", datalist, "--html", datalist.with_name("sheet.html"), "--json", *options)
+    assert result.exit_code == 0, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)["sheet"]["preparation"]
+    return document
+
+
+@pytest.mark.usefixtures("sheet_module")
+def test_a_contact_sheet_takes_the_size_that_all_images_have(datalist: Path) -> None:
+    plain = preparation(datalist)
+    assert (plain["input_size"], plain["channels"], plain["classes"]) == ([2, 5], 1, 2)
+    series = preparation(datalist, "--task", "time_series")
+    assert (series["input_size"], series["channels"]) == ([5], 2)
+
+
+@pytest.mark.usefixtures("sheet_module")
+def test_a_contact_sheet_takes_the_keys_of_a_site(tmp_path: Path) -> None:
+    affine = np.diag([1.0, 2.0, 3.0, 1.0])[[0, 2, 1, 3]]  # columns run to the right, rows upwards, slices to the front
+    nibabel.save(nibabel.Nifti1Image(np.zeros((4, 6, 8), np.int16), affine), tmp_path / "a.nii.gz")
+    datalist = tmp_path / "datalist.json"
+    datalist.write_text(json.dumps({"training": [{"image": "a.nii.gz", "label": 0}], "test": []}))
+    assert preparation(datalist)["input_size"] == [4, 6, 8]
+    keys = ("--orientation", "RAS", "--spacing", "2,2,2", "--intensity", "range", "-160", "240")
+    document = preparation(datalist, *keys)
+    assert document["input_size"] == [2, 12, 6]
+    assert (document["orientation"], document["spacing"], document["intensity"]) == (
+        "RAS",
+        [2, 2, 2],
+        {"low": -160, "high": 240, "percentiles": False},
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--orientation", "RAS"), "--orientation: only volumes have one"),
+        (("--orientation", "RR"), '--orientation: write three directions such as "RAS"'),
+        (("--spacing", "1x1x1"), "--spacing: 3 distances for spatial_dims = 2"),
+        (("--spacing", "0x1"), "--spacing[0]: expected more than 0"),
+        (("--spacing", "fine"), "--spacing fine: write it as 1x1x2"),
+        (("--intensity", "window", "40", "0"), "--intensity: a window is its centre and its width"),
+        (("--intensity", "window", "40", "wide"), "--intensity 40,wide: write it as window 40 400"),
+        (("--site", "alpha", "--spacing", "1x1"), "--spacing and --site; leave it out"),
+    ],
+)
+def test_keys_that_no_site_could_have_are_refused(datalist: Path, options: tuple[str, ...], message: str) -> None:
+    result = run("inspect", datalist, "--html", datalist.with_name("sheet.html"), *options)
+    assert (result.exit_code, message in result.stderr) == (UsageError.exit_code, True), result.stderr
+
+
 @pytest.mark.usefixtures("sheet_module")
 def test_a_contact_sheet_has_the_settings_of_the_site(datalist: Path) -> None:
     home, folder = datalist.with_name("home"), datalist.with_name("home") / "trial" / "alpha"
@@ -303,7 +357,18 @@ def test_a_contact_sheet_has_the_settings_of_the_site(datalist: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("size", [(), ("--input-size", "2by5"), ("--input-size", "0x3"), ("--input-size", "1x1x1x1")])
+@pytest.mark.parametrize(("shape", "problem"), [((2, 6), "2 shapes: 2x5, 2x6"), (None, "an array of 3x2x5 may be")])
+def test_where_images_do_not_say_the_size_it_is_asked_for(
+    datalist: Path, shape: tuple[int, ...] | None, problem: str
+) -> None:
+    for name in "a" if shape else "abc":
+        np.save(datalist.with_name(f"{name}.npy"), np.zeros(shape or (3, 2, 5)))
+    result = run("inspect", datalist, "--html", datalist.with_name("sheet.html"))
+    assert result.exit_code == UsageError.exit_code
+    assert f"--input-size is missing, and {'the images have ' if shape else ''}{problem}" in result.stderr
+
+
+@pytest.mark.parametrize("size", [("--input-size", "2by5"), ("--input-size", "0x3"), ("--input-size", "1x1x1x1")])
 def test_a_contact_sheet_without_a_size_is_refused(datalist: Path, size: tuple[str, ...]) -> None:
     result = run("inspect", datalist, "--html", datalist.with_name("sheet.html"), *size)
     assert result.exit_code == UsageError.exit_code

@@ -94,7 +94,7 @@ def test_scripts_get_the_text() -> None:
 def test_topics_and_commands_are_completed() -> None:
     assert {"audit", "operate", "rounds"} <= set(complete("help "))
     assert complete("help refe") == ["reference"]
-    assert complete("help federation ") == ["admit", "create", "show"]
+    assert {"admit", "create", "show"} <= set(complete("help federation "))
     assert complete("help nothing ") == []
 
 

@@ -91,7 +91,7 @@ class StoppingDaemon(EndingDaemon):
     def __init__(self, held: contextlib.ExitStack, *, ends: bool) -> None:
         self._held, self._ends = held, ends
 
-    async def act(self, action: str) -> object:
+    async def act(self, action: str, arguments: object) -> object:
         if self._ends:
             self._held.close()
         return {"site": "asia", "action": action, "effect": "the site leaves"}

@@ -123,7 +123,7 @@ def test_people_see_figures_shapes_and_reasons() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["resnet"], "unknown model 'resnet'; did you mean 'resnet8' or 'resnet5' or 'resnet34'?; `mhfl-peer models` "),
+        (["resnet"], "unknown model 'resnet'; did you mean 'resnet8' or 'resnet5' or 'resnet50'?; `mhfl-peer models` "),
         (["--classes", "2"], "what a network costs depends on the task; add --task"),
         (["--set", "width=4", "resnet10"], "what a network costs depends on the task; add --task"),
         (
@@ -144,6 +144,10 @@ def test_people_see_figures_shapes_and_reasons() -> None:
         (
             ["--layers", "monai.networks.nets.DenseNet12", "--input-size", "64x64"],
             "monai.networks.nets has no network class 'DenseNet12'; did you mean 'DenseNet121'",
+        ),
+        (
+            ["--layers", "monai.networks.nets.UNet", "--input-size", "64x64", "--set", "strides=[2,2]"],
+            "monai.networks.nets.UNet also needs channels (Sequence[int]); give them as in `--set channels=[2,4]`",
         ),
         (
             ["--layers", "tests.unknown:Net", "--input-size", "64x64"],

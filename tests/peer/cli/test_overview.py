@@ -24,6 +24,17 @@ def test_the_overview_has_a_row_for_each_site_of_the_roster(enrolled: LocalFeder
     assert "says" not in shown
 
 
+def test_the_overview_shows_how_much_of_its_room_a_site_has_taken(enrolled: LocalFederation) -> None:
+    assert "of room" not in run("--home", enrolled.home, "overview").stdout
+    folder = enrolled.folder("asia")
+    append_rows(folder, ("evaluated", 2, {"metrics": {"auc": 0.85}}))
+    with folder.site_toml.open("a") as file:
+        file.write('\n[reference]\nmetric = "auc"\nalone = 0.8\npooled = 0.9\n')
+    shown = run("--home", enrolled.home, "overview").stdout
+    assert "of room" in shown
+    assert "50%" in shown
+
+
 def test_of_one_site_the_overview_is_that_sites_view(enrolled: LocalFederation) -> None:
     (document,) = run_json("--home", enrolled.home, "overview", "--site", "asia")
     assert [(row["site"], row["seen_by"], row["state"]) for row in document["sites"]] == [

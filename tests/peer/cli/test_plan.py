@@ -8,6 +8,8 @@ from click.testing import Result
 
 from fakes.cli import refused, run, run_json
 from fakes.drafts import draft, site_text
+from fakes.governed import GovernedFederation
+from fakes.operators_daemon import OperatorsDaemon
 from peer.config.rules import make_rules
 from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
@@ -72,6 +74,16 @@ def test_people_see_a_table_of_names(three: LocalFederation) -> None:
         assert row.split() == [str(round["round"]), *(", ".join(names) for names in received)]
 
 
+def test_older_artifacts_are_told_by_plan_and_overview(tmp_path: Path) -> None:
+    text = draft("older", rounds=4, schedule={"staleness": 1})
+    older = LocalFederation.create(tmp_path, text, dict.fromkeys(("asia", "europe"), site_text()))
+    assert [round["made_in"] for round in document(older, "--site", "asia")["rounds"]] == [0, 0, 1, 2]
+    _, head, *rows = [line for line in call(older, "--site", "asia").stdout.splitlines() if line.strip()]
+    assert head.split()[-3:] == ["made", "in", "round"]
+    assert [row.split()[-1] for row in rows[1:]] == ["initial", "initial", "1", "2"]
+    assert "round 0 of 4" in run("--home", older.home, "overview").stdout
+
+
 def test_a_method_without_exchange_says_so(tmp_path: Path) -> None:
     text = draft("apart", rounds=4, method="local")
     alone = LocalFederation.create(tmp_path, text, dict.fromkeys(("asia", "europe"), site_text()))
@@ -82,6 +94,37 @@ def test_a_method_without_exchange_says_so(tmp_path: Path) -> None:
 def test_without_the_round_key_there_is_no_plan(enrolled: LocalFederation) -> None:
     (enrolled.folder("asia").pki / "round.key").unlink()
     assert "round.key" in refused("CertificateError", "--home", enrolled.home, "plan", "--site", "asia")
+
+
+@pytest.fixture
+def amended(tmp_path: Path) -> GovernedFederation:
+    """Asia has the amendment that expels oceania, from round 3 on, with the new round key."""
+    founded = GovernedFederation.create(tmp_path, "asia", "europe", "oceania")
+    run_json("--home", founded.home, "federation", "amend", "--ca", founded.ca, "--site", "asia", "--expel", "oceania")
+    return founded
+
+
+def test_the_plan_follows_the_amendments(amended: GovernedFederation) -> None:
+    words = ("--home", amended.home, "plan", "--rounds", "4", "--site")
+    asia, europe = run_json(*words, "asia"), run_json(*words, "europe")
+    assert asia["rounds"][:2] == europe["rounds"][:2]
+    assert [len(round["order"]) for round in asia["rounds"]] == [3, 3, 2, 2]
+    assert asia["rounds"][2]["members"] == ["asia", "europe"]
+    assert run(*words, "asia").stdout.split()[-1] == "–"
+
+
+def test_no_order_is_drawn_without_its_key(amended: GovernedFederation) -> None:
+    (amended.folder("asia").membership / "round_keys.json").unlink()
+    words = ("--home", amended.home, "plan", "--site", "asia", "--rounds")
+    assert "asia has no round key for round 3; a member gives it" in refused("CertificateError", *words, "4")
+    assert [len(round["order"]) for round in run_json(*words, "2")["rounds"]] == [3, 3]
+
+
+def test_a_running_daemon_shows_its_own_plan(three: LocalFederation, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = OperatorsDaemon(monkeypatch, three.folder("asia"))
+    daemon.documents["plan"] = {"federation": "trial", "rounds": []}
+    assert document(three, "--site", "asia") == daemon.documents["plan"]
+    (three.folder("asia").path / "socket").unlink()
 
 
 @pytest.mark.parametrize("words", [("--rounds", "0"), ("--first", "0"), ("--rounds", "many")])

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fakes.cli import ROOT, refused, run, run_json
+from fakes.governed import GovernedFederation
+from fakes.relay_process import RelayProcess, make_relay
+from peer.core.roster import SiteName
+from peer.identity import certificates
 from peer.relay.folder import STATUS_FILE, RelayFolder
 
 EXAMPLE = ROOT / "deploy" / "examples" / "federation.toml"
@@ -94,14 +101,111 @@ def test_relay_toml_is_checked(tmp_path: Path, admit: Callable[..., Path]) -> No
         assert reason in refused("ConfigError", "relay", "status", "--folder", tmp_path / "gate")
 
 
+@pytest.fixture
+def amended(tmp_path: Path) -> tuple[GovernedFederation, RelayFolder]:
+    """A federation, and a relay of it that was given no amendment yet."""
+    federation = GovernedFederation.create(tmp_path, "asia", "europe")
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    return federation, make_relay(federation.ca, tmp_path / "gate", listen=listen)
+
+
+def chain_of(federation: GovernedFederation, site: str, *changes: object) -> Path:
+    """The file of a site's chain, after another amendment of the founder."""
+    file = federation.home.parent / f"chain-{site}.json"
+    words = ("--home", federation.home, "federation")
+    run_json(*words, "amend", "--ca", federation.ca, "--site", site, *changes)
+    run_json(*words, "show", "--site", site, "--chain", file)
+    return file
+
+
+def test_a_relay_takes_newcomers_and_refuses_who_is_no_member(
+    amended: tuple[GovernedFederation, RelayFolder], tmp_path: Path
+) -> None:
+    federation, relay = amended
+    folder = ("--folder", relay.path)
+    (tmp_path / "oslo.csr").write_bytes(certificates.signing_request(certificates.new_key(), SiteName("oslo")))
+    first = chain_of(federation, "asia", "--add", "oslo", "--request", tmp_path / "oslo.csr").read_bytes()
+    (tmp_path / "first.json").write_bytes(first)
+    assert run_json("relay", "check", *folder)["sites"] == ["asia", "europe"]
+    assert run_json("relay", "amend", tmp_path / "first.json", *folder)["sites"] == ["asia", "europe", "oslo"]
+    newer = chain_of(federation, "asia", "--expel", "europe")
+    assert run_json("relay", "amend", newer, *folder)["sites"] == ["asia", "oslo"]
+    assert "and this relay has 2" in refused("MembershipError", "relay", "amend", tmp_path / "first.json", *folder)
+    assert run_json("relay", "check", *folder)["sites"] == ["asia", "oslo"]
+    relay.relay_toml.write_text(relay.relay_toml.read_text() + 'sites = ["europe", "oslo"]\n')
+    assert run_json("relay", "check", *folder)["sites"] == ["oslo"]
+
+
+def test_a_relay_refuses_what_is_no_chain_of_its_federation(
+    amended: tuple[GovernedFederation, RelayFolder], tmp_path: Path
+) -> None:
+    federation, relay = amended
+    folder, words = ("--folder", relay.path), ("--home", federation.home, "federation", "show", "--site", "europe")
+    assert "has no amendment" in refused("StateError", *words, "--chain", tmp_path / "none.json")
+    chains = [
+        chain_of(federation, site, "--rounds", rounds, "--instead") for site, rounds in (("asia", 150), ("europe", 200))
+    ]
+    preferred, other = sorted(chains, key=lambda file: federation.chain(file.stem[6:]).head.digest)
+    run("relay", "amend", other, *folder)
+    assert run_json("relay", "amend", preferred, *folder)["number"] == 1
+    assert "which the sites prefer" in refused("MembershipError", "relay", "amend", other, *folder)
+    for content in (b"[]", b"{}", b"\xff", preferred.read_bytes().replace(b"mhfl_chain", b"mhfl_chains")):
+        (tmp_path / "wrong.json").write_bytes(content)
+        reason = refused("MembershipError", "relay", "amend", tmp_path / "wrong.json", *folder)
+        assert "no chain of amendments" in reason
+    forged = preferred.read_text().replace(":150", ":151").replace(":200", ":201")
+    (tmp_path / "wrong.json").write_text(forged)
+    assert "not signed" in refused("MembershipError", "relay", "amend", tmp_path / "wrong.json", *folder)
+
+
+@pytest.mark.slow
+def test_a_running_relay_follows_within_seconds(
+    amended: tuple[GovernedFederation, RelayFolder], tmp_path: Path
+) -> None:
+    federation, relay = amended
+    process = RelayProcess(relay)
+    try:
+        end_s = time.monotonic() + 60
+        for amendment, sites in ((0, ["asia", "europe"]), (1, ["asia"])):
+            while relay.status().get("amendment") != amendment:
+                assert time.monotonic() < end_s, process.console
+                time.sleep(0.1)
+            assert sorted(relay.status()["sites"]) == sites
+            if amendment == 0:
+                run_json("relay", "amend", chain_of(federation, "asia", "--expel", "europe"), "--folder", relay.path)
+    finally:
+        process.stop()
+
+
 def test_status_is_of_the_running_relay(tmp_path: Path, admit: Callable[..., Path]) -> None:
     admit()
     assert "no relay runs in" in refused("DaemonDown", "relay", "status", "--folder", tmp_path / "gate")
     held = {"parked": 4, "carrying": 1, "carried_connections": 7, "carried_bytes": 9}
-    document = {"name": "gate", "port": 443, "since": 1.0, "at": 2.0, "sites": {"asia": held}, "refused": {"silent": 3}}
+    document = {"name": "gate", "port": 443, "since": 1.0, "at": 2.0, "amendment": 3, "sites": {"asia": held}}
+    document["refused"] = {"silent": 3}
     (tmp_path / "gate" / STATUS_FILE).write_text(json.dumps(document))
     with RelayFolder(tmp_path / "gate").locked():
         assert run_json("relay", "status", "--folder", tmp_path / "gate") == document
         text = run("relay", "status", "--folder", tmp_path / "gate").stdout
     assert "asia" in text
     assert "silent: 3" in text
+
+
+def test_a_relay_that_does_not_run_is_checked_by_its_files_and_its_port(
+    tmp_path: Path, admit: Callable[..., Path]
+) -> None:
+    folder = ("--folder", tmp_path / "gate")
+    certificate = admit()
+    assert "cert.pem is missing" in refused("CertificateError", "relay", "check", *folder)
+    run("relay", "join", certificate, *folder)
+    path = tmp_path / "gate/relay.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        path.write_text(f'name = "gate"\nlisten = "127.0.0.1:{port}"\nsites = ["europe"]\n')
+        assert f"cannot listen on 127.0.0.1:{port}" in refused("PortInUse", "relay", "check", *folder)
+    checked = run_json("relay", "check", *folder)
+    assert (checked["running"], checked["answers"], checked["sites"]) == (False, [], ["europe"])
+    assert "its port is free" in run("relay", "check", *folder).stdout
+    assert "no relay runs" in refused("DaemonDown", "relay", "check", *folder, "--address", "127.0.0.1:1")
+    assert "give host:port" in refused("UsageError", "relay", "check", *folder, "--address", "nowhere")

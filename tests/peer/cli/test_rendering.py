@@ -1,5 +1,6 @@
 """Documents as people see them: every fact, no Python expression, no control character."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,18 +8,21 @@ import pytest
 
 from fakes.cli import drawn
 from peer.cli import rendering
+from peer.core.limits import ISSUED_MAX
 
 STATUS = {
     "daemon": "running", "site": "asia", "federation": "trial", "digest": "ab" * 32, "method": "fedskd",
     "generation": 2, "phase": "train", "phase_s": 1.0, "round": 4, "rounds": 10, "committed": 3, "waiting_for": [],
-    "peers": {}, "training": {}, "samples": {}, "refusals": [], "failure": "", "last_round": None, "left_s": None,
-    "best_round": None,
+    "peers": {}, "training": {}, "samples": {}, "refusals": [], "failure": "", "departed": "", "held": "",
+    "last_round": None, "left_s": None, "best_round": None,
     "certificate_days": 364, "transfers": [], "pid": 7, "worker_pid": 8, "started": 0.0,
 }  # fmt: skip
 PEER = {
     "state": "heard", "round": 3, "phase": "exchange", "progress": 0.5, "last_seen_s": 2.4, "clock_skew_s": 0.1,
     "spoken": {"messages": 3, "bytes": 99}, "artifact_bytes": {"in": 1 << 20, "out": 512}, "address": "10.0.0.7:7443",
+    "route": "direct", "problem": "",
     "software": "mhfl-peer 0.2.0", "protocol": 1, "features": [],
+    "epoch": 4,
     "called_s": 1.0,
 }  # fmt: skip
 UNKNOWN = {**dict.fromkeys(PEER), "state": "unknown"}
@@ -49,6 +53,13 @@ def lines_of(table: Any) -> list[list[str]]:
 
 def status(**changes: Any) -> str:
     return drawn(rendering.status({**STATUS, **changes}))
+
+
+def test_a_status_says_what_of_the_pretrained_weights_fitted() -> None:
+    assert "Pretrained weights: 2 of 3 tensors fit; random: fc.weight." in status(
+        weights="2 of 3 tensors fit; random: fc.weight"
+    )
+    assert "Pretrained" not in status(weights=None)
 
 
 def test_a_status_says_who_where_and_how_far() -> None:
@@ -175,11 +186,33 @@ def test_a_status_shows_training_transfers_failures_and_refusals() -> None:
     assert "\x1b" not in text
 
 
+def test_what_keeps_peers_out_of_reach_stands_below_their_table() -> None:
+    away = {f"site{number}": {**UNKNOWN, "problem": "no way\x1b[2J; find one"} for number in range(7)}
+    text = drawn(rendering.peers({"europe": PEER, **away}))
+    assert text.count("\nsite") == 7
+    assert "\nsite6: no way [2J; find one\n" in text
+    assert "europe:" not in text
+    assert drawn(rendering.peers(away, brief=True)).count(": no way") == rendering.PROBLEMS_SHOWN_MAX
+
+
 def test_peers_are_a_table_in_which_what_is_unknown_is_a_dash() -> None:
     assert lines_of(rendering.peers({"europe": PEER, "mars": UNKNOWN})) == [
-        ["peer", "state", "round", "phase", "done", "last seen", "received", "sent", "program", "at"],
-        ["europe", "heard", "3", "exchange", "50%", "2 s ago", "1.0 MiB", "512 B", "mhfl-peer 0.2.0", "10.0.0.7:7443"],
-        ["mars", "unknown", *["-"] * 8],
+        ["peer", "state", "round", "phase", "done", "last seen", "received", "sent", "program", "epoch", "at", "route"],
+        [
+            "europe",
+            "heard",
+            "3",
+            "exchange",
+            "50%",
+            "2 s ago",
+            "1.0 MiB",
+            "512 B",
+            "mhfl-peer 0.2.0",
+            "4",
+            "10.0.0.7:7443",
+            "direct",
+        ],
+        ["mars", "unknown", *["-"] * 10],
     ]
 
 
@@ -203,6 +236,12 @@ def test_rounds_say_what_came_home_from_visits() -> None:
     assert head[5] == "came home"
     assert first[4] == "asia; not africa (silent)"
     assert second[4] == "-; not asia (refused), africa (slow)"
+
+
+def test_rounds_say_of_which_round_older_artifacts_are() -> None:
+    initial, later, alone = {**ROUND, "made_in": 0}, {**ROUND, "made_in": 3}, {**ROUND, "made_in": 3, "sources": []}
+    _, *rows = lines_of(rendering.rounds([initial, later, alone]))
+    assert [row[1] for row in rows[:3]] == ["europe (of the initial models)", "europe (of round 3)", "itself"]
 
 
 def test_rounds_say_whose_contribution_was_cut_and_how() -> None:
@@ -265,3 +304,16 @@ def test_an_event_is_read_without_brackets_and_quotes(body: Mapping[str, Any], f
 )
 def test_sizes_are_in_binary_units(count: int, text: str) -> None:
     assert rendering.size(count) == text
+
+
+@pytest.mark.parametrize("zone", ["UTC+12", "UTC-14"])
+def test_the_last_time_that_an_amendment_may_state_is_shown_in_every_time_zone(
+    monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert rendering.clock(ISSUED_MAX).startswith("9999-12-3")
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -73,7 +73,6 @@ def test_init_refuses(tmp_path: Path) -> None:
     words = ("site", "init", "--federation")
     assert "does not name 'africa'" in refused("ConfigError", *words, "ca/federation.toml", "--site", "africa")
     assert "site name '../x' must be" in refused("UsageError", *words, "ca/federation.toml", "--site", "../x")
-    assert "it is a draft" in refused("CertificateError", *words, EXAMPLE, "--site", "europe")
     assert sorted(os.listdir(tmp_path)) == ["ca"]
 
 

@@ -36,6 +36,12 @@ def test_the_site_listens_where_the_roster_says_that_it_is(address: str | None, 
     assert SiteConfig.load(tmp_path / "site.toml").listen == listen
 
 
+def test_a_site_whose_address_is_a_relay_s_parks_there(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(site_toml(3, "relay gate relay.clinic.example:8443"))
+    site = SiteConfig.load(tmp_path / "site.toml")
+    assert (site.listen, site.connect.relays) == ("127.0.0.1:7443", ("gate relay.clinic.example:8443",))
+
+
 @pytest.mark.parametrize(
     ("port", "metrics_port"), [(7443, 9464), (7444, 9465), (443, 9464), (5001, 10022), (9464, 9485), (9999, 10020)]
 )

@@ -21,7 +21,7 @@ from peer.demo.local_federation import LocalFederation
 from peer.records.ledger import Ledger
 
 DOCUMENTS = ("status", "rounds", "evaluation", "peers", "transfers", "egress", "events")
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 def call(loopback: LocalFederation, *words: str) -> Result:

@@ -64,13 +64,14 @@ def test_defaults_are_the_plans_and_the_documented_ones() -> None:
     assert config.pace.model_dump() == {
         "wait_max_s": 3600.0, "deadline_floor_s": 60.0, "gather_s": None, "silence_s": 15.0, "beat_s": None,
         "lead_rounds_max": 2, "lag_rounds_max": 2, "isolated_s": 86400.0, "linger_s": 3600.0,
-        "artifact_rounds_max": 5,
+        "artifact_rounds_max": 5, "members_min": 1,
     }  # fmt: skip
     assert (config.seed, config.weighting, config.quorum, config.global_test, config.evaluation_every) == (
         0, "uniform", None, False, 0,
     )  # fmt: skip
     fallback = config.fallback
-    assert (config.schedule.kind, fallback.kind, fallback.staleness_rounds_max) == ("permutation", "self", 1)
+    assert (config.schedule.kind, config.schedule.staleness) == ("permutation", 0)
+    assert (fallback.kind, fallback.staleness_rounds_max) == ("self", 1)
     assert (config.ca_certificate, config.shared_model) == (None, None)
 
 
@@ -107,7 +108,7 @@ def test_worker_gets_plain_json_with_every_default() -> None:
                                 "accumulate": "float32", "segmentation_loss": "dice_ce"}  # fmt: skip
     train = {"unit": "step", "count": 20, "learning_rate": 0.0001, "weight_decay": 0.0, "decay": 1.0}
     assert dumped["stages"] == {"train": train}
-    assert dumped["site"][1] == {"name": "asia", "address": None, "description": ""}
+    assert dumped["site"][1] == {"name": "asia", "address": None, "key": None, "description": ""}
 
 
 def test_defaults_that_are_written_out_change_the_digest_but_not_the_meaning() -> None:
@@ -140,6 +141,12 @@ def test_large_federations_beat_less_often() -> None:
         ({"rounds": 0}, "rounds: expected at least 1, found 0"),
         ({"rounds": 1.0}, "rounds: expected a whole number, found 1.0"),
         ({"weighting": "size"}, "weighting: expected 'uniform' or 'samples'"),
+        ({"wire": "int8"}, "wire: expected 'float32' or 'bfloat16'"),
+        ({"wire": "bfloat16", "method": {"name": "local"}}, "wire: local sends nothing; leave it out"),
+        (
+            {"wire": "bfloat16", "method": {"name": "fedproto"}},
+            "wire: fedproto sends prototypes and no weights; leave it out",
+        ),
         ({"quorum": 3}, "quorum: 3 is more than the 2 other sites"),
         (task(kind="regression"), "task.kind: expected 'classification', 'segmentation'"),
         (task(spatial_dims=4), "task.spatial_dims: expected at most 3, found 4"),
@@ -179,6 +186,7 @@ def test_large_federations_beat_less_often() -> None:
         ({"site": [{"name": "a", "address": "host"}]}, r"site\[0\].address: 'host' is not host:port"),
         ({"site": [{"name": "a", "address": "host:0"}]}, r"site\[0\].address: 'host:0' has port 0, .* dial; "),
         ({"site": [{"name": n, "address": "h:1"} for n in "ab"]}, "site: 2 sites have the address 'h:1'"),
+        ({"site": [{"name": "a", "address": "relay h:1"}]}, r"site\[0\].address: 'h:1' is not the relay's name and"),
         ({"site": [{"name": "a", "adress": "h:1"}]}, r"site\[0\].adress: unknown key \(did you mean 'address'\?\)"),
         ({"seed": -1}, "seed: expected at least 0, found -1"),
     ],
@@ -221,6 +229,36 @@ def test_what_a_method_is_not_defined_for_is_refused() -> None:
     stale = {"fallback": {"kind": "stale"}, "shared_model": {"name": "resnet10"}}
     with pytest.raises(ConfigError, match=r"fallback.kind: proxyfl averages, and a mean takes no stale artifact"):
         federation(method={"name": "proxyfl"}, **stale)
+
+
+OLDER = frozenset({"dflmoe", "dflmoe_models", "fedmd", "fedproto", "fedskd", "kt_pfl"})
+"""The methods in which a site may use artifacts that are a round older."""
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ({"name": "local"}, "local sends nothing"),
+        ({"name": "fedvisit"}, "takes a visiting model home in the round in which it left"),
+        ({"name": "fedcross"}, "fedcross circulates models, and each host trains what the host of the round before"),
+        ({"name": "fedskd", "activation": 0.5}, "fedskd circulates models"),
+        ({"name": "feddal"}, "feddal averages weights, and all sites must average those of one round"),
+        ({"name": "mh_pflid"}, "mh_pflid averages weights"),
+        ({"name": "proxyfl"}, "proxyfl averages weights"),
+        ({"name": "dflmoe_averaged"}, "is not made for artifacts that are one round older"),
+    ],
+)
+def test_a_method_that_needs_the_artifacts_of_the_round_refuses_older_ones(method: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=rf"schedule.staleness: .*{reason}.*; leave it out"):
+        federation(method=method, schedule={"staleness": 1}, shared_model={"name": "resnet10"})
+
+
+def test_the_methods_that_take_older_artifacts_are_these() -> None:
+    taken = {name for name, plan in PLANS.items() if plan.staleness_problem(plan.defaults()) is None}
+    assert taken == OLDER
+    assert federation(method={"name": "fedskd"}, schedule={"staleness": 1}).schedule.staleness == 1
+    with pytest.raises(ConfigError, match=r"schedule.staleness"):
+        federation(method={"name": "fedskd"}, schedule={"staleness": 2})
 
 
 def test_a_public_set_is_pinned_by_the_federation_and_named_by_every_site(tmp_path: Path) -> None:
@@ -288,6 +326,7 @@ def test_refused_certificates_in_any_spelling(tmp_path: Path) -> None:
             "data.intensity: percentiles are from 0 to 100",
         ),
         ({"data": {"input_size": [8], "scale": 3}}, "data.scale: expected 2, 4 or 8"),
+        ({"reference": {"metric": "auc", "alone": 0.9, "pooled": 0.9}}, "reference.pooled: 0.9 is not above alone"),
         ({"listen": "7443"}, "listen: '7443' is not host:port"),
         ({"refuse_certificates": ["ab"]}, r"refuse_certificates\[0\]: 'ab' is not a SHA-256"),
         ({"allow_models": ["package.Class"]}, r"allow_models\[0\]: 'package.Class' is not package.module:Class"),
@@ -299,6 +338,19 @@ def test_refused_certificates_in_any_spelling(tmp_path: Path) -> None:
         ({"model": {"name": "resnet-10"}}, r"model.name: 'resnet-10' is not .* \(did you mean 'resnet10'\?\)"),
         ({"training": {"batch_size": "8"}}, 'training.batch_size: expected .* such as 8, found the text "8"'),
         ({"data": {"input_size": 32}}, r"data.input_size: expected a list such as \[224, 224\], found 32"),
+        ({"training": {"processes": 17}}, "training.processes: expected at most 16"),
+        (
+            {"training": {"processes": 2, "device": "cuda:1"}},
+            r'training.processes: each process takes a GPU of its own, and device = "cuda:1" names one; take "cuda"',
+        ),
+        (
+            {"training": {"processes": 2, "gpu": "turns"}},
+            r'training.processes: gpu = "turns" queues for one GPU; take "shared", or processes = 1',
+        ),
+        (
+            {"training": {"processes": 4, "batch_size": 7}},
+            "training.processes: each needs 2 samples of a batch, and batch_size is 7; raise it to 8, or lower",
+        ),
         ({"training": {"threads": 0}}, "training.threads: expected at least 1"),
         ({"egress": {"kinds": ["weights"]}}, r"egress.kinds\[0\]: expected 'model', 'head'"),
         ({"egres": {}}, r"egres: unknown key \(did you mean 'egress'\?\)"),
@@ -338,8 +390,9 @@ def test_a_site_of_super_resolution(tmp_path: Path, model: dict[str, Any]) -> No
     ("federation_changes", "site_changes", "message"),
     [
         ({}, {"addresses": {"asa": "h:1"}}, r"addresses.asa: not in the roster \(did you mean 'asia'\?\)"),
-        ({}, {"connect": {"relays": ["asia h:443"]}}, "connect.relays: asia is a site; write the relay's own name"),
+        ({}, {"connect": {"relays": ["europe h:443"]}}, "connect.relays: europe is this site; write the"),
         ({}, {"egress": {"receivers": ["asia"]}}, "egress.receivers: fedskd also sends to africa"),
+        ({}, {"limits": {"connections_max": 7}}, "limits.connections_max: 2 other sites need 8 at least; leave it out"),
         ({}, {"egress": {"receivers": ["*", "asai"]}}, r"egress.receivers: 'asai' is not in the roster \(did you mean"),
         ({}, {"egress": {"kinds": ["head"]}}, "egress.kinds: fedskd sends a model, which is not listed"),
         ({}, {"egress": {"kinds": []}}, "egress.kinds: fedskd sends a model, which is not listed"),
@@ -347,6 +400,7 @@ def test_a_site_of_super_resolution(tmp_path: Path, model: dict[str, Any]) -> No
         ({"method": {"name": "local"}}, {"egress": {"kinds": ["model"]}}, "egress.kinds: local never lets a model"),
         ({"weighting": "samples"}, {}, "egress.training_set_size: weighting = \"samples\" tells it"),
         ({}, {"data": {"input_size": [32, 32]}}, "data.input_size: 2 sizes for spatial_dims = 3"),
+        ({}, {"reference": {"metric": "psnr", "alone": 20, "pooled": 30}}, "reference.metric: classification has auc"),
         ({}, {"data": {"input_size": [8] * 3, "scale": 2}}, "data.scale: classification has none; leave it out"),
         (LARGER, {}, "data.scale: super-resolution needs 2, 4 or 8"),
         (task(spatial_dims=2), {"data": {"input_size": [8, 8], "orientation": "RAS"}},
@@ -396,7 +450,12 @@ def missing_keys(model: type[BaseModel], document: Mapping[str, Any]) -> set[str
         inner = document.get(name)
         inner_types = () if get_origin(field.annotation) is dict else get_args(field.annotation)
         for candidate in (field.annotation, *inner_types):
-            if isinstance(candidate, type) and issubclass(candidate, BaseModel) and inner:
+            if (
+                isinstance(candidate, type)
+                and issubclass(candidate, BaseModel)
+                and inner
+                and not isinstance(inner, str)
+            ):
                 table = dict(ChainMap(*inner)) if isinstance(inner, list) else inner
                 missing |= {f"{name}.{key}" for key in missing_keys(candidate, table)}
     return missing
@@ -410,7 +469,7 @@ def test_example_federation_is_valid_and_shows_every_key() -> None:
     assert missing_keys(FederationConfig, document) == set()
     assert set(document["stages"]["train"]) == {"unit", "count", "learning_rate", "weight_decay", "decay"}
     assert set(document["method"]) == {"name", *PLANS["fedskd"].parameters}
-    shown = {"ca_certificate", "quorum", "shared_model", "pace"}
+    shown = {**dict.fromkeys(("ca_certificate", "quorum", "shared_model", "pace"), True), "site": {"__all__": {"key"}}}
     assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)
     full_pace, pace = (config.pace.model_dump(exclude={"gather_s", "beat_s"}) for config in (full, example))
     assert full_pace == pace
@@ -427,7 +486,9 @@ def test_example_site_is_valid_and_shows_every_key(tmp_path: Path) -> None:
     shown = {"addresses": True, "data": {"root": True, "public": True, "regions": True, "scale": True,
              "spacing": True, "intensity": True, "augmentation": {"flip"}}, "base_weights": True,
              "model": {"features", "head", "parameters", "weights", "weights_sha256", "adapters"},
-             "egress": {"kinds", "bytes_per_round_max"}, "connect": {"peers", "password_file", "relays"}}  # fmt: skip
+             "egress": {"kinds", "bytes_per_round_max"}, "training": {"gpu_folder"},
+             "connect": {"peers", "password_file", "relays", "relay_listen"}, "reference": True,
+             "limits": {"connections_max"}}  # fmt: skip
     assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
 import pytest
 
 from peer.core.access import answer, denial, unasked
+from peer.core.epochs import Epochs
 from peer.core.messages import EvaluationResult, Unavailable
 from peer.core.rows import EvaluatedRow
 from peer.core.site_memory import Memory
@@ -211,6 +213,18 @@ def test_a_holder_hands_back_what_it_trained_last(rules: Any, artifact: Any) -> 
     assert answer(own, holder, for_round=3, owner="africa", purpose="handback") == Unavailable.SKIPPED
     early = Memory(state="s", committed=1)
     assert answer(own, early, for_round=3, owner="europe", purpose="handback") == Unavailable.NOT_YET
+
+
+@pytest.mark.parametrize(("kind", "purpose", "owner"), [("model", "train", "asia"), ("return", "return", "europe")])
+def test_a_site_that_is_gone_denies_what_a_round_of_visits_without_it_asks(
+    rules: Any, kind: str, purpose: str, owner: str
+) -> None:
+    """The caller may not have the amendment yet."""
+    own = rules("asia", FOUR, method="fedvisit", rounds=6)
+    left = dataclasses.replace(own.genesis, number=1, digest="ab" * 32, from_round=3, members=(*FOUR[:2], FOUR[3]))
+    gone = own.amended(Epochs((own.genesis, left)))
+    reason = asked(gone, kind=kind, purpose=purpose, owner=owner, for_round=4)
+    assert reason == "'asia' is no member of round 4"
 
 
 LENDING = {"global_test": True, "evaluation_permitted": True, "evaluation_every": 2, "rounds": 5}

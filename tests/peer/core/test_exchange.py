@@ -76,7 +76,7 @@ def test_deadlines_are_met_at_the_second_that_was_announced(rules: Any) -> None:
     )
     known, due_s = near("asia", at_s=1030.0), opened_s + slow_s
     assert due_s - opened_s < slow_s, "this sum is rounded down, else the test shows nothing"
-    assert due_s in current.due_s(known, rules("europe", THREE))
+    assert due_s in current.due_s(known, rules("europe", THREE), opened_s)
     current.give_up(known, rules("europe", THREE), due_s)
     assert dropped(current) == {"asia": "slow"}
 
@@ -103,8 +103,8 @@ def test_wait_max_ends_every_wait(rules: Any) -> None:
 
 
 def test_the_quorum_is_half_of_the_others_unless_it_is_set(rules: Any) -> None:
-    assert [rules(FIVE[0], FIVE[:size]).quorum_others for size in (1, 2, 3, 4, 5)] == [0, 1, 1, 2, 2]
-    assert rules("asia", FIVE, quorum=3).quorum_others == 3
+    assert [rules(FIVE[0], FIVE[:size]).epoch(1).quorum_others for size in (1, 2, 3, 4, 5)] == [0, 1, 1, 2, 2]
+    assert rules("asia", FIVE, quorum=3).epoch(1).quorum_others == 3
 
 
 def test_two_peers_must_have_begun_where_there_are_two_beside_a_missing_one(rules: Any) -> None:
@@ -160,12 +160,13 @@ def test_the_cache_keeps_the_newest_head_of_every_peer(rules: Any, artifact: Any
     fresh = [source(artifact, "asia", 4)]
     earlier = [
         source(artifact, "oceania", 3),
+        source(artifact, "oceania", 5),
         source(artifact, "oceania", 1),
         source(artifact, "asia", 3),
         source(artifact, "europe", 3),
         source(artifact, "atlantis", 3),
     ]
-    heads = last_received(own, fresh=fresh, earlier=earlier)
+    heads = last_received(own, round=4, fresh=fresh, earlier=earlier)
     assert [(head.origin, head.round, head.fallback) for head in heads] == [("asia", 4, ""), ("oceania", 3, "stale")]
 
 

@@ -49,7 +49,7 @@ def done(europe: Any) -> Any:
 
 
 def table(site: Any) -> dict[str, Any]:
-    return evaluation_records(site.audit.rows, own=site.rules.site, sites=site.rules.roster.names)[-1]
+    return evaluation_records(site.audit.rows, own=site.rules.site, sites=lambda _: site.rules.roster.names)[-1]
 
 
 # --- the site whose model it is --------------------------------------------------------------------------------------
@@ -424,7 +424,7 @@ def test_every_site_ends_with_a_whole_row(simulation: Any, method: str) -> None:
     run.run_to_end()
     rounds = [4] if method == "fedcross" else [2, 4]
     for name, machine in run.machines.items():
-        records = evaluation_records(machine.rows, own=name, sites=FOUR)
+        records = evaluation_records(machine.rows, own=name, sites=lambda _: FOUR)
         assert [record["round"] for record in records] == rounds
         for record in records:
             cells = {site: cell["metrics"]["auc"] for site, cell in record["cells"].items()}
@@ -455,7 +455,7 @@ def test_a_site_that_is_dead_leaves_a_reason_and_no_hole(simulation: Any) -> Non
     run.kill("asia")
     run.run_to_end()
     for name in ("africa", "america", "europe"):
-        last = evaluation_records(run.machines[name].rows, own=name, sites=FOUR)[-1]
+        last = evaluation_records(run.machines[name].rows, own=name, sites=lambda _: FOUR)[-1]
         assert last["cells"]["asia"] == {"reason": "silent"}
         assert last["mean"]["auc"]["sites"] == 3
         assert last["global_test"] is None
@@ -488,7 +488,7 @@ def test_kills_anywhere_lose_and_repeat_nothing(simulation: Any, data: st.DataOb
         ]
         assert len(reported) == len(set(reported)), "a guest was measured to the end twice"
         assert [round for round, _ in run.committed(name)] == [1, 2, 3]
-        last = evaluation_records(machine.rows, own=name, sites=FOUR[1:])[-1]
+        last = evaluation_records(machine.rows, own=name, sites=lambda _: FOUR[1:])[-1]
         assert last["round"] == 3
         assert "metrics" in last["cells"][name]
         assert machine.files >= machine.round.memory.needed_digests()

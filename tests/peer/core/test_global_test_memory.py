@@ -26,7 +26,7 @@ def told(site: str, sha256: str, **changes: Any) -> dict[str, Any]:
 
 
 def table(*rows: tuple[str, int, Any]) -> list[dict[str, Any]]:
-    return evaluation_records(rows, own="europe", sites=SITES)
+    return evaluation_records(rows, own="europe", sites=lambda _: SITES)
 
 
 def test_a_guest_is_needed_until_it_is_measured_and_known_for_ever(artifact: Any) -> None:
@@ -40,6 +40,27 @@ def test_a_guest_is_needed_until_it_is_measured_and_known_for_ever(artifact: Any
     assert not memory.borrowed[KEY].settled
     memory.apply(SettledRow(**GUEST, reason="taken"))
     assert memory.borrowed[KEY].settled
+
+
+def test_only_models_with_work_left_are_open_and_an_origin_s_generations_are_counted(artifact: Any) -> None:
+    model, memory = artifact("asia", "after 4"), Evaluation()
+    states = []
+    for row in (
+        GuestRow(**GUEST, source=Source("asia", 4, model)),
+        MislaidRow(**GUEST, fault="process", reason="killed"),
+        GuestRow(**GUEST, source=Source("asia", 4, model)),
+        MeasuredRow(**GUEST, report=EvaluationResult(1, 4, model.sha256, 20, {"auc": 0.5})),
+        SettledRow(**GUEST, reason="taken"),
+        SettledRow(**{**GUEST, "origin_generation": 2}, reason="gone"),
+    ):
+        memory.apply(row)
+        states.append((memory.open == {"asia": {KEY}}, memory.generations["asia", 4], memory.changed))
+    assert states == [
+        (left, count, {"asia"}) for left, count in ((True, 1), (False, 1), (True, 1), (True, 1), (False, 1), (False, 2))
+    ]
+    memory.apply(GuestRow(**{**GUEST, "round": 5}, source=Source("asia", 5, model)))
+    memory.forget_missing_files(set())
+    assert memory.open == {}
 
 
 def test_a_guest_whose_file_is_gone_is_fetched_again(artifact: Any) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from peer.core.liveness import Peers, lower_median, slow_after_s
+from peer.core import limits
+from peer.core.epochs import PaceRules
+from peer.core.liveness import FINISHED, Peers, Standing, lower_median, slow_after_s
 from peer.core.messages import Heartbeat
 from peer.core.roster import SiteName
-from peer.core.rules import PaceRules
 
 ASIA, EUROPE, AFRICA = SiteName("asia"), SiteName("europe"), SiteName("africa")
 
@@ -23,7 +28,7 @@ def pulse(round: int, phase: str = "train", committed: int = 0) -> Heartbeat:
     [([], None), ([7], 7), ([3, 9], 3), ([1, 5, 9], 5), ([1, 2, 8, 9], 2), ([0, 0, 0, 10**6], 0)],
 )
 def test_the_lower_median(rounds: list[int], median: int | None) -> None:
-    assert lower_median(rounds) == median
+    assert lower_median(Counter(rounds)) == median
 
 
 @pytest.mark.parametrize(
@@ -95,3 +100,57 @@ def test_a_site_that_left_early_is_not_done(phase: str, committed: int, done: bo
     assert not near.done(AFRICA, 5)
     near.hear(AFRICA, pulse(committed, phase, committed), 1.0)
     assert near.done(AFRICA, 5) is done
+
+
+SIX = tuple(SiteName(name) for name in "abcdef")
+STEPS = st.one_of(
+    st.tuples(
+        st.just("hear"), st.sampled_from(SIX), st.integers(0, 6), st.sampled_from(["new", "train", "paused", "done"])
+    ),
+    st.tuples(st.just("byte"), st.sampled_from(SIX)),
+    st.tuples(st.just("prove"), st.sampled_from(SIX), st.integers(0, 6)),
+    st.tuples(st.just("wait"), st.sampled_from([1.0, 4.0, 15.0, 40.0])),
+    st.tuples(st.just("patience"), st.sampled_from(SIX), st.sampled_from([0.0, 3.0, 30.0])),
+    st.tuples(st.just("commit")),
+)
+
+
+def looked_up(near: Peers, name: SiteName, now_s: float, **rules: Any) -> Standing:
+    """The standing of one peer, by the functions that look at it alone."""
+    known, pace = near.pulse(name), near.rounds([name], now_s, **rules)
+    finished = known.committed_round if known is not None and known.phase in FINISHED else None
+    return Standing(near.present([name], now_s) == [name], near.ready(name), pace.get(name), finished)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(STEPS, max_size=40))
+def test_the_counts_are_those_of_every_peer_looked_up(steps: list[tuple[Any, ...]]) -> None:
+    near, now_s, committed, patience = Peers(silence_s=15.0), 0.0, 0, dict.fromkeys(SIX, 30.0)
+    for step, *values in steps:
+        if step == "hear":
+            name, round, phase = values
+            near.hear(name, pulse(round, phase, round), now_s)
+        elif step == "byte":
+            near.hear(values[0], None, now_s)
+        elif step == "prove":
+            near.prove(*values)
+        elif step == "wait":
+            now_s += values[0]
+        elif step == "patience":
+            patience[values[0]] = values[1]
+            near.heard.recount_s = -math.inf
+        else:
+            committed += 1
+        rules = {"patience_s": patience.__getitem__, "unproven_max": committed + 1}
+        heard = near.recount(now_s, **rules)
+        assert heard.counts == Counter(looked_up(near, name, now_s, **rules) for name in heard)
+        assert all(near.silent_at_s(name) >= heard.recount_s for name in near.present(heard, now_s))
+
+
+def test_who_waits_for_a_turn_at_its_gpu_is_slow_and_not_stalled_before_the_bound_on_claims() -> None:
+    near = Peers(silence_s=15.0)
+    for now_s in range(0, 1000, 5):
+        near.hear(ASIA, pulse(3, "queued"), float(now_s))
+        near.hear(EUROPE, pulse(3, "train"), float(now_s))
+        assert near.stalled(EUROPE, now_s, patience_s=100.0) == (now_s >= 100)
+        assert near.stalled(ASIA, now_s, patience_s=100.0) == (now_s >= 100 * limits.PACING_WAITS_MAX)

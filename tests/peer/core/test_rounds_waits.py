@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from peer.core import commands, limits
+from peer.core.epochs import PaceRules
 from peer.core.liveness import patience_s
 from peer.core.messages import Heartbeat
 from peer.core.phases import Phase
-from peer.core.rules import PaceRules
 
 WAIT_MAX_S = 600.0
 ROUNDS = 40
@@ -24,6 +24,7 @@ HONEST = ("africa", "asia", "europe")
 PACE = PaceRules(wait_max_s=WAIT_MAX_S, linger_s=WAIT_MAX_S)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_every_site_reaches_the_last_round_beside_a_peer_that_lives_and_never_delivers(

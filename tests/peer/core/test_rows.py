@@ -40,7 +40,13 @@ WRITTEN: dict[str, list[dict[str, Any]]] = {
     "initialised": [
         {"state": "s", "artifact": MODEL, "samples": {"training": 4}, "threads": 1, "device": "cpu", "publish": 1}
     ],
-    "opened": [{"sources": []}, {"sources": [SOURCE]}],
+    "joined": [{"publish": 5, "home": False}],
+    "amended": [
+        {"number": 2, "digest": DIGEST, "from_round": 7, "gone": ["asia"], "reopened": False},
+        {"number": 0, "digest": None, "from_round": 1, "gone": [], "reopened": True, "epoch": DIGEST},
+        {"number": 0, "digest": None, "from_round": 1, "gone": ["asia"], "reopened": False, "departs": True},
+    ],
+    "opened": [{"sources": []}, {"sources": [SOURCE]}, {"sources": [], "epoch": DIGEST}],
     "arrived": [{"source": SOURCE, "origin_generation": 1}],
     "chosen": [
         {"position": 0, "sources": [SOURCE], "missing": {"europe": "slow"}, "waited_s": 1.5, "below_quorum": False},

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from peer.core import schedule
 from peer.core.roster import RoundKey, Sha256
-from peer.core.schedule import KINDS, order, receiver
+from peer.core.schedule import KINDS, order, receivers
 
 VECTORS = json.loads((Path(__file__).parents[3] / "proto" / "vectors" / "schedule.json").read_text())
 KEY = RoundKey(bytes(range(32)))
@@ -104,7 +104,7 @@ def test_agrees_with_the_reference(key: bytes, digest: bytes, round: int, sites:
 def test_is_a_permutation_of_its_kind(key: bytes, round: int, sites: int, kind: str) -> None:
     result = drawn(round, sites, kind, key=key)
     assert sorted(result) == list(range(sites))
-    assert all(result[receiver(result, origin)] == origin for origin in range(sites))
+    assert all(result[index] == origin for origin, index in enumerate(receivers(result)))
     if kind == "derangement":
         assert all(origin != site for site, origin in enumerate(result))
     if kind == "ring":

@@ -115,6 +115,31 @@ def test_a_beat_says_where_the_site_is(solo: Any) -> None:
     assert (pulse.round, pulse.progress, pulse.published_round, pulse.committed_round) == (2, 0.0, 2, 1)
 
 
+def test_a_site_says_that_it_waits_for_its_turn_at_the_gpu_until_the_turn_has_come(solo: Any) -> None:
+    site = solo(method="local")
+    site.finish()
+    order = site.order.attempt
+    for attempt, ahead, told in (
+        (order - 1, 2, "train"),
+        (order, 2, "queued"),
+        (order, 1, "queued"),
+        (order, 0, "train"),
+    ):
+        site.feed(events.Queued(1, attempt, ahead))
+        assert site.site.pulse().phase == told
+    site.feed(events.Queued(1, order, 1))
+    site.feed(events.PauseRequested())
+    assert site.site.pulse().phase == "paused"
+
+
+def test_a_worker_that_dies_in_the_queue_leaves_no_trace_of_it(solo: Any) -> None:
+    site = solo(method="local")
+    site.finish()
+    site.feed(events.Queued(1, site.order.attempt, 1))
+    site.feed(events.WorkFailed(1, site.order.attempt, "crash", "killed"))
+    assert site.site.pulse().phase == "train"
+
+
 @pytest.mark.parametrize(("step", "steps", "progress"), [(30, 20, 1.0), (-1, 20, 0.0), (5, 0, 0.0), (14, 20, 0.5)])
 def test_progress_stays_a_share_whatever_a_worker_counts(solo: Any, step: int, steps: int, progress: float) -> None:
     site = solo(method="local")

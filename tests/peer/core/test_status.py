@@ -156,17 +156,20 @@ def test_a_failure_says_why(solo: Any) -> None:
     assert (seen(site)["phase"], seen(site)["failure"]) == ("train", "")
 
 
+FIXED = {"visits": None, "members": list(FOUR), "made_in": None}
+
+
 def test_the_plan_of_a_permutation(rules: Any) -> None:
     shown = plan_of(rules("asia", FOUR), rounds=2, first=2)
     assert shown.keys() >= {"digest", "schedule", "sites", "pattern", "artifact", "rounds"}
     assert (shown["sites"], shown["pattern"], shown["artifact"]) == (list(FOUR), "permutation", "model")
     assert shown["rounds"] == [
-        {"round": 2, "order": [0, 1, 2, 3], "receives_from": {}, "visits": None},
+        {"round": 2, "order": [0, 1, 2, 3], "receives_from": {}, **FIXED},
         {
             "round": 3,
             "order": [3, 2, 0, 1],
             "receives_from": {"africa": ["europe"], "america": ["asia"], "asia": ["africa"], "europe": ["america"]},
-            "visits": None,
+            **FIXED,
         },
     ]
 
@@ -175,9 +178,15 @@ def test_the_plan_ends_with_the_last_round(rules: Any) -> None:
     assert [row["round"] for row in plan_of(rules("asia", FOUR), rounds=99, first=3)["rounds"]] == [3, 4]
 
 
+def test_the_plan_names_the_round_of_older_artifacts(rules: Any) -> None:
+    shown = plan_of(rules("asia", FOUR, staleness=1), rounds=4)["rounds"]
+    assert [row["made_in"] for row in shown] == [0, 0, 1, 2]
+    assert [row["made_in"] for row in plan_of(rules("asia", FOUR), rounds=2)["rounds"]] == [None, None]
+
+
 def test_the_plan_of_the_other_patterns(rules: Any) -> None:
     everybody = plan_of(rules("asia", FOUR[:3], method="feddal"), rounds=1)["rounds"][0]
     others = {"africa": ["america", "asia"], "america": ["africa", "asia"], "asia": ["africa", "america"]}
-    assert everybody == {"round": 1, "order": None, "receives_from": others, "visits": None}
+    assert everybody == {"round": 1, "order": None, "receives_from": others, **FIXED, "members": list(FOUR[:3])}
     nobody = plan_of(rules("asia", FOUR, method="local"), rounds=1)["rounds"][0]
-    assert nobody == {"round": 1, "order": None, "receives_from": {}, "visits": None}
+    assert nobody == {"round": 1, "order": None, "receives_from": {}, **FIXED}

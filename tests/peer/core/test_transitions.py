@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -10,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from peer.core import commands, events
+from peer.core.epochs import Epochs
 from peer.core.messages import UNMEASURED, EvaluationResult, Heartbeat, Hello, Purpose, Seen, Unavailable
 from peer.core.phases import Phase
 from peer.core.plan import Kind
+from peer.core.roster import Sha256, SiteName
 from peer.core.rules import PaceRules
 from peer.core.state import IllegalTransitionError
 from peer.core.transitions import TRANSITIONS
@@ -54,6 +57,11 @@ def reach(phase: Phase, solo: Callable[..., Any]) -> Any:
         site = solo(**alone, rows=[*site.audit.rows, ("skipped", 2, {"from": 1})])
         if phase == Phase.ISOLATED:
             site.wait(20)
+        return site
+    if phase == Phase.HELD:
+        site = solo(**alone, pace=PaceRules(linger_s=60, members_min=3))
+        site.finish()
+        site.greet()
         return site
     parameters = {"activation": 0.5 if phase in (Phase.HANDBACK, Phase.ADOPT) else 0.0}
     method = {Phase.AGGREGATE: "feddal", Phase.RETURNS: "fedvisit"}.get(phase, "fedskd")
@@ -113,6 +121,7 @@ def test_late_answers_change_nothing_in_any_phase(phase: Phase, solo: Any, artif
         events.ArtifactArrived(1, 1, 0, "asia", 1, 1, "train", model),
         events.ArtifactUnavailable(1, 1, 0, "asia", "train", Unavailable.RETIRED),
         events.Initialised(1, 0, "late", model, {}, 1, "cpu"),
+        events.Queued(1, 0, 2),
         events.Progressed(1, 1, 0, "train", 1, 2, {}),
         events.Trained(1, 1, 0, "train", "late", model, {}, 1, 1.0),
         events.Aggregated(1, 1, 0, "late", model.sha256, ("asia",)),
@@ -240,6 +249,7 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
         "weights": st.none() | st.just("3 of 4 tensors fit"),
         "device": st.just("cpu"),
         "step": st.integers(-1, 3),
+        "ahead": st.integers(-1, 2),
         "steps": st.integers(0, 2),
         "sha256": st.sampled_from([make("x", text).sha256 for text in ("a", "b", "initial")]),
         "contributors": st.lists(names(site), max_size=2).map(tuple),
@@ -248,12 +258,33 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
         "reason": st.sampled_from(["because", "for another reason"]),
         "pulse": st.none() | PULSES,
         "greeting": GREETINGS,
+        "epochs": grown(site),
     }
     kind = draw(st.sampled_from([kind for kind in EVENTS if kind != events.Began]))
     fields = {name: draw(pools[name]) for name in kind.__dataclass_fields__}
     if kind is events.ArtifactArrived and fields["artifact"] is None:
         fields["artifact"] = draw(any_artifact(site, make))
     return kind(**fields)
+
+
+@st.composite
+def grown(draw: Any, site: Any) -> Epochs:
+    """The site's epochs with one more amendment, or a notice."""
+    epochs, number = site.site.rules.epochs, site.site.rules.epochs.head.number + 1
+    if draw(st.booleans()):
+        return dataclasses.replace(epochs, leaving=epochs.leaving | {draw(names(site))})
+    expelled = epochs.head.expelled | ({draw(names(site))} if draw(st.booleans()) else set())
+    members = sorted((set(epochs.head.members) | {SiteName(f"new-{number}")}) - expelled)
+    epoch = dataclasses.replace(
+        epochs.head,
+        number=number,
+        digest=Sha256(f"{number:064x}"),
+        from_round=draw(st.integers(epochs.head.from_round, epochs.head.from_round + 2)),
+        members=tuple(members),
+        expelled=frozenset(expelled),
+        hold=draw(st.booleans()),
+    )
+    return dataclasses.replace(epochs, all=(*epochs.all, epoch))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[*FIXTURES, HealthCheck.too_slow])

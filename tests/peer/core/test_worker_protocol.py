@@ -44,6 +44,7 @@ MESSAGES: list[Any] = [
     commands.Halt(1, 4),
     events.Initialised(1, 4, "round-000000", MODEL, {"train": 117, "test": 30}, 1, "cpu"),
     events.Initialised(1, 4, "round-000000", None, {}, 1, "cuda"),
+    events.Queued(1, 4, 2),
     events.Progressed(1, 3, 4, "train", 5, 20, {"ce": 0.25, "skd": 1.0}),
     events.Trained(1, 3, 4, "train", "round-000003", MODEL, {"train_ce": 0.25}, 1, 12.5),
     events.Trained(1, 3, 4, "decide", "round-000003", None, {}, 1, 12.5),

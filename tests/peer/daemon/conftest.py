@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fakes.peer_service import SiteUnderTest
+from fakes.running_daemons import Running
 from peer.core import events
 from peer.daemon import startup
 from peer.daemon.dispatch import Daemon
@@ -33,6 +34,13 @@ async def daemon(enrolled: LocalFederation) -> AsyncIterator[RecordingDaemon]:
     await daemon.client.close()
     daemon.journal.close()
     daemon.ledger.close()
+
+
+@pytest.fixture
+async def running(enrolled: LocalFederation, fake_worker: Callable[..., tuple[str, ...]]) -> AsyncIterator[Running]:
+    running = Running(enrolled, fake_worker)
+    yield running
+    await running.stop()
 
 
 @pytest.fixture

@@ -28,6 +28,18 @@ def dialled(candidates: Candidates, count: int) -> list[str | None]:
     return dialled_addresses
 
 
+def test_a_relay_that_the_founder_or_an_amendment_names_is_dialled_and_shown() -> None:
+    """Two sites may have the same one: the caller's first message says which of them it wants."""
+    sites = [{"name": "africa"}, *({"name": name, "address": "relay gate h:443"} for name in ("asia", "europe"))]
+    federation = FederationConfig.parse(draft("trial", site=sites), "federation.toml")
+    site = SiteConfig.parse(toml.text({"data": {"input_size": [8]}}), Path("site.toml"))
+    addresses = AddressBook(own=SiteName("africa"), federation=federation, site=site)
+    addresses.follow_roster({SiteName("mars"): "relay door d:443", SiteName("venus"): None})
+    assert [addresses.address(SiteName(name)) for name in ("asia", "europe", "mars")] == ["h:443", "h:443", "d:443"]
+    assert (addresses.relay("h:443"), addresses.relay("d:443")) == ("gate", "door")
+    assert addresses.address(SiteName("venus")) is None
+
+
 def test_the_operator_s_word_comes_first_then_announcements_then_the_founder_s() -> None:
     candidates = Candidates(operators=["written:1"], founders="founded:1")
     assert candidates.current == "written:1"
@@ -157,3 +169,9 @@ def test_a_file_that_is_broken_is_named_once_and_changes_nothing(
     file.write_text(SITE.replace("10.0.0.1:1", "10.0.0.99:1"))
     addresses.reread()
     assert addresses.address(EUROPE) == "10.0.0.99:1"
+
+
+@pytest.mark.parametrize("address", ["relay gate", "oslo", "unix:/tmp/x"])
+def test_an_amendments_address_that_cannot_be_dialled_counts_as_none(addresses: AddressBook, address: str) -> None:
+    addresses.follow_roster({SiteName("mars"): address})
+    assert addresses.known(SiteName("mars")) == ()

@@ -60,7 +60,7 @@ class Member:
         federation = books.loopback.federation
         self.watch = EquivocationWatch(
             federation=federation.digest,
-            ca=certificates.pinned_authority(federation.ca_certificate),
+            authorities=lambda: [certificates.pinned_authority(federation.ca_certificate)],
             site=name,
             roster=federation.roster,
             journal=self.journal,

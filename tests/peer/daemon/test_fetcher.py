@@ -16,9 +16,11 @@ import pytest
 
 from peer.core import events
 from peer.core.commands import Fetch, SendReport
+from peer.core.epochs import PaceRules
+from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, EvaluationResult, Manifest, SignedManifest, TensorSpec, Unavailable
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
-from peer.core.rules import PaceRules, Rules
+from peer.core.rules import Rules
 from peer.daemon.fetcher import ArtifactFetcher, backoff_s
 from peer.errors import CertificateError, DiskError, PeerError
 from peer.methods.registry import PLANS
@@ -126,7 +128,7 @@ class FetchingSite:
         )
         self.service = FakeService()
         self.fetcher = ArtifactFetcher(
-            rules=rules,
+            machine=SiteMachine(rules),
             client=self.client,  # type: ignore[arg-type]
             service=self.service,
             journal=self.journal,
@@ -184,6 +186,19 @@ async def test_it_asks_again_until_there_is_an_answer(europe: FetchingSite, firs
     europe.fetcher.fetch(ORDER)
     assert isinstance(await europe.answer(), events.ArtifactArrived)
     assert len(europe.client.asked) == 2
+
+
+async def test_a_peer_that_kept_it_waiting_is_asked_again_without_a_pause(
+    europe: FetchingSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A publication between two requests would wait for the pause, and the transfer with it."""
+    pauses: list[float] = []
+    monkeypatch.setattr("peer.daemon.fetcher.backoff_s", lambda failures: pauses.append(0.0) or 0.0)
+    monkeypatch.setattr("peer.daemon.fetcher.PATIENT_S", 0.0)
+    europe.client.replies = [Unavailable.NOT_YET, Unavailable.NOT_YET]
+    europe.fetcher.fetch(ORDER)
+    assert isinstance(await europe.answer(), events.ArtifactArrived)
+    assert (len(europe.client.asked), pauses) == (3, [])
 
 
 @pytest.mark.parametrize("first", [Unreachable(ASIA, "reset"), CertificateError("expired")])
@@ -407,3 +422,25 @@ async def test_a_bug_while_reporting_ends_the_errand_and_not_in_silence(
     answer = await europe.answer()
     assert (answer.answer, answer.reason) == ("refused", "it could not be sent from here: KeyError")
     assert "report not sent" in caplog.text
+
+
+async def test_a_discarded_artifact_loses_its_name_at_once_and_a_later_one_of_that_name_stays(
+    europe: FetchingSite,
+) -> None:
+    path = europe.folder / f"{DIGEST}.safetensors"
+    path.write_bytes(b"old")
+    europe.fetcher.discard(DIGEST)
+    europe.fetcher.discard(DIGEST)  # after a crash its row may be there, and the file gone
+    assert not path.exists()
+    path.write_bytes(b"new")
+    await europe.fetcher.close()
+    assert [file.read_bytes() for file in europe.folder.iterdir()] == [b"new"]
+
+
+async def test_discarded_artifacts_make_room_for_a_new_one(europe: FetchingSite) -> None:
+    (europe.folder / f"{DIGEST}.safetensors").write_bytes(b"old")
+    europe.fetcher.discard(DIGEST)
+    europe.client.transfers = [InsufficientSpace("larger than the free space")]
+    europe.fetcher.fetch(ORDER)
+    assert isinstance(await europe.answer(), events.ArtifactArrived)
+    assert [file.name for file in europe.folder.iterdir()] == [f"{DIGEST}.safetensors"]

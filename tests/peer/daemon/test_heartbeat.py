@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +14,15 @@ import pytest
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.core import events
-from peer.core.messages import Heartbeat, Hello
+from peer.core.messages import ChainHead, Heartbeat, Hello, SignedNotice
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.addresses import AddressBook
 from peer.daemon.heartbeat import Heartbeats
+from peer.daemon.notice_spread import NoticeSpread
+from peer.daemon.service import PeerAccount
 from peer.demo.local_federation import LocalFederation
 from peer.transport.client import Refused, Unreachable
+from peer.transport.handshake import Diagnosis, Fault
 
 LIMIT_S = 15.0
 EUROPE = SiteName("europe")
@@ -31,11 +35,16 @@ class FakeClient:
         self.addresses = addresses
         self.served_at: str | None = None
         self.refuses = False
-        self.bugs = 0
+        self.bugs = self.greetings = 0
         self.dialled: list[str | None] = []
         self.asked: asyncio.Queue[str | None] = asyncio.Queue()
 
     async def hello(self, peer: SiteName, greeting: Hello) -> Hello:
+        self.greetings += 1
+        await self.answer(peer)
+        return greeting
+
+    async def answer(self, peer: SiteName) -> None:
         address = self.addresses.address(peer)
         self.dialled.append(address)
         self.asked.put_nowait(address)
@@ -43,13 +52,12 @@ class FakeClient:
             raise Unreachable(peer, "no answer")
         if self.refuses:
             raise Refused(peer, "of another federation")
-        return greeting
 
     async def beat(self, peer: SiteName, pulse: Heartbeat) -> Heartbeat:
         if self.bugs:
             self.bugs -= 1
             raise RuntimeError("a bug")
-        await self.hello(peer, GREETING)
+        await self.answer(peer)
         return PULSE
 
 
@@ -58,6 +66,16 @@ class FakeService:
 
     def __init__(self, report: Callable[[events.Event], None]) -> None:
         self.report = report
+        self.beaten = False
+        self.known: dict[SiteName, SignedNotice] = {}
+        self.notices = NoticeSpread(SiteName("asia"), lambda: self.known)
+        self.europe = PeerAccount()
+
+    def beaten_within(self, peer: SiteName, seconds: float) -> bool:
+        return self.beaten
+
+    def account(self, peer: SiteName) -> PeerAccount:
+        return self.europe
 
     def greeting(self, peer: SiteName) -> Hello:
         return GREETING
@@ -69,13 +87,14 @@ class FakeService:
         pass
 
     def pulse(self, peer: SiteName) -> Heartbeat:
-        return PULSE
+        return replace(PULSE, notice=self.notices.next(peer))
 
     def hear(self, peer: SiteName, pulse: Heartbeat) -> None:
         self.report(events.PeerHeard(peer, pulse))
 
 
 GREETING = Hello(protocol=1, federation=Sha256("fe" * 32), roster=Sha256("fe" * 32), generation=1, clock_s=0.0)
+NOTICE = SignedNotice(b"body", b"signature", b"certificate")
 PULSE = Heartbeat(generation=1, round=1, phase="train")
 
 
@@ -90,15 +109,29 @@ class HeartbeatSetup:
         self.addresses = AddressBook(own=own, federation=federation, site=site)
         self.client = FakeClient(self.addresses)
         self.events: list[events.Event] = []
+        self.service = FakeService(self.events.append)
         self.heartbeats = Heartbeats(
             own=own,
+            peers=federation.roster.others(own),
             federation=federation,
             site=site,
             addresses=self.addresses,
             client=self.client,  # type: ignore[arg-type]
-            service=FakeService(self.events.append),  # type: ignore[arg-type]
+            service=self.service,  # type: ignore[arg-type]
             report=self.events.append,
+            diagnose=self.diagnose,
         )
+        self.diagnosis = Diagnosis(Fault.UNREACHABLE, "nothing answers", "start it")
+        self.diagnosed: list[str] = []
+
+    def diagnose(self, peer: SiteName, address: str) -> Diagnosis:
+        self.diagnosed.append(address)
+        return self.diagnosis
+
+    async def until_problem(self, problem: str) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while self.heartbeats.problem(EUROPE) != problem:
+                await self.client.asked.get()
 
     async def until(self, address: str | None) -> None:
         async with asyncio.timeout(LIMIT_S):
@@ -113,6 +146,16 @@ async def setup(enrolled: LocalFederation) -> AsyncIterator[HeartbeatSetup]:
     await setup.heartbeats.close()
 
 
+async def test_a_peer_that_was_updated_between_two_heartbeats_is_greeted_again(setup: HeartbeatSetup) -> None:
+    """Its own greeting did not fit: only this site's greeting tells it so."""
+    setup.client.served_at = setup.founded
+    assert await setup.heartbeats._call(EUROPE, 1, nudged=True) == 1
+    assert setup.client.greetings == 0
+    setup.service.europe.mismatch = "no protocol version is common"
+    assert await setup.heartbeats._call(EUROPE, 1, nudged=True) == 1
+    assert setup.client.greetings == 1
+
+
 async def test_a_peer_that_moved_is_dialled_where_it_is_announced(setup: HeartbeatSetup) -> None:
     setup.client.served_at = setup.founded
     setup.heartbeats.start(1)
@@ -123,6 +166,44 @@ async def test_a_peer_that_moved_is_dialled_where_it_is_announced(setup: Heartbe
     await setup.until("10.0.0.2:1")
     await setup.until("10.0.0.2:1")
     assert setup.addresses.address(EUROPE) == "10.0.0.2:1"
+
+
+async def test_a_newcomer_is_greeted_where_its_amendment_says_and_a_site_that_is_gone_is_not(
+    setup: HeartbeatSetup,
+) -> None:
+    setup.client.served_at = setup.founded
+    setup.heartbeats.start(1)
+    await setup.until(setup.founded)
+    america = SiteName("america")
+    setup.addresses.follow_roster({america: "10.0.0.9:1", EUROPE: None})
+    setup.heartbeats.follow_roster([america])
+    await setup.until("10.0.0.9:1")
+    assert setup.addresses.address(EUROPE) == setup.founded
+    setup.heartbeats.nudge(EUROPE)
+    await setup.until("10.0.0.9:1")
+    setup.client.dialled.clear()
+    await setup.until("10.0.0.9:1")
+    assert set(setup.client.dialled) == {"10.0.0.9:1"}
+
+
+async def test_a_peer_is_heard_once_its_amendments_were_looked_into(setup: HeartbeatSetup) -> None:
+    order: list[str] = []
+
+    async def follow(peer: SiteName, head: ChainHead | None) -> None:
+        await asyncio.sleep(0)
+        order.append(f"followed {peer}")
+
+    heard = asyncio.Event()
+
+    def hear(peer: SiteName, pulse: Heartbeat) -> None:
+        order.append(f"heard {peer}")
+        heard.set()
+
+    setup.heartbeats._follow, setup.service.hear = follow, hear  # type: ignore[method-assign]
+    setup.client.served_at = setup.founded
+    setup.heartbeats.start(1)
+    await asyncio.wait_for(heard.wait(), LIMIT_S)
+    assert order == ["followed europe", "followed europe", "heard europe"]
 
 
 async def test_a_peer_that_nobody_knew_is_dialled_as_soon_as_it_is_announced(setup: HeartbeatSetup) -> None:
@@ -149,10 +230,41 @@ async def test_who_refuses_has_answered(setup: HeartbeatSetup) -> None:
     setup.heartbeats.start(1)
     for _ in range(3):
         await setup.until(setup.founded)
-    setup.heartbeats.nudge()
+    setup.heartbeats.announce(away=False)
     await setup.until(setup.founded)
     assert set(setup.client.dialled[-3:]) == {setup.founded}
     assert events.PeerRefused(EUROPE, "of another federation") in setup.events
+
+
+async def test_a_peer_out_of_reach_is_diagnosed_once_and_forgotten_when_it_answers(
+    setup: HeartbeatSetup, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup.diagnosis = Diagnosis(Fault.PROXY, "the proxy wants a password", "give it one")
+    setup.heartbeats.start(1)
+    await setup.until_problem("the proxy wants a password; give it one")
+    for _ in range(3):
+        await setup.until(setup.founded)
+    assert setup.diagnosed == [setup.founded]
+    warned = [record.reason for record in caplog.records if record.getMessage() == "peer out of reach"]  # type: ignore[attr-defined]
+    assert warned == ["the proxy wants a password; give it one"]
+    assert setup.events == [], "what a proxy does is no deed of the peer"
+    setup.client.served_at = setup.founded
+    await setup.until_problem("")
+
+
+async def test_a_peer_that_is_down_is_shown_and_not_logged(
+    setup: HeartbeatSetup, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup.heartbeats.start(1)
+    await setup.until_problem("nothing answers; start it")
+    assert "peer out of reach" not in [record.getMessage() for record in caplog.records]
+
+
+async def test_a_refusal_is_a_problem_too(setup: HeartbeatSetup) -> None:
+    setup.client.served_at, setup.client.refuses = setup.founded, True
+    setup.heartbeats.start(1)
+    await setup.until_problem("of another federation")
+    assert setup.diagnosed == []
 
 
 async def test_a_bug_in_a_call_is_logged_once_and_the_beats_go_on(
@@ -200,13 +312,73 @@ async def test_a_cancellation_is_not_lost_on_a_task_that_is_woken_at_the_same_ti
     """The heartbeat is nudged and its task ended at once: a task that went on would block the daemon."""
     setup.heartbeats.start(1)
     await setup.client.asked.get()
-    setup.heartbeats.nudge()
+    setup.heartbeats.announce(away=True)
     async with asyncio.timeout(LIMIT_S):
         await setup.heartbeats.close()
 
 
+@pytest.mark.parametrize("large", [False, True])
+async def test_a_site_that_goes_away_tells_it_at_once(setup: HeartbeatSetup, large: bool) -> None:
+    setup.heartbeats._large = large
+    setup.heartbeats.announce(away=True)
+    assert setup.heartbeats._nudges[EUROPE].is_set()
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_another_phase_is_told_soon_and_in_a_large_federation_with_the_next_heartbeat(
+    setup: HeartbeatSetup, large: bool
+) -> None:
+    nudge, setup.heartbeats._large = setup.heartbeats._nudges[EUROPE], large
+    for _ in range(2):
+        setup.heartbeats.announce(away=False)
+        assert not nudge.is_set(), "a short exchange is over before"
+    assert (setup.heartbeats._announcement is None) is large
+    if not large:
+        async with asyncio.timeout(LIMIT_S):
+            await nudge.wait()
+        assert setup.heartbeats._announcement is None, "both changes are told with one heartbeat"
+
+
+@pytest.mark.parametrize(
+    ("large", "generation", "nudged", "calls"),
+    [(True, 1, False, 0), (True, 1, True, 1), (True, 0, False, 2), (False, 1, False, 1)],
+)
+async def test_in_a_large_federation_one_heartbeat_of_a_pair_is_enough(
+    setup: HeartbeatSetup, large: bool, generation: int, nudged: bool, calls: int
+) -> None:
+    setup.client.served_at, setup.heartbeats._large = setup.founded, large
+    setup.service.beaten = True
+    assert await setup.heartbeats._call(EUROPE, generation, nudged=nudged) == 1
+    assert len(setup.client.dialled) == calls, "a peer that was not greeted yet is greeted first"
+    setup.service.beaten = False
+    await setup.heartbeats._call(EUROPE, 1, nudged=False)
+    assert len(setup.client.dialled) == calls + 1
+
+
+@pytest.mark.parametrize(("large", "waits_s"), [(False, [3.0, 0.2, 0.5, 2.0]), (True, [3.0, 3.0, 3.0, 3.0])])
+def test_in_a_large_federation_a_peer_that_is_down_is_called_as_often_as_one_that_is_up(
+    setup: HeartbeatSetup, large: bool, waits_s: list[float]
+) -> None:
+    federation = setup.heartbeats._federation
+    pace = federation.pace.model_copy(update={"beat_s": 3.0})
+    setup.heartbeats._federation = federation.model_copy(update={"pace": pace})
+    setup.heartbeats._large = large
+    assert [setup.heartbeats._wait_s(failures) for failures in (0, 1, 2, 9)] == waits_s
+
+
 # --- daemons that nobody told any address -----------------------------------------------------------------------------
 @pytest.mark.usefixtures("multicast")
+async def test_a_notice_travels_until_the_peer_has_answered_it(setup: HeartbeatSetup) -> None:
+    setup.service.known[SiteName("africa")] = NOTICE
+    setup.heartbeats.start(7443)
+    await setup.until(setup.founded)
+    assert setup.service.notices.lacks(EUROPE) == ["africa"]
+    setup.client.served_at = setup.founded
+    async with asyncio.timeout(LIMIT_S):
+        while setup.service.notices.lacks(EUROPE):
+            await setup.client.asked.get()
+
+
 def test_sites_without_any_address_find_each_other_and_one_that_came_back_elsewhere(
     enrolled: LocalFederation, program: Any
 ) -> None:

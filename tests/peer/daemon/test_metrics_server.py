@@ -73,6 +73,15 @@ def length(answer: bytes) -> int:
 
 @pytest.fixture
 async def served(daemon: Daemon) -> AsyncIterator[Served]:
+    """A server that waits for callers on a busy machine."""
+    server = MetricsServer(daemon, silence_s=LIMIT_S, connection_s=LIMIT_S)
+    yield Served(server, await server.start("127.0.0.1:0"))
+    await server.stop()
+
+
+@pytest.fixture
+async def impatient(daemon: Daemon) -> AsyncIterator[Served]:
+    """A server that soon hangs up."""
     server = MetricsServer(daemon, silence_s=SHORT_S, connection_s=LONG_S)
     yield Served(server, await server.start("127.0.0.1:0"))
     await server.stop()
@@ -159,16 +168,16 @@ async def test_who_leaves_in_the_middle_leaves_nothing_behind(served: Served, ca
 
 @pytest.mark.parametrize("request_bytes", [b"", b"GET /metrics HTTP/1.1\r\nHos", b"\x16\x03\x01\x02\x00\xff\xfe"])
 async def test_a_caller_that_falls_silent_is_hung_up_on(
-    served: Served, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], request_bytes: bytes
+    impatient: Served, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], request_bytes: bytes
 ) -> None:
-    assert await served.send(request_bytes) == b""
-    await served.get()
+    assert await impatient.send(request_bytes) == b""
+    await impatient.get()
     assert not caplog.records
     assert capfd.readouterr() == ("", "")
 
 
-async def test_a_caller_that_sends_a_byte_now_and_then_is_hung_up_on(served: Served) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+async def test_a_caller_that_sends_a_byte_now_and_then_is_hung_up_on(impatient: Served) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port)
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     with contextlib.suppress(ConnectionError):
@@ -204,8 +213,8 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
     return b""
 
 
-async def test_who_stays_after_the_answer_is_hung_up_on(served: Served) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+async def test_who_stays_after_the_answer_is_hung_up_on(impatient: Served) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port)
     writer.write(b"GET / HTTP/1.1\r\n\r\n")
     async with asyncio.timeout(LIMIT_S):
         assert (await all_of(reader)).startswith(b"HTTP/1.0 200")
@@ -255,14 +264,13 @@ async def test_a_long_ledger_is_read_once_and_the_next_scrape_is_fast(daemon: Da
     fill(daemon, transfers=10_000)
     server = MetricsServer(daemon)
     served = Served(server, await server.start("127.0.0.1:0"))
-    assert b"mhfl_egress_rows_total 20000.0" in (await served.get())[1]
     loop = asyncio.get_running_loop()
     took_s = []
     for _ in range(10):
         began_s = loop.time()
-        await served.get()
+        assert b"mhfl_egress_rows_total 20000.0" in (await served.get())[1]
         took_s.append(loop.time() - began_s)
-    assert min(took_s) < 0.05
+    assert min(took_s[1:]) < took_s[0] / 2, f"the first scrape reads 20,000 rows: {took_s}"
     daemon.ledger.settle(daemon.ledger.intend(**SENT), bytes=9, outcome="complete")
     assert b"mhfl_egress_rows_total 20002.0" in (await served.get())[1]
     await server.stop()

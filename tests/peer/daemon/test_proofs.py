@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from peer.core import limits, rows
+from peer.core.epochs import PaceRules
 from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, Heartbeat, Manifest, Seen, SignedManifest, SignedRound, TensorSpec
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
-from peer.core.rules import PaceRules, Rules
+from peer.core.rules import Rules
 from peer.daemon.proofs import ClaimProofs
 from peer.errors import CertificateError
 from peer.identity import certificates
@@ -55,6 +57,10 @@ class FakePki:
     def __init__(self, identity: certificates.Identity) -> None:
         self.identity: certificates.Identity | None = identity
         self.now = NOW
+        self.pinned: dict[SiteName, Sha256] = {}
+
+    def stamp(self) -> tuple[tuple[int, ...], ...]:
+        return () if self.identity is None else ((self.identity.certificate.serial_number,),)
 
     def load(self) -> certificates.Identity:
         if self.identity is None:
@@ -63,6 +69,12 @@ class FakePki:
 
     def clock(self) -> datetime:
         return self.now
+
+    def verify(self, der: bytes, ca: x509.Certificate, name: SiteName) -> x509.Certificate:
+        return certificates.verify_certificate(der, ca, name, self.now, pinned=self.pinned.get(name))
+
+    def later(self) -> tuple[x509.Certificate, ...]:
+        return ()
 
 
 @dataclass
@@ -124,6 +136,18 @@ def test_only_a_peer_that_is_far_behind_gets_a_proof(site: Any, committed: int |
     attached = europe.proofs.attach(FAR, ASIA)
     assert (attached.proof is not None) == proved
     assert replace(attached, proof=None) == FAR
+
+
+def test_a_proof_under_another_key_than_the_pinned_one_is_ignored_and_a_new_key_signs_anew(
+    site: Any, authority: Authority
+) -> None:
+    """One of the two has not heard yet of the amendment that changes the key: nobody is at fault."""
+    europe, asia = site("europe"), site("asia")
+    renewed = authority.admit("europe")
+    asia.pki.pinned = {EUROPE: certificates.key_digest(renewed.key.public_key())}
+    assert asia.proofs.proven_round(EUROPE, europe.proofs.attach(FAR, ASIA)) is None
+    europe.pki.identity = renewed
+    assert asia.proofs.proven_round(EUROPE, europe.proofs.attach(FAR, ASIA)) == 40
 
 
 def test_a_proof_is_believed_by_the_peer_that_needs_it(site: Any) -> None:

@@ -29,6 +29,7 @@ from peer.core.roster import SiteName
 from peer.core.worker_protocol import to_json
 from peer.daemon.service import DENIED_AGAIN_S, DENIED_ROWS_MAX
 from peer.errors import CertificateError
+from peer.identity.certificates import key_digest
 from peer.records.ledger import Ledger
 from peer.transport.manifest import to_base64, verify_manifest
 from peer.transport.server import Refusal, Status
@@ -94,6 +95,23 @@ async def test_nothing_is_served_between_memory_and_journal(open_site: Callable[
         site.open(1, artifact)
     assert refused.value.status is Status.MISSING
     assert site.ledger.transfers() == []
+
+
+async def test_a_manifest_is_signed_again_once_an_amendment_has_changed_this_site_s_key(
+    open_site: Callable[..., SiteUnderTest],
+) -> None:
+    """The former key's signature counts at no peer that knows the amendment."""
+    site = open_site()
+    artifact = site.publish(1)
+    renewed = site.pki.admit(EUROPE)
+    site.pki.pinned[EUROPE] = key_digest(renewed.key.public_key())
+    site.pki.fault = CertificateError("cert.pem has another key than the pinned one")
+    assert await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0) == Unavailable.NOT_YET
+    site.pki.identity, site.pki.fault = renewed, None
+    signed = await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0)
+    assert isinstance(signed, SignedManifest)
+    assert verify_manifest(signed, renewed.certificate).artifact == artifact
+    assert await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0) == signed
 
 
 async def test_an_expired_certificate_delays_the_manifest_and_ends_nothing(

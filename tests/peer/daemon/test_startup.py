@@ -26,7 +26,7 @@ from peer.demo.local_federation import LocalFederation
 from peer.errors import CertificateError, ConfigError, LockedError, PortInUse, StateError, UsageError
 from peer.records.journal import Journal
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +94,8 @@ def test_a_signal_ends_it_in_order_also_while_the_first_model_is_made(
     program: Any, folder: SiteFolder, number: signal.Signals, mode: str
 ) -> None:
     process = program.start("asia", mode)
-    status = program.status("asia", "initialising" if mode == "mute" else "gathering")
+    phase = "initialising" if mode == "mute" else "gathering"
+    status = program.until("asia", lambda status: status["phase"] == phase and status["worker_pid"] is not None)
     assert status["pid"] == process.pid
     process.send_signal(number)
     process.send_signal(number)

@@ -35,6 +35,19 @@ def test_ticks_are_few_and_cover_the_values(low: float, high: float) -> None:
     assert 2 <= len(ticks) <= 8
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.86, 1.0), (1.0, 1.0), (0.97, 0.97), (0.2, 0.999), (0.98, 0.999)])
+def test_an_axis_ends_where_the_measure_does(low: float, high: float) -> None:
+    ticks = axis_ticks(low, high, highest=1.0)
+    assert high - 1e-9 <= ticks[-1] <= 1.0 + 1e-9
+    assert len(ticks) >= 2
+
+
+def test_the_axis_of_an_auc_ends_at_one() -> None:
+    text = draw_chart("test/auc", {"asia": [(1, 1.0), (2, 1.0)]}, {"asia": 0}, rounds=2)
+    assert ">1.0" in text
+    assert ">1.1" not in text
+
+
 def test_a_line_a_site_and_no_more_points_than_pixels() -> None:
     points = [(round, round / 5000) for round in range(1, 5001)]
     text = draw_chart("test/auc", {"asia": points, "europe": [(1, 0.5)]}, {"asia": 0, "europe": 9}, rounds=5000)

@@ -64,6 +64,20 @@ def test_a_peer_that_a_round_went_on_without_is_missing_with_the_reason(enrolled
     assert links == [link("europe", "asia", round=1, state="missing", reason=reason)]
 
 
+def test_the_room_is_that_of_site_toml_and_of_the_newest_evaluated_round(enrolled: LocalFederation) -> None:
+    folder = enrolled.folder("asia")
+    reader = SiteReader(folder, records=False)
+    append_rows(folder, ("evaluated", 2, {"metrics": {"auc": 0.7}}), ("evaluated", 4, {"metrics": {"auc": 0.85}}))
+    assert reader.read()["room"] is None
+    with folder.site_toml.open("a") as file:
+        file.write('\n[reference]\nmetric = "auc"\nalone = 0.8\npooled = 0.9\n')
+    room = reader.read()["room"]
+    assert room is not None
+    assert (room["round"], room["value"], room["share"]) == (4, 0.85, pytest.approx(0.5))
+    folder.site_toml.write_text("no TOML")
+    assert reader.read()["room"] is None
+
+
 def test_stories_are_told_newest_first(enrolled: LocalFederation) -> None:
     folder = enrolled.folder("asia")
     append_rows(folder, *rows_of(OpenedRow(1, sources=())))

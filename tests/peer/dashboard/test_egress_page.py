@@ -10,7 +10,7 @@ from fakes.sites import TRANSFER
 from peer.audit import evidence_files, verification
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.core.plan import KINDS
-from peer.dashboard.egress_page import KIND_WORDS, policy, read_report, write_report
+from peer.dashboard.egress_page import KIND_WORDS, find_receivers, policy, read_report, write_report
 from peer.demo.local_federation import LocalFederation
 from peer.records.ledger import Ledger
 
@@ -24,7 +24,7 @@ def rules(enrolled: LocalFederation, egress: str = "") -> dict[str, str]:
     folder = enrolled.folder("asia")
     folder.site_toml.write_text(folder.site_toml.read_text() + egress)
     federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
-    return dict(policy(federation, site, "asia"))
+    return dict(policy(federation, site, list(find_receivers(folder, federation, site.egress))))
 
 
 def test_each_kind_of_artifact_has_words() -> None:

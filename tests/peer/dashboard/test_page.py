@@ -8,7 +8,7 @@ import pytest
 
 from fakes.snapshots import HEARD, NOW_S, SITES, federation, link, site_snapshot
 from peer.dashboard.page import write_page, write_problem
-from peer.records.snapshot import group_refusals
+from peer.records.snapshot import group_refusals, room_taken
 
 EVIL = "<img src=x onerror=alert(1)>\x1b[2J\"'`&"
 VOID = {"meta", "img", "br"}
@@ -51,6 +51,14 @@ def busy(**changes: Any) -> str:
         stories=[{"round": 3, "state": "open", "sentences": [(NOW_S, f"{EVIL} arrived.")]}], **changes,
     )  # fmt: skip
     return write_page([federation(snapshot)], version="1.2.3")
+
+
+def test_the_room_is_shown_where_it_is_known() -> None:
+    room = room_taken("auc", alone=0.8, pooled=0.9, round=4, value=0.862)
+    page = Outline(write_page([federation(site_snapshot("asia", room=room), site_snapshot("europe"))], version="1"))
+    assert "The share of the room" in page.text
+    assert "0.800 0.862 0.900 62%" in " ".join(page.text.split())
+    assert "The share of the room" not in Outline(busy()).text
 
 
 def test_what_other_sites_wrote_stays_text() -> None:

@@ -12,7 +12,7 @@ from peer.dashboard import egress_page
 from peer.dashboard.page import write_page
 from peer.dashboard.server import DashboardServer
 from peer.demo.local_federation import LocalFederation
-from peer.records.snapshot import group_refusals
+from peer.records.snapshot import group_refusals, room_taken
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,6 +35,7 @@ def eventful(sites: tuple[str, ...]) -> str:
         links=[link(second, first, state="waiting"), link(first, third, state="missing", reason="had left")],
         refusals=group_refusals(first, [{"site": second, "round": 3, "reason": "its head has 7 classes, not 4"}] * 9),
         stories=[{"round": 3, "state": "open", "sentences": [(1.0, f"{first} began round 3 when {'x' * 80}.")]}],
+        room=room_taken("auc", alone=0.8, pooled=0.9, round=2, value=0.862),
     )  # fmt: skip
     return write_page([federation(snapshot, site_snapshot(second, sites=sites))], version="1.2.3", live=True)
 

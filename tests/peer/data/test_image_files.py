@@ -1,6 +1,7 @@
 """A phantom with marked corners in every format and with every property; the table of deploy/data.md."""
 
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import pydicom
 import pytest
 from PIL import Image
 
+from peer.data.image_files import PAGES_MAX
 from peer.training.images import load_placed
 from tests.fakes import phantoms
 from tests.fakes.phantoms import PHANTOM, SPACING
@@ -66,6 +68,38 @@ def pages(path: Path) -> None:
 
 def pyramid(path: Path) -> None:
     Image.fromarray(GREY).save(path, save_all=True, append_images=[Image.fromarray(GREY[:1])])
+
+
+def chain_of_pages(path: Path) -> None:
+    """4097 pages of the same pixel, without pillow, which takes long to write so many."""
+    tags = ((256, 1), (257, 1), (258, 8), (259, 1), (262, 1), (273, 8), (277, 1), (278, 1), (279, 1))
+    size = 2 + 12 * len(tags) + 4
+    page = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    ends = [*(10 + size * number for number in range(1, PAGES_MAX + 1)), 0]
+    path.write_bytes(b"II*\0" + struct.pack("<IH", 10, 7) + b"".join(page + struct.pack("<I", end) for end in ends))
+
+
+def header_alone(path: Path) -> None:
+    header = nibabel.Nifti1Header()
+    header.set_data_shape((2048, 2048, 1024))
+    path.write_bytes(header.binaryblock + bytes(100))
+
+
+def more_frames(path: Path) -> None:
+    phantoms.classic(path)
+    phantoms.change(path, NumberOfFrames=(1 << 31) - 1)
+
+
+def more_compressed_frames(path: Path) -> None:
+    file = phantoms.classic(path)
+    file.file_meta.TransferSyntaxUID, file.NumberOfFrames = pydicom.uid.RLELossless, 9999
+    file.PixelData = pydicom.encaps.encapsulate([bytes(64)])
+    file.save_as(path)
+
+
+def cut_short(path: Path) -> None:
+    np.save(path, PHANTOM)
+    path.write_bytes(path.read_bytes()[:-1])
 
 
 def nifti_changed(change: Callable[[nibabel.Nifti1Image], object]) -> Callable[[Path], object]:
@@ -224,12 +258,19 @@ CASES = (
     *(Case(name[1:].upper(), "palette", "its colours; of a label map the numbers", palette, f"a{name}",
            np.array([[[255, 0, 0], [0, 0, 255]], [[0, 250, 0], [0, 250, 0]], [[0, 0, 245], [245, 0, 0]]]))
       for name in (".png", ".bmp", ".tif")),
+    Case("NIfTI", "more than 2^31 values", "refused", header_alone, "a.nii", refused="2048x2048x1024 values, at most"),
+    Case("DICOM with frames, classic", "more frames than fit into the file", "refused", more_frames, "a.dcm",
+         refused="says that it has 2147483647 frames, which do not fit into its"),
+    Case("DICOM with frames, classic", "more frames than fit into the file", "refused", more_compressed_frames, "a.dcm",
+         refused="says that it has 9999 frames, which do not fit into its"),
+    Case("TIF", "more than 4096 pages", "refused", chain_of_pages, "a.tif", refused="holds more than 4096 pages"),
     Case("PNG", "alpha, opaque", "dropped", transparent(255), "a.png", np.moveaxis(COLOURS, -1, 0)),
     Case("PNG", "alpha, transparent", "refused", transparent(9), "a.png", refused="has transparent pixels"),
     Case("PNG", "turned by EXIF", "turned upright", rotated, "a.png", GREY[None]),
     Case("JPG", "CMYK", "refused", lambda path: Image.new("CMYK", (3, 2)).save(path), "a.jpg",
          refused="is in the colour space CMYK"),
     Case("NPY", "any", "as stored", lambda path: np.save(path, PHANTOM), "a.npy"),
+    Case("NPY", "cut short", "refused", cut_short, "a.npy", refused="is cut short: it has 607 of 608 bytes"),
 )  # fmt: skip
 IDS = [f"{case.file}, {case.property}" for case in CASES]
 

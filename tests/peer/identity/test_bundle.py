@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peer.core.messages import ChainHead
 from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.errors import BundleError
 from peer.identity.bundle import BUNDLE_BYTES_MAX, Bundle, read_received_file, seal, unseal
@@ -194,10 +195,12 @@ def document(**changes: Any) -> bytes:
         (b"", "it is no JSON text"),
         (b"\xff", "it is no JSON text"),
         (b"[" * 100_000, "it is no JSON text"),
-        (b"[]", "it is no bundle of version 1"),
-        (document(mhfl_bundle=2), "it is no bundle of version 1"),
-        (document(extra="x"), "it must hold the texts site, federation_digest"),
-        (document(site=3), "it must hold the texts site, federation_digest"),
+        (b"[]", "it is no bundle of version 1 or 2"),
+        (document(mhfl_bundle=3), "it is no bundle of version 1 or 2"),
+        (document(mhfl_bundle=[]), "it is no bundle of version 1 or 2"),
+        (document(mhfl_bundle=2), "it must hold site, federation_digest, .*amendment_number"),
+        (document(extra="x"), "it must hold site, federation_digest"),
+        (document(site=3), "it must hold site, federation_digest"),
         (document(site="../x"), "site name '../x' must be"),
         (document(federation_digest="x"), "'x' is not a SHA-256 digest"),
         (document(sealed_round_key="???"), "sealed_round_key or signature is not base64"),
@@ -217,3 +220,24 @@ def test_handed_files(tmp_path: Path) -> None:
     with (tmp_path / "endless").open("wb") as file:
         file.truncate(1 << 40)
     assert len(read_received_file(tmp_path / "endless")) == BUNDLE_BYTES_MAX + 1
+
+
+def test_a_newcomers_bundle_pins_its_amendment_and_has_no_round_key() -> None:
+    pinned = ChainHead(3, Sha256("ab" * 32))
+    bundle = replace(BUNDLE, sealed_round_key=b"", added=pinned, signature=b"").with_signature(CA_KEY)
+    decoded = Bundle.decode(bundle.encode())
+    assert decoded == bundle
+    decoded.verify(CA_KEY.public_key())
+    document = json.loads(bundle.encode())
+    assert (document["mhfl_bundle"], document["amendment_number"], document["amendment_digest"]) == (2, 3, "ab" * 32)
+    assert "sealed_round_key" not in document
+    for changed in (replace(bundle, added=ChainHead(3, Sha256("ac" * 32))), replace(bundle, added=None)):
+        with pytest.raises(ValueError, match="signature"):
+            changed.verify(CA_KEY.public_key())
+
+
+@pytest.mark.parametrize("number", [0, -1, True, "3", 10_001])
+def test_a_newcomers_bundle_names_an_amendment_that_can_be(number: Any) -> None:
+    document = json.loads(replace(BUNDLE, added=ChainHead(3, Sha256("ab" * 32))).encode())
+    with pytest.raises(ValueError, match="amendment_number"):
+        Bundle.decode(json.dumps({**document, "amendment_number": number}).encode())

@@ -243,8 +243,6 @@ def test_site_of_another_name_file_or_time_is_not_prepared(authority: Authority,
     with refused(ConfigError, r"does not name 'europa' \(did you mean 'europe'\?\)"):
         make_request(stranger, authority)
     europe = SiteFolder(tmp_path / "home", "trial", SiteName("europe"))
-    with refused(CertificateError, "it is a draft"):
-        enrolment.request(europe, FederationConfig.parse(DRAFT, "draft"), DRAFT, now=NOW)
     with refused(CertificateError, "the CA's certificate expired"):
         enrolment.request(europe, authority.federation, authority.federation_toml, now=NOW + timedelta(days=3651))
     assert not (tmp_path / "home").exists()
@@ -493,3 +491,22 @@ def test_bundle_holds_no_secret_in_the_open(authority: Authority, folder: SiteFo
     assert set(json.loads(text)) == {
         *("mhfl_bundle", "site", "federation_digest", "federation_toml", "certificate", "sealed_round_key", "signature")
     }
+
+
+def test_a_pinned_site_is_admitted_with_that_key_alone(tmp_path: Path) -> None:
+    key = certificates.new_key()
+    pinned = DRAFT.replace('name = "europe"', f'name = "europe"\nkey = "{certificates.key_digest(key.public_key())}"')
+    authority = Authority.create(tmp_path / "pinned", pinned, "draft.toml", now=NOW)
+    with refused(BundleError, "the federation pins another key for europe"):
+        admit(authority, forge(certificates.new_key()), replace=True)
+    assert admit(authority, forge(key)).site == "europe"
+
+
+def test_a_site_has_its_key_before_the_federation_pins_it(tmp_path: Path, folder: SiteFolder) -> None:
+    first = enrolment.request(folder, FederationConfig.parse(DRAFT, "draft"), DRAFT, now=NOW)
+    assert (first.key, folder.federation_toml.exists()) == ("new", False)
+    pinned = DRAFT.replace('name = "europe"', f'name = "europe"\nkey = "{first.fingerprint}"')
+    authority = Authority.create(tmp_path / "pinned", pinned, "draft.toml", now=NOW)
+    second = make_request(folder, authority)
+    assert (second.key, second.fingerprint) == ("kept", first.fingerprint)
+    enrolment.join(folder, admit(authority, second), now=NOW)

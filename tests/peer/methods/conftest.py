@@ -98,7 +98,7 @@ class Site:
         seed = lambda *parts: derive("stage", *parts)  # noqa: E731 - as a trainer binds it
         loop = Loop(built, WORK, steps=steps, device=device, precision=precision, seed=seed)
         assert list(loop.run(Same(batch))) == list(range(1, loop.steps + 1))
-        loop.thaw()
+        loop.close()
         for hook in hooks:
             hook.remove()
         return loop

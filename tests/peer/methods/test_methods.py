@@ -19,19 +19,25 @@ from peer.methods.supervised import supervised_loss
 
 METHODS = {name: Method.of(plan) for name, plan in PLANS.items()}
 BATCH = Batch(torch.randn(5, 2, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1]))
+LABEL_MAPS = Batch(BATCH.images, torch.arange(5 * 32).reshape(5, 32) % 3)
 
 
-def network(seed: int, width: int = 4) -> models.Network:
+def task(method: str) -> str:
+    return "segmentation" if "classification" in PLANS[method].not_for else "classification"
+
+
+def network(seed: int, width: int = 4, task: str = "classification") -> models.Network:
     torch.manual_seed(seed)
-    return models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=width)
+    name, hyper = ("unet", {"depth": 1}) if task == "segmentation" else ("resnet10", {})
+    return models.create_model(name, spatial_dims=1, in_channels=2, classes=3, width=width, **hyper)
 
 
 def local_networks(name: str, dam: models.Network) -> dict[str, nn.Module]:
     """The method's local networks beside the local model."""
     with torch.no_grad():
-        own, shared = dam.eval()(BATCH.images[:1]), network(9).eval()(BATCH.images[:1])
+        own, shared = dam.eval()(BATCH.images[:1]), network(9, task=task(name)).eval()(BATCH.images[:1])
     build_context = BuildContext(
-        "alpha", "classification", 3, PLANS[name].defaults(), own, shared, lambda: network(9),
+        "alpha", task(name), 3, PLANS[name].defaults(), own, shared, lambda: network(9, task=task(name)),
         public_images=lambda: BATCH.images,
     )  # fmt: skip
     networks: dict[str, nn.Module] = {}
@@ -41,13 +47,11 @@ def local_networks(name: str, dam: models.Network) -> dict[str, nn.Module]:
 
 
 def context(name: str, received: int) -> StageContext:
-    dam = network(0)
+    dam = network(0, task=task(name))
     others: dict[str, Any] = {f"site-{seed}": network(seed, width=6) for seed in range(1, 1 + received)}
     if PLANS[name].artifact == "head":
         others = {site: other.head for site, other in others.items()}
-    return StageContext(
-        "alpha", "classification", PLANS[name].defaults(), {DAM: dam, **local_networks(name, dam)}, others
-    )
+    return StageContext("alpha", task(name), PLANS[name].defaults(), {DAM: dam, **local_networks(name, dam)}, others)
 
 
 SCENES = [(name, 0) for name in METHODS] + [("fedskd", 1), ("dflmoe", 2), ("dflmoe_models", 2), ("dflmoe_averaged", 2)]
@@ -78,7 +82,7 @@ def test_a_stage_has_finite_terms_that_move_all_that_learns(name: str, received:
 
         for steps in stage.passes:
             for step in steps:
-                terms = step.losses(BATCH, forward)
+                terms = step.losses(LABEL_MAPS if task(name) == "segmentation" else BATCH, forward)
                 assert all(term.value.shape == () and torch.isfinite(term.value) for term in terms.values())
                 if not step.trains:
                     continue
@@ -91,7 +95,9 @@ def test_a_stage_has_finite_terms_that_move_all_that_learns(name: str, received:
                 assert all(isinstance(value, float) for value in stage.summary(means).values())
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("dflmoe") and name != "apfl"])
+@pytest.mark.parametrize(
+    "name", [name for name in METHODS if not name.startswith("dflmoe") and name not in ("apfl", "lc_fed")]
+)
 def test_a_prediction_is_that_of_the_local_model(name: str) -> None:
     at = context(name, 0)
     at.dam.eval()
@@ -100,7 +106,7 @@ def test_a_prediction_is_that_of_the_local_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_an_own_network_with_stages_fits_every_method(name: str) -> None:
-    output = network(0).eval()(BATCH.images)
+    output = network(0, task=task(name)).eval()(BATCH.images)
     assert METHODS[name].check_local(output, output, PLANS[name].defaults(), masks=False) is None
     assert METHODS[name].check_received(output, output, PLANS[name].defaults()) is None
 

@@ -56,9 +56,9 @@ def edit() -> Edit:
 def run_check(folder: SiteFolder, fake_worker: Callable[..., tuple[str, ...]]) -> Callable[..., dict[str, Finding]]:
     """The findings by subject, with a worker of some mode: ``run_check("bad data")``."""
 
-    def run(mode: str | None = None, *, numbers: int = 64) -> dict[str, Finding]:
+    def run(mode: str | None = None, *, numbers: int = 64, **options: Any) -> dict[str, Finding]:
         worker = fake_worker(mode or "", numbers=numbers)
-        findings = list(check(folder, train=mode is not None, worker=worker))
+        findings = list(check(folder, train=mode is not None, worker=worker, **options))
         assert all(bool(finding.remedy) == (finding.verdict != "ok") for finding in findings), findings
         subjects = {finding.subject: finding for finding in findings}
         assert len(subjects) == len(findings), findings

@@ -102,6 +102,20 @@ def test_the_proxy_and_its_password_stay_secret(folder: SiteFolder) -> None:
     assert shown == {"proxy": "http://proxy.clinic.example:3128", "password_file": "<left out>"}
 
 
+def test_a_password_that_is_a_common_word_spoils_no_report(folder: SiteFolder) -> None:
+    (folder.path / "proxy.txt").write_text("clinic:training\n")
+    tables = (
+        '[connect]\nproxy = "http://proxy.clinic.example:3128"\npassword_file = "proxy.txt"\npassword = "training"\n'
+    )
+    folder.site_toml.write_text(folder.site_toml.read_text() + tables)
+    (folder.logs / "daemon.log").write_text('{"message": "training began"}\n{"message": "told clinic:training"}\n')
+    members = collect(folder, with_addresses=True)
+    lines = [json.loads(line)["message"] for line in members["logs/daemon.log"].decode().splitlines()]
+    assert lines == ["training began", "<left out: it has a key>"]
+    shown = json.loads(members["site.json"])["connect"]
+    assert (shown["password_file"], shown["password"]) == ("<left out>", "<left out>")
+
+
 def test_relays_and_every_address_of_a_peer_stay_secret(folder: SiteFolder) -> None:
     text = re.sub(r"(?m)^\[addresses\]\n(?:\w+ = .*\n)*", "", folder.site_toml.read_text())
     tables = '[connect]\nrelays = ["gate relay.clinic.example:443"]\n'

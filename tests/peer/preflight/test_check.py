@@ -16,13 +16,18 @@ from peer.preflight.finding import Finding
 from peer.records.ledger import Ledger
 
 RunCheck = Callable[..., dict[str, Finding]]
-BEFORE = ["configuration", "certificate", "CA", "round key", "confinement", "listen", "data"]
+BEFORE = ["configuration", "certificate", "CA", "round key", "confinement", "listen", "open files", "data"]
 AFTER = ["policy", "disk", "europe", "address"]
 
 
 def test_a_site_that_would_run_is_told_so(run_check: RunCheck, folder: SiteFolder) -> None:
     before = sorted(path for path in folder.path.rglob("*") if path != folder.lock)
-    findings = run_check("works")
+    stages: list[str] = []
+    findings = run_check("works", begin=stages.append)
+    assert stages[3:5] == [
+        "calling the peers, and starting a worker, which reads the data and builds the network",
+        "trying a step of each stage",
+    ]
     assert list(findings) == [*BEFORE, "worker", "rehearsal", *AFTER]
     warned = {finding.subject for finding in findings.values() if finding.verdict == "warning"}
     assert {finding.verdict for finding in findings.values()} == {"ok", "warning"}

@@ -6,6 +6,7 @@ Another distribution's `models` or `losses` is reported before an import fails.
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from fakes.sites import append_rows, round_body
 from peer.config.schema import NamedParameters
 from peer.config.site_folder import SiteFolder
+from peer.core.limits import DESCRIPTORS_RESERVED
 from peer.daemon import startup
 from peer.daemon.dispatch import now
 from peer.demo.local_federation import LocalFederation
@@ -132,6 +134,25 @@ PORT_SHARED = "of the sites of this machine, trial/europe has port 39464, too"
 
 
 # --- ports ------------------------------------------------------------------------------------------------------------
+def test_too_few_open_files_for_the_roster_are_worth_a_warning_and_for_its_members_a_failure(
+    folder: SiteFolder,
+) -> None:
+    federation, site, _ = startup.load(folder)
+    sites = len(federation.site)
+    needed = 512 + 3 * sites + DESCRIPTORS_RESERVED
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    findings = []
+    try:
+        for soft in (needed, needed - 1, 3 * sites + DESCRIPTORS_RESERVED + 3):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            findings.append(local.check_descriptors(federation, site))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+    assert [finding.verdict for finding in findings] == ["ok", "warning", "failure"]
+    assert f"raise the limit to {needed} where the daemon starts (LimitNOFILE" in findings[1].remedy
+    assert f"may open {needed - 1}, {sites} sites may need {needed}: a start takes 511 conn" in findings[1].message
+
+
 def test_sites_of_one_home_with_the_same_port_are_worth_a_warning(
     run_check: RunCheck, folder: SiteFolder, enrolled: LocalFederation
 ) -> None:

@@ -1,5 +1,6 @@
 """The refusals of other sites that this site's configuration foresees."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ WEIGHTS = {"weights": "encoder.pt", "weights_sha256": "ab" * 32}
 MONAI = "monai.networks.nets."
 
 
-def findings(folder: SiteFolder, method: str, **model: Any) -> list[Finding]:
+def findings(folder: SiteFolder, method: str, *, shared: str | None = None, **model: Any) -> list[Finding]:
     federation, site, own = startup.load(folder)
-    federation = federation.model_copy(update={"method": NamedParameters(name=method)})
+    shared_model = NamedParameters(name=shared) if shared else None
+    federation = federation.model_copy(update={"method": NamedParameters(name=method), "shared_model": shared_model})
     site = site.model_copy(update={"model": site.model.model_copy(update=model)})
     return list(check_receivers(federation, site, own.name))
 
@@ -39,6 +41,23 @@ def test_a_class_that_others_must_allow_is_named_with_the_key(folder: SiteFolder
         f"{others} refuse mine:Net unless their site.toml lists it in allow_models",
     )
     assert 'allow_models = ["mine:Net"]' in finding.remedy
+
+
+@pytest.mark.parametrize("method", ["fedskd", "dflmoe"])
+def test_the_package_of_an_installed_network_is_named(
+    folder: SiteFolder, distribution: Callable[..., None], method: str
+) -> None:
+    distribution("clinic-nets", "1.2", "mhfl_peer.models", clinic_net="clinic:net")
+    (finding,) = findings(folder, method, name="clinic_net")
+    assert finding.message.endswith("refuse clinic_net unless they have clinic-nets==1.2 too")
+    assert "`pip install clinic-nets==1.2`" in finding.remedy
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedskd"])
+def test_the_one_network_of_all_sites_needs_no_permission(folder: SiteFolder, method: str) -> None:
+    assert findings(folder, method, shared="mine:Net", name="mine:Net") == []
+    (finding,) = findings(folder, method, shared="resnet10", **WEIGHTS, freeze=("layer1",))
+    assert "unless their [model] has the same weights, and the same freeze or adapters" in finding.message
 
 
 def test_the_head_of_a_class_needs_no_permission(folder: SiteFolder) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from peer.config.site_folder import SiteFolder
 from peer.core.roster import SiteName
-from peer.preflight.redaction import Redaction, sample_names
+from peer.preflight.redaction import Redaction, is_distinctive, sample_names
 
 FOLDER = SiteFolder(Path("/var/lib/mhfl"), "trial", SiteName("asia"))
 NAMES = ("/srv/ct/Müller Anna/scan one.nii.gz", "images/pat-0042.png", "S10482", "/srv/ct/Lee (2).dcm", "asia/x.npy")
@@ -56,6 +56,28 @@ def test_names_paths_keys_and_addresses_are_taken_out(redaction: Redaction, text
 )
 def test_what_helps_a_maintainer_stays(redaction: Redaction, text: str, said: str | None) -> None:
     assert redaction.text(text).startswith(said or text)
+
+
+def test_the_user_of_a_url_is_taken_out_and_values_of_secret_keys() -> None:
+    redaction = Redaction(FOLDER, (), kept=(), hosts=None)
+    assert redaction.text("dials http://me:word@gate:3128 now") == "dials http://<user>@gate:3128 now"
+    value = {"proxy_password": "word", "token": ["a"], "tokens": 4, "method": {"secret": 3, "name": "fedskd"}}
+    left_out = "<left out>"
+    shown = {
+        "proxy_password": left_out,
+        "token": left_out,
+        "tokens": 4,
+        "method": {"secret": left_out, "name": "fedskd"},
+    }
+    assert redaction.value(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("secret", "distinctive"),
+    [(b"hospital", False), (b"Hospital", False), (b"20261123", False), (b"u:p", False), (b"hunter2hunter", True)],
+)
+def test_only_what_no_text_has_by_chance_is_looked_for(secret: bytes, distinctive: bool) -> None:
+    assert is_distinctive(secret) == distinctive
 
 
 def test_a_log_line_stays_json(redaction: Redaction) -> None:

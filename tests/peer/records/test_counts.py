@@ -63,6 +63,14 @@ def counts(records: SiteRecords) -> Counts:
     return Counts(records.folder, ROSTER)
 
 
+def test_a_newcomer_has_zeroes_and_is_counted_by_its_name(counts: Counts, records: SiteRecords) -> None:
+    counts.add_members(frozenset({SiteName("asia"), SiteName("oslo")}))
+    assert (counts.contributed["oslo"], counts.agreed["oslo", True], "oslo" in counts.refusals) == (0, 0, True)
+    records.write("denied", 1, caller="oslo", call="model for round 1", reason="no")
+    assert not counts.read_more()
+    assert counts.denied["oslo"] == 1
+
+
 def test_before_anything_happens_every_other_site_has_a_zero(counts: Counts) -> None:
     assert not counts.read_more()
     assert counts.last is None

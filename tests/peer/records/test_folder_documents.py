@@ -229,7 +229,7 @@ def test_the_status_of_a_stopped_site_tells_where_it_stood_and_why_it_stopped(di
         ("configured", 0, {"federation": "ab" * 32}),
         ("began", 0, {"generation": 1}),
         ("refused", 0, {"origin": "europe", "reason": "of an earlier run"}),
-        ("initialised", 0, {"state": "s", "artifact": None, "samples": {"training": 4}, "publish": None}),
+        ("initialised", 0, {"state": "s", "samples": {"training": 4}, "weights": "2 of 3 tensors fit"}),
         ("began", 0, {"generation": 1}),
         ("opened", 1, {"sources": []}),
         committed(1),
@@ -241,9 +241,16 @@ def test_the_status_of_a_stopped_site_tells_where_it_stood_and_why_it_stopped(di
     status = folder_documents.status_when_down(disk.folder)
     assert status["digest"] == "ab" * 32
     assert (status["round"], status["committed"], status["phase"]) == (2, 1, "down")
-    assert status["samples"] == {"training": 4}
+    assert (status["samples"], status["weights"]) == ({"training": 4}, "2 of 3 tensors fit")
+    assert status["software"].startswith("mhfl-peer ")
     assert status["refusals"] == [{"site": "europe", "round": 2, "reason": "not its turn"}]
-    assert status["failure"] == "memory: out of memory"
+    assert (status["failure"], status["departed"]) == ("memory: out of memory", "")
+
+
+def test_the_status_of_a_site_that_was_expelled_says_so(disk: Disk) -> None:
+    disk.write(1, ("began", 0, {"generation": 1}), ("left", 1, {"fault": "", "reason": "this site was expelled"}))
+    status = folder_documents.status_when_down(disk.folder)
+    assert (status["failure"], status["departed"]) == ("", "this site was expelled")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,16 @@ import pytest
 
 from peer import errors
 from peer.records.journal import GENESIS, chain_hash
-from peer.records.ledger import EMPTY, ChainVerifier, Head, Ledger, SentArtifact
+from peer.records.ledger import (
+    EMPTY,
+    NEWEST,
+    ROUNDS_COUNTED_MAX,
+    SENT_IN_ROUND,
+    ChainVerifier,
+    Head,
+    Ledger,
+    SentArtifact,
+)
 
 WRITER = """
 import sys
@@ -277,7 +286,7 @@ def test_what_left_is_counted_for_each_peer_purpose_and_artifact(path: Path) -> 
     ):
         facts = {"kind": "model", "round": 3, "generation": 1, "sha256": "ab", "bytes": 100}
         ledger.settle(ledger.intend(peer=peer, purpose=purpose, **facts), bytes=40, outcome=outcome)
-    assert ledger.sent_in_round(1, 3) == [
+    assert list(ledger.sent_in_round(1, 3).artifacts.values()) == [
         SentArtifact("africa", "train", "ab", 100, transfers=1, complete=0),
         SentArtifact("asia", "evaluate", "ab", 40, transfers=1, complete=1),
         SentArtifact("asia", "train", "ab", 80, transfers=2, complete=1),
@@ -293,6 +302,72 @@ def test_counting_bytes_reads_no_more_than_the_round(path: Path) -> None:
     ledger._connection.set_progress_handler(lambda: next(hundreds) and 0, 100)
     assert ledger.bytes_in_round(1, 77) == 3
     assert next(hundreds) < 20, "hundreds of instructions, where a scan of 3000 rows takes ten thousands"
+
+
+def test_a_round_is_counted_with_indexes(path: Path) -> None:
+    ledger = Ledger(path)
+    of_round = {"generation": 1, "round": 77, "unknown": "unknown", "export": "export"}
+    plans = {
+        query: [step[3] for step in ledger._connection.execute(f"EXPLAIN QUERY PLAN {query}", of_round)]
+        for query in (SENT_IN_ROUND, NEWEST)
+    }
+    assert plans[SENT_IN_ROUND][:2] == [
+        "SEARCH intent USING INDEX ledger_round (<expr>=? AND <expr>=?)",
+        "SEARCH outcome USING INDEX ledger_intent (<expr>=?) LEFT-JOIN",
+    ]
+    assert plans[NEWEST] == ["SCAN ledger"], "from the end of the rows' own order, and LIMIT ends it at one"
+
+
+def test_a_transfer_reads_no_more_after_a_thousand_of_its_round(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger._connection.execute("PRAGMA synchronous = OFF")
+    steps = itertools.count()
+
+    def take(number: int) -> int:
+        before = next(steps)
+        assert ledger.sent_in_round(1, 3).artifact(f"site-{number}", "train", "ab").transfers == 0
+        facts = {"kind": "model", "round": 3, "generation": 1, "sha256": "ab", "bytes": 100}
+        ledger.settle(ledger.intend(peer=f"site-{number}", purpose="train", **facts), bytes=40, outcome="complete")
+        return next(steps) - before
+
+    take(0)
+    ledger._connection.set_progress_handler(lambda: next(steps) and 0, 10)
+    first, *_, last = [take(number) for number in range(1, 1001)]
+    assert last <= 2 * first
+    assert ledger.bytes_in_round(1, 3) == 40 * 1001
+
+
+def test_counts_stay_right_beside_another_process_and_after_a_restart(path: Path) -> None:
+    def sent(ledger: Ledger) -> tuple[int, int, int]:
+        counts = ledger.sent_in_round(1, 3)
+        of_artifact = counts.artifact("asia", "train", "ab")
+        return counts.bytes, of_artifact.transfers, of_artifact.complete
+
+    def begin(ledger: Ledger, round: int = 3) -> int:
+        facts = {"kind": "model", "round": round, "generation": 1, "sha256": "ab", "bytes": 100}
+        return ledger.intend(peer="asia", purpose="train", **facts)
+
+    ledger, other = Ledger(path), Ledger(path)
+    uncounted = begin(ledger)
+    assert sent(ledger) == (100, 1, 0)
+    ledger.settle(uncounted, bytes=10, outcome="broken")
+    assert sent(ledger) == (10, 1, 0), "it began before the first question"
+    counted = begin(ledger)
+    assert sent(ledger) == (110, 2, 0)
+    ledger.settle(counted, bytes=100, outcome="complete")
+    assert sent(ledger) == sent(other) == (110, 2, 1)
+    foreign = begin(other)
+    assert sent(ledger) == (210, 3, 1), "another process appended"
+    ledger.settle(begin(ledger), bytes=100, outcome="complete")
+    ledger.settle(foreign, bytes=0, outcome="unknown")
+    assert sent(ledger) == (310, 4, 2)
+    long = begin(ledger)
+    for round in range(4, 4 + ROUNDS_COUNTED_MAX):
+        ledger.settle(begin(ledger, round), bytes=1, outcome="complete")
+        assert ledger.bytes_in_round(1, round) == 1
+    assert sent(ledger) == (410, 5, 2), "the round was counted anew"
+    ledger.settle(long, bytes=7, outcome="broken")
+    assert sent(ledger) == sent(Ledger(path)) == (317, 5, 2)
 
 
 @pytest.mark.parametrize("read", [Ledger.transfers, Ledger.close_open_intents], ids=lambda read: str(read.__name__))

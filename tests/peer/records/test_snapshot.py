@@ -7,7 +7,7 @@ import pytest
 from fakes.snapshots import HEARD, NOW_S, SITES, federation, link, site_snapshot
 from peer.core.status import RefusedEntry
 from peer.records.documents import FederationOverview, OverviewRow
-from peer.records.snapshot import group_refusals, overview
+from peer.records.snapshot import group_refusals, overview, room_taken
 
 
 def rows(document: FederationOverview) -> dict[str, OverviewRow]:
@@ -21,7 +21,7 @@ def test_a_site_of_this_machine_speaks_for_itself_and_of_the_others() -> None:
     assert (every["asia"]["seen_by"], every["asia"]["state"], every["asia"]["progress"]) == ("asia", "running", 0.5)
     assert (every["europe"]["seen_by"], every["europe"]["state"]) == ("asia", "heard")
     assert (every["europe"]["certificate_days"], every["africa"]["certificate_days"]) == (12, None)
-    assert every["europe"]["software"] == "mhfl-peer 0.2.0"
+    assert (every["asia"]["software"], every["europe"]["software"]) == ("mhfl-peer 0.3.0", "mhfl-peer 0.2.0")
 
 
 def test_of_a_site_elsewhere_the_newest_view_counts() -> None:
@@ -29,6 +29,17 @@ def test_of_a_site_elsewhere_the_newest_view_counts() -> None:
     document = overview([site_snapshot("asia", peers=old), site_snapshot("africa")], time_s=NOW_S)
     assert rows(document)["europe"]["seen_by"] == "africa"
     assert rows(document)["europe"]["state"] == "heard"
+
+
+@pytest.mark.parametrize(
+    ("metric", "pooled", "value", "share"),
+    [("auc", 0.9, 0.85, 0.5), ("auc", 0.9, 0.75, -0.5), ("auc", 0.805, 0.9, None), ("psnr", 0.85, 0.9, None)],
+)
+def test_a_share_is_told_of_a_room_that_is_large_enough(
+    metric: str, pooled: float, value: float, share: float | None
+) -> None:
+    taken = room_taken(metric, alone=0.8, pooled=pooled, round=4, value=value)
+    assert taken["share"] == (None if share is None else pytest.approx(share))
 
 
 @pytest.mark.parametrize(
@@ -55,6 +66,13 @@ def test_the_round_is_that_of_most_running_sites() -> None:
         site_snapshot("america", round=1, daemon="down", phase="down"),
     ]
     assert overview(snapshots, time_s=NOW_S)["round"] == 4
+
+
+def test_the_overview_says_of_which_round_older_artifacts_are() -> None:
+    planned = {"round": 3, "order": None, "receives_from": {}, "visits": None, "made_in": 1}
+    older, newer = ({**site_snapshot("asia"), "plan": [{**planned, "made_in": each}]} for each in (1, None))
+    assert overview([older], time_s=NOW_S)["made_in"] == 1  # type: ignore[list-item]
+    assert overview([newer], time_s=NOW_S)["made_in"] is None  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -104,6 +122,19 @@ def test_equal_refusals_are_one_group_with_their_number() -> None:
         ("europe", "late", 1),
     ]
     assert (groups[1]["first_round"], groups[1]["last_round"]) == (4, 6)
+
+
+def test_attention_says_what_holds_a_site() -> None:
+    snapshot = site_snapshot("asia", phase="held", held="amendment 2 holds the federation")
+    items = overview([snapshot], time_s=NOW_S)["attention"]
+    assert {"site": "asia", "urgent": False, "text": "held: amendment 2 holds the federation"} in items
+
+
+def test_attention_says_why_a_site_departed_and_not_that_it_should_be_started() -> None:
+    snapshot = site_snapshot("asia", daemon="down", phase="down", departed="this site was expelled by amendment 2")
+    texts = [item["text"] for item in overview([snapshot], time_s=NOW_S)["attention"] if item["site"] == "asia"]
+    assert "this site was expelled by amendment 2" in texts
+    assert not any("mhfl-peer start" in text for text in texts)
 
 
 def test_attention_names_what_is_urgent_first() -> None:

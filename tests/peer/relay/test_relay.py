@@ -10,13 +10,16 @@ import ssl
 
 import pytest
 
+from fakes.http_proxy import HttpProxy
 from peer.core.messages import Heartbeat
 from peer.identity import certificates
-from peer.relay import frames, parking, server
-from peer.relay.parking import IDLE, Parkings, RelayRefused
+from peer.relay import frames, parking, server, splice
+from peer.relay.parking import IDLE, Parking, Parkings, RelayRefused
+from peer.relay.probe import probe
 from peer.relay.server import NOBODY_PARKED, UNKNOWN_NAME, RelayServer
 from peer.transport.client import Refused, Unreachable
-from peer.transport.proxy import direct
+from peer.transport.handshake import Fault, diagnose
+from peer.transport.proxy import Proxy, direct
 from peer.transport.tls import stream_context
 
 PULSE = Heartbeat(1, 3, "train", 0.5, 3, 2)
@@ -93,6 +96,31 @@ async def test_calls_and_artifacts_pass_and_are_counted(gate, network, wanted):
     assert ("beat", "africa") in europe.service.calls
 
 
+async def test_bytes_of_connections_that_were_carried_together_add_up(gate, network, wanted, monkeypatch):
+    counts, ended = [], asyncio.Event()
+
+    async def count(one, other):
+        counts.append(await splice.splice(one, other))
+        if len(counts) == 2:
+            ended.set()
+        return counts[-1]
+
+    monkeypatch.setattr(server, "splice", count)
+    europe = await network.serve("europe")
+    await gate.open()
+    await gate.park(europe)
+    await gate.parked("europe")
+    africa = network.dial("africa")
+    sample = network.sample()
+    europe.service.publish(sample)
+    await africa.fetch(await africa.get_manifest("europe", wanted()), network.inbox())
+    assert gate.relay.traffic()["europe"]["carrying"] == 2
+    await africa.close()
+    async with asyncio.timeout(20):
+        await ended.wait()
+    assert gate.relay.traffic()["europe"]["carried_bytes"] == sum(counts) > sample.path.stat().st_size
+
+
 async def test_a_relay_that_was_away_is_found_again(gate, network, monkeypatch):
     monkeypatch.setattr(parking, "RETRY_S", (0.05,))
     europe = await network.serve("europe")
@@ -160,7 +188,7 @@ async def test_a_caller_that_ends_within_its_first_message_is_gone_at_once(gate)
 
 
 async def test_callers_from_elsewhere_that_come_at_once_are_bounded(gate, monkeypatch):
-    monkeypatch.setattr(server, "PARKING_WAIT_S", 0.2)
+    monkeypatch.setattr(server, "PARKING_WAIT_S", 0.7)  # all five are there while the first two still wait
     monkeypatch.setattr(server, "CARRIED_FROM_ELSEWHERE_MAX", 2)
     await gate.open(networks=[ipaddress.ip_network("192.0.2.0/24")])
     answers = await asyncio.gather(*(answer_to(gate.port, "europe") for _ in range(5)))
@@ -178,22 +206,54 @@ async def test_every_address_of_ipv6_is_every_address_of_ipv4_too():
     await relay.stop()
 
 
-async def test_a_silent_caller_ends_and_a_crowd_of_them_is_bounded(gate, monkeypatch):
-    monkeypatch.setattr(server, "HELLO_S", 0.2)
+async def test_a_silent_caller_ends(gate, monkeypatch):
+    monkeypatch.setattr(server, "HELLO_S", 0.05)
+    await gate.open()
+    reader, writer = await asyncio.open_connection("127.0.0.1", gate.port)
+    assert await reader.read() == b""
+    assert gate.relay.refusals == {"silent": 1}
+    writer.close()
+
+
+async def test_a_crowd_of_silent_callers_is_bounded(gate):
     await gate.open()
     lines = [await asyncio.open_connection("127.0.0.1", gate.port) for _ in range(server.UNHEARD_PER_SOURCE_MAX + 3)]
-    assert [await reader.read() for reader, _ in lines] == [b""] * len(lines)
+    assert [await reader.read() for reader, _ in lines[-3:]] == [b""] * 3
+    assert gate.relay.refusals == {"too many connections": 3}
     for _, writer in lines:
         writer.close()
-    assert gate.relay.refusals == {"too many connections": 3, "silent": server.UNHEARD_PER_SOURCE_MAX}
 
 
 async def test_a_site_that_is_not_listed_is_refused_with_the_reason(gate, network):
     asia = await network.serve("asia")
     await gate.open()
     parked = await gate.park(asia)
-    with pytest.raises(RelayRefused, match="asia is not among the sites of gate"):
+    with pytest.raises(RelayRefused, match="asia is not among the sites of gate") as raised:
         await parked.try_once()
+    remedy = "settle it with the relay's operator"
+    assert parked.explain(raised.value) == ("refuses this site: asia is not among the sites of gate", remedy)
+
+
+async def test_a_site_that_is_no_member_any_more_is_cut_off_and_a_newcomer_parks(gate, network):
+    await gate.open(sites=("europe",))
+    parking = await gate.park(await network.serve("europe"))
+    await gate.parked("europe")
+    held = [writer.transport for writer in gate.relay._held["europe"]]
+    gate.relay.follow(frozenset({"asia"}))
+    assert len(held) >= IDLE
+    assert all(transport.is_closing() for transport in held)
+    with pytest.raises(RelayRefused, match="europe is not among the sites of gate"):
+        await parking.try_once()
+    assert gate.relay.traffic().keys() == {"asia"}
+    await gate.park(await network.serve("asia"))
+    await gate.parked("asia")
+
+
+async def test_a_certificate_with_another_key_than_the_pinned_one_cannot_park(gate, network):
+    await gate.open(pins={"europe": "ab" * 32})
+    parking = await gate.park(await network.serve("europe"))
+    with pytest.raises(RelayRefused, match="the key of europe is not the one that is pinned"):
+        await parking.try_once()
 
 
 async def test_a_site_of_another_federation_cannot_park(gate, network, foreign_authority):
@@ -210,8 +270,59 @@ async def test_a_relay_under_another_name_gets_no_connection(gate, network):
     europe = await network.serve("europe")
     await gate.open()
     wrong = await gate.park(europe, relay="other")
-    with pytest.raises((OSError, ValueError)):
+    with pytest.raises(OSError, match="NAME") as raised:
         await wrong.try_once()
+    message, remedy = wrong.explain(raised.value)
+    assert message == f"the relay at 127.0.0.1:{gate.port} is not other"
+    assert remedy.startswith("compare the name in [connect] relays")
+
+
+async def test_what_answers_with_the_certificate_of_another_name_is_named(network):
+    europe, asia = await network.serve("europe"), await network.serve("asia")
+    parked = Parking("gate", ("127.0.0.1", asia.port), europe.service.pki, ("127.0.0.1", 1), direct, print)
+    with pytest.raises(OSError, match="match") as raised:
+        await parked.try_once()
+    message, remedy = parked.explain(raised.value)
+    assert message == f"what answers at 127.0.0.1:{asia.port} is not gate"
+    assert remedy.startswith("compare the name and the address in [connect] relays")
+
+
+async def test_a_proxy_before_a_relay_is_named_with_what_to_do(gate, network, foreign_authority):
+    europe = await network.serve("europe")
+    breaker = await network.serve("asia", pki=foreign_authority.admit("gate"))
+    for served, message, remedy in (
+        (HttpProxy("me:it"), "wants a user and a password", "name it as [connect] password_file"),
+        (HttpProxy(instead=breaker.port), "is not of this federation", "exempt 127.0.0.1:9 from inspection"),
+    ):
+        async with served.serving() as proxy:
+            through = Proxy("127.0.0.1", proxy.port)
+            place = (europe.service.pki, ("127.0.0.1", 1), lambda peer, address, through=through: through, print)
+            parked = Parking("gate", ("127.0.0.1", 9), *place)
+            with pytest.raises(OSError, match=r"password|certificate") as raised:
+                await parked.try_once()
+        explained = parked.explain(raised.value)
+        assert message in explained[0]
+        assert str(through) in explained[0]
+        assert remedy in explained[1]
+
+
+async def test_a_relay_that_joins_to_another_site_is_caught_by_the_certificate(gate, network, authority):
+    asia = await network.serve("asia")
+    await gate.open()
+    liar = await gate.park(asia, pki=authority.admit("europe"))
+    await gate.parked("europe")
+    assert liar.server == ("127.0.0.1", asia.port), "what is parked as europe leads to asia"
+    africa = network.dial("africa")
+    network.addresses["europe"] = f"127.0.0.1:{gate.port}"
+    with pytest.raises(Unreachable):
+        await africa.beat("europe", PULSE)
+    assert asia.service.calls == []
+    diagnosis = await asyncio.to_thread(
+        diagnose, "127.0.0.1", gate.port, pki=authority.admit("africa"), site="europe", timeout_s=20.0
+    )
+    assert diagnosis.fault is Fault.WRONG_NAME
+    assert diagnosis.detail == f"127.0.0.1:{gate.port} is asia, not europe"
+    assert "where it is a relay's, tell the relay's operator" in diagnosis.remedy
 
 
 async def test_a_site_whose_server_is_down_lets_the_relay_try_the_next(gate, network, monkeypatch):
@@ -224,8 +335,23 @@ async def test_a_site_whose_server_is_down_lets_the_relay_try_the_next(gate, net
     with pytest.raises(Unreachable):
         await network.dial("africa").beat("europe", PULSE)
     parked.server = ("127.0.0.1", europe.port)
+    monkeypatch.setattr(frames, "READY_S", 20.0)
     await gate.parked("europe")
     assert await network.dial("asia").beat("europe", PULSE) == PULSE
+
+
+@pytest.mark.parametrize(("opened", "answered"), [(False, frames.encode(frames.Frame.PONG)), (True, b"")])
+async def test_a_ping_that_crosses_open_is_not_answered_into_the_caller_s_bytes(opened, answered):
+    class Writer(bytearray):
+        write = bytearray.extend
+
+        async def drain(self):
+            pass
+
+    reader, writer = asyncio.StreamReader(), Writer()
+    reader.feed_data(frames.encode(frames.Frame.PING) + frames.encode(frames.Frame.READY))
+    await RelayServer("gate", lambda: None, ())._hold(server.Parked((reader, writer), opened=opened))
+    assert bytes(writer) == answered
 
 
 async def test_the_server_counts_callers_by_the_address_that_the_relay_states(network):
@@ -247,3 +373,75 @@ async def test_a_relay_s_certificate_makes_it_no_peer(gate, network, authority):
     with pytest.raises(Refused):
         await network.dial("gate", pki=authority.admit("gate")).beat("europe", PULSE)
     assert europe.service.calls == []
+
+
+class Member(Gate):
+    """Africa: a member that is a relay for the others, and reached at the same address."""
+
+    async def open(self, africa, sites=("asia", "europe"), **options):  # type: ignore[override]
+        pki = self.authority.admit("africa")
+        self.relay = RelayServer(
+            "africa",
+            lambda: pki.stream_context(ssl.PROTOCOL_TLS_SERVER),
+            frozenset(sites),
+            own=("127.0.0.1", africa.port),
+            on_caller=africa.server.note_relayed,
+            **options,
+        )
+        self.port = await self.relay.start("127.0.0.1", 0)
+        return self
+
+
+@pytest.fixture
+async def member(network, authority):
+    member = Member(network, authority)
+    yield member
+    await member.close()
+
+
+async def test_a_member_relays_for_the_others_and_is_reached_at_the_same_address(member, network):
+    africa, europe = await network.serve("africa"), await network.serve("europe")
+    await member.open(africa)
+    await member.park(europe, relay="africa")
+    await member.parked("europe")
+    network.addresses["africa"] = f"127.0.0.1:{member.port}"
+    asia = network.dial("asia")
+    assert await asia.beat("europe", PULSE) == PULSE
+    assert await asia.beat("africa", PULSE) == PULSE
+    assert ("beat", "asia") in africa.service.calls
+    assert ("beat", "asia") in europe.service.calls
+    assert list(africa.server._relayed.values()) == ["127.0.0.1"], "its own server counts who called"
+
+
+async def test_a_site_whose_certificate_a_member_refuses_cannot_park_there(member, network):
+    africa, europe = await network.serve("africa"), await network.serve("europe")
+
+    class Everybody:
+        def __contains__(self, digest):
+            return len(digest) == 64
+
+    await member.open(africa, refused=Everybody())
+    parked = await member.park(europe, relay="africa")
+    with pytest.raises(RelayRefused, match="europe is not among the sites of africa"):
+        await parked.try_once()
+
+
+async def test_a_relay_that_is_probed_answers_to_its_own_name_alone(gate, authority):
+    await gate.open()
+
+    def context():
+        return authority.admit("gate").stream_context()
+
+    await probe("127.0.0.1", gate.port, "gate", context())
+    with pytest.raises(OSError, match=r"ALERT|alert|name"):
+        await probe("127.0.0.1", gate.port, "door", context())
+
+
+async def test_more_connections_than_a_relay_may_have_are_closed(gate):
+    await gate.open(connections=1)
+    first = socket.create_connection(("127.0.0.1", gate.port))
+    second = socket.create_connection(("127.0.0.1", gate.port))
+    with first, second:
+        second.settimeout(20)
+        assert await asyncio.to_thread(second.recv, 1) == b""
+        assert gate.relay.refusals["too many connections"] == 1

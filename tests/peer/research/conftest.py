@@ -122,7 +122,8 @@ def worker_without_training(rules: Rules) -> Perform:
                 state = hashlib.sha256(text.encode()).hexdigest()
                 return events.Trained(generation, round, attempt, stage, state, artifact_of(text, slot), {}, 1, 1.0)
             case commands.Aggregate(generation, round, attempt, base, sources):
-                names = tuple(sorted({rules.site, *(source.origin for source in sources)}))
+                own = () if command.shadow else (rules.site,)
+                names = tuple(sorted({*own, *(source.origin for source in sources)}))
                 mean = Sha256(hashlib.sha256(f"{round} {names}".encode()).hexdigest())
                 return events.Aggregated(generation, round, attempt, f"mean {base}", mean, names)
             case commands.Evaluate(generation, round, attempt):

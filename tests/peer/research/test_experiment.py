@@ -42,6 +42,11 @@ PUBLIC_SHA256 = {False: "", True: f'public_sha256 = "{"ab" * 32}"\n'}
         ('[methods.local]\n[links.gone]\nremoved = ["asien"]\n', {}, "'asien' is no site (did you mean 'asia'?)"),
         ('[methods.fedskd]\n[links.bad]\ninsider = "asia"\n', {}, "an insider has an act, and an act an insider"),
         ('[methods.fedskd]\n[links.bad]\nmethods = ["fedavg"]\n', {}, "links.bad.methods: no such row 'fedavg'"),
+        (
+            "[methods.kt_pfl]\n" + PUBLIC_SHA256[True] + '[[links.later.epochs]]\nfrom_round = 2\nadd = ["asia"]\n',
+            PUBLIC,
+            "links.later.methods: kt_pfl has no place for a site that joins later",
+        ),
         ('[methods.fedskd]\n[links.bad]\ninsider = "mars"\nact = "zero"\n', {}, "links.bad.insider: 'mars' is no site"),
         ("[methods.local]\n", {"classes = 2": "classes = 1"}, "classification needs at least 2"),
         (
@@ -74,6 +79,11 @@ PUBLIC_SHA256 = {False: "", True: f'public_sha256 = "{"ab" * 32}"\n'}
             {},
             "two federations would both be called 'even.mixed.all.a.local'",
         ),
+        (
+            "[methods.local]\n",
+            {"[training]\n": "[training]\nprocesses = 2\n"},
+            "training.processes: a run trains in one process; `--jobs` has several runs at a time",
+        ),
         ("[methods.local]\npaper.trian = {}\n", {}, "paper.trian: unknown stage (did you mean 'train'?)"),
     ],
 )
@@ -94,7 +104,9 @@ def test_feddal_needs_a_proxy(experiment: Write) -> None:
 
 @pytest.mark.parametrize("method", sorted(PLANS))
 def test_every_method_gets_a_federation_that_daemons_would_take(experiment: Write, method: str) -> None:
-    loaded = Experiment.load(experiment(f"[methods.{method}]\n" + PUBLIC_SHA256[PLANS[method].public], replace=PUBLIC))
+    dense = {'kind = "classification"': 'kind = "segmentation"'} if "classification" in PLANS[method].not_for else {}
+    row = f"[methods.{method}]\n" + PUBLIC_SHA256[PLANS[method].public]
+    loaded = Experiment.load(experiment(row, replace=PUBLIC | dense))
     text = loaded.federation_text(method, "mixed", ("africa", "asia"), seed=3)
     federation = FederationConfig.parse(text, "text")
     assert federation.method.name == method
@@ -102,9 +114,10 @@ def test_every_method_gets_a_federation_that_daemons_would_take(experiment: Writ
 
 
 def test_every_method_does_the_same_steps_on_what_is_evaluated(experiment: Write) -> None:
-    rows = "".join(f"[methods.{name}]\n" + PUBLIC_SHA256[plan.public] for name, plan in PLANS.items())
+    plans = {name: plan for name, plan in PLANS.items() if "classification" not in plan.not_for}
+    rows = "".join(f"[methods.{name}]\n" + PUBLIC_SHA256[plan.public] for name, plan in plans.items())
     loaded = Experiment.load(experiment(rows, replace=PUBLIC))
-    for name, plan in PLANS.items():
+    for name, plan in plans.items():
         stages = loaded.stages(name)
         assert stages.keys() == plan.stages.keys()
         main = [keys for stage, keys in stages.items() if stage not in MINOR]
@@ -221,6 +234,15 @@ def test_a_row_has_the_batch_size_of_its_paper_with_the_papers_work_alone(experi
     assert [paper.batch_size(label) for label in ("mh_pflid", "local")] == [2, 4]
     site = toml.parse(paper.site_text("asia", "mixed", "mh_pflid", root=None, regions=None), "text")
     assert site["training"]["batch_size"] == 2
+
+
+def test_a_row_may_use_older_artifacts_where_its_method_can(experiment: Write) -> None:
+    rows = '[methods.fedskd]\n[methods.older]\nmethod = "fedskd"\nstaleness = 1\n'
+    loaded = Experiment.load(experiment(rows))
+    drafts = [loaded.federation_draft(label, "mixed", "asia", seed=0) for label in ("fedskd", "older")]
+    assert [draft["schedule"].get("staleness") for draft in drafts] == [None, 1]
+    with pytest.raises(ConfigError, match=r"methods.older.staleness: fedcross circulates models"):
+        Experiment.load(experiment(rows.replace('method = "fedskd"', 'method = "fedcross"')))
 
 
 def test_sites_set_aside_shares_of_their_own_for_validation(experiment: Write) -> None:

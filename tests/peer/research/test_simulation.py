@@ -165,6 +165,7 @@ def test_an_insider_sends_something_else_and_the_others_go_on(prepared: Callable
         assert [sorted(row["cut"]) for row in sites[name]["rounds"]] == [expected] * 2
 
 
+@pytest.mark.slow
 def test_the_last_host_of_a_forged_copy_is_named_and_the_copy_before_gets_its_rounds(
     prepared: Callable[..., list[Run]],
 ) -> None:
@@ -181,6 +182,7 @@ def test_the_last_host_of_a_forged_copy_is_named_and_the_copy_before_gets_its_ro
     assert all(each == {"asia": "refused"} for each in refused)
 
 
+@pytest.mark.slow
 def test_links_fail_by_the_seed(prepared: Callable[..., list[Run]]) -> None:
     methods, longer = "[methods.feddal]\n[links.half]\nloss = 0.5\n", {"rounds = 2": "rounds = 6"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import models
 from peer.core import commands
 from peer.core.commands import Source
 from peer.core.messages import Artifact, TensorSpec
+from peer.core.plan import Wire
 from peer.core.roster import Sha256, SiteName
 from peer.files import artifact_path
 from peer.training.artifact import read_network, with_tensors, write_artifact
 from peer.training.errors import UnusableArtifact
 from peer.training.settings import TaskSettings
-from peer.training.tensors import State, state_of
+from peer.training.tensors import State, as_received, as_sent, state_of
 
 TASK = TaskSettings("classification", spatial_dims=1, in_channels=2, classes=3)
 
@@ -30,7 +32,7 @@ def network() -> models.Network:
     return models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=4)
 
 
-def write(folder: Path, network: models.Network, state: State | None = None) -> Artifact:
+def write(folder: Path, network: models.Network, state: State | None = None, *, wire: Wire = "float32") -> Artifact:
     return write_artifact(
         folder,
         state_of(network) if state is None else state,
@@ -39,6 +41,7 @@ def write(folder: Path, network: models.Network, state: State | None = None) -> 
         owner=SiteName("beta"),
         steps=5,
         training_samples=None,
+        wire=wire,
     )
 
 
@@ -77,6 +80,41 @@ def test_what_does_not_travel_takes_no_memory_before_the_base_is_known_to_hold_i
     with pytest.raises(UnusableArtifact, match=r"its base does not hold layer1\.0\.conv1\.weight"):
         read_network(tmp_path, source(artifact), TASK, allow=(), bases=lambda _: base)
     assert devices == ["meta"]
+
+
+WIRE_VECTORS = json.loads((Path(__file__).parents[3] / "proto" / "vectors" / "wire.json").read_text())
+
+
+def test_bfloat16_is_rounded_to_the_nearest_and_widened_exactly() -> None:
+    bits = [(int(pair["float32"], 16), int(pair["bfloat16"], 16)) for pair in WIRE_VECTORS]
+    state = {"w": torch.tensor([wide for wide, _ in bits], dtype=torch.int64).to(torch.int32).view(torch.float32)}
+    sent = as_sent(state, "bfloat16")
+    assert [value & 0xFFFF for value in sent["w"].view(torch.int16).tolist()] == [narrow for _, narrow in bits]
+    received = as_received(sent, state)["w"].view(torch.int32).tolist()
+    assert [value & 0xFFFFFFFF for value in received] == [narrow << 16 for _, narrow in bits]
+
+
+def test_a_model_sent_as_bfloat16_takes_half_the_bytes_and_comes_back_rounded(
+    tmp_path: Path, network: models.Network
+) -> None:
+    own = state_of(network)
+    whole, half = write(tmp_path, network), write(tmp_path, network, wire="bfloat16")
+    assert {tensor.dtype for tensor in half.tensors} == {"BF16", "I64"}
+    assert half.bytes < 0.6 * whole.bytes
+    received = read_network(tmp_path, source(half), TASK, allow=(), wire="bfloat16").state_dict()
+    for name, tensor in own.items():
+        assert received[name].dtype == tensor.dtype
+        assert torch.equal(received[name], tensor.bfloat16().to(tensor.dtype) if tensor.is_floating_point() else tensor)
+    assert not torch.equal(received["layer1.0.conv1.weight"], own["layer1.0.conv1.weight"])
+
+
+@pytest.mark.parametrize(("sent", "due", "types"), [("float32", "bfloat16", "F32"), ("bfloat16", "float32", "BF16")])
+def test_an_artifact_of_the_other_element_type_is_refused(
+    tmp_path: Path, network: models.Network, sent: Any, due: Any, types: str
+) -> None:
+    artifact = write(tmp_path, network, wire=sent)
+    with pytest.raises(UnusableArtifact, match=rf"is {types} \[4\] in the manifest, (BF16|F32) \[4\] in the spec"):
+        read_network(tmp_path, source(artifact), TASK, allow=(), wire=due)
 
 
 Change = Callable[[Path, models.Network], Artifact]

@@ -426,6 +426,29 @@ def test_every_order_of_arrival_and_every_site_gives_the_same_bits(three: Any) -
     assert mean["bn1.num_batches_tracked"] == 9
 
 
+def test_every_site_averages_what_the_others_received_although_it_has_finer_values(three: Any) -> None:
+    sites = three(wire="bfloat16")
+    for site, value in zip(sites, (1.001, 2.003, 4.007), strict=True):
+        fill(site.site_networks, value)
+    means = [averaged(mine, [site.to(mine) for site in sites if site is not mine])[0] for mine in sites]
+    assert len({tuple(mean["fc.bias"].tolist()) for mean in means}) == 1
+    assert means[0]["fc.bias"].dtype == torch.float32
+    assert means[0]["fc.bias"].tolist() == [pytest.approx((1.0 + 2.0 + 4.0) / 3, abs=1e-6)] * 2
+
+
+def test_with_the_own_artifact_at_hand_the_mean_is_of_it_and_not_of_the_state(three: Any) -> None:
+    sites = three()
+    own = [mine.to(mine) for mine in sites]
+    received = [[site.to(mine) for site in sites if site is not mine] for mine in sites]
+    for mine in sites:
+        fill(mine.site_networks, 7.0)  # trained on since
+    means = [
+        mine.artifact_exchange.average(sources, samples=1, sent=sent).state["fc.bias"].tolist()
+        for mine, sources, sent in zip(sites, received, own, strict=True)
+    ]
+    assert means == [[pytest.approx(1 / 3)] * 2] * 3
+
+
 def test_what_is_missing_leaves_the_mean_of_the_rest(three: Any) -> None:
     alpha, beta, _ = three()
     mean, contributors = averaged(alpha, [beta.to(alpha)], samples=1)

@@ -86,6 +86,8 @@ def test_what_a_crash_left_half_written_goes_at_the_start(store: Checkpoints) ->
     half = store.folder / "round-000001" / ".unfinished-train"
     half.mkdir(parents=True)
     (half / "dam.safetensors").touch()
+    Checkpoints(store.folder, clean=False)
+    assert half.exists()
     again = Checkpoints(store.folder)
     assert not half.exists()
     assert again.record("round-000001/train") is None

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,13 +14,18 @@ import numpy as np
 import pytest
 import torch
 
+from fakes.rank_threads import run_ranks
 from peer.core.plan import Work
 from peer.core.seeds import derive
 from peer.data.datalist import Sample
+from peer.files import UNFINISHED
+from peer.methods.method import Batch
 from peer.training.data import Batches, SiteData, load_data, site_seed, validation_names
 from peer.training.errors import UnusableDataError, WorkInterrupted
 from peer.training.images import Preparation
+from peer.training.ranks import Ranks
 from peer.training.settings import AugmentationSettings, DataSettings, TrainingSettings
+from peer.training.targets import Example
 from tests.fakes import phantoms
 
 NONE = AugmentationSettings(0, 0, 0, 0, 0)
@@ -327,6 +333,78 @@ def test_a_batch_does_not_depend_on_what_was_asked_before(make_setting, cache: s
     assert torch.equal(alone.targets, batch.targets)
     straight.close()
     late.close()
+
+
+@pytest.mark.parametrize("cache", ["memory", "none"])
+def test_ranks_read_shares_and_get_the_batches_of_one_process(make_setting, cache: str) -> None:
+    """Seven samples are four and three; the augmentation is drawn for each sample, and masks follow it."""
+    data = loaded(TrainingSettings.of(make_setting(data={"cache": cache})))
+    data = replace(data, masks=torch.rand(2, 24, generator=torch.Generator().manual_seed(0)))
+    read: dict[int, list[int]] = {0: [], 1: []}
+    options: dict[str, Any] = {"batch_size": 7, "augmentation": AugmentationSettings()}
+
+    def read_at(ranks: Ranks) -> list[Batch]:
+        def load(index: int) -> Any:
+            read[ranks.rank].append(index)
+            return data.training.load(index)
+
+        stream = batches(replace(data, training=replace(data.training, load=load)), ranks=ranks, **options)
+        joint = [stream[step] for step in range(2)]
+        stream.close()
+        return joint
+
+    alone = batches(data, **options)
+    expected = [alone[step] for step in range(2)]
+    for joint in run_ranks(2, read_at):
+        for batch, one in zip(joint, expected, strict=True):
+            torch.testing.assert_close(batch.images, one.images)
+            torch.testing.assert_close(batch.masks, one.masks)
+            assert torch.equal(batch.targets, one.targets)
+    for step in range(2):
+        indices = alone.indices(step)
+        assert set(read[0]) >= set(indices[:4])
+        assert set(read[1]) >= set(indices[4:])
+    if cache == "memory":  # nothing is read ahead
+        assert (len(read[0]), len(read[1])) == (8, 6)
+    alone.close()
+
+
+def test_a_process_that_only_trains_reads_no_other_samples_and_cleans_up_nothing(make_setting) -> None:
+    settings = TrainingSettings.of(make_setting(data={"cache": "disk", "validation_share": 0.4}))
+    whole = loaded(settings)
+    unfinished = settings.home / "cache" / f"{UNFINISHED}of-another-process"
+    unfinished.touch()
+    data = load_data(settings, site_seed(settings), check_halt=go_on, training_only=True)
+    assert data.counts == {"training": len(whole.training), "test": 0, "unreadable": 0}
+    assert data.training.digest == whole.training.digest != whole.validation.digest
+    assert unfinished.exists()
+    loaded(settings)
+    assert not unfinished.exists()
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_readers_read_the_steps_ahead_while_one_trains(make_setting, readers: int) -> None:
+    data = loaded(TrainingSettings.of(make_setting(data={"cache": "none"})))
+    read, all_ahead = list[int](), threading.Event()
+
+    def load(index: int) -> Example:
+        example = data.training.load(index)
+        read.append(index)
+        if len(read) == 12:
+            all_ahead.set()
+        return example
+
+    split = replace(data.training, load=load)
+    stream, plain = batches(replace(data, training=split), readers=readers), batches(data)
+    first = stream[0]
+    assert all_ahead.wait(60), "the two steps after the first are read without being asked for"
+    assert sorted(read) == sorted(index for step in range(3) for index in plain.indices(step))
+    assert torch.equal(first.images, plain[0].images)
+    for step in (1, 2, 5, 4):  # a stage may repeat a step
+        assert torch.equal(stream[step].images, plain[step].images)
+    assert stream.waited_s > 0
+    stream.close()
+    plain.close()
 
 
 def test_targets_belong_to_their_images(data: SiteData) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import models
 from models import Output
 from peer.core.plan import Work
 from peer.core.seeds import derive
@@ -187,5 +188,35 @@ def test_who_does_not_learn_in_a_move_is_frozen_with_its_statistics() -> None:
     assert not equal(before["dam"], stage.networks["dam"].state_dict())
     assert set(loop.moments()) == {"dam", "proxy"}
     assert all(loop.moments().values())
-    loop.thaw()
+    loop.close()
     assert all(parameter.requires_grad for net in stage.networks.values() for parameter in net.parameters())
+
+
+@pytest.mark.parametrize(("dims", "size"), [(1, (32,)), (2, (16, 16)), (3, (8, 8, 8))])
+def test_with_channels_last_a_step_is_the_same_but_for_rounding(dims: int, size: tuple[int, ...]) -> None:
+    class Images:
+        def __getitem__(self, step: int) -> Batch:
+            return Batch(torch.randn(4, 1, *size, generator=torch.Generator().manual_seed(step)), torch.arange(4) % 2)
+
+    def run(*, channels_last: bool) -> Loop:
+        torch.manual_seed(1)
+        network = models.create_model("unet", spatial_dims=dims, in_channels=1, classes=2, width=4, depth=1)
+        layouts: list[bool] = []
+
+        def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
+            layouts.append(batch.images.stride(1) == 1)
+            prediction = forward("dam", batch.images).prediction
+            return {"ce": Term(nn.functional.cross_entropy(prediction.flatten(2).mean(2), batch.targets))}
+
+        stage = one_step_stage({"dam": network}, ("dam",), losses)
+        seed = lambda *parts: derive("stage", *parts)  # noqa: E731
+        loop = Loop(stage, WORK, steps=1, device=CPU, precision="fp32", seed=seed, channels_last=channels_last)
+        assert list(loop.run(Images())) == [1]
+        assert layouts == [channels_last and dims > 1]
+        return loop
+
+    plain, loop = run(channels_last=False), run(channels_last=True)
+    assert loop.losses() == pytest.approx(plain.losses(), rel=1e-5)
+    assert all(tensor.is_contiguous() for tensor in loop.networks()["dam"].values())
+    for name, tensor in loop.moments()["dam"].items():  # of gradients: Adam turns rounding near 0 into a whole step
+        torch.testing.assert_close(tensor, plain.moments()["dam"][name], rtol=1e-3, atol=1e-6)

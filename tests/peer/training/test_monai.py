@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import importlib, json, sys
 from peer.training import monai
@@ -17,6 +19,7 @@ print(json.dumps([loaded, "monai" in sys.modules, "scipy.signal" in sys.modules]
 """
 
 
+@pytest.mark.slow
 def test_what_monai_did_without_can_be_imported_afterwards() -> None:
     root = Path(__file__).parents[3]
     finished = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, capture_output=True, text=True, check=False)

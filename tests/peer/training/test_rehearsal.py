@@ -43,7 +43,11 @@ LIKE_OTHERS = frozenset({"apfl", "dfml", "ditto", "fedavg_ft", "fedmd", "fedprox
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ()) for name in sorted(PLANS)],
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ())
+        for name, plan in sorted(PLANS.items())
+        if "time_series" not in plan.not_for
+    ],
 )
 def test_every_stage_of_every_method_is_tried(make_setting: Callable[..., WorkerSetting], method: str) -> None:
     trainer = start_trainer(make_setting, method)

@@ -5,6 +5,7 @@ import gc
 import itertools
 import json
 import shutil
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from peer.core.limits import STEPS_MAX
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import FROM_WORKER, WorkerSetting, decode, encode
+from peer.training.device_queue import DeviceQueue
 from peer.training.errors import DivergenceError, UnusableConfigurationError, UnusableDataError, WorkInterrupted
 from peer.training.trainer import Trainer
 
@@ -321,6 +323,13 @@ def test_progress_is_reported_five_times_a_second_and_at_the_end(make_setting) -
     assert {later - earlier for earlier, later in itertools.pairwise(steps[:-1])} == {4}
 
 
+@pytest.mark.parametrize("tick_s", [1e-6, 1e3])
+def test_the_log_says_when_training_waits_for_its_samples(make_setting, caplog, tick_s: float) -> None:
+    trainer = Trainer(make_setting(data={"cache": "none"}), clock=Clock(tick_s=tick_s))
+    train(trainer, initialise(trainer).state)
+    assert ("training waits for its samples: stage=train" in caplog.text) == (tick_s < 1)
+
+
 def test_partial_checkpoints_come_by_the_clock_and_survive_a_crash(make_setting) -> None:
     class CrashError(Exception):
         pass
@@ -496,3 +505,39 @@ def test_artifacts_travel_as_json_with_all_their_numbers(alpha: WorkerSetting) -
     event = initialise(Trainer(alpha))
     assert decode(encode(event), FROM_WORKER) == event
     assert isinstance(event.artifact, Artifact)
+
+
+def test_turns_change_no_bit_and_wait_for_the_others(
+    make_setting: Callable[..., WorkerSetting], tmp_path: Path
+) -> None:
+    setting = make_setting(steps=STEPS)
+    alone = Trainer(setting)
+    expected = train(alone, initialise(alone).state)
+    folder = tmp_path / "gpu"
+    taking_turns = make_setting(
+        home=tmp_path / "again", steps=STEPS, training={"gpu": "turns", "gpu_folder": str(folder)}
+    )
+    asked: list[bool] = []
+    told: list[events.Event] = []
+    trainer = Trainer(taking_turns, report=told.append, halted=lambda: bool(asked))
+    state = initialise(trainer).state
+    with DeviceQueue(folder / "cpu").turn(lambda ahead: None):
+        asked.append(True)
+        with pytest.raises(WorkInterrupted):
+            train(trainer, state)
+        asked.clear()
+        assert not told
+        waits = threading.Event()
+        trained: list[events.Trained] = []
+        trainer = Trainer(taking_turns, report=lambda event: (told.append(event), waits.set()))
+        thread = threading.Thread(target=lambda: trained.append(train(trainer, state)))
+        thread.start()
+        assert waits.wait(60)
+        assert told == [events.Queued(1, 2, 1)]
+    thread.join()
+    assert told[1] == events.Queued(1, 2, 0)
+    assert isinstance(told[2], events.Progressed)
+    assert trained[0].artifact is not None
+    assert expected.artifact is not None
+    assert trained[0].artifact.sha256 == expected.artifact.sha256
+    assert not list((folder / "cpu").iterdir()), "its ticket is given back"

@@ -183,6 +183,7 @@ def worker_process(**environment: str) -> Iterator[tuple[Daemon, subprocess.Pope
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_worker_ends_with_its_daemon_in_the_middle_of_its_work(make_setting) -> None:
     setting: WorkerSetting = make_setting(steps=FOREVER)
     with worker_process() as (daemon, process):

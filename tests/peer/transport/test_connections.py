@@ -19,9 +19,9 @@ from peer.transport.connections import (
     FLOOD_S,
     RELEASE_S,
     AcceptedSocket,
+    AcceptedSockets,
     ConnectionBounds,
     ConnectionGuard,
-    accepted_sockets,
     endpoint_of,
     network_of,
 )
@@ -86,6 +86,14 @@ class Table:
 def test_a_caller_s_end_is_read_from_grpc_s_notation(peer: str, endpoint: tuple[str, int], network: str) -> None:
     assert endpoint_of(peer) == endpoint
     assert network_of(endpoint) == network
+
+
+def test_a_caller_that_has_hung_up_costs_no_error_and_no_record() -> None:
+    table = Table(per_peer=2)
+    assert endpoint_of("") is None
+    table.guard.admitted("", AFRICA)
+    table.guard.refused("")
+    assert table.closed() == []
 
 
 def test_the_oldest_connections_of_a_peer_give_way_to_its_newest_and_another_peer_s_stay() -> None:
@@ -205,7 +213,7 @@ def test_the_process_s_own_accepted_connections_are_listed_counted_and_closed(
         with socket.create_connection((address, port), LIMIT_S) as caller, listener.accept()[0] as served:
             caller.sendall(b"x" * 1000)
             assert len(served.recv(1000, socket.MSG_WAITALL)) == 1000
-            (connection,) = accepted_sockets(port)
+            (connection,) = AcceptedSockets(port).scan()
             assert connection.endpoint == (address, caller.getsockname()[1])
             assert (connection.received, connection.sent) == (1000, 0)
             connection.shut_down()
@@ -213,12 +221,30 @@ def test_the_process_s_own_accepted_connections_are_listed_counted_and_closed(
             assert served.fileno() >= 0  # the descriptor of the connection's owner is not closed
 
 
+def test_a_later_scan_counts_on_and_tells_a_new_connection_from_the_one_before_it_at_its_descriptor() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sockets = AcceptedSockets(listener.getsockname()[1])
+        seen, descriptors = [], set()
+        for size in (1000, 10):
+            with socket.create_connection(listener.getsockname(), LIMIT_S) as caller, listener.accept()[0] as served:
+                descriptors.add(served.fileno())
+                for _ in range(2):
+                    caller.sendall(b"x" * size)
+                    assert len(served.recv(size, socket.MSG_WAITALL)) == size
+                    (connection,) = sockets.scan()
+                    seen.append((connection.endpoint == caller.getsockname(), connection.received))
+        assert seen == [(True, 1000), (True, 2000), (True, 10), (True, 20)]
+        assert sockets.scan() == []
+    if len(descriptors) > 1:
+        pytest.skip("another thread of this process had the descriptor between the two connections")
+
+
 def test_a_scan_keeps_no_connection_open_and_closes_no_other() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         first = socket.create_connection(("127.0.0.1", port), LIMIT_S)
         served, _ = listener.accept()
-        (connection,) = accepted_sockets(port)
+        (connection,) = AcceptedSockets(port).scan()
         served.close()
         assert first.recv(1) == b""  # a duplicate would keep it open, and registered in its owner's epoll
         with first, socket.create_connection(("127.0.0.1", port), LIMIT_S) as second, listener.accept()[0] as other:

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from peer.errors import ConfigError, DaemonDown, StateError
-from peer.transport.control import TRAINING, ControlClient, ControlServer
+from peer.transport.control import TRAINING, ControlClient, ControlServer, DaemonSilent
 
 
 class FakeService:
@@ -35,7 +35,7 @@ class FakeService:
             raise self.fault
         return {"topic": topic, "arguments": arguments, "name": "größe"}
 
-    async def act(self, action):
+    async def act(self, action, arguments):
         if self.fault is not None:
             raise self.fault
         return {"will": action}
@@ -102,7 +102,7 @@ async def test_a_follower_that_leaves_is_let_go(daemon):
     service, _, path = daemon
     first = await asked(path, lambda client: next(client.follow("status")))
     assert first == {"topic": "status", "count": 0}
-    await asyncio.wait_for(service.changed.wait(), 5)
+    await asyncio.wait_for(service.changed.wait(), 30)
     assert service.followers == 0
 
 
@@ -135,7 +135,8 @@ async def test_an_unknown_question_is_refused_with_the_known_ones(daemon, questi
 async def test_the_daemon_s_reason_reaches_the_operator(daemon, fault):
     service, _, path = daemon
     service.fault = fault
-    with pytest.raises(StateError, match=str(fault)):
+    kind = StateError if isinstance(fault, ValueError) else type(fault)
+    with pytest.raises(kind, match=str(fault)):
         await asked(path, lambda client: client.act("stop"))
 
 
@@ -218,3 +219,13 @@ async def test_the_health_service_tells_of_daemon_and_training(daemon):
 async def test_a_daemon_that_is_down_is_not_well(tmp_path):
     with pytest.raises(DaemonDown):
         await asked(tmp_path / "control.sock", lambda client: client.healthy())
+
+
+def test_a_daemon_that_listens_and_does_not_answer_is_not_taken_for_none(tmp_path, monkeypatch):
+    monkeypatch.setattr("peer.transport.control.ANSWER_S", 0.2)
+    path = tmp_path / "control.sock"
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(path))
+        mute.listen()
+        with ControlClient(path) as client, pytest.raises(DaemonSilent, match="did not answer within"):
+            client.act("pause")

@@ -127,7 +127,7 @@ async def test_what_is_none_of_ours_is_left_alone(network: Network) -> None:
     network.site("asia", 1001)
     network.site("africa", 1002, deaf=True)
     await network.until(("africa", "127.0.0.1:1002"))
-    assert network.heard == [("africa", "127.0.0.1:1002")]
+    assert set(network.heard) == {("africa", "127.0.0.1:1002")}
 
 
 @needs_multicast
@@ -155,7 +155,7 @@ with Zeroconf(interfaces=["127.0.0.1"]) as zeroconf:
 """
     name = f"{EUROPE}.{SERVICE}"
     command = [sys.executable, "-c", watcher, name]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=LIMIT_S)
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=3 * LIMIT_S)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[0]) == [name, 1002, [LOOPBACK], TEXT]
 

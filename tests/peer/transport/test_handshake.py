@@ -11,7 +11,8 @@ import pytest
 
 from peer.errors import CertificateError
 from peer.identity import certificates
-from peer.transport.handshake import Fault, diagnose
+from peer.relay.server import NOBODY_PARKED, UNKNOWN_NAME
+from peer.transport.handshake import Fault, diagnose, shown_certificate
 
 
 async def diagnosed(pki, port, *, timeout_s=5.0):
@@ -53,10 +54,42 @@ async def test_a_peer_that_is_well_has_no_fault(network):
     assert (diagnosis.fault, diagnosis.detail) == (Fault.NONE, f"127.0.0.1:{europe.port} is europe")
 
 
+async def test_the_certificate_that_a_peer_shows(network):
+    """Whoever answers shows a certificate of the CA; what it says, the caller compares."""
+    asia = await network.serve("asia")
+    pki = network.authority.admit("africa")
+    shown = await asyncio.to_thread(shown_certificate, "127.0.0.1", asia.port, pki=pki, site="asia")
+    ca = certificates.pinned_authority(pki.ca_certificate)
+    assert certificates.certificate_der(certificates.verify_certificate(shown, ca, "asia", None)) == shown
+
+
+async def test_no_certificate_is_shown_where_nobody_answers_or_a_stranger(authority):
+    pki = authority.admit("africa")
+    async with plain_server(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
+        with pytest.raises(OSError, match=r"(?i)wrong version"):
+            await asyncio.to_thread(shown_certificate, "127.0.0.1", port, pki=pki, site="asia")
+    with pytest.raises(OSError, match="refused"):
+        await asyncio.to_thread(shown_certificate, "127.0.0.1", port, pki=pki, site="asia")
+
+
 async def test_another_site_at_the_address_is_named(network):
     asia = await network.serve("asia")
     diagnosis = await diagnosed(network.authority.admit("africa"), asia.port)
     assert (diagnosis.fault, diagnosis.detail) == (Fault.WRONG_NAME, f"127.0.0.1:{asia.port} is asia, not europe")
+
+
+@pytest.mark.parametrize(
+    ("alert", "fault", "detail", "remedy"),
+    [
+        (UNKNOWN_NAME, Fault.RELAY, "does not know europe", "correct the address of europe, or have the relay's"),
+        (NOBODY_PARKED, Fault.UNREACHABLE, "has no connection of europe parked", "start europe"),
+    ],
+)
+async def test_a_relay_s_alerts_are_told_apart_from_what_is_no_tls(authority, alert, fault, detail, remedy):
+    async with plain_server(alert) as port:
+        diagnosis = await diagnosed(authority.admit("africa"), port)
+    assert (diagnosis.fault, diagnosis.detail) == (fault, f"the relay at 127.0.0.1:{port} {detail}")
+    assert diagnosis.remedy.startswith(remedy)
 
 
 async def test_nobody_at_the_address_is_unreachable(authority):

@@ -168,20 +168,29 @@ async def test_a_peer_behind_a_proxy_is_well(network):
 
 
 @pytest.mark.parametrize(
-    ("served", "login", "reason"),
+    ("served", "login", "reason", "remedy"),
     [
-        (HttpProxy("me:it"), "", "wants a user and a password"),
-        (HttpProxy("me:it"), "me:him", "wants another user and password"),
-        (HttpProxy(answer=b"HTTP/1.1 403 Forbidden\r\n\r\n"), "", r"refuses 127\.0\.0\.1:9: 403 Forbidden"),
-        (HttpProxy(answer=b"220 mail.example ESMTP\r\n\r\n"), "", "answers no HTTP"),
+        (HttpProxy("me:it"), "", "wants a user and a password", "name it as [connect] password_file"),
+        (HttpProxy("me:it"), "me:him", "wants another user and password", "correct the file of [connect] password"),
+        (HttpProxy(answer=b"HTTP/1.1 403 No\r\n\r\n"), "", r"refuses 127\.0\.0\.1:9: 403 No", "allow CONNECT to 127"),
+        (HttpProxy(answer=b"220 mail.example ESMTP\r\n\r\n"), "", "answers no HTTP", "correct [connect] proxy"),
     ],
 )
-async def test_a_proxy_that_opens_no_tunnel_says_why(authority, served, login, reason):
+async def test_a_proxy_that_opens_no_tunnel_says_why(authority, served, login, reason, remedy):
     async with served.serving() as proxy:
         diagnosis = await diagnosed(authority, 9, Proxy("127.0.0.1", proxy.port, login))
     assert diagnosis.fault is Fault.PROXY
     assert "him" not in diagnosis.detail
     assert re.search(reason, diagnosis.detail), diagnosis.detail
+    assert remedy in diagnosis.remedy
+
+
+async def test_a_peer_that_is_down_behind_a_proxy_is_not_the_proxy_s_fault(authority):
+    async with HttpProxy(answer=b"HTTP/1.1 503 Service Unavailable\r\n\r\n").serving() as proxy:
+        diagnosis = await diagnosed(authority, 9, Proxy("127.0.0.1", proxy.port))
+    assert diagnosis.fault is Fault.UNREACHABLE
+    assert diagnosis.detail == f"the proxy 127.0.0.1:{proxy.port} does not reach 127.0.0.1:9: 503 Service Unavailable"
+    assert diagnosis.remedy.startswith("start that site, or correct its address")
 
 
 async def test_a_proxy_that_is_down_is_named(authority):
@@ -190,6 +199,7 @@ async def test_a_proxy_that_is_down_is_named(authority):
     diagnosis = await diagnosed(authority, 9, Proxy("127.0.0.1", proxy.port))
     assert diagnosis.fault is Fault.UNREACHABLE
     assert f"nothing answers at the proxy 127.0.0.1:{proxy.port}" in diagnosis.detail
+    assert diagnosis.remedy.startswith("correct [connect] proxy")
 
 
 async def test_a_proxy_that_opens_the_tls_is_named_by_its_issuer(network, foreign_authority):
@@ -201,3 +211,6 @@ async def test_a_proxy_that_opens_the_tls_is_named_by_its_issuer(network, foreig
     issuer = certificates.new_authority("test", now=foreign_authority.certificate.not_valid_before_utc)[1].subject
     assert f"but from {issuer.rfc4514_string()}" in diagnosis.detail
     assert "must let this connection through unopened" in diagnosis.detail
+    assert (
+        diagnosis.remedy == f"have the operator of the proxy 127.0.0.1:{proxy.port} exempt this address from inspection"
+    )

@@ -26,6 +26,7 @@ from peer.transport.server import SERVICE, Refusal, Status
 
 PULSE = Heartbeat(1, 3, "train", 0.5, 3, 2)
 GREETING = Hello(1, "fe" * 32, "0a" * 32, 1, 1_700_000_000.0)
+LIMIT_S = 30.0
 
 
 def credentials(pki, *, with_certificate=True):
@@ -84,7 +85,7 @@ async def test_who_cannot_prove_to_be_a_peer_reaches_nothing(network, foreign_au
         pki = foreign
     secret = None if kind == "plaintext" else credentials(pki, with_certificate=kind != "no certificate")
     async with dialled(europe.port, secret) as channel:
-        code = await status_of(rpc.ExchangeStub(channel).Beat(wire.encode_pulse(PULSE), timeout=5))
+        code = await status_of(rpc.ExchangeStub(channel).Beat(wire.encode_pulse(PULSE), timeout=LIMIT_S))
     assert code is grpc.StatusCode.UNAVAILABLE
     assert europe.service.calls == []
 
@@ -162,7 +163,7 @@ async def test_an_offset_beyond_the_end_is_refused_and_accounted_for(network):
         offset=sample.artifact.bytes + 1,
     )
     async with dialled(europe.port, credentials(pki)) as channel:
-        code = await status_of(rpc.ExchangeStub(channel).FetchArtifact(request, timeout=5).read())
+        code = await status_of(rpc.ExchangeStub(channel).FetchArtifact(request, timeout=LIMIT_S).read())
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert europe.service.ledger[1:] == [("outcome", 1, 0, "broken")]
 
@@ -171,7 +172,7 @@ async def test_a_message_outside_the_limits_is_refused_by_name_and_reported(netw
     europe, pki = await network.serve("europe"), network.authority.admit("africa")
     async with dialled(europe.port, credentials(pki)) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match=r"pulse\.phase is empty") as caught:
-            await rpc.ExchangeStub(channel).Beat(pb.Pulse(), timeout=5)
+            await rpc.ExchangeStub(channel).Beat(pb.Pulse(), timeout=LIMIT_S)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert europe.service.refused_calls == [("africa", "Beat", "pulse.phase is empty")]
     assert europe.service.calls == []
@@ -188,9 +189,9 @@ async def test_bytes_that_are_no_message_or_too_many_never_reach_the_desk(networ
     europe, pki = await network.serve("europe"), network.authority.admit("africa")
     async with dialled(europe.port, credentials(pki)) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match=text) as caught:
-            await channel.unary_unary("/mhfl.v1.Exchange/Beat")(message, timeout=5)
+            await channel.unary_unary("/mhfl.v1.Exchange/Beat")(message, timeout=LIMIT_S)
         assert caught.value.code() is code
-        await rpc.ExchangeStub(channel).Beat(wire.encode_pulse(PULSE), timeout=5)
+        await rpc.ExchangeStub(channel).Beat(wire.encode_pulse(PULSE), timeout=LIMIT_S)
     assert europe.service.calls == [("beat", "africa")]
 
 
@@ -209,9 +210,9 @@ async def test_nothing_of_a_request_is_parsed_before_the_caller_is_admitted(netw
     async with dialled(europe.port, credentials(pki)) as channel:
         if caller == "over its rate":
             for _ in range(limits.CALLS_BURST):
-                await rpc.ExchangeStub(channel).Beat(wire.encode_pulse(PULSE), timeout=5)
+                await rpc.ExchangeStub(channel).Beat(wire.encode_pulse(PULSE), timeout=LIMIT_S)
         for method in ("/mhfl.v1.Exchange/Beat", "/mhfl.v1.Exchange/Nothing", "/grpc.health.v1.Health/Watch"):
-            code = await status_of(channel.unary_unary(method)(b"\xff\xff\xff", timeout=5))
+            code = await status_of(channel.unary_unary(method)(b"\xff\xff\xff", timeout=LIMIT_S))
             admitted = grpc.StatusCode.UNAVAILABLE if caller == "over its rate" else grpc.StatusCode.UNAUTHENTICATED
             assert code is admitted
     reasons = {reason for _, _, reason in europe.service.refused_calls}
@@ -228,7 +229,7 @@ async def test_a_method_that_no_site_answers_tells_nothing_of_the_inside(network
     europe, pki = await network.serve("europe"), network.authority.admit("africa")
     async with dialled(europe.port, credentials(pki)) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary(method)(b"", timeout=5)
+            await channel.unary_unary(method)(b"", timeout=LIMIT_S)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert caught.value.details() == "this site does not answer this method"
 
@@ -241,6 +242,7 @@ async def test_a_request_that_does_not_arrive_is_not_waited_for(network, monkeyp
         await call.wait_for_connection()
         with pytest.raises(grpc.aio.AioRpcError, match=r"the request did not arrive within 0\.05 s"):
             await call
+        monkeypatch.setattr(limits, "REQUEST_WAIT_S", LIMIT_S)  # the end of the stream follows its headers
         empty = channel.stream_unary("/mhfl.v1.Exchange/Beat")(iter(()))
         with pytest.raises(grpc.aio.AioRpcError, match="the call has no request"):
             await empty
@@ -251,7 +253,7 @@ async def test_one_caller_s_refused_calls_take_no_other_caller_s_rows(network):
     for site in ("africa", "asia"):
         async with dialled(europe.port, credentials(network.authority.admit(site))) as channel:
             for _ in range(30):
-                await status_of(rpc.ExchangeStub(channel).Beat(pb.Pulse(), timeout=5))
+                await status_of(rpc.ExchangeStub(channel).Beat(pb.Pulse(), timeout=LIMIT_S))
     callers = [caller for caller, _, _ in europe.service.refused_calls]
     assert callers == ["africa"] * 20 + ["asia"] * 20
 
@@ -272,14 +274,16 @@ async def test_a_caller_has_so_many_calls_at_once_and_others_are_answered(networ
     request = wire.encode_manifest_request(wanted(), wait_s=20.0)
     async with dialled(europe.port, credentials(pki)) as channel, dialled(europe.port, credentials(pki)) as another:
         stub = rpc.ExchangeStub(channel)
-        calls = [asyncio.ensure_future(stub.GetManifest(request, timeout=30)) for _ in range(limits.CALLS_AT_ONCE_MAX)]
-        await asyncio.wait_for(all_wait.wait(), 30)
+        calls = [
+            asyncio.ensure_future(stub.GetManifest(request, timeout=LIMIT_S)) for _ in range(limits.CALLS_AT_ONCE_MAX)
+        ]
+        await asyncio.wait_for(all_wait.wait(), LIMIT_S)
         with pytest.raises(grpc.aio.AioRpcError, match="16 calls from africa are under way"):
-            await rpc.ExchangeStub(another).GetManifest(request, timeout=30)
+            await rpc.ExchangeStub(another).GetManifest(request, timeout=LIMIT_S)
         await network.dial("asia").beat(europe.name, PULSE)
         release.set()
         await asyncio.gather(*calls)
-        await stub.Beat(wire.encode_pulse(PULSE), timeout=5)
+        await stub.Beat(wire.encode_pulse(PULSE), timeout=LIMIT_S)
 
 
 async def test_a_fault_of_this_site_leaks_nothing(network, caplog):
@@ -348,7 +352,7 @@ async def test_a_report_outside_the_limits_does_not_reach_the_desk(network):
     pki = network.authority.admit("africa")
     message = pb.Metrics(generation=1, round=3, sha256=b"1" * 32, samples=12, values={"auc": float("inf")})
     async with dialled(europe.port, credentials(pki)) as channel:
-        code = await status_of(rpc.ExchangeStub(channel).PutMetrics(message, timeout=5))
+        code = await status_of(rpc.ExchangeStub(channel).PutMetrics(message, timeout=LIMIT_S))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert taken == []
     assert "metrics.values[auc] = inf" in europe.service.refused_calls[0][2]
@@ -387,14 +391,14 @@ async def test_a_caller_gets_so_many_streams_at_once_and_more_when_they_end(netw
     )
     async with dialled(europe.port, credentials(pki)) as channel:
         stub = rpc.ExchangeStub(channel)
-        calls = [stub.FetchArtifact(request, timeout=30) for _ in range(limits.STREAMS_PER_PEER_MAX)]
+        calls = [stub.FetchArtifact(request, timeout=LIMIT_S) for _ in range(limits.STREAMS_PER_PEER_MAX)]
         for call in calls:
             await call.read()
         with pytest.raises(grpc.aio.AioRpcError, match="4 transfers to africa are under way"):
-            await stub.FetchArtifact(request, timeout=30).read()
+            await stub.FetchArtifact(request, timeout=LIMIT_S).read()
         calls[0].cancel()
         await europe.service.ended.wait()
-        assert (await stub.FetchArtifact(request, timeout=30).read()).data
+        assert (await stub.FetchArtifact(request, timeout=LIMIT_S).read()).data
     assert europe.service.refused_calls == [("africa", "FetchArtifact", "4 transfers to africa are under way")]
 
 
@@ -407,13 +411,13 @@ async def test_a_stream_that_is_broken_off_is_accounted_for(network, who):
         wire.ArtifactRequest("model", 3, "train", "europe"), sha256=sample.artifact.sha256, offset=0
     )
     async with dialled(europe.port, credentials(pki)) as channel:
-        call = rpc.ExchangeStub(channel).FetchArtifact(request, timeout=30)
+        call = rpc.ExchangeStub(channel).FetchArtifact(request, timeout=LIMIT_S)
         first = await call.read()
         if who == "the caller":
             call.cancel()
         else:
             await europe.server.stop()
-        await asyncio.wait_for(europe.service.ended.wait(), 5)
+        await asyncio.wait_for(europe.service.ended.wait(), LIMIT_S)
     (outcome,) = europe.service.ledger[1:]
     assert outcome[:2] == ("outcome", 1)
     assert len(first.data) <= outcome[2] < sample.artifact.bytes
@@ -463,7 +467,7 @@ def shown_to(pki, port):
     context.load_cert_chain(pki.folder / certificates.CERTIFICATE_FILE, pki.folder / certificates.KEY_FILE)
     context.set_alpn_protocols(["h2"])
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=5) as connection,
+        socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S) as connection,
         context.wrap_socket(connection, server_hostname="europe") as secured,
     ):
         return secured.getpeercert(binary_form=True)
@@ -519,11 +523,11 @@ async def test_the_health_service_is_for_peers_and_a_wrong_question_is_no_fault_
     async with dialled(europe.port, credentials(pki)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for service in ("", SERVICE):
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=LIMIT_S)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         lunch = health_pb2.HealthCheckRequest(service="lunch")
-        assert await status_of(stub.Check(lunch, timeout=5)) is grpc.StatusCode.NOT_FOUND
+        assert await status_of(stub.Check(lunch, timeout=LIMIT_S)) is grpc.StatusCode.NOT_FOUND
     assert "call failed" not in caplog.text
     async with dialled(europe.port, credentials(network.authority.admit("mars"))) as channel:
-        asked = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        asked = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=LIMIT_S)
         assert await status_of(asked) is grpc.StatusCode.UNAUTHENTICATED

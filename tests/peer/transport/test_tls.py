@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 
 import pytest
 from cryptography import x509
@@ -26,8 +27,11 @@ def shown(pki, *names):
     }
 
 
-def caller(authority, context, *, now=NOW, roster=ROSTER, refused=frozenset()):
-    return tls.caller(context, roster=roster, ca=authority.certificate, refused=refused, now=now)
+def caller(authority, context, *, now=NOW, roster=ROSTER, refused=frozenset(), pinned=tls.NO_PINS):
+    def verify(der, name):
+        return certificates.verify_certificate(der, authority.certificate, name, now, pinned=pinned.get(name))
+
+    return tls.caller(context, roster=roster, refused=refused, verify=verify)
 
 
 def test_a_peer_of_the_roster_is_named(authority):
@@ -77,6 +81,23 @@ def test_a_certificate_on_the_refused_list_is_refused(authority):
     with pytest.raises(tls.CallerRefused, match=f"africa: its certificate {digest} is refused here"):
         caller(authority, shown(pki), refused={digest})
     assert caller(authority, shown(authority.admit("africa")), refused={digest}) == "africa"
+
+
+def test_a_caller_with_another_key_than_the_pinned_one_is_refused(authority):
+    """The CA issues a second certificate for the name: with a pinned key it makes nobody that site."""
+    pki, impostor = authority.admit("africa"), authority.admit("africa", into="impostor")
+    pinned = {"africa": certificates.key_digest(pki.load().key.public_key()), "europe": None}
+    assert caller(authority, shown(pki), pinned=pinned) == "africa"
+    assert caller(authority, shown(impostor)) == "africa"
+    with pytest.raises(tls.CallerRefused, match="africa: the federation pins the key"):
+        caller(authority, shown(impostor), pinned=pinned)
+    assert caller(authority, shown(authority.admit("europe")), pinned=pinned) == "europe"
+
+
+def test_a_site_with_another_key_than_its_pinned_one_does_not_start(authority):
+    pki = replace(authority.admit("africa"), pinned={"africa": "ab" * 32})
+    with pytest.raises(CertificateError, match="the federation pins the key abababababab"):
+        pki.load()
 
 
 @pytest.mark.parametrize("name", [certificates.CERTIFICATE_FILE, certificates.KEY_FILE, certificates.CA_FILE])

@@ -13,6 +13,7 @@ import pytest
 
 from peer.core import limits
 from peer.errors import DiskError
+from peer.transport import transfer
 from peer.transport.transfer import (
     CHUNK_BYTES_MIN,
     ArtifactWrong,
@@ -289,3 +290,21 @@ def test_a_file_is_held_only_with_the_right_content(folder):
     assert not is_complete(path, sha256=SHA256, size=len(CONTENT) + 1)
     path.write_bytes(CONTENT[::-1])
     assert not is_complete(path, sha256=SHA256, size=len(CONTENT))
+
+
+async def test_a_stream_that_fills_the_line_keeps_its_turn():
+    turns = asyncio.Semaphore(1)
+    async with transfer.StreamTurn(turns) as turn:
+        turn.moved = transfer.STREAM_TURN_BYTES
+        turn._look(0)
+        assert turns.locked()
+    assert not turns.locked()
+
+
+async def test_a_slow_stream_gives_its_turn_back_and_goes_on(monkeypatch):
+    monkeypatch.setattr(transfer, "STREAM_TURN_S", 0.001)
+    turns = asyncio.Semaphore(1)
+    async with transfer.StreamTurn(turns):
+        async with asyncio.timeout(10):
+            await turns.acquire()  # another stream begins
+    assert turns.locked(), "a turn is given back once"

@@ -13,6 +13,7 @@ from peer.core.limits import COUNT_MAX
 from peer.core.messages import (
     FEATURES,
     PURPOSES,
+    ChainHead,
     Heartbeat,
     Hello,
     Seen,
@@ -32,6 +33,7 @@ SIGNED = SignedManifest(b"body", b"signature", b"certificate")
 
 names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True)
 digests = st.binary(min_size=32, max_size=32).map(bytes.hex)
+heads = st.none() | st.builds(ChainHead, st.integers(1, limits.AMENDMENTS_MAX), digests)
 rounds = st.integers(1, limits.ROUNDS_MAX)
 counts = st.integers(0, COUNT_MAX)
 texts = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=40)
@@ -51,6 +53,7 @@ texts = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=
         st.none() | st.booleans(),
         st.just(0) | st.integers(9, 99),
         st.lists(st.from_regex("[a-z0-9-]{1,32}", fullmatch=True), max_size=limits.FEATURES_MAX).map(tuple),
+        heads,
     )
 )
 def test_a_greeting_survives_the_wire(greeting):
@@ -88,6 +91,11 @@ def test_replies_survive_the_wire(reply):
 @given(st.binary(max_size=40_000))
 def test_a_chunk_is_read_as_protobuf_reads_it(data):
     assert bytes(wire.decode_chunk(pb.Chunk(data=data).SerializeToString())) == data
+
+
+@given(st.binary(max_size=40_000))
+def test_a_chunk_is_written_as_protobuf_writes_it(data):
+    assert wire.encode_chunk(data) == pb.Chunk(data=data).SerializeToString()
 
 
 @given(st.binary(max_size=300))
@@ -257,3 +265,36 @@ def test_a_fetch_request_outside_a_limit_is_refused_by_name(changes, reason):
 def test_a_reply_outside_a_limit_is_refused_by_name(message, reason):
     with pytest.raises(WireError, match=reason):
         wire.decode_reply(message)
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        (pb.Head(number=0, digest=b"1" * 32), "head.number = 0 is outside 1 to 10000"),
+        (pb.Head(number=1, digest=b"1" * 31), "head.digest"),
+    ],
+)
+def test_a_head_of_another_form_is_refused(head, reason):
+    greeting = wire.encode_greeting(GREETING)
+    greeting.head.CopyFrom(head)
+    with pytest.raises(WireError, match=f"greeting.{reason}"):
+        wire.decode_greeting(greeting)
+    pulse = wire.encode_pulse(PULSE)
+    pulse.head.CopyFrom(head)
+    with pytest.raises(WireError, match=f"pulse.{reason}"):
+        wire.decode_pulse(pulse)
+
+
+def test_a_pulse_states_the_head():
+    pulse = replace(PULSE, head=ChainHead(3, "ab" * 32))
+    assert wire.decode_pulse(wire.encode_pulse(pulse)) == pulse
+
+
+def test_a_request_names_its_epoch():
+    request = wire.ArtifactRequest("model", 3, "train", "europe", epoch="ab" * 32)
+    assert wire.decode_manifest_request(wire.encode_manifest_request(request, wait_s=1.0)) == (request, 1.0)
+    encoded = wire.encode_fetch_request(request, sha256="cd" * 32, offset=0)
+    assert wire.decode_fetch_request(encoded)[0] == request
+    encoded.epoch = b"short"
+    with pytest.raises(WireError, match=r"request\.epoch"):
+        wire.decode_fetch_request(encoded)

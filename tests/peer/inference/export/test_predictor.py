@@ -1,15 +1,18 @@
 """A site's predictor: the same predictions, and no part of a site that did not agree."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import models
 from peer.inference.export.predictor import Shares, build, build_predictor, find_problem
 from peer.methods.dflmoe import stages as dflmoe
 from peer.methods.method import Method, predict_locally
 from peer.methods.registry import PLANS
+from peer.training.errors import UnusableConfigurationError
 from peer.training.trainer import INITIAL, Trainer
 
 IMAGES = torch.randn(3, 2, 24, generator=torch.Generator().manual_seed(1))
@@ -61,11 +64,26 @@ def test_a_method_that_does_not_mix_gives_its_local_network(make_hospital: Calla
     assert description.keys() == {"network"}
 
 
-def test_every_method_predicts_in_a_way_that_can_be_taken_away() -> None:
-    for plan in PLANS.values():
+def test_every_method_but_lc_fed_predicts_in_a_way_that_can_be_taken_away() -> None:
+    kept = set()
+    for name, plan in PLANS.items():
         method = Method.of(plan)
         alone = method.predict is predict_locally or plan.defaults().get("predict") == "model"
-        assert alone or method.one_network is not None or method.predict is dflmoe.predict
+        if not (alone or method.one_network is not None or method.predict is dflmoe.predict):
+            kept.add(name)
+    assert kept == {"lc_fed"}
+
+
+def test_a_method_whose_predictor_no_file_can_hold_is_refused_with_what_to_do() -> None:
+    network = models.build({"name": "resnet5", "spatial_dims": 1, "in_channels": 1, "classes": 2, "hyper": {}})
+    trainer: Any = SimpleNamespace(
+        load=lambda state, sources: None,
+        site_networks=SimpleNamespace(dam=network, networks={}),
+        method=Method.of(PLANS["lc_fed"]),
+        settings=SimpleNamespace(method="lc_fed", parameters={}),
+    )
+    with pytest.raises(UnusableConfigurationError, match=r"'lc_fed' predicts .* use `mhfl-peer predict`"):
+        build_predictor(trainer, "state", ())
 
 
 @pytest.mark.parametrize("where", ["network", "experts"])

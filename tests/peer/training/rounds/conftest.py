@@ -43,7 +43,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "lg_fedavg": {"models": PROJECTED}, "fedavg_ft": {"shared_model": SHARED}, "fedprox_ft": {"shared_model": SHARED},
     "ditto": {"shared_model": SHARED}, "fedrep": {"shared_model": SHARED}, "fedvisit": {},
     "fedproto": {}, "scaffold": {"shared_model": SHARED}, "scaffold_ft": {"shared_model": SHARED},
-    "apfl": {"shared_model": SHARED}, "dfml": {}, "fedmd": {}, "kt_pfl": {},
+    "apfl": {"shared_model": SHARED}, "dfml": {}, "fedmd": {}, "kt_pfl": {}, "lc_fed": {},
 }  # fmt: skip
 
 State = dict[str, Tensor]

@@ -22,7 +22,7 @@ QUICK = frozenset({"local", "fedskd", "feddal", "dflmoe"})
     "method",
     [
         pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-        for name in sorted(PLANS.keys() - {"fedcross", "fedcross_ft"})
+        for name in sorted(PLANS.keys() - {"fedcross", "fedcross_ft", "lc_fed"})
     ],
 )
 def test_three_families_train_predict_and_go_on_from_disk_with_the_same_bits(sites, equal, method: str) -> None:

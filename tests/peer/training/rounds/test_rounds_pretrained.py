@@ -15,6 +15,7 @@ from models.learning import base_tensors
 from models.spec import LEARNING_KEYS
 from peer.core import events
 from peer.inference.export.predictor import build, build_predictor
+from peer.training.errors import UnusableWeightsError
 from peer.training.trainer import Trainer
 
 SITES = ("alpha", "beta", "gamma")
@@ -128,6 +129,26 @@ def test_a_receiver_without_the_base_refuses_and_names_the_key(make_setting: Any
     setting.site["base_weights"] = {weights["weights_sha256"]: weights["weights"]}
     together.trainers["alpha"] = Trainer(setting)
     assert isinstance(together.train("alpha", "train", together.sources("alpha")), events.Trained)
+
+
+def test_a_base_that_changed_on_this_site_s_disk_is_this_site_s_fault(
+    sites: Any, signals: Path, pretrained: Any
+) -> None:
+    weights = pretrained()
+    plain, file = {"name": "resnet10", "parameters": {"width": 4}}, signals / weights["weights"]
+    model = {**plain, **weights, "adapters": ADAPTERS}
+    together = sites("fedskd", models={"alpha": plain, "beta": model, "gamma": plain})
+    together.receive("alpha", 1)
+    together.settings["alpha"].site["base_weights"] = {weights["weights_sha256"]: file.name}
+    key = rf"^\[base_weights\] {weights['weights_sha256'][:12]}: .*"
+    for damage, reason in (
+        (lambda: file.write_bytes(b""), "is another file, or it changed"),
+        (file.unlink, "cannot be"),
+    ):
+        damage()
+        together.trainers["alpha"] = Trainer(together.settings["alpha"])
+        with pytest.raises(UnusableWeightsError, match=key + reason):
+            together.train("alpha", "train", together.sources("alpha"))
 
 
 def test_pretrained_weights_alone_travel_whole(alike: Any, pretrained: Any) -> None:

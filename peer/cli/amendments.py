@@ -1,0 +1,365 @@
+"""``mhfl-peer federation amend``, ``hold`` and ``resume``: amendments of the founder."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli.governance import SiteChain, complete_member, render_enacted
+from peer.config import site_folder, toml
+from peer.config.site_folder import find_site
+from peer.core import roster
+from peer.core.messages import AMENDMENTS
+from peer.core.roster import Sha256, SiteName
+from peer.errors import CertificateError, ConfigError, LockedError, MembershipError, UsageError
+from peer.identity import certificates
+from peer.identity.bundle import read_received_file
+from peer.identity.enrolment import CA_KEY_FILE
+from peer.membership import proposal
+from peer.membership.amendment import AmendmentRefused, Governance, Newcomer, Requirements
+from peer.membership.chain import merged
+from peer.membership.folder import MembershipFolder
+from peer.membership.proposal import Proposal
+from peer.membership.signatures import endorse_as_founder, notices_of
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
+
+ca_option = click.option(
+    "--ca",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="The CA folder that `federation create` wrote.",
+)
+from_round_option = click.option(
+    "--from-round",
+    type=click.IntRange(1),
+    help="The first round that it holds for  [default: the first that no site can have begun].",
+)
+instead_option = click.option(
+    "--instead",
+    is_flag=True,
+    help="Go on although another amendment of this number was signed here, or a peer states one.",
+)
+
+
+def change_options(command: AnyCallable) -> AnyCallable:
+    """The options that say what an amendment changes."""
+    options = (
+        click.option("--add", multiple=True, metavar="NAME=HOST:PORT", help="Add a site, whose --request has its key."),
+        click.option(
+            "--request",
+            "requests",
+            multiple=True,
+            type=FILE,
+            help="The signing request of a site that --add or --rekey names.",
+        ),
+        click.option(
+            "--expel",
+            metavar="NAME",
+            shell_complete=complete_member,
+            help="Take a member out; the round key changes.",
+        ),
+        click.option("--leave", is_flag=True, help="Take out the members whose notices this site has."),
+        click.option(
+            "--rekey",
+            multiple=True,
+            metavar="NAME[=KEY]",
+            shell_complete=complete_member,
+            help="Pin a member's key: that of its --request, or 64 hex digits.",
+        ),
+        click.option("--rounds", type=click.IntRange(1), help="Change the number of rounds."),
+        click.option(
+            "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Change a setting, such as pace.wait_max_s=600."
+        ),
+        click.option("--settings", "settings_file", type=FILE, help="Change the settings in this TOML file."),
+        click.option(
+            "--requires", multiple=True, metavar="FEATURE", help="Require that every site's program knows this."
+        ),
+        click.option(
+            "--protocol", type=click.IntRange(1), help="Require that every site's program speaks this protocol."
+        ),
+        click.option("--authority", type=FILE, help="Change the CA: its certificate, in PEM."),
+        click.option(
+            "--governance",
+            metavar="founder|M",
+            help="Change who signs: the founder, or a majority and at least M members.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command(short_help="Change the members or the settings, as the founder.")
+@ca_option
+@change_options
+@instead_option
+@from_round_option
+@site_option
+@output.json_option
+@shared_options
+@pass_settings
+def amend(
+    settings: Settings,
+    /,
+    ca: Path,
+    instead: bool,
+    from_round: int | None,
+    site_name: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Change the members or the settings of a federation whose founder signs: take the chain of a
+    site of this machine, sign the next amendment, and enact it there. The other sites get it from
+    that site's daemon.
+
+    What is signed is recorded in the CA folder before: a second amendment of one number needs
+    --instead, since the sites that have the first would take this one for a fork.
+
+    \b
+    mhfl-peer federation amend --ca ca --add oslo=oslo.example.org:7443 --request oslo.csr
+    mhfl-peer federation amend --ca ca --expel asia
+    mhfl-peer federation amend --ca ca --leave
+    mhfl-peer federation amend --ca ca --rounds 300 --set pace.wait_max_s=7200
+    """
+    site = SiteChain.open(find_site(site_folder.home_folder(settings.home), site_name))
+    _enact_as_founder(site, ca, read_changes(site, **options), from_round, instead=instead, as_json=as_json)
+
+
+def _hold_command(name: str, hold: bool, short_help: str, text: str) -> click.Command:
+    @click.command(name, short_help=short_help, help=f"{text}\n\n\b\nmhfl-peer federation {name} --ca ca")
+    @ca_option
+    @instead_option
+    @from_round_option
+    @site_option
+    @output.json_option
+    @shared_options
+    @pass_settings
+    def command(
+        settings: Settings, ca: Path, instead: bool, from_round: int | None, site_name: str | None, as_json: bool
+    ) -> None:
+        site = SiteChain.open(find_site(site_folder.home_folder(settings.home), site_name))
+        if site.chain.head.hold == hold:
+            raise MembershipError(
+                "the federation is held already" if hold else "the federation is not held", "nothing needs to be done"
+            )
+        _enact_as_founder(site, ca, {"hold": hold}, from_round, instead=instead, as_json=as_json)
+
+    return command
+
+
+hold = _hold_command(
+    "hold",
+    True,
+    "Let no site open another round, for a night of maintenance.",
+    "Let no site open another round: every site ends its round, serves the others, and waits for `federation resume`.",
+)
+resume = _hold_command(
+    "resume",
+    False,
+    "End a hold: the sites open rounds again.",
+    "End a hold: every site opens the round that it was held before.",
+)
+
+
+def read_changes(site: SiteChain, **options: Any) -> dict[str, Any]:
+    """The changes that the options of ``change_options`` say, as ``Amendment`` has them."""
+    keys = dict(_read_request(path) for path in options["requests"])
+    changes: dict[str, Any] = {
+        "add": tuple(_newcomer(text, keys) for text in options["add"]),
+        "rekey": dict(_new_key(text, keys) for text in options["rekey"]),
+        "settings": _settings(options["pairs"], options["settings_file"], options["rounds"]),
+    }
+    if keys:
+        raise UsageError(f"--request of {', '.join(keys)}", "add --add or --rekey with the same name")
+    if options["expel"] is not None:
+        changes["expel"] = _site(options["expel"], "--expel")
+    if options["leave"]:
+        changes["leave"] = _notices(site)
+    if options["requires"] or options["protocol"]:
+        changes["requires"] = Requirements(options["protocol"] or 0, tuple(options["requires"]))
+    if options["authority"] is not None:
+        changes["authority"] = _pem(options["authority"])
+    if options["governance"] is not None:
+        changes["governance"] = _governance(options["governance"])
+    return {key: value for key, value in changes.items() if value not in ((), {})}
+
+
+def make_proposal(
+    site: SiteChain, recipients: Mapping[SiteName, Any], changes: Mapping[str, Any], from_round: int | None
+) -> Proposal:
+    """The next amendment of the site's chain, unsigned; ``MembershipError`` where it cannot be."""
+    _check_programs(site, changes)
+    try:
+        pace = site.genesis.settings_after(site.chain.head).pace
+        first = proposal.first_round(site.chain, reached_round=site.reached_round, lead_rounds_max=pace.lead_rounds_max)
+        return proposal.make(
+            site.chain,
+            site.genesis,
+            site.own,
+            recipients,
+            changes,
+            from_round=first if from_round is None else from_round,
+            reached_round=site.reached_round,
+            issued=int(time.time()),
+        )
+    except AmendmentRefused as error:
+        raise MembershipError(error.message, error.remedy) from error
+
+
+def _check_programs(site: SiteChain, changes: Mapping[str, Any]) -> None:
+    """``MembershipError`` while a member that is heard runs a program that could not follow the amendment."""
+    requires = changes.get("requires") or Requirements()
+    needed = {AMENDMENTS, *requires.features}
+    for name, peer in site.status["peers"].items():
+        if name == changes.get("expel") or peer["features"] is None:
+            continue
+        lacks = sorted(needed - set(peer["features"]))
+        if peer["protocol"] < requires.protocol:
+            lacks.append(f"protocol {requires.protocol}")
+        if lacks:
+            raise MembershipError(
+                f"{name} runs {peer['software']}, which does not know {', '.join(lacks)}",
+                "let its operator update it first: until then it would hold",
+            )
+
+
+def sign_as_founder(proposal: Proposal, ca: Path, *, instead: bool) -> Proposal:
+    """Sign with the CA's key; the CA folder has what was signed, before the signature exists.
+
+    ``StateError`` where another amendment of this number was signed, unless this one is wanted ``instead``.
+    """
+    key = certificates.read_key(ca / CA_KEY_FILE)
+    body = proposal.signed.body
+    MembershipFolder(ca).approve(proposal.amendment.number, body, instead=instead, signer="the founder")
+    return proposal.with_signature(endorse_as_founder(key, body))
+
+
+def _enact_as_founder(
+    site: SiteChain,
+    ca: Path,
+    changes: Mapping[str, Any],
+    from_round: int | None,
+    *,
+    instead: bool,
+    as_json: bool,
+) -> None:
+    head = site.chain.head
+    if head.governance.members is not None:
+        raise MembershipError(
+            f"the members of {site.genesis.config.name} sign its amendments, not the founder",
+            "make a proposal for them with `mhfl-peer federation propose`",
+        )
+    key = certificates.read_key(ca / CA_KEY_FILE)
+    if key.public_key() != certificates.read_authority(head.authorities[-1].encode()).public_key():
+        raise CertificateError(
+            f"{ca / CA_KEY_FILE} is not the key of the CA of {site.genesis.config.name}", "name its CA folder with --ca"
+        )
+    notes = site.check_newest(besides=changes.get("expel"), instead=instead)
+    unsigned, record = make_proposal(site, {}, changes, from_round), MembershipFolder(ca)
+    before = record.approvals()
+    signed = sign_as_founder(unsigned, ca, instead=instead)
+    try:
+        document = site.act("enact", proposal=signed.encode().decode())
+    except (MembershipError, LockedError):  # refused, and nobody else has the signature
+        record.save_approvals(before)
+        raise
+    document["notes"][:0] = notes
+    output.emit(document, as_json=as_json, render=render_enacted)
+
+
+def _read_request(path: Path) -> tuple[str, Sha256]:
+    try:
+        name, key = certificates.read_request(read_received_file(path))
+    except ValueError as error:
+        raise UsageError(f"--request {path}: {error}", "ask the site for the file that `site init` wrote") from error
+    return name, certificates.key_digest(key)
+
+
+def _newcomer(text: str, keys: dict[str, Sha256]) -> Newcomer:
+    name, _, address = text.partition("=")
+    site = _site(name, "--add")
+    if site not in keys:
+        raise UsageError(f"--add {site}: its key is missing", f"give the signing request of {site} with --request")
+    if address:
+        try:
+            toml.check_route(address)
+        except ValueError as error:
+            raise UsageError(f"--add {text}: {error}", "give NAME=HOST:PORT") from error
+    return Newcomer(site, keys.pop(site), address or None)
+
+
+def _new_key(text: str, keys: dict[str, Sha256]) -> tuple[SiteName, Sha256]:
+    name, separator, key = text.partition("=")
+    site = _site(name, "--rekey")
+    if separator:
+        try:
+            return site, roster.sha256(key.replace(":", "").lower())
+        except ValueError as error:
+            raise UsageError(f"--rekey {text}: {error}", "give the 64 hex digits of the key's SHA-256") from error
+    if site not in keys:
+        raise UsageError(f"--rekey {site}: its key is missing", f"give the signing request of {site} with --request")
+    return site, keys.pop(site)
+
+
+def _site(name: str, option: str) -> SiteName:
+    try:
+        return roster.site_name(name)
+    except ValueError as error:
+        raise UsageError(f"{option} {name}: {error}", "give the name of a site") from error
+
+
+def _settings(pairs: Iterable[str], file: Path | None, rounds: int | None) -> dict[str, Any]:
+    """The settings of a file, of ``KEY=VALUE`` and of ``--rounds``, the later ones over the earlier."""
+    settings: dict[str, Any] = {} if file is None else toml.parse(toml.read(file), str(file))
+    for pair in pairs:
+        path, separator, text = pair.partition("=")
+        if not separator or not all(path.split(".")):
+            raise UsageError(f"--set {pair}: no KEY=VALUE", "such as --set pace.wait_max_s=600")
+        value = _value(text)
+        for key in reversed(path.split(".")):
+            value = {key: value}
+        settings = merged(settings, value)
+    return settings | ({} if rounds is None else {"rounds": rounds})
+
+
+def _value(text: str) -> Any:
+    """A value of TOML; what is none is a text, so that the shell's quotes suffice."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _notices(site: SiteChain) -> tuple[Any, ...]:
+    head = site.chain.head
+    notices = notices_of(
+        site.membership.notices(), federation=head.federation, authorities=head.authorities, keys=head.keys
+    )
+    if not notices:
+        raise MembershipError(
+            f"{site.folder.site} has no notice of a member that leaves", "that member runs `mhfl-peer leave` first"
+        )
+    return notices
+
+
+def _pem(path: Path) -> str:
+    try:
+        return certificates.certificate_pem(certificates.read_authority(read_received_file(path))).decode("ascii")
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}", "name the certificate of the new CA, in PEM") from error
+
+
+def _governance(text: str) -> Governance:
+    if text == "founder":
+        return Governance()
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--governance {text}", "give `founder`, or how many members sign at least")
+    return Governance(int(text))

@@ -1,0 +1,121 @@
+"""``mhfl-peer leave``, ``federation accept`` and ``federation choose``: what a site decides about itself."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import click
+
+from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli.governance import AT_REST, SiteChain, complete_member
+from peer.cli.watch import read_document
+from peer.config.site_folder import find_site, home_folder
+from peer.errors import UsageError
+from peer.membership.amendment import notice_to_base64
+from peer.membership.signatures import sign_notice
+
+POLL_S = 0.2
+ANSWERS_S = 15.0
+"""How long ``leave`` waits for answers: longer than a daemon that leaves stays, once a peer has answered."""
+HANDED_ON = "whoever has the notice tells the others; while nobody has it, the daemon stays and goes on"
+
+
+@click.command(short_help="Leave the federation for good.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@site_option
+@output.json_option
+@shared_options
+@pass_settings
+def leave(settings: Settings, yes: bool, site_name: str | None, as_json: bool) -> None:
+    """Leave the federation for good: sign a notice that the daemon tells every peer.
+
+    At once the others count this site as gone, and wait for it no more. The next amendment takes it
+    out, and its name is never used again. The site's folder stays, with its model and its ledger.
+
+    The command waits a while for the peers' answers, and says who was not told yet. A peer that is
+    down gets the notice from any other one.
+
+    \b
+    mhfl-peer leave --site europe
+    """
+    site = SiteChain.open(find_site(home_folder(settings.home), site_name))
+    if not yes:
+        click.echo(f"{site.folder.site} leaves {site.genesis.config.name} for good: it cannot come back.", err=True)
+        click.echo("To leave, type the site's name: ", nl=False, err=True)
+        if sys.stdin.readline().strip() != site.folder.site:
+            raise UsageError(f"{site.folder.site} stays", "type the site's name, or give --yes")
+    notice = sign_notice(site.own, federation=site.genesis.config.digest, issued=int(time.time()))
+    document = site.act("leave", notice=notice_to_base64(notice))
+    if AT_REST not in document["notes"]:
+        document["unreached"] = _wait_for_peers(site, document["unreached"])
+        document["notes"].extend([HANDED_ON] if document["unreached"] else [])
+    output.emit(document, as_json=as_json, render=_render_left)
+
+
+def _wait_for_peers(site: SiteChain, unreached: list[str]) -> list[str]:
+    """Wait a while, until all peers have the notice or the daemon has ended; returns those that may lack it."""
+    end_s = time.monotonic() + ANSWERS_S
+    with output.working(f"telling {', '.join(unreached)}") as say:
+        while unreached and time.monotonic() < end_s:
+            status = read_document(site.folder, "status", {})
+            if status["daemon"] != "running":
+                break
+            unreached = [wait["site"] for wait in status["waiting_for"] if wait["kind"] == "notice"]
+            say(f"telling {', '.join(unreached)}")
+            time.sleep(POLL_S)
+    return unreached
+
+
+@click.command(short_help="Let a newcomer receive from this site.")
+@click.argument("newcomer", metavar="NAME", shell_complete=complete_member)
+@site_option
+@output.json_option
+@shared_options
+@pass_settings
+def accept(settings: Settings, newcomer: str, site_name: str | None, as_json: bool) -> None:
+    """Let a site that an amendment added receive what this site sends. `receivers` in site.toml
+    approved the sites of federation.toml: without this, a newcomer gets nothing from here.
+
+    \b
+    mhfl-peer federation accept oslo --site europe
+    """
+    site = SiteChain.open(find_site(home_folder(settings.home), site_name))
+    output.emit(site.act("accept", site=newcomer), as_json=as_json, render=_render_accepted)
+
+
+@click.command(short_help="Take the other one of two chains that differ.")
+@click.argument("digest")
+@site_option
+@output.json_option
+@shared_options
+@pass_settings
+def choose(settings: Settings, digest: str, site_name: str | None, as_json: bool) -> None:
+    """Take the other one of two amendments of one number, and what follows it. A site that has
+    opened rounds since does not switch by itself: its operator decides, once the members agree.
+
+    \b
+    mhfl-peer federation show --site europe
+    mhfl-peer federation choose 5f0c2d7a91be --site europe
+    """
+    site = SiteChain.open(find_site(home_folder(settings.home), site_name))
+    output.emit(site.act("choose", digest=digest), as_json=as_json, render=_render_chosen)
+
+
+def _render_left(document: dict[str, Any]) -> output.RenderableType:
+    unreached = [("not told yet", ", ".join(document["unreached"]))] if document["unreached"] else []
+    return output.fields((("leaves", document["site"]), *unreached, *_notes(document)))
+
+
+def _render_accepted(document: dict[str, Any]) -> output.RenderableType:
+    return output.fields((("may receive", document["newcomer"]), *_notes(document)))
+
+
+def _render_chosen(document: dict[str, Any]) -> output.RenderableType:
+    head = document["head"]
+    return output.fields((("head", f"amendment {head['number']}, {head['digest']}"), *_notes(document)))
+
+
+def _notes(document: dict[str, Any]) -> list[tuple[str, str]]:
+    return [("note", note) for note in document["notes"]]

@@ -1,0 +1,262 @@
+"""``mhfl-peer federation propose``, ``approve`` and ``enact``: amendments that members sign in turn."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli.amendments import (
+    FILE,
+    change_options,
+    from_round_option,
+    instead_option,
+    make_proposal,
+    read_changes,
+    sign_as_founder,
+)
+from peer.cli.governance import SiteChain, render_enacted
+from peer.config import toml
+from peer.config.site_folder import find_site, home_folder, must_be_new, write_atomically
+from peer.core.roster import SiteName
+from peer.errors import BundleError, LockedError, MembershipError, StateError, UsageError
+from peer.identity.bundle import read_received_file
+from peer.identity.enrolment import FEDERATION_FILE
+from peer.membership.amendment import AmendmentRefused
+from peer.membership.chain import amended
+from peer.membership.documents import ProposalSigned, words_of
+from peer.membership.epoch_rules import Genesis
+from peer.membership.proposal import Proposal, SignatureCount, check_settings, count_signatures
+from peer.membership.signatures import FOUNDER
+from peer.membership.wording import changes_in_words
+
+
+@click.command(short_help="Propose an amendment to the members, and sign it.")
+@change_options
+@click.option("--hold", "hold", flag_value="hold", help="Let no site open another round.")
+@click.option("--resume", "hold", flag_value="resume", help="End a hold.")
+@click.option("--out", type=FILE, required=True, help="The proposal to write, for the next member.")
+@instead_option
+@from_round_option
+@site_option
+@output.json_option
+@shared_options
+@pass_settings
+def propose(
+    settings: Settings,
+    /,
+    out: Path,
+    hold: str | None,
+    instead: bool,
+    from_round: int | None,
+    site_name: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Propose an amendment in a federation whose members govern: take the chain of this site, write
+    the next amendment to a file, and sign it. The other members sign the file in turn.
+
+    To expel a site, have the other members' daemons running: the new round key is encrypted for each
+    that answers.
+
+    Where the founder signs, the file is for the machine with the CA's key: `federation approve --ca`.
+
+    \b
+    mhfl-peer federation propose --expel asia --out expel-asia.json
+    mhfl-peer federation propose --hold --out hold.json
+    """
+    must_be_new(out)
+    site = SiteChain.open(find_site(home_folder(settings.home), site_name))
+    changes = read_changes(site, **options) | ({} if hold is None else {"hold": hold == "hold"})
+    notes = site.check_newest(besides=changes.get("expel"), instead=instead)
+    members_sign = site.chain.head.governance.members is not None
+    keys, unreachable = _member_keys(site) if changes.get("expel") and members_sign else ({}, {})
+    proposal = make_proposal(site, keys, changes, from_round)
+    write_atomically(out, proposal.encode(), 0o644)  # unsigned: what is signed must not lack its file
+    if members_sign:
+        try:
+            proposal = _sign(site, proposal, instead=instead)
+        except (MembershipError, StateError, LockedError):  # refused
+            out.unlink(missing_ok=True)
+            raise
+        write_atomically(out, proposal.encode(), 0o644)
+    left = proposal.amendment.expel
+    notes += [f"{name} gets the round key later: {reason}" for name, reason in unreachable.items() if name != left]
+    output.emit(_signed(site, proposal, out, notes), as_json=as_json, render=_render_signed)
+
+
+@click.command(short_help="Sign another member's proposal.")
+@click.argument("file", type=FILE)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--ca",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Sign as the founder, with the key in this CA folder; no site needs to be on this machine.",
+)
+@instead_option
+@site_option
+@output.json_option
+@shared_options
+@pass_settings
+def approve(
+    settings: Settings, file: Path, yes: bool, ca: Path | None, instead: bool, site_name: str | None, as_json: bool
+) -> None:
+    """Show what a proposal changes, and sign it once its number is typed. The file then has this
+    site's signature, too: send it to the next member, or enact it.
+
+    Refused is a proposal that is not next in the chain, and one whose new round key seems to have
+    been searched for. What was signed is recorded before: a second amendment of one number needs
+    --instead, since both together prove that this site signed twice.
+
+    \b
+    mhfl-peer federation approve expel-asia.json
+    mhfl-peer federation approve --ca ca hold.json
+    """
+    proposal = _read(file)
+    if ca is not None:
+        document = _approve_as_founder(ca, proposal, file, yes=yes, instead=instead)
+        output.emit(document, as_json=as_json, render=_render_signed)
+        return
+    site = SiteChain.open(find_site(home_folder(settings.home), site_name))
+    notes = site.check_newest(besides=proposal.amendment.expel, instead=instead)
+    if not yes:
+        count = _check(site, proposal, file)
+        signatures = f"signed by {', '.join(count.by) or 'nobody'}; {count.needed} signatures are needed"
+        _ask_for_consent(proposal, file, [*words_of(proposal.amendment, site.chain.head, site.genesis), signatures])
+    signed = _sign(site, proposal, instead=instead)
+    write_atomically(file, signed.encode(), 0o644)
+    output.emit(_signed(site, signed, file, notes), as_json=as_json, render=_render_signed)
+
+
+@click.command(short_help="Make a signed proposal the next amendment.")
+@click.argument("files", metavar="FILE...", type=FILE, nargs=-1, required=True)
+@instead_option
+@site_option
+@output.json_option
+@shared_options
+@pass_settings
+def enact(settings: Settings, files: tuple[Path, ...], instead: bool, site_name: str | None, as_json: bool) -> None:
+    """Make a proposal that enough members signed the next amendment of this site's chain. The other
+    sites get it from this site's daemon. Several copies of one proposal count together.
+
+    \b
+    mhfl-peer federation enact expel-asia.json
+    """
+    site = SiteChain.open(find_site(home_folder(settings.home), site_name))
+    try:
+        proposal = functools.reduce(Proposal.merged, map(_read, files))
+    except AmendmentRefused as error:
+        raise MembershipError(error.message, error.remedy) from error
+    notes = site.check_newest(besides=proposal.amendment.expel, instead=instead)
+    document = site.act("enact", proposal=proposal.encode().decode())
+    document["notes"][:0] = notes
+    output.emit(document, as_json=as_json, render=render_enacted)
+
+
+def _read(file: Path) -> Proposal:
+    try:
+        proposal = Proposal.decode(read_received_file(file))
+        proposal.amendment  # noqa: B018 - read now, so that the error names the file
+        return proposal
+    except AmendmentRefused as error:
+        raise MembershipError(f"{file}: {error.message}", error.remedy) from error
+    except BundleError as error:
+        raise MembershipError(error.message, error.remedy) from error
+
+
+def _sign(site: SiteChain, proposal: Proposal, *, instead: bool) -> Proposal:
+    document = site.act("approve", proposal=proposal.encode().decode(), instead=instead)
+    return Proposal.decode(document["proposal"].encode())
+
+
+def _member_keys(site: SiteChain) -> tuple[Mapping[SiteName, Any], Mapping[SiteName, str]]:
+    from peer.preflight.member_keys import member_keys
+
+    return member_keys(site.folder, site.genesis.config, site.chain.head, site.status)
+
+
+def _check(site: SiteChain, proposal: Proposal, file: Path) -> SignatureCount:
+    """Who has signed; ``MembershipError`` where the proposal cannot be next in the site's chain."""
+    try:
+        amended(site.chain.head, proposal.amendment, proposal.digest)
+        return count_signatures(site.chain, proposal)
+    except AmendmentRefused as error:
+        raise MembershipError(f"{file}: {error.message}", error.remedy) from error
+
+
+def _ask_for_consent(proposal: Proposal, file: Path, sentences: Sequence[str]) -> None:
+    """Show the changes in words; return once the amendment's number was typed."""
+    amendment = proposal.amendment
+    click.echo(f"amendment {amendment.number}, from round {amendment.from_round} on, {proposal.digest}", err=True)
+    for sentence in sentences:
+        click.echo(f"  {sentence}", err=True)
+    click.echo("To sign it, type the amendment's number: ", nl=False, err=True)
+    if sys.stdin.readline().strip() != str(amendment.number):
+        raise UsageError(f"{file} was not signed", "type the amendment's number, or give --yes")
+
+
+def _approve_as_founder(ca: Path, proposal: Proposal, file: Path, *, yes: bool, instead: bool) -> ProposalSigned:
+    """Sign with the CA's key, which is kept apart from every site, and so from their chains."""
+    genesis = Genesis.parse(toml.read(ca / FEDERATION_FILE), str(ca / FEDERATION_FILE))
+    amendment = proposal.amendment
+    if amendment.federation != genesis.config.digest:
+        raise MembershipError(f"{file} is of another federation than {ca / FEDERATION_FILE}", "name its CA folder")
+    try:
+        check_settings(genesis, proposal)
+    except AmendmentRefused as error:
+        remedy = f"{error.remedy}; a site with the chain can judge it, too: `federation amend`"
+        raise MembershipError(f"{file}: {error.message}", remedy) from error
+    changes = changes_in_words(amendment, None, {})
+    if not yes:
+        _ask_for_consent(proposal, file, changes)
+    signed = sign_as_founder(proposal, ca, instead=instead)
+    write_atomically(file, signed.encode(), 0o644)
+    return {
+        "file": str(file),
+        "number": amendment.number,
+        "digest": proposal.digest,
+        "from_round": amendment.from_round,
+        "changes": changes,
+        "signed_by": [FOUNDER],
+        "needed": 1,
+        "keys_for": sorted(proposal.keys),
+        "notes": ["`federation enact` compares it with the chain of a site"],
+    }
+
+
+def _signed(site: SiteChain, proposal: Proposal, file: Path, notes: Sequence[str]) -> ProposalSigned:
+    amendment, count = proposal.amendment, count_signatures(site.chain, proposal)
+    return {
+        "file": str(file),
+        "number": amendment.number,
+        "digest": proposal.digest,
+        "from_round": amendment.from_round,
+        "changes": words_of(amendment, site.chain.head, site.genesis),
+        "signed_by": list(count.by),
+        "needed": count.needed,
+        "keys_for": sorted(proposal.keys),
+        "notes": list(notes),
+    }
+
+
+def _render_signed(document: Mapping[str, Any]) -> output.RenderableType:
+    enough = len(document["signed_by"]) >= document["needed"]
+    following = "enact it" if enough else "send it to who signs next, with `mhfl-peer federation approve`"
+    signers = ", ".join(document["signed_by"]) or "nobody"
+    return output.fields(
+        (
+            ("proposal", document["file"]),
+            ("amendment", f"{document['number']}, {document['digest']}"),
+            ("from round", document["from_round"]),
+            *(("change", sentence) for sentence in document["changes"]),
+            ("signed by", f"{signers}: {len(document['signed_by'])} of {document['needed']}"),
+            *((("round key for", ", ".join(document["keys_for"])),) if document["keys_for"] else ()),
+            *(("note", note) for note in document["notes"]),
+            ("next", following),
+        )
+    )

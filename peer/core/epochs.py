@@ -1,0 +1,149 @@
+"""The epochs of a federation: who its members are, and what holds, in each round.
+
+The genesis ``federation.toml`` is epoch 0. Each amendment of the chain makes the next one.
+``peer.membership`` builds the epochs from the genesis and the chain. The epoch of a round is a pure
+function of both, so sites with the same chain agree on every order. Across epochs sites match by
+name; a name that left is never used again.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from peer.core import limits
+from peer.core.plan import Value
+from peer.core.roster import RoundKey, Sha256, SiteName
+
+
+@dataclass(frozen=True, slots=True)
+class PaceRules:
+    """Waiting times in seconds, and how far sites may drift apart in rounds (see ``peer.core.limits`` for reasons).
+
+    Nobody opens a round while fewer than ``members_min`` members, this site included, are heard.
+    """
+
+    wait_max_s: float = limits.WAIT_MAX_S
+    deadline_floor_s: float = limits.DEADLINE_FLOOR_S
+    gather_s: float | None = None
+    silence_s: float = limits.SILENCE_S
+    lead_rounds_max: int = 2
+    lag_rounds_max: int = 2
+    isolated_s: float = 86_400.0
+    linger_s: float = 3_600.0
+    artifact_rounds_max: int = limits.ARTIFACT_ROUNDS_MAX
+    members_min: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What holds from a round on, until the next epoch's first round.
+
+    Attributes:
+        number: the amendment's number; 0 is the genesis.
+        digest: the SHA-256 of the amendment's body; ``None`` for the genesis, whose digest on the
+            wire is empty.
+        from_round: the epoch's first round; 1 for the genesis. A later epoch may have the same one:
+            the earlier then holds in no round.
+        members: the sites, sorted by name: a site's index, N and the order follow from them.
+        round_key: the key of the orders; ``None`` where this site does not have it (it was added
+            later and never got it, or it was expelled).
+        hold: nobody opens a round of this epoch.
+        newcomers: the members that the epoch before did not have.
+        expelled: every site that this amendment or one before it has expelled.
+        left: every site that left by a notice, in this amendment or one before it.
+    """
+
+    number: int
+    digest: Sha256 | None
+    from_round: int
+    members: tuple[SiteName, ...]
+    round_key: RoundKey | None = field(repr=False)
+    rounds: int
+    round_steps: int | None = None
+    parameters: Mapping[str, Value] = field(default_factory=dict)
+    pace: PaceRules = field(default_factory=PaceRules)
+    quorum: int | None = None
+    fallback: str = "self"
+    staleness_rounds_max: int = 1
+    hold: bool = False
+    newcomers: frozenset[SiteName] = frozenset()
+    expelled: frozenset[SiteName] = frozenset()
+    left: frozenset[SiteName] = frozenset()
+
+    @property
+    def quorum_others(self) -> int:
+        """How many artifacts are enough at the adaptive deadline; by default half, rounded up."""
+        return self.quorum if self.quorum is not None else half_rounded_up(len(self.members) - 1)
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """All epochs, by number; ``from_round`` never falls.
+
+    ``leaving`` names the sites whose notice this site has, before an amendment takes them out.
+    ``pinned`` is a round that keeps an epoch, whatever the chain says by now.
+
+    ``ValueError`` without a genesis, or where numbers or rounds do not follow each other.
+    """
+
+    all: tuple[Epoch, ...]
+    leaving: frozenset[SiteName] = frozenset()
+    pinned: tuple[int, Epoch] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.all:
+            raise ValueError("epochs begin with the genesis")
+        if [epoch.number for epoch in self.all] != list(range(len(self.all))):
+            raise ValueError("epochs are numbered from 0 without a gap")
+        first_rounds = [epoch.from_round for epoch in self.all]
+        if first_rounds[0] != 1 or first_rounds != sorted(first_rounds):
+            raise ValueError("the genesis holds from round 1, and no epoch begins before the one before it")
+
+    def at(self, round: int) -> Epoch:
+        """The epoch of a round: the highest number whose ``from_round`` is not above it."""
+        if self.pinned is not None and self.pinned[0] == round:
+            return self.pinned[1]
+        return self.all[max(0, bisect.bisect_right(self.all, round, key=lambda epoch: epoch.from_round) - 1)]
+
+    def pin(self, round: int, digest: Sha256 | None) -> Epochs:
+        """The same, where a round keeps the epoch of this digest; unchanged where that epoch is not known."""
+        if self.at(round).digest == digest:
+            return self
+        known = next((epoch for epoch in self.all if epoch.digest == digest), None)
+        return self if known is None else replace(self, pinned=(round, known))
+
+    @property
+    def head(self) -> Epoch:
+        """The newest epoch, which may begin in a round to come."""
+        return self.all[-1]
+
+    @property
+    def genesis(self) -> Epoch:
+        return self.all[0]
+
+    @property
+    def names(self) -> frozenset[SiteName]:
+        """Every site that is or was a member in some epoch."""
+        return frozenset(name for epoch in self.all for name in epoch.members)
+
+    @functools.cached_property
+    def gone(self) -> frozenset[SiteName]:
+        """The sites that count as gone at once: expelled, taken out, or with a notice. Every event asks."""
+        taken_out = self.names - frozenset(self.head.members) if len(self.all) > 1 else frozenset[SiteName]()
+        return taken_out | self.head.expelled | self.leaving
+
+    def expelled_by(self, site: SiteName) -> int | None:
+        """The number of the amendment that expels the site; ``None`` where none does."""
+        return next((epoch.number for epoch in self.all if site in epoch.expelled), None)
+
+    def first_round(self, site: SiteName) -> int | None:
+        """The first round in which the site is a member; ``None`` for a stranger."""
+        return next((epoch.from_round for epoch in self.all if site in epoch.members), None)
+
+
+def half_rounded_up(peers: int) -> int:
+    """A quorum of so many peers: at least half of them."""
+    return (peers + 1) // 2

@@ -1,0 +1,63 @@
+"""How far the peers are, as the waits between rounds ask: who is there, who is ahead, who is not done.
+
+Every event asks, so the questions read the counts of ``peer.core.liveness`` and do not look at each
+peer. The functions that name peers do.
+"""
+
+from __future__ import annotations
+
+from peer.core.roster import SiteName
+from peer.core.state import SiteState
+
+
+def is_there(site: SiteState, name: SiteName) -> bool:
+    """Whether a peer can take part in round 1 now: it has greeted, is heard, and is ready.
+
+    A peer that greeted may have ended since. One that says that it is not ready is waited for no
+    longer than ``wait_max_s``, since it may say so for ever.
+    """
+    if name not in site.greeted or site.peers.silent(name, site.now_s):
+        return False
+    return site.peers.ready(name) or site.now_s >= site.since_s + site.pace.wait_max_s
+
+
+def all_there(site: SiteState) -> bool:
+    """Whether ``is_there`` holds of every peer of round 1."""
+    if site.rules.members_change:
+        return all(is_there(site, name) for name in site.rules.others_in(1))
+    if len(site.greeted) < site.rules.others_count:
+        return False
+    waited = site.now_s >= site.since_s + site.pace.wait_max_s
+    there = sum(count for standing, count in site.count_peers() if standing.present and (standing.ready or waited))
+    return there >= site.rules.others_count
+
+
+def ahead(site: SiteState, round: int) -> dict[SiteName, int]:
+    """The peers of the next round that are in this round or a later one, each with its round."""
+    rounds = site.peers.rounds(
+        site.rules.others_in(site.memory.committed + 1),
+        site.now_s,
+        patience_s=site.patience_s,
+        unproven_max=site.rules.unproven_round_max(site.memory.committed),
+    )
+    return {name: theirs for name, theirs in rounds.items() if theirs >= round}
+
+
+def any_told(site: SiteState, round: int) -> bool:
+    """Whether a peer of the round that is heard has told how far it is."""
+    return any(map(site.peers.pulse, site.peers.present(site.rules.others_in(round), site.now_s)))
+
+
+def unfinished(site: SiteState) -> list[SiteName]:
+    """The peers that may still need this site: those that have not said that they are done."""
+    rules = site.lived_rules
+    if rules.plan.pattern == "none":
+        return []
+    return [name for name in rules.others if not site.peers.done(name, rules.rounds)]
+
+
+def any_unfinished(site: SiteState) -> bool:
+    """Whether ``unfinished`` names any peer."""
+    rules = site.lived_rules
+    finished = sum(count for standing, count in site.count_peers() if (standing.finished_round or 0) >= rules.rounds)
+    return rules.plan.pattern != "none" and finished < rules.others_count

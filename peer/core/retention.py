@@ -1,0 +1,52 @@
+"""Which artifacts a site keeps on its disk, and for how long."""
+
+from __future__ import annotations
+
+from peer.core import commands, rows
+from peer.core.roster import Sha256, SiteName
+from peer.core.state import SiteState
+
+
+def tidy(site: SiteState, needed_before: set[Sha256]) -> None:
+    """Discard artifacts that no later round, fallback or receiver can need.
+
+    Args:
+        site: the site.
+        needed_before: the digests that memory needed before the row that ended the round.
+    """
+    rules, memory, epoch = site.lived_rules, site.memory, site.epoch
+    fetched = {name for early in site.early for name, want in early.wants.items() if want.open}
+    repeated = fetched if rules.staleness else set()  # by staleness, these may send the same file for the next round
+    newest: dict[SiteName, int] = {}
+    for source in memory.received.values():
+        if source.round <= memory.committed:  # one of a later round arrived early, and replaces nothing yet
+            newest[source.artifact.owner] = max(newest.get(source.artifact.owner, 0), source.round)
+    for digest, source in list(memory.received.items()):
+        last = source.round == newest.get(source.artifact.owner)
+        cached = last and (rules.plan.keeps_last_received or memory.committed < rules.circulating)
+        age = memory.committed - source.round
+        may_replace = last and epoch.fallback == "stale" and age < epoch.staleness_rounds_max
+        used = age >= 0 or (memory.model_is_home and source.artifact.owner == rules.site)
+        if used and not cached and not may_replace and source.origin not in repeated:
+            site.persist(rows.DiscardedRow(memory.committed, sha256=digest))
+    old = memory.committed - epoch.pace.artifact_rounds_max
+    away = rules.circulating > 0 and not memory.model_is_home
+    own = max((key for key in memory.published if key[1] == rules.site), default=None) if away else None
+    if any(key[0] <= old and key != own for key in memory.published):
+        site.persist(rows.RetiredRow(old, kept=own))
+    for round in [round for round in memory.evaluation.lent if round <= old]:
+        site.lapse(round, retired=True)
+    for digest in sorted(needed_before - memory.needed_digests()):
+        site.emit(commands.Discard(digest))
+
+
+def drop_expelled(site: SiteState) -> None:
+    """Discard the artifacts of expelled sites that no choice of the open round names."""
+    memory, expelled = site.memory, site.rules.epochs.head.expelled
+    used = () if memory.open is None else (*memory.open.sources, *memory.open.returned)
+    kept = {source.artifact.sha256 for source in used}
+    for digest, source in list(memory.received.items()):
+        if source.origin in expelled and digest not in kept:
+            site.persist(rows.DiscardedRow(site.number, sha256=digest))
+            if digest not in memory.needed_digests():
+                site.emit(commands.Discard(digest))

@@ -1,0 +1,566 @@
+"""A site's chain of amendments while the daemon runs: asked of peers, verified, kept, and handed on.
+
+A head that a peer states is a claim. The daemon asks the peer for the amendments behind it, each
+peer at most once in ``ASK_S`` unless its answer brought one, and less and less often where its heads
+bring nothing; it names a peer that has none twice. What is valid is on disk before the state machine
+hears of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from peer.config.schema import FederationConfig
+from peer.config.site_folder import SiteFolder
+from peer.core import events
+from peer.core.epochs import Epochs
+from peer.core.limits import AMENDMENTS_MAX
+from peer.core.messages import AmendmentsReply, ChainHead, SealedKey, SignedAmendment, SignedNotice
+from peer.core.roster import RoundKey, Sha256, SiteName
+from peer.identity.certificates import Identity, certificate_key, key_digest
+from peer.membership.amendment import AmendmentRefused, body_digest, decode
+from peer.membership.chain import Chain, Membership
+from peer.membership.epoch_rules import Genesis, epochs_of, upgrade_reason
+from peer.membership.folder import MembershipFolder
+from peer.membership.forks import Choice, compare
+from peer.membership.proposal import check_not_past
+from peer.membership.round_keys import amendment_tag, open_key, seal_key
+from peer.membership.signatures import verify_notice
+from peer.records.journal import Journal
+
+log = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+
+UNANSWERED_S = 1.0
+"""Seconds after a question that no peer answered."""
+ASK_S = 10.0
+"""Seconds after a question to a peer that brought no amendment, until the same peer is asked again."""
+ASK_S_MAX = 320.0
+"""The wait doubles up to this while a peer's heads are false, or those of a fork that this site cannot take."""
+
+
+class QuestionTimes:
+    """When which peer may be asked: in one second one question, so that no peer's heads use up the others' turns.
+
+    Args:
+        clock: a monotonic clock, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._any_s = clock, float("-inf")
+        self._from_s: dict[SiteName, float] = {}
+        self._wait_s: dict[SiteName, float] = {}
+
+    def may_ask(self, peer: SiteName) -> bool:
+        return self._clock() >= max(self._any_s, self._from_s.get(peer, self._any_s))
+
+    def begin(self, peer: SiteName) -> None:
+        self._any_s = self._clock() + UNANSWERED_S
+        self._from_s[peer] = self._clock() + self._wait_s.get(peer, ASK_S)
+
+    def unanswered(self, peer: SiteName) -> None:
+        """The peer was not reached: another one, or this one, is asked sooner."""
+        self._from_s[peer] = self._clock() + UNANSWERED_S
+
+    def forgive(self, peer: SiteName) -> None:
+        """The peer has the head that it stated."""
+        self._wait_s.pop(peer, None)
+
+    def distrust(self, peer: SiteName) -> None:
+        """The peer's head brought nothing that this site can take."""
+        wait_s = min(2 * self._wait_s.get(peer, ASK_S), ASK_S_MAX)
+        self._wait_s[peer], self._from_s[peer] = wait_s, self._clock() + wait_s
+
+    def ask_again(self, peer: SiteName) -> None:
+        """An answer changed the chain: this peer, and another one, may have a later one."""
+        self._from_s.pop(peer, None)
+        self._any_s = float("-inf")
+
+    def forget(self) -> None:
+        """Ask everybody anew."""
+        self._from_s.clear()
+        self._wait_s.clear()
+
+
+class AmendmentsSource(Protocol):
+    """The client's call."""
+
+    async def get_amendments(self, peer: SiteName, *, after: int) -> AmendmentsReply:
+        """The amendments after a number that a peer has."""
+
+
+class ChainKeeper:
+    """The chain of one site.
+
+    Args:
+        folder: where the chain, proofs of forks, notices and round keys are kept.
+        federation_toml: the text of the genesis.
+        own: returns this site's identity; its certificate may be renewed meanwhile.
+        round_key: the genesis' key; ``None`` at a site that never had it.
+        opened_round: returns the newest round that this site has opened.
+        report: tells the state machine.
+        clock: a monotonic clock, in seconds.
+
+    Attributes:
+        chain: the chain that this site follows.
+        names: every site that is or was a member.
+        callers: the sites that may call this one, each with the key that is pinned for it: the
+            members, newcomers included before their first round, and those that left by themselves.
+        pins: of every site that is or was a member, the key that is pinned for it.
+        expelled: by expelled site, the number of the amendment that expels it.
+    """
+
+    names: frozenset[SiteName]
+    callers: Mapping[SiteName, Sha256 | None]
+    pins: Mapping[SiteName, Sha256 | None]
+    expelled: Mapping[SiteName, int]
+    chain: Chain
+
+    def __init__(
+        self,
+        folder: MembershipFolder,
+        federation_toml: str,
+        *,
+        own: Callable[[], Identity],
+        round_key: RoundKey | None,
+        opened_round: Callable[[], int],
+        report: Callable[[events.Event], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._folder, self._toml = folder, federation_toml
+        self._own, self._round_key, self._opened_round = own, round_key, opened_round
+        self._report, self._times = report, QuestionTimes(clock)
+        self._genesis = Genesis.parse(federation_toml)
+        self._lies: set[tuple[SiteName, Sha256]] = set()
+        self._lived: set[Sha256] = set()
+        self._missed: set[SiteName] = set()
+        self._site, self._keys, self._pin = own().name, folder.round_keys(), folder.joined()
+        self._notices: dict[SiteName, SignedNotice] = {}
+        self._adopted(folder.chain(self._genesis.config))
+        self._notices = self._with_notices(folder.notices())
+
+    @property
+    def own(self) -> Identity:
+        """This site's key and certificate now."""
+        return self._own()
+
+    @property
+    def head(self) -> ChainHead | None:
+        """What this site's messages state."""
+        return self.chain.head.head
+
+    def later_authorities(self) -> tuple[str, ...]:
+        """The CAs, in PEM, that amendments have added."""
+        return self.chain.head.authorities[1:]
+
+    def addresses(self) -> Mapping[SiteName, str]:
+        """Where the amendments say that members can be dialled."""
+        return self.chain.head.addresses
+
+    def settings(self, digest: Sha256 | None) -> FederationConfig:
+        """The settings of the epoch of this digest; the last ones before it that this program can apply."""
+        links = self.chain.links
+        number = next((link.after.number for link in links if link.after.digest == digest), 0)
+        for each in range(number, 0, -1):
+            with contextlib.suppress(AmendmentRefused):
+                return self._genesis.settings_after(self.chain.after(each))
+        return self._genesis.config
+
+    def epochs(self) -> Epochs:
+        """The epochs of the chain and the notices, with the round keys that this site has."""
+        epochs = epochs_of(self.chain, self._toml, round_key=self._round_key, keys=self._keys)
+        return replace(epochs, leaving=frozenset(self._notices) & self.chain.head.keys.keys())
+
+    @property
+    def is_added(self) -> bool:
+        """Whether this site is, or was, a member: a newcomer, by the amendment that its bundle pins and no other."""
+        return self._site in self.names and self._has_pin(self.chain)
+
+    @property
+    def notices(self) -> Mapping[SiteName, SignedNotice]:
+        """The notices of the members that leave, until an amendment takes these out."""
+        return self._notices
+
+    def accepted(self) -> frozenset[SiteName]:
+        """The newcomers that the operator accepted as receivers."""
+        return self._folder.accepted()
+
+    def had_key(self, site: SiteName, key: Sha256) -> bool:
+        """Whether the chain pinned the key for the site once, or does."""
+        return self.chain.head.used_keys.get(key) == site
+
+    def answer(self, caller: SiteName, certificate_der: bytes, after: int) -> AmendmentsReply:
+        """The amendments after a number, with the round keys of the caller's epochs and all notices.
+
+        An expelled site gets those up to the one that expels it, and nothing else: so it learns why it is refused.
+        So does a caller with a former key, up to the one that replaced it.
+        """
+        head = self.chain.head
+        if caller in self.expelled:
+            return AmendmentsReply(tuple(link.signed for link in self.chain.links[after : self.expelled[caller]]))
+        key = certificate_key(x509.load_der_x509_certificate(certificate_der))
+        if self.pins.get(caller) not in (None, key_digest(key)):
+            return AmendmentsReply(tuple(link.signed for link in self.chain.links[after : self._replaced(caller, key)]))
+        keys = []
+        if caller in head.keys:
+            keyring = self._keyring()
+            sealed: dict[Sha256, bytes] = {}
+            for membership in (self.chain.genesis, *(link.after for link in self.chain.links[after:])):
+                tag = self._tag(membership)
+                if caller not in membership.keys or tag is None or tag not in keyring or tag in sealed:
+                    continue
+                sealed[tag] = seal_key(keyring[tag], key, federation=head.federation, site=caller)
+                keys.append(SealedKey(membership.number, sealed[tag]))
+        signed = tuple(link.signed for link in self.chain.links[after:])
+        notices = tuple(notice for name, notice in self._notices.items() if name in head.keys)
+        return AmendmentsReply(signed, tuple(keys), notices)
+
+    def _replaced(self, site: SiteName, key: ec.EllipticCurvePublicKey) -> int:
+        """The number of the amendment that pinned another key for a site than this one of before."""
+        former, pinned = key_digest(key), False
+        for membership in (self.chain.genesis, *(link.after for link in self.chain.links)):
+            if pinned and membership.keys.get(site) != former:
+                return membership.number
+            pinned = membership.keys.get(site) == former
+        return 0
+
+    def is_news(self, head: ChainHead | None) -> bool:
+        """Whether a peer's head is one that this site does not have."""
+        if head is None or head.number > AMENDMENTS_MAX:
+            return False
+        own = self.chain.head
+        return head.number > own.number or (head.number >= 1 and self.chain.after(head.number).digest != head.digest)
+
+    def follows(self, peer: SiteName, head: ChainHead | None) -> bool:
+        """Whether to ask a peer with this head for something now."""
+        if head is None or not self._times.may_ask(peer):
+            return False
+        return self.is_news(head) or (head == self.head and self._missing_key() is not None)
+
+    def enact(self, signed: SignedAmendment, *, sealed: bytes = b"") -> None:
+        """Make the operator's amendment the head; one that is in the chain already only brings its round key.
+
+        ``AmendmentRefused`` says what is wrong with it.
+
+        Args:
+            signed: the amendment with its signatures.
+            sealed: the copy of its round key for this site, where it brings a new one.
+        """
+        amendment, digest, opened = decode(signed.body), body_digest(signed.body), self._opened_round()
+        if any(link.after.digest == digest for link in self.chain.links):
+            self._take_keys(self.chain, [SealedKey(amendment.number, sealed)] if sealed else [])
+            return
+        chain = self.chain.extended(signed)
+        check_not_past(amendment, opened, f"this site has opened round {opened}")
+        self._genesis.settings_after(chain.head)
+        self._take_keys(chain, [SealedKey(amendment.number, sealed)] if sealed else [])
+        if amendment.round_key_tag not in self._keyring():
+            raise AmendmentRefused(
+                f"amendment {amendment.number} names a round key that this site does not have",
+                "enact the proposal's file at a site for which it has a copy of the key",
+            )
+        self._adopt(chain)
+
+    def leave(self, notice: SignedNotice) -> None:
+        """Spread a site's notice that it leaves; ``AmendmentRefused`` where no present member signed it."""
+        self._leaver(notice)
+        self.take_notices([notice])
+
+    def choose(self, digest: Sha256) -> None:
+        """Switch to the other body of a fork, as the operator decides, even if this site has lived on.
+
+        What follows that body comes from the peers. ``AmendmentRefused`` where no fork has it, or where
+        this site would take its former chain again from the next peer.
+        """
+        for fork in self._folder.forks(self.chain):
+            if body_digest(fork.other.body) == digest:
+                chain = self.chain.until(fork.number - 1).extended(fork.other)
+                if self.is_added and not self._has_pin(chain):
+                    raise AmendmentRefused(
+                        f"the chain with {digest[:12]}… lacks the amendment of this site's bundle, which adds it",
+                        "ask the founder which of the two adds this site",
+                    )
+                if self._site in chain.head.keys and chain.head.round_key_tag not in self._keyring():
+                    raise AmendmentRefused(
+                        f"this site does not have the round key of the amendment {digest[:12]}…, without which it has "
+                        "no order for a round that it has opened",
+                        "let the daemon run until a peer with that chain has given it the key, and choose again",
+                    )
+                back, _ = compare(chain, self.chain, opened_round=self._opened_round())
+                if back == Choice.TAKEN:
+                    first = min(decode(each.body).from_round for each in (fork.own, fork.other))
+                    raise AmendmentRefused(
+                        "of two chains this site follows the longer, or of two as long the one with the smaller "
+                        f"digest, by itself until it has opened round {first}: it would switch back",
+                        f"choose after round {first} has begun, or enact an amendment at a site with the other chain",
+                    )
+                self._folder.save_fork(fork, kept=fork.other)
+                self._adopt(chain)
+                self._times.forget()
+                return
+        raise AmendmentRefused(
+            f"no fork that this site has seen has the amendment {digest[:12]}…",
+            "`federation show` lists the forks with their digests",
+        )
+
+    async def follow(self, peer: SiteName, head: ChainHead | None, source: AmendmentsSource) -> bool:
+        """Ask a peer for the amendments behind a head that this site does not have; whether the chain changed.
+
+        Where the peer has this site's chain, it is asked for round keys that are missing here.
+        ``QuestionTimes`` says when.
+        """
+        if head is None or not self.follows(peer, head):
+            return False
+        missing, before, times = self._missing_key(), self.chain, self._times
+        times.begin(peer)
+        try:
+            if self.is_news(head):
+                other, notices = await self._fetch(peer, head, source)
+                choice = self._take(peer, other)
+                self.take_notices(notices)
+                if choice != Choice.LIVED and _has(other, head):
+                    times.forgive(peer)
+                elif not self._is_kept_from(other):
+                    times.distrust(peer)
+            elif missing is not None:
+                reply = await source.get_amendments(peer, after=missing - 1)
+                self._take_keys(self.chain, reply.keys)
+        except AmendmentRefused as error:
+            times.distrust(peer)
+            self._name(peer, head, error.message)
+        except BaseException:
+            times.unanswered(peer)
+            raise
+        if self.chain is not before:
+            times.ask_again(peer)
+        return self.chain is not before
+
+    async def ask(self, peer: SiteName, source: AmendmentsSource) -> None:
+        """Take the chain of a peer that stated no head: so begins a site that an amendment adds."""
+        self._times.begin(peer)
+        try:
+            other, notices = await self._fetch(peer, None, source)
+            self._take(peer, other)
+            self.take_notices(notices)
+        except AmendmentRefused as error:
+            log.warning("amendments refused", extra={"peer": peer, "reason": str(error)})
+
+    async def ask_why(self, peer: SiteName, source: AmendmentsSource) -> None:
+        """Take the chain of a peer that does not admit this site, which it may have expelled.
+
+        ``QuestionTimes`` says when.
+        """
+        if self._times.may_ask(peer):
+            await self.ask(peer, source)
+
+    async def _fetch(
+        self, peer: SiteName, head: ChainHead | None, source: AmendmentsSource
+    ) -> tuple[Chain, tuple[SignedNotice, ...]]:
+        """The peer's chain, verified, up to the head that it stated, and its notices; its keys are kept."""
+        own = self.chain
+        chain = own if head is None or head.number > len(own.links) else own.until(0)
+        from_genesis = chain is not own
+        notices: tuple[SignedNotice, ...] = ()
+        while head is None or chain.head.number < head.number:
+            reply = await source.get_amendments(peer, after=chain.head.number)
+            if not reply.amendments:
+                break
+            try:
+                chain = chain.with_all(reply.amendments)
+            except AmendmentRefused:
+                if from_genesis or chain.head.digest != own.head.digest or not chain.links:
+                    raise
+                chain, from_genesis = own.until(0), True  # the peer's chain may differ before this site's head
+                continue
+            self._compare_pin(chain)
+            notices = reply.notices
+            self._take_keys(chain, reply.keys)
+        if head is not None and not _has(chain, head) and not self._is_kept_from(chain):
+            if peer in self._missed:
+                raise AmendmentRefused(
+                    f"states amendment {head.number} ({head.digest[:12]}…) and does not have it", "tell its operator"
+                )
+            self._missed.add(peer)  # once: it may have taken another chain since it stated this head
+        return chain, notices
+
+    def _is_kept_from(self, chain: Chain) -> bool:
+        """Whether peers give this site no amendment after these, which expel it, or replace its certificate's key."""
+        pinned = chain.head.keys.get(self._site)
+        return self._site in chain.head.expelled or pinned not in (None, key_digest(self._own().key.public_key()))
+
+    def _has_pin(self, chain: Chain) -> bool:
+        return self._pin is None or _has(chain, self._pin)
+
+    def _compare_pin(self, chain: Chain) -> None:
+        """``AmendmentRefused`` where the chain adds this site by another amendment than its bundle says."""
+        pin = self._pin
+        if pin is not None and pin.number <= len(chain.links) and not _has(chain, pin):
+            raise AmendmentRefused(
+                f"has another amendment {pin.number} than the one of this site's bundle, {pin.digest[:12]}…",
+                "ask the founder which of the two adds this site",
+            )
+
+    def _take(self, peer: SiteName, other: Chain) -> Choice:
+        lived = self._opened_round() if self.is_added else 0  # a newcomer has lived nothing of a chain without its pin
+        choice, fork = compare(self.chain, other, opened_round=lived)
+        if fork is not None and self._folder.save_fork(fork, kept=fork.other if choice == Choice.TAKEN else fork.own):
+            signers = ", ".join(fork.double_signers) or "nobody"
+            self._report(
+                events.PeerRefused(peer, f"has another amendment {fork.number} than this site; signed both: {signers}")
+            )
+        if choice == Choice.LIVED and other.head.digest not in self._lived:
+            self._lived.add(other.head.digest)
+            log.error("chain forked", extra={"peer": peer, "head": other.head.digest, "own": self.chain.head.digest})
+        if choice == Choice.TAKEN:
+            self._adopt(other)
+        return choice
+
+    def _adopt(self, chain: Chain) -> None:
+        """Keep a chain, durably, and then tell the state machine. Notices count as members of this chain signed."""
+        self._folder.save_chain(chain)
+        self._adopted(chain)
+        known, self._notices = self._notices, {}
+        self._notices = self._with_notices(tuple(known.values()))
+        if self._notices.keys() != known.keys():
+            self._folder.save_notices(self._notices.values())
+        log.info("chain of amendments", extra={"number": chain.head.number, "digest": chain.head.digest})
+        self._report(events.EpochsLearned(self.epochs()))
+
+    def _adopted(self, chain: Chain) -> None:
+        """Follow the chain: keys, expulsions and CAs count at once, whatever their round."""
+        self.chain = chain
+        keys = dict(chain.genesis.keys)
+        for link in chain.links:
+            keys.update(link.after.keys)
+        self.names, self.pins = frozenset(keys), keys
+        self.expelled = {name: link.after.number for link in reversed(chain.links) for name in link.after.expelled}
+        self.callers = {name: key for name, key in keys.items() if name not in chain.head.expelled}
+        try:
+            self._genesis.settings_after(chain.head)
+            reason = upgrade_reason(chain.head)
+        except AmendmentRefused as error:
+            reason = str(error)
+        if reason:
+            log.error("this site will hold", extra={"from_round": chain.head.from_round, "reason": reason})
+
+    def _missing_key(self) -> int | None:
+        """The number of an amendment whose round key this site should have, and has not."""
+        keyring = self._keyring()
+        for link in reversed(self.chain.links):
+            if self._site in link.after.keys and link.after.round_key_tag not in keyring:
+                return link.after.number
+        return None
+
+    def take_notices(self, notices: Sequence[SignedNotice]) -> None:
+        """Keep notices of members, one of each; what is none is left."""
+        known = self._with_notices(notices)
+        if known.keys() != self._notices.keys():
+            self._folder.save_notices(known.values())
+            self._notices = known
+            self._report(events.EpochsLearned(self.epochs()))
+
+    def _with_notices(self, notices: Sequence[SignedNotice]) -> dict[SiteName, SignedNotice]:
+        known = dict(self._notices)
+        for notice in notices:
+            try:
+                known.setdefault(self._leaver(notice), notice)
+            except AmendmentRefused as error:
+                log.debug("notice not valid", extra={"reason": error.message})
+        return known
+
+    def _take_keys(self, chain: Chain, keys: Sequence[SealedKey]) -> None:
+        """Keep the round keys that open and fit their tags; what does not fit is thrown away."""
+        own, opened, tried = self._own(), {}, set(self._keyring())
+        for sealed in keys:
+            tag = self._tag(chain.after(sealed.number)) if sealed.number <= len(chain.links) else None
+            if tag is None or tag in tried:  # one copy of each key: opening takes time, and the peer chose how many
+                continue
+            tried.add(tag)
+            try:
+                federation = chain.genesis.federation
+                opened[tag] = open_key(sealed.sealed, own.key, federation=federation, tag=tag, site=own.name)
+            except ValueError as error:
+                log.warning("sealed round key not usable", extra={"number": sealed.number, "reason": str(error)})
+        if opened:
+            self._folder.save_round_keys(opened)
+            self._keys.update(opened)
+            if chain is self.chain:
+                self._report(events.EpochsLearned(self.epochs()))
+
+    def _keyring(self) -> dict[Sha256, RoundKey]:
+        keys = dict(self._keys)
+        if self._round_key is not None:
+            keys[amendment_tag(self._round_key, self.chain.genesis.federation)] = self._round_key
+        return keys
+
+    def _tag(self, membership: Membership) -> Sha256 | None:
+        """The tag of a membership's round key; that of the genesis only where this site has the key."""
+        if membership.round_key_tag is not None or self._round_key is None:
+            return membership.round_key_tag
+        return amendment_tag(self._round_key, membership.federation)
+
+    def _leaver(self, notice: SignedNotice) -> SiteName:
+        """The member that leaves; ``AmendmentRefused`` where the notice is not of a present one."""
+        head = self.chain.head
+        notified = verify_notice(notice, federation=head.federation, authorities=head.authorities, keys=head.keys)
+        return notified.site
+
+    def _name(self, peer: SiteName, head: ChainHead, reason: str) -> None:
+        """Journal a peer's false head once."""
+        if (peer, head.digest) not in self._lies:
+            self._lies.add((peer, head.digest))
+            self._report(events.PeerRefused(peer, f"its amendments: {reason}"))
+
+
+def _has(chain: Chain, head: ChainHead) -> bool:
+    return head.number <= len(chain.links) and chain.after(head.number).digest == head.digest
+
+
+def keeper_at_rest(folder: SiteFolder, own: Identity) -> ChainKeeper:
+    """The chain of a site whose daemon does not run; the caller holds the folder's lock.
+
+    The operator may enact, leave and choose here, too: the next start tells the peers.
+    """
+    opened_round = _opened_round(folder)
+    return ChainKeeper(
+        MembershipFolder(folder.membership),
+        folder.federation_toml.read_text("utf-8"),
+        own=lambda: own,
+        round_key=own.round_key,
+        opened_round=lambda: opened_round,
+        report=lambda event: None,
+        clock=lambda: 0.0,
+    )
+
+
+def _opened_round(folder: SiteFolder) -> int:
+    """The newest round that the site has opened; 0 before the first."""
+    path = folder.generation(max(folder.generations(), default=0)) / "journal.db"
+    if not path.exists():
+        return 0
+    with contextlib.closing(Journal(path, read_only=True)) as journal:
+        return max((round for _, round, _ in journal.newest(("opened",))), default=0)
+
+
+class CurrentSites(Mapping[SiteName, Value]):
+    """Sites by the chain of a keeper, as ``read`` returns them at each moment."""
+
+    def __init__(self, read: Callable[[], Mapping[SiteName, Value]]) -> None:
+        self._read = read
+
+    def __getitem__(self, site: SiteName) -> Value:
+        return self._read()[site]
+
+    def __iter__(self) -> Iterator[SiteName]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())

@@ -1,0 +1,110 @@
+"""Which peers have the notices of sites that leave: a heartbeat carries a notice until its receiver has answered one.
+
+Every member hands them on, so that a peer that was down while a site left learns of it from any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping
+
+from peer.core import events
+from peer.core.messages import SignedNotice
+from peer.core.roster import SiteName
+from peer.core.status import PeerWait, peer_wait
+from peer.transport.rates import loop_time
+
+log = logging.getLogger(__name__)
+
+ALL_S = 10.0
+"""Seconds that a site which leaves stays for the last peers: several attempts to dial each."""
+
+
+class NoticeSpread:
+    """The notices that a site knows, by the peers that may lack them.
+
+    Args:
+        own: this site's name; its own notice travels before the others.
+        notices: returns the notices that count now, by the site that leaves.
+    """
+
+    def __init__(self, own: SiteName, notices: Callable[[], Mapping[SiteName, SignedNotice]]) -> None:
+        self._own, self._notices = own, notices
+        self._had: defaultdict[SiteName, set[SiteName]] = defaultdict(set)
+        self._turns: Counter[SiteName] = Counter()
+
+    def lacks(self, peer: SiteName) -> list[SiteName]:
+        """The sites that leave, as far as the peer may not know of it."""
+        return sorted(self._notices().keys() - self._had[peer])
+
+    def next(self, peer: SiteName) -> SignedNotice | None:
+        """The notice for the next heartbeat to a peer: one after another of those that it may lack."""
+        lacked = self.lacks(peer)
+        if not lacked:
+            return None
+        self._turns[peer] += 1
+        return self._notices()[self._own if self._own in lacked else lacked[self._turns[peer] % len(lacked)]]
+
+    def confirm(self, peer: SiteName, notice: SignedNotice | None) -> None:
+        """The peer has this notice: it answered a heartbeat with it, or sent it."""
+        self._had[peer].update(name for name, known in self._notices().items() if known == notice)
+
+    def forget(self, peer: SiteName) -> None:
+        """The peer greets: it may have been restored from a backup."""
+        self._had[peer].clear()
+
+    def unreached(self, peers: Collection[SiteName]) -> frozenset[SiteName]:
+        """The peers that may lack this site's own notice; nobody while it stays a member."""
+        return frozenset(peer for peer in peers if self._own in self.lacks(peer))
+
+
+class NoticeWait:
+    """The stay of a site that leaves, until its peers have its notice.
+
+    Once one peer has it, the others get it from there; so the site stays ``ALL_S`` at most for those
+    that are down, and ``linger_s`` while it reaches nobody.
+
+    Args:
+        spread: says who may lack the notice, which every heartbeat carries to those.
+        peers: returns the peers that are called.
+        linger_s: the longest stay.
+    """
+
+    def __init__(self, spread: NoticeSpread, peers: Callable[[], Collection[SiteName]], *, linger_s: float) -> None:
+        self._spread, self._peers, self._linger_s = spread, peers, linger_s
+        self._began_s: float | None = None
+
+    def waits(self) -> list[PeerWait]:
+        """The peers that may lack the notice; there is a deadline once nothing else keeps the site."""
+        began_s = self._began_s
+        since_s = 0.0 if began_s is None else loop_time() - began_s
+        left_s = None if began_s is None else round(self._left_s(began_s), 1)
+        return [peer_wait(name, "notice", since_s, left_s) for name in self._unreached()]
+
+    async def stay(self, queue: asyncio.Queue[events.Event], *, poll_s: float) -> None:
+        """Return once every peer has the notice, the time is over, or the operator stops the daemon.
+
+        Args:
+            queue: the daemon's events, of which each answer of a peer is one.
+            poll_s: how often to look where no event comes.
+        """
+        self._began_s = loop_time()
+        while unreached := self._unreached():
+            left_s = self._left_s(self._began_s)
+            if left_s <= 0:
+                log.warning("left before every peer knew; those that know tell the others", extra={"peers": unreached})
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, poll_s)):
+                    if isinstance(await queue.get(), events.StopRequested):
+                        return
+
+    def _unreached(self) -> list[SiteName]:
+        return sorted(self._spread.unreached(self._peers()))
+
+    def _left_s(self, began_s: float) -> float:
+        reached = len(self._unreached()) < len(self._peers())
+        return began_s + (min(ALL_S, self._linger_s) if reached else self._linger_s) - loop_time()

@@ -1,0 +1,127 @@
+"""Several workers of one machine take turns at a device: who has the lowest ticket computes.
+
+A ticket is a file ``NNN-PID`` that its worker keeps locked with ``flock``. The kernel unlocks it when
+the worker ends, however it ends, so that a ticket nobody locks is that of a dead worker and counts
+no more. A worker has one ticket at most, and whoever computes waits for nothing but its own work:
+no cycle of waits can arise, in a machine or between several.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+TICKET = re.compile(r"([0-9]{3,})-[0-9]+")
+POLL_S = 0.1
+"""Between two looks at the tickets: little beside a stage, and nothing to the processor."""
+
+
+def gpu_folder(training: Mapping[str, Any], site_folder: Path) -> Path | None:
+    """The folder with the queues of this machine's devices; None where workers share them."""
+    if training.get("gpu") != "turns":
+        return None
+    named = training.get("gpu_folder")
+    return site_folder / named if named is not None else site_folder.parent.parent / ".gpu"
+
+
+class DeviceQueue:
+    """The turns at one device.
+
+    Args:
+        folder: holds the device's tickets; all workers that share the device name the same one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def turn(self, waiting: Callable[[int], None]) -> Iterator[None]:
+        """Draw a ticket, wait until no living one is lower, and keep the device until the block ends.
+
+        Args:
+            waiting: called every ``POLL_S`` with the number of turns that come first, once with 0
+                after that. What it raises gives up the place in the queue.
+        """
+        path, descriptor = self._draw()
+        try:
+            ahead = first = self.ahead(path)
+            while ahead:
+                waiting(ahead)
+                time.sleep(POLL_S)
+                ahead = self.ahead(path)
+            if first:
+                waiting(0)
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+    def ahead(self, ticket: Path) -> int:
+        """How many living tickets are lower."""
+        number = _number(ticket)
+        return sum(_is_living(path) for path in self._tickets() if _number(path) < number)
+
+    def _tickets(self) -> list[Path]:
+        return [path for path in self._folder.iterdir() if TICKET.fullmatch(path.name)]
+
+    def _draw(self) -> tuple[Path, int]:
+        """A new ticket above all others, and the descriptor that keeps it locked.
+
+        The ticket is locked before it gets its name: under that name it is never taken for dead.
+        """
+        with self._locked():
+            for path in self._folder.glob("new-*"):  # of a worker that died at this very place
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            for path in self._tickets():
+                if not _is_living(path):
+                    with contextlib.suppress(OSError):  # another user's; it counts for nothing
+                        path.unlink()
+            number = 1 + max(map(_number, self._tickets()), default=0)
+            descriptor, unnamed = tempfile.mkstemp(prefix="new-", dir=self._folder)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                os.fchmod(descriptor, 0o644)  # another user's worker must be able to see that it is locked
+                path = self._folder / f"{number:03}-{os.getpid()}"
+                os.rename(unnamed, path)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        return path, descriptor
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let one worker at a time draw; nobody waits for anything while it does."""
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _number(ticket: Path) -> int:
+    return int(ticket.name.partition("-")[0])
+
+
+def _is_living(ticket: Path) -> bool:
+    """Whether a process keeps the ticket locked."""
+    try:
+        descriptor = os.open(ticket, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,53 @@
+"""A relay in a process of its own, as an operator starts it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from peer.core.roster import SiteName
+from peer.identity import certificates, enrolment
+from peer.relay.folder import RelayFolder
+
+
+def make_relay(ca: Path, folder: Path, *, listen: str, name: str = "gate") -> RelayFolder:
+    """A relay's folder with the certificate of a federation's CA."""
+    now = datetime.now(UTC)
+    relay = RelayFolder(folder)
+    request, fingerprint = relay.make((ca / "federation.toml").read_text(), "federation.toml", SiteName(name))
+    certified = enrolment.Authority.load(ca, now=now).certify_relay(request, fingerprint=fingerprint, now=now)
+    relay.join(certificates.certificate_pem(certified), now)
+    relay.relay_toml.write_text(f'name = "{name}"\nlisten = "{listen}"\n')
+    return relay
+
+
+class RelayProcess:
+    """The process, and its console in the relay's folder; ``prefix`` stands before its command."""
+
+    def __init__(self, folder: RelayFolder, prefix: Sequence[str] = ()) -> None:
+        self.folder, self._prefix = folder, prefix
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-P", "-m", "peer.cli", "relay", "start", "--folder", str(self.folder.path)]
+        with (self.folder.path / "console.log").open("ab") as output:
+            return subprocess.Popen([*self._prefix, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+    @property
+    def console(self) -> str:
+        return (self.folder.path / "console.log").read_text(errors="replace")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def start_again(self) -> None:
+        self.process = self._start()
+
+    def stop(self) -> int:
+        """End it in order; its exit code."""
+        self.process.terminate()
+        return self.process.wait(30)

@@ -1,0 +1,133 @@
+"""What a site decides about itself: to leave, whom to accept, which chain to follow; no daemon runs."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.cli import refused, run, run_json
+from fakes.governed import GovernedFederation
+from fakes.operators_daemon import OperatorsDaemon
+from peer.core import rows
+from peer.core.roster import SiteName
+from peer.errors import DaemonDown
+from peer.identity import certificates
+from peer.membership.folder import MembershipFolder
+from peer.membership.forks import prove
+from peer.records.journal import Journal
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> GovernedFederation:
+    return GovernedFederation.create(tmp_path_factory.mktemp("template"), "asia", "europe")
+
+
+@pytest.fixture
+def founded(template: GovernedFederation, tmp_path: Path) -> GovernedFederation:
+    return template.copy(tmp_path)
+
+
+def amend(federation: GovernedFederation, *words: object, site: str = "asia") -> None:
+    run_json("--home", federation.home, "federation", "amend", "--ca", federation.ca, "--site", site, *words)
+
+
+def test_a_site_leaves_once_its_operator_confirms(founded: GovernedFederation) -> None:
+    words = ("--home", founded.home, "leave", "--site", "europe")
+    folder = MembershipFolder(founded.folder("europe").membership)
+    assert "europe stays; type the site's name, or give --yes" in refused("UsageError", *words, answer="yes\n")
+    assert folder.notices() == ()
+    assert run_json(*words, answer="europe\n")["site"] == "europe"
+    (notice,) = folder.notices()
+    assert run(*words, "--yes").exit_code == 0
+    assert folder.notices() == (notice,)
+    MembershipFolder(founded.folder("asia").membership).save_notices([notice])
+    shown = run_json("--home", founded.home, "federation", "show", "--site", "asia")
+    assert [each["site"] for each in shown["notices"]] == ["europe"]
+    amend(founded, "--leave")
+    assert founded.chain("asia").head.members == ("asia",)
+
+
+def test_who_is_no_member_cannot_leave(founded: GovernedFederation) -> None:
+    amend(founded, "--expel", "europe")
+    MembershipFolder(founded.folder("europe").membership).save_chain(founded.chain("asia"))
+    assert "europe is no member" in refused(
+        "MembershipError", "--home", founded.home, "leave", "--yes", "--site", "europe"
+    )
+
+
+def test_a_newcomer_is_accepted(founded: GovernedFederation, tmp_path: Path) -> None:
+    words = ("--home", founded.home, "federation", "accept", "--site", "asia")
+    assert "so far no amendment added one" in refused("MembershipError", *words, "oslo")
+    (tmp_path / "oslo.csr").write_bytes(certificates.signing_request(certificates.new_key(), SiteName("oslo")))
+    amend(founded, "--add", "oslo", "--request", tmp_path / "oslo.csr")
+    assert "there are oslo" in refused("MembershipError", *words, "europe")
+    show = ("--home", founded.home, "federation", "show", "--site", "asia")
+    assert "gets nothing from here before" in run(*show).stdout
+    assert run_json(*words, "oslo")["accepted"] == ["oslo"]
+    assert "gets nothing from here before" not in run(*show).stdout
+    assert MembershipFolder(founded.folder("asia").membership).accepted() == {"oslo"}
+
+
+def test_an_operator_chooses_the_other_chain(founded: GovernedFederation) -> None:
+    amend(founded, "--rounds", "150", site="europe")
+    amend(founded, "--rounds", "200", "--instead")
+    own, other = founded.chain("asia"), founded.chain("europe")
+    words = ("--home", founded.home, "federation", "choose", "--site", "asia")
+    assert "the beginning of no other amendment" in refused("MembershipError", *words, other.head.digest)
+    fork = prove(own, 1, other.links[0].signed)
+    folder = founded.folder("asia")
+    MembershipFolder(folder.membership).save_fork(fork, kept=own.links[0].signed)
+    with contextlib.closing(Journal(folder.generation(folder.create_generation()) / "journal.db")) as journal:
+        journal.write(rows.OpenedRow(own.head.from_round, sources=()))
+    for typed in ("", other.head.digest[:7], own.head.digest):
+        assert "or 8 digits of it" in refused("MembershipError", *words, typed)
+    assert run_json(*words, other.head.digest[:12].upper())["head"] == {"number": 1, "digest": other.head.digest}
+    assert founded.chain("asia") == other
+    shown = run("--home", founded.home, "federation", "show", "--site", "asia").stdout
+    assert f"another amendment 1, {own.head.digest}, exists; signed both: the founder" in shown
+
+
+class LeavingDaemon(OperatorsDaemon):
+    """Takes the notice; its peers answer one after the other, and then it ends."""
+
+    unreached: Iterator[list[str]]
+
+    def show(self, topic: str, **arguments: Any) -> Mapping[str, Any]:
+        unreached = next(self.unreached, None)
+        if unreached is None:
+            raise DaemonDown("no daemon answers")
+        waits = [{"site": name, "kind": "notice"} for name in unreached] + [{"site": "oslo", "kind": "model"}]
+        return {"daemon": "running", "waiting_for": waits}
+
+    def act(self, action: str, **arguments: Any) -> Any:
+        return {"site": "europe", "issued": 1, "unreached": ["africa", "asia"], "notes": []}
+
+
+@pytest.mark.parametrize(("answers", "unreached"), [([["africa"], []], []), ([["africa", "asia"], ["asia"]], ["asia"])])
+def test_who_leaves_is_told_who_has_not_answered(
+    founded: GovernedFederation, monkeypatch: pytest.MonkeyPatch, answers: list[list[str]], unreached: list[str]
+) -> None:
+    daemon = LeavingDaemon(monkeypatch, founded.folder("europe"))
+    daemon.unreached = iter([[], *answers])  # the first is asked before the notice is signed
+    words = ("--home", founded.home, "leave", "--site", "europe", "--yes")
+    left = run_json(*words)
+    assert (left["unreached"], [note[:23] for note in left["notes"]]) == (
+        unreached,
+        ["whoever has the notice "] * len(unreached),
+    )
+    daemon.unreached = iter([[], *answers])
+    assert ("not told yet" in run(*words).stdout) is bool(unreached)
+
+
+@pytest.mark.slow
+def test_a_notice_that_was_signed_while_no_daemon_ran_is_told_at_the_next_start(program: Any) -> None:
+    home = program.loopback.home
+    program.start_and_wait("europe")
+    left = run_json("--home", home, "leave", "--site", "asia", "--yes")
+    assert left["notes"] == ["no daemon runs here: its next start tells the other sites"]
+    leaving = program.start("asia")
+    folder = MembershipFolder(program.loopback.folder("europe").membership)
+    program.until("europe", lambda status: bool(folder.notices()))
+    assert leaving.wait(60) == 0

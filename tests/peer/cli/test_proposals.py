@@ -1,0 +1,195 @@
+"""Members amend their federation: a proposal goes from folder to folder, and no daemon runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fakes.cli import refused, run, run_json
+from fakes.governed import GovernedFederation
+from fakes.operators_daemon import OperatorsDaemon
+from peer.core.messages import ChainHead
+from peer.core.roster import Sha256, SiteName
+from peer.identity import certificates
+from peer.membership.folder import MembershipFolder
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> GovernedFederation:
+    names = ("africa", "asia", "europe", "oceania")
+    return GovernedFederation.create(tmp_path_factory.mktemp("template"), *names, members=2)
+
+
+@pytest.fixture
+def governed(template: GovernedFederation, tmp_path: Path) -> GovernedFederation:
+    return template.copy(tmp_path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "proposal.json"
+
+
+def at(federation: GovernedFederation, site: str, *words: object) -> tuple[object, ...]:
+    return ("--home", federation.home, "federation", *words, "--site", site)
+
+
+def test_a_newcomer_is_added_by_three_of_four(governed: GovernedFederation, tmp_path: Path, file: Path) -> None:
+    key = certificates.new_key()
+    (tmp_path / "oslo.csr").write_bytes(certificates.signing_request(key, SiteName("oslo")))
+    words = ("--add", "oslo=oslo.example.org:7443", "--request", tmp_path / "oslo.csr", "--out", file)
+    proposed = run_json(*at(governed, "africa", "propose", *words))
+    assert (proposed["signed_by"], proposed["needed"], proposed["keys_for"]) == (["africa"], 3, [])
+    fingerprint = certificates.fingerprint(key.public_key())
+    assert proposed["changes"] == [f"adds oslo at oslo.example.org:7443, with the key {fingerprint}"]
+    too_few = refused("MembershipError", *at(governed, "asia", "enact", file))
+    assert "has 1 of the 3 signatures that 4 members need (africa); other members sign it" in too_few
+    shown = run(*at(governed, "asia", "approve", file), answer="1\n")
+    assert f"amendment 1, from round 3 on, {proposed['digest']}" in shown.stderr
+    assert fingerprint in shown.stderr
+    assert "send it to who signs next" in shown.stdout
+    assert run_json(*at(governed, "europe", "approve", "--yes", file))["signed_by"] == ["africa", "asia", "europe"]
+    enacted = run_json(*at(governed, "oceania", "enact", file))
+    assert (enacted["members"][-1], enacted["signed_by"]) == ("oslo", ["africa", "asia", "europe"])
+    assert governed.chain("oceania").head.digest == proposed["digest"]
+    assert run_json(*at(governed, "oceania", "enact", file))["number"] == 1
+    (approved,) = run_json(*at(governed, "asia", "show"))["approved"]
+    assert approved == {"number": 1, "digest": proposed["digest"]}
+
+
+def test_copies_that_members_signed_apart_count_together(
+    governed: GovernedFederation, tmp_path: Path, file: Path
+) -> None:
+    run_json(*at(governed, "africa", "propose", "--hold", "--out", file))
+    copies = [tmp_path / "one.json", tmp_path / "two.json"]
+    for copy, site in zip(copies, ("asia", "europe"), strict=True):
+        copy.write_bytes(file.read_bytes())
+        run_json(*at(governed, site, "approve", "--yes", copy))
+    other = tmp_path / "other.json"
+    run_json(*at(governed, "oceania", "propose", "--rounds", "200", "--out", other))
+    assert "two proposals differ" in refused("MembershipError", *at(governed, "asia", "enact", *copies, other))
+    assert run_json(*at(governed, "asia", "enact", *copies))["signed_by"] == ["africa", "asia", "europe"]
+    assert "is not next in the chain" in refused("MembershipError", *at(governed, "asia", "enact", other))
+    run_json(*at(governed, "asia", "propose", "--resume", "--out", tmp_path / "resume.json"))
+
+
+def test_who_approves_two_amendments_of_one_number_must_mean_it(
+    governed: GovernedFederation, tmp_path: Path, file: Path
+) -> None:
+    other = tmp_path / "other.json"
+    run_json(*at(governed, "africa", "propose", "--hold", "--out", file))
+    run_json(*at(governed, "asia", "propose", "--rounds", "200", "--out", other))
+    before = other.read_bytes()
+    words = at(governed, "africa", "approve", "--yes", other)
+    assert "has approved another amendment 1" in refused("StateError", *words)
+    assert other.read_bytes() == before
+    assert run_json(*words, "--instead")["signed_by"] == ["africa", "asia"]
+    assert len(json.loads(other.read_text())["amendment"]["by"]) == 2
+    assert run_json(*words)["signed_by"] == ["africa", "asia"]
+    assert len(json.loads(other.read_text())["amendment"]["by"]) == 2
+
+
+def test_members_do_nothing_at_a_site_that_is_behind(
+    governed: GovernedFederation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: Path
+) -> None:
+    run_json(*at(governed, "africa", "propose", "--hold", "--out", file))
+    daemon = OperatorsDaemon(monkeypatch, governed.folder("asia"), europe=ChainHead(1, Sha256("ab" * 32)))
+    other = tmp_path / "other.json"
+    for words in (("propose", "--hold", "--out", other), ("approve", "--yes", file), ("enact", file)):
+        assert "europe has amendment 1, and this site's chain" in refused(
+            "MembershipError", *at(governed, "asia", *words)
+        )
+    assert (daemon.actions, other.exists()) == ([], False)
+    assert run_json(*at(governed, "asia", "approve", "--yes", "--instead", file))["signed_by"] == ["africa", "asia"]
+
+
+def test_a_proposal_whose_file_cannot_be_written_is_not_signed(governed: GovernedFederation, tmp_path: Path) -> None:
+    nowhere = tmp_path / "missing" / "hold.json"
+    assert "cannot be written" in refused("DiskError", *at(governed, "africa", "propose", "--hold", "--out", nowhere))
+    assert MembershipFolder(governed.folder("africa").membership).approvals() == {}
+
+
+def test_a_proposal_that_this_site_may_not_sign_leaves_no_file(governed: GovernedFederation, tmp_path: Path) -> None:
+    run_json(*at(governed, "africa", "propose", "--hold", "--out", tmp_path / "hold.json"))
+    words = at(governed, "africa", "propose", "--rounds", "200", "--out", tmp_path / "rounds.json")
+    assert "has approved another amendment 1" in refused("StateError", *words)
+    assert not (tmp_path / "rounds.json").exists()
+
+
+def test_the_signature_of_a_silent_daemon_can_be_asked_for_again(
+    governed: GovernedFederation, monkeypatch: pytest.MonkeyPatch, file: Path
+) -> None:
+    daemon = OperatorsDaemon(monkeypatch, governed.folder("africa"))
+    daemon.silent = True
+    assert "may have been carried out" in refused(
+        "DaemonDown", *at(governed, "africa", "propose", "--hold", "--out", file)
+    )
+    daemon.silent = False
+    assert run_json(*at(governed, "africa", "approve", "--yes", file))["signed_by"] == ["africa"]
+
+
+def test_nothing_is_signed_without_the_number(governed: GovernedFederation, file: Path) -> None:
+    run_json(*at(governed, "africa", "propose", "--hold", "--out", file))
+    before = file.read_bytes()
+    assert "was not signed" in refused("UsageError", *at(governed, "asia", "approve", file), answer="yes\n")
+    assert file.read_bytes() == before
+    assert MembershipFolder(governed.folder("asia").membership).approvals() == {}
+
+
+def test_an_expulsion_needs_members_with_a_copy_of_the_new_round_key(governed: GovernedFederation, file: Path) -> None:
+    """No daemon answers, so that only the author has a copy: the others cannot judge the key, and refuse."""
+    proposed = run_json(*at(governed, "africa", "propose", "--expel", "oceania", "--out", file))
+    assert proposed["keys_for"] == ["africa"]
+    assert "no daemon runs here" in proposed["notes"][0]
+    assert [note.partition(" gets the round key later: ")[0] for note in proposed["notes"][1:]] == ["asia", "europe"]
+    assert "no copy of it for asia" in refused("MembershipError", *at(governed, "asia", "approve", "--yes", file))
+    expelled = refused("MembershipError", *at(governed, "oceania", "approve", "--yes", file))
+    assert "oceania is expelled by it: its signature does not count; other members sign it" in expelled
+
+
+@pytest.mark.parametrize(("content", "reason"), [(None, "cannot be read"), ("{}", "no proposal of version 1")])
+def test_a_file_that_is_no_proposal(governed: GovernedFederation, file: Path, content: str | None, reason: str) -> None:
+    if content is not None:
+        file.write_text(content)
+    for command in (("approve", "--yes"), ("enact",)):
+        message = refused("MembershipError", *at(governed, "asia", *command, file))
+        assert str(file) in message
+        assert reason in message
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_founder_does_not_sign_settings_that_no_site_could_apply(tmp_path: Path, file: Path, number: int) -> None:
+    founded = GovernedFederation.create(tmp_path, "asia", "europe")
+    run_json(*at(founded, "asia", "propose", "--rounds", "200", "--out", file))
+    document = json.loads(file.read_text())
+    body = json.loads(document["amendment"]["body"])
+    body |= {"number": number, "set": {"quorum": "all"}}
+    document["amendment"]["body"] = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    file.write_text(json.dumps(document))
+    problem = refused("MembershipError", "federation", "approve", "--yes", "--ca", founded.ca, file)
+    assert f"amendment {number}: quorum: " in problem
+    assert MembershipFolder(founded.ca).approvals() == {}
+
+
+def test_the_founder_signs_where_no_site_lives(tmp_path: Path, file: Path) -> None:
+    """The CA's key stays on a machine of its own: the proposal goes there and back."""
+    founded = GovernedFederation.create(tmp_path, "asia", "europe", "oceania")
+    proposed = run_json(*at(founded, "asia", "propose", "--expel", "oceania", "--out", file))
+    assert (proposed["signed_by"], proposed["needed"], proposed["keys_for"]) == ([], 1, ["asia"])
+    signed = refused("MembershipError", *at(founded, "europe", "approve", "--yes", file))
+    assert "the founder alone signs the amendments" in signed
+    other = GovernedFederation.create(tmp_path / "other", "asia")
+    apart = ("--home", tmp_path / "apart", "federation", "approve", file, "--ca")
+    assert "is of another federation" in refused("MembershipError", *apart, other.ca)
+    assert "was not signed" in refused("UsageError", *apart, founded.ca, answer="yes\n")
+    approved = run(*apart, founded.ca, answer="1\n")
+    assert MembershipFolder(founded.ca).approvals() == {1: proposed["digest"]}
+    other_file = tmp_path / "hold.json"
+    run_json(*at(founded, "europe", "propose", "--hold", "--out", other_file))
+    again = (*apart[:4], other_file, "--yes", "--ca", founded.ca)
+    assert "the founder has approved another amendment 1" in refused("StateError", *again)
+    assert run_json(*again, "--instead")["signed_by"] == ["the founder"]
+    assert "expels oceania: no site serves it any more" in approved.stderr
+    assert "the founder: 1 of 1" in approved.stdout
+    assert run_json(*at(founded, "asia", "enact", file))["signed_by"] == ["the founder"]
+    assert founded.chain("asia").head.members == ("asia", "europe")

@@ -1,0 +1,135 @@
+"""Whole daemons of a federation whose members change."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.running_daemons import LIMIT_S, Running, until
+from peer.config.schema import FederationConfig
+from peer.core import commands, events
+from peer.core.messages import Heartbeat, SignedAmendment
+from peer.core.phases import Phase
+from peer.core.roster import Sha256, SiteName
+from peer.daemon import startup
+from peer.daemon.dispatch import Daemon, now
+from peer.daemon.notice_spread import NoticeWait
+from peer.demo.local_federation import LocalFederation
+from peer.errors import DiskError
+from peer.identity import enrolment
+from peer.membership.amendment import Amendment, Newcomer
+from peer.membership.round_keys import amendment_tag
+from peer.membership.signatures import endorse_as_founder, sign_notice
+
+
+async def test_a_site_that_leaves_tells_the_others_with_its_last_heartbeats(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peer.daemon.heartbeat.FAREWELL_S", LIMIT_S)
+    asia, europe = await running.start("asia"), await running.start("europe")
+    await until(europe, lambda status: status["committed"] >= 1)
+    await until(europe, lambda status: status["peers"]["asia"]["called_s"] is not None)
+    asia.chain.leave(sign_notice(asia.own, federation=asia.federation.digest, issued=1))
+    assert await running.end("asia") == [commands.Exit(reason="this site is no member of the federation any more")]
+    await until(europe, lambda status: europe.chain.epochs().leaving == {"asia"})
+    await running.end("europe")
+    assert running.kinds("europe").count("committed") == 3
+    assert {row["gone"][0] for kind, _, row in running.rows("europe") if kind == "amended"} == {"asia"}
+
+
+async def test_a_site_that_leaves_stays_until_a_peer_that_was_down_has_its_notice(running: Running) -> None:
+    asia = await running.start("asia")
+    await until(asia, lambda status: status["phase"] == Phase.GATHERING)  # its worker owes nothing
+    asia.notice_wait = NoticeWait(asia.service.notices, asia.heartbeats.peers, linger_s=3600.0)
+    asia.chain.leave(sign_notice(asia.own, federation=asia.federation.digest, issued=1))
+    await until(
+        asia,
+        lambda status: (
+            [(wait["kind"], wait["deadline_s"] is None) for wait in status["waiting_for"]] == [("notice", False)]
+        ),
+    )
+    assert asia.status()["worker_pid"] is None, "it keeps the device no longer"
+    europe = await running.start("europe", stay=True)  # alone, its rounds could be over before asia's next call
+    assert await running.end("asia") == [commands.Exit(reason="this site is no member of the federation any more")]
+    await until(europe, lambda status: europe.chain.epochs().leaving == {"asia"})
+
+
+async def test_a_member_hands_the_notice_of_another_one_on(daemon: Daemon, enrolled: LocalFederation) -> None:
+    _, _, leaver = startup.load(enrolled.folder("europe"))
+    notice = sign_notice(leaver, federation=daemon.federation.digest, issued=1)
+    africa = SiteName("africa")
+    daemon.service.hear(africa, Heartbeat(1, 1, "train", notice=notice))
+    assert daemon.chain.epochs().leaving == {"europe"}
+    assert daemon.service.pulse(africa).notice is None
+    assert daemon.service.pulse(SiteName("oslo")).notice == notice
+
+
+def enact(daemon: Daemon, authority: enrolment.Authority, **changes: Any) -> None:
+    """The founder's first amendment, from round 2 on."""
+    head = daemon.chain.chain.head
+    tag = amendment_tag(authority.round_key, head.federation)
+    place: Any = {"federation": head.federation, "number": 1, "previous": head.digest, "from_round": 2, "issued": 1}
+    body = Amendment(**place, round_key_tag=tag, **changes).encode()
+    daemon.chain.enact(SignedAmendment(body, (endorse_as_founder(authority.key, body),)))
+
+
+async def test_the_worker_gets_the_stages_of_the_epoch_of_its_order(daemon: Daemon, ca_folder: Path) -> None:
+    stages = {"train": {"count": 7, "unit": "step"}}
+    enact(daemon, enrolment.Authority.load(ca_folder, now=now()), settings={"stages": stages})
+    daemon.machine.rules = daemon.machine.rules.amended(daemon.chain.epochs())
+    counts = []
+    for round in (1, 2):
+        order = commands.Evaluate(1, round, 1, "state", ())
+        counts.append(daemon._setting_of(order).federation["stages"])
+    assert counts[0] == daemon.federation.model_dump(mode="json")["stages"]
+    assert counts[1]["train"]["count"] == 7
+
+
+async def test_the_sites_of_a_member_s_relay_follow_the_amendments(daemon: Daemon, ca_folder: Path) -> None:
+    relay = daemon._relay(frozenset())
+    before = set(daemon.machine.rules.others)
+    assert set(relay.sites) == before != set()
+    added = Newcomer(SiteName("oslo"), Sha256("ab" * 32), None)
+    enact(daemon, enrolment.Authority.load(ca_folder, now=now()), add=(added,))
+    assert set(relay.sites) == {*before, "oslo"} == set(relay.traffic())
+
+
+async def newcomer(running: Running) -> Daemon:
+    """Asia's daemon, which waits for its amendment: its federation.toml has africa in its place."""
+    folder = running.loopback.folder("asia")
+    _, site, own = startup.load(folder)
+    text = folder.federation_toml.read_text().replace('name = "asia"', 'name = "africa"')
+    folder.federation_toml.write_text(text)
+    federation = FederationConfig.load(folder.federation_toml)
+    own = dataclasses.replace(own, round_key=None)
+    folder.logs.mkdir(exist_ok=True)
+    generation = folder.create_generation()
+    daemon = Daemon(folder=folder, federation=federation, site=site, own=own, generation=generation)
+    ready = asyncio.Event()
+
+    async def serving(port: int) -> None:
+        ready.set()
+
+    running.daemons["asia"] = daemon
+    running.tasks["asia"] = asyncio.create_task(daemon.run(serving))
+    await asyncio.wait_for(ready.wait(), LIMIT_S)
+    assert daemon.status()["phase"] == Phase.NEW
+    return daemon
+
+
+async def test_a_site_that_no_amendment_added_yet_waits_and_can_be_stopped(running: Running) -> None:
+    daemon = await newcomer(running)
+    daemon.report(events.StopRequested())
+    assert await running.end("asia") == [commands.Exit()]
+
+
+async def test_a_site_that_waits_for_its_amendment_ends_where_it_cannot_keep_one(running: Running) -> None:
+    daemon = await newcomer(running)
+    daemon._fail(DiskError("the disk is full"))
+    with pytest.raises(DiskError, match="the disk is full"):
+        await running.end("asia")
+    del running.tasks["asia"]

@@ -1,0 +1,80 @@
+"""How a notice that a site leaves reaches every peer."""
+
+import asyncio
+
+import pytest
+
+from peer.core import events
+from peer.core.messages import SignedNotice
+from peer.core.roster import SiteName
+from peer.daemon.notice_spread import NoticeSpread, NoticeWait
+
+AFRICA, ASIA, EUROPE, OSLO = map(SiteName, ("africa", "asia", "europe", "oslo"))
+LIMIT_S = 15.0
+
+
+def notice(site: str) -> SignedNotice:
+    return SignedNotice(site.encode(), b"signature", b"certificate")
+
+
+@pytest.fixture
+def known() -> dict[SiteName, SignedNotice]:
+    return {AFRICA: notice("africa"), OSLO: notice("oslo")}
+
+
+def test_each_notice_travels_until_the_peer_has_it_and_again_once_it_greets(
+    known: dict[SiteName, SignedNotice],
+) -> None:
+    spread = NoticeSpread(ASIA, lambda: known)
+    assert {spread.next(EUROPE), spread.next(EUROPE)} == {*known.values()}
+    spread.confirm(EUROPE, notice("oslo"))
+    assert [spread.next(EUROPE), spread.next(EUROPE)] == [notice("africa")] * 2
+    spread.confirm(EUROPE, notice("africa"))
+    assert spread.next(EUROPE) is None
+    spread.forget(EUROPE)
+    assert spread.lacks(EUROPE) == [AFRICA, OSLO]
+    del known[OSLO]  # an amendment took it out
+    assert spread.lacks(EUROPE) == [AFRICA]
+
+
+def test_the_own_notice_travels_first(known: dict[SiteName, SignedNotice]) -> None:
+    spread = NoticeSpread(OSLO, lambda: known)
+    assert [spread.next(EUROPE), spread.next(EUROPE)] == [notice("oslo")] * 2
+    spread.confirm(EUROPE, notice("oslo"))
+    assert spread.next(EUROPE) == notice("africa")
+    assert spread.unreached([ASIA, EUROPE]) == {ASIA}
+
+
+async def stay(wait: NoticeWait, queue: asyncio.Queue[events.Event]) -> None:
+    await asyncio.wait_for(wait.stay(queue, poll_s=LIMIT_S), LIMIT_S)
+
+
+async def test_who_leaves_stays_until_every_peer_has_its_notice(known: dict[SiteName, SignedNotice]) -> None:
+    spread, queue = NoticeSpread(OSLO, lambda: known), asyncio.Queue[events.Event]()
+    wait = NoticeWait(spread, lambda: [ASIA, EUROPE], linger_s=3600.0)
+    assert [each["deadline_s"] for each in wait.waits()] == [None, None]
+    staying = asyncio.create_task(wait.stay(queue, poll_s=LIMIT_S))
+    await asyncio.sleep(0)  # the task has begun to wait
+    assert [(each["site"], each["kind"]) for each in wait.waits()] == [("asia", "notice"), ("europe", "notice")]
+    assert wait.waits()[0]["deadline_s"] == pytest.approx(3600.0, abs=LIMIT_S)
+    spread.confirm(ASIA, notice("oslo"))
+    assert wait.waits()[0]["deadline_s"] <= 10.0  # the others get it from asia
+    spread.confirm(EUROPE, notice("oslo"))
+    queue.put_nowait(events.PeerHeard(EUROPE))
+    await asyncio.wait_for(staying, LIMIT_S)
+    assert wait.waits() == []
+
+
+async def test_the_operator_s_stop_ends_the_stay_and_so_does_its_time(
+    known: dict[SiteName, SignedNotice], caplog: pytest.LogCaptureFixture
+) -> None:
+    spread, queue = NoticeSpread(OSLO, lambda: known), asyncio.Queue[events.Event]()
+    queue.put_nowait(events.StopRequested())
+    await stay(NoticeWait(spread, lambda: [ASIA, EUROPE], linger_s=3600.0), queue)
+    assert caplog.messages == []
+    await stay(NoticeWait(spread, lambda: [ASIA, EUROPE], linger_s=0.01), queue)
+    assert caplog.messages == ["left before every peer knew; those that know tell the others"]
+
+
+async def test_a_site_that_does_not_leave_stays_for_nobody(known: dict[SiteName, SignedNotice]) -> None:
+    await stay(NoticeWait(NoticeSpread(EUROPE, lambda: known), lambda: [ASIA], linger_s=3600.0), asyncio.Queue())

@@ -1,0 +1,35 @@
+"""The contact sheet in a real browser: at 1400 and 400 pixels, in light and dark, with nothing that runs out."""
+
+import base64
+import io
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from PIL import Image
+
+from fakes import chromium
+from fakes.contact_sheets import page, sample
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium on this machine"),
+]
+CONTRAST_MIN = 4.5
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 400])
+def test_the_sheet_is_legible(width: int, scheme: Literal["light", "dark"], tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.new("L", (96, 160), 90).save(file, "PNG")
+    picture = base64.b64encode(file.getvalue()).decode()
+    pictures = {"image": [picture] * 2, "augmented": [picture] * 2}
+    shown = [sample(), sample(image="scans/" + "a-long-name" * 20, subject="p" * 60), sample(problem="holds a NaN")]
+    intensity = {"low": -160.0, "high": 240.0, "percentiles": False}
+    whole = page(*shown, pictures=[pictures, pictures, {}], intensity=intensity, orientation="RAS")
+    measured = chromium.measure(whole, tmp_path, width=width, scheme=scheme)
+    assert (measured["overflow"], measured["outside"], measured["overlaps"]) == (0, [], [])
+    letters = [entry for entry in measured["colours"] if chromium.contrast(*entry[:2]) < CONTRAST_MIN]
+    assert [entry for entry in letters if len(entry[2]) > 1] == [], "the letters lie on the picture"
