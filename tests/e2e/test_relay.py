@@ -56,7 +56,11 @@ def test_every_round_is_whole_although_the_relay_is_killed(relayed: tuple[LocalF
         relay.start_again()
         finish_well(loopback)
     assert [row["round"] for row in records(loopback, "asia")] == [1, 2, 3, 4]
-    carried = relay.folder.status()["sites"]["asia"]
-    assert carried["carried_connections"] + carried["carrying"] > 0
+
+    def carried() -> Any:
+        traffic = relay.folder.status()["sites"]["asia"]
+        return traffic["carried_connections"] + traffic["carrying"] > 0
+
+    wait_until(carried)  # the relay writes its status every 2 s
     assert not any("asia" in row["missing"] for name in ("africa", "europe") for row in records(loopback, name)[:1])
     assert relay.console.count("relaying") == 2
