@@ -34,7 +34,9 @@ HEARD_EVERY_S = 1.0
 """How often a transfer in progress reports that its peer is heard."""
 DISCARDED_SUFFIX = ".discarded"
 DELETE_AFTER_S = 1.0
-"""How long a discarded artifact keeps its space, so that no transfer of the round waits for the disk."""
+"""How long a discarded artifact keeps its space at least, so that no transfer of the round waits for the disk."""
+DELETE_WITHIN_S = 60.0
+"""How much longer it keeps it at most, while this site receives."""
 PATIENT_S = 1.0
 """A peer that kept a request waiting for so long is asked again at once, one that answers sooner after a pause."""
 LOGGED = frozenset({"peer", "purpose", "kind", "sha256", "bytes", "outcome", "seconds"})
@@ -80,6 +82,8 @@ class ArtifactFetcher:
         self._tasks: dict[tuple[SiteName, str], asyncio.Task[None]] = {}
         self._deletions: set[asyncio.Task[None]] = set()
         self._space_needed = asyncio.Event()
+        self._receives_nothing = asyncio.Event()
+        self._receives_nothing.set()
         self.receiving: dict[tuple[SiteName, str], TransferInProgress] = {}
         self.received_bytes: Counter[SiteName] = Counter()
 
@@ -105,7 +109,8 @@ class ArtifactFetcher:
     def discard(self, sha256: Sha256) -> None:
         """Free an artifact's name at once, since the next one may have it, and its space after ``DELETE_AFTER_S``.
 
-        A disk takes up to 20 ms for 20 MB, which the round's transfers would wait for.
+        A disk takes up to 20 ms for 20 MB, which the round's transfers would wait for. Where this site receives by
+        then, the space is freed after the transfer.
         """
         path = artifact_path(self._artifacts, sha256)
         discarded = path.with_suffix(DISCARDED_SUFFIX)
@@ -119,12 +124,15 @@ class ArtifactFetcher:
     async def free_space(self) -> None:
         """Delete all discarded artifacts now."""
         self._space_needed.set()
+        self._receives_nothing.set()  # until the next transfer begins
         if self._deletions:
             await asyncio.wait(self._deletions)
 
     async def _delete(self, path: Path) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._space_needed.wait(), DELETE_AFTER_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._receives_nothing.wait(), DELETE_WITHIN_S)
         try:
             await asyncio.to_thread(path.unlink, missing_ok=True)
         except OSError as error:
@@ -256,6 +264,7 @@ class ArtifactFetcher:
             "received": 0,
         }
         self.receiving[task] = transfer
+        self._receives_nothing.clear()
 
         def on_bytes(received: int) -> None:
             nonlocal heard_s
@@ -286,6 +295,8 @@ class ArtifactFetcher:
         finally:
             if self.receiving.get(task) is transfer:  # and not the next task's
                 del self.receiving[task]
+            if not self.receiving:
+                self._receives_nothing.set()
         signed = to_base64(offer.signed)
         row = rows.ReceivedRow(
             command.round,

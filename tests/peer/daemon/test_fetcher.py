@@ -21,6 +21,7 @@ from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, EvaluationResult, Manifest, SignedManifest, TensorSpec, Unavailable
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rules import Rules
+from peer.daemon import fetcher
 from peer.daemon.fetcher import ArtifactFetcher, backoff_s
 from peer.errors import CertificateError, DiskError, PeerError
 from peer.methods.registry import PLANS
@@ -443,4 +444,30 @@ async def test_discarded_artifacts_make_room_for_a_new_one(europe: FetchingSite)
     europe.client.transfers = [InsufficientSpace("larger than the free space")]
     europe.fetcher.fetch(ORDER)
     assert isinstance(await europe.answer(), events.ArtifactArrived)
+    assert [file.name for file in europe.folder.iterdir()] == [f"{DIGEST}.safetensors"]
+
+
+async def test_a_discarded_artifact_keeps_its_space_while_this_site_receives(
+    europe: FetchingSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "DELETE_AFTER_S", 0.0)
+    received_meanwhile: list[int] = []
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        received_meanwhile.append(len(europe.fetcher.receiving))
+        os.unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    former = "fe" * 32
+    (europe.folder / f"{former}.safetensors").write_bytes(b"old")
+    europe.client.go_on.clear()
+    europe.fetcher.fetch(ORDER)
+    await europe.client.began.wait()
+    europe.fetcher.discard(Sha256(former))
+    for _ in range(10):  # passes of the loop, in which a deletion would begin
+        await asyncio.sleep(0)
+    europe.client.go_on.set()
+    assert isinstance(await europe.answer(), events.ArtifactArrived)
+    await europe.fetcher.close()
+    assert received_meanwhile == [0]
     assert [file.name for file in europe.folder.iterdir()] == [f"{DIGEST}.safetensors"]
