@@ -250,6 +250,8 @@ def _initialised(memory: Memory, row: rows.InitialisedRow) -> None:
 def _opened(memory: Memory, row: rows.OpenedRow) -> None:
     memory.open = OpenRound(row.round, memory.state, row.sources, row.epoch)
     memory.finished = False  # an amendment may add rounds to a site that had finished
+    if row.away:
+        memory.model_is_home = memory.evaluated_after_handback = False
 
 
 def _joined(memory: Memory, row: rows.JoinedRow) -> None:
