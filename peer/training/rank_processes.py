@@ -55,8 +55,8 @@ SETTLE_S = 1.0
 ABANDON_S = 15.0
 """NCCL waits for a dead rank for ever; the worker ends so long after that rank."""
 UNDIVIDED = (
-    "every process trains on whole batches, which saves no time: stage=%s; a received network has batch normalisation, "
-    "which several processes synchronise on GPUs alone"
+    "every process trains on whole batches, which saves no time: stage=%s; a received network has normalisation whose "
+    "statistics several processes do not synchronise on this device"
 )
 FOLDER = "ranks"
 """In the worker's home: the file through which the ranks find each other."""
@@ -141,7 +141,7 @@ class RankProcesses:
     def check(self, networks: Mapping[str, nn.Module]) -> None:
         """``UnusableConfigurationError`` where a rank lacks a GPU, or this site's networks cannot be divided."""
         check_devices(self._device, self.ranks.count)
-        self.ranks.check_batch_norms(networks, self._device)
+        self.ranks.check_norms(networks, self._device)
 
     def begin(self, command: commands.Train, work: str, loop: Loop, samples: str) -> None:
         """Have every rank prepare a stage, and wait until all can take its first step.
