@@ -487,17 +487,20 @@ def _used(sources: Iterable[Source]) -> tuple[rows.UsedSource, ...]:
 def compare(site: SiteState, names: Iterable[SiteName]) -> None:
     """Journal which peers ended the last committed round with this site's mean, and which did not.
 
-    A peer with other contributors has another mean, which is no fault.
+    A peer with other contributors has another mean, which is no fault. One that has not learnt of the
+    round's amendment lived it in another epoch, and its mean is not compared.
     """
-    memory = site.memory
-    if memory.aggregate is None:
+    memory, own = site.memory, site.told_aggregate
+    if own is None:
         return
+    number = site.rules.epoch(memory.committed).number
     for name in names:
         pulse = site.peers.pulse(name)
         if pulse is None or name in memory.compared or pulse.aggregate is None:
             continue
-        if pulse.committed_round == memory.committed:
-            agrees = pulse.aggregate == memory.aggregate
+        knows_epoch = number <= (pulse.head.number if pulse.head is not None else 0)
+        if pulse.committed_round == memory.committed and knows_epoch:
+            agrees = pulse.aggregate == own
             site.persist(rows.ComparedRow(memory.committed, site=name, sha256=pulse.aggregate, agrees=agrees))
 
 

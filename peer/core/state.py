@@ -142,9 +142,17 @@ class SiteState:
             progress=self.progress.told_share if self.progress is not None else 0.0,
             published_round=max((key[0] for key in self.memory.published), default=0),
             committed_round=self.memory.committed,
-            aggregate=self.memory.aggregate,
+            aggregate=self.told_aggregate,
             head=self.head,
         )
+
+    @property
+    def told_aggregate(self) -> Sha256 | None:
+        """The mean that the last round ended with; ``None`` where the site learnt later that the round has
+        another epoch: the mean of others is then of other members.
+        """
+        memory = self.memory
+        return memory.aggregate if self.rules.epoch(memory.committed).digest == memory.aggregate_epoch else None
 
     def seen(self, site: SiteName) -> Seen | None:
         """The newest artifact that this site remembers from a peer."""
