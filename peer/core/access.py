@@ -166,11 +166,8 @@ def answer(
         newest = max(served, key=lambda copy: copy[0], default=None)
         return newest if newest is not None else Unavailable.SKIPPED
     last = for_round - 1 if rules.plan.published == "commit" else for_round
-    return (
-        Unavailable.SKIPPED
-        if memory.committed >= last and not memory.publications_due and memory.state
-        else Unavailable.NOT_YET
-    )
+    due = any(round <= rules.rounds or of != rules.site for round, of in memory.publications_due)
+    return Unavailable.SKIPPED if memory.committed >= last and not due and memory.state else Unavailable.NOT_YET
 
 
 def _no_return(rules: Rules, memory: Memory, *, for_round: int, owner: SiteName) -> Unavailable:

@@ -187,7 +187,7 @@ def adopt(site: SiteState, source: Source) -> None:
 def record_homecoming(site: SiteState, state: str = "", artifact: Artifact | None = None) -> None:
     """Journal that the site's own model is back; without a state it is unchanged."""
     round, rules = site.memory.committed, site.lived_rules
-    stays = rules.site not in rules.epochs.gone and round < rules.rounds
+    stays = rules.site not in rules.epochs.gone
     serves_next = stays and rules.plan.published == "commit" and rules.pattern(round + 1) != "none"
     publish = round + 1 if serves_next else None
     site.persist(rows.AdoptedRow(round, state=state, artifact=artifact, publish=publish))
@@ -253,7 +253,7 @@ def go_on(site: SiteState) -> None:
         _join(site)
     site.publish_due()
     circulated = 0 < rules.circulating == memory.committed
-    if memory.finished and memory.committed >= min(rules.rounds, rules.circulating or rules.rounds):
+    if memory.finished and memory.committed >= rules.rounds:
         site.enter(Phase.DONE)
         check_done(site)
     elif memory.open is not None:
@@ -382,7 +382,8 @@ def open_round(site: SiteState, round: int) -> None:
     """Begin a round; a method that keeps the last received artifacts uses them from its first stage on."""
     keeps, earlier = site.rules.plan.keeps_last_received, site.memory.received_before(round)
     sources = exchange.last_received(site.rules, round=round, fresh=(), earlier=earlier) if keeps else ()
-    site.persist(rows.OpenedRow(round, sources=sources, epoch=site.rules.epoch(round).digest))
+    away = site.memory.model_is_home and site.rules.pattern(round) == "circulate"
+    site.persist(rows.OpenedRow(round, sources=sources, epoch=site.rules.epoch(round).digest, away=away or None))
     next_phase(site)
 
 
@@ -443,9 +444,9 @@ def commit(site: SiteState) -> None:
     current, rules, memory = site.opened, site.lived_rules, site.memory
     round, artifact, needed_before = current.number, current.artifact, memory.needed_digests()
     visiting = rules.pattern(round) == "circulate" and rules.turn(round) != rules.site
-    last = rules.circulating if rules.pattern(round) == "circulate" else rules.rounds
     left_out = current.cut.keys() - set(current.contributors)
-    serves_next = rules.plan.published == "commit" and (visiting or round < last)
+    goes_home = round == rules.circulating and not visiting
+    serves_next = rules.plan.published == "commit" and not goes_home
     visits, shadows = rules.pattern(round) == "visit", rules.shadows(round)
     origins = {source.origin for source in (*current.sources, *current.returned)}
     row = rows.CommittedRow(
@@ -486,17 +487,20 @@ def _used(sources: Iterable[Source]) -> tuple[rows.UsedSource, ...]:
 def compare(site: SiteState, names: Iterable[SiteName]) -> None:
     """Journal which peers ended the last committed round with this site's mean, and which did not.
 
-    A peer with other contributors has another mean, which is no fault.
+    A peer with other contributors has another mean, which is no fault. One that has not learnt of the
+    round's amendment lived it in another epoch, and its mean is not compared.
     """
-    memory = site.memory
-    if memory.aggregate is None:
+    memory, own = site.memory, site.told_aggregate
+    if own is None:
         return
+    number = site.rules.epoch(memory.committed).number
     for name in names:
         pulse = site.peers.pulse(name)
         if pulse is None or name in memory.compared or pulse.aggregate is None:
             continue
-        if pulse.committed_round == memory.committed:
-            agrees = pulse.aggregate == memory.aggregate
+        knows_epoch = number <= (pulse.head.number if pulse.head is not None else 0)
+        if pulse.committed_round == memory.committed and knows_epoch:
+            agrees = pulse.aggregate == own
             site.persist(rows.ComparedRow(memory.committed, site=name, sha256=pulse.aggregate, agrees=agrees))
 
 

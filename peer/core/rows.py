@@ -52,12 +52,13 @@ class OpenedRow(JournalRow):
     """A round began. ``sources`` are received artifacts that its first stage already uses.
 
     ``epoch`` is the digest of the amendment that the round follows; the key is left out where the
-    round follows the genesis.
+    round follows the genesis. With ``away``, the site's own model, which was home, circulates again.
     """
 
     kind = "opened"
     sources: tuple[Source, ...]
     epoch: Sha256 | None = field(default=None, metadata=OMITTED)
+    away: bool | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

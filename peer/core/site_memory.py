@@ -82,10 +82,10 @@ class Memory:
     ``received`` has the received artifacts on disk. ``first_digests`` has, by origin,
     the digest that the origin sent first for a generation, round and owner: a different one later
     would be a forgery. ``aggregate`` is the digest of the mean that the last committed round ended
-    with, ``compared`` names the peers that told theirs. ``joined`` says
-    that the rounds before ``committed`` were not this site's. ``model_is_home`` and
-    ``evaluated_after_handback`` belong to the end of circulating rounds. ``weights`` says how the
-    pretrained weights fitted.
+    with, and ``aggregate_epoch`` the amendment that this round followed (``None``: the genesis).
+    ``compared`` names the peers that told theirs. ``joined`` says that the rounds before
+    ``committed`` were not this site's. ``model_is_home`` and ``evaluated_after_handback`` belong to
+    the end of circulating rounds. ``weights`` says how the pretrained weights fitted.
     """
 
     generation: int = 1
@@ -102,6 +102,7 @@ class Memory:
     received: dict[Sha256, Source] = field(default_factory=dict)
     first_digests: dict[SiteName, dict[tuple[int, int, SiteName], Sha256]] = field(default_factory=dict)
     aggregate: Sha256 | None = None
+    aggregate_epoch: Sha256 | None = None
     compared: set[SiteName] = field(default_factory=set)
     waits_s: list[float] = field(default_factory=list)
     return_waits_s: list[float] = field(default_factory=list)
@@ -250,6 +251,8 @@ def _initialised(memory: Memory, row: rows.InitialisedRow) -> None:
 def _opened(memory: Memory, row: rows.OpenedRow) -> None:
     memory.open = OpenRound(row.round, memory.state, row.sources, row.epoch)
     memory.finished = False  # an amendment may add rounds to a site that had finished
+    if row.away:
+        memory.model_is_home = memory.evaluated_after_handback = False
 
 
 def _joined(memory: Memory, row: rows.JoinedRow) -> None:
@@ -335,6 +338,7 @@ def _evaluated(memory: Memory, row: rows.EvaluatedRow) -> None:
 def _committed(memory: Memory, row: rows.CommittedRow) -> None:
     artifact = memory.open.artifact if memory.open is not None else None
     memory.before = (memory.state, row.contributors)
+    memory.aggregate_epoch = memory.open.epoch if memory.open is not None else None
     memory.committed, memory.state, memory.open, memory.skipped = row.round, row.state, None, []
     memory.aggregate, memory.compared = row.aggregate_sha256, set()
     _make_due(memory, row.publish, artifact)

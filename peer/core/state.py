@@ -142,9 +142,17 @@ class SiteState:
             progress=self.progress.told_share if self.progress is not None else 0.0,
             published_round=max((key[0] for key in self.memory.published), default=0),
             committed_round=self.memory.committed,
-            aggregate=self.memory.aggregate,
+            aggregate=self.told_aggregate,
             head=self.head,
         )
+
+    @property
+    def told_aggregate(self) -> Sha256 | None:
+        """The mean that the last round ended with; ``None`` where the site learnt later that the round has
+        another epoch: the mean of others is then of other members.
+        """
+        memory = self.memory
+        return memory.aggregate if self.rules.epoch(memory.committed).digest == memory.aggregate_epoch else None
 
     def seen(self, site: SiteName) -> Seen | None:
         """The newest artifact that this site remembers from a peer."""
@@ -185,23 +193,26 @@ class SiteState:
         """The last round that a new own artifact serves, if it is the first one for a round from this one on.
 
         ``None`` where the site has published for all of these rounds. With staleness an artifact serves
-        the round after as well: alone, where an earlier artifact serves this one.
+        the round after as well: alone, where an earlier artifact serves this one. The round may lie after
+        the federation's last one: ``publish_due`` keeps the artifact for it.
         """
         if not self.rules.staleness:
             return round
-        last = min(round + self.rules.staleness, self.rules.rounds)
+        last = round + self.rules.staleness
         return None if (last, self.rules.site) in self.memory.published else last
 
     def publish_due(self) -> None:
         """Publish the artifacts that the last row made due, if any; after a crash the restart does.
 
-        With staleness the artifact serves the rounds before as well that have none.
+        With staleness the artifact serves the rounds before as well that have none. An own artifact for a
+        round after the last one stays due, on the disk alone, until an amendment adds that round.
         """
         memory = self.memory
         for (last, owner), artifact in list(memory.publications_due.items()):
             first = max(memory.committed + 1, last - self.rules.staleness)
             earlier = (round for round in range(first, last) if (round, owner) not in memory.published)
-            for round in (*earlier, last):
+            visitor = owner != self.rules.site  # goes home after the last round
+            for round in [each for each in (*earlier, last) if visitor or each <= self.rules.rounds]:
                 self.persist(rows.PublishedRow(round, artifact=artifact))
                 self.emit(commands.Publish(round, artifact))
 

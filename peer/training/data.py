@@ -58,20 +58,23 @@ class DataSplit:
             type.
         in_memory: whether ``load`` reads no file.
         present: the classes that occur in the targets; none in super-resolution.
+        targets_sha256: of all targets as they were first read, in the order of the samples.
     """
 
     samples: Sequence[Sample]
     load: Callable[[int], Example]
     in_memory: bool
     present: frozenset[int]
+    targets_sha256: str = ""
 
     def __len__(self) -> int:
         return len(self.samples)
 
     @property
     def digest(self) -> str:
-        """What tells whether two processes have the same samples."""
-        return hashlib.sha256("\n".join(sample.name for sample in self.samples).encode()).hexdigest()
+        """What tells whether two processes have the same samples, with the same targets."""
+        names = [sample.name for sample in self.samples]
+        return hashlib.sha256("\n".join([*names, self.targets_sha256]).encode()).hexdigest()
 
     def read(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Images ``(b, c, *space)`` and their targets.
@@ -238,6 +241,7 @@ def _read_split(
     readable: list[Sample] = []
     examples: list[Example] = []
     present: set[int] = set()
+    targets = hashlib.sha256()
     for sample in samples:
         check_halt()
         try:
@@ -250,13 +254,14 @@ def _read_split(
             continue
         readable.append(sample)
         _, target = example
+        targets.update(target.contiguous().numpy().tobytes())
         if not target.is_floating_point():
             present.update(torch.unique(target).tolist())
         if cache == "memory":
             examples.append(example)
     in_memory = cache == "memory"
     load = examples.__getitem__ if in_memory else lambda k: read(readable[k])
-    return DataSplit(readable, load, in_memory, frozenset(present))
+    return DataSplit(readable, load, in_memory, frozenset(present), targets.hexdigest())
 
 
 def _cache_folder(settings: TrainingSettings) -> Path:

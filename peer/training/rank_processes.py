@@ -55,8 +55,8 @@ SETTLE_S = 1.0
 ABANDON_S = 15.0
 """NCCL waits for a dead rank for ever; the worker ends so long after that rank."""
 UNDIVIDED = (
-    "every process trains on whole batches, which saves no time: stage=%s; a received network has batch normalisation, "
-    "which several processes synchronise on GPUs alone"
+    "every process trains on whole batches, which saves no time: stage=%s; a received network has normalisation whose "
+    "statistics several processes do not synchronise on this device"
 )
 FOLDER = "ranks"
 """In the worker's home: the file through which the ranks find each other."""
@@ -81,7 +81,7 @@ class BeginStage:
 
 @dataclass(frozen=True)
 class StageReady:
-    """From a rank: it can take the stage's first step, with samples of this digest. Number 0: it runs."""
+    """From a rank: it can take the stage's first step, with samples and labels of this digest. Number 0: it runs."""
 
     number: int
     samples: str = ""
@@ -141,7 +141,7 @@ class RankProcesses:
     def check(self, networks: Mapping[str, nn.Module]) -> None:
         """``UnusableConfigurationError`` where a rank lacks a GPU, or this site's networks cannot be divided."""
         check_devices(self._device, self.ranks.count)
-        self.ranks.check_batch_norms(networks, self._device)
+        self.ranks.check_norms(networks, self._device)
 
     def begin(self, command: commands.Train, work: str, loop: Loop, samples: str) -> None:
         """Have every rank prepare a stage, and wait until all can take its first step.
@@ -149,12 +149,12 @@ class RankProcesses:
         Args:
             work: the digest whose partial checkpoint the stage goes on from.
             loop: rank 0's.
-            samples: the digest of the training samples at rank 0.
+            samples: the digest of the training samples and their labels at rank 0.
 
         Raises:
             RankFailed: a rank has failed.
             WorkInterrupted: the daemon sent a halt; the ranks stay.
-            UnusableDataError: a rank could read other samples.
+            UnusableDataError: a rank has other samples, or other labels.
         """
         if not loop.is_divided:
             logger.warning(UNDIVIDED, command.stage)
@@ -216,8 +216,8 @@ class RankProcesses:
         for rank, ready in sorted(self._ready.items()):
             if ready.samples != samples:
                 raise UnusableDataError(
-                    f"rank {rank} of {self.ranks.count} can read other training samples than rank 0: a file became "
-                    "readable or unreadable in between; the log names those that cannot be read"
+                    f"rank {rank} of {self.ranks.count} has other training samples or labels than rank 0: a file "
+                    "changed, or became readable or unreadable, in between; the log names those that cannot be read"
                 )
 
     def _start(self) -> None:

@@ -12,7 +12,8 @@ computes for the joint batch, whether shares are equal or not:
 * ``average_gradients`` takes the mean before the optimisers step, so that parameters stay equal.
 
 Batch normalisation in training mode would see a share only. ``Ranks.prepare`` synchronises it on a
-GPU. Elsewhere such a stage is undivided: each rank runs the whole batch.
+GPU. Elsewhere such a stage is undivided: each rank runs the whole batch. So is, on every device, one
+with instance normalisation that tracks running statistics, which PyTorch cannot synchronise.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from peer.core.limits import SHARE_MIN
 from peer.training.errors import UnusableConfigurationError
@@ -76,18 +78,19 @@ class Ranks:
         for network in networks:
             if device.type == "cuda":
                 nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
-            norms = norms or has_lone_batch_norm(network)
+            norms = norms or lone_norm(network, device) is not None
         self._divides = not norms
         return self._divides
 
-    def check_batch_norms(self, networks: Mapping[str, nn.Module], device: torch.device) -> None:
+    def check_norms(self, networks: Mapping[str, nn.Module], device: torch.device) -> None:
         """``UnusableConfigurationError`` where some of a site's own networks could not be divided."""
         for name, network in networks.items():
-            if device.type == "cpu" and has_lone_batch_norm(network):
+            norm = lone_norm(network, device)
+            if norm is not None:
                 named = getattr(network, "spec", {}).get("name", name)
                 raise UnusableConfigurationError(
-                    f"[training] processes = {self.count}: {named} has batch normalisation, which several processes "
-                    "synchronise on GPUs alone; set processes = 1 and raise threads, or take networks without it"
+                    f"[training] processes = {self.count}: {named} has {norm}; set processes = 1 and raise threads, or "
+                    "take networks without it"
                 )
 
     def share(self, count: int) -> slice | None:
@@ -211,11 +214,14 @@ class _Join(torch.autograd.Function):
         return ctx.ranks._sum_gradient(gradient), None, None
 
 
-def has_lone_batch_norm(network: nn.Module) -> bool:
-    """Whether some layer normalises by the statistics of this process's samples alone."""
-    return any(
-        isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm) for module in network.modules()
-    )
+def lone_norm(network: nn.Module, device: torch.device) -> str | None:
+    """The kind of layer, if any, that would keep the statistics of this process's samples alone, with the reason."""
+    for module in network.modules():
+        if isinstance(module, _BatchNorm) and device.type != "cuda":
+            return "batch normalisation, which several processes synchronise on GPUs alone"
+        if isinstance(module, _InstanceNorm) and module.track_running_stats:
+            return "instance normalisation with track_running_stats = True, which several processes cannot synchronise"
+    return None
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -391,6 +391,8 @@ class Trainer:
         the device. The caller must call ``loop.close()`` and ``batches.close()``.
         """
         settings = self.settings
+        if self._lead is not None:  # `processes` may have changed since the first start
+            self._lead.check(self.site_networks.networks)
         stage_work = settings.works[command.stage].in_round(command.round)
         stage_work = dataclasses.replace(stage_work, count=stage_work.count * command.rounds)
         self.site_networks.load(command.base)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -193,7 +194,18 @@ def test_ranks_that_read_other_samples_do_not_train(make_setting, signals: Path)
     with Team(make_setting(model=UNNORMED, training={"processes": 2})) as team:
         state = initialise(team.trainer).state
         (signals / "training3.npz").write_bytes(b"no longer an array")
-        with pytest.raises(UnusableDataError, match="rank 1 of 2 can read other training samples than rank 0"):
+        with pytest.raises(UnusableDataError, match="rank 1 of 2 has other training samples or labels than rank 0"):
+            train(team.trainer, state)
+
+
+def test_ranks_that_read_other_labels_do_not_train(make_setting, signals: Path) -> None:
+    with Team(make_setting(model=UNNORMED, training={"processes": 2})) as team:
+        state = initialise(team.trainer).state
+        datalist = signals / "datalist.json"
+        content = json.loads(datalist.read_text())
+        content["training"][3]["label"] = 1 - content["training"][3]["label"]
+        datalist.write_text(json.dumps(content))
+        with pytest.raises(UnusableDataError, match="rank 1 of 2 has other training samples or labels than rank 0"):
             train(team.trainer, state)
 
 
@@ -202,6 +214,15 @@ def test_batch_normalisation_on_a_processor_is_refused(make_setting) -> None:
         UnusableConfigurationError, match=r"processes = 2: resnet10 has batch normalisation, .* GPUs alone"
     ):
         initialise(Team(make_setting(training={"processes": 2})).trainer)
+
+
+def test_processes_that_are_raised_after_the_start_are_refused_before_a_step(make_setting, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    state = initialise(Trainer(make_setting(home=home))).state
+    with Team(make_setting(home=home, training={"processes": 2})) as team:
+        with pytest.raises(UnusableConfigurationError, match=r"processes = 2: resnet10 has batch normalisation"):
+            train(team.trainer, state)
+        assert team.pids == []
 
 
 class Worker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -32,12 +32,12 @@ TEACHERS = {"fedskd": 1, "fedvisit": 2, "dfml": 2, "dflmoe": 2, "dflmoe_models":
 class Plain(models.Network):
     """Two convolutions and a head, on maps or on their mean; each sample is computed by itself."""
 
-    def __init__(self, seed: int, width: int = 4, *, dense: bool = False, norm: bool = False) -> None:
+    def __init__(self, seed: int, width: int = 4, *, dense: bool = False, norm: nn.Module | None = None) -> None:
         super().__init__(name=f"{__name__}:Plain", spatial_dims=1, in_channels=2, classes=3, hyper={}, head="last")
         torch.manual_seed(seed)
         self.head_name, self.bottleneck_layer, self.dense = "last", "second", dense
         self.first, self.second = nn.Conv1d(2, width, 3, padding=1), nn.Conv1d(width, width + 1, 3, padding=1)
-        self.norm = nn.BatchNorm1d(width) if norm else nn.Identity()
+        self.norm = norm or nn.Identity()
         self.last = nn.Conv1d(width + 1, 3, 1) if dense else nn.Linear(width + 1, 3)
 
     def forward(self, x: Tensor) -> Output:
@@ -51,7 +51,7 @@ def is_dense(method: str) -> bool:
     return "classification" in PLANS[method].not_for
 
 
-def build(method: str, stage: str, *, masks: bool = False, norm: bool = False) -> tuple[Stage, Batch]:
+def build(method: str, stage: str, *, masks: bool = False, norm: nn.Module | None = None) -> tuple[Stage, Batch]:
     """A stage of a site in float64, and its batch."""
     plan, dense = PLANS[method], is_dense(method)
     task = "segmentation" if dense else "classification"
@@ -144,13 +144,40 @@ def test_similarity_with_regions_is_that_of_the_joint_batch_over_unequal_shares(
     agree([result for result, _ in results], expected)
 
 
-def test_a_network_with_batch_norm_runs_whole_batches_at_every_rank_of_a_processor() -> None:
-    built, batch = build("fedavg", "train", norm=True)
-    scenes = [build("fedavg", "train", norm=True)[0] for _ in range(2)]
+NORMS = [lambda: nn.BatchNorm1d(4), lambda: nn.InstanceNorm1d(4, track_running_stats=True)]
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=["batch", "instance"])
+def test_a_network_with_running_statistics_runs_whole_batches_at_every_rank_of_a_processor(
+    norm: Callable[[], nn.Module],
+) -> None:
+    built, batch = build("fedavg", "train", norm=norm())
+    scenes = [build("fedavg", "train", norm=norm())[0] for _ in range(2)]
     expected, _ = train(built, batch, None, steps=2)
     results = run_ranks(2, lambda ranks: train(scenes[ranks.rank], batch, ranks, steps=2))
     assert not any(divided for _, divided in results)
     agree([result for result, _ in results], expected)
+
+
+@pytest.mark.parametrize(
+    ("norm", "device", "refused"),
+    [
+        (nn.BatchNorm1d(4), "cpu", "batch normalisation, .* GPUs alone"),
+        (nn.BatchNorm1d(4), "cuda", ""),
+        (nn.InstanceNorm1d(4, track_running_stats=True), "cpu", "track_running_stats = True"),
+        (nn.InstanceNorm1d(4, track_running_stats=True), "cuda", "track_running_stats = True"),
+        (nn.InstanceNorm1d(4), "cuda", ""),
+    ],
+)
+def test_own_networks_with_statistics_that_would_differ_by_rank_are_refused(
+    norm: nn.Module, device: str, refused: str
+) -> None:
+    ranks, networks = Ranks(0, 2, None), {DAM: Plain(1, norm=norm)}  # type: ignore[arg-type]
+    if not refused:
+        ranks.check_norms(networks, torch.device(device))
+        return
+    with pytest.raises(UnusableConfigurationError, match=rf"processes = 2: .*Plain has .*{refused}.*processes = 1"):
+        ranks.check_norms(networks, torch.device(device))
 
 
 def test_a_batch_with_too_few_samples_is_not_divided() -> None:
