@@ -22,7 +22,7 @@ from peer.config.site_folder import make_private, write_atomically
 from peer.config.toml import Listen, Loose, StrictTable
 from peer.config.value_types import Name
 from peer.core.roster import Sha256, SiteName
-from peer.errors import BundleError, CertificateError, ConfigError, LockedError, MembershipError
+from peer.errors import BundleError, CertificateError, ConfigError, LockedError, MembershipError, StateError
 from peer.identity import certificates
 from peer.membership.amendment import AmendmentRefused
 from peer.membership.chain import Chain
@@ -54,6 +54,22 @@ class RelayConfig(StrictTable):
     listen: Listen = "0.0.0.0:443"
     sites: Annotated[tuple[Name, ...], Loose] = ()
     networks: Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], Loose] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySetting:
+    """What a running relay follows of its folder.
+
+    Attributes:
+        sites: as of ``RelayFolder.sites``.
+        context: for parked connections.
+    """
+
+    config: RelayConfig
+    chain: Chain
+    sites: Mapping[SiteName, Sha256 | None]
+    certificate: x509.Certificate
+    context: ssl.SSLContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +121,29 @@ class RelayFolder:
         """The amendments that the relay was given, verified; ``StateError`` where its files are broken."""
         return self._membership.chain(FederationConfig.load(self.federation_toml))
 
-    def stamp(self) -> int:
-        """A value that changes with the chain on disk."""
-        with contextlib.suppress(FileNotFoundError):
-            return (self.path / "membership" / CHAIN_FILE).stat().st_mtime_ns
-        return 0
+    def stamp(self) -> tuple[object, ...]:
+        """A value that changes with each file that a running relay follows."""
+        chain = self.path / "membership" / CHAIN_FILE
+        return tuple(map(_stamp, (self.relay_toml, self.federation_toml, self.key, self.certificate, chain)))
+
+    def read(self, now: datetime, *, former: Chain | None = None) -> RelaySetting:
+        """What a running relay follows.
+
+        Args:
+            former: the chain that it follows so far.
+
+        Raises:
+            PeerError, OSError, ValueError: a file is missing, broken or unreadable, or the files do not fit.
+        """
+        (config, _), chain, certificate = self.load(), self.chain(), self.verify(now)
+        if former is not None and chain.head.federation != former.head.federation:
+            raise ConfigError(f"{self.federation_toml} is of another federation", "restore it, or stop the relay first")
+        if former is not None and chain.head.number < former.head.number:
+            raise StateError(
+                f"{self.path}: the chain has no amendment {former.head.number}, which the relay follows",
+                "run `mhfl-peer relay amend` with the chain of a member",
+            )
+        return RelaySetting(config, chain, self.sites(chain), certificate, self.context(chain))
 
     def amend(self, content: bytes) -> Chain:
         """Keep the chain that a member's operator handed over, which goes on from the relay's own.
@@ -182,8 +216,12 @@ class RelayFolder:
         return verified
 
     def context(self, chain: Chain, protocol: ssl._SSLMethod = ssl.PROTOCOL_TLS_SERVER) -> ssl.SSLContext:
-        """For one connection, so that a renewed certificate is used at once."""
-        return stream_context(protocol, "".join(chain.head.authorities), self.certificate, self.key)
+        """Mutual TLS with the relay's certificate; no session is resumed, so that each connection shows one anew."""
+        context = stream_context(protocol, "".join(chain.head.authorities), self.certificate, self.key)
+        context.options |= ssl.OP_NO_TICKET
+        if protocol is ssl.PROTOCOL_TLS_SERVER:
+            context.num_tickets = 0
+        return context
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -208,3 +246,11 @@ class RelayFolder:
         with contextlib.suppress(OSError, ValueError):
             return dict(json.loads((self.path / STATUS_FILE).read_text()))
         return {}
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """A value that changes with a file, also with the right to read it; None where there is none."""
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        return status.st_ino, status.st_ctime_ns, status.st_size
+    return None
