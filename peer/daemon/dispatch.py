@@ -167,6 +167,7 @@ class Daemon:
             artifacts=self.artifacts,
             pki=self._pki,
             report=self.report,
+            fail=self._fail,
             chain=self.chain,
             note_head=lambda peer, head: self.amendments.note_head(peer, head),
             clock=loop_time,

@@ -68,6 +68,21 @@ async def test_a_member_hands_the_notice_of_another_one_on(daemon: Daemon, enrol
     assert daemon.service.pulse(SiteName("oslo")).notice == notice
 
 
+async def test_a_notice_that_cannot_be_written_ends_the_daemon_by_name(
+    running: Running, enrolled: LocalFederation
+) -> None:
+    asia = await running.start("asia")
+    await until(asia, lambda status: status["phase"] == Phase.GATHERING)
+    asia.folder.membership.touch()  # no folder can be made there
+    _, _, leaver = startup.load(enrolled.folder("europe"))
+    notice = sign_notice(leaver, federation=asia.federation.digest, issued=1)
+    await asia.service.beat(leaver.name, Heartbeat(1, 1, "train", notice=notice))
+    with pytest.raises(DiskError, match="membership is not a folder"):
+        await running.end("asia")
+    del running.tasks["asia"]
+    assert asia.chain.notices == {}
+
+
 def enact(daemon: Daemon, authority: enrolment.Authority, **changes: Any) -> None:
     """The founder's first amendment, from round 2 on."""
     head = daemon.chain.chain.head
