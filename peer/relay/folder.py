@@ -61,13 +61,14 @@ class RelaySetting:
     """What a running relay follows of its folder.
 
     Attributes:
-        sites: as of ``RelayFolder.sites``.
+        sites, unknown: as of ``RelayFolder``.
         context: for parked connections.
     """
 
     config: RelayConfig
     chain: Chain
     sites: Mapping[SiteName, Sha256 | None]
+    unknown: list[str]
     certificate: x509.Certificate
     context: ssl.SSLContext
 
@@ -143,7 +144,8 @@ class RelayFolder:
                 f"{self.path}: the chain has no amendment {former.head.number}, which the relay follows",
                 "run `mhfl-peer relay amend` with the chain of a member",
             )
-        return RelaySetting(config, chain, self.sites(chain), certificate, self.context(chain))
+        sites, unknown = self.sites(chain), self.unknown(chain)
+        return RelaySetting(config, chain, sites, unknown, certificate, self.context(chain))
 
     def amend(self, content: bytes) -> Chain:
         """Keep the chain that a member's operator handed over, which goes on from the relay's own.
@@ -174,19 +176,18 @@ class RelayFolder:
         config, _ = self.load()
         return {name: key for name, key in chain.head.keys.items() if not config.sites or name in config.sites}
 
+    def unknown(self, chain: Chain) -> list[str]:
+        """The sites that relay.toml names and the chain does not: newcomers whose amendment is missing, or slips."""
+        config, _ = self.load()
+        return sorted(set(config.sites) - chain.head.used_names)
+
     def load(self) -> tuple[RelayConfig, FederationConfig]:
         """The two files; ``ConfigError`` where one is wrong or they do not fit."""
         where = str(self.relay_toml)
         config = toml.validate(RelayConfig, toml.parse(toml.read(self.relay_toml), where), where)
         federation = FederationConfig.load(self.federation_toml)
-        strangers = set(config.sites) - self.chain().head.used_names
         if config.name in federation.roster:
             raise ConfigError(f"{where}: name: {config.name} is a site of the federation", "give the relay another")
-        if strangers:
-            raise ConfigError(
-                f"{where}: sites: {', '.join(sorted(strangers))} is not in the roster",
-                "name sites of the federation; a newcomer's amendment comes first: `mhfl-peer relay amend`",
-            )
         return config, federation
 
     def join(self, pem: bytes, now: datetime) -> x509.Certificate:

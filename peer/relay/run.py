@@ -60,6 +60,7 @@ async def _serve(folder: RelayFolder) -> None:
                 "at": time.time(),
                 "amendment": files.setting.chain.head.number,
                 "sites": server.traffic(),
+                "unknown": files.setting.unknown,
                 "refused": dict(server.refusals.most_common(20)),
             }
             _write_status(folder, document)
@@ -108,6 +109,9 @@ def _follow(server: RelayServer, setting: RelaySetting) -> None:
     server.pins = setting.sites
     server.networks = [ipaddress.ip_network(network) for network in setting.config.networks]
     server.follow(setting.sites)
+    if setting.unknown:
+        remedy = "run `mhfl-peer relay amend` once they are members, or correct the names"
+        log.warning("sites in relay.toml that are no members yet", extra={"sites": setting.unknown, "remedy": remedy})
 
 
 def _write_status(folder: RelayFolder, document: dict[str, Any]) -> None:

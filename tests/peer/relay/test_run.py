@@ -138,6 +138,21 @@ async def test_a_relay_that_runs_follows_the_chain_and_goes_not_back(
         await relay.until(lambda: len(problems(caplog)) == 2)
 
 
+async def test_a_newcomer_that_relay_toml_names_beforehand_is_served_once_the_chain_has_it(
+    relay: Relay, caplog: pytest.LogCaptureFixture
+) -> None:
+    with relay.folder.relay_toml.open("a") as file:
+        file.write('sites = ["europe", "oslo"]\n')
+    async with relay.running():
+        await relay.until_serves("europe")
+        assert relay.folder.status()["unknown"] == ["oslo"]
+        assert [record.sites for record in caplog.records] == [["oslo"]]
+        relay.folder.amend(relay.chain_with("oslo"))
+        await relay.until_serves("europe", "oslo")
+        assert relay.folder.status()["unknown"] == []
+        assert len(caplog.records) == 1
+
+
 async def test_a_renewed_certificate_is_shown_and_a_broken_one_is_not(relay: Relay) -> None:
     files = run.FollowedFiles(relay.folder)
     context = files.setting.context
