@@ -110,7 +110,7 @@ class Daemon:
         present = {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
         recover = functools.partial(site_memory.recover, present=present, generation=generation)
         self.machine = SiteMachine(rules, self.journal.fold(recover, site_memory.REMEMBERED), chance=chance)
-        self.started_s, self.served, self.changed = time.time(), "", asyncio.Event()
+        self.started_s, self.served, self.changed, self.ended = time.time(), "", asyncio.Event(), False
         self._recent = RecentRounds(recent_rounds(self.journal))
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._alarm: asyncio.TimerHandle | None = None
@@ -384,7 +384,8 @@ class Daemon:
         finally:
             closing = (self.parkings, self.heartbeats, self.fetcher, self.evidence, self.amendments)
             await asyncio.gather(*(each.close() for each in closing), return_exceptions=True)
-            self.served = ""
+            self.served, self.ended = "", True
+            self._wake_followers()
             if self.relay is not None:
                 await self.relay.stop()
             await self.server.stop()  # before the worker's end, which may take a while
