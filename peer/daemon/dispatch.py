@@ -117,7 +117,7 @@ class Daemon:
         self._exit: commands.Exit | None = None
         self._fatal: errors.PeerError | None = None
         self._stopped = False
-        callers = CurrentSites(lambda: self.chain.callers)
+        callers, self._callers = CurrentSites(lambda: self.chain.callers), dict(self.chain.callers)
         pins = CurrentSites(lambda: self.chain.pins)
         ca_certificate, later = federation.ca_certificate or "", self.chain.later_authorities
         is_new = own.name not in federation.roster
@@ -263,7 +263,8 @@ class Daemon:
         others = sorted(epochs.names - epochs.gone - {self.own.name})
         self.addresses.follow_roster({name: self.chain.addresses().get(name) for name in others})
         self.heartbeats.follow_roster(others)
-        self.server.follow_roster()
+        former, self._callers = self._callers, dict(self.chain.callers)
+        self.server.follow_roster({name for name, key in former.items() if self._callers.get(name, "none") != key})
         if self.relay is not None:
             self.relay.follow(frozenset(others))
 

@@ -113,6 +113,15 @@ async def test_the_sites_of_a_member_s_relay_follow_the_amendments(daemon: Daemo
     assert set(relay.sites) == {*before, "oslo"} == set(relay.traffic())
 
 
+async def test_the_connections_of_who_is_expelled_or_has_a_new_key_are_cut(daemon: Daemon, ca_folder: Path) -> None:
+    cut: list[set[SiteName]] = []
+    daemon.server.follow_roster = lambda dismissed=(): cut.append(set(dismissed))  # type: ignore[method-assign]
+    authority, europe = enrolment.Authority.load(ca_folder, now=now()), SiteName("europe")
+    enact(daemon, authority, rekey={europe: Sha256("ab" * 32)})
+    daemon._follow_roster()
+    assert cut == [{europe}, set()]
+
+
 async def newcomer(running: Running) -> Daemon:
     """Asia's daemon, which waits for its amendment: its federation.toml has africa in its place."""
     folder = running.loopback.folder("asia")

@@ -249,6 +249,30 @@ async def test_a_site_that_is_no_member_any_more_is_cut_off_and_a_newcomer_parks
     await gate.parked("asia")
 
 
+async def test_connections_under_a_key_that_an_amendment_replaced_are_cut_with_what_they_carry(gate, network):
+    await gate.open(sites=("asia", "europe"))
+    europe, asia = await network.serve("europe"), await network.serve("asia")
+    parked, _ = await gate.park(europe), await gate.park(asia)
+    await gate.parked("europe")
+    await gate.parked("asia")
+    key = certificates.key_digest(europe.service.pki.load().key.public_key())
+    africa = network.dial("africa")
+    await africa.beat("europe", PULSE)
+    await gate.parked("europe")
+    held = [writer.transport for writer in gate.relay._held["europe"]]
+    others = [writer.transport for writer in gate.relay._held["asia"]]
+    assert len(held) == IDLE + 1, "one carries africa's calls"
+    gate.relay.pins = {"europe": key}
+    gate.relay.follow(frozenset({"asia", "europe"}))
+    assert not any(transport.is_closing() for transport in (*held, *others))
+    gate.relay.pins = {"europe": "ab" * 32}
+    gate.relay.follow(frozenset({"asia", "europe"}))
+    assert all(transport.is_closing() for transport in held)
+    assert not any(transport.is_closing() for transport in others)
+    with pytest.raises(RelayRefused, match="the key of europe is not the one that is pinned"):
+        await parked.try_once()
+
+
 async def test_a_certificate_with_another_key_than_the_pinned_one_cannot_park(gate, network):
     await gate.open(pins={"europe": "ab" * 32})
     parking = await gate.park(await network.serve("europe"))
