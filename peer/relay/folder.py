@@ -23,6 +23,7 @@ from peer.config.toml import Listen, Loose, StrictTable
 from peer.config.value_types import Name
 from peer.core.roster import Sha256, SiteName
 from peer.errors import BundleError, CertificateError, ConfigError, LockedError, MembershipError, StateError
+from peer.files import stamp
 from peer.identity import certificates
 from peer.membership.amendment import AmendmentRefused
 from peer.membership.chain import Chain
@@ -125,7 +126,7 @@ class RelayFolder:
     def stamp(self) -> tuple[object, ...]:
         """A value that changes with each file that a running relay follows."""
         chain = self.path / "membership" / CHAIN_FILE
-        return tuple(map(_stamp, (self.relay_toml, self.federation_toml, self.key, self.certificate, chain)))
+        return tuple(map(stamp, (self.relay_toml, self.federation_toml, self.key, self.certificate, chain)))
 
     def read(self, now: datetime, *, former: Chain | None = None) -> RelaySetting:
         """What a running relay follows.
@@ -247,11 +248,3 @@ class RelayFolder:
         with contextlib.suppress(OSError, ValueError):
             return dict(json.loads((self.path / STATUS_FILE).read_text()))
         return {}
-
-
-def _stamp(path: Path) -> tuple[int, ...] | None:
-    """A value that changes with a file, also with the right to read it; None where there is none."""
-    with contextlib.suppress(OSError):
-        status = path.stat()
-        return status.st_ino, status.st_ctime_ns, status.st_size
-    return None

@@ -273,6 +273,30 @@ async def test_connections_under_a_key_that_an_amendment_replaced_are_cut_with_w
         await parked.try_once()
 
 
+async def test_a_site_parks_anew_once_its_certificate_is_renewed(gate, network, authority, monkeypatch):
+    monkeypatch.setattr(frames, "PING_S", 0.05)
+    europe = await network.serve("europe")
+    await gate.open()
+    pki = authority.admit("europe")
+    await gate.park(europe, pki=pki)
+    await gate.parked("europe")
+    former = set(gate.relay._held["europe"])
+    certificate = pki.folder / certificates.CERTIFICATE_FILE
+    kept = certificate.read_bytes()
+    certificate.write_bytes(kept[:100])  # half of a renewal: the site stays within reach
+    looked, load = asyncio.Event(), pki.load
+    monkeypatch.setattr(type(pki), "load", lambda each: looked.set() or load())
+    await asyncio.wait_for(looked.wait(), 20)
+    monkeypatch.undo()
+    monkeypatch.setattr(frames, "PING_S", 0.05)
+    assert set(gate.relay._held["europe"]) == former
+    certificate.write_bytes(kept)
+    async with asyncio.timeout(20):
+        while former & set(gate.relay._held["europe"]):  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+    await gate.parked("europe")
+
+
 async def test_a_certificate_with_another_key_than_the_pinned_one_cannot_park(gate, network):
     await gate.open(pins={"europe": "ab" * 32})
     parking = await gate.park(await network.serve("europe"))
