@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import Any
@@ -10,15 +11,13 @@ import click
 
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
 from peer.cli.governance import AT_REST, SiteChain, complete_member
-from peer.cli.watch import read_document
 from peer.config.site_folder import find_site, home_folder
-from peer.errors import UsageError
+from peer.errors import DaemonDown, UsageError
 from peer.membership.amendment import notice_to_base64
 from peer.membership.signatures import sign_notice
 
-POLL_S = 0.2
 ANSWERS_S = 15.0
-"""How long ``leave`` waits for answers: longer than a daemon that leaves stays, once a peer has answered."""
+"""How long ``leave`` waits for the first answer, and again for the last: longer than a daemon then stays."""
 HANDED_ON = "whoever has the notice tells the others; while nobody has it, the daemon stays and goes on"
 
 
@@ -55,16 +54,26 @@ def leave(settings: Settings, yes: bool, site_name: str | None, as_json: bool) -
 
 
 def _wait_for_peers(site: SiteChain, unreached: list[str]) -> list[str]:
-    """Wait a while, until all peers have the notice or the daemon has ended; returns those that may lack it."""
-    end_s = time.monotonic() + ANSWERS_S
-    with output.working(f"telling {', '.join(unreached)}") as say:
-        while unreached and time.monotonic() < end_s:
-            status = read_document(site.folder, "status", {})
-            if status["daemon"] != "running":
+    """Wait a while, until all peers have the notice or the daemon has ended; returns those that may lack it.
+
+    The daemon states last, when it ends, who has not answered.
+    """
+    from peer.transport.control import ControlClient
+
+    end_s, reached = time.monotonic() + ANSWERS_S, False
+    with (
+        output.working(f"telling {', '.join(unreached)}") as say,
+        contextlib.suppress(DaemonDown),
+        ControlClient(site.folder.control_socket()) as client,
+    ):
+        for status in client.follow("status", timeout_s=2 * ANSWERS_S):
+            lacking = [wait["site"] for wait in status["waiting_for"] if wait["kind"] == "notice"]
+            if len(lacking) < len(unreached) and not reached:  # now the last peers have their time
+                end_s, reached = time.monotonic() + ANSWERS_S, True
+            unreached = lacking
+            if not unreached or time.monotonic() >= end_s:
                 break
-            unreached = [wait["site"] for wait in status["waiting_for"] if wait["kind"] == "notice"]
             say(f"telling {', '.join(unreached)}")
-            time.sleep(POLL_S)
     return unreached
 
 

@@ -108,8 +108,13 @@ def amend(chain: Path, folder: Path, as_json: bool) -> None:
     place = RelayFolder(folder)
     place.load()
     amended = place.amend(read_file(chain))
-    head, sites = amended.head, sorted(place.sites(amended))
-    document: RelayAmended = {"folder": str(folder), "number": head.number, "digest": head.digest, "sites": list(sites)}
+    document: RelayAmended = {
+        "folder": str(folder),
+        "number": amended.head.number,
+        "digest": amended.head.digest,
+        "sites": sorted(place.sites(amended)),
+        "unknown": place.unknown(amended),
+    }
     output.emit(document, as_json=as_json, render=_render_amended)
 
 
@@ -183,7 +188,7 @@ def check(addresses: tuple[str, ...], folder: Path, as_json: bool) -> None:
 
     place, now = RelayFolder(folder), datetime.now(UTC)
     config, _ = place.load()
-    certificate, running = place.verify(now), place.is_running()
+    certificate, running, chain = place.verify(now), place.is_running(), place.chain()
     host, port = split_address(config.listen)
     try:
         asked = [split_address(address) for address in addresses]
@@ -204,7 +209,7 @@ def check(addresses: tuple[str, ...], folder: Path, as_json: bool) -> None:
             ) from error
     for where in asked:
         try:
-            asyncio.run(probe(*where, config.name, place.context(place.chain(), ssl.PROTOCOL_TLS_CLIENT)))
+            asyncio.run(probe(*where, config.name, place.context(chain, ssl.PROTOCOL_TLS_CLIENT)))
         except (OSError, ValueError, EOFError) as error:
             reason = str(error) or type(error).__name__
             raise PeerUnreachable(
@@ -214,7 +219,8 @@ def check(addresses: tuple[str, ...], folder: Path, as_json: bool) -> None:
     document: RelayChecked = {
         "name": config.name,
         "days": certificate_days(certificate, now),
-        "sites": sorted(place.sites(place.chain())),
+        "sites": sorted(place.sites(chain)),
+        "unknown": place.unknown(chain),
         "connections": connections_max(),
         "running": running,
         "answers": [f"{host}:{port}" for host, port in asked],
@@ -229,10 +235,16 @@ def _render_checked(document: dict[str, Any]) -> output.RenderableType:
             ("relay", document["name"]),
             ("certificate", f"{document['days']} days left"),
             ("sites", ", ".join(document["sites"])),
+            *_unknown(document),
             ("connections", f"{document['connections']} at a time, by the limit of open files"),
             ("answers at", answers),
         )
     )
+
+
+def _unknown(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """The line of the sites that relay.toml names and no amendment has added; none without such."""
+    return [("no members (yet)", ", ".join(document["unknown"]))] if document["unknown"] else []
 
 
 def _render_requested(document: dict[str, Any]) -> output.RenderableType:
@@ -251,6 +263,7 @@ def _render_amended(document: dict[str, Any]) -> output.RenderableType:
         (
             ("amendment", f"{document['number']}, {document['digest']}"),
             ("sites", ", ".join(document["sites"])),
+            *_unknown(document),
         )
     )
 
@@ -278,6 +291,7 @@ def _render_status(document: dict[str, Any]) -> output.RenderableType:
                 ("relay", document["name"]),
                 ("port", document["port"]),
                 ("amendment", document["amendment"] or None),
+                *_unknown(document),
                 ("refused", refused),
             )
         ),

@@ -429,10 +429,10 @@ class ChainKeeper:
         self._adopted(chain)
         known, self._notices = self._notices, {}
         self._notices = self._with_notices(tuple(known.values()))
-        if self._notices.keys() != known.keys():
-            self._folder.save_notices(self._notices.values())
         log.info("chain of amendments", extra={"number": chain.head.number, "digest": chain.head.digest})
         self._report(events.EpochsLearned(self.epochs()))
+        if self._notices.keys() != known.keys():  # last: a start leaves out what does not count by the chain
+            self._folder.save_notices(self._notices.values())
 
     def _adopted(self, chain: Chain) -> None:
         """Follow the chain: keys, expulsions and CAs count at once, whatever their round."""

@@ -110,14 +110,14 @@ class Daemon:
         present = {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
         recover = functools.partial(site_memory.recover, present=present, generation=generation)
         self.machine = SiteMachine(rules, self.journal.fold(recover, site_memory.REMEMBERED), chance=chance)
-        self.started_s, self.served, self.changed = time.time(), "", asyncio.Event()
+        self.started_s, self.served, self.changed, self.ended = time.time(), "", asyncio.Event(), False
         self._recent = RecentRounds(recent_rounds(self.journal))
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._alarm: asyncio.TimerHandle | None = None
         self._exit: commands.Exit | None = None
         self._fatal: errors.PeerError | None = None
         self._stopped = False
-        callers = CurrentSites(lambda: self.chain.callers)
+        callers, self._callers = CurrentSites(lambda: self.chain.callers), dict(self.chain.callers)
         pins = CurrentSites(lambda: self.chain.pins)
         ca_certificate, later = federation.ca_certificate or "", self.chain.later_authorities
         is_new = own.name not in federation.roster
@@ -167,6 +167,7 @@ class Daemon:
             artifacts=self.artifacts,
             pki=self._pki,
             report=self.report,
+            fail=self._fail,
             chain=self.chain,
             note_head=lambda peer, head: self.amendments.note_head(peer, head),
             clock=loop_time,
@@ -262,7 +263,8 @@ class Daemon:
         others = sorted(epochs.names - epochs.gone - {self.own.name})
         self.addresses.follow_roster({name: self.chain.addresses().get(name) for name in others})
         self.heartbeats.follow_roster(others)
-        self.server.follow_roster()
+        former, self._callers = self._callers, dict(self.chain.callers)
+        self.server.follow_roster({name for name, key in former.items() if self._callers.get(name, "none") != key})
         if self.relay is not None:
             self.relay.follow(frozenset(others))
 
@@ -383,7 +385,8 @@ class Daemon:
         finally:
             closing = (self.parkings, self.heartbeats, self.fetcher, self.evidence, self.amendments)
             await asyncio.gather(*(each.close() for each in closing), return_exceptions=True)
-            self.served = ""
+            self.served, self.ended = "", True
+            self._wake_followers()
             if self.relay is not None:
                 await self.relay.stop()
             await self.server.stop()  # before the worker's end, which may take a while

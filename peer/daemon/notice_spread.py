@@ -20,7 +20,7 @@ from peer.transport.rates import loop_time
 log = logging.getLogger(__name__)
 
 ALL_S = 10.0
-"""Seconds that a site which leaves stays for the last peers: several attempts to dial each."""
+"""Seconds from the first answer on that a site which leaves stays for the last peers: several attempts to dial each."""
 
 
 class NoticeSpread:
@@ -76,6 +76,7 @@ class NoticeWait:
     def __init__(self, spread: NoticeSpread, peers: Callable[[], Collection[SiteName]], *, linger_s: float) -> None:
         self._spread, self._peers, self._linger_s = spread, peers, linger_s
         self._began_s: float | None = None
+        self._reached_s: float | None = None
 
     def waits(self) -> list[PeerWait]:
         """The peers that may lack the notice; there is a deadline once nothing else keeps the site."""
@@ -106,5 +107,7 @@ class NoticeWait:
         return sorted(self._spread.unreached(self._peers()))
 
     def _left_s(self, began_s: float) -> float:
-        reached = len(self._unreached()) < len(self._peers())
-        return began_s + (min(ALL_S, self._linger_s) if reached else self._linger_s) - loop_time()
+        if self._reached_s is None and len(self._unreached()) < len(self._peers()):
+            self._reached_s = loop_time()
+        end_s = began_s + self._linger_s
+        return (end_s if self._reached_s is None else min(end_s, self._reached_s + ALL_S)) - loop_time()

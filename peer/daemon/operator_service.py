@@ -92,12 +92,13 @@ class OperatorService:
         return {"site": self._daemon.own.name, "action": action, "effect": effect}
 
     async def follow(self, topic: str, arguments: Mapping[str, Any]) -> AsyncGenerator[object, None]:
-        """Yield the document now and after every event, at most four times a second."""
+        """Yield the document now and after every event, at most four times a second, and once the daemon has ended."""
         history = (
             folder_documents.history_of(self._daemon.folder, topic) if topic in folder_documents.HISTORIES else None
         )
         rows_read = -1
         while True:
+            ended = self._daemon.ended
             if history is None:
                 yield await self.show(topic, arguments)
             else:
@@ -105,6 +106,8 @@ class OperatorService:
                 if rows_read != history.rows_read:  # send nothing where there is no new row
                     rows_read = history.rows_read
                     yield await asyncio.to_thread(folder_documents.history_document, history, topic)
+            if ended:
+                return
             changed = self._daemon.changed
             await asyncio.sleep(FOLLOW_MIN_S)
             with contextlib.suppress(TimeoutError):

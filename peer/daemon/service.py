@@ -43,7 +43,7 @@ from peer.core.status import TransferInProgress
 from peer.daemon.chain_keeper import ChainKeeper
 from peer.daemon.notice_spread import NoticeSpread
 from peer.daemon.proofs import ClaimProofs
-from peer.errors import CertificateError
+from peer.errors import CertificateError, PeerError
 from peer.files import artifact_path
 from peer.identity.certificates import OtherKey, verify_pinned
 from peer.records.journal import Journal
@@ -114,6 +114,7 @@ class PeerService:
         artifacts: the folder that published artifacts lie in.
         pki: the site's key and certificate, which sign manifests.
         report: hands an event to the state machine.
+        fail: called with an error that the site cannot survive, such as a failed disk.
         chain: the amendments; without it there are none.
         note_head: is told which amendment a caller has, a claim that this site may look into.
         refused: SHA-256 digests of certificates whose signatures prove nothing.
@@ -131,6 +132,7 @@ class PeerService:
         artifacts: Path,
         pki: Pki,
         report: Callable[[events.Event], None],
+        fail: Callable[[PeerError], None],
         chain: ChainKeeper | None = None,
         note_head: Callable[[SiteName, ChainHead | None], None] = lambda peer, head: None,
         refused: Container[str] = frozenset(),
@@ -147,7 +149,7 @@ class PeerService:
         self._ledger = ledger
         self._artifacts = artifacts
         self._pki = pki
-        self._report = report
+        self._report, self._fail = report, fail
         self._clock = clock
         self._changed = asyncio.Event()
         self._signed: dict[Served, SignedManifest | None] = {}
@@ -298,7 +300,10 @@ class PeerService:
         A notice comes first: from then on the site that leaves counts as gone.
         """
         if pulse.notice is not None and self._chain is not None:
-            self._chain.take_notices([pulse.notice])
+            try:
+                self._chain.take_notices([pulse.notice])
+            except PeerError as error:
+                self._fail(error)
             self.notices.confirm(peer, pulse.notice)
         try:
             round = self._proofs.proven_round(peer, pulse)

@@ -22,7 +22,7 @@ from peer.config.site_folder import SiteFolder, make_private
 from peer.core import commands, events
 from peer.core.roster import SiteName
 from peer.daemon.dispatch import Daemon, now
-from peer.daemon.operator_service import OperatorService
+from peer.daemon.operator_service import FOLLOW_MAX_S, OperatorService
 from peer.daemon.systemd_notify import notify, watch
 from peer.daemon.worker_process import WORKER
 from peer.identity.certificates import Identity, read_authority
@@ -168,7 +168,7 @@ async def _serve(
     finally:
         notify("STOPPING=1")
         await services.aclose()
-        await control.stop()
+        await control.stop(FOLLOW_MAX_S)  # followers get a last document
     if ended.fault:
         raise FAULTS.get(ended.fault, errors.WorkerFailed)(ended.reason)
     reason = {"reason": ended.reason} if ended.reason else {}

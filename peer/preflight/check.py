@@ -63,7 +63,7 @@ def check(
     yield local.check_confinement()
     ports = list(_check_ports(site, running is not None, status))
     yield from ports
-    yield local.check_descriptors(federation, site)
+    yield local.check_descriptors(folder, federation, site)
     yield from local.check_neighbours(folder, site)
     begin("reading the datalist")
     data, samples = local.check_data(federation, site)

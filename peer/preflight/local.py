@@ -28,6 +28,7 @@ from peer.data.datalist import inspect_datalist
 from peer.errors import ConfigError
 from peer.files import ARTIFACT_SUFFIX, STRAY_FOLDER
 from peer.identity import certificates
+from peer.membership.folder import MembershipFolder
 from peer.preflight.finding import Finding
 from peer.records.history import recent_rounds, size
 from peer.records.journal import Journal
@@ -182,9 +183,11 @@ def check_port(subject: str, address: str, *, key: str) -> Finding:
     return Finding(subject, "ok", f"{address} is free")
 
 
-def check_descriptors(federation: FederationConfig, site: SiteConfig) -> Finding:
-    """Whether this process may open the files of a daemon among so many sites."""
-    sites, configured, most = len(federation.site), site.limits.connections_max, descriptors.open_files_max()
+def check_descriptors(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> Finding:
+    """Whether this process may open the files of a daemon among so many sites: all that may call it by now."""
+    head = MembershipFolder(folder.membership).chain(federation).head
+    sites, configured = len(head.used_names - head.expelled), site.limits.connections_max
+    most = descriptors.open_files_max()
     needed = descriptors.descriptors_needed(configured, sites=sites)
     if most >= needed:
         limit = "any number of" if most == math.inf else f"{most:.0f}"

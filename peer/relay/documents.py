@@ -31,6 +31,7 @@ class RelayAmended(TypedDict):
     number: Annotated[int, "number of the newest amendment"]
     digest: Annotated[str, "SHA-256 of its body"]
     sites: Annotated[list[str], "sites that may park by now"]
+    unknown: Annotated[list[str], "names in `sites` of relay.toml that no amendment has added yet"]
 
 
 class RelayStatus(TypedDict):
@@ -42,6 +43,7 @@ class RelayStatus(TypedDict):
     at: Annotated[float, "when this was written; at most two seconds ago"]
     amendment: Annotated[int, "number of the newest amendment that the relay was given; 0: none"]
     sites: Annotated[Mapping[str, SiteTraffic], "by site that may park"]
+    unknown: Annotated[list[str], "names in `sites` of relay.toml that no amendment has added yet"]
     refused: Annotated[Mapping[str, int], "connections that were refused, by reason; the most frequent"]
 
 
@@ -51,6 +53,7 @@ class RelayChecked(TypedDict):
     name: Annotated[str, "the relay's name"]
     days: Annotated[int, "days until its certificate expires"]
     sites: Annotated[list[str], "sites that may park"]
+    unknown: Annotated[list[str], "names in `sites` of relay.toml that no amendment has added yet"]
     connections: Annotated[int, "connections that it takes at a time, by the limit of open files"]
     running: Annotated[bool, "whether a relay runs in the folder"]
     answers: Annotated[list[str], "addresses at which it answers to its name; empty while it does not run"]

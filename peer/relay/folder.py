@@ -22,7 +22,8 @@ from peer.config.site_folder import make_private, write_atomically
 from peer.config.toml import Listen, Loose, StrictTable
 from peer.config.value_types import Name
 from peer.core.roster import Sha256, SiteName
-from peer.errors import BundleError, CertificateError, ConfigError, LockedError, MembershipError
+from peer.errors import BundleError, CertificateError, ConfigError, LockedError, MembershipError, StateError
+from peer.files import stamp
 from peer.identity import certificates
 from peer.membership.amendment import AmendmentRefused
 from peer.membership.chain import Chain
@@ -54,6 +55,23 @@ class RelayConfig(StrictTable):
     listen: Listen = "0.0.0.0:443"
     sites: Annotated[tuple[Name, ...], Loose] = ()
     networks: Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], Loose] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySetting:
+    """What a running relay follows of its folder.
+
+    Attributes:
+        sites, unknown: as of ``RelayFolder``.
+        context: for parked connections.
+    """
+
+    config: RelayConfig
+    chain: Chain
+    sites: Mapping[SiteName, Sha256 | None]
+    unknown: list[str]
+    certificate: x509.Certificate
+    context: ssl.SSLContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +123,30 @@ class RelayFolder:
         """The amendments that the relay was given, verified; ``StateError`` where its files are broken."""
         return self._membership.chain(FederationConfig.load(self.federation_toml))
 
-    def stamp(self) -> int:
-        """A value that changes with the chain on disk."""
-        with contextlib.suppress(FileNotFoundError):
-            return (self.path / "membership" / CHAIN_FILE).stat().st_mtime_ns
-        return 0
+    def stamp(self) -> tuple[object, ...]:
+        """A value that changes with each file that a running relay follows."""
+        chain = self.path / "membership" / CHAIN_FILE
+        return tuple(map(stamp, (self.relay_toml, self.federation_toml, self.key, self.certificate, chain)))
+
+    def read(self, now: datetime, *, former: Chain | None = None) -> RelaySetting:
+        """What a running relay follows.
+
+        Args:
+            former: the chain that it follows so far.
+
+        Raises:
+            PeerError, OSError, ValueError: a file is missing, broken or unreadable, or the files do not fit.
+        """
+        (config, _), chain, certificate = self.load(), self.chain(), self.verify(now)
+        if former is not None and chain.head.federation != former.head.federation:
+            raise ConfigError(f"{self.federation_toml} is of another federation", "restore it, or stop the relay first")
+        if former is not None and chain.head.number < former.head.number:
+            raise StateError(
+                f"{self.path}: the chain has no amendment {former.head.number}, which the relay follows",
+                "run `mhfl-peer relay amend` with the chain of a member",
+            )
+        sites, unknown = self.sites(chain), self.unknown(chain)
+        return RelaySetting(config, chain, sites, unknown, certificate, self.context(chain))
 
     def amend(self, content: bytes) -> Chain:
         """Keep the chain that a member's operator handed over, which goes on from the relay's own.
@@ -140,19 +177,18 @@ class RelayFolder:
         config, _ = self.load()
         return {name: key for name, key in chain.head.keys.items() if not config.sites or name in config.sites}
 
+    def unknown(self, chain: Chain) -> list[str]:
+        """The sites that relay.toml names and the chain does not: newcomers whose amendment is missing, or slips."""
+        config, _ = self.load()
+        return sorted(set(config.sites) - chain.head.used_names)
+
     def load(self) -> tuple[RelayConfig, FederationConfig]:
         """The two files; ``ConfigError`` where one is wrong or they do not fit."""
         where = str(self.relay_toml)
         config = toml.validate(RelayConfig, toml.parse(toml.read(self.relay_toml), where), where)
         federation = FederationConfig.load(self.federation_toml)
-        strangers = set(config.sites) - self.chain().head.used_names
         if config.name in federation.roster:
             raise ConfigError(f"{where}: name: {config.name} is a site of the federation", "give the relay another")
-        if strangers:
-            raise ConfigError(
-                f"{where}: sites: {', '.join(sorted(strangers))} is not in the roster",
-                "name sites of the federation; a newcomer's amendment comes first: `mhfl-peer relay amend`",
-            )
         return config, federation
 
     def join(self, pem: bytes, now: datetime) -> x509.Certificate:
@@ -182,8 +218,12 @@ class RelayFolder:
         return verified
 
     def context(self, chain: Chain, protocol: ssl._SSLMethod = ssl.PROTOCOL_TLS_SERVER) -> ssl.SSLContext:
-        """For one connection, so that a renewed certificate is used at once."""
-        return stream_context(protocol, "".join(chain.head.authorities), self.certificate, self.key)
+        """Mutual TLS with the relay's certificate; no session is resumed, so that each connection shows one anew."""
+        context = stream_context(protocol, "".join(chain.head.authorities), self.certificate, self.key)
+        context.options |= ssl.OP_NO_TICKET
+        if protocol is ssl.PROTOCOL_TLS_SERVER:
+            context.num_tickets = 0
+        return context
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

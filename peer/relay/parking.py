@@ -111,16 +111,17 @@ class Parking:
         failures = 0
         while True:
             try:
+                stamp = self.pki.stamp()
                 ends = await self._park()
                 failures = 0
                 try:
                     self.parked += 1
                     if self.parked == 1:
                         log.info("parked at a relay", extra={"relay": self.relay})
-                    caller = await self._wait(ends)
+                    caller = await self._wait(ends, stamp)
                 finally:
                     self.parked -= 1
-                if self.carrying >= CARRYING_MAX:
+                if caller is None or self.carrying >= CARRYING_MAX:
                     await close(ends[1])
                     continue
                 task = asyncio.ensure_future(self._carry(ends, caller))
@@ -164,8 +165,18 @@ class Parking:
         self.problem = ""
         return reader, writer
 
-    async def _wait(self, ends: Ends) -> str:
-        """Wait for a caller; returns its address."""
+    def _is_renewed(self, stamp: object) -> bool:
+        """Whether there is another certificate than at this stamp, and a usable one."""
+        if self.pki.stamp() == stamp:
+            return False
+        try:
+            self.pki.load()
+        except CertificateError:
+            return False
+        return True
+
+    async def _wait(self, ends: Ends, stamp: object) -> str | None:
+        """Wait for a caller; returns its address, or None once this site's certificate of then is renewed."""
         reader, writer = ends
         pinging = asyncio.ensure_future(self._ping(writer))
         try:
@@ -176,6 +187,8 @@ class Parking:
                     return payload.decode("ascii", "replace")
                 if kind is not Frame.PONG:
                     raise ValueError(f"the relay sends {kind.name}")
+                if self._is_renewed(stamp):
+                    return None
         except BaseException:
             await close(writer)
             raise

@@ -16,8 +16,7 @@ from peer.config.site_folder import write_atomically
 from peer.config.toml import split_address
 from peer.errors import DiskError, PeerError, PortInUse
 from peer.identity import certificates
-from peer.membership.chain import Chain
-from peer.relay.folder import STATUS_FILE, RelayFolder
+from peer.relay.folder import STATUS_FILE, RelayFolder, RelaySetting
 from peer.relay.server import RelayServer
 
 log = logging.getLogger(__name__)
@@ -32,12 +31,10 @@ def run(folder: RelayFolder) -> None:
 
 
 async def _serve(folder: RelayFolder) -> None:
-    stamp = folder.stamp()
-    (config, _), chain = folder.load(), folder.chain()
-    certificate = folder.verify(datetime.now(UTC))
-    networks = [ipaddress.ip_network(network) for network in config.networks]
-    sites = folder.sites(chain)
-    server = RelayServer(config.name, lambda: folder.context(chain), sites, networks, pins=sites)
+    files = FollowedFiles(folder)
+    config = files.setting.config
+    server = RelayServer(config.name, lambda: files.setting.context, ())
+    _follow(server, files.setting)
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -47,23 +44,23 @@ async def _serve(folder: RelayFolder) -> None:
     except OSError as error:
         raise PortInUse(f"cannot listen on {config.listen}: {error.strerror}", "free it, or name another") from error
     now = datetime.now(UTC)
-    days = certificates.certificate_days(certificate, now)
-    log.info("relaying", extra={"port": port, "sites": sorted(sites), "certificate_days": days})
+    days = certificates.certificate_days(files.setting.certificate, now)
+    log.info("relaying", extra={"port": port, "sites": sorted(server.sites), "certificate_days": days})
     began_s = time.time()
     try:
         while not stopped.is_set():
-            if stamp != (stamp := folder.stamp()):
-                chain = _read_chain(folder, chain)
-                server.pins = sites = folder.sites(chain)
-                server.follow(sites)
-                log.info("amended", extra={"number": chain.head.number, "sites": sorted(sites)})
+            if files.reread():
+                _follow(server, files.setting)
+                amendment = files.setting.chain.head.number
+                log.info("files read again", extra={"amendment": amendment, "sites": sorted(server.sites)})
             document = {
                 "name": config.name,
                 "port": port,
                 "since": began_s,
                 "at": time.time(),
-                "amendment": chain.head.number,
+                "amendment": files.setting.chain.head.number,
                 "sites": server.traffic(),
+                "unknown": files.setting.unknown,
                 "refused": dict(server.refusals.most_common(20)),
             }
             _write_status(folder, document)
@@ -74,13 +71,47 @@ async def _serve(folder: RelayFolder) -> None:
         await server.stop()
 
 
-def _read_chain(folder: RelayFolder, former: Chain) -> Chain:
-    """The chain that `relay amend` has written; with a broken file, the former one."""
-    try:
-        return folder.chain()
-    except PeerError as error:
-        log.error("amendments cannot be read", extra={"reason": str(error)})
-        return former
+class FollowedFiles:
+    """The files of a relay's folder while it runs: unusable ones change nothing until they are mended.
+
+    Attributes:
+        setting: what the usable files said last.
+    """
+
+    def __init__(self, folder: RelayFolder) -> None:
+        self._folder, self._stamp, self._problem = folder, folder.stamp(), ""
+        self.setting = folder.read(datetime.now(UTC))
+
+    def reread(self) -> bool:
+        """Whether the files say something new; what is wrong with them is logged once per change.
+
+        While they are unusable, each call tries them again: too few open files pass without a change.
+        """
+        stamp = self._folder.stamp()
+        if stamp == self._stamp and not self._problem:
+            return False
+        try:
+            self.setting = self._folder.read(datetime.now(UTC), former=self.setting.chain)
+        except (PeerError, OSError, ValueError) as error:
+            problem = str(error) or type(error).__name__
+            if (stamp, problem) != (self._stamp, self._problem):
+                log.error("files cannot be used; the former ones still count", extra={"reason": problem})
+            self._stamp, self._problem = stamp, problem
+            return False
+        if self._problem:
+            log.info("files can be used again")
+        self._stamp, self._problem = stamp, ""
+        return True
+
+
+def _follow(server: RelayServer, setting: RelaySetting) -> None:
+    """Have the relay serve the sites and networks of the files; its name and address stay until it is started anew."""
+    server.pins = setting.sites
+    server.networks = [ipaddress.ip_network(network) for network in setting.config.networks]
+    server.follow(setting.sites)
+    if setting.unknown:
+        remedy = "run `mhfl-peer relay amend` once they are members, or correct the names"
+        log.warning("sites in relay.toml that are no members yet", extra={"sites": setting.unknown, "remedy": remedy})
 
 
 def _write_status(folder: RelayFolder, document: dict[str, Any]) -> None:

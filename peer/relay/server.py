@@ -92,7 +92,8 @@ class RelayServer:
     connections: int | None = None
     refusals: Counter[str] = field(default_factory=Counter)
     _parked: defaultdict[str, deque[Parked]] = field(default_factory=lambda: defaultdict(deque))
-    _held: defaultdict[str, set[asyncio.StreamWriter]] = field(default_factory=lambda: defaultdict(set))
+    _held: defaultdict[str, dict[asyncio.StreamWriter, Sha256]] = field(default_factory=lambda: defaultdict(dict))
+    """By site, its connections, each with the SHA-256 of the key that it was parked with."""
     _carrying: Counter[str] = field(default_factory=Counter)
     _from_elsewhere: Counter[str] = field(default_factory=Counter)
     _carried: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
@@ -118,11 +119,16 @@ class RelayServer:
             self._listener.close()
 
     def follow(self, sites: Collection[str]) -> None:
-        """Serve these sites from now on, and close every connection of the others, with what it carries."""
+        """Serve these sites from now on, and close the other connections, with what they carry.
+
+        These are all of other sites, and those that were parked with another key than the pinned one.
+        """
         self.sites = sites
-        for site in self._held.keys() - set(sites):
-            for writer in self._held.pop(site):
-                writer.close()
+        for site, held in self._held.items():
+            pinned = self.pins.get(SiteName(site))
+            for writer, key in held.items():
+                if site not in sites or pinned not in (None, key):
+                    writer.transport.abort()  # a site that takes no bytes would delay a close
 
     def traffic(self) -> dict[str, SiteTraffic]:
         """What the relay holds for each site."""
@@ -201,7 +207,7 @@ class RelayServer:
         context.set_alpn_protocols([frames.ALPN])
         reader, writer = await _accepted_tls(connection, context)
         try:
-            site = _certified_name(writer)
+            site, key = _certified_name(writer), _key_digest(writer)
             async with asyncio.timeout(HELLO_S):
                 kind, payload = await frames.read(reader)
             reason = ""
@@ -209,7 +215,7 @@ class RelayServer:
                 reason = f"this relay speaks version {frames.VERSION} of the parking protocol"
             elif site not in self.sites or _digest(writer) in self.refused:
                 reason = f"{site} is not among the sites of {self.name}"
-            elif self.pins.get(SiteName(site)) not in (None, _key_digest(writer)):
+            elif self.pins.get(SiteName(site)) not in (None, key):
                 reason = f"the key of {site} is not the one that is pinned"
             elif len(self._parked[site]) + self._carrying[site] >= PARKED_PER_SITE_MAX:
                 reason = f"{site} has {PARKED_PER_SITE_MAX} connections here"
@@ -219,7 +225,7 @@ class RelayServer:
                 await writer.drain()
                 return
             parked = Parked((reader, writer))
-            self._held[site].add(writer)
+            self._held[site][writer] = key
             try:
                 writer.write(frames.encode(Frame.PARKED))
                 await writer.drain()
@@ -229,7 +235,7 @@ class RelayServer:
                 await self._hold(parked)
                 await parked.ended.wait()
             finally:
-                self._held[site].discard(writer)
+                self._held[site].pop(writer, None)
                 with contextlib.suppress(ValueError):
                     self._parked[site].remove(parked)
         finally:
@@ -404,6 +410,6 @@ def _digest(writer: asyncio.StreamWriter) -> str:
     return hashlib.sha256(_certificate(writer)).hexdigest()
 
 
-def _key_digest(writer: asyncio.StreamWriter) -> str:
+def _key_digest(writer: asyncio.StreamWriter) -> Sha256:
     """The SHA-256 of its key."""
     return key_digest(certificate_key(x509.load_der_x509_certificate(_certificate(writer))))

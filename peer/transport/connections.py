@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import unquote
@@ -234,6 +234,13 @@ class ConnectionGuard:
             record = self._record(endpoint)
             if not record.refusals_left.take():
                 record.reason = f"over {CONNECTION_REFUSALS_PER_SECOND:g} refused calls a second"
+
+    def dismiss(self, callers: Collection[SiteName]) -> None:
+        """Close the connections of these peers; what they dial from now on is judged anew."""
+        with self._lock:
+            for record in self._records.values():
+                if record.caller in callers:
+                    record.reason = "an amendment expelled this site, or changed its key"
 
     def start(self, port: int) -> None:
         """Close connections on the port until ``stop``, in a thread: a busy event loop would be too late."""

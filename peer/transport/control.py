@@ -223,9 +223,9 @@ class ControlClient:
         except grpc.RpcError as error:
             raise self._failure(error) from None
 
-    def follow(self, topic: str, **arguments: Any) -> Iterator[Any]:
-        """Yield the document now and after each change, as long as the daemon runs."""
-        stream = self._stub.Follow(pb.Query(what=topic, arguments=json.dumps(arguments)))
+    def follow(self, topic: str, *, timeout_s: float | None = None, **arguments: Any) -> Iterator[Any]:
+        """Yield the document now and after each change, until the daemon has ended, or ``DaemonSilent``."""
+        stream = self._stub.Follow(pb.Query(what=topic, arguments=json.dumps(arguments)), timeout=timeout_s)
         try:
             for document in stream:
                 yield json.loads(document.json)

@@ -172,9 +172,13 @@ class ExchangeServer:
         self._relayed: dict[Endpoint, str] = {}
         self._connections_max = descriptors.connections_max(connections_max, sites=len(roster))
 
-    def follow_roster(self) -> None:
-        """Keep as many connections for peers as the roster asks for by now."""
+    def follow_roster(self, dismissed: Collection[SiteName] = ()) -> None:
+        """Keep as many connections for peers as the roster asks for by now, and close those of the dismissed ones.
+
+        Each call is judged by the roster anyway; a connection that is closed holds no place, and carries no stream.
+        """
         if self._connections is not None:
+            self._connections.dismiss(dismissed)
             self._connections.bounds = ConnectionBounds.of(len(self._roster), self._connections_max)
 
     def is_relayed(self, peer: str) -> bool:

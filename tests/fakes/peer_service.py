@@ -25,7 +25,7 @@ from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.core.rows import decode
 from peer.core.worker_protocol import to_json
 from peer.daemon.service import PeerService
-from peer.errors import CertificateError
+from peer.errors import CertificateError, PeerError
 from peer.identity import certificates
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
@@ -116,6 +116,7 @@ class SiteUnderTest:
         self.machine = SiteMachine(rules)
         self.clock = Clock()
         self.events: list[events.Event] = []
+        self.faults: list[PeerError] = []
         self.pki = FakePki()
         self.service = PeerService(
             federation=self.federation,
@@ -126,6 +127,7 @@ class SiteUnderTest:
             artifacts=folder / "artifacts",
             pki=self.pki,
             report=self.events.append,
+            fail=self.faults.append,
             clock=self.clock,
         )
 

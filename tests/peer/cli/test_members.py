@@ -12,11 +12,11 @@ from fakes.governed import GovernedFederation
 from fakes.operators_daemon import OperatorsDaemon
 from peer.core import rows
 from peer.core.roster import SiteName
-from peer.errors import DaemonDown
 from peer.identity import certificates
 from peer.membership.folder import MembershipFolder
 from peer.membership.forks import prove
 from peer.records.journal import Journal
+from peer.transport.control import DaemonSilent
 
 
 @pytest.fixture(scope="module")
@@ -90,35 +90,55 @@ def test_an_operator_chooses_the_other_chain(founded: GovernedFederation) -> Non
 
 
 class LeavingDaemon(OperatorsDaemon):
-    """Takes the notice; its peers answer one after the other, and then it ends."""
+    """Takes the notice; its peers answer one after the other, and then it ends, or falls silent."""
 
-    unreached: Iterator[list[str]]
+    answers: list[list[str]]
 
     def show(self, topic: str, **arguments: Any) -> Mapping[str, Any]:
-        unreached = next(self.unreached, None)
-        if unreached is None:
-            raise DaemonDown("no daemon answers")
-        waits = [{"site": name, "kind": "notice"} for name in unreached] + [{"site": "oslo", "kind": "model"}]
-        return {"daemon": "running", "waiting_for": waits}
+        return {"daemon": "running", "waiting_for": [], "heads": {}}
+
+    def follow(self, topic: str, *, timeout_s: float) -> Iterator[Mapping[str, Any]]:
+        for unreached in self.answers:
+            waits = [{"site": name, "kind": "notice"} for name in unreached] + [{"site": "oslo", "kind": "model"}]
+            yield {"daemon": "running", "waiting_for": waits}
+        if self.silent:
+            raise DaemonSilent(f"no answer within {timeout_s} s")
 
     def act(self, action: str, **arguments: Any) -> Any:
         return {"site": "europe", "issued": 1, "unreached": ["africa", "asia"], "notes": []}
 
 
-@pytest.mark.parametrize(("answers", "unreached"), [([["africa"], []], []), ([["africa", "asia"], ["asia"]], ["asia"])])
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize(
+    ("answers", "unreached"),
+    [([["africa"], []], []), ([["africa", "asia"], ["asia"]], ["asia"]), ([], ["africa", "asia"])],
+)
 def test_who_leaves_is_told_who_has_not_answered(
-    founded: GovernedFederation, monkeypatch: pytest.MonkeyPatch, answers: list[list[str]], unreached: list[str]
+    founded: GovernedFederation,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: list[list[str]],
+    unreached: list[str],
+    silent: bool,
 ) -> None:
     daemon = LeavingDaemon(monkeypatch, founded.folder("europe"))
-    daemon.unreached = iter([[], *answers])  # the first is asked before the notice is signed
+    daemon.answers, daemon.silent = answers, silent
     words = ("--home", founded.home, "leave", "--site", "europe", "--yes")
     left = run_json(*words)
     assert (left["unreached"], [note[:23] for note in left["notes"]]) == (
         unreached,
-        ["whoever has the notice "] * len(unreached),
+        ["whoever has the notice "] * bool(unreached),
     )
-    daemon.unreached = iter([[], *answers])
     assert ("not told yet" in run(*words).stdout) is bool(unreached)
+
+
+@pytest.mark.slow
+def test_whose_answer_is_on_its_way_when_the_daemon_ends_counts_as_told(program: Any) -> None:
+    program.start("europe", "mute")
+    leaving = program.start("asia", "mute")
+    program.until("asia", lambda status: status["peers"]["europe"]["called_s"] is not None)
+    left = run_json("--home", program.loopback.home, "leave", "--site", "asia", "--yes")
+    assert (left["unreached"], left["notes"]) == ([], [])
+    assert leaving.wait(60) == 0
 
 
 @pytest.mark.slow

@@ -93,7 +93,6 @@ def test_relay_toml_is_checked(tmp_path: Path, admit: Callable[..., Path]) -> No
     path = tmp_path / "gate/relay.toml"
     text = path.read_text()
     for change, reason in (
-        ('sites = ["eurpe"]', "sites: eurpe is not in the roster"),
         ('networks = ["192.0.2.0/33"]', "networks"),
         ("port = 443", "port: unknown key"),
     ):
@@ -135,6 +134,22 @@ def test_a_relay_takes_newcomers_and_refuses_who_is_no_member(
     assert run_json("relay", "check", *folder)["sites"] == ["asia", "oslo"]
     relay.relay_toml.write_text(relay.relay_toml.read_text() + 'sites = ["europe", "oslo"]\n')
     assert run_json("relay", "check", *folder)["sites"] == ["oslo"]
+
+
+def test_a_newcomer_that_relay_toml_names_beforehand_is_said_and_parks_once_its_amendment_is_there(
+    amended: tuple[GovernedFederation, RelayFolder], tmp_path: Path
+) -> None:
+    federation, relay = amended
+    folder = ("--folder", relay.path)
+    relay.relay_toml.write_text(relay.relay_toml.read_text() + 'sites = ["asia", "oslo"]\n')
+    checked = run_json("relay", "check", *folder)
+    assert (checked["sites"], checked["unknown"]) == (["asia"], ["oslo"])
+    assert "no members (yet)" in run("relay", "check", *folder).stdout
+    (tmp_path / "oslo.csr").write_bytes(certificates.signing_request(certificates.new_key(), SiteName("oslo")))
+    chain = chain_of(federation, "asia", "--add", "oslo", "--request", tmp_path / "oslo.csr")
+    added = run_json("relay", "amend", chain, *folder)
+    assert (added["sites"], added["unknown"]) == (["asia", "oslo"], [])
+    assert "no members (yet)" not in run("relay", "check", *folder).stdout
 
 
 def test_a_relay_refuses_what_is_no_chain_of_its_federation(
@@ -183,13 +198,14 @@ def test_status_is_of_the_running_relay(tmp_path: Path, admit: Callable[..., Pat
     assert "no relay runs in" in refused("DaemonDown", "relay", "status", "--folder", tmp_path / "gate")
     held = {"parked": 4, "carrying": 1, "carried_connections": 7, "carried_bytes": 9}
     document = {"name": "gate", "port": 443, "since": 1.0, "at": 2.0, "amendment": 3, "sites": {"asia": held}}
-    document["refused"] = {"silent": 3}
+    document |= {"refused": {"silent": 3}, "unknown": ["oslo"]}
     (tmp_path / "gate" / STATUS_FILE).write_text(json.dumps(document))
     with RelayFolder(tmp_path / "gate").locked():
         assert run_json("relay", "status", "--folder", tmp_path / "gate") == document
         text = run("relay", "status", "--folder", tmp_path / "gate").stdout
     assert "asia" in text
     assert "silent: 3" in text
+    assert "oslo" in text
 
 
 def test_a_relay_that_does_not_run_is_checked_by_its_files_and_its_port(

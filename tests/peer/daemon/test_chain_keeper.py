@@ -15,10 +15,11 @@ from peer.core import events, rows
 from peer.core.messages import AmendmentsReply, ChainHead, SealedKey, SignedAmendment
 from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.daemon.chain_keeper import ASK_S, ASK_S_MAX, UNANSWERED_S, ChainKeeper, keeper_at_rest
+from peer.errors import DiskError
 from peer.identity.certificates import certificate_der, certificate_key
 from peer.membership.amendment import AmendmentRefused
 from peer.membership.chain import Chain
-from peer.membership.folder import MembershipFolder
+from peer.membership.folder import NOTICES_FILE, MembershipFolder
 from peer.membership.round_keys import amendment_tag, seal_key
 from peer.records.journal import Journal
 from peer.transport.client import Unreachable
@@ -379,6 +380,21 @@ def test_a_notice_that_a_replaced_key_signed_counts_no_more(site: Callable[..., 
     assert len(africa.folder.notices()) == 1
     africa.keeper.take_notices([FEDERATION.notice("europe", generation=2)])
     assert africa.start().epochs().leaving == {"asia", "europe"}
+
+
+def test_a_disk_that_takes_the_chain_and_not_its_notices_leaves_all_parts_of_the_site_at_one_epoch(
+    site: Callable[..., KeptSite],
+) -> None:
+    before = chain({"from_round": 5, "rekey": {EUROPE: pin("europe")}})
+    after = FEDERATION.extend(before, from_round=10, rekey={EUROPE: pin("europe", 2)})
+    africa = site("africa").have(before)
+    africa.keeper.take_notices([FEDERATION.notice("europe")])
+    (africa.folder.path / NOTICES_FILE).unlink()
+    (africa.folder.path / NOTICES_FILE).mkdir()
+    with pytest.raises(DiskError, match="cannot be written"):
+        africa.keeper.enact(after.links[-1].signed)
+    assert africa.keeper.chain == after
+    assert africa.learned()[-1].epochs == africa.keeper.epochs()
 
 
 def test_pinned_keys_change_at_once(site: Callable[..., KeptSite]) -> None:

@@ -68,6 +68,21 @@ async def test_a_member_hands_the_notice_of_another_one_on(daemon: Daemon, enrol
     assert daemon.service.pulse(SiteName("oslo")).notice == notice
 
 
+async def test_a_notice_that_cannot_be_written_ends_the_daemon_by_name(
+    running: Running, enrolled: LocalFederation
+) -> None:
+    asia = await running.start("asia")
+    await until(asia, lambda status: status["phase"] == Phase.GATHERING)
+    asia.folder.membership.touch()  # no folder can be made there
+    _, _, leaver = startup.load(enrolled.folder("europe"))
+    notice = sign_notice(leaver, federation=asia.federation.digest, issued=1)
+    await asia.service.beat(leaver.name, Heartbeat(1, 1, "train", notice=notice))
+    with pytest.raises(DiskError, match="membership is not a folder"):
+        await running.end("asia")
+    del running.tasks["asia"]
+    assert asia.chain.notices == {}
+
+
 def enact(daemon: Daemon, authority: enrolment.Authority, **changes: Any) -> None:
     """The founder's first amendment, from round 2 on."""
     head = daemon.chain.chain.head
@@ -96,6 +111,15 @@ async def test_the_sites_of_a_member_s_relay_follow_the_amendments(daemon: Daemo
     added = Newcomer(SiteName("oslo"), Sha256("ab" * 32), None)
     enact(daemon, enrolment.Authority.load(ca_folder, now=now()), add=(added,))
     assert set(relay.sites) == {*before, "oslo"} == set(relay.traffic())
+
+
+async def test_the_connections_of_who_is_expelled_or_has_a_new_key_are_cut(daemon: Daemon, ca_folder: Path) -> None:
+    cut: list[set[SiteName]] = []
+    daemon.server.follow_roster = lambda dismissed=(): cut.append(set(dismissed))  # type: ignore[method-assign]
+    authority, europe = enrolment.Authority.load(ca_folder, now=now()), SiteName("europe")
+    enact(daemon, authority, rekey={europe: Sha256("ab" * 32)})
+    daemon._follow_roster()
+    assert cut == [{europe}, set()]
 
 
 async def newcomer(running: Running) -> Daemon:

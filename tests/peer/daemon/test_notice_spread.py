@@ -7,6 +7,7 @@ import pytest
 from peer.core import events
 from peer.core.messages import SignedNotice
 from peer.core.roster import SiteName
+from peer.daemon import notice_spread
 from peer.daemon.notice_spread import NoticeSpread, NoticeWait
 
 AFRICA, ASIA, EUROPE, OSLO = map(SiteName, ("africa", "asia", "europe", "oslo"))
@@ -63,6 +64,28 @@ async def test_who_leaves_stays_until_every_peer_has_its_notice(known: dict[Site
     queue.put_nowait(events.PeerHeard(EUROPE))
     await asyncio.wait_for(staying, LIMIT_S)
     assert wait.waits() == []
+
+
+async def test_the_last_peers_have_their_time_from_the_first_answer_on(
+    known: dict[SiteName, SignedNotice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(notice_spread, "loop_time", lambda: now_s)
+    spread, queue = NoticeSpread(OSLO, lambda: known), asyncio.Queue[events.Event]()
+    wait = NoticeWait(spread, lambda: [ASIA, EUROPE], linger_s=3600.0)
+    staying = asyncio.create_task(wait.stay(queue, poll_s=LIMIT_S))
+    await asyncio.sleep(0)  # the task has begun to wait
+    now_s += 60.0  # nobody was within reach
+    spread.confirm(ASIA, notice("oslo"))
+    assert [(each["site"], each["deadline_s"]) for each in wait.waits()] == [("europe", 10.0)]
+    queue.put_nowait(events.PeerHeard(ASIA))
+    await asyncio.sleep(0)
+    now_s += 9.0
+    assert wait.waits()[0]["deadline_s"] == 1.0
+    assert not staying.done()
+    now_s += 1.0
+    queue.put_nowait(events.Ticked())
+    await asyncio.wait_for(staying, LIMIT_S)
 
 
 async def test_the_operator_s_stop_ends_the_stay_and_so_does_its_time(

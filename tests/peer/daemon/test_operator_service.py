@@ -134,6 +134,15 @@ async def test_followers_see_what_happens_soon_and_waiting_times_move_anyway(dae
         await documents.aclose()
 
 
+@pytest.mark.parametrize("topic", ["status", "rounds"])
+async def test_a_follower_gets_a_last_document_once_the_daemon_has_ended(daemon: Daemon, topic: str) -> None:
+    documents = OperatorService(daemon).follow(topic, {})
+    await anext(documents)
+    daemon.ended = True
+    daemon._wake_followers()
+    assert len([document async for document in documents]) == (topic == "status"), "there is no new row"
+
+
 async def test_a_follower_is_hung_up_on_when_the_daemon_ends(daemon: Daemon) -> None:
     path = daemon.folder.prepare_control_socket()
     server = ControlServer(OperatorService(daemon))

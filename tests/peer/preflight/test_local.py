@@ -21,11 +21,18 @@ from fakes.sites import append_rows, round_body
 from peer.config.schema import NamedParameters
 from peer.config.site_folder import SiteFolder
 from peer.core.limits import DESCRIPTORS_RESERVED
+from peer.core.messages import SignedAmendment
+from peer.core.roster import Sha256, SiteName
 from peer.daemon import startup
 from peer.daemon.dispatch import now
 from peer.demo.local_federation import LocalFederation
 from peer.identity import enrolment
 from peer.identity.bundle import Bundle
+from peer.membership.amendment import Amendment, Newcomer
+from peer.membership.chain import Chain
+from peer.membership.folder import MembershipFolder
+from peer.membership.round_keys import amendment_tag
+from peer.membership.signatures import endorse_as_founder
 from peer.methods.registry import PLANS
 from peer.preflight import local
 from peer.preflight.check import check
@@ -145,12 +152,29 @@ def test_too_few_open_files_for_the_roster_are_worth_a_warning_and_for_its_membe
     try:
         for soft in (needed, needed - 1, 3 * sites + DESCRIPTORS_RESERVED + 3):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            findings.append(local.check_descriptors(federation, site))
+            findings.append(local.check_descriptors(folder, federation, site))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
     assert [finding.verdict for finding in findings] == ["ok", "warning", "failure"]
     assert f"raise the limit to {needed} where the daemon starts (LimitNOFILE" in findings[1].remedy
     assert f"may open {needed - 1}, {sites} sites may need {needed}: a start takes 511 conn" in findings[1].message
+
+
+def test_open_files_are_counted_by_the_members_of_the_chain(
+    run_check: RunCheck, folder: SiteFolder, ca_folder: Path
+) -> None:
+    authority = enrolment.Authority.load(ca_folder, now=now())
+    sites = len(authority.federation.site)
+    chain = Chain.of(authority.federation, ())
+    tag = amendment_tag(authority.round_key, chain.head.federation)
+    added = tuple(Newcomer(SiteName(name), Sha256(digit * 64), None) for name, digit in (("oslo", "a"), ("rome", "b")))
+    for changes in ({"add": added}, {"expel": SiteName("rome"), "round_key_tag": Sha256("c" * 64)}):
+        place = {"federation": chain.head.federation, "number": chain.head.number + 1, "previous": chain.head.digest}
+        amendment = Amendment(**{**place, "from_round": 2, "issued": 1, "round_key_tag": tag, **changes})
+        body = amendment.encode()
+        chain = chain.extended(SignedAmendment(body, (endorse_as_founder(authority.key, body),)))
+    MembershipFolder(folder.membership).save_chain(chain)
+    assert f" among {sites + 1} sites" in run_check()["open files"].message
 
 
 def test_sites_of_one_home_with_the_same_port_are_worth_a_warning(

@@ -249,6 +249,54 @@ async def test_a_site_that_is_no_member_any_more_is_cut_off_and_a_newcomer_parks
     await gate.parked("asia")
 
 
+async def test_connections_under_a_key_that_an_amendment_replaced_are_cut_with_what_they_carry(gate, network):
+    await gate.open(sites=("asia", "europe"))
+    europe, asia = await network.serve("europe"), await network.serve("asia")
+    parked, _ = await gate.park(europe), await gate.park(asia)
+    await gate.parked("europe")
+    await gate.parked("asia")
+    key = certificates.key_digest(europe.service.pki.load().key.public_key())
+    africa = network.dial("africa")
+    await africa.beat("europe", PULSE)
+    await gate.parked("europe")
+    held = [writer.transport for writer in gate.relay._held["europe"]]
+    others = [writer.transport for writer in gate.relay._held["asia"]]
+    assert len(held) == IDLE + 1, "one carries africa's calls"
+    gate.relay.pins = {"europe": key}
+    gate.relay.follow(frozenset({"asia", "europe"}))
+    assert not any(transport.is_closing() for transport in (*held, *others))
+    gate.relay.pins = {"europe": "ab" * 32}
+    gate.relay.follow(frozenset({"asia", "europe"}))
+    assert all(transport.is_closing() for transport in held)
+    assert not any(transport.is_closing() for transport in others)
+    with pytest.raises(RelayRefused, match="the key of europe is not the one that is pinned"):
+        await parked.try_once()
+
+
+async def test_a_site_parks_anew_once_its_certificate_is_renewed(gate, network, authority, monkeypatch):
+    monkeypatch.setattr(frames, "PING_S", 0.05)
+    europe = await network.serve("europe")
+    await gate.open()
+    pki = authority.admit("europe")
+    await gate.park(europe, pki=pki)
+    await gate.parked("europe")
+    former = set(gate.relay._held["europe"])
+    certificate = pki.folder / certificates.CERTIFICATE_FILE
+    kept = certificate.read_bytes()
+    certificate.write_bytes(kept[:100])  # half of a renewal: the site stays within reach
+    looked, load = asyncio.Event(), pki.load
+    monkeypatch.setattr(type(pki), "load", lambda each: looked.set() or load())
+    await asyncio.wait_for(looked.wait(), 20)
+    monkeypatch.undo()
+    monkeypatch.setattr(frames, "PING_S", 0.05)
+    assert set(gate.relay._held["europe"]) == former
+    certificate.write_bytes(kept)
+    async with asyncio.timeout(20):
+        while former & set(gate.relay._held["europe"]):  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+    await gate.parked("europe")
+
+
 async def test_a_certificate_with_another_key_than_the_pinned_one_cannot_park(gate, network):
     await gate.open(pins={"europe": "ab" * 32})
     parking = await gate.park(await network.serve("europe"))

@@ -105,6 +105,17 @@ def test_the_oldest_connections_of_a_peer_give_way_to_its_newest_and_another_pee
     assert not other.closed
 
 
+def test_the_connections_of_a_peer_that_an_amendment_concerns_are_closed_once() -> None:
+    table = Table()
+    for port, caller in enumerate((AFRICA, ASIA, AFRICA, None)):
+        table.open(port, caller=caller)
+    table.guard.dismiss({AFRICA})
+    assert table.closed() == [0, 2]
+    again = table.open(4, caller=AFRICA)
+    assert table.closed() == []
+    assert not again.closed
+
+
 def test_an_address_without_a_peer_s_call_has_so_many_and_neither_peers_nor_other_addresses_suffer() -> None:
     table = Table(unknown_per_address=2)
     kept = [table.open(8, caller=AFRICA), table.open(9, "192.0.2.2"), table.open(10, "192.0.2.2")]
