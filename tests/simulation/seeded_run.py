@@ -355,6 +355,7 @@ class Simulation:
         elif error is None:
             self.referee.check_ledger(site)
             finished = "finished" in [kind for kind, _, _ in self.referee.records[site.name].rows]
+            finished &= site.name != self.shape.relaying  # the others have no other way: its operator starts it again
             expelled = site.keeper is not None and site.name not in site.keeper.chain.head.keys
             site.left = self._settled or finished or expelled or self.operators.has_left(site.name)
             self.stop_if_finished()
