@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from peer.core import commands, rows
+from peer.core.phases import Phase
 from peer.core.roster import Sha256, SiteName
 from peer.core.state import SiteState
 
@@ -41,12 +42,15 @@ def tidy(site: SiteState, needed_before: set[Sha256]) -> None:
 
 
 def drop_expelled(site: SiteState) -> None:
-    """Discard the artifacts of expelled sites that no choice of the open round names."""
+    """Discard the artifacts of expelled sites that no choice of the open round names, and that the worker
+    does not adopt now.
+    """
     memory, expelled = site.memory, site.rules.epochs.head.expelled
     used = () if memory.open is None else (*memory.open.sources, *memory.open.returned)
     kept = {source.artifact.sha256 for source in used}
     for digest, source in list(memory.received.items()):
-        if source.origin in expelled and digest not in kept:
+        adopts = site.phase == Phase.ADOPT and source.artifact.owner == site.rules.site
+        if source.origin in expelled and digest not in kept and not adopts:
             site.persist(rows.DiscardedRow(site.number, sha256=digest))
             if digest not in memory.needed_digests():
                 site.emit(commands.Discard(digest))

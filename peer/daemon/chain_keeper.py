@@ -507,6 +507,12 @@ class ChainKeeper:
             return membership.round_key_tag
         return amendment_tag(self._round_key, membership.federation)
 
+    def leaver(self, notice: SignedNotice) -> SiteName | None:
+        """The member that leaves by the notice; ``None`` where it does not count."""
+        with contextlib.suppress(AmendmentRefused):
+            return self._leaver(notice)
+        return None
+
     def _leaver(self, notice: SignedNotice) -> SiteName:
         """The member that leaves; ``AmendmentRefused`` where the notice is not of a present one."""
         head = self.chain.head

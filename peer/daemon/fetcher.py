@@ -114,12 +114,17 @@ class ArtifactFetcher:
         """
         path = artifact_path(self._artifacts, sha256)
         discarded = path.with_suffix(DISCARDED_SUFFIX)
-        with contextlib.suppress(FileNotFoundError):
+        try:
             path.rename(discarded)
-            self._space_needed.clear()
-            task = asyncio.create_task(self._delete(discarded), name=f"delete {sha256}")
-            self._deletions.add(task)
-            task.add_done_callback(self._deletions.discard)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._fail(errors.DiskError(f"{path} cannot be deleted: {error.strerror}"))
+            return
+        self._space_needed.clear()
+        task = asyncio.create_task(self._delete(discarded), name=f"delete {sha256}")
+        self._deletions.add(task)
+        task.add_done_callback(self._deletions.discard)
 
     async def free_space(self) -> None:
         """Delete all discarded artifacts now."""

@@ -12,7 +12,7 @@ from peer import errors
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.toml import split_address
 from peer.core import events, limits
-from peer.core.messages import ChainHead, Heartbeat
+from peer.core.messages import ChainHead
 from peer.core.roster import SiteName
 from peer.daemon.addresses import AddressBook
 from peer.daemon.fetcher import backoff_s
@@ -142,7 +142,7 @@ class Heartbeats:
 
     async def send_farewell(self) -> None:
         """Send every peer a last heartbeat, within ``FAREWELL_S``."""
-        beats = [self._beat(name) for name in self._nudges]
+        beats = [self._client.beat(name, self._service.pulse(name)) for name in self._nudges]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
                 await asyncio.gather(*beats, return_exceptions=True)
@@ -283,13 +283,8 @@ class Heartbeats:
             generation = greeting.generation
         elif self._large and not nudged and self._service.beaten_within(peer, self._federation.beat_s):
             return generation
-        pulse = await self._beat(peer)
+        own = self._service.pulse(peer)
+        pulse = await self._client.beat(peer, own)
         await self._follow(peer, pulse.head)
-        self._service.hear(peer, pulse)
+        self._service.hear(peer, pulse, sent=own)
         return generation if pulse.generation == generation else 0
-
-    async def _beat(self, peer: SiteName) -> Heartbeat:
-        pulse = self._service.pulse(peer)
-        answer = await self._client.beat(peer, pulse)
-        self._service.notices.confirm(peer, pulse.notice)
-        return answer

@@ -1,5 +1,8 @@
-"""Which peers have the notices of sites that leave: a heartbeat carries a notice until its receiver has answered one.
+"""Which peers have the notices of sites that leave: a call carries a notice until its answer shows the same.
 
+A peer has a notice once the peer itself shows it, in a call or in the answer to a call with it: it
+shows what is on its disk. An answer with a notice that the call did not have confirms nothing yet.
+The peer cannot know that it arrived, and hears so with this site's next call, be that its farewell.
 Every member hands them on, so that a peer that was down while a site left learns of it from any other.
 """
 
@@ -27,7 +30,7 @@ class NoticeSpread:
     """The notices that a site knows, by the peers that may lack them.
 
     Args:
-        own: this site's name; its own notice travels before the others.
+        own: this site's name; its own notice travels before the others, then the receiver's, which waits for that.
         notices: returns the notices that count now, by the site that leaves.
     """
 
@@ -40,17 +43,25 @@ class NoticeSpread:
         """The sites that leave, as far as the peer may not know of it."""
         return sorted(self._notices().keys() - self._had[peer])
 
-    def next(self, peer: SiteName) -> SignedNotice | None:
-        """The notice for the next heartbeat to a peer: one after another of those that it may lack."""
+    def next(self, peer: SiteName, *, echo: SiteName | None = None) -> SignedNotice | None:
+        """The notice for the next heartbeat to a peer: one after another of those that it may lack.
+
+        Args:
+            peer: the receiver.
+            echo: the site whose notice the peer's call had; an answer shows that this site has it, too.
+        """
+        if echo is not None and echo in self._notices():
+            return self._notices()[echo]
         lacked = self.lacks(peer)
         if not lacked:
             return None
         self._turns[peer] += 1
-        return self._notices()[self._own if self._own in lacked else lacked[self._turns[peer] % len(lacked)]]
+        turn = lacked[self._turns[peer] % len(lacked)]
+        return self._notices()[next((name for name in (self._own, peer) if name in lacked), turn)]
 
-    def confirm(self, peer: SiteName, notice: SignedNotice | None) -> None:
-        """The peer has this notice: it answered a heartbeat with it, or sent it."""
-        self._had[peer].update(name for name, known in self._notices().items() if known == notice)
+    def confirm(self, peer: SiteName, leaver: SiteName) -> None:
+        """The peer has shown that it has this site's notice."""
+        self._had[peer].add(leaver)
 
     def forget(self, peer: SiteName) -> None:
         """The peer greets: it may have been restored from a backup."""

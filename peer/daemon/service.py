@@ -288,23 +288,34 @@ class PeerService:
             return None
         return seen
 
-    def pulse(self, peer: SiteName) -> Heartbeat:
-        """This site's state for a peer, counted as sent."""
-        own = replace(self._proofs.attach(self._machine.pulse(), peer), notice=self.notices.next(peer))
+    def pulse(self, peer: SiteName, *, echo: SiteName | None = None) -> Heartbeat:
+        """This site's state for a peer, counted as sent; ``echo`` is the site whose notice the peer's call had."""
+        own = replace(self._proofs.attach(self._machine.pulse(), peer), notice=self.notices.next(peer, echo=echo))
         self._accounts[peer].spoken.add(wire.encode_pulse(own).ByteSize())
         return own
 
-    def hear(self, peer: SiteName, pulse: Heartbeat) -> None:
+    def hear(self, peer: SiteName, pulse: Heartbeat, *, sent: Heartbeat | None = None) -> SiteName | None:
         """Report a peer's state to the state machine, after the round that the peer proves.
 
         A notice comes first: from then on the site that leaves counts as gone.
+
+        Args:
+            peer: the sender.
+            pulse: its heartbeat.
+            sent: this site's call that the heartbeat answers; ``None`` where the peer called.
+
+        Returns:
+            The site that leaves, if the heartbeat has a notice that counts.
         """
+        leaver: SiteName | None = None
         if pulse.notice is not None and self._chain is not None:
             try:
                 self._chain.take_notices([pulse.notice])
+                leaver = self._chain.leaver(pulse.notice)
             except PeerError as error:
                 self._fail(error)
-            self.notices.confirm(peer, pulse.notice)
+            if leaver is not None and (sent is None or sent.notice == self._chain.notices.get(leaver)):
+                self.notices.confirm(peer, leaver)
         try:
             round = self._proofs.proven_round(peer, pulse)
         except ValueError as error:
@@ -313,6 +324,7 @@ class PeerService:
             if round is not None:
                 self._report(events.RoundProved(peer, round))
         self._report(events.PeerHeard(peer, replace(pulse, proof=None, notice=None)))
+        return leaver
 
     def is_ahead_of(self, peer: SiteName) -> bool:
         """Whether the peer lacks amendments that this site has: it may not know yet who its peers are."""
@@ -351,9 +363,9 @@ class PeerService:
         self._accounts[caller].called_at_s = self._clock()
         self._refuse_mismatch(caller)
         self._note_head(caller, pulse.head)
-        self.hear(caller, pulse)
+        leaver = self.hear(caller, pulse)
         self._accounts[caller].beat_at_s = self._clock()
-        return self.pulse(caller)
+        return self.pulse(caller, echo=leaver)
 
     async def manifest(
         self, caller: SiteName, request: wire.ArtifactRequest, *, wait_s: float

@@ -19,6 +19,8 @@ FOUR = ("africa", "america", "asia", "europe")
 NEWCOMERS = ("arctica", "oceania")
 METHODS = ("fedavg", "fedskd", "fedskd", "fedcross", "dflmoe", "fedvisit", "feddal", "proxyfl")
 ROUNDS = 9
+WORK_S = 20_000.0
+"""How long a run may last beside the time for which a site that hears nobody waits for the others."""
 
 
 class ViolationError(AssertionError):
@@ -54,7 +56,7 @@ def play(seed: int) -> Simulation:
         act(world, rng)
         if rng.random() < 0.4:
             world.kill_for(rng.choice(FOUR), rng.choice([2.0, 20.0]))
-    world.run_to_end()
+    world.run_to_end(limit_s=world.epochs.head.pace.isolated_s + WORK_S)
     check(world)
     return world
 

@@ -42,6 +42,7 @@ from peer.identity import certificates  # noqa: E402
 from peer.membership import chain, epoch_rules, signatures  # noqa: E402
 from peer.records import journal, ledger  # noqa: E402
 from peer.relay import frames, parking  # noqa: E402
+from peer.relay import server as relay_server  # noqa: E402
 from peer.transport import client, tls, transfer  # noqa: E402
 from simulation.seeded_run import Simulation  # noqa: E402
 
@@ -291,6 +292,26 @@ def first_relay_only() -> Iterator[Any]:
     yield patch(parking.Parkings, "__init__", park_at_one)
 
 
+def relaying_member_unreached() -> Iterator[Any]:
+    """A member that is a relay joins no caller to its own server."""
+
+    async def refuse(self: Any, connection: Any, address: str) -> None:
+        raise ConnectionRefusedError("Connection refused")
+
+    yield patch(relay_server.RelayServer, "_reach_own_server", refuse)
+
+
+def relaying_member_knows_the_genesis() -> Iterator[Any]:
+    """A member that is a relay takes in no site that joined later."""
+    follow = relay_server.RelayServer.follow
+
+    def follow_first(self: Any, sites: Any) -> None:
+        self.first = getattr(self, "first", frozenset(sites))
+        follow(self, self.first & frozenset(sites))
+
+    yield patch(relay_server.RelayServer, "follow", follow_first)
+
+
 def any_key_of_a_site() -> Iterator[Any]:
     """Of a member with a pinned key, every certificate of the CA counts."""
     yield patch(certificates, "verify_pinned", lambda certificate, pinned: None)
@@ -419,6 +440,8 @@ SEEDS: Mapping[Callable[[], Iterator[Any]], int] = {
     parked_once: 122,
     silent_relays: 61,
     first_relay_only: 175,
+    relaying_member_unreached: 15,
+    relaying_member_knows_the_genesis: 2522,
 }
 MUTATIONS: Mapping[str, Mutation] = {remove.__name__: Mutation(remove, seed) for remove, seed in SEEDS.items()}
 

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
@@ -22,7 +22,7 @@ import grpc
 from peer.core import limits
 from peer.relay import server as relay_server
 from peer.relay.client_hello import ClientHello
-from peer.relay.server import NOBODY_PARKED, UNKNOWN_NAME, RelayServer
+from peer.relay.server import NOBODY_PARKED, UNKNOWN_NAME, Parked, RelayServer
 from peer.transport import tls
 from simulation.faults import FAULTS_END_S, Fault, Undo, change_links, links_of
 from simulation.loop import PROCESS, Process
@@ -31,11 +31,13 @@ from simulation.sites import NAMES, RELAY_PORT, Shape
 from simulation.streams import AcceptedSocket, Listener, StreamEnd, TlsSession, stream_pair
 
 if TYPE_CHECKING:
+    from simulation.amendments import Act
     from simulation.seeded_run import Simulation
 
 STATUS = grpc.StatusCode
 RELAYS = ("gate", "harbour")
 RELAYED_SHARE = 0.08
+RELAYING_SHARE = 0.05
 CONNECTIONS_MAX = 512
 FAULTS_MAX = 4
 ALERTS = {UNKNOWN_NAME: "TLSV1_UNRECOGNIZED_NAME", NOBODY_PARKED: "TLSV1_ALERT_INTERNAL_ERROR"}
@@ -149,8 +151,17 @@ class Relays:
         """Whether a new caller could reach the site: it needs no relay, or has a connection parked at one that runs."""
         if site not in self._run.shape.relayed:
             return True
-        waiting = [parked for name in self.processes for parked in self.servers[name]._parked[site]]
+        running = [*self.processes, self._run.shape.relaying]
+        waiting = [parked for name in running for parked in self._parked_at(name).get(site, ())]
         return any(not cast(StreamEnd, parked.ends[1].transport).silent for parked in waiting)
+
+    def _parked_at(self, relay: str) -> Mapping[str, Collection[Parked]]:
+        """What is parked at a relay, by site; nothing at one that does not run."""
+        if relay in self.processes:
+            return self.servers[relay]._parked
+        site = self._run.sites.get(relay)
+        server = None if site is None or site.daemon is None else site.daemon.relay
+        return {} if server is None else server._parked
 
     # --- connections ---
     @contextlib.contextmanager
@@ -180,7 +191,7 @@ class Relays:
             yield
 
     def has(self, address: str) -> bool:
-        return address.rpartition(":")[0] in self._run.shape.relay_names
+        return address.endswith(f":{RELAY_PORT}")
 
     async def _dial_stream(
         self, host: str, port: int, *, ssl: Context | None = None, server_hostname: str = ""
@@ -203,9 +214,9 @@ class Relays:
         host = address.rpartition(":")[0]
         forth, back = self._network.link(process.site, host), self._network.link(host, process.site)
         await asyncio.sleep(forth.delay_s + back.delay_s + self._network.rng.random() * forth.jitter_s)
-        while forth.cut or back.cut or (address not in self._listeners and self._network.is_dark(host)):  # noqa: ASYNC110
+        while forth.cut or back.cut or (self._listener(address) is None and self._network.is_dark(host)):  # noqa: ASYNC110
             await asyncio.sleep(1.0)
-        listener = self._listeners.get(address)
+        listener = self._listener(address)
         if listener is None:
             raise ConnectionRefusedError("Connection refused")
         source = f"10.0.0.{NAMES.index(process.site) + 1}", next(self._ports)
@@ -214,6 +225,11 @@ class Relays:
         accepted = AcceptedSocket(theirs, hello, self._network.certificate(process.site), secured)
         listener.queue.put_nowait((accepted, source))
         return end, accepted
+
+    def _listener(self, address: str) -> Listener | None:
+        """Who listens at an address; a process that died does no more."""
+        listener = self._listeners.get(address)
+        return None if listener is None or listener.process.dead else listener
 
     def _reach_own_server(self, process: Process, address: str) -> StreamEnd:
         server = self._network.servers.get(address)
@@ -261,9 +277,7 @@ class Relays:
 
     def forget_parked(self, relay: str, share: float) -> None:
         """Some of a relay's parked connections end, and nobody hears of it."""
-        if relay not in self.processes:
-            return
-        for waiting in self.servers[relay]._parked.values():
+        for waiting in self._parked_at(relay).values():
             for parked in waiting:
                 end = cast(StreamEnd, parked.ends[1].transport)
                 if self.rng.random() < share:
@@ -291,11 +305,45 @@ def with_relays(rng: random.Random, shape: Shape) -> tuple[Shape, list[Fault]]:
     return changed, faults
 
 
+def with_relaying_member(
+    rng: random.Random, shape: Shape, acts: Collection[Act], guilty: Collection[str]
+) -> tuple[Shape, list[Fault]]:
+    """The shape as it is; or, now and then, with an honest member that is the relay of most others, and its faults.
+
+    It is no member that an act concerns: with its end, the others' way would end.
+    """
+    can = [name for name in shape.names if name not in {*guilty, *(act.subject for act in acts)}]
+    if shape.relays or rng.random() > RELAYING_SHARE or not can:
+        return shape, []
+    relaying = rng.choice(can)
+    others = [name for name in NAMES if name != relaying]
+    relayed = {name for name in others if rng.random() < 0.7} | {next(n for n in shape.names if n != relaying)}
+    parks = tuple((name, (relaying,)) for name in sorted(relayed))
+    faults = [
+        Fault(
+            at_s=rng.random() * FAULTS_END_S * rng.choice((0.3, 0.6, 1.0)),
+            kind=rng.choice(tuple(RELAYING_FAULTS)),
+            site=relaying,
+            lasts_s=rng.choice((1.0, 5.0, 20.0, 60.0)) * (0.5 + rng.random()),
+            amount=rng.random(),
+        )
+        for _ in range(rng.randint(1, FAULTS_MAX))
+    ]
+    return dataclasses.replace(shape, relays=parks, relaying=relaying, stay=True), faults
+
+
 # --- what goes wrong ---
 def relay_killed(run: Simulation, relay: str, fault: Fault) -> Undo:
     """The relay dies, or its machine; it starts again later."""
     run.relays.kill(relay, power=fault.amount < 0.5)
     return lambda: run.relays.start(relay)
+
+
+def relaying_member_killed(run: Simulation, relay: str, fault: Fault) -> Undo:
+    """The member that is a relay dies, or its machine; it starts again later."""
+    run.sites[relay].down_s = fault.lasts_s
+    run.take_down(run.sites[relay], power=fault.amount < 0.5)
+    return lambda: None
 
 
 def relay_gone(run: Simulation, relay: str, fault: Fault) -> Undo:
@@ -340,3 +388,7 @@ RELAY_FAULTS: Mapping[str, Callable[[Simulation, str, Fault], Undo]] = {
     function.__name__: function
     for function in (relay_killed, relay_gone, relay_silent, relay_slow, relay_refuses, parked_forgotten)
 }
+RELAYING_FAULTS: Mapping[str, Callable[[Simulation, str, Fault], Undo]] = {
+    function.__name__: function for function in (relaying_member_killed, relay_silent, relay_slow, parked_forgotten)
+}
+"""Of a member that is a relay; as of every member, it can be killed, stopped and restored beside these."""

@@ -45,7 +45,7 @@ from simulation.liars import Liar, draw_amending_habits, draw_chain_habits, draw
 from simulation.loop import PROCESS, START_S, Crash, InlineExecutor, Process, Stuck, VirtualLoop
 from simulation.network import Failed, Network
 from simulation.programs import Roll, Upgrade, with_upgrades
-from simulation.relays import RELAY_FAULTS, Relays, with_relays
+from simulation.relays import RELAY_FAULTS, RELAYING_FAULTS, Relays, with_relaying_member, with_relays
 from simulation.sites import (
     EPOCH_S,
     FINAL,
@@ -60,6 +60,7 @@ from simulation.sites import (
 )
 from simulation.worker import NoLog, spawn
 
+OF_RELAYS = {**RELAY_FAULTS, **RELAYING_FAULTS}
 RESTART_S = 5.0
 OPERATOR_S, LOOK_S = 30.0, 5.0
 LARGE_EVERY = 3
@@ -123,6 +124,10 @@ class Simulation:
         self.shape, drawn_acts = (amended, drawn_acts) if shape is None else (shape, [])
         self.acts = drawn_acts if acts is None else acts
         relayed, relay_faults = with_relays(self.stream("relays"), self.shape)
+        relayed, relaying_faults = with_relaying_member(
+            self.stream("member as relay"), relayed, self.acts, drawn if liars is None else liars
+        )
+        relay_faults += relaying_faults
         if shape is None and faults is None:
             self.shape, self.faults = relayed, sorted([*self.faults, *relay_faults], key=lambda fault: fault.at_s)
         upgraded, self.roll = with_upgrades(self.stream("upgrades"), self.shape, self.acts)
@@ -281,8 +286,8 @@ class Simulation:
                 programs.install(self, fault)
                 continue
             self.trace(f"FAULT {fault}")
-            if fault.kind in RELAY_FAULTS:
-                mend = RELAY_FAULTS[fault.kind](self, fault.site, fault)
+            if fault.kind in OF_RELAYS:
+                mend = OF_RELAYS[fault.kind](self, fault.site, fault)
             else:
                 mend = FAULTS[fault.kind](self, self.sites[fault.site], fault)
             self.loop.call_later(fault.lasts_s, mend)
@@ -350,6 +355,7 @@ class Simulation:
         elif error is None:
             self.referee.check_ledger(site)
             finished = "finished" in [kind for kind, _, _ in self.referee.records[site.name].rows]
+            finished &= site.name != self.shape.relaying  # the others have no other way: its operator starts it again
             expelled = site.keeper is not None and site.name not in site.keeper.chain.head.keys
             site.left = self._settled or finished or expelled or self.operators.has_left(site.name)
             self.stop_if_finished()

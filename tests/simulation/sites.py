@@ -172,6 +172,7 @@ class Shape:
 
     Attributes:
         relays: the sites that nobody can dial, each with the relays at which it parks.
+        relaying: the member that is the relay, where one is; others reach it through its relay, too.
         stay: the sites serve after the last round, until every site has reached every other.
     """
 
@@ -186,6 +187,7 @@ class Shape:
     governance: int | None = None
     staleness: int = 0
     relays: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    relaying: str = ""
     stay: bool = False
 
     @functools.cached_property
@@ -195,19 +197,24 @@ class Shape:
 
     @functools.cached_property
     def relay_names(self) -> tuple[str, ...]:
-        return tuple(sorted({relay for _, relays in self.relays for relay in relays}))
+        """The relays that are no members."""
+        return tuple(sorted({relay for _, relays in self.relays for relay in relays} - {self.relaying}))
 
     def routes(self, name: str) -> list[str]:
         """How others reach a site, the founder's first."""
         relays = self.relayed.get(name, ())
-        return [f"relay {relay} {relay}:{RELAY_PORT}" for relay in relays] or [f"{name}:{PORT}"]
+        direct = f"{name}:{RELAY_PORT if name == self.relaying else PORT}"
+        return [f"relay {relay} {relay}:{RELAY_PORT}" for relay in relays] or [direct]
 
     def site_text(self, name: str) -> str:
         """A site's site.toml: its own relays, and the other ways to sites with two."""
         relays = [f"{relay} {relay}:{RELAY_PORT}" for relay in self.relayed.get(name, ())]
         others = {other: self.routes(other) for other in self.relayed if other != name}
         several = {other: routes for other, routes in others.items() if len(routes) > 1}
-        tables = ({"connect": {"relays": relays}} if relays else {}) | ({"addresses": several} if several else {})
+        connect: dict[str, Any] = {"relays": relays} if relays else {}
+        if name == self.relaying:
+            connect["relay_listen"] = f"0.0.0.0:{RELAY_PORT}"
+        tables = ({"connect": connect} if connect else {}) | ({"addresses": several} if several else {})
         return SITE + toml.text(tables)
 
     @functools.cached_property

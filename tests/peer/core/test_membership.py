@@ -509,6 +509,17 @@ def test_whoever_comes_and_goes_every_journal_keeps_the_rules(first: int) -> Non
         play(seed)
 
 
+@pytest.mark.parametrize("seed", [256, 269])
+def test_a_newcomer_that_hears_nobody_any_more_ends_its_rounds_alone(seed: int) -> None:
+    play(seed)
+
+
+@pytest.mark.slow
+def test_every_journal_keeps_the_rules_at_length() -> None:
+    for seed in range(200, 300):
+        play(seed)
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_a_seed_notices_that_a_rule_of_members_is_missing(name: str) -> None:
     seed = RULES[name][2]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from peer.core import commands, copies, events, exchange
 from peer.core.messages import Unavailable
 from peer.core.phases import Phase
+from peer.core.roster import Sha256
 
 TWO = {"sites": ("asia", "europe"), "schedule_kind": "derangement"}
 RING = {"sites": ("africa", "america", "asia", "europe"), "schedule_kind": "ring"}
@@ -214,6 +216,19 @@ def test_the_model_comes_home_with_the_steps_it_was_trained(solo: Any, artifact:
     assert "slot_lost" not in site.kinds
     assert site.site.memory.model_is_home
     assert ("published", 2) in [(kind, round) for kind, round, _ in site.audit.rows if kind == "published"]
+
+
+def test_the_copy_of_an_expelled_site_is_whole_until_it_is_adopted(solo: Any, artifact: Any) -> None:
+    site = travelled(solo)
+    site.deliver("asia", artifact=artifact("europe", "trained at asia", steps=20))
+    source = site.order.source
+    epochs, expelled = site.rules.epochs, source.origin
+    rest = tuple(name for name in epochs.head.members if name != expelled)
+    epoch = dataclasses.replace(epochs.head, number=1, digest=Sha256("ab" * 32), from_round=2, members=rest)
+    epoch = dataclasses.replace(epoch, expelled=frozenset({expelled}))
+    assert discarded(site.feed(events.EpochsLearned(dataclasses.replace(epochs, all=(*epochs.all, epoch))))) == []
+    assert source.artifact.sha256 in discarded(site.finish())
+    assert site.site.memory.model_is_home
 
 
 def test_a_model_that_does_not_come_home_is_said_to_be_lost(solo: Any) -> None:

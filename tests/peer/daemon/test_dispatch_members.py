@@ -12,7 +12,7 @@ import pytest
 from fakes.running_daemons import LIMIT_S, Running, until
 from peer.config.schema import FederationConfig
 from peer.core import commands, events
-from peer.core.messages import Heartbeat, SignedAmendment
+from peer.core.messages import Heartbeat, SignedAmendment, SignedNotice
 from peer.core.phases import Phase
 from peer.core.roster import Sha256, SiteName
 from peer.daemon import startup
@@ -81,6 +81,42 @@ async def test_a_notice_that_cannot_be_written_ends_the_daemon_by_name(
         await running.end("asia")
     del running.tasks["asia"]
     assert asia.chain.notices == {}
+
+
+async def test_a_peer_has_a_notice_once_its_own_last_word_shows_it(daemon: Daemon, enrolled: LocalFederation) -> None:
+    """The notice of europe, which leaves, as asia and europe tell it to each other."""
+    _, _, leaver = startup.load(enrolled.folder("europe"))
+    notice = sign_notice(leaver, federation=daemon.federation.digest, issued=1)
+    europe, service, plain = SiteName("europe"), daemon.service, Heartbeat(1, 1, "train")
+    told = dataclasses.replace(plain, notice=notice)
+    service.hear(europe, told, sent=service.pulse(europe))  # in an answer: europe has not heard that asia has it
+    call = service.pulse(europe)
+    assert call.notice == notice
+    service.hear(europe, plain, sent=call)  # europe was restored meanwhile, or does not take its notice yet
+    assert service.notices.lacks(europe) == ["europe"]
+    service.hear(europe, told, sent=service.pulse(europe))
+    assert service.pulse(europe).notice is None
+    assert (await service.beat(europe, told)).notice == notice  # the answer before was lost
+    service.accept_greeting(europe, service.greeting(europe))
+    assert service.notices.lacks(europe) == ["europe"]
+
+
+async def test_a_notice_that_a_peer_has_otherwise_than_this_site_counts_as_the_same(
+    daemon: Daemon, enrolled: LocalFederation
+) -> None:
+    _, _, leaver = startup.load(enrolled.folder("europe"))
+    first, second = (sign_notice(leaver, federation=daemon.federation.digest, issued=issued) for issued in (1, 2))
+    africa, pulse = SiteName("africa"), Heartbeat(1, 1, "train")
+    daemon.chain.take_notices([first])
+    answer = await daemon.service.beat(africa, dataclasses.replace(pulse, notice=second))
+    assert answer.notice == first
+    assert daemon.service.notices.lacks(africa) == []
+
+
+async def test_a_notice_that_this_site_does_not_take_is_not_confirmed(daemon: Daemon) -> None:
+    forged = SignedNotice(b"{}", b"signature", b"certificate")
+    answer = await daemon.service.beat(SiteName("africa"), Heartbeat(1, 1, "train", notice=forged))
+    assert answer.notice is None
 
 
 def enact(daemon: Daemon, authority: enrolment.Authority, **changes: Any) -> None:

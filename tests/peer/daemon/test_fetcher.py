@@ -22,7 +22,7 @@ from peer.core.messages import Artifact, EvaluationResult, Manifest, SignedManif
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rules import Rules
 from peer.daemon import fetcher
-from peer.daemon.fetcher import ArtifactFetcher, backoff_s
+from peer.daemon.fetcher import DISCARDED_SUFFIX, ArtifactFetcher, backoff_s
 from peer.errors import CertificateError, DiskError, PeerError
 from peer.methods.registry import PLANS
 from peer.records.journal import Journal
@@ -436,6 +436,18 @@ async def test_a_discarded_artifact_loses_its_name_at_once_and_a_later_one_of_th
     path.write_bytes(b"new")
     await europe.fetcher.close()
     assert [file.read_bytes() for file in europe.folder.iterdir()] == [b"new"]
+
+
+async def test_an_artifact_that_cannot_be_discarded_ends_the_daemon_with_a_fault_of_the_disk(
+    europe: FetchingSite,
+) -> None:
+    path = europe.folder / f"{DIGEST}.safetensors"
+    path.write_bytes(b"old")
+    path.with_suffix(DISCARDED_SUFFIX).mkdir()  # the file cannot be renamed, as on a disk that is read-only
+    europe.fetcher.discard(DIGEST)
+    fault = europe.faults.get_nowait()
+    assert isinstance(fault, DiskError)
+    assert fault.message.startswith(f"{path} cannot be deleted: ")
 
 
 async def test_discarded_artifacts_make_room_for_a_new_one(europe: FetchingSite) -> None:

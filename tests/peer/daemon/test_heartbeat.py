@@ -89,7 +89,9 @@ class FakeService:
     def pulse(self, peer: SiteName) -> Heartbeat:
         return replace(PULSE, notice=self.notices.next(peer))
 
-    def hear(self, peer: SiteName, pulse: Heartbeat) -> None:
+    def hear(self, peer: SiteName, pulse: Heartbeat, *, sent: Heartbeat | None = None) -> None:
+        if sent is not None and sent.notice is not None:  # the peer shows what it was sent
+            self.notices.confirm(peer, SiteName("africa"))
         self.report(events.PeerHeard(peer, pulse))
 
 
@@ -195,7 +197,7 @@ async def test_a_peer_is_heard_once_its_amendments_were_looked_into(setup: Heart
 
     heard = asyncio.Event()
 
-    def hear(peer: SiteName, pulse: Heartbeat) -> None:
+    def hear(peer: SiteName, pulse: Heartbeat, *, sent: Heartbeat | None = None) -> None:
         order.append(f"heard {peer}")
         heard.set()
 

@@ -28,9 +28,9 @@ def test_each_notice_travels_until_the_peer_has_it_and_again_once_it_greets(
 ) -> None:
     spread = NoticeSpread(ASIA, lambda: known)
     assert {spread.next(EUROPE), spread.next(EUROPE)} == {*known.values()}
-    spread.confirm(EUROPE, notice("oslo"))
+    spread.confirm(EUROPE, OSLO)
     assert [spread.next(EUROPE), spread.next(EUROPE)] == [notice("africa")] * 2
-    spread.confirm(EUROPE, notice("africa"))
+    spread.confirm(EUROPE, AFRICA)
     assert spread.next(EUROPE) is None
     spread.forget(EUROPE)
     assert spread.lacks(EUROPE) == [AFRICA, OSLO]
@@ -41,9 +41,25 @@ def test_each_notice_travels_until_the_peer_has_it_and_again_once_it_greets(
 def test_the_own_notice_travels_first(known: dict[SiteName, SignedNotice]) -> None:
     spread = NoticeSpread(OSLO, lambda: known)
     assert [spread.next(EUROPE), spread.next(EUROPE)] == [notice("oslo")] * 2
-    spread.confirm(EUROPE, notice("oslo"))
+    spread.confirm(EUROPE, OSLO)
     assert spread.next(EUROPE) == notice("africa")
     assert spread.unreached([ASIA, EUROPE]) == {ASIA}
+
+
+def test_the_receiver_s_own_notice_travels_before_those_of_third_sites(known: dict[SiteName, SignedNotice]) -> None:
+    spread = NoticeSpread(EUROPE, lambda: known)
+    assert [spread.next(OSLO), spread.next(OSLO)] == [notice("oslo")] * 2
+    spread.confirm(OSLO, OSLO)
+    assert spread.next(OSLO) == notice("africa")
+
+
+def test_an_answer_has_the_notice_of_the_call_even_if_the_caller_has_it(known: dict[SiteName, SignedNotice]) -> None:
+    spread = NoticeSpread(ASIA, lambda: known)
+    for name in known:
+        spread.confirm(EUROPE, name)
+    assert spread.next(EUROPE, echo=OSLO) == notice("oslo")
+    del known[OSLO]
+    assert spread.next(EUROPE, echo=OSLO) is None
 
 
 async def stay(wait: NoticeWait, queue: asyncio.Queue[events.Event]) -> None:
@@ -58,9 +74,9 @@ async def test_who_leaves_stays_until_every_peer_has_its_notice(known: dict[Site
     await asyncio.sleep(0)  # the task has begun to wait
     assert [(each["site"], each["kind"]) for each in wait.waits()] == [("asia", "notice"), ("europe", "notice")]
     assert wait.waits()[0]["deadline_s"] == pytest.approx(3600.0, abs=LIMIT_S)
-    spread.confirm(ASIA, notice("oslo"))
+    spread.confirm(ASIA, OSLO)
     assert wait.waits()[0]["deadline_s"] <= 10.0  # the others get it from asia
-    spread.confirm(EUROPE, notice("oslo"))
+    spread.confirm(EUROPE, OSLO)
     queue.put_nowait(events.PeerHeard(EUROPE))
     await asyncio.wait_for(staying, LIMIT_S)
     assert wait.waits() == []
@@ -76,7 +92,7 @@ async def test_the_last_peers_have_their_time_from_the_first_answer_on(
     staying = asyncio.create_task(wait.stay(queue, poll_s=LIMIT_S))
     await asyncio.sleep(0)  # the task has begun to wait
     now_s += 60.0  # nobody was within reach
-    spread.confirm(ASIA, notice("oslo"))
+    spread.confirm(ASIA, OSLO)
     assert [(each["site"], each["deadline_s"]) for each in wait.waits()] == [("europe", 10.0)]
     queue.put_nowait(events.PeerHeard(ASIA))
     await asyncio.sleep(0)
