@@ -54,6 +54,9 @@ class Connections:
     def refused(self, peer: str) -> None:
         pass
 
+    def dismiss(self, callers: Any) -> None:
+        pass
+
 
 class Failed(grpc.aio.AioRpcError):
     """A call's status."""
