@@ -67,6 +67,7 @@ def heads_and_bodies(home: Path, state: str) -> tuple[dict[str, bytes], dict[str
     return head, {name: value for name, value in content.items() if name not in head}
 
 
+@pytest.mark.slow
 def test_a_site_without_the_package_refuses_with_what_to_install(federation: LocalFederation, tmp_path: Path) -> None:
     folder = federation.folder("asia")
     authority = enrolment.Authority.load(federation.home.parent / "ca", now=now())
