@@ -9,7 +9,7 @@ from peer.core.state import SiteState
 
 
 def tidy(site: SiteState, needed_before: set[Sha256]) -> None:
-    """Discard artifacts that no later round, fallback or receiver can need.
+    """Discard artifacts that no later round, fallback or receiver can need, and those that expelled sites sent.
 
     Args:
         site: the site.
@@ -18,7 +18,7 @@ def tidy(site: SiteState, needed_before: set[Sha256]) -> None:
     rules, memory, epoch = site.lived_rules, site.memory, site.epoch
     fetched = {name for early in site.early for name, want in early.wants.items() if want.open}
     repeated = fetched if rules.staleness else set()  # by staleness, these may send the same file for the next round
-    newest: dict[SiteName, int] = {}
+    expelled, newest = site.rules.epochs.head.expelled, dict[SiteName, int]()
     for source in memory.received.values():
         if source.round <= memory.committed:  # one of a later round arrived early, and replaces nothing yet
             newest[source.artifact.owner] = max(newest.get(source.artifact.owner, 0), source.round)
@@ -28,7 +28,8 @@ def tidy(site: SiteState, needed_before: set[Sha256]) -> None:
         age = memory.committed - source.round
         may_replace = last and epoch.fallback == "stale" and age < epoch.staleness_rounds_max
         used = age >= 0 or (memory.model_is_home and source.artifact.owner == rules.site)
-        if used and not cached and not may_replace and source.origin not in repeated:
+        kept = cached or may_replace or source.origin in repeated
+        if source.origin in expelled or (used and not kept):
             site.persist(rows.DiscardedRow(memory.committed, sha256=digest))
     old = memory.committed - epoch.pace.artifact_rounds_max
     away = rules.circulating > 0 and not memory.model_is_home

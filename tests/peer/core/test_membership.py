@@ -514,6 +514,10 @@ def test_a_newcomer_that_hears_nobody_any_more_ends_its_rounds_alone(seed: int) 
     play(seed)
 
 
+def test_what_an_expelled_site_sent_and_a_round_used_replaces_nothing_in_later_rounds() -> None:
+    play(5045)
+
+
 @pytest.mark.slow
 def test_every_journal_keeps_the_rules_at_length() -> None:
     for seed in range(200, 300):
