@@ -224,4 +224,7 @@ def _artifacts(site: SiteState, round: int, purpose: Purpose) -> list[tuple[Site
         return [(host, rules.site) for host in rules.hosts(round)]
     if purpose == "handback":
         return [(rules.holder(round, rules.site), rules.site)]
+    makes = site.memory.open is not None and site.memory.open.number < round and rules.pattern(round) == "circulate"
+    if makes and rules.holder(round, rules.turn(round)) == rules.site:
+        return []  # this site trains the model of the next round now
     return exchange.scheduled(rules, site.memory.published, round)

@@ -37,7 +37,7 @@ def training(solo: Any, method: str = "fedskd", **changes: Any) -> Any:
     ("method", "parameters", "worked", "asked"),
     [
         ("fedskd", {}, 1, [("asia", 2, "train")]),
-        ("fedcross", {}, 1, [("asia", 2, "train")]),
+        ("fedcross", {}, 1, []),  # of two sites, each trains the other's model in every round
         ("fedavg", {}, 0, [("asia", 1, "train")]),
         ("dflmoe", {}, 0, [("asia", 1, "train")]),
         ("fedvisit", {"visits": 1}, 1, [("asia", 1, "return"), ("asia", 2, "train")]),
@@ -101,7 +101,6 @@ def test_the_copy_before_stays_until_the_newer_one_is_used(solo: Any) -> None:
     before = {digest for digest, source in site.site.memory.received.items() if source.artifact.owner == "asia"}
     other = next(iter(before), None)
     assert other is not None
-    site.deliver("asia")
     site.finish()
     assert other in site.site.memory.received, "the next copy is compared with it"
 
