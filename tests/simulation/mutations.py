@@ -407,7 +407,7 @@ SEEDS: Mapping[Callable[[], Iterator[Any]], int] = {
     artifact_without_fsync: 44,
     file_without_folder_sync: 3,
     no_intent: 0,
-    no_outcome_after_a_crash: 169,
+    no_outcome_after_a_crash: 15,
     no_digest: 19,
     no_signature: 4,
     any_round: 33,
