@@ -137,10 +137,7 @@ def run_daemons(
         log(f"enrolled in {time.perf_counter() - began_s:.1f} s")
         began_s = time.perf_counter()
         stack.enter_context(federation)
-        for index, name in enumerate(names):
-            federation.start(name, "--stay", environment={"PYTHONPATH": str(TESTS.parent)})
-            if index >= STARTS_AT_ONCE:
-                wait_for(federation, names[index - STARTS_AT_ONCE], 0, end_s=min(end_s, time.monotonic() + START_S))
+        start_all(federation, names, end_s=end_s)
         log(f"{sites} daemons started in {time.perf_counter() - began_s:.1f} s")
         first = wait_for(federation, names[0], 1, end_s=min(end_s, time.monotonic() + FIRST_S))
         start_s = time.perf_counter() - began_s
@@ -182,6 +179,14 @@ def run_daemons(
         "orders": statistics.mean(count for count, _ in orders),
         "order_bytes": statistics.mean(size for _, size in orders),
     }
+
+
+def start_all(federation: LocalFederation, names: Sequence[SiteName], *, end_s: float) -> None:
+    """Start the daemons, ``STARTS_AT_ONCE`` at a time: a later one waits until an earlier one answers."""
+    for index, name in enumerate(names):
+        federation.start(name, "--stay", environment={"PYTHONPATH": str(TESTS.parent)})
+        if index >= STARTS_AT_ONCE:
+            wait_for(federation, names[index - STARTS_AT_ONCE], 0, end_s=min(end_s, time.monotonic() + START_S))
 
 
 def wait_for(federation: LocalFederation, name: SiteName, round: int, *, end_s: float, may_end: bool = False) -> int:
