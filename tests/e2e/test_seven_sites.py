@@ -240,8 +240,12 @@ def leave_and_fork(story: StoryDaemons) -> None:
 
 
 def take_over(story: StoryDaemons, tmp_path: Path) -> None:
-    """The founder hands the signatures over to three members."""
-    story.say("The members take over", "The founder's last amendment pins all keys; three members sign from now on.")
+    """The founder hands the signatures over to the members."""
+    story.say(
+        "The members take over",
+        "The founder's last amendment pins all keys. A majority of the members signs from now on, and never\n"
+        "less than three.",
+    )
     keys = [
         f"--rekey={name}={key_digest(read_key(story.folder(name).pki / KEY_FILE).public_key())}"
         for name in ("africa", "asia", "europe")
