@@ -15,6 +15,7 @@ import errno
 import hashlib
 import os
 import shutil
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -206,6 +207,8 @@ class IncomingArtifact:
 
     _under_way: ClassVar[set[IncomingArtifact]] = set()
     """This process's other incoming artifacts, whose remaining bytes are promised."""
+    _counted = threading.Lock()
+    """Held while ``_under_way`` is read or changed: each artifact has a thread of its own."""
 
     def __init__(self, folder: Path, *, sha256: Sha256, size: int) -> None:
         """Prepare to receive ``size`` bytes with this digest into an existing folder."""
@@ -277,11 +280,12 @@ class IncomingArtifact:
         free = shutil.disk_usage(self._part.parent).free
         if free < limits.DISK_RESERVE_BYTES:
             raise DiskError(f"the disk of {self._part.parent} is full: {free} of {limits.DISK_RESERVE_BYTES} bytes")
-        promised = sum(other._size - other.received for other in self._under_way)
-        usable = max(0, free - promised - limits.DISK_RESERVE_BYTES)
-        if needed > usable:
-            raise OSError(errno.ENOSPC, f"{needed} bytes are needed, {usable} are free")
-        self._under_way.add(self)
+        with self._counted:
+            promised = sum(other._size - other.received for other in self._under_way)
+            usable = max(0, free - promised - limits.DISK_RESERVE_BYTES)
+            if needed > usable:
+                raise OSError(errno.ENOSPC, f"{needed} bytes are needed, {usable} are free")
+            self._under_way.add(self)
 
     def _write(self, chunk: bytes | memoryview) -> None:
         with self._storage():
@@ -328,7 +332,8 @@ class IncomingArtifact:
         self._part.unlink(missing_ok=True)
 
     def _close(self, discard: bool) -> None:
-        self._under_way.discard(self)
+        with self._counted:
+            self._under_way.discard(self)
         if discard:
             self._discard()
         if self._file >= 0:

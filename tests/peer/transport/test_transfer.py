@@ -8,6 +8,7 @@ import hashlib
 import os
 import resource
 import shutil
+import threading
 
 import pytest
 
@@ -256,6 +257,29 @@ async def test_artifacts_that_are_under_way_have_their_room(folder, monkeypatch)
                 pass
     async with IncomingArtifact(folder, sha256="ab" * 32, size=1):
         pass
+
+
+async def test_artifacts_that_begin_at_once_are_counted_one_after_the_other(folder):
+    counting, begun = threading.Event(), threading.Event()
+
+    class Counted(int):
+        def __sub__(self, other):
+            if not counting.is_set():
+                counting.set()
+                begun.wait(0.2)  # the next one would begin now
+            return int(self) - other
+
+    async def begin():
+        async with IncomingArtifact(folder, sha256="ab" * 32, size=1):
+            pass
+
+    async with incoming(folder) as under_way:
+        under_way._size = Counted(len(CONTENT))
+        beginning = asyncio.create_task(begin())
+        await asyncio.to_thread(counting.wait)
+        async with IncomingArtifact(folder, sha256="cd" * 32, size=1):
+            begun.set()
+            await beginning
 
 
 async def test_a_disk_that_fills_up_meanwhile_costs_this_artifact_only(folder, monkeypatch):
