@@ -20,7 +20,7 @@ DAEMONS = {
     "cpu_s": "CPU of a daemon in a round, s",
     "peak_mb": "peak memory of a daemon, MB",
     "round_s": "round, s",
-    "idle_messages": "messages of a site in a second without rounds",
+    "idle_messages": "messages in a second, idle",
 }
 SIMULATED = {
     "site_round_ms": "CPU of a site in a round, ms",
