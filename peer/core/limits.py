@@ -67,7 +67,7 @@ BEAT_LARGE_S = 5.0  # above BEAT_LARGE_SITES, to keep N*(N-1) calls bearable; th
 BEAT_LARGE_SITES = (
     32  # above it, a beat also carries what is otherwise announced at once, and one beat a pair is enough
 )
-BEAT_TIMEOUT_S = 2.5  # under one beat, so that answers never queue up
+BEAT_TIMEOUT_SHARE = 5 / 6  # of the time between two beats, so that answers never queue up
 SILENCE_S = 15.0  # no authenticated byte for so long: fall back now
 HELLO_TIMEOUT_S = 5.0
 DIAL_BACKOFF_S = (0.2, 0.5, 1.0, 2.0)  # waits between attempts to reach a peer; the last one repeats
@@ -92,9 +92,8 @@ REFUSALS_PER_PEER_MAX = 20  # journal rows that one peer's faults may cost in a 
 FIRST_DIGESTS_PER_PEER_MAX = 16  # digests of a peer's newest artifacts: no older artifact is fetched again
 
 EQUIVOCATIONS_PER_SITE_MAX = 3  # proofs kept against one site: one suffices, and each has two manifests
-COMPARISONS_PER_ROUND_MAX = (
-    16  # manifests that a site shows a peer whose mean differs; 16 of 64 sites, another day more
-)
+COMPARISONS_PER_ROUND_MAX = 16  # manifests that a site shows a peer whose mean differs
+COMPARED_PEERS_PER_ROUND_MAX = 4  # such peers: together they are shown the manifests of 64 sites
 AMENDMENT_CALLS_PER_SECOND_MAX = 0.5  # of one caller; an answer has up to a MiB, and an honest site asks once in 10 s
 AMENDMENT_CALLS_BURST = 20  # a chain of 20 MiB at once
 COMPARISONS_PER_SECOND_MAX = 1.0  # that a peer may ask for: each verifies a signature and reads some rows
@@ -121,3 +120,11 @@ WORKER_LINE_BYTES_MAX = 4 << 20  # one JSON line; a manifest's tensor list is th
 WORKER_RESTARTS_MAX = 3  # consecutive crashes at the same step before the site says that it failed
 HANG_RESTARTS_MAX = 1  # a crash costs seconds, a hang at least `hang_s`: a second one is no accident
 CHECKPOINTS_KEPT = 3  # of the open round, the last committed one and the one before: to go back, and for a backup
+
+
+def patience(silence_s: float) -> float:
+    """By how much dials, calls and streams may take longer in a federation with this silence limit, in seconds.
+
+    Sites or lines that are too slow for the usual deadlines would else begin all work again, and never end it.
+    """
+    return max(1.0, silence_s / SILENCE_S)

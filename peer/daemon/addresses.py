@@ -52,6 +52,11 @@ class Candidates:
             self._begin_turn()
         return self._turn[0] if self._turn else None
 
+    @property
+    def answers(self) -> bool:
+        """Whether the address to dial now answered last, or the call before."""
+        return self._working
+
     def set_operators(self, addresses: Sequence[str]) -> None:
         """Set the operator's addresses; new ones are tried next, even if another one works."""
         if tuple(addresses) == self._operators:
@@ -164,6 +169,10 @@ class AddressBook:
     def known(self, peer: SiteName) -> tuple[str, ...]:
         """Every address of a peer, the best first."""
         return self._peers[peer].known
+
+    def answers(self, peer: SiteName) -> bool:
+        """Whether the peer has answered at the address that is dialled now."""
+        return self._peers[peer].answers
 
     def relay(self, address: str) -> str:
         """The relay that the operator says is at an address; empty where none is."""

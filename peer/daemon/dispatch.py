@@ -26,7 +26,7 @@ from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.config.toml import split_address, split_relay
-from peer.core import commands, events, rows, site_memory, worker_protocol
+from peer.core import access, commands, events, rows, site_memory, worker_protocol
 from peer.core import status as status_document
 from peer.core.epochs import Epochs
 from peer.core.liveness import AWAY
@@ -40,14 +40,14 @@ from peer.daemon.addresses import AddressBook, describe_route
 from peer.daemon.amendment_fetcher import AmendmentFetcher
 from peer.daemon.chain_keeper import ChainKeeper, CurrentSites
 from peer.daemon.evidence import EquivocationWatch
-from peer.daemon.fetcher import DISCARDED_SUFFIX, ArtifactFetcher
+from peer.daemon.fetcher import ArtifactFetcher
 from peer.daemon.heartbeat import Heartbeats
 from peer.daemon.hold_status import why_held
 from peer.daemon.notice_spread import NoticeWait
 from peer.daemon.row_log import log_row
 from peer.daemon.service import PeerService, common_protocol
 from peer.daemon.worker_process import WORKER, EvaluationProcess, WorkerProcess
-from peer.files import ARTIFACT_SUFFIX, STRAY_FOLDER, put_aside
+from peer.files import STRAY_FOLDER
 from peer.identity import certificates
 from peer.membership.folder import MembershipFolder
 from peer.records.history import CommittedRound, RecentRounds, recent_rounds
@@ -57,9 +57,10 @@ from peer.relay.parking import Parkings
 from peer.relay.server import PARKED_PER_SITE_MAX, RelayServer
 from peer.transport import handshake, tls
 from peer.transport.client import ExchangeClient
-from peer.transport.descriptors import descriptors_left
+from peer.transport.descriptors import relay_connections
 from peer.transport.rates import loop_time
 from peer.transport.server import ExchangeServer
+from peer.transport.transfer import verify_unsynced
 
 log = logging.getLogger(__name__)
 
@@ -107,8 +108,7 @@ class Daemon:
         self.journal, self.ledger = Journal(self.home / "journal.db"), Ledger(folder.egress_db)
         self.chain = self._chain_keeper()
         rules = self._rules(without, stay=stay)
-        present = {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
-        recover = functools.partial(site_memory.recover, present=present, generation=generation)
+        recover = functools.partial(site_memory.recover, present=self._whole_artifacts(), generation=generation)
         self.machine = SiteMachine(rules, self.journal.fold(recover, site_memory.REMEMBERED), chance=chance)
         self.started_s, self.served, self.changed, self.ended = time.time(), "", asyncio.Event(), False
         self._recent = RecentRounds(recent_rounds(self.journal))
@@ -142,6 +142,7 @@ class Daemon:
             had_key=self.chain.had_key,
             clock=loop_time,
             connections_max=site.limits.connections_max,
+            silence_s=federation.pace.silence_s,
         )
         relays = [split_relay(relay) for relay in site.connect.relays]
         self.parkings = Parkings(
@@ -156,6 +157,12 @@ class Daemon:
         log_path, hang_s = folder.logs / "worker.log", site.training.hang_s
         self.worker_process = WorkerProcess(setting, log_path, self.report, command=worker, hang_s=hang_s)
         self.evaluation_process = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
+
+    def _whole_artifacts(self) -> set[Sha256]:
+        """The artifacts on disk, after those that a loss of power tore are gone."""
+        if torn := verify_unsynced(self.artifacts):
+            log.warning("artifacts that a loss of power tore were deleted", extra={"artifacts": torn})
+        return {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
 
     def _service(self, refused: Container[str]) -> PeerService:
         return PeerService(
@@ -181,6 +188,8 @@ class Daemon:
             federation=self.federation.digest,
             address=self.addresses.address,
             refused=refused,
+            beat_s=self.federation.beat_s,
+            silence_s=self.federation.pace.silence_s,
             proxy_for=self._proxy_for,
             streams=many if rules.plan.pattern == "all_to_all" else 1,
             evaluations=many,
@@ -188,8 +197,7 @@ class Daemon:
 
     def _relay(self, refused: Container[str]) -> RelayServer:
         """This site as a relay for the others, with the open files that its own server leaves."""
-        configured = self.site.limits.connections_max
-        connections = descriptors_left(configured, sites=len(self.chain.callers)) // 2
+        connections = relay_connections(self.site.limits.connections_max, sites=len(self.chain.callers))
         if connections < PARKED_PER_SITE_MAX:
             raise errors.ConfigError(
                 "[connect] relay_listen: this process may open too few files to be a relay, too",
@@ -362,7 +370,7 @@ class Daemon:
             unknown = self.ledger.close_open_intents()
             if unknown:
                 log.warning("transfers of an earlier run have no known end", extra={"transfers": unknown})
-            self._put_strays_aside()
+            self.fetcher.put_strays_aside(self.home / STRAY_FOLDER)
             await bind()
             port = await self.server.start(self.site.listen)
             self.served = f"{self.site.listen.rpartition(':')[0]}:{port}"
@@ -424,7 +432,9 @@ class Daemon:
             await self._process(await self._events.get())
 
     async def _process(self, event: events.Event) -> None:
-        loop = asyncio.get_running_loop()
+        loop, rules = asyncio.get_running_loop(), self.machine.rules
+        if isinstance(event, events.Trained | events.Aggregated | events.Adopted):
+            await self.fetcher.sync(event.round)
         ordered = self.machine.handle(event, now_s=loop.time())
         self._write_rows(ordered)
         for command in ordered:
@@ -436,7 +446,9 @@ class Daemon:
         self._stopped = self._stopped or isinstance(event, events.StopRequested)
         if isinstance(event, events.StopRequested) and self.machine.phase == Phase.LEAVING:
             log.info("leaving once the worker has written its checkpoint", extra={"limit_s": HALT_S})
-        self.service.wake_waiting_calls()
+        written = {command.kind for command in ordered if isinstance(command, commands.Persist)}
+        if self.machine.rules is not rules or written - access.CHANGE_NO_ANSWER:
+            self.service.wake_waiting_calls()
         self._wake_followers()
 
     def _wake_followers(self) -> None:
@@ -510,34 +522,10 @@ class Daemon:
         loop = asyncio.get_running_loop()
         self._alarm = loop.call_at(at_s + 0.001, self.report, events.Ticked())
 
-    def _put_strays_aside(self) -> None:
-        """Clear the artifacts of files that memory does not need; parts stay, a transfer may resume them.
-
-        A file that the journal names was superseded, and is deleted. The daemon moves any other
-        file to ``stray/``: the journal may be an older one, and the file the only copy of a model.
-        """
-        needed = self.machine.memory.needed_digests()
-        strays = []
-        for path in self.artifacts.glob(f"*{DISCARDED_SUFFIX}"):
-            path.unlink()
-        for path in sorted(self.artifacts.glob(f"*{ARTIFACT_SUFFIX}")):
-            if path.stem in needed:
-                continue
-            if self.journal.mentions(path.stem):
-                path.unlink()
-                log.info("superseded artifact removed", extra={"sha256": path.stem})
-            else:
-                strays.append(path)
-        if strays:
-            folder = self.home / STRAY_FOLDER
-            put_aside(strays, folder)
-            facts = {"artifacts": len(strays), "folder": str(folder)}
-            log.warning("artifacts that no row of the journal names were put aside", extra=facts)
-
     def status(self) -> status_document.SiteStatus:
         now_s = asyncio.get_running_loop().time()
         machine = status_document.status(self.machine, now_s=now_s)
-        held = why_held(self.machine, self.chain.chain, now_s=now_s)
+        held = why_held(self.machine, self.chain.chain, is_added=self.chain.is_added, now_s=now_s)
         left_s = self._recent.left_s(machine["rounds"] - machine["committed"], now_s=time.time())
         return {
             "daemon": "running",
@@ -563,7 +551,7 @@ class Daemon:
         """The status of a peer: the state machine's view, and the connections' figures."""
         account = self.service.account(name)
         skew_s, greeting, address = account.clock_skew_s, account.greeting, self.addresses.address(name)
-        pulse = self.machine.peers.pulse(name)
+        pulse, answers = self.machine.peers.pulse(name), self.addresses.answers(name)
         return {
             **seen,
             "spoken": {"messages": account.spoken.messages, "bytes": account.spoken.bytes},
@@ -573,7 +561,7 @@ class Daemon:
             "protocol": common_protocol(greeting) if greeting is not None else None,
             "features": list(greeting.features) if greeting is not None else None,
             "address": address,
-            "route": None if address is None else describe_route(self.addresses, self._proxy_for, name, address),
+            "route": describe_route(self.addresses, self._proxy_for, name, address) if address and answers else None,
             "problem": self.heartbeats.problem(name),
             "epoch": None if pulse is None else pulse.head.number if pulse.head is not None else 0,
             "called_s": self.service.called_s(name),

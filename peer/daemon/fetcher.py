@@ -17,7 +17,7 @@ from peer.core.messages import Manifest, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.core.status import TransferInProgress
 from peer.daemon.service import PeerService
-from peer.files import artifact_path
+from peer.files import ARTIFACT_SUFFIX, artifact_path, put_aside
 from peer.records.journal import Journal
 from peer.transport import wire
 from peer.transport.bounds import WireError
@@ -25,7 +25,7 @@ from peer.transport.client import ExchangeClient, Misbehaved, Missing, NotAdmitt
 from peer.transport.manifest import to_base64
 from peer.transport.server import Outcome, Refusal
 from peer.transport.tls import NO_DESCRIPTORS
-from peer.transport.transfer import PART_SUFFIX, InsufficientSpace
+from peer.transport.transfer import PART_SUFFIX, UNSYNCED_SUFFIX, InsufficientSpace, sync_artifacts
 from peer.transport.wire import encode_report
 
 log = logging.getLogger(__name__)
@@ -33,10 +33,11 @@ log = logging.getLogger(__name__)
 HEARD_EVERY_S = 1.0
 """How often a transfer in progress reports that its peer is heard."""
 DISCARDED_SUFFIX = ".discarded"
-DELETE_AFTER_S = 1.0
-"""How long a discarded artifact keeps its space at least, so that no transfer of the round waits for the disk."""
-DELETE_WITHIN_S = 60.0
-"""How much longer it keeps it at most, while this site receives."""
+QUIET_AFTER_S = 1.0
+"""Discarded artifacts are deleted, and received ones synced, so much later at the earliest: no transfer of the round
+waits for the disk."""
+QUIET_WITHIN_S = 60.0
+"""They wait so much longer at most, while this site receives."""
 PATIENT_S = 1.0
 """A peer that kept a request waiting for so long is asked again at once, one that answers sooner after a pause."""
 LOGGED = frozenset({"peer", "purpose", "kind", "sha256", "bytes", "outcome", "seconds"})
@@ -81,6 +82,9 @@ class ArtifactFetcher:
         self._examine = examine
         self._tasks: dict[tuple[SiteName, str], asyncio.Task[None]] = {}
         self._deletions: set[asyncio.Task[None]] = set()
+        self._unsynced: dict[Sha256, int] = {}  # with the round of the exchange that each came for
+        self._syncing: asyncio.Task[None] | None = None
+        self._sync_lock = asyncio.Lock()
         self._space_needed = asyncio.Event()
         self._receives_nothing = asyncio.Event()
         self._receives_nothing.set()
@@ -107,7 +111,7 @@ class ArtifactFetcher:
         self._tasks[(command.site, "report")] = task
 
     def discard(self, sha256: Sha256) -> None:
-        """Free an artifact's name at once, since the next one may have it, and its space after ``DELETE_AFTER_S``.
+        """Free an artifact's name at once, since the next one may have it, and its space after ``QUIET_AFTER_S``.
 
         A disk takes up to 20 ms for 20 MB, which the round's transfers would wait for. Where this site receives by
         then, the space is freed after the transfer.
@@ -116,15 +120,39 @@ class ArtifactFetcher:
         discarded = path.with_suffix(DISCARDED_SUFFIX)
         try:
             path.rename(discarded)
+            if self._unsynced.pop(sha256, None) is not None:
+                path.with_suffix(UNSYNCED_SUFFIX).unlink(missing_ok=True)
         except FileNotFoundError:
             return
         except OSError as error:
             self._fail(errors.DiskError(f"{path} cannot be deleted: {error.strerror}"))
             return
-        self._space_needed.clear()
         task = asyncio.create_task(self._delete(discarded), name=f"delete {sha256}")
         self._deletions.add(task)
         task.add_done_callback(self._deletions.discard)
+
+    def put_strays_aside(self, folder: Path) -> None:
+        """Clear the artifacts of files that memory does not need; parts stay, a transfer may resume them.
+
+        A file that the journal names was superseded, and is deleted. Any other file is moved to the
+        folder: the journal may be an older one, and the file the only copy of a model.
+        """
+        needed = self._machine.memory.needed_digests()
+        strays = []
+        for path in self._artifacts.glob(f"*{DISCARDED_SUFFIX}"):
+            path.unlink()
+        for path in sorted(self._artifacts.glob(f"*{ARTIFACT_SUFFIX}")):
+            if path.stem in needed:
+                continue
+            if self._journal.mentions(path.stem):
+                path.unlink()
+                log.info("superseded artifact removed", extra={"sha256": path.stem})
+            else:
+                strays.append(path)
+        if strays:
+            put_aside(strays, folder)
+            facts = {"artifacts": len(strays), "folder": str(folder)}
+            log.warning("artifacts that no row of the journal names were put aside", extra=facts)
 
     async def free_space(self) -> None:
         """Delete all discarded artifacts now."""
@@ -132,12 +160,44 @@ class ArtifactFetcher:
         self._receives_nothing.set()  # until the next transfer begins
         if self._deletions:
             await asyncio.wait(self._deletions)
+        self._space_needed.clear()
+
+    async def sync(self, round: int | None = None) -> None:
+        """Have the disk keep what was received for the exchanges up to a round, or for all.
+
+        A stage is over for others only after that: what it made of an artifact that a loss of power then
+        took could not be made again.
+        """
+        async with self._sync_lock:
+            due = [sha256 for sha256, needed in self._unsynced.items() if round is None or needed <= round]
+            if not due:
+                return
+            for sha256 in due:
+                del self._unsynced[sha256]
+            try:
+                await asyncio.to_thread(sync_artifacts, self._artifacts, due)
+            except OSError as error:
+                self._fail(errors.DiskError(f"artifacts cannot be kept in {self._artifacts}: {error.strerror}"))
+
+    def _sync_later(self, sha256: Sha256, round: int) -> None:
+        self._unsynced[sha256] = round
+        if self._syncing is None or self._syncing.done():
+            self._syncing = asyncio.create_task(self._sync_when_quiet(), name="sync artifacts")
+
+    async def _sync_when_quiet(self) -> None:
+        while self._unsynced:
+            await self._wait_for_quiet()
+            await self.sync()
+
+    async def _wait_for_quiet(self) -> None:
+        """Wait until transfers of the round are over, unless the space is needed now."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._space_needed.wait(), QUIET_AFTER_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._receives_nothing.wait(), QUIET_WITHIN_S)
 
     async def _delete(self, path: Path) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._space_needed.wait(), DELETE_AFTER_S)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._receives_nothing.wait(), DELETE_WITHIN_S)
+        await self._wait_for_quiet()
         try:
             await asyncio.to_thread(path.unlink, missing_ok=True)
         except OSError as error:
@@ -149,6 +209,9 @@ class ArtifactFetcher:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.free_space()
+        await self.sync()
+        if self._syncing is not None:
+            self._syncing.cancel()
 
     async def _run(self, command: commands.Fetch) -> None:
         answer = (command.generation, command.round, command.attempt, command.origin)
@@ -279,11 +342,11 @@ class ArtifactFetcher:
                 heard_s = loop.time()
                 self._report(events.PeerHeard(origin))
 
-        failures = 0
+        failures, durable = 0, command.purpose == "handback"  # its holder may be the only other site that has it
         try:
             while True:
                 try:
-                    await self._client.fetch(offer, self._artifacts, on_bytes)
+                    await self._client.fetch(offer, self._artifacts, on_bytes, durable=durable)
                     break
                 except (Unreachable, errors.CertificateError):
                     failures += 1
@@ -302,6 +365,8 @@ class ArtifactFetcher:
                 del self.receiving[task]
             if not self.receiving:
                 self._receives_nothing.set()
+        if not durable:
+            self._sync_later(artifact.sha256, command.round)
         signed = to_base64(offer.signed)
         row = rows.ReceivedRow(
             command.round,

@@ -352,6 +352,7 @@ class PeerService:
         if problem is not None:
             if takes_part:
                 self._accounts[caller].mismatch = problem
+                self.wake_waiting_calls()
                 self._report(events.PeerRefused(caller, problem))
             raise Refusal(Status.MISMATCH, problem)
         if takes_part:
@@ -461,7 +462,7 @@ class PeerService:
         """Permit a report to leave for the model's site; its intent is on disk when this returns."""
         rules = self._machine.rules
         if rules.evaluation_denied is not None or not self._permits_receiver(peer):
-            raise Refusal(Status.DENIED, f"this site's policy tells {peer} no metrics")
+            raise Refusal(Status.DENIED, self._by_policy(peer, f"tells {peer} no metrics"))
         if (over := self._over(report.round, size)) is not None:
             raise Refusal(Status.DENIED, over)
         transfer = {"peer": peer, "purpose": "evaluate", "kind": "metrics", "round": report.round}
@@ -539,6 +540,12 @@ class PeerService:
             return egress.permits_receiver(peer)
         return egress.newcomers == "accept" or (self._chain is not None and peer in self._chain.accepted())
 
+    def _by_policy(self, peer: SiteName, says: str) -> str:
+        """The reason of a refusal by this site's policy, with what its operator can do for a newcomer."""
+        is_new = peer not in self._federation.roster and peer not in self._site.egress.receivers
+        accept = f" before its operator runs `mhfl-peer federation accept {peer}`"
+        return f"this site's policy {says}{accept if is_new and not self._permits_receiver(peer) else ''}"
+
     def _answer(self, caller: SiteName, request: wire.ArtifactRequest) -> tuple[int, Artifact] | Unavailable:
         """The artifact that the caller may have, or why it is not there.
 
@@ -561,7 +568,7 @@ class PeerService:
         """Return if policy and schedule permit the request; ``Refusal`` names the one that does not."""
         egress, rules = self._site.egress, self._machine.rules
         if request.kind not in egress.permitted_kinds(rules.plan) or not self._permits_receiver(caller):
-            raise self._deny(caller, request, f"this site's policy sends no {request.kind} to {caller}")
+            raise self._deny(caller, request, self._by_policy(caller, f"sends no {request.kind} to {caller}"))
         reason = access.denial(
             rules,
             caller=caller,

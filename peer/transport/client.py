@@ -169,6 +169,8 @@ class ExchangeClient:
         address: Callable[[SiteName], str | None],
         refused: Container[str] = frozenset(),
         stall_s: float = limits.STALL_S,
+        beat_s: float = limits.BEAT_S,
+        silence_s: float = limits.SILENCE_S,
         proxy_for: proxy.Choose = proxy.direct,
         streams: int = 1,
         evaluations: int = 1,
@@ -182,6 +184,9 @@ class ExchangeClient:
             address: a site's presumed address as ``host:port``; ``None`` while it is unknown.
             refused: SHA-256 digests of certificates whose manifests the client refuses.
             stall_s: a stream without a byte for so long is cancelled.
+            beat_s: the time between two heartbeats, of which an answer may take ``BEAT_TIMEOUT_SHARE``.
+            silence_s: the silence limit, within which the client notices a connection that is cut. A long
+                one makes all other limits but that of heartbeats longer (``limits.patience``).
             proxy_for: the proxy through which to dial a peer at an address.
             streams: how many artifacts of an exchange may arrive at once; they share the receive window.
             evaluations: the same of lent models, beside those of the exchange.
@@ -195,7 +200,10 @@ class ExchangeClient:
         self._federation = federation
         self._address = address
         self._refused = refused
-        self._stall_s = stall_s
+        self._timeout_s = limits.HELLO_TIMEOUT_S * limits.patience(silence_s)
+        self._stall_s = stall_s * limits.patience(silence_s)
+        self._beat_timeout_s = beat_s * limits.BEAT_TIMEOUT_SHARE
+        self._silence_s = silence_s
         self._proxy_for = proxy_for
         self._turns = asyncio.Semaphore(STREAMS_AT_ONCE)
         self._channels: dict[tuple[SiteName, Use], PeerChannel] = {}
@@ -210,36 +218,34 @@ class ExchangeClient:
         """Greet a peer; returns its greeting. ``Refused`` says what differs."""
         message = wire.encode_greeting(greeting)
         async with self._open(peer) as peer_channel:
-            timeout_s = limits.HELLO_TIMEOUT_S
-            return wire.decode_greeting(await peer_channel.ask("Hello", message, pb.Greeting, timeout_s=timeout_s))
+            answer = await peer_channel.ask("Hello", message, pb.Greeting, timeout_s=self._timeout_s)
+            return wire.decode_greeting(answer)
 
     async def beat(self, peer: SiteName, pulse: Heartbeat) -> Heartbeat:
         """Send a peer this site's state; returns the peer's."""
         message = wire.encode_pulse(pulse)
         async with self._open(peer) as peer_channel:
-            timeout_s = limits.BEAT_TIMEOUT_S
+            timeout_s = self._beat_timeout_s
             return wire.decode_pulse(await peer_channel.ask("Beat", message, pb.Pulse, timeout_s=timeout_s))
 
     async def put_report(self, peer: SiteName, report: EvaluationResult) -> None:
         """Send a peer the report on its model; the report is in its journal when this returns."""
         message = encode_report(report)
         async with self._open(peer) as peer_channel:
-            await peer_channel.ask("PutMetrics", message, pb.MetricsReceipt, timeout_s=limits.HELLO_TIMEOUT_S)
+            await peer_channel.ask("PutMetrics", message, pb.MetricsReceipt, timeout_s=self._timeout_s)
 
     async def compare_manifests(self, peer: SiteName, signed: Sequence[SignedManifest]) -> list[SignedManifest]:
         """Show a peer a manifest of another site, or two that are a proof; returns what it holds against it."""
         message = wire.encode_manifests(signed)
         async with self._open(peer) as peer_channel:
-            timeout_s = limits.HELLO_TIMEOUT_S
-            answer = await peer_channel.ask("CompareManifests", message, pb.SignedManifests, timeout_s=timeout_s)
+            answer = await peer_channel.ask("CompareManifests", message, pb.SignedManifests, timeout_s=self._timeout_s)
             return wire.decode_manifests(answer)
 
     async def get_amendments(self, peer: SiteName, *, after: int) -> AmendmentsReply:
         """The amendments after a number that a peer has, with round keys and notices; nothing is verified yet."""
         message = amendments.encode_after(after)
         async with self._open(peer) as peer_channel:
-            timeout_s = limits.HELLO_TIMEOUT_S
-            answer = await peer_channel.ask("GetAmendments", message, pb.Amendments, timeout_s=timeout_s)
+            answer = await peer_channel.ask("GetAmendments", message, pb.Amendments, timeout_s=self._timeout_s)
             return amendments.decode_amendments(answer)
 
     async def get_manifest(
@@ -255,7 +261,7 @@ class ExchangeClient:
         """
         message = wire.encode_manifest_request(request, wait_s=wait_s)
         async with self._open(peer) as peer_channel:
-            timeout_s = wait_s + limits.HELLO_TIMEOUT_S
+            timeout_s = wait_s + self._timeout_s
             answer = await peer_channel.ask("GetManifest", message, pb.ManifestReply, timeout_s=timeout_s)
             reply = wire.decode_reply(answer)
             if isinstance(reply, Unavailable):
@@ -286,13 +292,16 @@ class ExchangeClient:
         if manifest.round != request.for_round and not (request.earlier and manifest.round < request.for_round):
             raise ValueError(f"it is of round {manifest.round}, asked for was {request.for_round}")
 
-    async def fetch(self, offer: Offer, folder: Path, on_bytes: Callable[[int], None] | None = None) -> Path:
+    async def fetch(
+        self, offer: Offer, folder: Path, on_bytes: Callable[[int], None] | None = None, *, durable: bool = True
+    ) -> Path:
         """Fetch the artifact of an offer into the folder, verified, unless it is there already;
         returns its path.
 
         A stream that breaks or stalls is resumed at its offset until no byte has arrived for twice
         ``stall_s``; then the part stays on disk for the next call. ``on_bytes`` gets the number of
-        received bytes after each chunk.
+        received bytes after each chunk. Without ``durable``, the caller has ``sync_artifacts`` sync
+        the artifact later.
 
         Raises:
             Unreachable, Refused: as the peer's answer was.
@@ -305,32 +314,36 @@ class ExchangeClient:
         check = functools.partial(check_safetensors_header, artifact=artifact)
         async with self._receiving.setdefault(path, asyncio.Lock()):
             try:
-                if await asyncio.to_thread(is_complete, path, sha256=artifact.sha256, size=artifact.bytes):
+                present = path.exists()  # seldom, and only then is there a file to read
+                if present and await asyncio.to_thread(is_complete, path, sha256=artifact.sha256, size=artifact.bytes):
                     await asyncio.to_thread(check, path)
                     return path
                 while True:
-                    incoming = IncomingArtifact(folder, sha256=artifact.sha256, size=artifact.bytes)
-                    try:
-                        async with incoming:
-                            await self._receive(offer, incoming, on_bytes or (lambda _: None))
-                            return await incoming.finish(check)
-                    except ArtifactWrong:
-                        if not incoming.resumed:  # else the earlier part may be at fault: fetch all of it again
-                            raise
+                    async with StreamTurn(self._turns) as turn:
+                        incoming = IncomingArtifact(
+                            folder, sha256=artifact.sha256, size=artifact.bytes, durable=durable
+                        )
+                        try:
+                            async with incoming:
+                                await self._receive(offer, incoming, on_bytes or (lambda _: None), turn)
+                                return await incoming.finish(check)
+                        except ArtifactWrong:
+                            if not incoming.resumed:  # else the earlier part may be at fault: fetch all of it again
+                                raise
             except (ArtifactWrong, WireError) as error:
                 raise Misbehaved(offer.manifest.origin, str(error)) from error
 
-    async def _receive(self, offer: Offer, incoming: IncomingArtifact, on_bytes: Callable[[int], None]) -> None:
-        """Read streams until every byte has arrived."""
+    async def _receive(
+        self, offer: Offer, incoming: IncomingArtifact, on_bytes: Callable[[int], None], turn: StreamTurn
+    ) -> None:
+        """Read streams until every byte has arrived, each in a turn."""
         artifact = offer.manifest.artifact
         loop = asyncio.get_running_loop()
         progress_s, failures = loop.time(), 0
         while incoming.received < artifact.bytes:
-            received_before, asked_s = incoming.received, loop.time()
+            received_before = incoming.received
             try:
-                async with StreamTurn(self._turns) as turn:
-                    progress_s += loop.time() - asked_s  # the wait for a turn is no fault of the peer
-                    await self._stream(offer, incoming, on_bytes, turn)
+                await self._stream(offer, incoming, on_bytes, turn)
                 if incoming.received < artifact.bytes:
                     raise ArtifactWrong(f"the stream ended after {incoming.received} of {artifact.bytes} bytes")
             except Misbehaved as error:
@@ -340,8 +353,12 @@ class ExchangeClient:
                     progress_s, failures = loop.time(), 0
                 elif loop.time() - progress_s > 2 * self._stall_s:
                     raise
+                turn.give_back()
                 await asyncio.sleep(limits.DIAL_BACKOFF_S[min(failures, len(limits.DIAL_BACKOFF_S) - 1)])
                 failures += 1
+                asked_s = loop.time()
+                await turn.take()
+                progress_s += loop.time() - asked_s  # the wait for a turn is no fault of the peer
 
     async def _stream(
         self, offer: Offer, incoming: IncomingArtifact, on_bytes: Callable[[int], None], turn: StreamTurn
@@ -411,7 +428,7 @@ class ExchangeClient:
                 raise
             return former, None  # a renewal is half written: the former certificate still serves
         through = self._proxy_for(peer, address)
-        options = dict(tls.channel_options(peer, window_bytes=window_bytes)) | (
+        options = dict(tls.channel_options(peer, window_bytes=window_bytes, silence_s=self._silence_s)) | (
             through.options if through is not None else {}
         )
         channel = grpc.aio.secure_channel(

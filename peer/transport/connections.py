@@ -31,7 +31,12 @@ from peer.transport.rates import TokenBucket
 log = logging.getLogger(__name__)
 
 SCAN_S = 0.05  # a flood of headers makes gRPC take up to 100 MB a second until the connection is closed
+SCAN_S_MAX = 0.5
+OWN_SHARE = 0.05  # of the CPU that this process uses: one that hardly works serves no flood
+QUIET_SCAN_S = 2.0  # between two scans of such a process
 FLOOD_SCAN_S = 0.02  # soon after a connection was closed; the next one may have been opened
+SCAN_SHARE = 0.01  # of a core: the scans of many connections take turns with the rounds of the site
+FLOOD_SCAN_SHARE = 0.05
 FLOOD_S = 10.0  # a flood is over when no connection had to be closed for so long
 RELEASE_S = 1.0  # between two releases of freed memory during a flood; each takes some milliseconds
 CONNECTION_REFUSALS_PER_SECOND = 1.0  # of one connection; a site of another roster greets once in two seconds
@@ -206,6 +211,7 @@ class ConnectionGuard:
         bounds: on the number of connections.
         clock: a monotonic clock, in seconds.
         release_memory: called after connections were closed.
+        first_call_s: a connection without a call of a peer is closed after so long.
         relayed: the caller's network, by this site's end of a connection that a relay brought.
     """
 
@@ -213,9 +219,11 @@ class ConnectionGuard:
     clock: Callable[[], float] = time.monotonic
     release_memory: Callable[[], None] = release_memory
     relayed: dict[Endpoint, str] = field(default_factory=dict)
+    first_call_s: float = limits.FIRST_CALL_S
     _records: dict[Endpoint, ConnectionRecord] = field(default_factory=dict)
     _flood_ends_s: float = -math.inf
     _released_s: float = -math.inf
+    _has_reasons: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stopped: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -234,6 +242,7 @@ class ConnectionGuard:
             record = self._record(endpoint)
             if not record.refusals_left.take():
                 record.reason = f"over {CONNECTION_REFUSALS_PER_SECOND:g} refused calls a second"
+                self._has_reasons = True
 
     def dismiss(self, callers: Collection[SiteName]) -> None:
         """Close the connections of these peers; what they dial from now on is judged anew."""
@@ -241,6 +250,7 @@ class ConnectionGuard:
             for record in self._records.values():
                 if record.caller in callers:
                     record.reason = "an amendment expelled this site, or changed its key"
+                    self._has_reasons = True
 
     def start(self, port: int) -> None:
         """Close connections on the port until ``stop``, in a thread: a busy event loop would be too late."""
@@ -253,13 +263,24 @@ class ConnectionGuard:
             self._thread.join()
 
     def _watch(self, port: int) -> None:
-        sockets = AcceptedSockets(port)
-        while not self._stopped.wait(FLOOD_SCAN_S if self.clock() < self._flood_ends_s else SCAN_S):
+        sockets, times = AcceptedSockets(port), ScanTimes(self.clock)
+        scan_s, wait_s = 0.0, SCAN_S
+        while not self._stopped.wait(wait_s):
+            wait_s = SCAN_S
+            if not (times.is_due(scan_s) or self._is_flooded() or self._has_reasons):
+                continue
+            self._has_reasons = False
+            began_s = time.thread_time()
             try:
                 self.enforce(sockets.scan())
             except Exception:
                 log.exception("connections not bounded")
                 self._stopped.wait(FLOOD_S)
+            scan_s = time.thread_time() - began_s
+            wait_s = pause_s(scan_s, flood=self._is_flooded())
+
+    def _is_flooded(self) -> bool:
+        return self.clock() < self._flood_ends_s
 
     def enforce(self, connections: Sequence[Accepted]) -> None:
         """Close those of the present connections that break a bound."""
@@ -312,8 +333,8 @@ class ConnectionGuard:
             record.reason = f"sends over {limits.REQUEST_BYTES_PER_SECOND_MAX} bytes a second"
         elif record.caller is None and record.received > limits.FIRST_CALL_BYTES_MAX:
             record.reason = f"sent {limits.FIRST_CALL_BYTES_MAX} bytes without a call of a peer"
-        elif record.caller is None and now_s - record.since_s > limits.FIRST_CALL_S:
-            record.reason = f"made no call of a peer within {limits.FIRST_CALL_S:g} s"
+        elif record.caller is None and now_s - record.since_s > self.first_call_s:
+            record.reason = f"made no call of a peer within {self.first_call_s:g} s"
 
     def _bound_numbers(self, present: dict[Endpoint, ConnectionRecord]) -> None:
         """Mark the oldest connections above each bound: a peer that dials again is the newest."""
@@ -331,6 +352,33 @@ class ConnectionGuard:
             mark_oldest(records, bound, f"over {bound} connections of one address without a peer's call")
         unknown = [record for records in per_address.values() for record in records]
         mark_oldest(unknown, self.bounds.unknown, f"over {self.bounds.unknown} connections without a peer's call")
+
+
+class ScanTimes:
+    """When a scan is due: often while this process works, as a flood makes it, and else in ``QUIET_SCAN_S``.
+
+    Args:
+        clock: a monotonic clock, in seconds.
+        used: the CPU that all threads of this process have used, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float], used: Callable[[], float] = time.process_time) -> None:
+        self._clock, self._used = clock, used
+        self._due_s, self._used_s = -math.inf, 0.0
+
+    def is_due(self, scan_s: float) -> bool:
+        """Whether to scan now, where the last scan took so much CPU."""
+        now_s, used_s = self._clock(), self._used()
+        if now_s < self._due_s and used_s - self._used_s < scan_s / OWN_SHARE:
+            return False
+        self._due_s, self._used_s = now_s + QUIET_SCAN_S, used_s
+        return True
+
+
+def pause_s(cpu_s: float, *, flood: bool) -> float:
+    """How long to wait after a scan that took so much CPU: all scans together keep to their share of a core."""
+    shortest_s, share = (FLOOD_SCAN_S, FLOOD_SCAN_SHARE) if flood else (SCAN_S, SCAN_SHARE)
+    return min(max(shortest_s, cpu_s / share), SCAN_S_MAX)
 
 
 def mark_oldest(records: Iterable[ConnectionRecord], bound: int, reason: str) -> None:

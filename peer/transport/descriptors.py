@@ -29,11 +29,14 @@ def connections_max(configured: int | None, *, sites: int) -> int:
     return int(min(connections_wanted(configured, sites=sites), max(1, open_files_max() - _kept(sites))))
 
 
-def descriptors_left(configured: int | None, *, sites: int) -> int:
-    """Files that this process may open beside all of those; where nothing bounds them, as many as connections."""
+def relay_connections(configured: int | None, *, sites: int) -> int:
+    """The connections that this site as a relay may carry, with two of the files that all of those leave for each.
+
+    Where nothing bounds them, half as many as its server accepts.
+    """
     accepted = connections_max(configured, sites=sites)
     left = open_files_max() - accepted - _kept(sites)
-    return accepted if left == math.inf else max(0, int(left))
+    return (accepted if left == math.inf else max(0, int(left))) // 2
 
 
 def _kept(sites: int) -> int:

@@ -83,7 +83,7 @@ def diagnose(
     except OSError as error:
         reason = error.strerror or error
         if proxy is None:
-            remedy = "start that site, or correct its address or the firewall"
+            remedy = "start that site, or the relay there; or correct its address or the firewall"
             return Diagnosis(Fault.UNREACHABLE, f"nothing answers at {where}: {reason}", remedy)
         remedy = "correct [connect] proxy, or wait until the proxy is up"
         return Diagnosis(Fault.UNREACHABLE, f"nothing answers at the proxy {proxy}: {reason}", remedy)
@@ -97,6 +97,9 @@ def diagnose(
             return _verification_fault(error, where, issuer, proxy)
         except ssl.SSLError as error:
             return _alert_fault(error, where, site)
+        except TimeoutError:
+            remedy = "see whether that site, or the relay before it, is overloaded; it is dialled again"
+            return Diagnosis(Fault.UNREACHABLE, f"{where} did not finish the TLS handshake in {timeout_s:g} s", remedy)
         except OSError as error:
             return Diagnosis(Fault.NOT_TLS, f"{where} accepts connections but does not speak TLS: {error}")
         with secured:

@@ -91,7 +91,9 @@ class Proxy:
                 raise ProxyRefused("wants a user and a password", remedy)
             answer_line = f"{code} {one_line(answered[2])[:80]}"
             if code in NOT_REACHED:
-                remedy = "start that site, or correct its address; or the firewall stops the proxy, too"
+                remedy = (
+                    "start that site, or the relay there; or correct its address; or the firewall stops the proxy, too"
+                )
                 raise ProxyRefused(f"does not reach {target}: {answer_line}", remedy, beyond=True)
             if code // 100 != 2:
                 remedy = f"have the proxy's operator allow CONNECT to {target}"

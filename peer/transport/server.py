@@ -139,6 +139,7 @@ class ExchangeServer:
         had_key: Callable[[SiteName, Sha256], bool] = lambda site, key: False,
         clock: Callable[[], float] = time.monotonic,
         connections_max: int | None = None,
+        silence_s: float = limits.SILENCE_S,
     ) -> None:
         """Prepare to serve.
 
@@ -157,6 +158,7 @@ class ExchangeServer:
                 has replaced, the site may ask for amendments alone.
             clock: a monotonic clock, in seconds, for rates.
             connections_max: how many connections to accept; None: by the roster as it is now.
+            silence_s: the silence limit, within which the server notices a connection that is cut.
         """
         self._chain = chain
         self._service = service
@@ -171,6 +173,7 @@ class ExchangeServer:
         self._connections: ConnectionGuard | None = None
         self._relayed: dict[Endpoint, str] = {}
         self._connections_max = descriptors.connections_max(connections_max, sites=len(roster))
+        self._silence_s = silence_s
 
     def follow_roster(self, dismissed: Collection[SiteName] = ()) -> None:
         """Keep as many connections for peers as the roster asks for by now, and close those of the dismissed ones.
@@ -206,9 +209,9 @@ class ExchangeServer:
         """
         ca = self._pki.load().ca
         bounds = ConnectionBounds.of(len(self._roster), self._connections_max)
-        connections = ConnectionGuard(
-            bounds, relayed=self._relayed
-        )  # not by this clock: it runs in a thread, where no loop has a time
+        first_call_s = limits.FIRST_CALL_S * limits.patience(self._silence_s)
+        # Not by this clock: it runs in a thread, where no loop has a time.
+        connections = ConnectionGuard(bounds, relayed=self._relayed, first_call_s=first_call_s)
         guard = CallGuard(
             self._service,
             self._pki,
@@ -220,7 +223,7 @@ class ExchangeServer:
             refused=self._refused,
             clock=self._clock,
         )
-        server = grpc.aio.server(options=tls.server_options(self._connections_max))
+        server = grpc.aio.server(options=tls.server_options(self._connections_max, silence_s=self._silence_s))
         handlers = ExchangeHandlers(
             self._service, guard, self._reports, self._compare, self._chain, is_relayed=self.is_relayed
         )

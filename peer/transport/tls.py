@@ -43,10 +43,11 @@ from peer.transport.bounds import SHOWN_CHARACTERS
 
 log = logging.getLogger(__name__)
 
-KEEPALIVE_S = 5.0  # two pings fit into the silence limit, so that a cut cable is noticed by both ends within it
+KEEPALIVE_S = 5.0  # a third of the silence limit: a ping and its answer fit, so both ends notice a cut cable
 NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})  # the table of descriptors is full now; later it is not
 PING_INTERVAL_MIN_S = 2.0  # that a server accepts; below KEEPALIVE_S, or it would answer pings with GOAWAY
 HANDSHAKE_S = 10.0  # a connection that has not shown its certificate by then is closed
+DIAL_S = 2 * limits.HELLO_TIMEOUT_S  # a dial goes on behind a call that gives up: the next call finds its work done
 RECONNECT_S = (0.1, 1.0)  # first and longest wait between dials of one channel: finds a restarted peer in a second
 STREAMS_PER_CONNECTION_MAX = limits.CALLS_AT_ONCE_MAX  # in flight; the server counts those of all connections again
 PENDING_CALLS = 128  # from here to twice as many gRPC drops ever more new calls; each holds its headers, up to 64 KiB
@@ -64,8 +65,6 @@ _BOTH: tuple[Option, ...] = (
     ("grpc.max_send_message_length", limits.MESSAGE_BYTES_MAX),
     ("grpc.enable_http_proxy", 0),  # gRPC would obey `https_proxy`, also for 127.0.0.1, and the proxy see every peer
     ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
-    ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
-    ("grpc.keepalive_timeout_ms", int(KEEPALIVE_S * 1000)),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.bdp_probe", 0),  # left to itself, gRPC takes 30 MB ahead of a slow disk
@@ -84,17 +83,31 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
     ("grpc.server.max_pending_requests", PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", 2 * PENDING_CALLS),
-    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
 )
 
 
-def server_options(connections: int) -> tuple[Option, ...]:
-    """The options of a server, with the bound on its connections.
+def _milliseconds(usual_s: float, silence_s: float) -> int:
+    return int(usual_s * limits.patience(silence_s) * 1000)
+
+
+def keepalive_options(silence_s: float) -> tuple[Option, ...]:
+    """When an idle connection is probed: each connection costs both its ends as much as a small message each time."""
+    keepalive_ms = _milliseconds(KEEPALIVE_S, silence_s)
+    return ("grpc.keepalive_time_ms", keepalive_ms), ("grpc.keepalive_timeout_ms", keepalive_ms)
+
+
+def server_options(connections: int, *, silence_s: float = limits.SILENCE_S) -> tuple[Option, ...]:
+    """The options of a server, with the bound on its connections, in a federation with this silence limit.
 
     gRPC closes a connection above the bound before TLS begins, so a caller without a certificate exhausts
     neither memory nor descriptors.
     """
-    return (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connections))
+    return (
+        *SERVER_OPTIONS,
+        *keepalive_options(silence_s),
+        ("grpc.server_handshake_timeout_ms", _milliseconds(HANDSHAKE_S, silence_s)),
+        ("grpc.max_allowed_incoming_connections", connections),
+    )
 
 
 CLIENT_OPTIONS: tuple[Option, ...] = (
@@ -103,9 +116,12 @@ CLIENT_OPTIONS: tuple[Option, ...] = (
     ("grpc.enable_retries", 0),  # the caller decides what to retry
     ("grpc.use_local_subchannel_pool", 1),  # a new channel must not reuse the old one's connection
     ("grpc.initial_reconnect_backoff_ms", int(RECONNECT_S[0] * 1000)),
-    ("grpc.min_reconnect_backoff_ms", int(limits.HELLO_TIMEOUT_S * 1000)),  # despite its name: the time for one dial
     ("grpc.max_reconnect_backoff_ms", int(RECONNECT_S[1] * 1000)),
 )
+
+
+NOT_IN_ROSTER = "is not in the roster"
+"""In the reason why a site refuses a caller's name: it has no amendment that adds it."""
 
 
 class CallerRefused(Exception):  # noqa: N818 - the name is the fact
@@ -239,13 +255,17 @@ def _authority(pem: str) -> x509.Certificate:
     return pinned_authority(pem)
 
 
-def channel_options(site: SiteName, *, window_bytes: int = limits.STREAM_WINDOW_BYTES) -> tuple[Option, ...]:
+def channel_options(
+    site: SiteName, *, window_bytes: int = limits.STREAM_WINDOW_BYTES, silence_s: float = limits.SILENCE_S
+) -> tuple[Option, ...]:
     """The options of a channel to a site; its certificate must bear that name, whatever the address.
 
-    A stream's sender may be ``window_bytes`` ahead of this site.
+    A stream's sender may be ``window_bytes`` ahead of this site. ``silence_s`` is the federation's silence limit.
     """
     return (
         *CLIENT_OPTIONS,
+        *keepalive_options(silence_s),
+        ("grpc.min_reconnect_backoff_ms", _milliseconds(DIAL_S, silence_s)),  # despite its name: the time for one dial
         ("grpc.http2.lookahead_bytes", window_bytes),
         ("grpc.experimental.tcp_max_read_chunk_size", window_bytes),
         ("grpc.experimental.tcp_max_read_buffer_size", window_bytes),
@@ -293,7 +313,7 @@ def caller(
     if name in expelled and not admits_expelled:
         raise CallerRefused(expelled_reason(name, expelled[name]))
     if name not in roster and name not in expelled:
-        raise CallerRefused(f"{name[:SHOWN_CHARACTERS]!r} is not in the roster")
+        raise CallerRefused(f"{name[:SHOWN_CHARACTERS]!r} {NOT_IN_ROSTER}")
     try:
         der = _der(pems[0])
         certificate = verify(der, name)

@@ -5,6 +5,10 @@ Memory does not grow with the artifact. No file appears under its final name bef
 verified: ``<sha256>.part`` becomes ``<sha256>.safetensors`` after the last check. When a stream
 breaks, the part stays, and this process or the next one resumes it. All file work happens in
 threads.
+
+A round need not wait for the disk: an artifact can get its final name before the disk has it. Until
+``sync_artifacts``, the file ``<sha256>.unsynced`` says so, and the next start verifies the artifact
+again, which a loss of power may have torn (``verify_unsynced``).
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +35,7 @@ from peer.files import artifact_path, sync_folder
 Result = TypeVar("Result")
 
 PART_SUFFIX = ".part"
+UNSYNCED_SUFFIX = ".unsynced"
 CHUNK_BYTES_MIN = 64 << 10  # a connection of 35 kbit/s carries one within STALL_S
 CHUNK_FAST_S = 0.25  # a chunk that left sooner is followed by one of twice its size
 CHUNK_SLOW_S = 1.0  # one that took longer, by one of half its size, so that slow connections show progress
@@ -39,7 +44,8 @@ UNWRITTEN_CHUNKS_MAX = 4  # chunks queued for the disk; more gained nothing, non
 UNWRITTEN_IN_ALL = 8  # of all artifacts that arrive at once; above so many, each stream stops at each write
 STREAMS_AT_ONCE = 4  # they fill a line; gRPC keeps a megabyte of each, which is 240 MB less than of 31
 STREAM_TURN_S = 0.25
-STREAM_TURN_BYTES = 8 << 20  # a stream that carries less in its turn is slow, and its chunks are small
+STREAM_TURN_BYTES = 2 << 20  # a stream that carries less in its turn is slow; 8 MiB are not had on a busy machine
+IDLE_THREADS_MAX = 2 * STREAMS_AT_ONCE  # for those that arrive and those that leave
 FLUSH_BYTES = 4 << 20  # written to disk while the next chunks arrive; smaller pieces were slower
 
 
@@ -49,6 +55,45 @@ class ArtifactWrong(Exception):  # noqa: N818 - the name is the fact
 
 class InsufficientSpace(Exception):  # noqa: N818 - the name is the fact
     """The artifact is larger than the free space; the part is deleted, the site goes on."""
+
+
+def sync_artifacts(folder: Path, digests: Iterable[Sha256]) -> None:
+    """Write artifacts that were received without ``durable`` to disk; one that is deleted meanwhile is left out."""
+    synced = []
+    for sha256 in digests:
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(artifact_path(folder, sha256), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            synced.append(sha256)
+    sync_folder(folder)
+    for sha256 in synced:
+        artifact_path(folder, sha256).with_suffix(UNSYNCED_SUFFIX).unlink(missing_ok=True)
+
+
+def verify_unsynced(folder: Path) -> list[Sha256]:
+    """Sync the artifacts that an earlier process did not; those that a loss of power tore are deleted, and returned.
+
+    Raises:
+        DiskError: this site's disk failed.
+    """
+    unsynced, torn = [Sha256(marker.stem) for marker in folder.glob(f"*{UNSYNCED_SUFFIX}")], []
+    try:
+        for sha256 in unsynced:
+            path = artifact_path(folder, sha256)
+            if not path.exists():
+                path.with_suffix(UNSYNCED_SUFFIX).unlink()
+            elif not is_complete(path, sha256=sha256, size=path.stat().st_size):
+                path.unlink()
+                path.with_suffix(UNSYNCED_SUFFIX).unlink()
+                torn.append(sha256)
+        if unsynced:
+            sync_artifacts(folder, unsynced)
+    except OSError as error:
+        raise DiskError(f"{folder} cannot be used: {error.strerror}") from error
+    return torn
 
 
 def is_complete(path: Path, *, sha256: Sha256, size: int) -> bool:
@@ -61,10 +106,18 @@ def is_complete(path: Path, *, sha256: Sha256, size: int) -> bool:
 
 
 class FileThread:
-    """The one thread that uses a file: steps run in order, the event loop never waits for the disk."""
+    """The one thread that uses a file: steps run in order, the event loop never waits for the disk.
 
-    def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+    Some threads whose file is closed serve the next files: to start one takes longer than a small artifact.
+    """
+
+    _idle: ClassVar[deque[ThreadPoolExecutor]] = deque()
+
+    def __init__(self) -> None:
+        try:
+            self._thread = self._idle.popleft()
+        except IndexError:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="file")
 
     def submit(self, step: Callable[..., Result], *arguments: Any) -> Future[Result]:
         """Queue a step behind the earlier ones."""
@@ -78,9 +131,12 @@ class FileThread:
         return asyncio.shield(asyncio.wrap_future(self.submit(step, *arguments)))
 
     async def end(self, step: Callable[..., None], *arguments: Any) -> None:
-        """Run the last step, then end the thread."""
+        """Run the last step, and leave the thread to another file, whose steps queue behind it."""
         closing = self.run(step, *arguments)
-        self._thread.shutdown(wait=False)
+        if len(self._idle) < IDLE_THREADS_MAX:
+            self._idle.append(self._thread)
+        else:
+            self._thread.shutdown(wait=False)
         await closing
 
 
@@ -111,7 +167,7 @@ class OutgoingArtifact:
             TimeoutError: the receiver took no byte for ``stall_s``.
         """
         clock = clock or asyncio.get_running_loop().time
-        thread = FileThread("outgoing")
+        thread = FileThread()
         size = CHUNK_BYTES_MIN
         try:
             await thread.run(self._open)
@@ -174,28 +230,31 @@ class StreamTurn:
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
-        await self._turns.acquire()
-        self._wait()
+        await self.take()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.give_back()
+
+    async def take(self) -> None:
+        await self._turns.acquire()
+        self._wait()
+
+    def give_back(self) -> None:
+        """End the turn, unless it has ended."""
         if self._timer is not None:
-            self._end()
+            self._timer.cancel()
+            self._timer = None
+            self._turns.release()
 
     def _wait(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(STREAM_TURN_S, self._look, self.moved)
 
     def _look(self, moved_before: int) -> None:
         if self.moved - moved_before < STREAM_TURN_BYTES:
-            self._end()
+            self.give_back()
         else:
             self._wait()
-
-    def _end(self) -> None:
-        assert self._timer is not None
-        self._timer.cancel()
-        self._timer = None
-        self._turns.release()
 
 
 class IncomingArtifact:
@@ -210,15 +269,19 @@ class IncomingArtifact:
     _counted = threading.Lock()
     """Held while ``_under_way`` is read or changed: each artifact has a thread of its own."""
 
-    def __init__(self, folder: Path, *, sha256: Sha256, size: int) -> None:
-        """Prepare to receive ``size`` bytes with this digest into an existing folder."""
+    def __init__(self, folder: Path, *, sha256: Sha256, size: int, durable: bool = True) -> None:
+        """Prepare to receive ``size`` bytes with this digest into an existing folder.
+
+        Without ``durable``, the artifact is not on disk before ``sync_artifacts``.
+        """
         self.received = 0
         self.resumed = False
         self._final = artifact_path(folder, sha256)
         self._part = folder / f"{sha256}{PART_SUFFIX}"
         self._sha256 = sha256
         self._size = size
-        self._thread = FileThread("incoming")
+        self._durable = durable
+        self._thread = FileThread()
         self._unwritten: deque[Future[None]] = deque()
         self._flushed = 0
         self._hash = hashlib.sha256()
@@ -249,7 +312,7 @@ class IncomingArtifact:
         await self._catch_up(min(UNWRITTEN_CHUNKS_MAX, UNWRITTEN_IN_ALL // max(1, len(self._under_way))))
 
     async def finish(self, check: Callable[[Path], None]) -> Path:
-        """Verify the digest, ``check`` the file, and give it its final name, durably.
+        """Verify the digest, ``check`` the file, and give it its final name.
 
         ``check`` runs in the thread on the part, and raises ``ValueError`` with the reason to
         refuse it.
@@ -294,7 +357,7 @@ class IncomingArtifact:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
             position = os.lseek(self._file, 0, os.SEEK_CUR)
-            if position - self._flushed >= FLUSH_BYTES:
+            if self._durable and position - self._flushed >= FLUSH_BYTES:
                 # Linux starts to write these pages back and keeps them, since they are dirty: the fsync at
                 # the end finds little left to do.
                 os.posix_fadvise(self._file, self._flushed, position - self._flushed, os.POSIX_FADV_DONTNEED)
@@ -308,9 +371,13 @@ class IncomingArtifact:
         except ValueError as error:
             raise ArtifactWrong(str(error)) from error
         with self._storage():
-            os.fsync(self._file)
+            if self._durable:
+                os.fsync(self._file)
+            else:
+                self._final.with_suffix(UNSYNCED_SUFFIX).touch(0o600)
             self._part.rename(self._final)
-            sync_folder(self._final.parent)
+            if self._durable:
+                sync_folder(self._final.parent)
         return self._final
 
     @contextlib.contextmanager

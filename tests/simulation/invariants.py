@@ -7,6 +7,7 @@ import base64
 import contextlib
 import functools
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from peer.pb import peer_pb2 as pb
 from peer.records.ledger import Ledger
 from peer.transport import wire
 from peer.transport.manifest import decode_manifest, verify_manifest
+from peer.transport.transfer import UNSYNCED_SUFFIX
 from simulation.audit import Audit
 from simulation.loop import START_S
 
@@ -139,6 +141,8 @@ class Referee:
         stored = list(daemon.journal.rows())
         self._compare_records(site, stored)
         audit = Audit(stored)
+        on_disk = {Sha256(path.stem) for path in daemon.artifacts.glob("*.safetensors")}
+        audit.memory.forget_missing_files(on_disk | (audit.memory.needed_digests() - not_used_yet(stored)))
         if audit.memory != daemon.machine.memory:
             self.fail(f"{site.name}: a file is gone, or is not whole, that a row names")
         for peer in self.sites:
@@ -333,7 +337,7 @@ class Referee:
         assert site.process is not None
         rules = daemon.machine.rules
         kept = (rules.pace.artifact_rounds_max + 1) * (1 + rules.visits)  # of the site itself: published and lent ones
-        files = sum(1 for _ in daemon.artifacts.iterdir())
+        files = sum(path.suffix != UNSYNCED_SUFFIX for path in daemon.artifacts.iterdir())
         stale = rules.staleness_rounds_max * len(self.sites)
         self.require(files <= 2 * (kept + len(self.sites)) + stale, f"{site.name} keeps {files} artifacts")
         tasks = len(site.process.tasks)
@@ -472,3 +476,16 @@ class Referee:
     def reached_since_mended(self) -> set[tuple[str, str]]:
         """Callers and callees of calls that were answered after the last fault."""
         return {pair for pair, at_s in self.answered_s.items() if at_s >= self.mended_s}
+
+
+def not_used_yet(stored: Iterable[Row]) -> set[Sha256]:
+    """The received artifacts that a loss of power may take: those of no stage that is over, and of other sites' models
+    to measure.
+    """
+    arrived: dict[Sha256, float] = {}
+    for kind, round, body in stored:
+        if kind in ("arrived", "guest"):
+            arrived[body["source"]["artifact"]["sha256"]] = round if kind == "arrived" else math.inf
+        elif kind in ("trained", "aggregated", "adopted"):
+            arrived = {digest: needed for digest, needed in arrived.items() if needed > round}
+    return set(arrived)

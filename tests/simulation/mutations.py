@@ -60,18 +60,6 @@ def persist_after_publishing() -> Iterator[Any]:
     yield patch(SiteMachine, "handle", reorder)
 
 
-def served_before_it_is_durable() -> Iterator[Any]:
-    """A manifest is served before the rows of its event are on disk."""
-    sign = service.PeerService.sign
-
-    def sign_and_publish(self: Any, round: int, artifact: Any, *, evaluation: bool = False) -> Any:
-        signed = sign(self, round, artifact, evaluation=evaluation)
-        self.publish(round, artifact, signed, evaluation=evaluation)
-        return signed
-
-    yield patch(service.PeerService, "sign", sign_and_publish)
-
-
 def journal_without_fsync() -> Iterator[Any]:
     """A row counts as written before it is on disk."""
     open_database = journal.open_database
@@ -86,13 +74,22 @@ def journal_without_fsync() -> Iterator[Any]:
 
 
 def artifact_without_fsync() -> Iterator[Any]:
-    """A received artifact gets its final name before its content is on disk."""
+    """A received artifact counts as kept before its content is on disk."""
     yield patch(transfer, "os", _without(os, fsync=lambda descriptor: None))
 
 
-def file_without_folder_sync() -> Iterator[Any]:
-    """A received artifact's name is not on disk when the journal names it."""
-    yield patch(transfer, "sync_folder", lambda folder: None)
+def torn_artifacts_kept() -> Iterator[Any]:
+    """A start does not verify the artifacts that the disk may not have when the power fails."""
+    yield patch(dispatch, "verify_unsynced", lambda folder: [])
+
+
+def stages_end_unsynced() -> Iterator[Any]:
+    """A stage is over before the artifacts that it used are on disk."""
+
+    async def sync(self: Any, round: int | None = None) -> None:
+        """Leave it to the disk when to write."""
+
+    yield patch(fetcher.ArtifactFetcher, "sync", sync)
 
 
 def no_intent() -> Iterator[Any]:
@@ -402,10 +399,10 @@ def _without(module: Any, **replaced: Any) -> Any:
 
 SEEDS: Mapping[Callable[[], Iterator[Any]], int] = {
     persist_after_publishing: 0,
-    served_before_it_is_durable: 204,
     journal_without_fsync: 0,
-    artifact_without_fsync: 44,
-    file_without_folder_sync: 3,
+    artifact_without_fsync: 2,
+    torn_artifacts_kept: 162,
+    stages_end_unsynced: 2,
     no_intent: 0,
     no_outcome_after_a_crash: 15,
     no_digest: 19,

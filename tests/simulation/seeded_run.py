@@ -13,6 +13,7 @@ import random
 import shutil
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -247,6 +248,7 @@ class Simulation:
             stack.enter_context(mock.patch.object(time, "time", self._wall_clock))
             stack.enter_context(mock.patch.object(worker_process, "WorkerLog", NoLog))
             stack.enter_context(mock.patch.object(transfer, "ThreadPoolExecutor", InlineExecutor))
+            stack.enter_context(mock.patch.object(transfer.FileThread, "_idle", deque()))  # real ones elsewhere
             yield
         log.setLevel(former[0])
         log.propagate = former[1]

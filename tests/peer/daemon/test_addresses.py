@@ -67,6 +67,15 @@ def test_the_only_address_is_dialled_again_and_again() -> None:
     assert dialled(candidates, 4) == ["founded:1"] * 4
 
 
+def test_an_address_answers_from_its_first_answer_until_it_fails_twice() -> None:
+    candidates = Candidates(operators=["written:1"], founders=None)
+    answers = [candidates.answers]
+    for note in (candidates.succeed, candidates.fail, candidates.fail):
+        note("written:1")
+        answers.append(candidates.answers)
+    assert answers == [False, True, True, False]
+
+
 def test_nothing_is_dialled_until_something_is_known() -> None:
     candidates = Candidates()
     assert candidates.current is None

@@ -31,6 +31,7 @@ from peer.records.journal import Journal
 from peer.records.kept_configuration import find_change
 from peer.transport import tls, wire
 from peer.transport.client import SERVICE, ExchangeClient, Offer, Refused
+from peer.transport.transfer import UNSYNCED_SUFFIX
 
 SITES = ("asia", "europe")
 
@@ -288,6 +289,19 @@ async def test_artifacts_larger_than_the_free_space_cost_their_rounds_and_no_dae
         assert {peer for peer, _ in refused} == {other}
         assert all("larger than the free space" in reason for _, reason in refused)
         assert "received" not in running.kinds(name)
+
+
+async def test_an_artifact_that_a_loss_of_power_tore_goes_at_the_start(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    artifacts, digest = running.make("asia").artifacts, "ab" * 32
+    torn = artifacts / f"{digest}.safetensors"
+    torn.write_bytes(b"half of")
+    torn.with_suffix(UNSYNCED_SUFFIX).touch()
+    await running.start("asia")
+    assert not list(artifacts.glob(f"{digest}.*"))
+    (record,) = [record for record in caplog.records if "loss of power" in record.message]
+    assert record.__dict__["artifacts"] == [digest]
 
 
 async def test_a_superseded_artifact_goes_at_the_start_a_stray_is_put_aside_and_parts_stay(running: Running) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
+import errno
 import hashlib
 import os
 import time
@@ -28,7 +29,7 @@ from peer.methods.registry import PLANS
 from peer.records.journal import Journal
 from peer.transport.client import Misbehaved, Missing, Offer, Refused, Unreachable
 from peer.transport.server import Refusal, Status
-from peer.transport.transfer import InsufficientSpace
+from peer.transport.transfer import UNSYNCED_SUFFIX, InsufficientSpace
 from peer.transport.wire import ArtifactRequest
 
 ASIA, EUROPE = SiteName("asia"), SiteName("europe")
@@ -78,7 +79,7 @@ class FakeClient:
             raise error
         self.reports.append((peer, report))
 
-    async def fetch(self, offer: Offer, folder: Path, on_bytes: Callable[[int], None]) -> Path:
+    async def fetch(self, offer: Offer, folder: Path, on_bytes: Callable[[int], None], *, durable: bool) -> Path:
         on_bytes(3)
         self.began.set()
         await self.go_on.wait()
@@ -87,6 +88,8 @@ class FakeClient:
             raise error
         path = folder / f"{offer.manifest.artifact.sha256}.safetensors"
         path.write_bytes(CONTENT)
+        if not durable:
+            path.with_suffix(UNSYNCED_SUFFIX).touch()
         return path
 
 
@@ -425,6 +428,71 @@ async def test_a_bug_while_reporting_ends_the_errand_and_not_in_silence(
     assert "report not sent" in caplog.text
 
 
+def unsynced(europe: FetchingSite) -> list[str]:
+    return [file.stem for file in europe.folder.glob(f"*{UNSYNCED_SUFFIX}")]
+
+
+async def test_an_artifact_is_synced_once_this_site_receives_nothing(
+    europe: FetchingSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "QUIET_AFTER_S", 0.0)
+    synced = asyncio.Event()
+    loop, sync_artifacts = asyncio.get_running_loop(), fetcher.sync_artifacts
+
+    def sync(folder: Path, digests: list[Sha256]) -> None:
+        assert not europe.fetcher.receiving
+        sync_artifacts(folder, digests)
+        loop.call_soon_threadsafe(synced.set)
+
+    monkeypatch.setattr(fetcher, "sync_artifacts", sync)
+    europe.fetcher.fetch(ORDER)
+    assert isinstance(await europe.answer(), events.ArtifactArrived)
+    await asyncio.wait_for(synced.wait(), LIMIT_S)
+    assert (unsynced(europe), europe.received()[0]["outcome"]) == ([], "complete")
+
+
+async def test_what_a_later_round_uses_need_not_be_on_disk_at_the_end_of_a_stage(europe: FetchingSite) -> None:
+    europe.fetcher.fetch(ORDER)
+    assert isinstance(await europe.answer(), events.ArtifactArrived)
+    await europe.fetcher.sync(2)
+    assert unsynced(europe) == [DIGEST]
+    await europe.fetcher.sync(3)
+    assert unsynced(europe) == []
+
+
+async def test_a_model_that_comes_home_is_on_disk_before_it_has_arrived(europe: FetchingSite) -> None:
+    europe.fetcher.fetch(dataclasses.replace(ORDER, purpose="handback"))
+    assert isinstance(await europe.answer(), events.ArtifactArrived)
+    assert unsynced(europe) == []
+
+
+async def test_the_end_of_the_daemon_leaves_nothing_unsynced(europe: FetchingSite) -> None:
+    europe.fetcher.fetch(ORDER)
+    assert isinstance(await europe.answer(), events.ArtifactArrived)
+    await europe.fetcher.close()
+    assert unsynced(europe) == []
+
+
+async def test_a_discarded_artifact_loses_its_mark(europe: FetchingSite) -> None:
+    europe.fetcher.fetch(ORDER)
+    assert isinstance(await europe.answer(), events.ArtifactArrived)
+    europe.fetcher.discard(DIGEST)
+    assert unsynced(europe) == []
+
+
+async def test_a_disk_that_cannot_keep_artifacts_ends_the_daemon(
+    europe: FetchingSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path, digests: list[Sha256]) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fetcher, "sync_artifacts", fail)
+    europe.fetcher.fetch(ORDER)
+    assert isinstance(await europe.answer(), events.ArtifactArrived)
+    await europe.fetcher.sync(3)
+    assert europe.faults.get_nowait().message == f"artifacts cannot be kept in {europe.folder}: Input/output error"
+
+
 async def test_a_discarded_artifact_loses_its_name_at_once_and_a_later_one_of_that_name_stays(
     europe: FetchingSite,
 ) -> None:
@@ -456,17 +524,19 @@ async def test_discarded_artifacts_make_room_for_a_new_one(europe: FetchingSite)
     europe.client.transfers = [InsufficientSpace("larger than the free space")]
     europe.fetcher.fetch(ORDER)
     assert isinstance(await europe.answer(), events.ArtifactArrived)
+    await europe.fetcher.sync()
     assert [file.name for file in europe.folder.iterdir()] == [f"{DIGEST}.safetensors"]
 
 
 async def test_a_discarded_artifact_keeps_its_space_while_this_site_receives(
     europe: FetchingSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetcher, "DELETE_AFTER_S", 0.0)
+    monkeypatch.setattr(fetcher, "QUIET_AFTER_S", 0.0)
     received_meanwhile: list[int] = []
 
     def unlink(path: Path, missing_ok: bool = False) -> None:
-        received_meanwhile.append(len(europe.fetcher.receiving))
+        if path.suffix == DISCARDED_SUFFIX:
+            received_meanwhile.append(len(europe.fetcher.receiving))
         os.unlink(path)
 
     monkeypatch.setattr(Path, "unlink", unlink)

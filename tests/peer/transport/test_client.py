@@ -59,6 +59,49 @@ async def test_no_call_goes_through_a_proxy_of_the_environment(network, wanted, 
     assert await africa.beat(europe.name, PULSE) == PULSE
 
 
+async def test_a_long_silence_limit_leaves_a_busy_peer_time_to_answer(network, monkeypatch):
+    europe = await network.serve("europe")
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def hello(caller, greeting):
+        asked.set()
+        await answer.wait()
+        return greeting
+
+    europe.service.hello = hello
+    monkeypatch.setattr(limits, "HELLO_TIMEOUT_S", 0.5)
+    greeting = Hello(protocol=1, federation="fe" * 32, roster="fe" * 32, generation=1, clock_s=0.0)
+    with pytest.raises(Unreachable):
+        await network.dial("africa").hello(europe.name, greeting)
+    patient = asyncio.create_task(network.dial("asia", silence_s=100 * limits.SILENCE_S).hello(europe.name, greeting))
+    asked.clear()
+    await asked.wait()
+    with pytest.raises(Unreachable):
+        await network.dial("africa").hello(europe.name, greeting)
+    assert not patient.done()
+    answer.set()
+    assert await patient == greeting
+
+
+async def test_an_artifact_that_waits_for_its_turn_has_no_file_and_no_thread(network, wanted):
+    europe, africa, _, offer = await offered(network, wanted)
+    asked = asyncio.Event()
+
+    class Turns(asyncio.Semaphore):
+        async def acquire(self):
+            asked.set()
+            return await super().acquire()
+
+    folder, africa._turns = network.inbox(), Turns(0)
+    fetching = asyncio.create_task(africa.fetch(offer, folder))
+    await asked.wait()
+    assert names(folder) == []
+    assert ("open", "africa") not in europe.service.calls
+    africa._turns.release()
+    path = await fetching
+    assert names(folder) == [path.name]
+
+
 # What a peer may say of an artifact, and what is believed of it.
 @pytest.mark.parametrize("answer", list(Unavailable))
 async def test_a_peer_may_have_nothing(network, wanted, answer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from adversary import http2
 from peer.core import limits
 from peer.core.messages import Heartbeat
 from peer.core.roster import SiteName
+from peer.transport import connections
 from peer.transport.connections import (
     CONNECTION_REFUSALS_BURST,
     FLOOD_S,
@@ -22,8 +24,10 @@ from peer.transport.connections import (
     AcceptedSockets,
     ConnectionBounds,
     ConnectionGuard,
+    ScanTimes,
     endpoint_of,
     network_of,
+    pause_s,
 )
 
 AFRICA, ASIA = SiteName("africa"), SiteName("asia")
@@ -86,6 +90,24 @@ class Table:
 def test_a_caller_s_end_is_read_from_grpc_s_notation(peer: str, endpoint: tuple[str, int], network: str) -> None:
     assert endpoint_of(peer) == endpoint
     assert network_of(endpoint) == network
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "flood", "wait_s"),
+    [(0.0, False, 0.05), (0.0004, False, 0.05), (0.002, False, 0.2), (1.0, False, 0.5), (0.002, True, 0.04)],
+)
+def test_the_scans_of_many_connections_keep_to_their_share_of_a_core(cpu_s: float, flood: bool, wait_s: float) -> None:
+    assert pause_s(cpu_s, flood=flood) == pytest.approx(wait_s)
+
+
+def test_scans_keep_to_their_share_of_a_process_that_works_and_one_that_hardly_works_is_scanned_seldom() -> None:
+    now_s, used_s = 0.0, 0.0
+    times = ScanTimes(lambda: now_s, lambda: used_s)
+    due = []
+    for work_s in (0.0, 0.019, 0.001, 0.021, *(0.0001,) * 39, 0.0):
+        now_s, used_s = now_s + 0.05, used_s + work_s
+        due.append(times.is_due(0.001))
+    assert due == [True, False, True, True, *(False,) * 39, True]
 
 
 def test_a_caller_that_has_hung_up_costs_no_error_and_no_record() -> None:
@@ -166,6 +188,10 @@ def test_a_connection_without_a_peer_s_call_has_few_bytes_and_little_time() -> N
     assert table.closed() == [2]
     assert silent.closed
     assert not peer.closed
+    table.guard.first_call_s = 3 * limits.FIRST_CALL_S
+    table.open(4)
+    table.now_s += limits.FIRST_CALL_S + 1
+    assert table.closed() == []
 
 
 def test_the_longest_greeting_may_arrive_before_its_call_is_known() -> None:
@@ -230,6 +256,30 @@ def test_the_process_s_own_accepted_connections_are_listed_counted_and_closed(
             connection.shut_down()
             assert caller.recv(1) == b""
             assert served.fileno() >= 0  # the descriptor of the connection's owner is not closed
+
+
+def test_a_quiet_process_closes_at_once_what_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned, enforce = threading.Event(), ConnectionGuard.enforce
+
+    def enforce_and_tell(guard: ConnectionGuard, present: list[AcceptedSocket]) -> None:
+        enforce(guard, present)
+        scanned.set()
+
+    monkeypatch.setattr(connections, "QUIET_SCAN_S", 10 * LIMIT_S)
+    monkeypatch.setattr(connections, "OWN_SHARE", 1e-9)
+    monkeypatch.setattr(ConnectionGuard, "enforce", enforce_and_tell)
+    guard = ConnectionGuard(ConnectionBounds.of(2, 100))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        guard.start(listener.getsockname()[1])
+        try:
+            with socket.create_connection(listener.getsockname(), LIMIT_S) as caller, listener.accept()[0]:
+                assert scanned.wait(LIMIT_S)
+                host, port = caller.getsockname()
+                guard.admitted(f"ipv4:{host}:{port}", AFRICA)
+                guard.dismiss({AFRICA})
+                assert caller.recv(1) == b""
+        finally:
+            guard.stop()
 
 
 def test_a_later_scan_counts_on_and_tells_a_new_connection_from_the_one_before_it_at_its_descriptor() -> None:

@@ -36,8 +36,8 @@ def test_connections_follow_the_roster_unless_site_toml_says_their_number(
 def test_dials_and_the_reserve_come_before_connections(set_limit: SetLimit) -> None:
     set_limit(512 + 128 + 3 * 64)
     assert descriptors.connections_max(None, sites=64) == 512
-    assert descriptors.descriptors_left(None, sites=64) == 0
-    assert descriptors.descriptors_left(12, sites=64) == 500
+    assert descriptors.relay_connections(None, sites=64) == 0
+    assert descriptors.relay_connections(12, sites=64) == 250
     assert descriptors.connections_max(None, sites=84) == 512 - 3 * 20
     set_limit(200)
     assert descriptors.connections_max(None, sites=64) == 1, "a server without any connection reaches nobody"

@@ -100,11 +100,18 @@ async def test_nobody_at_the_address_is_unreachable(authority):
     assert "Connection refused" in diagnosis.detail
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", None])
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
 async def test_something_else_at_the_address_does_not_speak_tls(authority, answer):
     async with plain_server(answer) as port:
         diagnosis = await diagnosed(authority.admit("africa"), port, timeout_s=0.2)
     assert diagnosis.fault is Fault.NOT_TLS
+
+
+async def test_a_handshake_that_takes_too_long_is_no_fault_of_the_peer(authority):
+    async with plain_server(None) as port:
+        diagnosis = await diagnosed(authority.admit("africa"), port, timeout_s=0.2)
+    assert diagnosis.fault is Fault.UNREACHABLE
+    assert diagnosis.detail == f"127.0.0.1:{port} did not finish the TLS handshake in 0.2 s"
 
 
 async def test_a_peer_of_another_federation_has_a_foreign_ca(authority, foreign_authority):

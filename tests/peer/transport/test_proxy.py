@@ -190,7 +190,7 @@ async def test_a_peer_that_is_down_behind_a_proxy_is_not_the_proxy_s_fault(autho
         diagnosis = await diagnosed(authority, 9, Proxy("127.0.0.1", proxy.port))
     assert diagnosis.fault is Fault.UNREACHABLE
     assert diagnosis.detail == f"the proxy 127.0.0.1:{proxy.port} does not reach 127.0.0.1:9: 503 Service Unavailable"
-    assert diagnosis.remedy.startswith("start that site, or correct its address")
+    assert diagnosis.remedy.startswith("start that site, or the relay there; or correct its address")
 
 
 async def test_a_proxy_that_is_down_is_named(authority):

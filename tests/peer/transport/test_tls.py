@@ -143,8 +143,21 @@ def test_a_stamp_changes_with_the_certificate_only(authority):
     assert pki.stamp() != before
 
 
+def test_a_cut_connection_is_noticed_within_a_longer_silence_limit_with_fewer_pings():
+    for options in (tls.channel_options("asia", silence_s=120.0), tls.server_options(9, silence_s=120.0)):
+        ping_ms, answer_ms = (dict(options)[f"grpc.keepalive_{key}_ms"] for key in ("time", "timeout"))
+        assert (ping_ms, answer_ms) == (40_000, 40_000)
+
+
+def test_dials_and_handshakes_take_as_much_longer_as_the_silence_limit_is():
+    for silence_s, dial_ms in ((5.0, 10_000), (15.0, 10_000), (120.0, 80_000)):
+        assert dict(tls.channel_options("asia", silence_s=silence_s))["grpc.min_reconnect_backoff_ms"] == dial_ms
+        assert dict(tls.server_options(9, silence_s=silence_s))["grpc.server_handshake_timeout_ms"] == dial_ms
+
+
 def test_pings_are_slower_than_what_a_server_bears():
     assert tls.KEEPALIVE_S > tls.PING_INTERVAL_MIN_S
-    assert dict(tls.CLIENT_OPTIONS)["grpc.keepalive_time_ms"] == 5000
+    for options in (tls.channel_options("asia"), tls.server_options(9)):
+        assert dict(options)["grpc.keepalive_time_ms"] == 5000
     assert dict(tls.SERVER_OPTIONS)["grpc.http2.min_recv_ping_interval_without_data_ms"] == 2000
     assert dict(tls.SERVER_OPTIONS)["grpc.http2.max_ping_strikes"] > 0  # 0 would bear every flood of pings

@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import threading
+from collections import deque
 
 import pytest
 
@@ -22,15 +23,17 @@ from peer.transport.transfer import (
     InsufficientSpace,
     OutgoingArtifact,
     is_complete,
+    sync_artifacts,
+    verify_unsynced,
 )
 
 CONTENT = os.urandom(3 * limits.CHUNK_BYTES + 17)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-PART, FINAL = f"{SHA256}.part", f"{SHA256}.safetensors"
+PART, FINAL, UNSYNCED = f"{SHA256}.part", f"{SHA256}.safetensors", f"{SHA256}.unsynced"
 
 
-def incoming(folder, *, size=None):
-    return IncomingArtifact(folder, sha256=SHA256, size=len(CONTENT) if size is None else size)
+def incoming(folder, *, size=None, durable=True):
+    return IncomingArtifact(folder, sha256=SHA256, size=len(CONTENT) if size is None else size, durable=durable)
 
 
 async def receive(folder, *chunks, check=lambda part: None, size=None):
@@ -142,6 +145,52 @@ async def test_an_artifact_appears_when_it_is_complete_and_checked(folder):
     assert path.read_bytes() == CONTENT
     assert names(folder) == [FINAL]
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """The descriptors' files at each ``fsync``."""
+    files = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: files.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    return files
+
+
+async def test_an_artifact_is_on_disk_before_it_has_its_name(folder, synced):
+    await receive(folder, CONTENT)
+    assert synced == [str(folder / PART), str(folder)]
+
+
+async def test_an_artifact_that_the_disk_need_not_have_yet_is_marked_until_it_is_synced(folder, synced):
+    async with incoming(folder, durable=False) as receiving:
+        await receiving.feed(CONTENT)
+        path = await receiving.finish(lambda part: None)
+    assert (path.read_bytes() == CONTENT, names(folder), synced) == (True, [FINAL, UNSYNCED], [])
+    sync_artifacts(folder, [SHA256])
+    assert (names(folder), synced) == ([FINAL], [str(path), str(folder)])
+
+
+def test_an_artifact_that_is_deleted_meanwhile_is_not_synced(folder, synced):
+    (folder / UNSYNCED).touch()
+    sync_artifacts(folder, [SHA256])
+    assert (names(folder), synced) == ([UNSYNCED], [str(folder)]), "it may be received again"
+
+
+@pytest.mark.parametrize("content", [CONTENT, CONTENT[:-1], b"\0" * len(CONTENT), b"", None])
+def test_the_next_start_verifies_what_was_not_synced(folder, content):
+    (folder / UNSYNCED).touch()
+    if content is not None:
+        (folder / FINAL).write_bytes(content)
+    (folder / f"{'ab' * 32}.safetensors").write_bytes(b"synced before")
+    assert verify_unsynced(folder) == ([] if content in (CONTENT, None) else [SHA256])
+    assert names(folder) == sorted([f"{'ab' * 32}.safetensors", *([FINAL] if content == CONTENT else [])])
+
+
+def test_a_disk_that_cannot_be_read_at_the_start_is_no_torn_artifact(folder):
+    (folder / UNSYNCED).touch()
+    (folder / FINAL).mkdir()
+    with pytest.raises(DiskError, match="received cannot be used: Is a directory"):
+        verify_unsynced(folder)
+    assert names(folder) == [FINAL, UNSYNCED]
 
 
 async def test_a_part_is_resumed_by_the_next_attempt(folder):
@@ -314,6 +363,21 @@ def test_a_file_is_held_only_with_the_right_content(folder):
     assert not is_complete(path, sha256=SHA256, size=len(CONTENT) + 1)
     path.write_bytes(CONTENT[::-1])
     assert not is_complete(path, sha256=SHA256, size=len(CONTENT))
+
+
+async def test_a_thread_serves_one_file_after_the_other_and_few_are_kept(monkeypatch):
+    monkeypatch.setattr(transfer.FileThread, "_idle", deque())
+    threads = [transfer.FileThread() for _ in range(transfer.IDLE_THREADS_MAX + 3)]
+    first = {await thread.run(threading.current_thread) for thread in threads}
+    assert len(first) == len(threads)
+    for thread in threads:
+        await thread.end(lambda: None)
+    again = [transfer.FileThread() for _ in threads]
+    second = {await thread.run(threading.current_thread) for thread in again}
+    assert len(second) == len(again), "no two files share a thread"
+    assert len(first & second) == transfer.IDLE_THREADS_MAX
+    for thread in again:
+        await thread.end(lambda: None)
 
 
 async def test_a_stream_that_fills_the_line_keeps_its_turn():
