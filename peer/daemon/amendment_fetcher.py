@@ -12,7 +12,7 @@ from peer.core import events
 from peer.core.messages import ChainHead
 from peer.core.roster import SiteName
 from peer.daemon.chain_keeper import ChainKeeper
-from peer.transport.client import ExchangeClient, ExchangeError
+from peer.transport.client import ExchangeClient, ExchangeError, NotAdmitted
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class AmendmentFetcher:
         self._report, self._fail = report, fail
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: list[events.Event] | None = []
+        self._refused_by: dict[SiteName, str] = {}
 
     def holds(self, event: events.Event) -> bool:
         """Keep what a start hears of its peers until it has the amendments that they stated first.
@@ -68,6 +69,12 @@ class AmendmentFetcher:
     async def _ask(self, peer: SiteName, question: Coroutine[Any, Any, object]) -> None:
         try:
             await question
+        except NotAdmitted as error:
+            if self._chain.is_added:
+                log.info("amendments not fetched", extra={"peer": peer, "reason": str(error)})
+            elif self._refused_by.get(peer) != error.reason:  # it is asked again with each heartbeat
+                self._refused_by[peer] = error.reason
+                log.warning("peer does not admit this site yet", extra={"peer": peer, "reason": error.reason})
         except (ExchangeError, errors.CertificateError) as error:
             log.info("amendments not fetched", extra={"peer": peer, "reason": str(error)})
         except errors.PeerError as error:

@@ -71,6 +71,7 @@ class EquivocationWatch:
         self._calls: defaultdict[SiteName, TokenBucket] = defaultdict(lambda: TokenBucket(*rate))
         pace = (limits.SHOWN_BYTES_PER_SECOND_MAX, limits.SHOWN_BYTES_MAX, loop_time)
         self._shown_bytes: defaultdict[SiteName, TokenBucket] = defaultdict(lambda: TokenBucket(*pace))
+        self._compared_round, self._compared_peers = 0, 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def examine(self, signed: SignedManifest, manifest: Manifest) -> None:
@@ -80,11 +81,24 @@ class EquivocationWatch:
                 self._keep(prove((earlier, signed), federation=self._federation, authorities=self._authorities()))
 
     def compare(self, peer: SiteName, round: int) -> None:
-        """Show a peer whose mean of a round differs what this round's origins signed for this site."""
+        """Show a peer whose mean of a round differs what this round's origins signed for this site.
+
+        A site shows few peers a round its manifests, and each of them others. In a large federation, means
+        also differ because contributors do: comparisons with all peers would take more than the round.
+        """
+        if round != self._compared_round:
+            self._compared_round, self._compared_peers = round, 0
+        if self._compared_peers >= limits.COMPARED_PEERS_PER_ROUND_MAX or not self._compares(peer):
+            return
         received = [
-            signed for signed, manifest in self._received(None, round) if manifest.origin not in (peer, self._site)
+            from_base64(body)
+            for body in self._journal.received_in_round(round)
+            if body["peer"] not in (peer, self._site) and "signature" in body
         ]
-        self._start(self._ask(peer, received[: limits.COMPARISONS_PER_ROUND_MAX]))
+        first = self._compared_peers * limits.COMPARISONS_PER_ROUND_MAX % max(1, len(received))
+        self._compared_peers += 1
+        shown = (received[first:] + received[:first])[: limits.COMPARISONS_PER_ROUND_MAX]
+        self._start(self._ask(peer, shown))
 
     def hand_on(self, peer: SiteName) -> None:
         """Give a peer every proof that it was not given in this run."""
@@ -122,8 +136,8 @@ class EquivocationWatch:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _received(self, origin: SiteName | None, round: int) -> Iterator[tuple[SignedManifest, Manifest]]:
-        """The manifests that this site received for a round, from one site or from all."""
+    def _received(self, origin: SiteName, round: int) -> Iterator[tuple[SignedManifest, Manifest]]:
+        """The manifests that this site received for a round from one site."""
         for body in self._journal.received_in_round(round, peer=origin):
             with contextlib.suppress(ValueError):  # a row of the simulator has no manifest
                 signed = from_base64(body)
@@ -171,8 +185,6 @@ class EquivocationWatch:
 
     async def _ask(self, peer: SiteName, received: Sequence[SignedManifest]) -> None:
         """Show a peer these manifests one by one, and keep the proofs that its answers complete."""
-        if not self._compares(peer):
-            return
         try:
             for signed in received:
                 for other in await self._show(peer, (signed,)):

@@ -18,6 +18,7 @@ from peer.membership.folder import MembershipFolder
 from peer.membership.proposal import Proposal, approve, check_approvable, count_signatures
 from peer.membership.signatures import signers
 
+KNOWN_BEFORE = "this site gave its notice before: a daemon that runs tells it to whoever may lack it"
 DIGITS_MIN = 8
 """Of a digest that a person types."""
 
@@ -80,11 +81,13 @@ class MembershipActions:
 
     def _leave(self, arguments: Mapping[str, Any]) -> LeaveNoticed:
         notice = notice_from_base64(arguments["notice"])
-        self._keeper.leave(notice)
         content = json.loads(notice.body)
-        members = self._keeper.chain.head.members
+        is_known = content["site"] in self._keeper.notices
+        self._keeper.leave(notice)
+        members = [] if is_known else self._keeper.chain.head.members
         unreached: list[str] = [name for name in members if name not in self._keeper.notices]
-        return {"site": content["site"], "issued": content["issued"], "unreached": unreached, "notes": []}
+        notes = [KNOWN_BEFORE] if is_known else []
+        return {"site": content["site"], "issued": content["issued"], "unreached": unreached, "notes": notes}
 
     def _accept(self, arguments: Mapping[str, Any]) -> NewcomerAccepted:
         name, chain = str(arguments["site"]), self._keeper.chain
@@ -92,7 +95,7 @@ class MembershipActions:
         if name not in newcomers:
             raise AmendmentRefused(
                 f"{name} is no site that an amendment added",
-                f"there are {', '.join(newcomers)}" if newcomers else "so far no amendment added one",
+                f"amendments added {', '.join(newcomers)}" if newcomers else "so far no amendment added one",
             )
         self._membership.accept(SiteName(name))
         accepted = sorted(self._membership.accepted())

@@ -26,10 +26,14 @@ log = logging.getLogger(__name__)
 ANNOUNCE_S = 0.1
 """How long after a change of the phase the peers hear of it: while a short exchange lasts, its bytes matter more, and
 the next change is told with it."""
-DIAGNOSES_MAX = 4
-"""At a time: each is a thread that dials one peer."""
+DIAGNOSES_MAX = 1
+"""At a time: each dials one peer, which in a busy federation costs both of them more than what it is to explain."""
 DIAGNOSE_EVERY_S = 15.0
 """A peer that stays out of reach is diagnosed so often: what is amiss seldom changes."""
+BEATS_AT_ONCE = 8
+"""To peers that are up, in a large federation: over lines of 200 ms, 40 in a second."""
+GREETINGS_AT_ONCE = 4
+"""To peers that are not known to be up, in a large federation: each may take as long as a call may."""
 NOT_DIAGNOSED = (float("-inf"), "")
 FAREWELL_S = 1.0
 """How long the last heartbeat may take: a peer that misses it notices the silence instead."""
@@ -81,6 +85,7 @@ class Heartbeats:
         self._federation, self._site, self._addresses, self._client = federation, site, addresses, client
         self._service, self._report, self._follow, self._ask_why = service, report, follow, ask_why
         self._large = len(federation.roster) > limits.BEAT_LARGE_SITES
+        self._beats, self._greetings = asyncio.Semaphore(BEATS_AT_ONCE), asyncio.Semaphore(GREETINGS_AT_ONCE)
         self._nudges = {name: asyncio.Event() for name in peers}
         self._announcement: asyncio.TimerHandle | None = None
         self._tasks: dict[SiteName, asyncio.Task[None]] = {}
@@ -164,11 +169,15 @@ class Heartbeats:
             self.nudge(peer)
 
     def problem(self, peer: SiteName) -> str:
-        """Why the last call to a peer failed, and what to do where that is known; empty where it did not fail."""
+        """Why the last call to a peer failed, and what to do where that is known; empty where it did not fail.
+
+        Every address has its own reason: calls try one after the other.
+        """
         if peer not in self._failing:
             return ""
-        _, diagnosed = self._diagnosed.get((peer, self._addresses.address(peer)), NOT_DIAGNOSED)
-        return diagnosed or self._failing[peer]
+        known = self._addresses.known(peer)
+        diagnosed = [self._diagnosed.get((peer, address), NOT_DIAGNOSED)[1] for address in known]
+        return "; ".join(filter(None, dict.fromkeys(diagnosed))) or self._failing[peer]
 
     def _note_answer(self, peer: SiteName, address: str, problem: str = "") -> None:
         """A peer answered; a refusal is a problem all the same."""
@@ -225,7 +234,8 @@ class Heartbeats:
                 address = self._addresses.address(peer)
                 if address is None:
                     raise Unreachable(peer, "its address is not known")
-                generation = await self._call(peer, generation, nudged=nudged)
+                async with self._turns(known=generation > 0):
+                    generation = await self._call(peer, generation, nudged=nudged)
                 failures, logged = 0, ""
                 self._note_answer(peer, address, "" if generation else self._failing.get(peer, ""))
                 self._addresses.succeed(peer, address)
@@ -235,10 +245,11 @@ class Heartbeats:
                     if address is not None:  # the peer did answer there, with its certificate
                         self._addresses.succeed(peer, address)
                         self._note_answer(peer, address, error.reason)
-                    if not (isinstance(error, NotAdmitted) and self._service.is_ahead_of(peer)):
+                    not_admitted = isinstance(error, NotAdmitted)
+                    if not_admitted:  # also where the peer may lag: a site that was down does not know who is ahead
+                        self._ask_why(peer)
+                    if not (not_admitted and self._service.is_ahead_of(peer)):
                         self._report(events.PeerRefused(peer, error.reason))
-                        if isinstance(error, NotAdmitted):
-                            self._ask_why(peer)
                 elif isinstance(error, Unreachable):
                     self._failing[peer] = error.reason
                     if address is not None:
@@ -252,6 +263,16 @@ class Heartbeats:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):  # not wait_for: it may lose the cancellation that ends this task
                     await nudge.wait()
+
+    def _turns(self, *, known: bool) -> contextlib.AbstractAsyncContextManager[None]:
+        """The turn of a call to a peer that is known to be up, or to one that is to be found.
+
+        In a large federation calls take turns. Else a site that starts calls all peers at once, each call takes
+        longer than a call may, and all begin again. Peers that are down wait for each other alone.
+        """
+        if not self._large:
+            return contextlib.nullcontext()
+        return self._beats if known else self._greetings
 
     def _wait_s(self, failures: int) -> float:
         """How long to wait after so many failed calls in a row.

@@ -9,16 +9,20 @@ from peer.core.phases import Phase
 from peer.core.roster import SiteName
 from peer.membership.chain import Chain
 from peer.membership.signatures import FOUNDER, signers
+from peer.records.members import AMENDMENT_MISSING
 
 
-def why_held(machine: SiteMachine, chain: Chain, *, now_s: float) -> str:
-    """What the site waits for in the phase ``held``, with what ends it; empty in any other phase.
+def why_held(machine: SiteMachine, chain: Chain, *, is_added: bool, now_s: float) -> str:
+    """What the site waits for in the phase ``held``, with what ends it; empty in any other phase of a member.
 
     Args:
         machine: the site.
         chain: its amendments.
+        is_added: whether the site is a member; a newcomer is one once the amendment that adds it has arrived.
         now_s: seconds of the machine's clock.
     """
+    if not is_added:
+        return AMENDMENT_MISSING
     if machine.phase != Phase.HELD:
         return ""
     rules, following = machine.rules, machine.memory.committed + 1

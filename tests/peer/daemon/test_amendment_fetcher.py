@@ -15,7 +15,7 @@ from peer.daemon.chain_keeper import ChainKeeper
 from peer.errors import DiskError, PeerError
 from peer.membership.chain import Chain
 from peer.membership.folder import MembershipFolder
-from peer.transport.client import Unreachable
+from peer.transport.client import NotAdmitted, Unreachable
 from tests.fakes.chains import GENESIS_KEY, AmendedFederation, identity
 
 FEDERATION = AmendedFederation("africa", "asia", "europe")
@@ -26,7 +26,7 @@ ASIA, EUROPE = SiteName("asia"), SiteName("europe")
 class FetchingSite:
     """Africa's fetcher, over a client that answers once the test lets it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "africa") -> None:
         self.folder = MembershipFolder(folder / "membership")
         self.events: list[events.Event] = []
         self.faults: list[PeerError] = []
@@ -35,7 +35,7 @@ class FetchingSite:
         self.chain = ChainKeeper(
             self.folder,
             FEDERATION.toml,
-            own=lambda: identity("africa"),
+            own=lambda: identity(name),
             round_key=GENESIS_KEY,
             opened_round=lambda: 0,
             report=self.report,
@@ -119,3 +119,16 @@ async def test_what_was_held_is_heard_when_the_peer_does_not_answer(site: Fetchi
     site.answers.set()
     await site.settle()
     assert site.events == [events.PeerHeard(EUROPE)]
+
+
+async def test_a_newcomer_logs_once_for_each_peer_that_it_is_not_admitted_yet(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    oslo = FetchingSite(tmp_path, "oslo")
+    oslo.answers.set()
+    for _ in range(3):
+        for peer in (ASIA, EUROPE):
+            oslo.error = NotAdmitted(peer, "'oslo' is not in the roster")
+            await oslo.fetcher.follow(peer, None)
+    assert caplog.messages == ["peer does not admit this site yet"] * 2
+    assert [record.__dict__["peer"] for record in caplog.records] == [ASIA, EUROPE]

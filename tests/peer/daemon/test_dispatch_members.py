@@ -14,7 +14,7 @@ from peer.config.schema import FederationConfig
 from peer.core import commands, events
 from peer.core.messages import Heartbeat, SignedAmendment, SignedNotice
 from peer.core.phases import Phase
-from peer.core.roster import Sha256, SiteName
+from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.daemon import startup
 from peer.daemon.dispatch import Daemon, now
 from peer.daemon.notice_spread import NoticeWait
@@ -22,7 +22,7 @@ from peer.demo.local_federation import LocalFederation
 from peer.errors import DiskError
 from peer.identity import enrolment
 from peer.membership.amendment import Amendment, Newcomer
-from peer.membership.round_keys import amendment_tag
+from peer.membership.round_keys import amendment_tag, seal_key
 from peer.membership.signatures import endorse_as_founder, sign_notice
 
 
@@ -34,7 +34,7 @@ async def test_a_site_that_leaves_tells_the_others_with_its_last_heartbeats(
     await until(europe, lambda status: status["committed"] >= 1)
     await until(europe, lambda status: status["peers"]["asia"]["called_s"] is not None)
     asia.chain.leave(sign_notice(asia.own, federation=asia.federation.digest, issued=1))
-    assert await running.end("asia") == [commands.Exit(reason="this site is no member of the federation any more")]
+    assert await running.end("asia") == [commands.Exit(reason="this site left the federation")]
     await until(europe, lambda status: europe.chain.epochs().leaving == {"asia"})
     await running.end("europe")
     assert running.kinds("europe").count("committed") == 3
@@ -54,7 +54,7 @@ async def test_a_site_that_leaves_stays_until_a_peer_that_was_down_has_its_notic
     )
     assert asia.status()["worker_pid"] is None, "it keeps the device no longer"
     europe = await running.start("europe", stay=True)  # alone, its rounds could be over before asia's next call
-    assert await running.end("asia") == [commands.Exit(reason="this site is no member of the federation any more")]
+    assert await running.end("asia") == [commands.Exit(reason="this site left the federation")]
     await until(europe, lambda status: europe.chain.epochs().leaving == {"asia"})
 
 
@@ -119,13 +119,15 @@ async def test_a_notice_that_this_site_does_not_take_is_not_confirmed(daemon: Da
     assert answer.notice is None
 
 
-def enact(daemon: Daemon, authority: enrolment.Authority, **changes: Any) -> None:
-    """The founder's first amendment, from round 2 on."""
-    head = daemon.chain.chain.head
-    tag = amendment_tag(authority.round_key, head.federation)
-    place: Any = {"federation": head.federation, "number": 1, "previous": head.digest, "from_round": 2, "issued": 1}
-    body = Amendment(**place, round_key_tag=tag, **changes).encode()
-    daemon.chain.enact(SignedAmendment(body, (endorse_as_founder(authority.key, body),)))
+def enact(daemon: Daemon, authority: enrolment.Authority, *, from_round: int = 2, **changes: Any) -> None:
+    """The founder's next amendment, with a new round key where it expels a site."""
+    head, own = daemon.chain.chain.head, daemon.own
+    round_key = RoundKey(b"\x2a" * 32) if "expel" in changes else authority.round_key
+    tag = amendment_tag(round_key, head.federation)
+    sealed = seal_key(round_key, own.key.public_key(), federation=head.federation, site=own.name)
+    place: Any = {"federation": head.federation, "number": head.number + 1, "previous": head.digest, "issued": 1}
+    body = Amendment(**place, from_round=from_round, round_key_tag=tag, **changes).encode()
+    daemon.chain.enact(SignedAmendment(body, (endorse_as_founder(authority.key, body),)), sealed=sealed)
 
 
 async def test_the_worker_gets_the_stages_of_the_epoch_of_its_order(daemon: Daemon, ca_folder: Path) -> None:
@@ -183,6 +185,7 @@ async def newcomer(running: Running) -> Daemon:
 
 async def test_a_site_that_no_amendment_added_yet_waits_and_can_be_stopped(running: Running) -> None:
     daemon = await newcomer(running)
+    assert "the amendment that adds this site has not arrived" in daemon.status()["held"]
     daemon.report(events.StopRequested())
     assert await running.end("asia") == [commands.Exit()]
 
@@ -193,3 +196,24 @@ async def test_a_site_that_waits_for_its_amendment_ends_where_it_cannot_keep_one
     with pytest.raises(DiskError, match="the disk is full"):
         await running.end("asia")
     del running.tasks["asia"]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_site_that_was_expelled_while_it_was_down_learns_so_after_its_start(
+    running: Running, ca_folder: Path, leaves: bool
+) -> None:
+    """Its own chain has an amendment, and no peer has told it of a later one before it refuses the site."""
+    authority = enrolment.Authority.load(ca_folder, now=now())
+    asia, europe = await running.start("asia"), await running.start("europe", stay=True)
+    for daemon in (asia, europe):
+        enact(daemon, authority, from_round=3, add=(Newcomer(SiteName("oslo"), Sha256("ab" * 32), None),))
+    if leaves:
+        asia.chain.leave(sign_notice(asia.own, federation=asia.federation.digest, issued=1))
+    else:
+        asia.report(events.StopRequested())
+    await running.end("asia")
+    europe.chain._opened_round = lambda: 2
+    enact(europe, authority, from_round=3, expel=SiteName("asia"))
+    asia = await running.start("asia")
+    await running.end("asia")
+    assert asia.chain.expelled == {"asia": 2}

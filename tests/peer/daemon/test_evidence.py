@@ -80,10 +80,13 @@ class Member:
         """Do what the daemon does when an artifact is offered and arrives."""
         manifest = decode_manifest(signed.body)
         self.watch.examine(signed, manifest)
+        self.journalise(signed, manifest, manifest.origin)
+
+    def journalise(self, signed: SignedManifest, manifest: Manifest, origin: SiteName) -> None:
         parts = to_base64(signed)
         row = rows.ReceivedRow(
             manifest.round,
-            peer=manifest.origin,
+            peer=origin,
             purpose="train",
             kind_of_artifact="model",
             sha256=manifest.artifact.sha256,
@@ -152,6 +155,33 @@ async def test_two_receivers_whose_means_differ_prove_who_told_them_two_things(m
     assert africa.events == [events.PeerRefused(ASIA, reason)]
     shown = africa.journal.records(("equivocated",))
     assert [(row["round"], row["body"]["sha256"]) for row in shown] == [(5, [ONE, OTHER])]
+
+
+async def test_few_peers_whose_means_differ_are_shown_the_manifests_of_a_large_federation(
+    member: Any, sign: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where means differ for other reasons, too, all pairs of sites would compare all manifests."""
+    shown: list[tuple[str, set[bytes]]] = []
+
+    async def ask(watch: EquivocationWatch, peer: SiteName, received: Sequence[SignedManifest]) -> None:
+        shown.append((peer, {signed.signature for signed in received}))
+
+    monkeypatch.setattr(EquivocationWatch, "_ask", ask)
+    monkeypatch.setattr(EquivocationWatch, "_compares", lambda watch, peer: peer != names[0])  # that is of 0.2.0
+    africa, signed = member(AFRICA), sign(ONE)
+    manifest = decode_manifest(signed.body)
+    names = [SiteName(f"site-{number:02}") for number in range(64)]
+    for number, name in enumerate(names):
+        africa.journalise(replace(signed, signature=bytes([number])), manifest, name)
+    for name in names[:10]:
+        africa.watch.compare(name, 5)
+    await quiet(africa)
+    assert [(peer, len(signatures)) for peer, signatures in shown] == [(name, 16) for name in names[1:5]]
+    assert all(bytes([number]) not in signatures for number, (_, signatures) in enumerate(shown, 1)), "its own"
+    assert len(set[bytes]().union(*(signatures for _, signatures in shown))) >= 62
+    africa.watch.compare(EUROPE, 6)
+    await quiet(africa)
+    assert shown[4:] == [(EUROPE, set())], "of another round"
 
 
 async def test_the_second_manifest_to_one_receiver_is_the_proof_before_any_byte(member: Any, sign: Any) -> None:

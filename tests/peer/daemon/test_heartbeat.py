@@ -17,7 +17,7 @@ from peer.core import events
 from peer.core.messages import ChainHead, Heartbeat, Hello, SignedNotice
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.addresses import AddressBook
-from peer.daemon.heartbeat import Heartbeats
+from peer.daemon.heartbeat import GREETINGS_AT_ONCE, Heartbeats
 from peer.daemon.notice_spread import NoticeSpread
 from peer.daemon.service import PeerAccount
 from peer.demo.local_federation import LocalFederation
@@ -355,6 +355,30 @@ async def test_in_a_large_federation_one_heartbeat_of_a_pair_is_enough(
     setup.service.beaten = False
     await setup.heartbeats._call(EUROPE, 1, nudged=False)
     assert len(setup.client.dialled) == calls + 1
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_in_a_large_federation_greetings_take_turns_and_the_beats_of_peers_that_are_up_do_not_wait_for_them(
+    setup: HeartbeatSetup, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    names = [SiteName(f"site-{number}") for number in range(GREETINGS_AT_ONCE + 3)]
+    greeted: list[SiteName] = []
+
+    async def hello(peer: SiteName, greeting: Hello) -> Hello:
+        greeted.append(peer)
+        if peer != EUROPE:
+            await asyncio.Event().wait()  # it is down, and no answer comes
+        return greeting
+
+    monkeypatch.setattr(setup.client, "hello", hello)
+    monkeypatch.setattr(setup.heartbeats, "_wait_s", lambda failures: 0.0)
+    monkeypatch.setattr(setup.addresses, "address", lambda peer: setup.founded)
+    setup.client.served_at, setup.heartbeats._large = setup.founded, large
+    setup.heartbeats.follow_roster([EUROPE, *names])
+    setup.heartbeats.start(1)
+    for _ in range(3):
+        await setup.until(setup.founded)  # a beat to europe
+    assert greeted == [EUROPE, *(names[:GREETINGS_AT_ONCE] if large else names)]
 
 
 @pytest.mark.parametrize(("large", "waits_s"), [(False, [3.0, 0.2, 0.5, 2.0]), (True, [3.0, 3.0, 3.0, 3.0])])

@@ -61,7 +61,8 @@ async def test_a_wait_ends_when_the_epoch_changes(open_site: Callable[..., SiteU
 
 
 async def test_a_newcomer_gets_nothing_before_the_operator_accepts_it(open_site: Callable[..., SiteUnderTest]) -> None:
-    for egress, reason in (("", "this site's policy sends no model to america"), ('newcomers = "accept"', None)):
+    waits = "sends no model to america before its operator runs `mhfl-peer federation accept america`"
+    for egress, reason in (("", waits), ('newcomers = "accept"', None)):
         site = open_site(egress)
         rules = site.machine.rules
         members = tuple(sorted((*rules.roster.names, AMERICA)))
