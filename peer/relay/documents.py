@@ -45,6 +45,7 @@ class RelayStatus(TypedDict):
     sites: Annotated[Mapping[str, SiteTraffic], "by site that may park"]
     unknown: Annotated[list[str], "names in `sites` of relay.toml that no amendment has added yet"]
     refused: Annotated[Mapping[str, int], "connections that were refused, by reason; the most frequent"]
+    problem: Annotated[str, "why the relay's files cannot be used, so that it goes on with what it had; else empty"]
 
 
 class RelayChecked(TypedDict):

@@ -40,6 +40,10 @@ listen = "0.0.0.0:443"
 # Where the sites' connections come from; callers from elsewhere get at most half of a site's connections (an example).
 #networks = ["192.0.2.0/24"]
 """
+NO_CERTIFICATE = (
+    "send the request that `relay init` wrote to the founder, who runs `federation admit --relay`, and run `relay join`"
+)
+NO_KEY = "restore the relay's folder, or begin again with `relay init`"
 STATUS_FILE = "status.json"
 
 
@@ -185,6 +189,8 @@ class RelayFolder:
     def load(self) -> tuple[RelayConfig, FederationConfig]:
         """The two files; ``ConfigError`` where one is wrong or they do not fit."""
         where = str(self.relay_toml)
+        if not self.relay_toml.exists():
+            raise ConfigError(f"{where} is missing", "name the relay's folder with --folder, or run `relay init`")
         config = toml.validate(RelayConfig, toml.parse(toml.read(self.relay_toml), where), where)
         federation = FederationConfig.load(self.federation_toml)
         if config.name in federation.roster:
@@ -194,7 +200,11 @@ class RelayFolder:
     def join(self, pem: bytes, now: datetime) -> x509.Certificate:
         """Check the certificate that the founder gave, and keep it; ``BundleError`` where it is another's."""
         try:
-            certificate = self._verify(x509.load_pem_x509_certificate(pem), now)
+            certificate = x509.load_pem_x509_certificate(pem)
+        except ValueError as error:
+            raise BundleError("it is no certificate", "name the file that `federation admit --relay` wrote") from error
+        try:
+            certificate = self._verify(certificate, now)
         except ValueError as error:
             raise BundleError(f"the certificate is refused: {error}", "ask the founder for another") from error
         write_atomically(self.certificate, certificates.certificate_pem(certificate), 0o644)
@@ -203,7 +213,7 @@ class RelayFolder:
     def verify(self, now: datetime) -> x509.Certificate:
         """The relay's certificate; ``CertificateError`` where it is missing, expired or foreign."""
         try:
-            return self._verify(certificates.read_certificate(self.certificate), now)
+            return self._verify(certificates.read_certificate(self.certificate, if_missing=NO_CERTIFICATE), now)
         except ValueError as error:
             raise CertificateError(f"{self.certificate}: {error}", "ask the founder, and run `relay join`") from error
 
@@ -213,7 +223,7 @@ class RelayFolder:
         authorities = [certificates.read_authority(pem.encode()) for pem in self.chain().head.authorities]
         der = certificates.certificate_der(certificate)
         verified = certificates.verify_any_certificate(der, authorities, config.name, now, pinned=None)
-        if certificates.certificate_key(verified) != certificates.read_key(self.key).public_key():
+        if certificates.certificate_key(verified) != certificates.read_key(self.key, if_missing=NO_KEY).public_key():
             raise ValueError("it is for another key")
         return verified
 

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 IDLE = 4
 """Parked connections at each relay: as many callers may come within a round trip."""
 CARRYING_MAX = 60
+PARK_S = 2 * limits.HELLO_TIMEOUT_S
+"""A relay has a connection parked within so long."""
 RETRY_S = (1.0, 2.0, 5.0, 15.0, 30.0)
 
 
@@ -65,6 +67,7 @@ class Parking:
     parked: int = 0
     carrying: int = 0
     problem: str = "not yet reached"
+    _logged: str = "not yet reached"
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self) -> None:
@@ -104,6 +107,10 @@ class Parking:
             remedy = "compare the name in [connect] relays with the relay's operator"
             return f"the relay at {host}:{port}{through} is not {self.relay}", remedy
         reason = str(error) or type(error).__name__
+        if isinstance(error, EOFError):
+            reason = "the relay ended the connection"
+        elif isinstance(error, TimeoutError):
+            reason = f"no answer within {PARK_S:g} s"
         return f"nothing can be parked at {host}:{port}: {reason}", "compare name and address, or wait"
 
     async def _keep(self) -> None:
@@ -116,8 +123,9 @@ class Parking:
                 failures = 0
                 try:
                     self.parked += 1
-                    if self.parked == 1:
+                    if self._logged:
                         log.info("parked at a relay", extra={"relay": self.relay})
+                    self._logged = ""
                     caller = await self._wait(ends, stamp)
                 finally:
                     self.parked -= 1
@@ -128,10 +136,10 @@ class Parking:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             except PARKING_ERRORS as error:
-                problem = "; ".join(self.explain(error))
-                if problem != self.problem:
-                    log.warning("not parked at a relay", extra={"relay": self.relay, "reason": problem})
-                self.problem = problem
+                self.problem = "; ".join(self.explain(error))
+                if self.problem != self._logged:
+                    log.warning("not parked at a relay", extra={"relay": self.relay, "reason": self.problem})
+                self._logged = self.problem
                 await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
                 failures += 1
 
@@ -147,7 +155,7 @@ class Parking:
         context.check_hostname = True
         context.set_alpn_protocols([frames.ALPN])
         proxy = self.proxy_for(self.relay, f"{host}:{port}")
-        async with asyncio.timeout(limits.HELLO_TIMEOUT_S * 2):
+        async with asyncio.timeout(PARK_S):
             place: dict[str, Any] = {"host": host, "port": port}
             if proxy is not None:
                 dial = functools.partial(proxy.connect, host, port, timeout_s=limits.HELLO_TIMEOUT_S)

@@ -41,6 +41,8 @@ SOURCES_KEPT_MAX = 4096
 OPEN_TRIES = 3
 PARKING_WAIT_S = 3.0
 """A site whose parked connections are all taken has new ones within a round trip."""
+OPEN_S = 4.0
+"""All tries for one caller: it then hears that nobody is parked, and does not take the relay for one without TLS."""
 UNKNOWN_NAME = bytes.fromhex("15030300020270")
 """The TLS alert unrecognized_name."""
 NOBODY_PARKED = bytes.fromhex("15030300020250")
@@ -55,7 +57,7 @@ class Parked:
 
     Attributes:
         opened: whether the site was told of a caller: it takes all that follows for the caller's bytes.
-        ready: set once the site has joined it to its own server.
+        ready: set once the site has joined it to its own server, or has given it up.
         ended: set once it carries nobody any more.
     """
 
@@ -198,7 +200,9 @@ class RelayServer:
                 else:
                     self.refusals["unknown name"] += 1
                     await _refuse(connection, UNKNOWN_NAME)
-            except (OSError, EOFError, ValueError, PeerError) as error:
+            except EOFError:
+                log.info("connection ended", extra={"source": source, "reason": "the caller ended it"})
+            except (OSError, ValueError, PeerError) as error:
                 log.info("connection ended", extra={"source": source, "reason": str(error) or type(error).__name__})
 
     async def _park(self, connection: socket.socket) -> None:
@@ -220,7 +224,8 @@ class RelayServer:
             elif len(self._parked[site]) + self._carrying[site] >= PARKED_PER_SITE_MAX:
                 reason = f"{site} has {PARKED_PER_SITE_MAX} connections here"
             if reason:
-                self.refusals[reason] += 1
+                if site != self.name:  # `relay check` offers a connection with the relay's own certificate
+                    self.refusals[reason] += 1
                 writer.write(frames.encode(Frame.REFUSED, reason.encode()))
                 await writer.drain()
                 return
@@ -235,6 +240,8 @@ class RelayServer:
                 await self._hold(parked)
                 await parked.ended.wait()
             finally:
+                parked.ended.set()
+                parked.ready.set()
                 self._held[site].pop(writer, None)
                 with contextlib.suppress(ValueError):
                     self._parked[site].remove(parked)
@@ -297,21 +304,25 @@ class RelayServer:
 
     async def _open(self, site: str, address: str) -> Parked | None:
         """A parked connection that the site has joined to its server; None where there is none."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + OPEN_S
         for _ in range(OPEN_TRIES):
             try:
-                async with asyncio.timeout(PARKING_WAIT_S), self.changed:
+                async with asyncio.timeout_at(min(end_s, loop.time() + PARKING_WAIT_S)), self.changed:
                     await self.changed.wait_for(lambda: self._parked[site])
                     parked = self._parked[site].popleft()
             except TimeoutError:
                 return None
             with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(frames.READY_S):
+                async with asyncio.timeout_at(min(end_s, loop.time() + frames.READY_S)):
                     parked.opened = True
                     parked.ends[1].write(frames.encode(Frame.OPEN, address.encode()))
                     await parked.ready.wait()
-                return parked
+                if not parked.ended.is_set():
+                    return parked
             parked.ended.set()
-            parked.ends[1].close()
+            if not parked.ends[1].is_closing():  # a second close would have TLS forget the connection to abort
+                parked.ends[1].close()
         return None
 
 

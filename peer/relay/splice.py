@@ -45,7 +45,8 @@ async def splice(one: Ends, other: Ends) -> int:
 
 async def close(writer: asyncio.StreamWriter) -> None:
     """Close a connection after what was written has left; one that takes longer is broken off."""
-    writer.close()
+    if not writer.is_closing():  # a second close would have TLS forget the connection that is aborted below
+        writer.close()
     try:
         async with asyncio.timeout(CLOSE_S):
             await writer.wait_closed()

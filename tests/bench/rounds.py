@@ -2,10 +2,11 @@
 during it.
 
 The daemons are real (``still.py``): enrolled, mutual TLS on loopback, manifests signed and checked,
-artifacts verified and on disk, journal and egress ledger. A round lasts from the end of all
+artifacts verified, journal and egress ledger. A round lasts from the end of all
 trainings to the last site's next order to train. For comparison, four processes (``bare.py``) move
 artifacts of the same size in the same permutation. Both run in turn, so that they see the same
-machine. ``python tests/bench/rounds.py MB [ROUNDS]`` prints every round.
+machine. ``python tests/bench/rounds.py MB [ROUNDS [OPTION ...]]`` prints every round; the options
+are those of ``still.py``, such as ``--disk=100``.
 """
 
 from __future__ import annotations
@@ -129,13 +130,13 @@ def measure(*, quick: bool) -> list[Row]:
     return rows
 
 
-def run(megabytes: int, rounds: int) -> Durations:
-    """Found a federation and measure its rounds, after one exchange to warm up."""
+def run(megabytes: int, rounds: int, *options: str) -> Durations:
+    """Found a federation and measure its rounds, after one exchange to warm up; the options are of ``still.py``."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         loopback = LocalFederation.create(folder, DRAFT.format(rounds=rounds + 1), dict.fromkeys(SITES, SITE))
         bare = Processes("bare.py", loopback, megabytes)
-        sites = Processes("still.py", loopback, megabytes, "--on-demand")
+        sites = Processes("still.py", loopback, megabytes, "--on-demand", *options)
         stack.callback(bare.end)
         stack.callback(sites.end)
         bare.write(dict.fromkeys(SITES, json.dumps(bare.read())))
@@ -181,9 +182,9 @@ def peak_mb(process: subprocess.Popen[bytes]) -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / KIB_A_MB
 
 
-def main(megabytes: int, rounds: int) -> None:
+def main(megabytes: int, rounds: int = 11, *options: str) -> None:
     """Print every round of one size."""
-    durations = run(megabytes, rounds)
+    durations = run(megabytes, rounds, *options)
 
     def join(seconds: Iterable[float]) -> str:
         return " ".join(f"{second:.3f}" for second in seconds)
@@ -194,4 +195,4 @@ def main(megabytes: int, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 11)
+    main(*map(int, sys.argv[1:3]), *sys.argv[3:])

@@ -1,10 +1,12 @@
-"""A site's daemon without training: ``python tests/bench/still.py HOME FEDERATION SITE MEGABYTES [--on-demand]``.
+"""A site's daemon without training: ``python tests/bench/still.py HOME FEDERATION SITE MEGABYTES [OPTION ...]``.
 
 Everything but the worker is real. The fake worker writes a new artifact of this size for each round
 and waits. The process prints ``ordered ROUND ORIGIN`` when a round's exchange is over and
 journalled, and ``ready`` once the round's artifact is on disk. A line of input then ends the
 training. With ``--on-demand``, the worker writes the artifact only after a line of input, too: it
-takes neither cores nor disk from sites whose round goes on. The end of the input stops the daemon.
+takes neither cores nor disk from sites whose round goes on. With ``--disk=MB_S``, a sync of an
+artifact lasts as long as on a disk that writes so many megabytes a second. The end of the input
+stops the daemon.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import dataclasses
 import os
 import signal
 import sys
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 
@@ -81,6 +84,7 @@ class FakeWorker:
         if self._on_demand:
             await self._lines.readline()
             await self._daemon.fetcher.free_space()  # a measured round has its disk to itself
+            await self._daemon.fetcher.sync()
         if order.round < self._daemon.federation.rounds:
             artifact = await asyncio.to_thread(self._write_artifact)
         print("ready", flush=True)
@@ -121,9 +125,25 @@ async def ignore_port(port: int) -> None:
     """The daemon calls it with its port, which no test needs."""
 
 
+def slow_down_disk(megabytes_per_s: float) -> None:
+    """Have every later sync of a file of a megabyte or more wait for a slow disk."""
+    sync = os.fsync
+
+    def sync_slowly(descriptor: int) -> None:
+        size = os.fstat(descriptor).st_size
+        if size >= 1 << 20:
+            time.sleep(size / megabytes_per_s / (1 << 20))
+        sync(descriptor)
+
+    os.fsync = sync_slowly
+
+
 def main() -> None:
     """Lock the site's folder and serve."""
     home, federation, name, megabytes, *options = sys.argv[1:]
+    for option in options:
+        if option.startswith("--disk="):
+            slow_down_disk(float(option.removeprefix("--disk=")))
     folder = SiteFolder(Path(home), federation, SiteName(name))
     make_private(folder.logs)
     with folder.locked():

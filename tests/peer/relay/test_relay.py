@@ -14,7 +14,7 @@ from fakes.http_proxy import HttpProxy
 from peer.core.messages import Heartbeat
 from peer.identity import certificates
 from peer.relay import frames, parking, server, splice
-from peer.relay.parking import IDLE, Parking, Parkings, RelayRefused
+from peer.relay.parking import CARRYING_MAX, IDLE, Parking, Parkings, RelayRefused
 from peer.relay.probe import probe
 from peer.relay.server import NOBODY_PARKED, UNKNOWN_NAME, RelayServer
 from peer.transport.client import Refused, Unreachable
@@ -388,6 +388,39 @@ async def test_a_site_whose_server_is_down_lets_the_relay_try_the_next(gate, net
     assert await network.dial("asia").beat("europe", PULSE) == PULSE
 
 
+async def test_a_parked_connection_that_is_given_up_costs_its_caller_no_wait(gate, network, monkeypatch):
+    """As that of ``check``, which parks only to see that it may."""
+    monkeypatch.setattr(frames, "READY_S", 60.0)
+    monkeypatch.setattr(server, "OPEN_S", 60.0)
+    europe, asia = await network.serve("europe"), network.dial("asia")
+    await gate.open()
+    given_up = asyncio.Event()
+
+    async def give_up(parking, ends, stamp):
+        assert (await frames.read(ends[0]))[0] is frames.Frame.OPEN
+        ends[1].close()
+        given_up.set()
+
+    monkeypatch.setattr(Parking, "_wait", give_up)
+    monkeypatch.setattr("peer.relay.parking.IDLE", 1)
+    await gate.park(europe)
+    await gate.parked("europe", 1)
+    beat = asyncio.ensure_future(asia.beat("europe", PULSE))
+    await given_up.wait()
+    monkeypatch.undo()
+    assert await beat == PULSE
+
+
+async def test_a_caller_hears_that_nobody_is_parked_before_its_dial_times_out(gate, network, monkeypatch):
+    monkeypatch.setattr(server, "OPEN_S", 0.3)
+    europe = await network.serve("europe")
+    await gate.open()
+    parked = await gate.park(europe)
+    await gate.parked("europe")
+    parked.carrying = CARRYING_MAX  # it gives each connection up that a caller takes
+    assert await answer_to(gate.port, "europe") == server.NOBODY_PARKED
+
+
 @pytest.mark.parametrize(("opened", "answered"), [(False, frames.encode(frames.Frame.PONG)), (True, b"")])
 async def test_a_ping_that_crosses_open_is_not_answered_into_the_caller_s_bytes(opened, answered):
     class Writer(bytearray):
@@ -481,6 +514,7 @@ async def test_a_relay_that_is_probed_answers_to_its_own_name_alone(gate, author
         return authority.admit("gate").stream_context()
 
     await probe("127.0.0.1", gate.port, "gate", context())
+    assert not gate.relay.refusals
     with pytest.raises(OSError, match=r"ALERT|alert|name"):
         await probe("127.0.0.1", gate.port, "door", context())
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 
 import pytest
 
+from peer.identity import certificates
 from peer.relay import splice
+from peer.transport.tls import stream_context
 
 
 @pytest.fixture
@@ -39,6 +42,28 @@ async def test_a_connection_that_does_not_empty_is_broken_off(stuck, monkeypatch
     loop.remove_reader(descriptor)
     one.close()
     other.close()
+
+
+async def test_a_tls_connection_that_was_closed_before_is_still_broken_off(authority, monkeypatch):
+    """The other end answers no goodbye: only the abort frees the descriptor."""
+    monkeypatch.setattr(splice, "CLOSE_S", 0.05)
+    pki, accepted = authority.admit("gate"), asyncio.Queue()
+    files = (pki.folder / certificates.CERTIFICATE_FILE, pki.folder / certificates.KEY_FILE)
+
+    async def ignore(reader, writer):
+        writer.transport.pause_reading()
+        accepted.put_nowait(writer)
+
+    context = stream_context(ssl.PROTOCOL_TLS_SERVER, pki.ca_certificate, *files)
+    async with await asyncio.start_server(ignore, "127.0.0.1", 0, ssl=context) as server:
+        port, own = server.sockets[0].getsockname()[1], authority.admit("africa").stream_context()
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=own, server_hostname="gate")
+        other, ours = await accepted.get(), writer.get_extra_info("socket")
+        writer.close()
+        await splice.close(writer)
+        await asyncio.sleep(0)  # asyncio closes the descriptor in the next turn of the loop
+        assert ours.fileno() == -1
+        other.transport.abort()
 
 
 async def test_who_closes_can_be_cancelled(stuck):
