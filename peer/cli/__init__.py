@@ -82,6 +82,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Name -> (module:attribute, one line of help), in the order of ``--help``."""
 
 AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
+GIVEN_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+GIVEN_PATH = click.Path(path_type=Path, exists=True)
+"""What a command reads: ``UsageError`` where it does not exist."""
 
 
 @dataclass
@@ -142,16 +145,14 @@ def chosen_round(which: str | None) -> Literal["best"] | None:
 
 
 def complete_site(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The sites of the home folder, as ``federation/site`` where a name is not unique."""
+    """The sites of the home folder, as ``federation/site`` where a name is not unique or this was begun."""
     from peer.config import site_folder
 
     settings = context.find_object(Settings) or Settings()
     folders = site_folder.sites(site_folder.home_folder(settings.home))
     names = [str(folder.site) for folder in folders]
     offered = {name for name in names if names.count(name) == 1}
-    offered |= {
-        f"{folder.federation}/{folder.site}" for folder in folders if "/" in incomplete or folder.site not in offered
-    }
+    offered |= {f"{folder.federation}/{folder.site}" for folder in folders if incomplete or folder.site not in offered}
     return sorted(name for name in offered if name.startswith(incomplete))
 
 

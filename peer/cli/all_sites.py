@@ -80,7 +80,7 @@ def describe(folder: SiteFolder) -> ListedSite:
         "rounds": status["rounds"],
         "since": since,
         "address": federation.addresses.get(folder.site) or status["listen"] or site.listen,
-        "problem": status["failure"],
+        "problem": status["failure"] or status["departed"],
     }
 
 
@@ -108,7 +108,12 @@ def start_all(
     program: Sequence[str] = PROGRAM,
     limit_s: float = START_S,
 ) -> list[SiteOutcome]:
-    """Start the daemons of these sites in the background, and wait until each serves or has ended."""
+    """Start the daemons of these sites in the background, and wait until each serves or has ended.
+
+    A site that its chain says is no member is left alone: its daemon would serve for a moment, and end.
+    """
+    from peer.records.members import Members
+
     started: dict[SiteFolder, int] = {}
     outcomes: dict[SiteFolder, SiteOutcome] = {}
     for folder in folders:
@@ -116,6 +121,10 @@ def start_all(
             outcomes[folder] = outcome(folder, "its daemon runs already")
             continue
         try:
+            members = Members.read(folder)
+            if members is not None and (departed := members.departure(folder.site)):
+                outcomes[folder] = outcome(folder, "is not started", problem=departed)
+                continue
             started[folder] = _launch(folder, [*program, *_words(folder), *options])
         except (PeerError, OSError) as error:
             code = error.exit_code if isinstance(error, PeerError) else DaemonDown.exit_code

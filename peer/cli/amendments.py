@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 import click
 
-from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli import GIVEN_FILE, Settings, output, pass_settings, shared_options, site_option
 from peer.cli.governance import SiteChain, complete_member, render_enacted
 from peer.config import site_folder, toml
 from peer.config.site_folder import find_site
 from peer.core import roster
-from peer.core.messages import AMENDMENTS
+from peer.core.limits import PROTOCOL_VERSION_MAX
+from peer.core.messages import AMENDMENTS, FEATURES
 from peer.core.roster import Sha256, SiteName
 from peer.errors import CertificateError, ConfigError, LockedError, MembershipError, UsageError
 from peer.identity import certificates
@@ -28,7 +29,11 @@ from peer.membership.folder import MembershipFolder
 from peer.membership.proposal import Proposal
 from peer.membership.signatures import endorse_as_founder, notices_of
 
-FILE = click.Path(path_type=Path, dir_okay=False)
+NO_CA = "name the CA folder that `federation create` wrote with --ca"
+NO_ADDRESS = (
+    "the amendment has no address of {name}, as --add {name}=HOST:PORT would give, and no later one can: the others "
+    "find it by [addresses] in their site.toml, or by discovery"
+)
 AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 
 ca_option = click.option(
@@ -40,13 +45,19 @@ ca_option = click.option(
 from_round_option = click.option(
     "--from-round",
     type=click.IntRange(1),
-    help="The first round that it holds for  [default: the first that no site can have begun].",
+    help="The first round that it holds for  [default: the first that no site can have begun; `propose` leaves "
+    "time to sign].",
 )
 instead_option = click.option(
     "--instead",
     is_flag=True,
     help="Go on although another amendment of this number was signed here, or a peer states one.",
 )
+
+
+def complete_feature(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """What this program knows."""
+    return sorted(feature for feature in FEATURES if feature.startswith(incomplete))
 
 
 def change_options(command: AnyCallable) -> AnyCallable:
@@ -57,11 +68,12 @@ def change_options(command: AnyCallable) -> AnyCallable:
             "--request",
             "requests",
             multiple=True,
-            type=FILE,
+            type=GIVEN_FILE,
             help="The signing request of a site that --add or --rekey names.",
         ),
         click.option(
             "--expel",
+            multiple=True,
             metavar="NAME",
             shell_complete=complete_member,
             help="Take a member out; the round key changes.",
@@ -78,14 +90,18 @@ def change_options(command: AnyCallable) -> AnyCallable:
         click.option(
             "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Change a setting, such as pace.wait_max_s=600."
         ),
-        click.option("--settings", "settings_file", type=FILE, help="Change the settings in this TOML file."),
+        click.option("--settings", "settings_file", type=GIVEN_FILE, help="Change the settings in this TOML file."),
         click.option(
-            "--requires", multiple=True, metavar="FEATURE", help="Require that every site's program knows this."
+            "--requires",
+            multiple=True,
+            metavar="FEATURE",
+            shell_complete=complete_feature,
+            help="Require that every site's program knows this.",
         ),
         click.option(
             "--protocol", type=click.IntRange(1), help="Require that every site's program speaks this protocol."
         ),
-        click.option("--authority", type=FILE, help="Change the CA: its certificate, in PEM."),
+        click.option("--authority", type=GIVEN_FILE, help="Change the CA: its certificate, in PEM."),
         click.option(
             "--governance",
             metavar="founder|M",
@@ -179,8 +195,16 @@ def read_changes(site: SiteChain, **options: Any) -> dict[str, Any]:
     }
     if keys:
         raise UsageError(f"--request of {', '.join(keys)}", "add --add or --rekey with the same name")
-    if options["expel"] is not None:
-        changes["expel"] = _site(options["expel"], "--expel")
+    if len(options["expel"]) > 1:
+        raise UsageError(
+            f"--expel {', '.join(options['expel'])}: an amendment expels one site", "make an amendment for each"
+        )
+    for name in options["expel"]:
+        changes["expel"] = _site(name, "--expel")
+        if name == site.folder.site and len(site.chain.head.members) > 1:
+            raise MembershipError(
+                f"{name} would be expelled by its own amendment", "name the site of another member with --site"
+            )
     if options["leave"]:
         changes["leave"] = _notices(site)
     if options["requires"] or options["protocol"]:
@@ -192,21 +216,37 @@ def read_changes(site: SiteChain, **options: Any) -> dict[str, Any]:
     return {key: value for key, value in changes.items() if value not in ((), {})}
 
 
+def missing_addresses(changes: Mapping[str, Any]) -> list[str]:
+    """What to note of sites that are added without an address."""
+    return [NO_ADDRESS.format(name=site.name) for site in changes.get("add", ()) if site.address is None]
+
+
 def make_proposal(
-    site: SiteChain, recipients: Mapping[SiteName, Any], changes: Mapping[str, Any], from_round: int | None
+    site: SiteChain,
+    recipients: Mapping[SiteName, Any],
+    changes: Mapping[str, Any],
+    from_round: int | None,
+    *,
+    signing_s: float = 0.0,
 ) -> Proposal:
-    """The next amendment of the site's chain, unsigned; ``MembershipError`` where it cannot be."""
+    """The next amendment of the site's chain, unsigned; ``MembershipError`` where it cannot be.
+
+    Args:
+        site: where it is made.
+        recipients: the members whose keys are known: each gets a copy of a new round key.
+        changes: as ``Amendment`` has them.
+        from_round: its first round; ``None`` for the first that no site can have begun.
+        signing_s: for how long members sign it before that.
+    """
     _check_programs(site, changes)
     try:
-        pace = site.genesis.settings_after(site.chain.head).pace
-        first = proposal.first_round(site.chain, reached_round=site.reached_round, lead_rounds_max=pace.lead_rounds_max)
         return proposal.make(
             site.chain,
             site.genesis,
             site.own,
             recipients,
             changes,
-            from_round=first if from_round is None else from_round,
+            from_round=site.first_round(signing_s=signing_s) if from_round is None else from_round,
             reached_round=site.reached_round,
             issued=int(time.time()),
         )
@@ -215,8 +255,19 @@ def make_proposal(
 
 
 def _check_programs(site: SiteChain, changes: Mapping[str, Any]) -> None:
-    """``MembershipError`` while a member that is heard runs a program that could not follow the amendment."""
+    """``MembershipError`` where this program, or that of a member that is heard, could not follow the amendment.
+
+    A site whose program cannot follow one holds for good: no later amendment takes a requirement back.
+    """
     requires = changes.get("requires") or Requirements()
+    unknown = sorted(set(requires.features) - set(FEATURES))
+    if unknown or requires.protocol > PROTOCOL_VERSION_MAX:
+        lacking = ", ".join(unknown) or f"protocol {requires.protocol}"
+        raise MembershipError(
+            f"this program does not know {lacking}, and would hold itself",
+            f"it knows {', '.join(sorted(FEATURES))}, and protocol {PROTOCOL_VERSION_MAX} at most; correct the name, "
+            "or sign with a program that knows it",
+        )
     needed = {AMENDMENTS, *requires.features}
     for name, peer in site.status["peers"].items():
         if name == changes.get("expel") or peer["features"] is None:
@@ -234,9 +285,9 @@ def _check_programs(site: SiteChain, changes: Mapping[str, Any]) -> None:
 def sign_as_founder(proposal: Proposal, ca: Path, *, instead: bool) -> Proposal:
     """Sign with the CA's key; the CA folder has what was signed, before the signature exists.
 
-    ``StateError`` where another amendment of this number was signed, unless this one is wanted ``instead``.
+    ``MembershipError`` where another amendment of this number was signed, unless this one is wanted ``instead``.
     """
-    key = certificates.read_key(ca / CA_KEY_FILE)
+    key = certificates.read_key(ca / CA_KEY_FILE, if_missing=NO_CA)
     body = proposal.signed.body
     MembershipFolder(ca).approve(proposal.amendment.number, body, instead=instead, signer="the founder")
     return proposal.with_signature(endorse_as_founder(key, body))
@@ -257,12 +308,12 @@ def _enact_as_founder(
             f"the members of {site.genesis.config.name} sign its amendments, not the founder",
             "make a proposal for them with `mhfl-peer federation propose`",
         )
-    key = certificates.read_key(ca / CA_KEY_FILE)
+    key = certificates.read_key(ca / CA_KEY_FILE, if_missing=NO_CA)
     if key.public_key() != certificates.read_authority(head.authorities[-1].encode()).public_key():
         raise CertificateError(
             f"{ca / CA_KEY_FILE} is not the key of the CA of {site.genesis.config.name}", "name its CA folder with --ca"
         )
-    notes = site.check_newest(besides=changes.get("expel"), instead=instead)
+    notes = site.check_newest(besides=changes.get("expel"), instead=instead) + missing_addresses(changes)
     unsigned, record = make_proposal(site, {}, changes, from_round), MembershipFolder(ca)
     before = record.approvals()
     signed = sign_as_founder(unsigned, ca, instead=instead)
@@ -287,7 +338,7 @@ def _newcomer(text: str, keys: dict[str, Sha256]) -> Newcomer:
     name, _, address = text.partition("=")
     site = _site(name, "--add")
     if site not in keys:
-        raise UsageError(f"--add {site}: its key is missing", f"give the signing request of {site} with --request")
+        raise _missing_key("--add", site, keys)
     if address:
         try:
             toml.check_route(address)
@@ -305,8 +356,15 @@ def _new_key(text: str, keys: dict[str, Sha256]) -> tuple[SiteName, Sha256]:
         except ValueError as error:
             raise UsageError(f"--rekey {text}: {error}", "give the 64 hex digits of the key's SHA-256") from error
     if site not in keys:
-        raise UsageError(f"--rekey {site}: its key is missing", f"give the signing request of {site} with --request")
+        raise _missing_key("--rekey", site, keys)
     return site, keys.pop(site)
+
+
+def _missing_key(option: str, site: SiteName, keys: Mapping[str, Sha256]) -> UsageError:
+    given = f": --request is of {', '.join(keys)}" if keys else ""
+    return UsageError(
+        f"{option} {site}: its key is missing{given}", f"give the signing request of {site} with --request"
+    )
 
 
 def _site(name: str, option: str) -> SiteName:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer.cli import Settings, output, pass_settings, rendering, shared_options, site_option
+from peer.cli import GIVEN_FILE, Settings, output, pass_settings, rendering, shared_options, site_option
 from peer.config import site_folder
 from peer.documents import SiteBackedUp, SiteRestored
 
@@ -54,7 +54,7 @@ def backup(settings: Settings, file: Path, site_name: str | None, with_key: bool
 
 
 @click.command(short_help="Make a site's folder from a backup.")
-@click.argument("file", type=FILE)
+@click.argument("file", type=GIVEN_FILE)
 @site_option
 @click.option("--force", is_flag=True, help="Move the folder that exists aside; its daemon must be stopped.")
 @output.json_option

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli import GIVEN_FILE, GIVEN_PATH, Settings, output, pass_settings, shared_options, site_option
 from peer.cli.data_import import import_command
 from peer.config import site_folder
 from peer.core.tasks import CLASSIFYING
@@ -25,8 +25,8 @@ COUNT_COLUMNS = (
 )  # fmt: skip
 """Columns in the table of a prepared set, for those counts that its summary has."""
 
-datalist_argument = click.argument("datalist", type=PATH)
-root_option = click.option("--root", type=PATH, help="Folder that its paths are relative to  [default: its own].")
+datalist_argument = click.argument("datalist", type=GIVEN_FILE)
+root_option = click.option("--root", type=GIVEN_PATH, help="Folder that its paths are relative to  [default: its own].")
 task_option = click.option(
     "--task", default="classification", show_default=True, help="The federation's task kind ([task] kind)."
 )
@@ -52,7 +52,7 @@ data.add_command(import_command)
 
 
 @data.command()
-@click.argument("datalist", type=PATH, required=False)
+@click.argument("datalist", type=GIVEN_FILE, required=False)
 @root_option
 @task_option
 @classes_option

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from peer.cli import output, shared_options
+from peer.cli import GIVEN_FILE, GIVEN_PATH, output, shared_options
 from peer.data.datalist import SPLITS
 from peer.errors import UsageError
 
@@ -39,7 +39,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 
 
 @click.command("import")
-@click.argument("source", type=PATH)
+@click.argument("source", type=GIVEN_PATH)
 @click.option("--out", type=PATH, required=True, help="The datalist to write; readable by you alone.")
 @click.option(
     "--layout",
@@ -62,7 +62,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
     help="A column of the table. Roles: file (several are channels), label, subject, split, PatientID, ...",
 )
 @click.option("--keep", multiple=True, metavar="COLUMN", help="Copy this column into the datalist too.")
-@click.option("--root", type=PATH, help="Folder that a table's files are relative to  [default: its own].")
+@click.option("--root", type=GIVEN_PATH, help="Folder that a table's files are relative to  [default: its own].")
 @click.option("--encoding", help="The table's encoding  [default: Unicode, else Windows-1252].")
 @click.option(
     "--test-share",
@@ -79,7 +79,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option("--suffix", "suffixes", multiple=True, help="BIDS: suffix of the images; several are channels.")
 @click.option("--label-suffix", help="BIDS: suffix of the label maps.")
 @click.option(
-    "--labels", type=PATH, help="PACS export: the table of labels by patient, accession number, study or series."
+    "--labels", type=GIVEN_FILE, help="PACS export: the table of labels by patient, accession number, study or series."
 )
 @click.option(
     "--series", metavar="PATTERN", help="PACS export: only series whose description is like this, with * and ?."

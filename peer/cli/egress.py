@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from peer.cli import Settings, output, pass_settings, rendering, shared_options, site_option
+from peer.cli import GIVEN_FILE, Settings, output, pass_settings, rendering, shared_options, site_option
 from peer.cli.watch import show, watch_option
 from peer.config import site_folder
 from peer.config.site_folder import SiteFolder, must_be_new, write_atomically
@@ -21,7 +21,7 @@ PATH = click.Path(path_type=Path, dir_okay=False)
 witness_option = click.option(
     "--witness",
     "witnesses",
-    type=PATH,
+    type=GIVEN_FILE,
     multiple=True,
     help="A file that another site wrote with `egress witness`; may be repeated.",
 )
@@ -118,8 +118,8 @@ def _check_peers(settings: Settings, site_name: str | None, peers: tuple[str, ..
 
 @egress.command(short_help="Verify that the ledger is whole, and say what cannot be proven.")
 @site_option
-@click.option("--file", type=PATH, help="A file that `egress export` wrote, instead of this site's ledger.")
-@click.option("--federation", type=PATH, help="With --file: the federation.toml that all sites hold.")
+@click.option("--file", type=GIVEN_FILE, help="A file that `egress export` wrote, instead of this site's ledger.")
+@click.option("--federation", type=GIVEN_FILE, help="With --file: the federation.toml that all sites hold.")
 @witness_option
 @output.json_option
 @shared_options

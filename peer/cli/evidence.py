@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer.cli import Settings, output, pass_settings, rendering, shared_options, site_option
+from peer.cli import GIVEN_FILE, Settings, output, pass_settings, rendering, shared_options, site_option
 from peer.config import site_folder
 from peer.config.site_folder import must_be_new, write_atomically
 from peer.documents import EvidenceShown
@@ -22,8 +22,8 @@ PATH = click.Path(path_type=Path, dir_okay=False)
 
 @click.command(short_help="Show proofs that a site signed two artifacts for one round.")
 @site_option
-@click.option("--verify", "file", type=PATH, help="Verify the proofs in a file of another site instead.")
-@click.option("--federation", type=PATH, help="With --verify: a federation.toml, where this machine has no site.")
+@click.option("--verify", "file", type=GIVEN_FILE, help="Verify the proofs in a file of another site instead.")
+@click.option("--federation", type=GIVEN_FILE, help="With --verify: a federation.toml, where this machine has no site.")
 @click.option("--export", "out", type=PATH, help="Write the proofs to this file, for other sites and auditors.")
 @output.json_option
 @shared_options

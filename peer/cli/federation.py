@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
-from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli import GIVEN_FILE, Settings, output, pass_settings, shared_options, site_option
 from peer.cli.amendments import amend, hold, resume
+from peer.cli.governance import longest_chain
 from peer.cli.members import accept, choose
 from peer.cli.proposals import approve, enact, propose
 from peer.config import site_folder, toml
@@ -21,7 +22,7 @@ from peer.config.site_folder import must_be_new, write_atomically
 from peer.core.messages import ChainHead
 from peer.core.tasks import ROWS_COLUMNS
 from peer.documents import CertificateAuthority, FederationCreated, FederationShown, RelayCertified, SiteAdmitted
-from peer.errors import BundleError, FederationMismatch, UsageError
+from peer.errors import BundleError, UsageError
 from peer.identity import certificates
 from peer.identity.bundle import read_received_file
 from peer.identity.enrolment import FEDERATION_FILE, Authority
@@ -44,7 +45,7 @@ for governing in (amend, hold, resume, propose, approve, enact, accept, choose):
 
 
 @federation.command()
-@click.argument("draft", type=PATH)
+@click.argument("draft", type=GIVEN_FILE)
 @click.option("--out", type=PATH, required=True, help="The CA folder to create; keep it offline.")
 @click.option(
     "--days", type=DAYS, default=certificates.CA_DAYS, show_default=True, help="How long the CA certificate is valid."
@@ -72,7 +73,7 @@ def create(draft: Path, out: Path, days: int, as_json: bool) -> None:
 
 
 @federation.command()
-@click.argument("file", type=PATH, required=False)
+@click.argument("file", type=GIVEN_FILE, required=False)
 @click.option("--chain", type=PATH, help="Write the chain of amendments to this file, for `mhfl-peer relay amend`.")
 @site_option
 @output.json_option
@@ -105,7 +106,7 @@ def show(settings: Settings, file: Path | None, chain: Path | None, site_name: s
 
 
 @federation.command()
-@click.argument("request", metavar="CSR", type=PATH)
+@click.argument("request", metavar="CSR", type=GIVEN_FILE)
 @click.option("--ca", type=PATH, required=True, help="The CA folder that `federation create` wrote.")
 @click.option("--out", type=PATH, required=True, help="The bundle to write; only the site can read its secrets.")
 @click.option("--fingerprint", help="The fingerprint that the site's people read out  [default: ask the founder].")
@@ -134,7 +135,7 @@ def admit(
     certificate.
 
     A site that an amendment added, or gave another key, is admitted as the chain of a site of this
-    machine says.
+    machine says. A relay gets none of the names in that chain.
 
     \b
     mhfl-peer federation admit --ca ca europe.csr --out europe.bundle
@@ -147,8 +148,12 @@ def admit(
     must_be_new(out)
     if fingerprint is None:
         fingerprint = _ask_for_confirmation(content, request)
+    _, chain = longest_chain(site_folder.home_folder(settings.home), site_name, authority.federation) or (None, None)
     if relay:
-        certificate = authority.certify_relay(content, fingerprint=fingerprint, now=now, days=days)
+        used_names = frozenset() if chain is None else chain.head.used_names
+        certificate = authority.certify_relay(
+            content, fingerprint=fingerprint, now=now, days=days, used_names=used_names
+        )
         write_atomically(out, certificates.certificate_pem(certificate), 0o644)
         der = certificates.certificate_der(certificate)
         certified: RelayCertified = {
@@ -159,7 +164,6 @@ def admit(
         }
         output.emit(certified, as_json=as_json, render=_render_certified)
         return
-    chain = _chain(site_folder.home_folder(settings.home), site_name, authority.federation)
     members, added = (None, None) if chain is None else (chain.head.keys, _added(chain, content))
     admitted = authority.admit(
         content, fingerprint=fingerprint, now=now, days=days, replace=replace, members=members, added=added
@@ -175,21 +179,6 @@ def admit(
         "replaced": list(admitted.replaced),
     }
     output.emit(document, as_json=as_json, render=_render_admitted)
-
-
-def _chain(home: Path, site_name: str | None, federation: FederationConfig) -> Chain | None:
-    """The longest chain of this federation that a site of this machine has; ``None`` without such a site."""
-    named = None if site_name is None else site_folder.find_site(home, site_name)
-    chains = []
-    for folder in site_folder.sites(home) if named is None else (named,):
-        if folder.federation != federation.name:
-            continue
-        own = FederationConfig.load(folder.federation_toml)
-        if own.digest == federation.digest:
-            chains.append(MembershipFolder(folder.membership).chain(own))
-    if named is not None and not chains:
-        raise FederationMismatch(f"{named.federation_toml} is of another federation", "name a site of this one")
-    return max(chains, key=lambda chain: chain.head.number, default=None)
 
 
 def _added(chain: Chain, request: bytes) -> ChainHead | None:

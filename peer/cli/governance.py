@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,33 +15,78 @@ import click
 from peer.cli import Settings, output
 from peer.config import toml
 from peer.config.schema import FederationConfig
-from peer.config.site_folder import SiteFolder, find_site, home_folder
+from peer.config.site_folder import SiteFolder, find_site, home_folder, sites
 from peer.core.roster import SiteName
-from peer.errors import DaemonDown, MembershipError, PeerError
+from peer.errors import DaemonDown, FederationMismatch, MembershipError, PeerError
 from peer.identity.certificates import Identity, read_authority
+from peer.membership.amendment import body_digest
 from peer.membership.chain import Chain
 from peer.membership.epoch_rules import Genesis
 from peer.membership.folder import MembershipFolder
+from peer.membership.proposal import first_round
 
 if TYPE_CHECKING:
+    from peer.records.history import RecentRounds
     from peer.transport.control import ControlClient
 
 TOLD = ("enact", "leave")
 """Actions that concern the other sites."""
 MAYBE_PAST = "what round the others are in is not known here: one that is past round {round} follows from its next on"
 UNHEARD = "no daemon runs here: amendments that the other sites have, and this one lacks, are not known"
+COMING = "amendment {number} begins with round {round}, and none after it begins sooner"
 AT_REST = "no daemon runs here: its next start tells the other sites"
 
 
 def complete_member(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The members after the newest amendment, as the site that the command is about has them."""
-    settings = context.find_object(Settings) or Settings()
-    try:
-        folder = find_site(home_folder(settings.home), context.params.get("site_name"))
-        chain = MembershipFolder(folder.membership).chain(FederationConfig.load(folder.federation_toml))
-    except PeerError:
-        return []
-    return [name for name in chain.head.members if name.startswith(incomplete)]
+    """The members after the newest amendment, as the site has them that the command is about.
+
+    Where the command does not say yet which of several sites, the members that any of them has.
+    """
+    names = {name for _, chain in _chains(context) for name in chain.head.members}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def complete_newcomer(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The newcomers that the site has not accepted yet."""
+    names: set[str] = set()
+    for membership, chain in _chains(context):
+        with contextlib.suppress(PeerError):
+            names |= set(chain.head.members) - set(chain.genesis.keys) - membership.accepted()
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def complete_fork(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The digests of the other amendments that `federation choose` takes."""
+    digests: set[str] = set()
+    for membership, chain in _chains(context):
+        with contextlib.suppress(PeerError):
+            digests |= {body_digest(fork.other.body) for fork in membership.forks(chain)}
+    return sorted(digest for digest in digests if digest.startswith(incomplete))
+
+
+def _chains(context: click.Context) -> Iterator[tuple[MembershipFolder, Chain]]:
+    """The chains on disk of the site that the command names, or of all sites under the home folder."""
+    settings, name = context.find_object(Settings) or Settings(), context.params.get("site_name")
+    for folder in sites(home_folder(settings.home)):
+        if name in (None, folder.site, f"{folder.federation}/{folder.site}"):
+            with contextlib.suppress(PeerError):
+                membership = MembershipFolder(folder.membership)
+                yield membership, membership.chain(FederationConfig.load(folder.federation_toml))
+
+
+def longest_chain(home: Path, site_name: str | None, federation: FederationConfig) -> tuple[SiteFolder, Chain] | None:
+    """The site of this machine with the longest chain of this federation; ``None`` without such a site."""
+    named = None if site_name is None else find_site(home, site_name)
+    chains = []
+    for folder in sites(home) if named is None else (named,):
+        if folder.federation != federation.name:
+            continue
+        own = FederationConfig.load(folder.federation_toml)
+        if own.digest == federation.digest:
+            chains.append((folder, MembershipFolder(folder.membership).chain(own)))
+    if named is not None and not chains:
+        raise FederationMismatch(f"{named.federation_toml} is of another federation", "name a site of this one")
+    return max(chains, key=lambda pair: pair[1].head.number, default=None)
 
 
 @dataclass(frozen=True)
@@ -76,8 +125,36 @@ class SiteChain:
         rounds: list[int] = [peer["round"] or 0 for peer in self.status["peers"].values()]
         return max([int(self.status["round"]), *rounds])
 
+    @functools.cached_property
+    def recent(self) -> RecentRounds:
+        """The rounds that this site committed last."""
+        from peer.records.history import recent_rounds_on_disk
+
+        return recent_rounds_on_disk(self.folder)
+
+    def first_round(self, *, signing_s: float = 0.0) -> int:
+        """The round that an amendment is proposed for, by the newest chain.
+
+        Args:
+            signing_s: for how long members sign it, which counts in rounds of this site's recent pace.
+        """
+        pace_s = self.recent.pace_s if signing_s else None
+        return first_round(
+            self.chain,
+            reached_round=self.reached_round,
+            lead_rounds_max=self.genesis.settings_after(self.chain.head).pace.lead_rounds_max,
+            signing_rounds=int(signing_s // pace_s) if pace_s else 0,
+        )
+
+    def until_round_s(self, round: int) -> float | None:
+        """The estimated seconds until this site opens a round; ``None`` while it is held, or has no pace."""
+        if self.recent.last is None or self.status["held"]:
+            return None
+        return self.recent.left_s(max(0, round - 1 - self.recent.last["round"]), now_s=time.time())
+
     def check_newest(self, *, besides: SiteName | None = None, instead: bool = False) -> list[str]:
-        """What to note of amendments that the peers have; ``MembershipError`` where one has a later one than this site.
+        """What to note of amendments that the peers have; ``MembershipError`` where one has a later one than this site,
+        or the site was expelled or has left.
 
         A peer may lie about it, so that its expulsion does not wait for it, nor an operator who insists.
 
@@ -85,17 +162,26 @@ class SiteChain:
             besides: the site that the amendment expels.
             instead: whether the operator insists.
         """
-        running, document = self._ask(lambda daemon: daemon.show("membership"))
-        if not running:
-            return [UNHEARD]
         head = self.chain.head
+        if self.folder.site in head.expelled | head.left:
+            way = "was expelled from" if self.folder.site in head.expelled else "has left"
+            raise MembershipError(
+                f"{self.folder.site} {way} {self.genesis.config.name}: nobody follows an amendment from here",
+                f"work at the site of a member: {', '.join(head.members)}",
+            )
+        running, document = self._ask(lambda daemon: daemon.show("membership"))
+        soonest = self.reached_round + self.genesis.settings_after(head).pace.lead_rounds_max + 1
+        late = head.number and head.from_round > soonest
+        notes = [COMING.format(number=head.number, round=head.from_round)] if late else []
+        if not running:
+            return [*notes, UNHEARD]
         for name, stated in document["heads"].items():
             if stated["number"] > head.number and name != besides and not instead:
                 raise MembershipError(
                     f"{name} has amendment {stated['number']}, and this site's chain ends with {head.number}",
                     "wait until this site's daemon has it, and look again; if that peer lies, repeat with --instead",
                 )
-        return []
+        return notes
 
     def act(self, action: str, **arguments: Any) -> Any:
         """Carry out an action in the running daemon, and otherwise in the folder, with the same refusals."""

@@ -19,6 +19,12 @@ STOP_S = 120.0
 """A daemon takes 60 s for its worker's checkpoint, and 22 s for farewells and the worker's end."""
 
 
+def _complete_absent(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from peer.cli.governance import complete_member  # here: no other command of this module needs the chain
+
+    return complete_member(context, parameter, incomplete)
+
+
 @click.command(short_help="Run this site's daemon in the foreground.")
 @site_option
 @click.option(
@@ -29,7 +35,13 @@ STOP_S = 120.0
     help="auto: continue from the journal if there is one; require: fail if there is none; fresh: begin a new "
     "generation and leave the older ones as they are.",
 )
-@click.option("--without", multiple=True, metavar="SITE", help="Do not wait for this site; may be repeated.")
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="SITE",
+    shell_complete=_complete_absent,
+    help="Do not wait for this site; may be repeated.",
+)
 @click.option("--stay", is_flag=True, help="Keep serving after the last round, until `mhfl-peer stop`.")
 @click.option("--accept-change", is_flag=True, help="Continue although model, data or training settings changed.")
 @click.option(

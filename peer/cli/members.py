@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
-from peer.cli.governance import AT_REST, SiteChain, complete_member
+from peer.cli.governance import AT_REST, SiteChain, complete_fork, complete_newcomer
 from peer.config.site_folder import find_site, home_folder
-from peer.errors import DaemonDown, UsageError
+from peer.errors import DaemonDown, MembershipError, UsageError
 from peer.membership.amendment import notice_to_base64
 from peer.membership.signatures import sign_notice
 
@@ -40,6 +40,7 @@ def leave(settings: Settings, yes: bool, site_name: str | None, as_json: bool) -
     mhfl-peer leave --site europe
     """
     site = SiteChain.open(find_site(home_folder(settings.home), site_name))
+    _check_member(site)
     if not yes:
         click.echo(f"{site.folder.site} leaves {site.genesis.config.name} for good: it cannot come back.", err=True)
         click.echo("To leave, type the site's name: ", nl=False, err=True)
@@ -51,6 +52,22 @@ def leave(settings: Settings, yes: bool, site_name: str | None, as_json: bool) -
         document["unreached"] = _wait_for_peers(site, document["unreached"])
         document["notes"].extend([HANDED_ON] if document["unreached"] else [])
     output.emit(document, as_json=as_json, render=_render_left)
+
+
+def _check_member(site: SiteChain) -> None:
+    """``MembershipError`` where this site is no member that could leave."""
+    name, federation, head = site.folder.site, site.genesis.config.name, site.chain.head
+    if name in head.expelled:
+        raise MembershipError(
+            f"{name} was expelled from {federation}", "nothing is left to do: its peers serve it no more"
+        )
+    if name in head.left:
+        raise MembershipError(f"{name} has left {federation}", "nothing is left to do: an amendment has taken it out")
+    if name not in head.keys:
+        raise MembershipError(
+            f"{name} is no member of {federation}, as far as this site knows",
+            "let its daemon run until it has the amendment that adds it; a site that never starts needs no notice",
+        )
 
 
 def _wait_for_peers(site: SiteChain, unreached: list[str]) -> list[str]:
@@ -78,7 +95,7 @@ def _wait_for_peers(site: SiteChain, unreached: list[str]) -> list[str]:
 
 
 @click.command(short_help="Let a newcomer receive from this site.")
-@click.argument("newcomer", metavar="NAME", shell_complete=complete_member)
+@click.argument("newcomer", metavar="NAME", shell_complete=complete_newcomer)
 @site_option
 @output.json_option
 @shared_options
@@ -95,7 +112,7 @@ def accept(settings: Settings, newcomer: str, site_name: str | None, as_json: bo
 
 
 @click.command(short_help="Take the other one of two chains that differ.")
-@click.argument("digest")
+@click.argument("digest", shell_complete=complete_fork)
 @site_option
 @output.json_option
 @shared_options

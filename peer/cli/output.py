@@ -6,7 +6,9 @@ Only tables import rich.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import re
 import sys
 import threading
 import time
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPE_WIDTH = 160  # columns where stdout is no terminal: wide enough for a digest beside other cells
+
+FINGERPRINT = re.compile("(?:[0-9a-f]{2}:){8,}[0-9a-f]{2}")
 
 PATIENCE_S = 2.0
 """Work that takes longer shows that it goes on."""
@@ -137,6 +141,20 @@ def fields(pairs: Iterable[tuple[str, object]]) -> Table:
 
 
 def _cell(value: object) -> Any:
+    return _cell_type()("-" if value is None else one_line(str(value)), overflow="fold")
+
+
+@functools.cache
+def _cell_type() -> Any:
     from rich.text import Text
 
-    return Text("-" if value is None else one_line(str(value)), overflow="fold")
+    class Cell(Text):
+        def wrap(self, console: Any, width: int, **options: Any) -> Any:
+            """As rich does, but a fingerprint that is wider than the cell breaks between two bytes."""
+            if len(self.plain) <= width:
+                return super().wrap(console, width, **options)
+            whole = max(1, (width - 1) // 3) * 3  # a comma may follow the last byte
+            text = FINGERPRINT.sub(lambda match: re.sub(f"(.{{{whole}}})(?=.)", r"\1\n", match[0]), self.plain)
+            return Text(text).wrap(console, width, **options)
+
+    return Cell

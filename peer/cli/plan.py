@@ -17,11 +17,13 @@ from peer.errors import CertificateError, DaemonDown
 @click.command(short_help="Show who receives from whom in the coming rounds.")
 @site_option
 @click.option("--rounds", default=10, show_default=True, type=click.IntRange(1), help="How many rounds to show.")
-@click.option("--first", default=1, show_default=True, type=click.IntRange(1), help="The first round to show.")
+@click.option(
+    "--first", type=click.IntRange(1), help="The first round to show  [default: the site's present or coming one]."
+)
 @output.json_option
 @shared_options
 @pass_settings
-def plan(settings: Settings, site_name: str | None, rounds: int, first: int, as_json: bool) -> None:
+def plan(settings: Settings, site_name: str | None, rounds: int, first: int | None, as_json: bool) -> None:
     """Show who receives from whom; every site computes the same plan from the shared round key.
 
     The plan follows the amendments that this site has: a later one may change it.
@@ -31,8 +33,17 @@ def plan(settings: Settings, site_name: str | None, rounds: int, first: int, as_
     mhfl-peer plan --site europe --first 20 --rounds 5
     """
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+    first = _coming_round(folder) if first is None else first
     document = _plan_of_daemon(folder, rounds=rounds, first=first) or _plan_at_rest(folder, rounds=rounds, first=first)
     output.emit(document, as_json=as_json, render=_render)
+
+
+def _coming_round(folder: SiteFolder) -> int:
+    """The round in progress, else the next one, else the last one."""
+    from peer.cli.watch import read_document
+
+    status = read_document(folder, "status", {})
+    return int(max(1, min(max(status["round"], status["committed"] + 1), status["rounds"])))
 
 
 def _plan_of_daemon(folder: SiteFolder, *, rounds: int, first: int) -> Any:

@@ -70,7 +70,7 @@ def predict(
     mhfl-peer predict --model europe.onnx scans/ --out masks
     """
     if not any(path.exists() for path in inputs):
-        raise DataError(f"{inputs[0]} is not there", "name an image, a folder of images or a datalist")
+        raise UsageError(f"{inputs[0]} is not there", "name an image, a folder of images or a datalist")
     if model is not None and which is not None:
         raise UsageError("--round chooses among a site's rounds, and --model is a file", "leave one of them out")
     if model is None and sha256:

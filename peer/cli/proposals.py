@@ -2,38 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli import GIVEN_FILE, Settings, output, pass_settings, shared_options, site_option
 from peer.cli.amendments import (
-    FILE,
     change_options,
     from_round_option,
     instead_option,
     make_proposal,
+    missing_addresses,
     read_changes,
     sign_as_founder,
 )
-from peer.cli.governance import SiteChain, render_enacted
+from peer.cli.governance import SiteChain, longest_chain, render_enacted
 from peer.config import toml
 from peer.config.site_folder import find_site, home_folder, must_be_new, write_atomically
 from peer.core.roster import SiteName
-from peer.errors import BundleError, LockedError, MembershipError, StateError, UsageError
+from peer.errors import CertificateError, LockedError, MembershipError, StateError, UsageError
 from peer.identity.bundle import read_received_file
 from peer.identity.enrolment import FEDERATION_FILE
-from peer.membership.amendment import AmendmentRefused
-from peer.membership.chain import amended
+from peer.membership.amendment import Amendment, AmendmentRefused
+from peer.membership.chain import amended, check_place
 from peer.membership.documents import ProposalSigned, words_of
 from peer.membership.epoch_rules import Genesis
-from peer.membership.proposal import Proposal, SignatureCount, check_settings, count_signatures
+from peer.membership.proposal import (
+    SIGNING_S,
+    Proposal,
+    SignatureCount,
+    check_settings,
+    count_by_genesis,
+    count_signatures,
+    ends_hold_only,
+)
 from peer.membership.signatures import FOUNDER
 from peer.membership.wording import changes_in_words
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+SIGNS_NEXT = "send it to who signs next, with `mhfl-peer federation approve`"
+MEMBERS_SIGN = (
+    "by federation.toml {needed} of the {members} members sign; the founder's signature counts only if an amendment "
+    "has changed that"
+)
+FOUNDER_SIGNS = "by federation.toml the founder signs; the signature does not count if an amendment has changed that"
+ENACT_COMPARES = "`federation enact` compares it with the chain of a site"
 
 
 @click.command(short_help="Propose an amendment to the members, and sign it.")
@@ -64,19 +83,24 @@ def propose(
     To expel a site, have the other members' daemons running: the new round key is encrypted for each
     that answers.
 
+    The amendment must be enacted before its first round begins. Without --from-round, the others have
+    about an hour to sign, by this site's recent rounds, or a tenth of the rounds that are left.
+
     Where the founder signs, the file is for the machine with the CA's key: `federation approve --ca`.
 
     \b
     mhfl-peer federation propose --expel asia --out expel-asia.json
+    mhfl-peer federation propose --expel asia --from-round 120 --out expel-asia.json
     mhfl-peer federation propose --hold --out hold.json
     """
     must_be_new(out)
     site = SiteChain.open(find_site(home_folder(settings.home), site_name))
     changes = read_changes(site, **options) | ({} if hold is None else {"hold": hold == "hold"})
-    notes = site.check_newest(besides=changes.get("expel"), instead=instead)
+    notes = site.check_newest(besides=changes.get("expel"), instead=instead) + missing_addresses(changes)
     members_sign = site.chain.head.governance.members is not None
     keys, unreachable = _member_keys(site) if changes.get("expel") and members_sign else ({}, {})
-    proposal = make_proposal(site, keys, changes, from_round)
+    signing_s = 0.0 if changes == {"hold": False} else SIGNING_S  # the end of a hold is never late
+    proposal = make_proposal(site, keys, changes, from_round, signing_s=signing_s)
     write_atomically(out, proposal.encode(), 0o644)  # unsigned: what is signed must not lack its file
     if members_sign:
         try:
@@ -91,12 +115,13 @@ def propose(
 
 
 @click.command(short_help="Sign another member's proposal.")
-@click.argument("file", type=FILE)
+@click.argument("file", type=GIVEN_FILE)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option(
     "--ca",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Sign as the founder, with the key in this CA folder; no site needs to be on this machine.",
+    help="Sign as the founder, with the key in this CA folder; no site needs to be on this machine. Where one is, its "
+    "chain judges the proposal.",
 )
 @instead_option
 @site_option
@@ -109,9 +134,9 @@ def approve(
     """Show what a proposal changes, and sign it once its number is typed. The file then has this
     site's signature, too: send it to the next member, or enact it.
 
-    Refused is a proposal that is not next in the chain, and one whose new round key seems to have
-    been searched for. What was signed is recorded before: a second amendment of one number needs
-    --instead, since both together prove that this site signed twice.
+    Refused is a proposal that is not next in the chain, one whose first round is past, and one whose
+    new round key seems to have been searched for. What was signed is recorded before: a second
+    amendment of one number needs --instead, since both together prove that this site signed twice.
 
     \b
     mhfl-peer federation approve expel-asia.json
@@ -119,22 +144,25 @@ def approve(
     """
     proposal = _read(file)
     if ca is not None:
-        document = _approve_as_founder(ca, proposal, file, yes=yes, instead=instead)
-        output.emit(document, as_json=as_json, render=_render_signed)
+        document = _approve_as_founder(ca, settings, site_name, proposal, file, yes=yes, instead=instead)
+        output.emit(document, as_json=as_json, render=_render_signed_by_founder)
         return
     site = SiteChain.open(find_site(home_folder(settings.home), site_name))
     notes = site.check_newest(besides=proposal.amendment.expel, instead=instead)
+    _check_in_time(site, proposal)
     if not yes:
         count = _check(site, proposal, file)
         signatures = f"signed by {', '.join(count.by) or 'nobody'}; {count.needed} signatures are needed"
-        _ask_for_consent(proposal, file, [*words_of(proposal.amendment, site.chain.head, site.genesis), signatures])
+        time_left = _time_left_in_words(*_time_left(site, proposal.amendment))
+        changes = words_of(proposal.amendment, site.chain.head, site.genesis)
+        _ask_for_consent(proposal, file, [*changes, signatures, *(f"enact it {text}" for text in time_left)])
     signed = _sign(site, proposal, instead=instead)
     write_atomically(file, signed.encode(), 0o644)
     output.emit(_signed(site, signed, file, notes), as_json=as_json, render=_render_signed)
 
 
 @click.command(short_help="Make a signed proposal the next amendment.")
-@click.argument("files", metavar="FILE...", type=FILE, nargs=-1, required=True)
+@click.argument("files", metavar="FILE...", type=GIVEN_FILE, nargs=-1, required=True)
 @instead_option
 @site_option
 @output.json_option
@@ -153,6 +181,7 @@ def enact(settings: Settings, files: tuple[Path, ...], instead: bool, site_name:
     except AmendmentRefused as error:
         raise MembershipError(error.message, error.remedy) from error
     notes = site.check_newest(besides=proposal.amendment.expel, instead=instead)
+    _check_in_time(site, proposal)
     document = site.act("enact", proposal=proposal.encode().decode())
     document["notes"][:0] = notes
     output.emit(document, as_json=as_json, render=render_enacted)
@@ -165,8 +194,6 @@ def _read(file: Path) -> Proposal:
         return proposal
     except AmendmentRefused as error:
         raise MembershipError(f"{file}: {error.message}", error.remedy) from error
-    except BundleError as error:
-        raise MembershipError(error.message, error.remedy) from error
 
 
 def _sign(site: SiteChain, proposal: Proposal, *, instead: bool) -> Proposal:
@@ -200,8 +227,10 @@ def _ask_for_consent(proposal: Proposal, file: Path, sentences: Sequence[str]) -
         raise UsageError(f"{file} was not signed", "type the amendment's number, or give --yes")
 
 
-def _approve_as_founder(ca: Path, proposal: Proposal, file: Path, *, yes: bool, instead: bool) -> ProposalSigned:
-    """Sign with the CA's key, which is kept apart from every site, and so from their chains."""
+def _approve_as_founder(
+    ca: Path, settings: Settings, site_name: str | None, proposal: Proposal, file: Path, *, yes: bool, instead: bool
+) -> ProposalSigned:
+    """Sign with the CA's key, which may be kept apart from every site, and so from their chains."""
     genesis = Genesis.parse(toml.read(ca / FEDERATION_FILE), str(ca / FEDERATION_FILE))
     amendment = proposal.amendment
     if amendment.federation != genesis.config.digest:
@@ -211,9 +240,16 @@ def _approve_as_founder(ca: Path, proposal: Proposal, file: Path, *, yes: bool, 
     except AmendmentRefused as error:
         remedy = f"{error.remedy}; a site with the chain can judge it, too: `federation amend`"
         raise MembershipError(f"{file}: {error.message}", remedy) from error
-    changes = changes_in_words(amendment, None, {})
+    changes, count = changes_in_words(amendment, None, {}), count_by_genesis(genesis, proposal)
+    notes = [ENACT_COMPARES]
+    judged = _judge_at_site(settings, site_name, genesis, proposal, file)
+    members_sign = genesis.config.governance_members is not None and not judged
+    if members_sign:
+        notes.insert(0, MEMBERS_SIGN.format(needed=count.needed, members=len(genesis.config.roster)))
+    elif not judged:
+        notes.insert(0, FOUNDER_SIGNS)
     if not yes:
-        _ask_for_consent(proposal, file, changes)
+        _ask_for_consent(proposal, file, [*changes, *notes])
     signed = sign_as_founder(proposal, ca, instead=instead)
     write_atomically(file, signed.encode(), 0o644)
     return {
@@ -221,21 +257,98 @@ def _approve_as_founder(ca: Path, proposal: Proposal, file: Path, *, yes: bool, 
         "number": amendment.number,
         "digest": proposal.digest,
         "from_round": amendment.from_round,
+        "enact_until_round": _until_round(amendment),
+        "enact_left_s": None,
         "changes": changes,
-        "signed_by": [FOUNDER],
-        "needed": 1,
+        "signed_by": list(count.by) if members_sign else [FOUNDER],
+        "needed": count.needed if members_sign else 1,
         "keys_for": sorted(proposal.keys),
-        "notes": ["`federation enact` compares it with the chain of a site"],
+        "notes": notes,
     }
+
+
+def _judge_at_site(settings: Settings, site_name: str | None, genesis: Genesis, proposal: Proposal, file: Path) -> bool:
+    """Whether a site of this machine has the chain that the proposal is next in.
+
+    ``MembershipError`` where, by that chain or a member's signature, the founder's would count for nothing.
+    """
+    refusal = MembershipError(
+        f"the members of {genesis.config.name} sign its amendments, not the founder",
+        f"send {file} to the members, who sign it with `mhfl-peer federation approve`",
+    )
+    known, site = longest_chain(home_folder(settings.home), site_name, genesis.config), None
+    if known is not None and known[1].head.number + 1 >= proposal.amendment.number:
+        with contextlib.suppress(CertificateError):  # that site may not be enrolled yet
+            site = SiteChain.open(known[0])
+    if site is None:
+        if genesis.config.governance_members is None and any(each.certificate_der for each in proposal.signed.by):
+            raise refusal
+        return False
+    _check(site, proposal, file)
+    if site.chain.head.governance.members is not None:
+        raise refusal
+    _check_in_time(site, proposal)
+    return True
+
+
+def _until_round(amendment: Amendment) -> int | None:
+    """The last round in which a site can enact it; ``None`` where any will do."""
+    return None if ends_hold_only(amendment) else amendment.from_round - 1
+
+
+def _time_left(site: SiteChain, amendment: Amendment) -> tuple[int | None, float | None]:
+    """The last round in which a site can enact it, and about how many seconds this site takes until its end."""
+    until_round = _until_round(amendment)
+    return until_round, None if until_round is None else site.until_round_s(amendment.from_round)
+
+
+def _time_left_in_words(until_round: int | None, left_s: float | None) -> Iterator[str]:
+    from peer.records.history import duration  # here: a shell that completes names needs no journal
+
+    if until_round is not None:
+        about = "" if left_s is None else f", in about {duration(left_s)}"
+        yield f"before round {until_round + 1} begins{about}"
+
+
+def _is_past(site: SiteChain, amendment: Amendment) -> bool:
+    until_round = _until_round(amendment)
+    return until_round is not None and until_round < site.status["round"]
+
+
+def _why_past(site: SiteChain, amendment: Amendment) -> tuple[str, str]:
+    """That this site has opened the amendment's first round without it, and the remedy."""
+    reason = f"round {amendment.from_round} is past: this site has opened round {site.status['round']}"
+    signing_s = max(SIGNING_S, 2 * (time.time() - amendment.issued))  # so far the members needed that long
+    if (first := site.first_round(signing_s=signing_s)) <= site.reached_round:
+        return reason, "no round is left that an amendment could begin with"
+    return reason, (
+        f"propose it again with --from-round {first} and --instead; who has signed this one signs that one with "
+        "--instead, too"
+    )
+
+
+def _check_in_time(site: SiteChain, proposal: Proposal) -> None:
+    """``MembershipError`` where the proposal is next in the chain, and this site has opened its first round."""
+    amendment = proposal.amendment
+    try:
+        check_place(amendment, site.chain.head)
+        why_past = _why_past(site, amendment) if _is_past(site, amendment) else None
+    except AmendmentRefused:  # the action says why, or has the amendment already
+        return
+    if why_past is not None:
+        raise MembershipError(*why_past)
 
 
 def _signed(site: SiteChain, proposal: Proposal, file: Path, notes: Sequence[str]) -> ProposalSigned:
     amendment, count = proposal.amendment, count_signatures(site.chain, proposal)
+    until_round, left_s = _time_left(site, amendment)
     return {
         "file": str(file),
         "number": amendment.number,
         "digest": proposal.digest,
         "from_round": amendment.from_round,
+        "enact_until_round": until_round,
+        "enact_left_s": left_s,
         "changes": words_of(amendment, site.chain.head, site.genesis),
         "signed_by": list(count.by),
         "needed": count.needed,
@@ -244,15 +357,25 @@ def _signed(site: SiteChain, proposal: Proposal, file: Path, notes: Sequence[str
     }
 
 
-def _render_signed(document: Mapping[str, Any]) -> output.RenderableType:
+def _render_signed_by_founder(document: Mapping[str, Any]) -> output.RenderableType:
+    if document["signed_by"] == [FOUNDER]:
+        return _render_signed(document)
+    return _render_signed(document, following=f"{SIGNS_NEXT}; the founder cannot tell here whether it is complete")
+
+
+def _render_signed(document: Mapping[str, Any], *, following: str = "") -> output.RenderableType:
     enough = len(document["signed_by"]) >= document["needed"]
-    following = "enact it" if enough else "send it to who signs next, with `mhfl-peer federation approve`"
+    following = following or ("enact it" if enough else SIGNS_NEXT)
     signers = ", ".join(document["signed_by"]) or "nobody"
     return output.fields(
         (
             ("proposal", document["file"]),
             ("amendment", f"{document['number']}, {document['digest']}"),
             ("from round", document["from_round"]),
+            *(
+                ("enact it", text)
+                for text in _time_left_in_words(document["enact_until_round"], document["enact_left_s"])
+            ),
             *(("change", sentence) for sentence in document["changes"]),
             ("signed by", f"{signers}: {len(document['signed_by'])} of {document['needed']}"),
             *((("round key for", ", ".join(document["keys_for"])),) if document["keys_for"] else ()),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from peer.cli import output, shared_options
+from peer.cli import GIVEN_FILE, output, shared_options
 from peer.config import toml
 from peer.config.site_folder import make_private, must_be_new, write_atomically
 from peer.core.roster import site_name
-from peer.errors import DaemonDown, PeerUnreachable, PortInUse, UsageError
+from peer.errors import ConfigError, DaemonDown, PeerUnreachable, PortInUse, UsageError
 from peer.relay.documents import RelayAmended, RelayChecked, RelayJoined, RelayRequested, RelayStatus
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -37,7 +39,7 @@ def relay() -> None:
 
 
 @relay.command()
-@click.option("--federation", "file", type=FILE, required=True, help="The federation.toml from the founder.")
+@click.option("--federation", "file", type=GIVEN_FILE, required=True, help="The federation.toml from the founder.")
 @click.option("--name", required=True, help="The relay's name, which no site has.")
 @folder_option
 @click.option("--out", type=FILE, help="The signing request to write  [default: NAME.csr].")
@@ -69,7 +71,7 @@ def init(file: Path, name: str, folder: Path, out: Path | None, as_json: bool) -
 
 
 @relay.command()
-@click.argument("certificate", type=FILE)
+@click.argument("certificate", type=GIVEN_FILE)
 @folder_option
 @output.json_option
 @shared_options
@@ -90,7 +92,7 @@ def join(certificate: Path, folder: Path, as_json: bool) -> None:
 
 
 @relay.command()
-@click.argument("chain", type=FILE)
+@click.argument("chain", type=GIVEN_FILE)
 @folder_option
 @output.json_option
 @shared_options
@@ -102,12 +104,11 @@ def amend(chain: Path, folder: Path, as_json: bool) -> None:
     mhfl-peer federation show --site europe --chain chain.json
     mhfl-peer relay amend chain.json
     """
-    from peer.identity.certificates import read_file
     from peer.relay.folder import RelayFolder
 
     place = RelayFolder(folder)
     place.load()
-    amended = place.amend(read_file(chain))
+    amended = place.amend(chain.read_bytes())
     document: RelayAmended = {
         "folder": str(folder),
         "number": amended.head.number,
@@ -151,11 +152,17 @@ def status(folder: Path, as_json: bool) -> None:
     """
     from peer.relay.folder import RelayFolder
 
-    place = RelayFolder(folder)
-    place.load()
-    if not place.is_running():
+    place, problem = RelayFolder(folder), ""
+    running = (folder / "lock").exists() and place.is_running()
+    try:
+        place.load()
+    except ConfigError as error:
+        if not running:
+            raise
+        problem = f"{error}; until then the relay goes on with what it had"
+    if not running:
         raise DaemonDown(f"no relay runs in {folder}", "begin it with `mhfl-peer relay start`")
-    document: RelayStatus = place.status()  # type: ignore[assignment]
+    document: RelayStatus = {**place.status(), "problem": problem}  # type: ignore[typeddict-item]
     output.emit(document, as_json=as_json, render=_render_status)
 
 
@@ -207,13 +214,13 @@ def check(addresses: tuple[str, ...], folder: Path, as_json: bool) -> None:
             raise PortInUse(
                 f"cannot listen on {config.listen}: {error.strerror}", "free it, or name another"
             ) from error
+    asked = list(dict.fromkeys(asked))
     for where in asked:
         try:
             asyncio.run(probe(*where, config.name, place.context(chain, ssl.PROTOCOL_TLS_CLIENT)))
         except (OSError, ValueError, EOFError) as error:
-            reason = str(error) or type(error).__name__
             raise PeerUnreachable(
-                f"{config.name} does not answer at {where[0]}:{where[1]}: {reason}",
+                f"{config.name} does not answer at {where[0]}:{where[1]}: {_reason(error)}",
                 "compare the address, the firewall, and what else listens there",
             ) from error
     document: RelayChecked = {
@@ -226,6 +233,15 @@ def check(addresses: tuple[str, ...], folder: Path, as_json: bool) -> None:
         "answers": [f"{host}:{port}" for host, port in asked],
     }
     output.emit(document, as_json=as_json, render=_render_checked)
+
+
+def _reason(error: Exception) -> str:
+    """Why a relay does not answer, in words."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if numbers := re.findall(r"\[Errno (\d+)\]", str(error)):  # of each address of the host
+        return ", ".join(dict.fromkeys(os.strerror(int(number)) for number in numbers))
+    return re.sub(r"^\[Errno -\d+\] ", "", str(error)) or type(error).__name__
 
 
 def _render_checked(document: dict[str, Any]) -> output.RenderableType:
@@ -293,6 +309,7 @@ def _render_status(document: dict[str, Any]) -> output.RenderableType:
                 ("amendment", document["amendment"] or None),
                 *_unknown(document),
                 ("refused", refused),
+                *((("problem", document["problem"]),) if document["problem"] else ()),
             )
         ),
         output.table(("site", "parked", "carrying", "carried", "bytes"), rows),

@@ -181,12 +181,16 @@ def _waiting(wait: Mapping[str, Any]) -> output.RenderableType:
 
 
 def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> output.RenderableType:
-    """The other sites; ``brief`` leaves out addresses and the bytes of artifacts."""
+    """The other sites; ``brief`` leaves out addresses and the bytes of artifacts.
+
+    What they do and how they are reached are two tables: one would be wider than most terminals.
+    """
     from rich.console import Group
     from rich.text import Text
 
     columns = ("peer", "state", "round", "phase", "done", "last seen")
-    table = output.table(columns if brief else (*columns, "received", "sent", "program", "epoch", "at", "route"), ())
+    doing = output.table(columns if brief else (*columns, "received", "sent"), ())
+    reached = output.table(("peer", "at", "route", "program", "epoch"), ())
     for name, peer in document.items():
         seen = None if peer["last_seen_s"] is None else f"{duration(round(peer['last_seen_s']))} ago"
         done = None if peer["progress"] is None else f"{peer['progress']:.0%}"
@@ -194,12 +198,18 @@ def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> 
         if not brief:
             artifact_bytes = peer.get("artifact_bytes") or {}
             values += (size(artifact_bytes[way]) if way in artifact_bytes else None for way in ("in", "out"))
-            values += (peer.get("software"), peer.get("epoch"), peer.get("address"), peer.get("route"))
+            ways = (peer.get(key) for key in ("address", "route", "software", "epoch"))
+            reached.add_row(Text(name), *(Text("-" if way is None else one_line(str(way))) for way in ways))
         cells = [Text("-" if value is None else one_line(str(value))) for value in values]
-        table.add_row(Text(name), Text(peer["state"], style=STATE_STYLE.get(peer["state"], "")), *cells)
-    problems = [f"{name}: {one_line(peer['problem'])}" for name, peer in document.items() if peer.get("problem")]
+        doing.add_row(Text(name), Text(peer["state"], style=STATE_STYLE.get(peer["state"], "")), *cells)
+    problems = [f"{name}: {_each_once(peer['problem'])}" for name, peer in document.items() if peer.get("problem")]
     shown = problems[:PROBLEMS_SHOWN_MAX] if brief else problems
-    return Group(table, *(Text(line, style="yellow") for line in shown)) if shown else table
+    return Group(*([doing] if brief else [doing, reached]), *(Text(line, style="yellow") for line in shown))
+
+
+def _each_once(problem: str) -> str:
+    """The problem of all addresses of a peer, with a remedy that several of them share after the last one."""
+    return one_line("; ".join(reversed(dict.fromkeys(reversed(problem.split("; "))))))
 
 
 def rounds(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:

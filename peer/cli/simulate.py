@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from peer.cli import output, rendering, shared_options
+from peer.cli import GIVEN_FILE, output, rendering, shared_options
 from peer.documents import RowWithoutRuns, SimulationResult
 from peer.errors import UsageError, WorkerFailed
 
@@ -28,7 +28,7 @@ def _shard(context: click.Context, parameter: click.Parameter, value: str | None
 
 
 @click.command(short_help="Run an experiment on one machine, with the code that the daemons run.")
-@click.argument("experiment", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("experiment", type=GIVEN_FILE)
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder of the results."
 )

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from peer.cli import Settings, output, pass_settings, shared_options
+from peer.cli import GIVEN_FILE, Settings, output, pass_settings, shared_options
 from peer.cli.configure import configure
-from peer.cli.template import site_toml
+from peer.cli.template import NEWCOMERS_LISTEN, site_toml
 from peer.config import toml
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder, home_folder, must_be_new, sites, write_atomically
@@ -37,18 +37,31 @@ site.add_command(configure)
 
 
 @site.command()
-@click.option("--federation", "file", type=PATH, required=True, help="The founder's federation.toml, or its draft.")
+@click.option(
+    "--federation", "file", type=GIVEN_FILE, required=True, help="The founder's federation.toml, or its draft."
+)
 @click.option("--site", "name", required=True, metavar="NAME", help="This site's name in it.")
 @click.option("--out", type=PATH, help="The signing request to write  [default: NAME.csr]")
 @click.option("--renew", is_flag=True, help="Create a second key, which replaces the first when its bundle is joined.")
 @click.option("--newcomer", is_flag=True, help="This site is not in the roster: an amendment adds it.")
+@click.option("--listen", metavar="HOST:PORT", help="Where the daemon shall listen, for a new site.toml.")
 @output.json_option
 @shared_options
 @pass_settings
 def init(
-    settings: Settings, file: Path, name: str, out: Path | None, renew: bool, newcomer: bool, as_json: bool
+    settings: Settings,
+    file: Path,
+    name: str,
+    out: Path | None,
+    renew: bool,
+    newcomer: bool,
+    listen: str | None,
+    as_json: bool,
 ) -> None:
     """Create this site's folder, key and signing request; an existing key is kept.
+
+    A new site.toml has the port of the site's address in federation.toml as `listen`; that of a newcomer, whose
+    address is not there, has 0.0.0.0:7443.
 
     With a draft, the founder can write this site's fingerprint into it as `key` before `federation create`.
 
@@ -56,6 +69,7 @@ def init(
     mhfl-peer site init --federation federation.toml --site europe
     mhfl-peer site init --federation federation.toml --site europe --renew --out europe-renewed.csr
     mhfl-peer site init --federation federation.toml --site oslo --newcomer
+    mhfl-peer site init --federation federation.toml --site oslo --newcomer --listen 127.0.0.1:7443
     """
     federation_toml = toml.read(file)
     federation = FederationConfig.parse(federation_toml, str(file))
@@ -63,6 +77,11 @@ def init(
         folder = SiteFolder(home_folder(settings.home), federation.name, site_name(name))
     except ValueError as error:
         raise UsageError(str(error), "take the name that federation.toml gives this site") from error
+    if listen is not None:
+        try:
+            toml.split_address(listen)
+        except ValueError as error:
+            raise UsageError(f"--listen: {error}", "give an address of this machine and a port") from error
     out = out or Path(f"{folder.site}.csr")
     must_be_new(out)
     request = enrolment.request(
@@ -75,6 +94,7 @@ def init(
             discovery=len(federation.addresses) < len(federation.roster),
             image_axes=federation.image_axes,
             normalised=federation.task.kind not in SELF_LABELLED,
+            listen=listen or (NEWCOMERS_LISTEN if newcomer else None),
         )
         write_atomically(folder.site_toml, text.encode("utf-8"))
     write_atomically(out, request.pem, 0o644)
@@ -92,7 +112,7 @@ def init(
 
 
 @site.command()
-@click.argument("file", metavar="BUNDLE", type=PATH)
+@click.argument("file", metavar="BUNDLE", type=GIVEN_FILE)
 @output.json_option
 @shared_options
 @pass_settings

@@ -292,4 +292,4 @@ def _object(table: Mapping[str, Any], key: str, *, empty: bool = True) -> dict[s
 
 
 def _malformed(reason: str) -> AmendmentRefused:
-    return AmendmentRefused(f"the amendment is refused: {reason}", "ask its author for a correct one")
+    return AmendmentRefused(f"the amendment is refused: {reason}", "its author has to make a correct one")

@@ -183,7 +183,7 @@ def amended(before: Membership, amendment: Amendment, digest: Sha256) -> Members
     unpinned = [name for name, pinned in keys.items() if pinned is None]
     if governance.members is not None and unpinned:
         raise AmendmentRefused(
-            f"governance: members sign with pinned keys, and {', '.join(unpinned)} has none",
+            f"governance: members sign with pinned keys, and none is pinned of {', '.join(unpinned)}",
             "pin the keys in the same amendment: `--rekey SITE=KEY` for each",
         )
     if len(keys) > limits.SITES_MAX:

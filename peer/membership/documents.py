@@ -115,8 +115,14 @@ class ProposalSigned(TypedDict):
     number: Annotated[int, "the amendment's number"]
     digest: Annotated[str, "SHA-256 of its body"]
     from_round: Annotated[int, "the first round that it holds for"]
+    enact_until_round: Annotated[
+        int | None, "the last round in which a site can enact it; null where its only change is the end of a hold"
+    ]
+    enact_left_s: Annotated[
+        float | None, "about how many seconds are left for that, by this site's recent rounds; null if not known"
+    ]
     changes: Annotated[list[str], "what it changes, in words"]
-    signed_by: Annotated[list[str], "whose signatures hold"]
+    signed_by: Annotated[list[str], "whose signatures count; where a site leaves, its notice may be one"]
     needed: Annotated[int, "how many signatures it needs"]
     keys_for: Annotated[list[str], "the members with a copy of its new round key; empty where it brings none"]
     notes: Annotated[list[str], "what else to know"]

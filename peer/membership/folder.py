@@ -18,7 +18,7 @@ from peer.config.site_folder import make_private, write_atomically
 from peer.core import limits
 from peer.core.messages import ChainHead, Endorsement, SignedAmendment, SignedNotice
 from peer.core.roster import RoundKey, Sha256, SiteName, round_key, sha256, site_name
-from peer.errors import DiskError, StateError
+from peer.errors import DiskError, MembershipError, StateError
 from peer.identity.certificates import read_file
 from peer.membership.amendment import AmendmentRefused, body_digest, notice_from_base64, notice_to_base64
 from peer.membership.chain import UPGRADE, Chain
@@ -134,12 +134,12 @@ class MembershipFolder:
     def approve(self, number: int, body: bytes, *, instead: bool = False, signer: str = "this site") -> None:
         """Record, durably and before the signature exists, that this site, or the founder, approves a body.
 
-        ``StateError`` where it approved another body of that number, unless this one is wanted
+        ``MembershipError`` where it approved another body of that number, unless this one is wanted
         ``instead``: whoever signs two bodies of one number is named to all.
         """
         digest, approved = body_digest(body), self.approvals()
         if approved.get(number, digest) != digest and not instead:
-            raise StateError(
+            raise MembershipError(
                 f"{signer} has approved another amendment {number}, {approved[number][:12]}…",
                 "make sure that nobody enacts that one, and repeat with --instead",
             )

@@ -12,17 +12,22 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from peer.config.toml import split_route
 from peer.core.messages import Endorsement, SignedAmendment
 from peer.core.roster import NO_ROUND_KEY, ROUND_KEY_BYTES, RoundKey, Sha256, SiteName, site_name
 from peer.identity.certificates import Identity
 from peer.membership.amendment import Amendment, AmendmentRefused, body_digest, decode
-from peer.membership.chain import Chain, amended, check_place
+from peer.membership.chain import Chain, Membership, amended, check_place
 from peer.membership.epoch_rules import Genesis
 from peer.membership.folder import amendment_from_json, amendment_to_json
 from peer.membership.round_keys import amendment_tag, check_orders, open_key, orders_of, seal_key
-from peer.membership.signatures import FOUNDER, endorse, quorum, signers
+from peer.membership.signatures import FOUNDER, counted_members, endorse, quorum, signers
 
 VERSION = 1
+SIGNING_S = 3600.0
+"""For how long members may sign a proposal without a round of their own choice; they telephone meanwhile."""
+SIGNING_ROUNDS_SHARE = 10
+"""Of the rounds that are left, a tenth at most pass while members sign."""
 PROPOSAL_BYTES_MAX = 4 << 20
 """The longest body, escaped as JSON, and a signature and a sealed key of each of 1,000 members."""
 
@@ -164,37 +169,82 @@ def draw(
                 f"expel: {needed} of {len(head.keys)} members would have to sign, and {amendment.expel} does not",
                 "of two members none can expel the other: one of them leaves",
             )
-    genesis.settings_after(amended(head, amendment, body_digest(body)))
+    after = amended(head, amendment, body_digest(body))
+    _check_addresses(amendment, after)
+    genesis.settings_after(after)
     return amendment
 
 
-def check_not_past(amendment: Amendment, reached_round: int, reason: str) -> None:
-    """``AmendmentRefused`` where the amendment's first round is past.
+def _check_addresses(amendment: Amendment, after: Membership) -> None:
+    """``AmendmentRefused`` where a site that it adds has the address of another member, and not at a relay.
 
-    The end of a hold may come at any time: it changes no order, and the last round may be all that is left.
+    Chains that sites follow may have such an address: it keeps no round from going on.
     """
-    if amendment.from_round <= reached_round and not (amendment.hold is False and amendment.changes == {"hold"}):
+    for site in amendment.add:
+        if site.address is None or split_route(site.address)[0]:
+            continue
+        others = [name for name, address in after.addresses.items() if address == site.address and name != site.name]
+        if others:
+            raise AmendmentRefused(
+                f"add: the address {site.address} of {site.name} is that of {others[0]}",
+                f"ask {site.name} for its own; only at a relay, `relay NAME host:port`, several sites have one",
+            )
+
+
+def check_not_past(amendment: Amendment, reached_round: int, reason: str) -> None:
+    """``AmendmentRefused`` where the amendment's first round is past."""
+    if amendment.from_round <= reached_round and not ends_hold_only(amendment):
         raise AmendmentRefused(
             f"round {amendment.from_round} is past: {reason}",
             f"let the amendment begin with round {reached_round + 1} or later",
         )
 
 
-def first_round(chain: Chain, *, reached_round: int, lead_rounds_max: int) -> int:
-    """The round that an amendment is proposed for: no member can have begun it when the others hear of it."""
+def ends_hold_only(amendment: Amendment) -> bool:
+    """Whether the end of a hold is the only change.
+
+    It may come at any time: it changes no order, and the last round may be all that is left.
+    """
+    return amendment.hold is False and amendment.changes == {"hold"}
+
+
+def first_round(chain: Chain, *, reached_round: int, lead_rounds_max: int, signing_rounds: int = 0) -> int:
+    """The round that an amendment is proposed for: no member can have begun it when the others hear of it.
+
+    Args:
+        chain: that the amendment is next in.
+        reached_round: the highest round that a member is heard to be in.
+        lead_rounds_max: as in ``[pace]``.
+        signing_rounds: how many rounds pass while the members sign; a tenth of the rounds that are left at most.
+    """
     head = chain.head
-    return min(max(reached_round + lead_rounds_max + 1, head.from_round), head.rounds)
+    signing_rounds = min(signing_rounds, max(0, head.rounds - reached_round) // SIGNING_ROUNDS_SHARE)
+    return min(max(reached_round + lead_rounds_max + 1 + signing_rounds, head.from_round), head.rounds)
 
 
 def count_signatures(chain: Chain, proposal: Proposal) -> SignatureCount:
-    """Who has signed; ``AmendmentRefused`` where the proposal is not next in the chain."""
+    """Whose signatures, and notices, count; ``AmendmentRefused`` where the proposal is not next in the chain."""
     before, amendment = chain.head, proposal.amendment
     check_place(amendment, before)
     valid, problems = signers(proposal.signed, authorities=before.authorities, keys=before.keys)
     if before.governance.members is None:
         return SignatureCount(tuple(name for name in valid if name == FOUNDER), 1, tuple(problems))
-    by = {name for name in valid if name not in (FOUNDER, amendment.expel)}
+    by = counted_members(valid, amendment, authorities=before.authorities, keys=before.keys)
     needed = quorum(len(before.keys), before.governance, expels=amendment.expel is not None)
+    return SignatureCount(tuple(sorted(by)), needed, tuple(problems))
+
+
+def count_by_genesis(genesis: Genesis, proposal: Proposal) -> SignatureCount:
+    """Which members have signed by the roster and the governance of federation.toml, for a founder without the chain.
+
+    Amendments may have changed both. Where the founder governs, nobody needs to be counted.
+    """
+    head, amendment = Chain.of(genesis.config).head, proposal.amendment
+    if head.governance.members is None:
+        return SignatureCount((), 1, ())
+    valid, problems = signers(proposal.signed, authorities=head.authorities, keys=head.keys)
+    by = {name for name in valid if name not in (FOUNDER, amendment.expel)}
+    needed = quorum(len(head.keys), head.governance, expels=amendment.expel is not None)
     return SignatureCount(tuple(sorted(by)), needed, tuple(problems))
 
 

@@ -113,14 +113,8 @@ def check_signatures(
                 "the founder signs it with `federation amend --ca`",
             )
         return kept
-    expels = amendment.expel is not None
-    needed = quorum(len(keys), governance, expels=expels)
-    counted = {name for name in valid if name != FOUNDER and name != amendment.expel}
-    if amendment.changes == {"leave"} and amendment.number > 1:  # no notice signs the round key that number 1 states
-        counted |= {
-            verify_notice(notice, federation=amendment.federation, authorities=authorities, keys=keys).site
-            for notice in amendment.leave
-        }
+    needed = quorum(len(keys), governance, expels=amendment.expel is not None)
+    counted = counted_members(valid, amendment, authorities=authorities, keys=keys)
     if len(counted) < needed:
         named = f" ({', '.join(sorted(counted))})" if counted else ""
         raise AmendmentRefused(
@@ -129,6 +123,29 @@ def check_signatures(
             "other members sign it with `federation approve`",
         )
     return kept
+
+
+def counted_members(
+    signed_by: Iterable[str], amendment: Amendment, *, authorities: Sequence[str], keys: Keys
+) -> set[str]:
+    """The members that count for an amendment where members sign: not the one that it expels.
+
+    Where `leave` is the only change, a notice counts as a signature. No notice signs the round key
+    that amendment 1 states, so that none counts there. ``AmendmentRefused`` where a notice is none.
+
+    Args:
+        signed_by: whose signatures hold.
+        amendment: what was signed.
+        authorities: the federation's CA certificates in PEM.
+        keys: the members of the amendment before.
+    """
+    counted = {name for name in signed_by if name not in (FOUNDER, amendment.expel)}
+    if amendment.changes == {"leave"} and amendment.number > 1:
+        counted |= {
+            verify_notice(notice, federation=amendment.federation, authorities=authorities, keys=keys).site
+            for notice in amendment.leave
+        }
+    return counted
 
 
 def sign_notice(own: certificates.Identity, *, federation: Sha256, issued: int) -> SignedNotice:

@@ -290,7 +290,7 @@ class ListedSite(TypedDict):
     rounds: Annotated[int | None, "rounds of the federation"]
     since: Annotated[float | None, "when the phase began, Unix time; null while the daemon is down"]
     address: Annotated[str | None, "where others dial the site by federation.toml; else where it listens"]
-    problem: Annotated[str, "why its files cannot be read or its training has failed; else empty"]
+    problem: Annotated[str, "why its files cannot be read, its training has failed or it is no member; else empty"]
 
 
 class SiteOutcome(TypedDict):
@@ -300,7 +300,7 @@ class SiteOutcome(TypedDict):
     site: Annotated[str, "the site"]
     effect: Annotated[str, "what its daemon does now, in words"]
     exit_code: Annotated[int, "what the command would exit with for this site alone; 0 where it went well"]
-    problem: Annotated[str, "what went wrong; else empty"]
+    problem: Annotated[str, "what went wrong, or why the site is no member; else empty"]
 
 
 DOCUMENTS: Mapping[str, Any] = {

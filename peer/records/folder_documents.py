@@ -153,6 +153,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
             for row in refused[began + 1 :]
         ]
     holder, members = folder.holder(), _members(folder)
+    departed = left["reason"] if left is not None and not left["fault"] else ""
     return {
         "daemon": "down" if holder is None else "unresponsive",
         "site": folder.site,
@@ -177,9 +178,9 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "best_round": best_and_newest_round(memory),
         "refusals": refusals,
         "failure": f"{left['fault']}: {left['reason']}" if left is not None and left["fault"] else "",
-        "departed": left["reason"] if left is not None and not left["fault"] else "",
+        "departed": departed or ("" if members is None else members.departure(folder.site)),
         "last_round": last,
-        "held": "",
+        "held": "" if members is None else members.held(folder.site),
         "left_s": None,
         "certificate_days": _certificate_days(folder),
         "transfers": [],

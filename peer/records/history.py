@@ -354,6 +354,13 @@ class RecentRounds:
             "duration_s": committed.duration_s,
         }
 
+    @property
+    def pace_s(self) -> float | None:
+        """The median time between two commits; ``None`` before two rounds are committed."""
+        if len(self._times_s) < 2:
+            return None
+        return statistics.median(later - earlier for earlier, later in itertools.pairwise(self._times_s))
+
     def left_s(self, rounds: int, *, now_s: float) -> float | None:
         """The estimated seconds for so many rounds, the current one included: by the median time
         between two commits.
@@ -361,11 +368,9 @@ class RecentRounds:
         ``None`` before two rounds are committed. A pause, or the time in which the daemon was down,
         counts as one long round.
         """
-        times_s = list(self._times_s)
-        if len(times_s) < 2:
+        if (pace_s := self.pace_s) is None:
             return None
-        pace_s = statistics.median(later - earlier for earlier, later in itertools.pairwise(times_s))
-        spent_s = min(max(0.0, now_s - times_s[-1]), pace_s)
+        spent_s = min(max(0.0, now_s - self._times_s[-1]), pace_s)
         return round(max(0.0, rounds * pace_s - spent_s), 1) if rounds else 0.0
 
 
@@ -374,6 +379,14 @@ def recent_rounds(journal: Journal, last: int = PACE_ROUNDS + 1) -> list[Committ
     newest = journal.records(("committed",), last=last, leave_out=BULK)
     with storage(journal.path):
         return [CommittedRound.of_row(row["round"], row["body"], time_s=row["time"]) for row in newest]
+
+
+def recent_rounds_on_disk(folder: SiteFolder) -> RecentRounds:
+    """The newest committed rounds of a site's newest generation, whether its daemon runs or not."""
+    with contextlib.ExitStack() as stack:
+        journals = [stack.enter_context(contextlib.closing(journal)) for journal in open_journals(folder)]
+        newest = next((journal for journal in reversed(journals) if not journal.empty()), None)
+        return RecentRounds([] if newest is None else recent_rounds(newest))
 
 
 def committed_rounds(stored: Iterable[Row]) -> list[CommittedRound]:

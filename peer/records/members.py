@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder
 from peer.core.epochs import Epochs
-from peer.core.roster import RoundKey
+from peer.core.roster import RoundKey, SiteName
 from peer.membership.chain import Chain
 from peer.membership.epoch_rules import epochs_of
 from peer.membership.folder import MembershipFolder
 
 MembersOf = Callable[[int], Sequence[str]]
 """The members in a round, sorted."""
+AMENDMENT_MISSING = (
+    "the amendment that adds this site has not arrived: wait for it, or ask the founder whether it was made, and "
+    "handed in at a member"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,20 @@ class Members:
     def of(self, round: int) -> Sequence[str]:
         """The members in a round."""
         return self.chain.at(round).members
+
+    def held(self, site: SiteName) -> str:
+        """Why a site whose daemon is down opens no round; empty at one that is, or was, a member."""
+        return "" if site in self.chain.head.used_names else AMENDMENT_MISSING
+
+    def departure(self, site: str) -> str:
+        """Why a site is no member any more; empty while it is one, and before an amendment adds it."""
+        head = self.chain.head
+        if site in head.left:
+            return "this site left the federation"
+        if site not in head.expelled:
+            return ""
+        number = next(link.after.number for link in self.chain.links if link.amendment.expel == site)
+        return f"this site was expelled from the federation by amendment {number}: ask the members why"
 
     def present(self) -> list[str]:
         """The members now, newcomers included before their first round; without those that leave."""

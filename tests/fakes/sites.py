@@ -1,6 +1,7 @@
 """What a daemon leaves in the folder of a site, and a stand-in for a module that needs torch."""
 
 import contextlib
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,15 @@ def append_rows(folder: SiteFolder, *rows: tuple[Any, ...], generation: int = 1)
     with contextlib.closing(Journal(folder.generation(generation) / "journal.db")) as journal:
         for row in rows:
             journal.append(*row)
+
+
+def append_paced_rounds(folder: SiteFolder, first: int, last: int, *, pace_s: float, ago_s: float = 0.0) -> None:
+    """Append these rounds as committed at such a pace, the last one so many seconds ago."""
+    with pytest.MonkeyPatch.context() as clock:
+        ended_s = time.time() - ago_s
+        for number in range(first, last + 1):
+            clock.setattr(time, "time", lambda at_s=ended_s - (last - number) * pace_s: at_s)
+            append_rows(folder, ("opened", number, {"sources": [], "jumped": False}), committed(number, INITIAL))
 
 
 def begin_generation(folder: SiteFolder, *rows: Row) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from fakes.cli import refused_in_one_line, run, run_json
+from fakes.governed import GovernedFederation
 from peer.cli.all_sites import START_S, start_all
 from peer.config import site_folder
 from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES, DaemonDown, PortInUse
+from peer.membership.folder import MembershipFolder
 
 DAEMON = Path(__file__).parents[2] / "fakes" / "daemon.py"
 
@@ -40,6 +42,19 @@ def test_sites_that_do_not_run_are_listed(enrolled: LocalFederation) -> None:
     assert (asia["daemon"], europe["daemon"]) == ("unreadable", "down")
     assert "listen" in asia["problem"]
     assert "trial/europe" in run("--home", enrolled.home, "list").stdout
+
+
+def test_a_site_that_is_no_member_is_listed_as_such_and_not_started(tmp_path: Path) -> None:
+    founded = GovernedFederation.create(tmp_path, "asia", "europe")
+    run_json("--home", founded.home, "federation", "amend", "--ca", founded.ca, "--site", "asia", "--expel", "europe")
+    europe = founded.folder("europe")
+    MembershipFolder(europe.membership).save_chain(founded.chain("asia"))
+    asia, listed = run_json("--home", founded.home, "list")
+    expelled = "this site was expelled from the federation by amendment 1: ask the members why"
+    assert (asia["problem"], listed["daemon"], listed["problem"]) == ("", "down", expelled)
+    assert "was expelled from the federation" in " ".join(run("--home", founded.home, "list").stdout.split())
+    (started,) = start_all([europe], program=("/nowhere",))
+    assert (started["effect"], started["exit_code"], started["problem"]) == ("is not started", 0, expelled)
 
 
 @pytest.mark.e2e

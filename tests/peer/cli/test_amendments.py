@@ -65,6 +65,14 @@ def test_a_founder_adds_a_hospital(founded: GovernedFederation, tmp_path: Path) 
     assert founded.chain("europe").head.number == 0
 
 
+@pytest.mark.parametrize("command", ["amend", "propose"])
+def test_a_newcomer_without_an_address_is_noted(founded: GovernedFederation, tmp_path: Path, command: str) -> None:
+    words = ("--ca", founded.ca) if command == "amend" else ("--out", tmp_path / "oslo.json")
+    words += ("--site", "asia", "--add", "oslo", "--request", request(tmp_path, "oslo")[0])
+    notes = run_json("--home", founded.home, "federation", command, *words)["notes"]
+    assert [note for note in notes if "no address of oslo, as --add oslo=HOST:PORT would give, and no later" in note]
+
+
 def test_an_expulsion_brings_a_new_round_key_that_this_site_keeps(founded: GovernedFederation) -> None:
     assert "expels oceania" in run(*at(founded, "amend", "--expel", "oceania")).stdout
     head = founded.chain("asia").head
@@ -108,6 +116,13 @@ def test_a_hold_is_ended_for_every_round(founded: GovernedFederation) -> None:
     assert "is not held" in refused("MembershipError", *at(founded, "resume"))
 
 
+def test_an_amendment_that_is_still_to_come_is_named_since_none_begins_sooner(founded: GovernedFederation) -> None:
+    run_json(*at(founded, "amend", "--rounds", "200", "--from-round", "50"))
+    held = run_json(*at(founded, "hold"))
+    assert held["from_round"] == 50
+    assert "amendment 1 begins with round 50, and none after it begins sooner" in held["notes"]
+
+
 def test_keys_are_pinned_before_the_members_govern(founded: GovernedFederation, tmp_path: Path) -> None:
     assert "members sign with pinned keys" in refused("MembershipError", *at(founded, "amend", "--governance", "2"))
     csr, pinned = request(tmp_path, "oceania")
@@ -122,9 +137,9 @@ def test_keys_are_pinned_before_the_members_govern(founded: GovernedFederation, 
 def test_a_program_and_another_ca_are_required(founded: GovernedFederation, tmp_path: Path) -> None:
     _, authority = certificates.new_authority("trial", now=now())
     (tmp_path / "new.pem").write_bytes(certificates.certificate_pem(authority))
-    words = ("--requires", "amendments", "--protocol", "2", "--authority", tmp_path / "new.pem")
+    words = ("--requires", "amendments", "--protocol", "1", "--authority", tmp_path / "new.pem")
     enacted = run_json(*at(founded, "amend", *words))
-    assert enacted["changes"][0] == "requires protocol 2 and amendments of every site's program"
+    assert enacted["changes"][0] == "requires protocol 1 and amendments of every site's program"
     assert len(founded.chain("asia").head.authorities) == 2
     assert "is not the key of the CA" in refused("CertificateError", *at(founded, "hold"))
 
@@ -134,10 +149,17 @@ def test_a_program_and_another_ca_are_required(founded: GovernedFederation, tmp_
     [
         ((), "changes nothing"),
         (("--expel", "oslo"), "expel: oslo is no member"),
+        (("--expel", "asia"), "asia would be expelled by its own amendment; name the site of another member with"),
         (("--add", "europe", "--request", "europe.csr"), "the name europe is used, or was; give the new site another"),
+        (
+            ("--add", "oslo=127.0.0.1:2", "--request", "oslo.csr"),
+            "the address 127.0.0.1:2 of oslo is that of europe; ask oslo for its own",
+        ),
         (("--rounds", "200", "--from-round", "101"), "is from round 101, after the last one, 100"),
         (("--rounds", "200", "--from-round", "7"), "round 7 is past: a member is in round 7; let the amendment begin"),
         (("--set", "pace.wait_s=3"), "pace.wait_s: unknown key (did you mean"),
+        (("--requires", "amendmnets"), "does not know amendmnets, and would hold itself; it knows amendments, "),
+        (("--protocol", "7"), "this program does not know protocol 7, and would hold itself"),
         (("--set", "weighting=samples"), "set.weighting is not an amendment's to change"),
     ],
 )
@@ -145,7 +167,8 @@ def test_what_cannot_be_is_named_and_nothing_changes(
     founded: GovernedFederation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], reason: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    request(tmp_path, "europe")
+    for name in ("europe", "oslo"):
+        request(tmp_path, name)
     append_rows(founded.folder("asia"), ("opened", 7, {"sources": [], "jumped": False}))
     assert reason in refused("MembershipError", *at(founded, "amend", *words))
     assert founded.chain("asia").head.number == 0
@@ -157,11 +180,13 @@ def test_what_cannot_be_is_named_and_nothing_changes(
         (("--add", "oslo=oslo.example.org:7443"), "--add oslo: its key is missing; give the signing request of oslo"),
         (("--add", "Oslo"), "--add Oslo"),
         (("--add", "europe=nowhere", "--request", "europe.csr"), "give NAME=HOST:PORT"),
+        (("--add", "oslo", "--request", "europe.csr"), "--add oslo: its key is missing: --request is of europe; give"),
         (("--request", "europe.csr"), "--request of europe; add --add or --rekey with the same name"),
         (("--request", "changes.toml"), "--request changes.toml"),
         (("--rekey", "europe"), "--rekey europe: its key is missing"),
         (("--rekey", "europe=12"), "give the 64 hex digits"),
         (("--set", "rounds"), "--set rounds: no KEY=VALUE"),
+        (("--expel", "asia", "--expel", "europe"), "--expel asia, europe: an amendment expels one site"),
         (("--governance", "all"), "give `founder`, or how many members sign at least"),
     ],
 )
@@ -188,7 +213,7 @@ def test_a_founder_who_signs_two_amendments_of_one_number_must_mean_it(founded: 
     first = run_json(*at(founded, "hold"))
     assert MembershipFolder(founded.ca).approvals() == {1: first["digest"]}
     for command, words in (("amend", ("--rounds", "200")), ("hold", ("--from-round", "5"))):
-        problem = refused("StateError", *at(founded, command, *words, site="europe"))
+        problem = refused("MembershipError", *at(founded, command, *words, site="europe"))
         assert f"the founder has approved another amendment 1, {first['digest'][:12]}…" in problem
     assert founded.chain("europe").head.number == 0
     second = run_json(*at(founded, "amend", "--rounds", "200", "--instead", site="europe"))
@@ -217,6 +242,12 @@ def test_a_peer_that_lies_about_its_chain_does_not_put_its_expulsion_off(
     assert run_json(*at(founded, "amend", "--expel", "europe"))["members"] == ["asia", "oceania"]
 
 
+def test_a_ca_folder_that_is_not_there_is_named(founded: GovernedFederation, tmp_path: Path) -> None:
+    words: Any = ("--home", founded.home, "federation", "hold", "--ca", tmp_path / "nosuch", "--site", "asia")
+    missing = refused("CertificateError", *words)
+    assert "nosuch/ca.key is missing; name the CA folder that `federation create` wrote with --ca" in missing
+
+
 def test_a_foreign_ca_signs_nothing(founded: GovernedFederation, tmp_path: Path) -> None:
     other = GovernedFederation.create(tmp_path / "other", "asia")
     words: Any = ("--home", founded.home, "federation", "hold", "--ca", other.ca, "--site", "asia")
@@ -235,7 +266,7 @@ def test_no_amendment_while_a_member_runs_a_program_that_cannot_follow_it(founde
     site = SiteChain.open(founded.folder("asia"))
     old = {"round": 5, "features": ["compares-manifests"], "protocol": 1, "software": "mhfl-peer 0.2.0"}
     heard = replace(site, status={"round": 4, "peers": {"europe": old, "oceania": {"round": None, "features": None}}})
-    for changes in ({"hold": True}, {"requires": Requirements(2, ("amendments",))}):
+    for changes in ({"hold": True}, {"requires": Requirements(1, ("amendments",))}):
         with pytest.raises(MembershipError, match=r"europe runs mhfl-peer 0\.2\.0, which does not know amendments"):
             make_proposal(heard, {}, changes, None)
     expelled = make_proposal(heard, {}, {"expel": SiteName("europe")}, None).amendment

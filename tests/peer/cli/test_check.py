@@ -68,4 +68,4 @@ def test_people_see_what_to_do(enrolled: LocalFederation, folder: SiteFolder) ->
     text = " ".join(call(enrolled).stdout.split())
     assert "configuration ok trial, digest" in text
     assert "europe warning nothing answers at" in text
-    assert "start that site, or correct its address or the firewall" in text
+    assert "start that site, or the relay there; or correct its address or the firewall" in text

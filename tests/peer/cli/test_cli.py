@@ -69,14 +69,17 @@ def test_version() -> None:
         (["statu"], "no command 'statu' .did you mean 'status'.*; see `mhfl-peer --help`"),
         (["--hme", "x"], "No such option '--hme'.*; see `mhfl-peer --help`"),
         (["site", "join"], "Missing argument 'BUNDLE'; see `mhfl-peer site join --help`"),
-        (["federation", "admit", "x"], "Missing option '--ca'; see `mhfl-peer federation admit --help`"),
+        (["federation", "admit", "/dev/null"], "Missing option '--ca'; see `mhfl-peer federation admit --help`"),
         (["--home"], "Option '--home' requires an argument; see `mhfl-peer --help`"),
         (["start", "--site"], "Option '--site' requires an argument; see `mhfl-peer start --help`"),
         (
             ["federation", "admit", "--ca"],
             "Option '--ca' requires .* `mhfl-peer federation admit --help`",
         ),
-        (["federation", "create", "x", "--out", "y", "--days", "0"], "Invalid value for '--days': 0 is not in.*"),
+        (
+            ["federation", "create", "/dev/null", "--out", "y", "--days", "0"],
+            "Invalid value for '--days': 0 is not in.*",
+        ),
     ],
 )
 def test_wrong_calls_are_one_line(arguments: list[str], message: str) -> None:
@@ -85,12 +88,39 @@ def test_wrong_calls_are_one_line(arguments: list[str], message: str) -> None:
     assert re.fullmatch(f"mhfl-peer: {message}\n", error)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "federation create",
+        "federation show",
+        "federation approve",
+        "federation enact",
+        "federation admit",
+        "federation amend --ca ca --request",
+        "site init --federation",
+        "site join",
+        "relay init --federation",
+        "relay join",
+        "relay amend",
+        "restore",
+        "data validate",
+        "data import",
+        "egress verify --file",
+        "evidence --verify",
+        "simulate",
+    ],
+)
+def test_a_file_that_does_not_exist_has_one_exit_code(arguments: str) -> None:
+    code, output, error = run(*arguments.split(), "nosuch.json")
+    assert (code, output) == (2, "")
+    assert "'nosuch.json' does not exist" in error
+
+
 def test_our_errors_are_one_line_with_their_code(tmp_path: Path) -> None:
-    code, output, error = run("federation", "show", tmp_path / "missing.toml")
+    (tmp_path / "empty.toml").write_bytes(b"\xff")
+    code, output, error = run("federation", "show", tmp_path / "empty.toml")
     assert (code, output) == (3, "")
-    assert error == (
-        f"mhfl-peer: {tmp_path}/missing.toml cannot be read: No such file or directory; name the right file\n"
-    )
+    assert error == f"mhfl-peer: {tmp_path}/empty.toml is not UTF-8 at byte 0; save it as UTF-8\n"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +129,7 @@ def test_our_errors_are_one_line_with_their_code(tmp_path: Path) -> None:
 )
 def test_debug_shows_the_traceback_and_keeps_the_code(arguments: list[str], tmp_path: Path) -> None:
     code, _, error = run(*arguments, tmp_path / "missing.toml")
-    assert code == 3
+    assert code == 2
     assert "Traceback (most recent call last)" in error
     assert error.splitlines()[-1].startswith("mhfl-peer: ")
 

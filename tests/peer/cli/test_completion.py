@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 from click.shell_completion import ShellComplete
 
-from fakes.cli import ROOT, refused, run
+from fakes.cli import ROOT, refused, run, run_json
 from fakes.governed import GovernedFederation
 from peer.cli import COMMANDS, PROGRAM, main
 from peer.cli.completion import SHELLS, VARIABLE
+from peer.core.roster import SiteName
+from peer.identity import certificates
+from peer.membership.folder import MembershipFolder
+from peer.membership.forks import prove
 
 
 def complete(line: str) -> list[str]:
@@ -45,11 +49,13 @@ def test_options_and_their_values_are_offered() -> None:
     assert complete("start --resume r") == ["require"]
     assert complete("completion ") == list(SHELLS)
     assert complete("federation ad") == ["admit"]
+    assert complete("federation amend --requires am") == ["amendments"]
 
 
 def test_a_site_is_offered_by_the_name_that_finds_it(sites: Path) -> None:
     assert complete("status --site ") == ["asia", "study/europe", "trial/europe"]
-    assert complete("status --site tri") == ["trial/europe"]
+    assert complete("status --site tri") == ["trial/asia", "trial/europe"]
+    assert complete("status --site as") == ["asia"]
     assert complete("status --site trial/") == ["trial/asia", "trial/europe"]
 
 
@@ -119,5 +125,44 @@ def test_members_are_offered_where_a_command_names_one(tmp_path: Path, monkeypat
     federation = GovernedFederation.create(tmp_path, "asia", "europe")
     monkeypatch.setenv("MHFL_HOME", str(federation.home))
     assert complete("federation amend --site asia --expel ") == ["asia", "europe"]
-    assert complete("federation accept --site asia e") == ["europe"]
-    assert complete("federation accept ") == []  # of which site is not said
+    assert complete("federation amend --expel ") == ["asia", "europe"]  # of either site, as long as none is named
+    assert complete("federation amend --expel eu") == ["europe"]
+    assert complete("federation amend --site nowhere --expel ") == []
+    assert complete("start --site trial/asia --without ") == ["asia", "europe"]
+
+
+def test_newcomers_are_offered_until_they_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = GovernedFederation.create(tmp_path, "asia", "europe")
+    monkeypatch.setenv("MHFL_HOME", str(federation.home))
+    (tmp_path / "oslo.csr").write_bytes(certificates.signing_request(certificates.new_key(), SiteName("oslo")))
+    words = ("--ca", federation.ca, "--site", "asia", "--add", "oslo", "--request", tmp_path / "oslo.csr")
+    run_json("federation", "amend", *words)
+    assert complete("federation accept --site asia ") == ["oslo"]
+    assert complete("federation accept --site europe ") == []
+    run_json("federation", "accept", "oslo", "--site", "asia")
+    assert complete("federation accept ") == []
+
+
+def test_the_digests_of_forks_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = GovernedFederation.create(tmp_path, "asia", "europe")
+    monkeypatch.setenv("MHFL_HOME", str(federation.home))
+    assert complete("federation choose ") == []
+    for site, rounds in (("asia", "150"), ("europe", "200")):
+        words = ("--ca", federation.ca, "--site", site, "--rounds", rounds, "--instead")
+        run_json("federation", "amend", *words)
+    own, other = federation.chain("asia"), federation.chain("europe")
+    fork = prove(own, 1, other.links[0].signed)
+    MembershipFolder(federation.folder("asia").membership).save_fork(fork, kept=own.links[0].signed)
+    assert complete("federation choose ") == [other.head.digest]
+    assert complete("federation choose --site europe ") == []
+
+
+def test_members_are_completed_without_the_packages_that_train(tmp_path: Path) -> None:
+    federation = GovernedFederation.create(tmp_path, "asia", "europe")
+    words = f"{PROGRAM} federation amend --expel as"
+    variables = {VARIABLE: "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "4", "MHFL_HOME": str(federation.home)}
+    command, environment = [sys.executable, "-X", "importtime", "-m", "peer.cli"], {**os.environ, **variables}
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert process.stdout.splitlines() == ["plain,asia"]
+    loaded = {line.rpartition("|")[2].strip() for line in process.stderr.splitlines()}
+    assert not loaded & {"grpc", "numpy", "torch"}

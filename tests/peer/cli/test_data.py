@@ -44,8 +44,9 @@ def test_inspect_as_json_and_as_a_table(datalist: Path) -> None:
         assert text in shown.stdout
 
 
-def test_inspect_of_what_is_not_there_is_an_error(datalist: Path) -> None:
-    result = run("inspect", str(datalist.with_name("none.json")))
+def test_inspect_of_an_empty_datalist_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "none.json").write_text("{}")
+    result = run("inspect", tmp_path / "none.json")
     assert result.exit_code == DataError.exit_code
     assert "holds no usable sample" in result.stderr
 
@@ -75,12 +76,6 @@ def test_validate_shows_the_problem_and_ends_with_its_exit_code(datalist: Path) 
     (problem,) = json.loads(result.stdout)["problems"]
     assert "b.npy (holds a NaN or an infinity)" in problem
     assert result.stderr == f"mhfl-peer: {datalist} has 1 problem; correct the problems listed above\n"
-
-
-def test_validate_of_an_absent_datalist(tmp_path: Path) -> None:
-    result = run("validate", tmp_path / "absent.json")
-    assert result.exit_code == DataError.exit_code
-    assert "cannot be read" in result.stdout
 
 
 def test_prepare_lists_every_data_set() -> None:

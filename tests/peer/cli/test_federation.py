@@ -1,12 +1,15 @@
 """``federation create``, ``show`` and ``admit`` as a founder calls them."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from fakes.cli import ROOT, refused, run_json
 from fakes.cli import run as call
+from fakes.governed import GovernedFederation
+from peer.config import toml
 from peer.config.schema import FederationConfig
 from peer.methods.registry import PLANS
 
@@ -21,11 +24,11 @@ def ca(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def request_of_europe(tmp_path: Path, ca: Path) -> dict[str, str]:
-    return init(tmp_path, ca)
+    return init(tmp_path, ca / "federation.toml")
 
 
-def init(tmp_path: Path, ca: Path, *options: str, out: str = "europe.csr") -> dict[str, str]:
-    words = ("--federation", ca / "federation.toml", "--site", "europe", "--out", tmp_path / out, *options)
+def init(tmp_path: Path, file: Path, name: str = "europe", *options: str, out: str = "europe.csr") -> dict[str, str]:
+    words = ("--federation", file, "--site", name, "--out", tmp_path / out, *options)
     initialised: dict[str, str] = run_json("--home", tmp_path / "home", "site", "init", *words)
     return initialised
 
@@ -73,6 +76,36 @@ def test_create_notes_a_global_test_that_would_measure_nothing(tmp_path: Path) -
     assert measured["notes"] == []
     (note,) = kept_home["notes"]
     assert note == f"global_test = true measures nothing: {PLANS['dflmoe'].evaluation_denied}"
+
+
+def test_a_draft_without_keys_gives_the_sites_theirs_and_founds_no_federation_of_members(tmp_path: Path) -> None:
+    keyless = toml.text({**tomllib.loads(EXAMPLE.read_text()), "governance": {"members": 3}})
+    draft = tmp_path / "draft.toml"
+    draft.write_text(keyless)
+    names = sorted(entry["name"] for entry in tomllib.loads(keyless)["site"])
+    keys = {name: init(tmp_path, draft, name, out=f"{name}.csr")["fingerprint"] for name in names}
+    create = ("federation", "create", draft, "--out", tmp_path / "ca")
+    reason = refused("ConfigError", *create)
+    assert "governance: members sign with pinned keys: write `key` into the [[site]] of america, asia" in reason
+    assert "site init --federation" in reason
+    assert not (tmp_path / "ca").exists()
+    document = tomllib.loads(keyless)
+    for entry in document["site"]:
+        entry["key"] = keys[entry["name"]]
+    draft.write_text(toml.text(document))
+    final = Path(run_json(*create)["federation_toml"])
+    again = init(tmp_path, final, "asia", out="again.csr")
+    assert (again["key"], again["fingerprint"]) == ("kept", keys["asia"])
+    admit = ("federation", "admit", "--ca", tmp_path / "ca", tmp_path / "asia.csr", "--out", tmp_path / "asia.bundle")
+    run_json(*admit, "--fingerprint", keys["asia"])
+    assert run_json("--home", tmp_path / "home", "site", "join", tmp_path / "asia.bundle")["site"] == "asia"
+
+
+def test_a_federation_of_members_whose_keys_were_taken_out_is_refused(tmp_path: Path) -> None:
+    federation = GovernedFederation.create(tmp_path, "asia", "europe", members=2)
+    text = federation.ca / "federation.toml"
+    text.write_text("".join(line for line in text.read_text().splitlines(True) if not line.startswith("key = ")))
+    assert "members sign with pinned keys" in refused("ConfigError", "federation", "show", text)
 
 
 def test_create_does_not_overwrite(ca: Path) -> None:
@@ -146,7 +179,6 @@ def test_admit_refuses(tmp_path: Path, ca: Path, request_of_europe: dict[str, st
     csr, out = tmp_path / "europe.csr", tmp_path / "europe.bundle"
     words: tuple[str | Path, ...] = ("federation", "admit", "--ca", ca, "--out", out, "--fingerprint", "aa")
     assert "not the one given" in refused("BundleError", *words, csr)
-    assert "missing cannot be read" in refused("BundleError", *words, tmp_path / "missing")
     assert "no certificate signing request" in refused("BundleError", *words, ca / "ca.pem")
     assert "is refused: it is no cert" in refused("BundleError", *words[:-2], ca / "ca.pem")
     assert not out.exists()
@@ -163,7 +195,7 @@ def test_replaced_certificates_are_named(tmp_path: Path, ca: Path, request_of_eu
     first = run_json(
         *base, tmp_path / "europe.csr", "--out", tmp_path / "1", "--fingerprint", request_of_europe["fingerprint"]
     )
-    renewed = init(tmp_path, ca, "--renew", out="new.csr")
+    renewed = init(tmp_path, ca / "federation.toml", "europe", "--renew", out="new.csr")
     second = (*base, tmp_path / "new.csr", "--out", tmp_path / "2", "--fingerprint", renewed["fingerprint"])
     assert "repeat with --replace" in refused("BundleError", *second)
     result = call(*second, "--replace")

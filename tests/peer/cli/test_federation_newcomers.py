@@ -10,6 +10,7 @@ import pytest
 from fakes.cli import refused, run_json
 from fakes.drafts import task
 from fakes.governed import GovernedFederation
+from peer.config.schema import SiteConfig
 from peer.core.messages import ChainHead
 from peer.daemon import startup
 from peer.errors import ConfigError
@@ -58,6 +59,25 @@ def test_a_newcomer_joins_with_the_amendment_that_added_it(founded: GovernedFede
     assert startup.load(oslo)[2].round_key is None
     MembershipFolder(oslo.membership).save_chain(founded.chain("asia"))  # as its daemon gets it from a peer
     assert run_json("--home", tmp_path / "oslo", "leave", "--yes")["site"] == "oslo"
+
+
+@pytest.mark.parametrize(
+    ("words", "listen"), [((), "0.0.0.0:7443"), (("--listen", "127.0.0.1:7450"), "127.0.0.1:7450")]
+)
+def test_a_newcomer_listens_where_others_reach_it_unless_it_is_told_otherwise(
+    founded: GovernedFederation, tmp_path: Path, words: tuple[str, ...], listen: str
+) -> None:
+    initialised = init(founded, "oslo", "--newcomer", *words)
+    assert SiteConfig.load(Path(initialised["site_toml"])).listen == listen
+    assert SiteConfig.load(Path(initialised["site_toml"])).metrics.listen == f"127.0.0.1:{9464 + int(listen[-2:]) - 43}"
+
+
+def test_a_listen_that_is_no_address_is_refused_before_anything_is_made(
+    founded: GovernedFederation, tmp_path: Path
+) -> None:
+    words = ("--federation", founded.ca / "federation.toml", "--site", "oslo", "--newcomer", "--listen", "oslo")
+    assert "--listen: " in refused("UsageError", "--home", tmp_path / "oslo", "site", "init", *words)
+    assert not (tmp_path / "oslo").exists()
 
 
 LC_FED = {

@@ -38,9 +38,12 @@ def test_a_site_leaves_once_its_operator_confirms(founded: GovernedFederation) -
     folder = MembershipFolder(founded.folder("europe").membership)
     assert "europe stays; type the site's name, or give --yes" in refused("UsageError", *words, answer="yes\n")
     assert folder.notices() == ()
-    assert run_json(*words, answer="europe\n")["site"] == "europe"
+    left = run_json(*words, answer="europe\n")
+    assert (left["site"], left["unreached"]) == ("europe", ["asia"])
     (notice,) = folder.notices()
-    assert run(*words, "--yes").exit_code == 0
+    again = run_json(*words, "--yes")
+    assert again["unreached"] == [], "nothing here says who was told since"
+    assert again["notes"][0].startswith("this site gave its notice before")
     assert folder.notices() == (notice,)
     MembershipFolder(founded.folder("asia").membership).save_notices([notice])
     shown = run_json("--home", founded.home, "federation", "show", "--site", "asia")
@@ -52,9 +55,18 @@ def test_a_site_leaves_once_its_operator_confirms(founded: GovernedFederation) -
 def test_who_is_no_member_cannot_leave(founded: GovernedFederation) -> None:
     amend(founded, "--expel", "europe")
     MembershipFolder(founded.folder("europe").membership).save_chain(founded.chain("asia"))
-    assert "europe is no member" in refused(
-        "MembershipError", "--home", founded.home, "leave", "--yes", "--site", "europe"
-    )
+    words = ("--home", founded.home, "leave", "--yes", "--site", "europe")
+    assert "europe was expelled from trial; nothing is left to do" in refused("MembershipError", *words)
+
+
+def test_who_has_left_cannot_leave_again(founded: GovernedFederation) -> None:
+    words = ("--home", founded.home, "leave", "--yes", "--site", "europe")
+    run_json(*words)
+    europe = MembershipFolder(founded.folder("europe").membership)
+    MembershipFolder(founded.folder("asia").membership).save_notices(europe.notices())
+    amend(founded, "--leave")
+    europe.save_chain(founded.chain("asia"))
+    assert "europe has left trial; nothing is left to do" in refused("MembershipError", *words)
 
 
 def test_a_newcomer_is_accepted(founded: GovernedFederation, tmp_path: Path) -> None:
@@ -62,7 +74,7 @@ def test_a_newcomer_is_accepted(founded: GovernedFederation, tmp_path: Path) -> 
     assert "so far no amendment added one" in refused("MembershipError", *words, "oslo")
     (tmp_path / "oslo.csr").write_bytes(certificates.signing_request(certificates.new_key(), SiteName("oslo")))
     amend(founded, "--add", "oslo", "--request", tmp_path / "oslo.csr")
-    assert "there are oslo" in refused("MembershipError", *words, "europe")
+    assert "amendments added oslo" in refused("MembershipError", *words, "europe")
     show = ("--home", founded.home, "federation", "show", "--site", "asia")
     assert "gets nothing from here before" in run(*show).stdout
     assert run_json(*words, "oslo")["accepted"] == ["oslo"]

@@ -8,6 +8,7 @@ import threading
 import click
 import pytest
 
+from fakes.cli import drawn
 from peer.cli.output import emit, emit_line, fields, json_option, table, working
 
 
@@ -86,3 +87,14 @@ def test_short_work_and_work_without_a_terminal_show_nothing(monkeypatch: pytest
     with working("checking", patience_s=0.0) as show:
         show("still checking")
     assert file.getvalue() == ""
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 95, 120])
+def test_a_fingerprint_breaks_between_two_bytes(width: int) -> None:
+    fingerprint = bytes(range(32)).hex(":")
+    sentence = f"adds oslo, with the key {fingerprint}, and more"
+    assert drawn(fields([("key", fingerprint)]), width=160).split()[1] == fingerprint
+    for grid in (fields([("key", sentence)]), table(("time", "changes"), [("now", sentence)])):
+        words = drawn(grid, width=width).split()
+        assert fingerprint in "".join(words)
+        assert {len(byte) for word in words if ":" in word for byte in word.strip(",:").split(":")} == {2}

@@ -10,6 +10,7 @@ from fakes.cli import refused, run, run_json
 from fakes.drafts import draft, site_text
 from fakes.governed import GovernedFederation
 from fakes.operators_daemon import OperatorsDaemon
+from fakes.sites import append_paced_rounds, append_rows
 from peer.config.rules import make_rules
 from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
@@ -62,6 +63,16 @@ def test_the_keys_are_the_documented_ones(three: LocalFederation) -> None:
 )
 def test_a_part_of_the_plan(three: LocalFederation, words: tuple[str, ...], rounds: list[int]) -> None:
     assert [round["round"] for round in document(three, "--site", "asia", *words)["rounds"]] == rounds
+
+
+@pytest.mark.parametrize(("opened", "first"), [(2, 3), (3, 3), (4, 4), (100, 100)])
+def test_the_plan_begins_with_the_site_s_coming_round(tmp_path: Path, opened: int, first: int) -> None:
+    founded = GovernedFederation.create(tmp_path, "asia", "europe")
+    append_paced_rounds(founded.folder("asia"), 1, 2, pace_s=60.0)
+    if opened > 2:
+        append_rows(founded.folder("asia"), ("opened", opened, {"sources": [], "jumped": False}))
+    planned = run_json("--home", founded.home, "plan", "--site", "asia", "--rounds", "3")
+    assert planned["rounds"][0]["round"] == first
 
 
 def test_people_see_a_table_of_names(three: LocalFederation) -> None:

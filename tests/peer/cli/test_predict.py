@@ -14,7 +14,7 @@ from peer.cli.predict import _render
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
-from peer.errors import DataError
+from peer.errors import UsageError
 from peer.records.kept_configuration import keep_configuration
 
 STATE = "round-000001/train"
@@ -26,7 +26,7 @@ def call(loopback: LocalFederation, *words: str | Path) -> Result:
 
 def test_an_input_that_is_not_there_is_named_at_once(enrolled: LocalFederation, tmp_path: Path) -> None:
     result = call(enrolled, tmp_path / "nowhere", "--out", tmp_path / "out")
-    assert result.exit_code == DataError.exit_code
+    assert result.exit_code == UsageError.exit_code
     assert "nowhere is not there" in result.stderr
     assert not (tmp_path / "out").exists()
 

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fakes.cli import refused, run, run_json
 from fakes.governed import GovernedFederation
 from fakes.operators_daemon import OperatorsDaemon
+from fakes.sites import append_paced_rounds, append_rows
 from peer.core.messages import ChainHead
 from peer.core.roster import Sha256, SiteName
 from peer.identity import certificates
@@ -57,6 +59,74 @@ def test_a_newcomer_is_added_by_three_of_four(governed: GovernedFederation, tmp_
     assert approved == {"number": 1, "digest": proposed["digest"]}
 
 
+def proposed_at_round_38(governed: GovernedFederation, file: Path, *words: object, pace_s: float = 900.0) -> Any:
+    append_paced_rounds(governed.folder("africa"), 35, 38, pace_s=pace_s)
+    return run_json(*at(governed, "africa", "propose", "--hold", "--out", file, *words))
+
+
+@pytest.mark.parametrize(
+    ("pace_s", "from_round"),
+    [(900.0, 45), (7200.0, 41), (10.0, 47)],
+    ids=["four rounds an hour", "none", "a tenth of the 62 rounds that are left"],
+)
+def test_members_have_time_to_sign(governed: GovernedFederation, file: Path, pace_s: float, from_round: int) -> None:
+    proposed = proposed_at_round_38(governed, file, pace_s=pace_s)
+    assert (proposed["from_round"], proposed["enact_until_round"]) == (from_round, from_round - 1)
+    assert proposed["enact_left_s"] == pytest.approx((from_round - 1 - 38) * pace_s, abs=60.0)
+
+
+def test_members_choose_the_first_round_themselves(governed: GovernedFederation, file: Path) -> None:
+    assert proposed_at_round_38(governed, file, "--from-round", "41")["from_round"] == 41
+
+
+def test_who_signs_is_told_until_when_the_proposal_can_be_enacted(governed: GovernedFederation, file: Path) -> None:
+    proposed_at_round_38(governed, file)
+    unknown = run(*at(governed, "europe", "approve", file), answer="1\n")  # it has committed no round
+    assert "enact it before round 45 begins\n" in unknown.stderr
+    append_paced_rounds(governed.folder("asia"), 35, 40, pace_s=900.0)
+    shown = run(*at(governed, "asia", "approve", file), answer="1\n")
+    assert "enact it before round 45 begins, in about 60 min" in shown.stderr
+    assert "enact it    before round 45 begins, in about 60 min" in shown.stdout
+
+
+def test_a_proposal_that_came_too_late_is_proposed_again(
+    governed: GovernedFederation, tmp_path: Path, file: Path
+) -> None:
+    proposed_at_round_38(governed, file, "--from-round", "40")
+    for site in ("asia", "europe", "oceania"):
+        append_paced_rounds(governed.folder(site), 38, 42, pace_s=900.0)
+        append_rows(governed.folder(site), ("opened", 43, {"sources": [], "jumped": False}))
+    again = "propose it again with --from-round 50 and --instead; who has signed this one signs that one with --instead"
+    past = "round 40 is past: this site has opened round 43"
+    before = file.read_bytes()
+    for command in (("approve", "--yes"), ("approve",), ("enact",)):
+        assert f"{past}; {again}" in refused("MembershipError", *at(governed, "asia", *command, file))
+    assert (file.read_bytes(), MembershipFolder(governed.folder("asia").membership).approvals()) == (before, {})
+    other = tmp_path / "again.json"
+    run_json(*at(governed, "asia", "propose", "--hold", "--from-round", "50", "--instead", "--out", other))
+    for site in ("africa", "europe"):
+        run_json(*at(governed, site, "approve", "--yes", "--instead", other))
+    assert run_json(*at(governed, "oceania", "enact", other))["from_round"] == 50
+    assert run_json(*at(governed, "oceania", "enact", other))["number"] == 1
+
+
+def test_after_the_last_round_began_nothing_is_proposed_again(governed: GovernedFederation, file: Path) -> None:
+    proposed_at_round_38(governed, file)
+    append_rows(governed.folder("asia"), ("opened", 100, {"sources": [], "jumped": False}))
+    assert "no round is left that an amendment could" in refused(
+        "MembershipError", *at(governed, "asia", "enact", file)
+    )
+
+
+def test_the_end_of_a_hold_is_never_late(governed: GovernedFederation, tmp_path: Path, file: Path) -> None:
+    proposed_at_round_38(governed, file)
+    for site in ("asia", "europe"):
+        run_json(*at(governed, site, "approve", "--yes", file))
+    run_json(*at(governed, "africa", "enact", file))
+    proposed = run_json(*at(governed, "africa", "propose", "--resume", "--out", tmp_path / "resume.json"))
+    assert (proposed["from_round"], proposed["enact_until_round"], proposed["enact_left_s"]) == (45, None, None)
+
+
 def test_copies_that_members_signed_apart_count_together(
     governed: GovernedFederation, tmp_path: Path, file: Path
 ) -> None:
@@ -81,7 +151,7 @@ def test_who_approves_two_amendments_of_one_number_must_mean_it(
     run_json(*at(governed, "asia", "propose", "--rounds", "200", "--out", other))
     before = other.read_bytes()
     words = at(governed, "africa", "approve", "--yes", other)
-    assert "has approved another amendment 1" in refused("StateError", *words)
+    assert "has approved another amendment 1" in refused("MembershipError", *words)
     assert other.read_bytes() == before
     assert run_json(*words, "--instead")["signed_by"] == ["africa", "asia"]
     assert len(json.loads(other.read_text())["amendment"]["by"]) == 2
@@ -112,7 +182,7 @@ def test_a_proposal_whose_file_cannot_be_written_is_not_signed(governed: Governe
 def test_a_proposal_that_this_site_may_not_sign_leaves_no_file(governed: GovernedFederation, tmp_path: Path) -> None:
     run_json(*at(governed, "africa", "propose", "--hold", "--out", tmp_path / "hold.json"))
     words = at(governed, "africa", "propose", "--rounds", "200", "--out", tmp_path / "rounds.json")
-    assert "has approved another amendment 1" in refused("StateError", *words)
+    assert "has approved another amendment 1" in refused("MembershipError", *words)
     assert not (tmp_path / "rounds.json").exists()
 
 
@@ -147,14 +217,83 @@ def test_an_expulsion_needs_members_with_a_copy_of_the_new_round_key(governed: G
     assert "oceania is expelled by it: its signature does not count; other members sign it" in expelled
 
 
-@pytest.mark.parametrize(("content", "reason"), [(None, "cannot be read"), ("{}", "no proposal of version 1")])
-def test_a_file_that_is_no_proposal(governed: GovernedFederation, file: Path, content: str | None, reason: str) -> None:
-    if content is not None:
-        file.write_text(content)
+def test_a_file_that_is_no_proposal(governed: GovernedFederation, file: Path) -> None:
+    file.write_text("{}")
     for command in (("approve", "--yes"), ("enact",)):
         message = refused("MembershipError", *at(governed, "asia", *command, file))
         assert str(file) in message
-        assert reason in message
+        assert "no proposal of version 1" in message
+
+
+def test_the_founder_is_told_that_the_members_sign(governed: GovernedFederation, tmp_path: Path, file: Path) -> None:
+    run_json(*at(governed, "africa", "propose", "--hold", "--out", file))
+    words = ("federation", "approve", "--ca", governed.ca, file)
+    who = "by federation.toml 3 of the 4 members sign; the founder's signature counts only if an amendment has changed"
+    approved = run(*words, answer="1\n")
+    assert who in approved.stderr
+    shown = " ".join(approved.stdout.split())
+    assert "signed by africa: 1 of 3" in shown
+    assert who in shown
+    assert "next send it to who signs next" in shown
+    assert "enact it" not in shown.partition("next ")[2]
+    document = run_json(*words, "--yes")
+    assert (document["signed_by"], document["needed"]) == (["africa"], 3)
+    here = ("--home", governed.home, *words, "--yes")
+    assert "the members of trial sign its amendments, not the founder" in refused("MembershipError", *here)
+    for name in ("asia", "europe"):
+        run_json(*at(governed, name, "approve", "--yes", file))
+    shown = " ".join(run(*words, "--yes").stdout.split())
+    assert "signed by africa, asia, europe: 3 of 3" in shown
+    assert "the founder cannot tell here whether it is complete" in shown
+    assert run_json(*at(governed, "oceania", "enact", file))["number"] == 1
+
+
+@pytest.fixture
+def founded(tmp_path: Path) -> GovernedFederation:
+    return GovernedFederation.create(tmp_path, "asia", "europe", "oceania")
+
+
+def test_the_founder_does_not_sign_where_an_amendment_lets_the_members_sign(
+    founded: GovernedFederation, tmp_path: Path, file: Path
+) -> None:
+    keys = {
+        name: certificates.read_key(founded.folder(name).pki / "site.key") for name in ("asia", "europe", "oceania")
+    }
+    words = [f"--rekey={name}={certificates.fingerprint(key.public_key())}" for name, key in keys.items()]
+    run_json(*at(founded, "asia", "amend", "--ca", founded.ca, *words, "--governance", "2"))
+    run_json(*at(founded, "asia", "propose", "--hold", "--out", file))
+    for home in (founded.home, tmp_path / "apart"):
+        approve = ("--home", home, "federation", "approve", "--yes", "--ca", founded.ca, file)
+        problem = refused("MembershipError", *approve)
+        assert "not the founder; send" in problem
+    assert list(MembershipFolder(founded.ca).approvals()) == [1]
+
+
+def test_the_founder_does_not_sign_what_a_site_of_this_machine_knows_to_be_late(
+    founded: GovernedFederation, tmp_path: Path, file: Path
+) -> None:
+    run_json(*at(founded, "asia", "propose", "--rounds", "200", "--out", file))
+    approve = ("--home", founded.home, "federation", "approve", "--yes", "--ca", founded.ca, file)
+    apart = ("--home", tmp_path / "apart", *approve[2:])
+    assert "the signature does not count if an amendment has changed that" in run_json(*apart)["notes"][0]
+    assert run_json(*approve)["notes"] == ["`federation enact` compares it with the chain of a site"]
+    certificate = founded.folder("asia").pki / "cert.pem"
+    certificate.rename(tmp_path / "cert.pem")  # a site that is not enrolled yet judges nothing
+    assert run_json(*approve)["notes"] == run_json(*apart)["notes"]
+    (tmp_path / "cert.pem").rename(certificate)
+    append_rows(founded.folder("asia"), ("opened", 7, {"sources": [], "jumped": False}))
+    assert "round 3 is past: this site has opened round 7" in refused("MembershipError", *approve, "--site", "asia")
+    run_json(*at(founded, "europe", "enact", file))
+    assert "is not next in the chain" in refused("MembershipError", *approve)
+
+
+def test_an_expelled_site_is_sent_to_a_member_s(founded: GovernedFederation, file: Path) -> None:
+    run_json(*at(founded, "europe", "amend", "--ca", founded.ca, "--expel", "asia"))
+    MembershipFolder(founded.folder("asia").membership).save_chain(founded.chain("europe"))
+    run_json(*at(founded, "europe", "propose", "--hold", "--out", file))
+    for words in (("amend", "--rounds", "200", "--ca", founded.ca), ("approve", "--yes", file), ("enact", file)):
+        problem = refused("MembershipError", *at(founded, "asia", *words, "--instead"))
+        assert "asia was expelled from trial: nobody follows an amendment from here; work at the site of a" in problem
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -187,7 +326,7 @@ def test_the_founder_signs_where_no_site_lives(tmp_path: Path, file: Path) -> No
     other_file = tmp_path / "hold.json"
     run_json(*at(founded, "europe", "propose", "--hold", "--out", other_file))
     again = (*apart[:4], other_file, "--yes", "--ca", founded.ca)
-    assert "the founder has approved another amendment 1" in refused("StateError", *again)
+    assert "the founder has approved another amendment 1" in refused("MembershipError", *again)
     assert run_json(*again, "--instead")["signed_by"] == ["the founder"]
     assert "expels oceania: no site serves it any more" in approved.stderr
     assert "the founder: 1 of 1" in approved.stdout

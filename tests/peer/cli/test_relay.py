@@ -83,9 +83,27 @@ def test_a_site_is_not_certified_as_a_relay_nor_a_relay_as_a_site(tmp_path: Path
     assert "europe is a site" in refused("BundleError", *words, "--out", tmp_path / "e.pem", "--relay")
 
 
+def test_a_relay_gets_no_name_that_an_amendment_gave_to_a_site(
+    amended: tuple[GovernedFederation, RelayFolder], tmp_path: Path
+) -> None:
+    federation, _ = amended
+    (tmp_path / "oslo.csr").write_bytes(certificates.signing_request(certificates.new_key(), SiteName("oslo")))
+    chain_of(federation, "asia", "--add", "oslo", "--request", tmp_path / "oslo.csr")
+    (tmp_path / "oslo.csr").unlink()
+    requested = init(tmp_path, federation.ca, "oslo")
+    words = ("federation", "admit", "--ca", federation.ca, requested["request"], "--relay")
+    words += ("--out", tmp_path / "oslo.pem", "--fingerprint", requested["fingerprint"])
+    for site in ((), ("--site", "asia")):
+        assert "oslo is a site" in refused("BundleError", "--home", federation.home, *words, *site)
+    assert not (tmp_path / "oslo.pem").exists()
+    run_json("--home", tmp_path / "elsewhere", *words)  # no chain is at hand there
+
+
 def test_a_relay_without_a_certificate_does_not_start(tmp_path: Path, ca: Path) -> None:
     init(tmp_path, ca, "gate")
-    assert "cert.pem is missing" in refused("CertificateError", "relay", "start", "--folder", tmp_path / "gate")
+    for command in ("start", "check"):
+        problem = refused("CertificateError", "relay", command, "--folder", tmp_path / "gate")
+        assert "cert.pem is missing; send the request that `relay init` wrote to the founder" in problem
 
 
 def test_relay_toml_is_checked(tmp_path: Path, admit: Callable[..., Path]) -> None:
@@ -187,6 +205,8 @@ def test_a_running_relay_follows_within_seconds(
                 assert time.monotonic() < end_s, process.console
                 time.sleep(0.1)
             assert sorted(relay.status()["sites"]) == sites
+            listen = relay.load()[0].listen
+            assert run_json("relay", "check", "--folder", relay.path, "--address", listen)["answers"] == [listen]
             if amendment == 0:
                 run_json("relay", "amend", chain_of(federation, "asia", "--expel", "europe"), "--folder", relay.path)
     finally:
@@ -201,11 +221,28 @@ def test_status_is_of_the_running_relay(tmp_path: Path, admit: Callable[..., Pat
     document |= {"refused": {"silent": 3}, "unknown": ["oslo"]}
     (tmp_path / "gate" / STATUS_FILE).write_text(json.dumps(document))
     with RelayFolder(tmp_path / "gate").locked():
-        assert run_json("relay", "status", "--folder", tmp_path / "gate") == document
+        assert run_json("relay", "status", "--folder", tmp_path / "gate") == {**document, "problem": ""}
         text = run("relay", "status", "--folder", tmp_path / "gate").stdout
+        (tmp_path / "gate/relay.toml").write_text("liste = 1\n")
+        broken = run_json("relay", "status", "--folder", tmp_path / "gate")
+        assert "relay.toml: liste: unknown key" in broken.pop("problem")
+        assert broken == document
+        assert "goes on with what it had" in run("relay", "status", "--folder", tmp_path / "gate").stdout
+    assert "liste: unknown key" in refused("ConfigError", "relay", "status", "--folder", tmp_path / "gate")
     assert "asia" in text
     assert "silent: 3" in text
     assert "oslo" in text
+
+
+def test_where_nothing_answers_for_a_running_relay_is_said_in_words(tmp_path: Path, admit: Callable[..., Path]) -> None:
+    gate = tmp_path / "gate"
+    run("relay", "join", admit(), "--folder", gate)
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    (gate / STATUS_FILE).write_text(json.dumps({"port": port}))
+    with RelayFolder(gate).locked():
+        problem = refused("PeerUnreachable", "relay", "check", "--folder", gate)
+    assert f"gate does not answer at 127.0.0.1:{port}: Connection refused; compare the address" in problem
 
 
 def test_a_relay_that_does_not_run_is_checked_by_its_files_and_its_port(

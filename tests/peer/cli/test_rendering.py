@@ -113,6 +113,13 @@ def test_a_status_tells_the_best_round_beside_the_newest() -> None:
     assert "best" not in status()
 
 
+def test_a_remedy_of_several_addresses_is_shown_once() -> None:
+    remedy = "start that site, or the relay there; or correct its address"
+    problem = f"nothing answers at a:1: refused; {remedy}; nothing answers at b:2: refused; {remedy}"
+    shown = " ".join(drawn(rendering.peers({"asia": {**PEER, "problem": problem}})).split())
+    assert f"asia: nothing answers at a:1: refused; nothing answers at b:2: refused; {remedy}" in shown
+
+
 @pytest.mark.parametrize(
     ("missing", "sentence"),
     [({}, "Round 3 was trained alone, as planned."), ({"europe": "slow"}, "trained alone, without europe (slow).")],
@@ -197,22 +204,12 @@ def test_what_keeps_peers_out_of_reach_stands_below_their_table() -> None:
 
 def test_peers_are_a_table_in_which_what_is_unknown_is_a_dash() -> None:
     assert lines_of(rendering.peers({"europe": PEER, "mars": UNKNOWN})) == [
-        ["peer", "state", "round", "phase", "done", "last seen", "received", "sent", "program", "epoch", "at", "route"],
-        [
-            "europe",
-            "heard",
-            "3",
-            "exchange",
-            "50%",
-            "2 s ago",
-            "1.0 MiB",
-            "512 B",
-            "mhfl-peer 0.2.0",
-            "4",
-            "10.0.0.7:7443",
-            "direct",
-        ],
-        ["mars", "unknown", *["-"] * 10],
+        ["peer", "state", "round", "phase", "done", "last seen", "received", "sent"],
+        ["europe", "heard", "3", "exchange", "50%", "2 s ago", "1.0 MiB", "512 B"],
+        ["mars", "unknown", *["-"] * 6],
+        ["peer", "at", "route", "program", "epoch"],
+        ["europe", "10.0.0.7:7443", "direct", "mhfl-peer 0.2.0", "4"],
+        ["mars", *["-"] * 4],
     ]
 
 

@@ -101,7 +101,6 @@ def test_bundle_finds_its_site_among_others() -> None:
 
 def test_join_refuses(tmp_path: Path) -> None:
     admit()
-    assert "missing cannot be read" in refused("BundleError", "site", "join", "missing")
     assert "europe.csr is refused: it is no JSON" in refused("BundleError", "site", "join", "europe.csr")
     reason = refused("BundleError", "site", "join", "europe.bundle", "--home", tmp_path / "elsewhere")
     assert f"has no folder under {tmp_path}/elsewhere; give --home" in reason

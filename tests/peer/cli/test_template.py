@@ -42,6 +42,14 @@ def test_a_site_whose_address_is_a_relay_s_parks_there(tmp_path: Path) -> None:
     assert (site.listen, site.connect.relays) == ("127.0.0.1:7443", ("gate relay.clinic.example:8443",))
 
 
+def test_a_given_listen_wins_over_the_address_and_keeps_the_relay(tmp_path: Path) -> None:
+    for address in (None, "gpu.europe.example:7444", "relay gate relay.clinic.example:8443"):
+        (tmp_path / "site.toml").write_text(site_toml(2, address, listen="0.0.0.0:7450"))
+        site = SiteConfig.load(tmp_path / "site.toml")
+        assert (site.listen, site.metrics.listen) == ("0.0.0.0:7450", "127.0.0.1:9471")
+    assert site.connect.relays == ("gate relay.clinic.example:8443",)
+
+
 @pytest.mark.parametrize(
     ("port", "metrics_port"), [(7443, 9464), (7444, 9465), (443, 9464), (5001, 10022), (9464, 9485), (9999, 10020)]
 )

@@ -8,7 +8,7 @@ import pytest
 from peer.core.limits import FORKS_KEPT_MAX
 from peer.core.messages import ChainHead
 from peer.core.roster import SiteName
-from peer.errors import CertificateError, StateError
+from peer.errors import CertificateError, MembershipError, StateError
 from peer.membership.folder import CHAIN_FILE, FILES, KEYS_FILE, MembershipFolder, amendment_from_json
 from peer.membership.forks import Fork
 from peer.membership.round_keys import amendment_tag
@@ -87,7 +87,7 @@ def test_a_broken_file_is_refused(folder: MembershipFolder, content: str) -> Non
 def test_a_second_digest_is_approved_only_instead(folder: MembershipFolder) -> None:
     folder.approve(3, b"one")
     folder.approve(3, b"one")
-    with pytest.raises(StateError, match=r"has approved another amendment 3.*--instead"):
+    with pytest.raises(MembershipError, match=r"has approved another amendment 3.*--instead"):
         folder.approve(3, b"two")
     assert folder.approvals()[3].startswith("7692c3")
     folder.approve(3, b"two", instead=True)

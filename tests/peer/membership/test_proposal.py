@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from peer.core.roster import SiteName
-from peer.membership.amendment import Amendment, AmendmentRefused
+from peer.membership.amendment import Amendment, AmendmentRefused, Newcomer
 from peer.membership.chain import Chain
 from peer.membership.epoch_rules import Genesis
 from peer.membership.proposal import (
@@ -20,7 +20,7 @@ from peer.membership.proposal import (
     open_round_key,
 )
 from peer.membership.round_keys import seal_key
-from tests.fakes.chains import AmendedFederation, identity, newcomer, round_key
+from tests.fakes.chains import AmendedFederation, identity, newcomer, pin, round_key
 
 MEMBERS = AmendedFederation("africa", "asia", "europe", "oceania", members=2)
 GENESIS = Genesis.parse(MEMBERS.toml)
@@ -76,6 +76,22 @@ def test_what_cannot_be_is_named_and_not_drawn(reached: int, changes: Any, reaso
     assert remedy in refused.value.remedy
 
 
+def test_two_sites_have_one_address_at_a_relay_alone() -> None:
+    def added(name: str, address: str) -> Newcomer:
+        return Newcomer(SiteName(name), pin(name), address)
+
+    chain = MEMBERS.extend(MEMBERS.chain(), ("africa", "asia", "europe"), add=(added("oslo", "oslo.example.org:7443"),))
+    with pytest.raises(AmendmentRefused, match=r"the address oslo\.example\.org:7443 of lima is that of oslo"):
+        drawn(chain, add=(added("lima", "oslo.example.org:7443"),))
+    with pytest.raises(AmendmentRefused, match="of lima is that of quito"):
+        drawn(chain, add=(added("lima", "example.org:7443"), added("quito", "example.org:7443")))
+    assert drawn(chain, add=(added("lima", "oslo.example.org:7443"),), expel=SiteName("oslo"), key=1).add
+    parked = "relay gate relay.example.org:443"
+    assert len(drawn(chain, add=(added("lima", parked), added("quito", parked))).add) == 2
+    doubled = ("africa", "asia", "europe")
+    assert MEMBERS.extend(chain, doubled, add=(added("lima", "oslo.example.org:7443"),))  # a chain stays valid
+
+
 def test_a_hold_can_be_ended_when_only_rounds_are_left_that_somebody_began() -> None:
     """A site that heard late of a hold has opened the last round, and no round is left after it."""
     held = MEMBERS.extend(MEMBERS.chain(), ("africa", "asia", "europe"), from_round=100, hold=True)
@@ -95,6 +111,21 @@ def test_of_two_members_none_expels_the_other() -> None:
         )
 
 
+def test_the_notice_of_a_site_that_leaves_counts_as_its_signature() -> None:
+    chain = MEMBERS.chain()
+    leave = {"leave": (MEMBERS.notice("oceania"),)}
+    assert count_signatures(chain, proposed(drawn(chain, **leave))).by == ()  # number 1 states the round key
+    chain = MEMBERS.extend(chain, ("africa", "asia", "europe"), settings={"rounds": 200})
+    proposal = approve(proposed(drawn(chain, from_round=10, **leave)), identity("europe"))
+    count = count_signatures(chain, proposal)
+    assert (count.by, count.missing) == (("europe", "oceania"), 1)
+    proposal = approve(proposal, identity("africa"))
+    assert count_signatures(chain, proposal).missing == 0
+    assert chain.extended(proposal.signed).head.left == {"oceania"}
+    mixed = proposed(drawn(chain, settings={"rounds": 300}, **leave))
+    assert count_signatures(chain, mixed).by == ()
+
+
 def test_a_proposal_is_next_in_the_newest_chain() -> None:
     chain = MEMBERS.chain()
     proposal = proposed(drawn(chain, hold=True))
@@ -110,6 +141,11 @@ def test_an_amendment_is_proposed_for_a_round_that_nobody_can_have_begun() -> No
     assert first_round(chain, reached_round=99, lead_rounds_max=2) == 100
     later = MEMBERS.extend(chain, ("africa", "asia", "europe"), from_round=50, hold=True)
     assert first_round(later, reached_round=7, lead_rounds_max=2) == 50
+
+
+@pytest.mark.parametrize(("reached", "signing", "first"), [(7, 4, 14), (7, 30, 19), (95, 30, 98), (101, 30, 100)])
+def test_members_sign_for_a_tenth_of_the_rounds_that_are_left_at_most(reached: int, signing: int, first: int) -> None:
+    assert first_round(MEMBERS.chain(), reached_round=reached, lead_rounds_max=2, signing_rounds=signing) == first
 
 
 def test_a_new_round_key_is_opened_by_each_member() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.sites import append_rows, round_body
+from fakes.sites import append_paced_rounds, append_rows, round_body
 from peer.config.site_folder import SiteFolder
 from peer.core.roster import SiteName
 from peer.errors import StateError
@@ -17,6 +17,7 @@ from peer.records.history import (
     committed_rounds,
     duration,
     recent_rounds,
+    recent_rounds_on_disk,
 )
 from peer.records.journal import Journal
 
@@ -67,6 +68,16 @@ def test_only_the_newest_rounds_count() -> None:
 
 def test_after_the_last_round_nothing_is_left() -> None:
     assert RecentRounds([row(1, 0.0), row(2, 10.0)]).left_s(0, now_s=11.0) == 0.0
+
+
+def test_the_pace_of_a_site_is_on_its_disk(tmp_path: Path) -> None:
+    folder = SiteFolder(tmp_path, "trial", SiteName("asia"))
+    assert recent_rounds_on_disk(folder).pace_s is None
+    folder.path.mkdir(parents=True)
+    append_paced_rounds(folder, 1, 1, pace_s=900.0)
+    assert recent_rounds_on_disk(folder).pace_s is None
+    append_paced_rounds(folder, 2, 4, pace_s=90.0)
+    assert recent_rounds_on_disk(folder).pace_s == pytest.approx(90.0)
 
 
 def test_a_clock_that_was_set_back_leaves_no_more_than_all_of_it() -> None:
