@@ -18,6 +18,7 @@ from peer.identity.certificates import Identity
 from peer.inference import model_state
 from peer.preflight import local
 from peer.preflight.finding import Finding
+from peer.preflight.membership import check_membership
 from peer.preflight.peers import ReachabilityCheck
 from peer.preflight.receivers import check_receivers
 from peer.preflight.training import Trial, rehearse, silent
@@ -53,6 +54,10 @@ def check(
         return
     name = federation.method.name
     yield Finding("configuration", "ok", f"{federation.name}, digest {federation.digest[:12]}, {name}")
+    for finding in check_membership(folder, federation):
+        yield finding
+        if finding.subject == "membership":
+            return
     running, status = _check_daemon(folder)
     if running is None:
         yield from _check_folder(folder, federation, site, own)
@@ -63,7 +68,7 @@ def check(
     yield local.check_confinement()
     ports = list(_check_ports(site, running is not None, status))
     yield from ports
-    yield local.check_descriptors(folder, federation, site)
+    yield from local.check_descriptors(folder, federation, site)
     yield from local.check_neighbours(folder, site)
     begin("reading the datalist")
     data, samples = local.check_data(federation, site)
@@ -77,7 +82,8 @@ def check(
         )
     begin("checking policy, disk and receivers")
     yield from trial.findings
-    yield local.check_policy(federation, site, trial.artifact_bytes)
+    unaccepted = local.find_unaccepted(folder, federation, site)
+    yield local.check_policy(federation, site, trial.artifact_bytes, unaccepted)
     yield from local.check_disk(folder, federation, trial.artifact_bytes)
     yield from check_receivers(federation, site, own.name)
     yield from local.check_distillation(folder)
@@ -141,6 +147,8 @@ def _check_ports(site: SiteConfig, running: bool, status: dict[str, Any] | None)
     yield local.check_port("listen", site.listen, key="listen")
     if site.metrics.listen is not None:
         yield local.check_port("metrics", site.metrics.listen, key="[metrics] listen")
+    if site.connect.relay_listen is not None:
+        yield local.check_port("relay port", site.connect.relay_listen, key="[connect] relay_listen")
 
 
 async def _try_and_dial(

@@ -13,7 +13,7 @@ import math
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from peer import landlock
@@ -32,6 +32,7 @@ from peer.membership.folder import MembershipFolder
 from peer.preflight.finding import Finding
 from peer.records.history import recent_rounds, size
 from peer.records.journal import Journal
+from peer.relay.server import PARKED_PER_SITE_MAX
 from peer.transport import descriptors
 
 DISTRIBUTION = "mhfl-peer"
@@ -183,20 +184,25 @@ def check_port(subject: str, address: str, *, key: str) -> Finding:
     return Finding(subject, "ok", f"{address} is free")
 
 
-def check_descriptors(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> Finding:
+def check_descriptors(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> Iterator[Finding]:
     """Whether this process may open the files of a daemon among so many sites: all that may call it by now."""
     head = MembershipFolder(folder.membership).chain(federation).head
     sites, configured = len(head.used_names - head.expelled), site.limits.connections_max
     most = descriptors.open_files_max()
     needed = descriptors.descriptors_needed(configured, sites=sites)
+    relaying = 0 if site.connect.relay_listen is None else 2 * PARKED_PER_SITE_MAX
+    remedy = f"raise the limit to {needed + relaying} where the daemon starts (LimitNOFILE in its unit, ulimit -n)"
     if most >= needed:
         limit = "any number of" if most == math.inf else f"{most:.0f}"
-        return Finding("open files", "ok", f"{needed} at most among {sites} sites, and this user may open {limit}")
-    accepted = descriptors.connections_max(configured, sites=sites)
-    remedy = f"raise the limit to {needed} where the daemon starts (LimitNOFILE in its unit, ulimit -n)"
-    text = f"this user may open {most:.0f}, {sites} sites may need {needed}: a start takes {accepted} connections here"
-    failure = accepted < limits.CONNECTIONS_PER_PEER_RESERVED * (sites - 1)
-    return Finding.by_remedy("open files", text, remedy, failure=failure)
+        yield Finding("open files", "ok", f"{needed} at most among {sites} sites, and this user may open {limit}")
+    else:
+        accepted = descriptors.connections_max(configured, sites=sites)
+        text = f"this user may open {most:.0f}, {sites} sites may need {needed}: a start takes {accepted} connections"
+        failure = accepted < limits.CONNECTIONS_PER_PEER_RESERVED * (sites - 1)
+        yield Finding.by_remedy("open files", f"{text} here", remedy, failure=failure)
+    if relaying and descriptors.relay_connections(configured, sites=sites) < PARKED_PER_SITE_MAX:
+        text = f"a relay needs {relaying} more than the {needed} of this site, and this user may open {most:.0f}"
+        yield Finding("relay", "failure", text, f"{remedy}, or leave [connect] relay_listen out")
 
 
 def check_neighbours(folder: SiteFolder, site: SiteConfig) -> Iterator[Finding]:
@@ -212,13 +218,28 @@ def check_neighbours(folder: SiteFolder, site: SiteConfig) -> Iterator[Finding]:
 
 
 def listening_ports(site: SiteConfig) -> set[int]:
-    """The ports that the daemon listens at: for peers, and for metrics."""
-    addresses = [site.listen, *([site.metrics.listen] if site.metrics.listen is not None else [])]
-    return {split_address(address)[1] for address in addresses} - {0}
+    """The ports that the daemon listens at: for peers, for metrics, and as a relay."""
+    addresses = (site.listen, site.metrics.listen, site.connect.relay_listen)
+    return {split_address(address)[1] for address in addresses if address is not None} - {0}
 
 
-def check_policy(federation: FederationConfig, site: SiteConfig, artifact_bytes: int | None) -> Finding:
-    """The artifacts that may leave, and whether ``bytes_per_round_max`` suffices for a round."""
+def find_unaccepted(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> tuple[str, ...]:
+    """The newcomers that get nothing from this site before its operator accepts them."""
+    if site.egress.newcomers == "accept":
+        return ()
+    kept = MembershipFolder(folder.membership)
+    permitted = {*federation.roster, *site.egress.receivers, *kept.accepted(), folder.site}
+    return tuple(name for name in kept.chain(federation).head.members if name not in permitted)
+
+
+def check_policy(
+    federation: FederationConfig, site: SiteConfig, artifact_bytes: int | None, unaccepted: Sequence[str] = ()
+) -> Finding:
+    """The artifacts that may leave, and whether ``bytes_per_round_max`` suffices for a round.
+
+    Args:
+        unaccepted: newcomers that get nothing yet.
+    """
     plan, egress = federation.plan, site.egress
     if plan.artifact is None:
         return Finding("policy", "ok", f"{federation.method.name} sends nothing")
@@ -228,10 +249,16 @@ def check_policy(federation: FederationConfig, site: SiteConfig, artifact_bytes:
     at_most = "" if limit is None else f", at most {limit} bytes a round"
     kinds = " and a ".join(plan.sends)
     text = f"a {kinds} may leave for {', '.join(egress.receivers).replace('*', 'every site')}{at_most}"
+    accept = ""
+    if unaccepted:
+        text += f"; {', '.join(unaccepted)} joined later: nothing is sent there yet"
+        commands = ", ".join(f"`mhfl-peer federation accept {name}`" for name in unaccepted)
+        accept = f"run {commands} here, if this site's policy permits it"
     if limit is None or artifact_bytes is None or limit >= receivers * artifact_bytes:
-        return Finding("policy", "ok", text)
+        return Finding.by_remedy("policy", text, accept)
     need = f"{receivers} times {artifact_bytes}" if receivers > 1 else str(artifact_bytes)
     remedy = f"set [egress] bytes_per_round_max in site.toml to at least {receivers * artifact_bytes}, or leave it out"
+    remedy += f"; {accept}" if accept else ""
     failure = limit < artifact_bytes
     return Finding.by_remedy("policy", f"{text}, but a round needs {need} bytes", remedy, failure=failure)
 

@@ -32,7 +32,7 @@ from peer.membership.folder import MembershipFolder
 from peer.preflight.finding import Finding
 from peer.relay.parking import PARKING_ERRORS, Parking, Parkings, RelayRefused
 from peer.transport import handshake, tls, wire
-from peer.transport.client import ExchangeClient, ExchangeError, Unreachable
+from peer.transport.client import ExchangeClient, ExchangeError, NotAdmitted, Unreachable
 from peer.transport.discovery import Discovery, served_at
 from peer.transport.server import ExchangeServer, Grant, Outcome, Refusal, Status
 
@@ -53,6 +53,8 @@ Further announcements are fakes.
 """
 CALLED_BEATS_MAX = 5
 """A peer that has not called the running daemon for so many heartbeats does not reach it now."""
+
+WAIT_FOR_AMENDMENT = "wait until the amendment arrives, or ask the founder whether it was made and handed in"
 
 
 def site_pki(folder: SiteFolder, federation: FederationConfig, membership: Membership) -> tls.Pki:
@@ -132,8 +134,12 @@ class ReachabilityCheck:
         status: Mapping[str, Any] | None,
     ) -> None:
         self._federation, self._site, self._own, self._status = federation, site, own, status
-        membership = MembershipFolder(folder.membership).chain(federation).head
+        kept = MembershipFolder(folder.membership)
+        chain, pin = kept.chain(federation), kept.joined()
+        membership = chain.head
         self._head, self._founded = membership.head, membership.addresses.get(own)
+        has_pin = pin is None or any(link.after.head == pin for link in chain.links)
+        self._is_added = own in membership.used_names and has_pin
         self._peers = tuple(name for name in membership.members if name != own)
         self._pki = site_pki(folder, federation, membership)
         self._book = AddressBook(own=own, federation=federation, site=site)
@@ -142,6 +148,7 @@ class ReachabilityCheck:
         self._listener = CallListener()
         self._new_address = asyncio.Event()
         self._answered: set[SiteName] = set()
+        self._unaware: set[SiteName] = set()
         self._discovered: set[SiteName] = set()
         self._discovery: Discovery | None = None
 
@@ -165,7 +172,7 @@ class ReachabilityCheck:
             self._check_way_back(name, called.get(name, False)) for name in self._peers if self._is_up(name, called)
         ]
         if self._peers:
-            findings.append(self._check_own_address(any(called.values())))
+            findings += [self._check_own_address(any(called.values())), *self._check_amendment()]
         return findings
 
     async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
@@ -273,7 +280,9 @@ class ReachabilityCheck:
         faults = [diagnosis for diagnosis in failures.values() if diagnosis.fault != handshake.Fault.UNREACHABLE]
         first = next(iter(faults or failures.values()))
         if not faults:
-            more = f", and at {len(failures) - 1} other addresses neither" if len(failures) > 1 else ""
+            more_tried = len(failures) - 1
+            noun = "address" if more_tried == 1 else "addresses"
+            more = f", and at {more_tried} other {noun} neither" if more_tried else ""
             return Finding(peer, "warning", first.detail + more, first.remedy)
         return Finding(peer, "failure", f"{first.fault}: {first.detail}", first.remedy)
 
@@ -321,6 +330,12 @@ class ReachabilityCheck:
             answer = await client.hello(peer, own_hello)
         except Unreachable as error:
             return Finding(peer, "warning", f"does not answer now: {error.reason}", "look again in a minute")
+        except NotAdmitted as error:
+            if not self._is_added and tls.NOT_IN_ROSTER in error.reason:
+                self._unaware.add(peer)
+                return Finding(peer, "warning", f"does not have the amendment that adds this site yet, and refuses it: "
+                               f"{error.reason}", WAIT_FOR_AMENDMENT)  # fmt: skip
+            return Finding(peer, "failure", error.reason, "compare `mhfl-peer federation show` at both sites")
         except ExchangeError as error:
             return Finding(peer, "failure", error.reason, "compare `mhfl-peer federation show` at both sites")
         self._answered.add(peer)
@@ -345,14 +360,19 @@ class ReachabilityCheck:
         return called.get(peer, False) or peer in self._answered
 
     def _check_way_back(self, peer: SiteName, called: bool) -> Finding:
-        subject = f"from {peer}"
+        subject, relays = f"from {peer}", self._site.connect.relays
         if called:
             return Finding(subject, "ok", f"{peer} reaches this site")
-        founded = self._federation.addresses.get(self._own)
-        where = f"{founded}, as federation.toml says" if founded else "any address: federation.toml gives none"
+        if relays and self._status is None:  # a relay has connections of the daemon alone
+            return Finding(subject, "ok", f"{peer} runs; it can reach this site by a relay once the daemon runs")
+        founded, source = self._founded, self._source
+        where = f"{founded}, as {source} says" if founded else f"any address: {source} gives none"
+        if not self._is_added:
+            where = "the address in the amendment that adds it, which is not here yet"
+        port = f"open the port in the firewall towards {self._site.listen}, "
         return Finding(
             subject, "warning", f"{peer} runs, and does not reach this site at {where}",
-            f"open the port in the firewall towards {self._site.listen}, have the founder correct the address, or that "
+            f"{'' if relays else port}have the founder correct the address, or that "
             f"site's operator write the right one into [addresses] {self._own}",
         )  # fmt: skip
 
@@ -360,24 +380,54 @@ class ReachabilityCheck:
         """Whether peers can reach this site's listening address; a call from one proves it."""
         founded, listen = self._founded, self._site.listen
         discovered = self._site.discovery.zeroconf
-        source = "federation.toml" if self._own in self._federation.roster else "the amendment that adds this site"
-        ways = [f"{source} sends the others to {founded}"] if founded else []
+        ways = [f"{self._source} sends the others to {founded}"] if founded else []
         ways += ["this site is announced"] if discovered else []
-        text = f"{' and '.join(ways) or f'{source} gives this site no address'}; it listens on {listen}"
+        relays = self._site.connect.relays
+        if relays and self._is_added and not split_route(founded or "")[0]:
+            ways.append(f'[addresses] of the others must have "relay {relays[0]}"')
+        if not self._is_added:
+            ways.insert(0, "the amendment that adds this site, and has its address, is not here yet")
+        text = f"{' and '.join(ways) or f'{self._source} gives this site no address'}; it listens on {listen}"
         return Finding.by_remedy("address", text, "" if reached else self._correction(founded, discovered=discovered))
+
+    @property
+    def _source(self) -> str:
+        """What has this site's address for the others."""
+        is_founder = self._own in self._federation.roster
+        return "federation.toml" if is_founder else "the amendment that adds this site"
+
+    def _check_amendment(self) -> Iterator[Finding]:
+        """What a newcomer waits for while it does not have the amendment that adds it."""
+        if self._is_added:
+            return
+        text = "the amendment that adds this site is not here yet"
+        if self._answered:
+            text += f"; the daemon gets it from {', '.join(sorted(self._answered))}"
+            yield Finding("amendment", "ok", text)
+        elif self._unaware:
+            yield Finding(
+                "amendment", "warning", f"{text}, nor at {', '.join(sorted(self._unaware))}", WAIT_FOR_AMENDMENT
+            )
+        else:
+            yield Finding("amendment", "ok", f"{text}: the first member that has it gives it to the daemon")
 
     def _correction(self, founded: str | None, *, discovered: bool) -> str:
         """The remedy if peers cannot reach the site at its address; empty if they can."""
         host, port = split_address(self._site.listen)
-        if port == 0 and not discovered:
-            return "set a port in `listen`: this is another one at each start, and nobody is told which"
-        if founded is None:
-            remedy = "the others must write an address into [addresses], or all sites set [discovery] zeroconf"
-            return "" if discovered else remedy
-        relay, address = split_route(founded)
+        relay, address = split_route(founded or "")
         if relay:
             parks = f"{relay} {address}" in self._site.connect.relays
             return "" if parks else f'add "{relay} {address}" to [connect] relays in site.toml'
+        if self._site.connect.relays:
+            return ""  # what the others' site.toml says is not known here
+        if port == 0 and not discovered:
+            return "set a port in `listen`: this is another one at each start, and nobody is told which"
+        if founded is None and not self._is_added:
+            local = f'set listen = "0.0.0.0:{port}" in site.toml: no other machine reaches {host}'
+            return local if is_loopback(host) else ""
+        if founded is None:
+            remedy = "the others must write an address into [addresses], or all sites set [discovery] zeroconf"
+            return "" if discovered else remedy
         founded_host, founded_port = split_address(founded)
         if is_loopback(host) and not is_loopback(founded_host):
             return f'set listen = "0.0.0.0:{port}" in site.toml: no other machine reaches {host}'

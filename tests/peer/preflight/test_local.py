@@ -17,6 +17,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from fakes.cli import run_json
+from fakes.governed import GovernedFederation
 from fakes.sites import append_rows, round_body
 from peer.config.schema import NamedParameters
 from peer.config.site_folder import SiteFolder
@@ -25,8 +27,8 @@ from peer.core.messages import SignedAmendment
 from peer.core.roster import Sha256, SiteName
 from peer.daemon import startup
 from peer.daemon.dispatch import now
-from peer.demo.local_federation import LocalFederation
-from peer.identity import enrolment
+from peer.demo.local_federation import LocalFederation, free_ports
+from peer.identity import certificates, enrolment
 from peer.identity.bundle import Bundle
 from peer.membership.amendment import Amendment, Newcomer
 from peer.membership.chain import Chain
@@ -152,12 +154,34 @@ def test_too_few_open_files_for_the_roster_are_worth_a_warning_and_for_its_membe
     try:
         for soft in (needed, needed - 1, 3 * sites + DESCRIPTORS_RESERVED + 3):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            findings.append(local.check_descriptors(folder, federation, site))
+            findings += local.check_descriptors(folder, federation, site)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
     assert [finding.verdict for finding in findings] == ["ok", "warning", "failure"]
     assert f"raise the limit to {needed} where the daemon starts (LimitNOFILE" in findings[1].remedy
     assert f"may open {needed - 1}, {sites} sites may need {needed}: a start takes 511 conn" in findings[1].message
+
+
+def test_what_would_keep_a_relay_from_its_start_is_a_failure(
+    run_check: RunCheck, folder: SiteFolder, taken: Callable[[str], None], edit: Callable[[Path, str, str], None]
+) -> None:
+    (port,) = free_ports(1)
+    taken(f"127.0.0.1:{port}")
+    edit(folder.site_toml, r"\Z", f'[connect]\nrelay_listen = "127.0.0.1:{port}"\n')
+    assert run_check()["relay port"].message.startswith(f"cannot listen on 127.0.0.1:{port}: ")
+    federation, site, _ = startup.load(folder)
+    needed = 512 + 3 * len(federation.site) + DESCRIPTORS_RESERVED
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    verdicts = []
+    try:
+        for soft in (needed + 128, needed + 127):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            findings = {finding.subject: finding for finding in local.check_descriptors(folder, federation, site)}
+            verdicts.append([(subject, finding.verdict) for subject, finding in findings.items()])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+    assert verdicts == [[("open files", "ok")], [("open files", "ok"), ("relay", "failure")]]
+    assert findings["relay"].remedy.startswith(f"raise the limit to {needed + 128} where")
 
 
 def test_open_files_are_counted_by_the_members_of_the_chain(
@@ -228,6 +252,34 @@ def test_a_bound_that_lets_no_artifact_out_is_a_failure(
     assert finding.message.startswith("a model may leave for every site")
     if verdict == "failure":
         assert finding.remedy == "set [egress] bytes_per_round_max in site.toml to at least 101, or leave it out"
+
+
+def test_newcomers_that_get_nothing_yet_are_named_with_the_command(tmp_path: Path) -> None:
+    founded = GovernedFederation.create(tmp_path, "asia", "europe")
+    folder = founded.folder("asia")
+    amend = ("--home", founded.home, "federation", "amend", "--ca", founded.ca, "--site", "asia")
+    for port, name in enumerate(("lima", "oslo"), start=3):
+        csr = tmp_path / f"{name}.csr"
+        csr.write_bytes(certificates.signing_request(certificates.new_key(), SiteName(name)))
+        run_json(*amend, "--add", f"{name}=127.0.0.1:{port}", "--request", csr)
+    federation, site, _ = startup.load(folder)
+
+    def policy(**egress: object) -> Finding:
+        changed = site.model_copy(update={"egress": site.egress.model_copy(update=egress)})
+        unaccepted = local.find_unaccepted(folder, federation, changed)
+        return local.check_policy(federation, changed, 100, unaccepted)
+
+    finding = policy()
+    assert (finding.verdict, finding.message) == (
+        "warning", "a model may leave for every site; lima, oslo joined later: nothing is sent there yet"
+    )  # fmt: skip
+    commands = "`mhfl-peer federation accept lima`, `mhfl-peer federation accept oslo`"
+    assert finding.remedy == f"run {commands} here, if this site's policy permits it"
+    assert "leave it out; run `mhfl-peer federation accept lima`" in policy(bytes_per_round_max=50).remedy
+    assert policy(newcomers="accept").verdict == "ok"
+    MembershipFolder(folder.membership).accept(SiteName("lima"))
+    assert "lima" not in policy().message + policy().remedy
+    assert policy(receivers=("*", "oslo")).verdict == "ok"
 
 
 def test_visits_need_a_model_for_each_host_and_a_return_for_each_visitor(folder: SiteFolder) -> None:

@@ -3,16 +3,28 @@
 import asyncio
 import itertools
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes.drafts import site_text
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
+from peer.core.messages import SignedAmendment
 from peer.core.roster import SiteName
+from peer.daemon.dispatch import now
 from peer.demo.local_federation import LocalFederation, free_ports
+from peer.identity import certificates, enrolment
+from peer.identity.bundle import Bundle
+from peer.membership import amendment
+from peer.membership.chain import Chain
+from peer.membership.folder import MembershipFolder
+from peer.membership.round_keys import amendment_tag
+from peer.membership.signatures import endorse_as_founder
+from peer.preflight.check import check
 from peer.preflight.finding import Finding
 from peer.preflight.peers import TRIED_MAX, ReachabilityCheck
 
@@ -21,6 +33,40 @@ Edit = Callable[[Path, str, str], None]
 LIMIT_S = 15.0
 PATIENT_S = 60.0
 EUROPE = SiteName("europe")
+
+
+class Newcomer:
+    """Oslo, which an amendment adds to asia and europe; nothing listens at the address in it."""
+
+    def __init__(self, enrolled: LocalFederation, ca: Path, write_data: Callable[..., None]) -> None:
+        self._enrolled, authority = enrolled, enrolment.Authority.load(ca, now=now())
+        self.folder = folder = enrolled.folder("oslo")
+        listen, other = free_ports(2)
+        self.address = f"127.0.0.1:{other}"
+        request = enrolment.request(folder, authority.federation, authority.federation_toml, now=now(), newcomer=True)
+        key = certificates.key_digest(certificates.read_key(folder.pki / certificates.KEY_FILE).public_key())
+        chain = Chain.of(authority.federation)
+        added = amendment.Newcomer(folder.site, key, self.address)
+        tag = amendment_tag(authority.round_key, authority.federation.digest)
+        place: Any = {"federation": authority.federation.digest, "number": 1, "previous": chain.head.digest}
+        body = amendment.Amendment(**place, from_round=2, issued=1, round_key_tag=tag, add=(added,)).encode()
+        self.chain = chain.extended(SignedAmendment(body, (endorse_as_founder(authority.key, body),)))
+        head = self.chain.head
+        admitted = authority.admit(
+            request.pem, fingerprint=request.fingerprint, now=now(), members=head.keys, added=head.head
+        )
+        keep = MembershipFolder(folder.membership).save_joined
+        enrolment.join(folder, Bundle.decode(admitted.bundle), now=now(), pinned=key, keep=keep)
+        folder.site_toml.write_text(site_text(listen=f"0.0.0.0:{listen}"))
+        write_data(folder)
+
+    def enact(self, *names: str) -> None:
+        """Give these sites the amendment."""
+        for name in names:
+            MembershipFolder(self._enrolled.folder(name).membership).save_chain(self.chain)
+
+    def check(self) -> dict[str, Finding]:
+        return {finding.subject: finding for finding in check(self.folder, train=False)}
 
 
 @pytest.fixture
@@ -92,6 +138,53 @@ def test_a_peer_of_another_federation_is_named_with_what_differs(
     assert program.status("europe", "gathering")["refusals"] == []
 
 
+@pytest.fixture
+def oslo(enrolled: LocalFederation, ca_folder: Path, write_data: Callable[..., None], tmp_path: Path) -> Newcomer:
+    return Newcomer(enrolled, shutil.copytree(ca_folder, tmp_path / "ca"), write_data)
+
+
+def test_a_newcomer_without_its_amendment_is_told_to_wait_where_members_do_not_have_it_either(
+    oslo: Newcomer, program: Any
+) -> None:
+    program.start_and_wait("europe")
+    findings = oslo.check()
+    europe, missing, address = (findings[each] for each in ("europe", "amendment", "address"))
+    assert (europe.verdict, missing.verdict, address.verdict) == ("warning", "warning", "ok")
+    assert "does not have the amendment that adds this site yet, and refuses it: 'oslo' is not" in europe.message
+    assert missing.message == "the amendment that adds this site is not here yet, nor at europe"
+    assert "wait until the amendment arrives, or ask the founder" in europe.remedy
+    assert missing.remedy == europe.remedy
+    assert address.message.startswith("the amendment that adds this site, and has its address, is not here yet; ")
+
+
+def test_a_newcomer_before_its_first_start_knows_that_members_have_its_amendment(oslo: Newcomer, program: Any) -> None:
+    oslo.enact("asia", "europe")
+    program.start_and_wait("europe")
+    findings = oslo.check()
+    assert findings["europe"].verdict == "ok"
+    assert "the daemon gets it from europe" in findings["amendment"].message
+    assert "is not here yet; it listens on" in findings["address"].message
+
+
+def test_a_newcomer_whose_amendment_is_not_here_must_not_listen_on_loopback_alone(oslo: Newcomer, edit: Edit) -> None:
+    edit(oslo.folder.site_toml, r'listen = ".*"', 'listen = "127.0.0.1:7450"')
+    finding = oslo.check()["address"]
+    assert (finding.verdict, finding.remedy[:30]) == ("warning", 'set listen = "0.0.0.0:7450" in')
+    assert oslo.check()["amendment"].verdict == "ok", "nobody was reached who could have it"
+
+
+def test_a_newcomer_that_has_its_amendment_is_named_with_the_address_in_it(oslo: Newcomer, program: Any) -> None:
+    oslo.enact("asia", "europe", "oslo")
+    program.start_and_wait("europe")
+    findings = oslo.check()
+    source = f"the amendment that adds this site sends the others to {oslo.address}"
+    assert findings["address"].message.startswith(source)
+    assert findings["from europe"].message == (
+        f"europe runs, and does not reach this site at {oslo.address}, as the amendment that adds this site says"
+    )
+    assert "amendment" not in findings
+
+
 def test_a_port_that_is_no_peer_is_a_failure(run_check: RunCheck, taken, enrolled: LocalFederation) -> None:
     taken(enrolled.federation.addresses[EUROPE])
     finding = run_check()["europe"]
@@ -147,6 +240,18 @@ def test_a_site_that_the_founder_sends_the_others_to_a_relay_for_must_park_there
     edit(folder.site_toml, r"\Z", '[connect]\nrelays = ["gate 127.0.0.1:9"]\n')
     edit(folder.federation_toml, "g.test:9", "127.0.0.1:9")
     assert run_check()["address"].verdict == "ok"
+
+
+def test_a_site_behind_a_relay_is_not_told_to_open_a_port(
+    run_check: RunCheck, program: Any, folder: SiteFolder, edit: Edit
+) -> None:
+    program.start_and_wait("europe")
+    edit(folder.site_toml, r"\Z", '[connect]\nrelays = ["gate 127.0.0.1:9"]\n')
+    edit(folder.site_toml, r'listen = ".*"', 'listen = "127.0.0.1:0"')
+    findings = run_check()
+    assert (findings["from europe"].verdict, findings["address"].verdict) == ("ok", "ok")
+    assert "it can reach this site by a relay once the daemon runs" in findings["from europe"].message
+    assert '[addresses] of the others must have "relay gate 127.0.0.1:9"' in findings["address"].message
 
 
 @pytest.mark.usefixtures("multicast", "patient")
