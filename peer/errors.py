@@ -31,7 +31,7 @@ class PeerError(Exception):
 
 class UsageError(PeerError):
     exit_code = 2
-    meaning = "the command was called wrongly"
+    meaning = "the command was called wrongly, or names a file that does not exist"
     usual_remedy = "see --help"
 
 

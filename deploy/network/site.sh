@@ -24,8 +24,11 @@ drafts=$(dirname "$0")
 if [ -z "${2:-}" ]; then
     cp "$drafts/sites/$site.toml" "$folder/site.toml"
 else
-    # The folder that is named has where the site listens, and its ways to the others.
-    { cat "$drafts/$2/$site.toml"; grep -v '^listen = ' "$drafts/sites/$site.toml"; } > "$folder/site.toml"
+    # The folder that is named has where the site listens, and its ways to the others. Metrics are served to nobody.
+    {
+        cat "$drafts/$2/$site.toml"
+        sed '1,/^listen = /d; /^\[metrics\]/,$d' "$drafts/sites/$site.toml"
+    } > "$folder/site.toml"
 fi
 
 await "/data/$site/set"

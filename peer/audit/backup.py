@@ -29,7 +29,7 @@ from peer.audit.evidence_files import trust
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder, make_private, must_be_new
 from peer.core import rows, site_memory
-from peer.core.roster import SITE_NAME, SiteName
+from peer.core.roster import SITE_NAME, Sha256, SiteName
 from peer.errors import CertificateError, DiskError, StateError, UsageError
 from peer.files import ARTIFACT_SUFFIX, UNFINISHED, artifact_path, sync_folder
 from peer.identity.certificates import (
@@ -141,12 +141,14 @@ def back_up(folder: SiteFolder, path: Path, *, with_key: bool = False) -> Backup
 
 def _write(folder: SiteFolder, part: Path, copies: Path, *, with_key: bool) -> BackupManifest:
     """Write the archive; databases are copied first, all other files are open from then on."""
-    for _ in range(TRIES):
+    for tries_left in reversed(range(TRIES)):
         copied = SiteFolder(copies, "copy", folder.site)
         shutil.rmtree(copied.path, ignore_errors=True)
         copied.path.mkdir(parents=True)
         _copy_databases(folder, copied)
         generation, memory = _memory(copied)
+        if tries_left and memory.repeats_published(_artifacts(folder)):
+            continue  # retired meanwhile: a newer journal says so
         with contextlib.ExitStack() as stack:
             try:
                 files = [
@@ -212,6 +214,12 @@ def _memory(folder: SiteFolder) -> tuple[int, site_memory.Memory]:
     with contextlib.closing(Journal(path, read_only=True)) as journal:
         memory = journal.fold(lambda stored: site_memory.recover(stored, generation=generation), site_memory.REMEMBERED)
     return generation, memory
+
+
+def _artifacts(folder: SiteFolder) -> set[Sha256]:
+    """The digests of the artifacts that the newest generation has on disk."""
+    artifacts = folder.generation(max(folder.generations(), default=0)) / "artifacts"
+    return {Sha256(path.stem) for path in artifacts.glob(f"*{ARTIFACT_SUFFIX}")}
 
 
 def _places(
@@ -417,6 +425,7 @@ def _put_in_place(staged: SiteFolder, folder: SiteFolder, manifest: BackupManife
                 memory.committed, generation=generation, reported_by=folder.site, their_round=memory.committed
             )
             journal.write(row)
+        generation += memory.repeats_published(_artifacts(staged))  # as its start will find
     newcomer = (staged.membership / "joined.json").exists()  # members give it the round keys of its epochs
     has_key = (staged.pki / KEY_FILE).exists() and (newcomer or (staged.pki / ROUND_KEY_FILE).exists())
     make_private(folder.path.parent)

@@ -340,9 +340,19 @@ class FederationConfig(StrictTable):
             return None
         if self.governance_members > len(self.site):
             return f"members = {self.governance_members} is more than the {len(self.site)} sites"
-        if unpinned := [entry.name for entry in self.site if entry.key is None]:
-            return f"members sign with pinned keys: write `key` into the [[site]] of {', '.join(unpinned)}"
-        return None
+        # From a draft, a site makes the key that the founder then writes into it.
+        return self.unpinned_problem if self.ca_certificate is not None else None
+
+    @property
+    def unpinned_problem(self) -> str | None:
+        """The error message where members sign, and sites have no ``key``; only a draft may lack one."""
+        unpinned = [entry.name for entry in self.site if entry.key is None]
+        if self.governance_members is None or not unpinned:
+            return None
+        return (
+            f"members sign with pinned keys: write `key` into the [[site]] of {', '.join(unpinned)}, as "
+            "`mhfl-peer site init --federation DRAFT` prints it there"
+        )
 
     def _aggregate_problem(self) -> str | None:
         """Why the method or the weighting has no use for a rule other than the mean."""
@@ -427,7 +437,8 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str, *, new
     if name not in known:
         raise ConfigError(
             f"{federation.where}: the roster ({', '.join(federation.roster)}) does not name this site, {name!r}",
-            "start it under the name that the founder gave it, or ask the founder to add it",
+            "start it under the name that the founder gave it; a site that an amendment adds first runs "
+            "`mhfl-peer site join` with the founder's bundle",
         )
     plan, egress, others = federation.plan, site.egress, [other for other in federation.roster if other != name]
     problems = []

@@ -12,6 +12,8 @@ from peer.core.rules import Rules
 from peer.core.site_memory import Memory
 
 SCHEDULED: tuple[Purpose, ...] = ("train", "handback", "return")
+CHANGE_NO_ANSWER = frozenset({"arrived", "compared", "discarded"})
+"""Kinds of rows that are no reason to ask ``answer`` again; where all send to all, a round has one of each a peer."""
 
 
 def epoch_digest(rules: Rules, *, caller: SiteName, for_round: int) -> Sha256 | None:

@@ -219,6 +219,8 @@ def depart(site: SiteState) -> None:
     busy, memory, rules = site.phase in BUSY, site.memory, site.rules
     number = rules.epochs.expelled_by(rules.site)
     site.departure = "this site is no member of the federation any more"
+    if rules.site in rules.epochs.leaving:
+        site.departure = "this site left the federation"
     if number is not None:
         site.departure = f"this site was expelled from the federation by amendment {number}: ask the members why"
     away = rules.first_round <= memory.committed <= rules.circulating and not memory.model_is_home

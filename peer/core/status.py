@@ -126,7 +126,7 @@ class PeerStatus(PeerProgress):
     protocol: Annotated[int | None, "version of the protocol that both sites speak"]
     features: Annotated[list[str] | None, "what else the peer's program understands"]
     address: Annotated[str | None, "where the daemon calls the peer"]
-    route: Annotated[str | None, "how: `direct`, or through which proxy and relay, such as `proxy p:3128, relay gate`"]
+    route: Annotated[str | None, "how, once the peer answered there: `direct`, or such as `proxy p:3128, relay gate`"]
     problem: Annotated[str | None, "why the daemon's last call to the peer failed, and what to do; else empty"]
     epoch: Annotated[int | None, "number of the newest amendment that the peer stated; 0: federation.toml as it is"]
     called_s: Annotated[float | None, "since the peer's last call reached this site"]
@@ -203,7 +203,10 @@ class SiteStatus(_Site):
     ]
     federation: Annotated[str, "name of the federation"]
     last_round: Annotated[LastRound | None, "newest committed round; null before the first"]
-    held: Annotated[str, "what holds the site, and what ends that; empty unless its phase is `held`"]
+    held: Annotated[
+        str,
+        "what holds the site, and what ends that; empty unless its phase is `held`, or its amendment has not arrived",
+    ]
     left_s: Annotated[
         float | None, "estimate until the last round is over; null before two rounds are, and while the site is held"
     ]

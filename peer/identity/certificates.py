@@ -300,13 +300,13 @@ def certificate_days(certificate: x509.Certificate, now: datetime.datetime) -> i
     return (certificate.not_valid_after_utc - now).days
 
 
-def read_certificate(path: Path) -> x509.Certificate:
+def read_certificate(path: Path, *, if_missing: str = "") -> x509.Certificate:
     """The certificate in a PEM file, unverified.
 
-    ``ValueError`` if it holds none, ``CertificateError`` without a file.
+    ``ValueError`` if it holds none, ``CertificateError`` without a file, with the remedy ``if_missing``.
     """
     try:
-        return x509.load_pem_x509_certificate(read_file(path))
+        return x509.load_pem_x509_certificate(read_file(path, if_missing=if_missing))
     except UNREADABLE as error:
         raise ValueError("it is no certificate in PEM form") from error
 
@@ -474,17 +474,18 @@ def pinned_authority(ca_certificate: str | None) -> x509.Certificate:
         ) from error
 
 
-def read_file(path: Path, *, secret: bool = False) -> bytes:
+def read_file(path: Path, *, secret: bool = False, if_missing: str = "") -> bytes:
     """The file's bytes.
 
-    ``CertificateError`` when the file is missing, or secret and readable by others.
+    ``CertificateError`` when the file is secret and readable by others, or missing; then the remedy
+    is ``if_missing``, or that of a site's own files.
     """
     try:
         with path.open("rb") as file:
             content = file.read()
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     except FileNotFoundError:
-        raise CertificateError(f"{path} is missing") from None
+        raise CertificateError(f"{path} is missing", if_missing) from None
     except OSError as error:
         raise CertificateError(f"{path} cannot be read: {error.strerror}", "let this user read it") from error
     if secret and mode & 0o077:
@@ -492,9 +493,9 @@ def read_file(path: Path, *, secret: bool = False) -> bytes:
     return content
 
 
-def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def read_key(path: Path, *, if_missing: str = "") -> ec.EllipticCurvePrivateKey:
     """The P-256 key in a file; ``CertificateError`` unless only this user can read the file."""
-    content = read_file(path, secret=True)
+    content = read_file(path, secret=True, if_missing=if_missing)
     try:
         key = serialization.load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

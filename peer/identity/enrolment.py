@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -107,6 +107,8 @@ class Authority:
         federation = FederationConfig.parse(draft, where)
         if federation.ca_certificate is not None:
             raise StateError(f"{where} has a ca_certificate already", "remove that key to found a new federation")
+        if (problem := federation.unpinned_problem) is not None:
+            raise ConfigError(f"{where}: governance: {problem}")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise StateError(f"{folder} exists and is not an empty folder", "name another; a CA is never overwritten")
         key, certificate = certificates.new_authority(federation.name, now=now, days=days)
@@ -223,9 +225,18 @@ class Authority:
         )
 
     def certify_relay(
-        self, request: bytes, *, fingerprint: str, now: datetime.datetime, days: int = certificates.SITE_DAYS
+        self,
+        request: bytes,
+        *,
+        fingerprint: str,
+        now: datetime.datetime,
+        days: int = certificates.SITE_DAYS,
+        used_names: Collection[str] = (),
     ) -> x509.Certificate:
         """Certify a relay's key; a relay gets no round key, and no site takes it for a peer.
+
+        Args:
+            used_names: further names that sites have or had: those of amendments, where a chain is at hand.
 
         Raises:
             BundleError: the request is refused: its form, fingerprint, or a site's name or key.
@@ -233,7 +244,7 @@ class Authority:
         """
         name, public_key = _read(request, fingerprint)
         own_fingerprint, admitted = certificates.fingerprint(public_key), self.admissions()
-        if name in self.federation.roster or any(
+        if name in {*self.federation.roster, *used_names} or any(
             row.fingerprint == own_fingerprint for other, rows in admitted.items() if other != name for row in rows
         ):
             raise BundleError(f"{name} is a site, or has a site's key", "a relay has a name and a key of its own")

@@ -22,6 +22,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -226,13 +227,14 @@ class RankProcesses:
         self._clear()  # what a killed worker has left
         others = range(1, self.ranks.count)
         pipes = {rank: Pipe() for rank in others}
-        context = spawn(  # type: ignore[no-untyped-call]
-            self._run,
-            (self._setting, self._folder, [theirs for _, theirs in pipes.values()], os.getpid()),
-            nprocs=len(pipes),
-            join=False,
-            daemon=True,
-        )
+        with self._temporary_files():
+            context = spawn(  # type: ignore[no-untyped-call]
+                self._run,
+                (self._setting, self._folder, [theirs for _, theirs in pipes.values()], os.getpid()),
+                nprocs=len(pipes),
+                join=False,
+                daemon=True,
+            )
         assert context is not None  # as join is false
         for _, theirs in pipes.values():
             theirs.close()
@@ -240,6 +242,19 @@ class RankProcesses:
         logger.info("ranks started: count=%d pids=%s", self.ranks.count, self.pids)
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watcher.start()
+
+    @contextlib.contextmanager
+    def _temporary_files(self) -> Iterator[None]:
+        """Have the launcher put its temporary files into the ranks' folder, where ``_clear`` finds them.
+
+        It reads and writes them. A confined worker cannot read a file that it makes in the system's
+        temporary folder if a site's keys lie somewhere in there.
+        """
+        before, tempfile.tempdir = tempfile.tempdir, str(self._folder)
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
 
     def _send(self, message: BeginStage | int | None) -> None:
         for connection in self._connections:

@@ -142,6 +142,8 @@ class Trainer:
                 record["shared"] = artifact.sha256
                 if self.settings.plan.published == "commit":
                     record["artifact"] = to_json(artifact)
+                else:  # nobody gets it: no row of the journal would name it
+                    artifact_path(self.settings.artifacts, artifact.sha256).unlink()
             record["weights"] = self.site_networks.weights_summary
             if record["weights"] is not None:
                 logger.info("weights loaded: file=%s fit=%s", self.settings.model["weights"], record["weights"])

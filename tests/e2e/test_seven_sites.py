@@ -42,7 +42,7 @@ REMAINING = ("africa", "america", "asia", "europe", "oslo")
 ROUNDS = 900
 """The last amendment ends the federation much earlier."""
 LEAD_ROUNDS = 12
-"""Rounds until the last amendment's first one: its signatures take some."""
+"""Rounds until the first one of an amendment that members sign: their signatures take some."""
 PACE = {"beat_s": 0.5, "silence_s": 6, "linger_s": 60, "lead_rounds_max": 4, "lag_rounds_max": 5}
 SITE = site_text(model={"name": "resnet10"}, egress={"newcomers": "accept"})
 PAGE = Path(__file__).parents[2] / "deploy" / "seven-sites.md"
@@ -276,7 +276,8 @@ def expel_lima(story: StoryDaemons, tmp_path: Path) -> tuple[str, ...]:
     proposal = tmp_path / "expel-lima.json"
     for name in ("africa", "asia", "oslo"):
         story.until("europe", lambda status, peer=name: status["peers"][peer]["state"] == "heard")
-    story.sign("propose", "europe", "--expel", "lima", "--out", proposal)
+    first = ("--from-round", reached_round(story) + LEAD_ROUNDS)
+    story.sign("propose", "europe", "--expel", "lima", *first, "--out", proposal)
     for name in ("africa", "asia", "oslo"):
         story.sign("approve", name, "--yes", proposal)
     story.sign("enact", "oslo", proposal)
@@ -285,14 +286,19 @@ def expel_lima(story: StoryDaemons, tmp_path: Path) -> tuple[str, ...]:
     return expelled_by
 
 
+def reached_round(story: StoryDaemons) -> int:
+    """The highest round that europe hears a member to be in."""
+    status = story.show("europe", "status")
+    return max(status["round"], *(peer["round"] or 0 for peer in status["peers"].values()))
+
+
 def end_together(story: StoryDaemons, tmp_path: Path) -> int:
     """The members agree on the last round; its number."""
     story.say("The end", "The members agree on the last round, and every daemon ends with it.")
-    peers = story.show("europe", "status")["peers"]
-    reached = max(story.show("europe", "status")["round"], *(peer["round"] or 0 for peer in peers.values()))
-    last, proposal = reached + LEAD_ROUNDS + 2, tmp_path / "end.json"
-    first = ("--from-round", reached + LEAD_ROUNDS)
-    story.sign("propose", "europe", "--rounds", last, *first, "--out", proposal)
+    # No earlier than the expulsion's first round, for which lima alone may have been the furthest.
+    first = max(reached_round(story) + LEAD_ROUNDS, story.head("europe")["from_round"])
+    last, proposal = first + 2, tmp_path / "end.json"
+    story.sign("propose", "europe", "--rounds", last, "--from-round", first, "--out", proposal)
     for name in ("america", "asia"):
         story.sign("approve", name, "--yes", proposal)
     story.sign("enact", "asia", proposal)

@@ -42,6 +42,18 @@ What the commands printed in one run of `tests/e2e/test_upgrade.py`: four real d
 their federation runs. Digests are cut. [site.md](site.md#upgrade) says how to upgrade a site;
 nobody has to do it at the same time as the others. The test compares its commands with this page,
 and `--rewrite-scenarios` writes it.
+
+Each operator types the following, in a checkout or an unpacked source distribution of the new
+version. The page shows the first command alone.
+
+```sh
+mhfl-peer stop --wait --site africa
+/opt/mhfl/bin/pip install -c constraints.txt .
+mhfl-peer start --site africa
+```
+
+As a service, `sudo systemctl stop mhfl-peer@africa` is the first of them, and
+`sudo systemctl start mhfl-peer@africa` the last.
 """
 NUMBERS = 64  # of an artifact
 FAKES = Path("tests", "fakes")

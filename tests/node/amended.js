@@ -104,7 +104,7 @@ async function main([proto, folder, name]) {
   const false_ = { ...beat.notice, signature: crypto.randomBytes(64) };
   await lines.get(heard[0]).call("Beat", { ...beat, notice: false_ });
   await lines.get(heard[1]).call("Beat", beat);
-  tell("left", { false: heard[0], notice: heard[1] });
+  tell("left", { false: heard[0], notice: heard[1], signature: beat.notice.signature.toString("hex") });
   for (const line of lines.values()) line.stub.close();
 }
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from statistics import fmean, pstdev, stdev
 from typing import Any
 
-from peer.research.report.comparison import Comparison, cell, summarise_method, test_row
+from peer.research.report.comparison import Comparison, MethodSummary, cell, summarise_method, test_row
 from peer.research.report.results import Results
-from peer.research.report.table import Cell, Column, Table, TableRow
+from peer.research.report.table import EMPTY, Cell, Column, Table, TableRow
 from peer.research.result_files import CENTRALISED, UNDISTURBED
+
+LOCAL = "local"
 
 
 def epochs_of(links: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -17,46 +20,77 @@ def epochs_of(links: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def tables(results: Results, setting: tuple[str, str], comparison: Comparison, *, name: str) -> list[Table]:
-    """The Local Test of the sites that stayed, and of those that joined late, beside the federation
-    of which all were members from the first round on; none without such runs.
+    """For each such run, the Local Test of the sites that stayed, and of those that joined late, beside the
+    federation of which all were members from the first round on, with the difference; none without such runs.
     """
     with_runs = {run.links for run in results.runs if run.setting == setting}
     keys = [key for key, links in results.links.items() if key in with_runs and epochs_of(links)]
-    if not keys:
-        return []
-    better, digits = "higher" if comparison.unit.higher else "lower", comparison.unit.digits
+    return [_table(results, setting, comparison, key, name=f"{name}-{key}") for key in keys]
+
+
+def _table(results: Results, setting: tuple[str, str], comparison: Comparison, key: str, *, name: str) -> Table:
+    """How every method did while members came and went in one way."""
+    unit, changes = comparison.unit, epochs_of(results.links[key])
+    better = "higher" if unit.higher else "lower"
     sites = set(results.sites(setting))
-    compared: list[tuple[str, set[str]]] = []
+    joined = {site for change in changes for site in change["add"]}
+    gone = {site for change in changes for site in (*change["leave"], *change["expel"])}
+    groups = {"stayed": sites - joined - gone, "joined late": joined - gone}
+    compared = {who: members for who, members in groups.items() if members}
     columns: list[Column] = []
-    for key in keys:
-        changes = epochs_of(results.links[key])
-        joined = {site for change in changes for site in change["add"]}
-        gone = {site for change in changes for site in (*change["leave"], *change["expel"])}
-        for who, members in (("stayed", sites - joined - gone), ("joined late", joined - gone)):
-            if members:
-                compared.append((key, members))
-                group = f"{key}: Local Test of who {who} ({', '.join(sorted(members))})"
-                columns += [Column("always all", group, digits, better), Column(key, group, digits, better)]
+    for who, members in compared.items():
+        group = f"Local Test of who {who} ({', '.join(sorted(members))})"
+        columns += [Column("always all", group, unit.digits, better), Column(key, group, unit.digits, better)]
+        columns.append(Column(f"difference, {unit.point[1]}", group, unit.point[2]))
     rows = []
     for label in comparison.methods:
         if results.method_of(label) == CENTRALISED:
             continue
         cells: list[Cell] = []
-        for key, members in compared:
-            for links in (UNDISTURBED, key):
-                values = summarise_method(
-                    results, setting, label, comparison.metric, links=links, without=sites - members
-                )
-                mean = None if values is None else test_row(values, "local").mean
-                units = 0 if values is None else len(values.units)
-                cells.append(Cell() if mean is None else cell(mean, comparison.unit, units))
+        for members in compared.values():
+            whole, changed = (
+                summarise_method(results, setting, label, comparison.metric, links=links, without=sites - members)
+                for links in (UNDISTURBED, key)
+            )
+            cells += [_mean(whole, comparison), _mean(changed, comparison)]
+            cells.append(_difference(whole, changed, comparison, ddof=results.ddof))
         rows.append(TableRow(label, tuple(cells)))
     notes = (
-        f"{comparison.unit.axis}, mean over the named sites, over {results.repeats}. Left: all sites were members in "
-        "every round; right: they came and went.",
-        *(f"{key}: {'; '.join(map(_in_words, epochs_of(results.links[key])))}." for key in keys),
+        f"{key}: {'; '.join(map(_in_words, changes))}.",
+        f"{unit.axis}, mean over the named sites, over {results.repeats}. always all: all sites were members in every "
+        f"round; difference: {key} minus always all.",
+        *_notes_on_dashes(results, comparison),
     )
-    return [Table(name, "Members that come and go", "method", tuple(columns), tuple(rows), notes).with_ranks()]
+    return Table(name, f"Members that come and go: {key}", "method", tuple(columns), tuple(rows), notes).with_ranks()
+
+
+def _mean(values: MethodSummary | None, comparison: Comparison) -> Cell:
+    return Cell() if values is None else cell(test_row(values, "local").mean, comparison.unit, len(values.units))
+
+
+def _difference(
+    whole: MethodSummary | None, changed: MethodSummary | None, comparison: Comparison, *, ddof: int
+) -> Cell:
+    """The mean difference over the folds or seeds that both have, with its deviation where there are several."""
+    if whole is None or changed is None:
+        return Cell()
+    before, after = whole.means("local"), changed.means("local")
+    pairs = [(before[unit], after[unit]) for unit in before if unit in after]
+    factor = comparison.unit.point[0]
+    values = [(second - first) * factor for first, second in pairs if first is not None and second is not None]
+    if not values:
+        return Cell()
+    return Cell(fmean(values), (stdev if ddof else pstdev)(values) if len(values) > 1 else None)
+
+
+def _notes_on_dashes(results: Results, comparison: Comparison) -> Iterator[str]:
+    """Why a method that trains each site alone has figures of the whole federation only."""
+    alone = [label for label in comparison.methods if results.method_of(label) == LOCAL]
+    if alone:
+        yield (
+            f"{', '.join(alone)}: {EMPTY} where members come and go, since each site trains alone, and nothing changes "
+            "for it."
+        )
 
 
 def _in_words(change: Mapping[str, Any]) -> str:

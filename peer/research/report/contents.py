@@ -131,6 +131,7 @@ def build_report(
         ("Results", lambda source: _results(source, resamples)),
         ("Learning curves", lambda source: _learning(source, targets)),
         ("Disconnection", _disconnection),
+        ("Members who join late and leave", _coming_and_going),
         ("Sites that did not take part", _left_out),
         ("Every model on every site's data", _cross_site),
         ("Calibration", _calibration),
@@ -256,12 +257,16 @@ def _calibration(source: SectionSource) -> Iterator[ReportPart | None]:
 def _disconnection(source: SectionSource) -> Iterator[ReportPart | None]:
     results, setting, main = source.results, source.setting, source.main_comparison
     yield from lost_links.tables(results, setting, main, name=source.name("disconnection"))
-    yield from coming_and_going.tables(results, setting, main, name=source.name("members"))
     for metric, values in source.comparisons.items():
         yield from insiders.tables(results, setting, values, name=source.name(f"insiders-{slug(metric)}"))
     yield curves.disconnection(
         lost_links.by_loss(results, setting, main), source.styles, axis=main.unit.axis, name=source.name("link-loss")
     )
+
+
+def _coming_and_going(source: SectionSource) -> Iterator[ReportPart | None]:
+    name = source.name("members")
+    yield from coming_and_going.tables(source.results, source.setting, source.main_comparison, name=name)
 
 
 def _left_out(source: SectionSource) -> Iterator[ReportPart | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import shutil
 import signal
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from fakes.sites import append_rows
 from peer.audit import verification
 from peer.audit.backup import MANIFEST, back_up, restore
 from peer.audit.folder_check import check_folder
@@ -27,6 +29,7 @@ from peer.cli import main
 from peer.config.site_folder import SiteFolder
 from peer.core.messages import ChainHead
 from peer.core.roster import RoundKey, Sha256, SiteName
+from peer.core.site_memory import REMEMBERED, recover
 from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES, LockedError, StateError, UsageError
@@ -145,6 +148,46 @@ def test_a_lost_site_goes_on_from_its_backup_as_a_new_generation(
     text = call(enrolled.home, "egress", "verify", "--site", "asia").stdout
     assert "the operator restored a backup on" in text
     assert "The ledger is whole." in text
+
+
+def started_generation(folder: SiteFolder) -> int:
+    """The generation that the daemon goes on as."""
+    home = folder.generation(1)
+    present = {Sha256(path.stem) for path in (home / "artifacts").iterdir()}
+    with contextlib.closing(Journal(home / "journal.db", read_only=True)) as journal:
+        return journal.fold(lambda rows: recover(rows, present=present), REMEMBERED).generation
+
+
+def lose_artifact(folder: SiteFolder, round: int) -> None:
+    (folder.generation(1) / "artifacts" / f"{round:064x}.safetensors").unlink()
+
+
+def test_an_artifact_that_the_daemon_retires_during_the_backup_costs_no_generation(
+    asia: SiteFolder, books: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commit(books, 3)
+    lose_artifact(asia, 2)
+    rmtree, tries = shutil.rmtree, itertools.count()
+
+    def retire(path: Path, **options: Any) -> None:
+        """Before the second try, the journal says what the first one did not know."""
+        if path.name == "asia" and next(tries) == 1:
+            append_rows(asia, ("retired", 2, {"kept": None}))
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", retire)
+    back_up(asia, tmp_path / "asia.tar", with_key=True)
+    restored = restore(tmp_path / "asia.tar", tmp_path / "elsewhere")
+    assert restored.generation == started_generation(restored.folder) == regenerations(restored.folder)[0][0]
+
+
+def test_a_site_whose_published_artifact_is_lost_says_as_which_generation_it_goes_on(
+    asia: SiteFolder, tmp_path: Path
+) -> None:
+    lose_artifact(asia, 2)
+    back_up(asia, tmp_path / "asia.tar", with_key=True)
+    restored = restore(tmp_path / "asia.tar", tmp_path / "elsewhere")
+    assert restored.generation == started_generation(restored.folder) == regenerations(restored.folder)[0][0] + 1
 
 
 def test_a_backup_that_two_machines_restore_gets_a_generation_of_its_own_on_each(

@@ -272,6 +272,13 @@ def test_a_public_set_is_pinned_by_the_federation_and_named_by_every_site(tmp_pa
     check_site(config, site(tmp_path, data={**data, "public": "public/datalist.json"}), "europe")
 
 
+def test_a_newcomer_that_has_not_joined_yet_is_told_to_join(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the roster .* does not name this site, 'oslo'") as refused:
+        check_site(federation(), site(tmp_path), "oslo")
+    assert "a site that an amendment adds first runs `mhfl-peer site join`" in refused.value.remedy
+    check_site(federation(), site(tmp_path), "oslo", newcomers=("oslo",))
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedskd"])
 def test_the_one_model_of_all_must_be_every_site_s(tmp_path: Path, method: str) -> None:
     config = federation(method={"name": method}, shared_model={"name": "resnet10", "width": 8})

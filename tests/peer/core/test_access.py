@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import itertools
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from peer.core.access import answer, denial, unasked
+from peer.core.access import CHANGE_NO_ANSWER, answer, denial, unasked
+from peer.core.commands import Source
 from peer.core.epochs import Epochs
-from peer.core.messages import EvaluationResult, Unavailable
-from peer.core.rows import EvaluatedRow
+from peer.core.messages import EvaluationResult, Purpose, Unavailable
+from peer.core.roster import SiteName
+from peer.core.rows import ArrivedRow, ComparedRow, DiscardedRow, EvaluatedRow
 from peer.core.site_memory import Memory
 
 FOUR = ("africa", "america", "asia", "europe")
@@ -321,3 +325,31 @@ def test_a_site_that_takes_no_part_takes_no_report(rules: Any) -> None:
     own = rules("asia", FOUR, **{**LENDING, "evaluation_permitted": False})
     report = EvaluationResult(1, 4, None, unmeasured="not_received")
     assert unasked(own, Memory(), caller="europe", report=report) == own.evaluation_denied
+
+
+def test_rows_that_wake_no_waiting_call_change_nothing_that_an_answer_depends_on(rules: Any, artifact: Any) -> None:
+    """Once for each field of the memory that such a row changes: an answer that reads it fails."""
+    europe, sent = SiteName("europe"), artifact("europe", "model")
+    changes = [
+        ArrivedRow(1, source=Source(europe, 1, sent), origin_generation=1),
+        ComparedRow(1, site=europe, sha256=sent.sha256, agrees=True),
+        DiscardedRow(1, sha256=sent.sha256),
+    ]
+    assert {row.kind for row in changes} == CHANGE_NO_ANSWER
+    changed, known = set[str](), Memory(state="s", committed=1)
+    for row in changes:
+        before = copy.deepcopy(known)
+        known.apply(row)
+        fields = [field.name for field in dataclasses.fields(known)]
+        changed |= {name for name in fields if getattr(before, name) != getattr(known, name)}
+    assert changed
+
+    class Watched(Memory):
+        def __getattribute__(self, name: str) -> Any:
+            assert name not in changed
+            return super().__getattribute__(name)
+
+    for method in ("fedskd", "feddal", "fedvisit", "fedcross"):
+        own = rules("asia", FOUR, method=method)
+        for purpose, for_round in itertools.product(get_args(Purpose), range(1, 5)):
+            answer(own, Watched(state="s", committed=1), for_round=for_round, owner="asia", purpose=purpose)

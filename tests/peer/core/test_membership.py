@@ -200,7 +200,7 @@ def test_an_artifact_in_use_stays_until_the_round_is_over(fetching: Any) -> None
             {"members": "africa america asia", "expelled": "europe"},
             "this site was expelled from the federation by amendment 1: ask the members why",
         ),
-        ({"leaving": "europe"}, "this site is no member of the federation any more"),
+        ({"leaving": "europe"}, "this site left the federation"),
     ],
 )
 def test_a_site_that_is_no_member_any_more_ends_in_order(fetching: Any, change: dict[str, str], reason: str) -> None:

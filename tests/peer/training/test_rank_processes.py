@@ -329,6 +329,8 @@ def test_no_rank_outlives_a_worker_that_is_killed_even_one_that_hangs(worker: Wo
 async def test_after_a_killed_rank_the_daemon_s_next_worker_goes_on(make_setting, tmp_path: Path) -> None:
     answers: asyncio.Queue[events.Event] = asyncio.Queue()
     setting = make_setting(model=UNNORMED, training={"processes": 2}, steps=FOREVER)
+    # Keys in the temporary folder: the confined worker cannot read what appears beside the way to them.
+    (Path(setting.base_folder).parent.parent / "federation" / "site" / "pki").mkdir(parents=True, exist_ok=True)
     log = tmp_path / "worker.log"
     worker = WorkerProcess(setting, log, answers.put_nowait)
     try:

@@ -97,6 +97,13 @@ def test_initialise_again_answers_from_disk(alpha: WorkerSetting, signals: Path)
     assert again == dataclasses.replace(first, attempt=9)
 
 
+def test_an_initial_artifact_that_serves_no_round_leaves_no_file(make_setting) -> None:
+    """At the next start, it would be a model that no row of the journal names."""
+    setting = make_setting(site="average", method={"name": "fedavg"})
+    assert initialise(Trainer(setting)).artifact is None
+    assert list((Path(setting.home) / "artifacts").iterdir()) == []
+
+
 def test_the_training_set_size_is_in_the_artifact_only_if_it_may(make_setting) -> None:
     setting = make_setting(site="open", weighting="samples", egress={"training_set_size": True})
     artifact = initialise(Trainer(setting)).artifact
