@@ -77,6 +77,7 @@ class ControlServer:
     def __init__(self, service: OperatorCalls) -> None:
         self._service = service
         self._server: grpc.aio.Server | None = None
+        self._stopping = asyncio.Lock()
 
     async def start(self, path: Path) -> None:
         """Listen on the socket.
@@ -105,9 +106,10 @@ class ControlServer:
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Answer no more; followers are cancelled after the grace."""
-        if self._server is not None:
-            await self._server.stop(grace_s)
-            self._server = None
+        async with self._stopping:  # gRPC crashes where two calls stop one server at a time
+            if self._server is not None:
+                await self._server.stop(grace_s)
+                self._server = None
 
 
 class Control(rpc.ControlServicer):

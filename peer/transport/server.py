@@ -170,6 +170,7 @@ class ExchangeServer:
         self._expelled, self._had_key = expelled, had_key
         self._clock = clock
         self._server: grpc.aio.Server | None = None
+        self._stopping = asyncio.Lock()
         self._connections: ConnectionGuard | None = None
         self._relayed: dict[Endpoint, str] = {}
         self._connections_max = descriptors.connections_max(connections_max, sites=len(roster))
@@ -243,9 +244,10 @@ class ExchangeServer:
         if self._connections is not None:
             await asyncio.to_thread(self._connections.stop)
             self._connections = None
-        if self._server is not None:
-            await self._server.stop(grace_s)
-            self._server = None
+        async with self._stopping:  # gRPC crashes where two calls stop one server at a time
+            if self._server is not None:
+                await self._server.stop(grace_s)
+                self._server = None
 
 
 def _bind_failure(address: str) -> str:

@@ -106,6 +106,26 @@ async def test_a_follower_that_leaves_is_let_go(daemon):
     assert service.followers == 0
 
 
+async def test_two_calls_stop_a_server_one_after_the_other(daemon, network):
+    """gRPC's own ``stop`` ends the process where they overlap."""
+
+    class Stopping:
+        stops, busy = 0, False
+
+        async def stop(self, grace_s):
+            assert not self.busy
+            self.busy = True
+            await asyncio.sleep(0)
+            self.stops, self.busy = self.stops + 1, False
+
+    for server in (daemon[1], (await network.serve("europe")).server):
+        running, stopping = server._server, Stopping()
+        server._server = stopping
+        await asyncio.gather(server.stop(), server.stop())
+        assert stopping.stops == 1
+        server._server = running
+
+
 async def test_a_follower_is_told_that_the_daemon_ended(daemon):
     _, server, path = daemon
 
