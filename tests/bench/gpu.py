@@ -1,5 +1,6 @@
 """Training steps on a GPU: plain, with similarity distillation, and of a reciprocal visit, in float32
-and in bfloat16.
+and in bfloat16; what channels last, a fused Adam and ``torch.compile`` would gain, and whether a
+stage waits for samples on disk.
 
 ``make gpu`` runs it. Without a usable GPU it measures nothing. ``rows_on`` takes any device and
 sizes, so that the tests run every step on a CPU with small ones.
@@ -8,10 +9,12 @@ sizes, so that the tests run every step on a CPU with small ones.
 from __future__ import annotations
 
 import functools
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from row import Row, at_least, below
@@ -22,9 +25,10 @@ BF16_SPEED_MIN = 1.0
 GROWTH_MAX = 1.25
 """The memory of the linear form may grow by this factor more than N, since allocators round up."""
 POSITIONS, WIDTH = 13824, 512
+INTERLEAVED_S, REPETITIONS_MIN = 8.0, 3
 
 
-SIMILARITY, VISIT = "an SKD step", "a step of a visit"
+SIMILARITY, VISIT, LAST = "an SKD step", "a step of a visit", "the same with channels last"
 
 
 class StepFigure(NamedTuple):
@@ -57,42 +61,44 @@ DRY_CASES = tuple(
 )
 """The same networks, small enough for the step to take a moment on a CPU."""
 DRY_POSITIONS = 512
+STAGE, DRY_STAGE = {"side": 48, "count": 192, "steps": 200}, {"side": 16, "count": 24, "steps": 4}
 
 
-def measure(*, quick: bool) -> list[Row]:
-    """The card, rows of every case in both precisions, and the growth of the position term's memory."""
+def measure(*, quick: bool) -> Iterator[Row]:
+    """The card, then each row as soon as it is measured; what takes longest comes last."""
     import torch
 
     from peer.training.device import make_reproducible
 
     if not torch.cuda.is_available():
-        return []
+        return
     device = torch.device("cuda", 0)
     make_reproducible(device, threads=4)
     card = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, CUDA {torch.version.cuda}"
-    rows = [Row(card, torch.cuda.get_device_properties(device).total_memory / 2**30, "GiB")]
-    return rows + rows_on(device, CASES, positions=POSITIONS, repetitions=5 if quick else 20)
+    yield Row(card, torch.cuda.get_device_properties(device).total_memory / 2**30, "GiB")
+    yield from rows_on(device, CASES, positions=POSITIONS, repetitions=5 if quick else 20)
+    for case in CASES:
+        if case.target:
+            yield from compiled_rows(case, device)
 
 
-def rows_on(device: Any, cases: Sequence[Case], *, positions: int, repetitions: int) -> list[Row]:
-    """Rows of every case in both precisions, and the growth of the position term's memory."""
-    rows = []
+def rows_on(device: Any, cases: Sequence[Case], *, positions: int, repetitions: int) -> Iterator[Row]:
+    """Rows of every case in both precisions, the growth of the position term's memory, and a stage."""
     for case in cases:
-        figures = {name: step_figures(case, name, device, repetitions=repetitions) for name in ("fp32", "bf16")}
-        for name, figure in figures.items():
-            rows += step_rows(f"{case.label}, {name}", figure, case.target)
+        figures = {}
+        for name in ("fp32", "bf16"):
+            figures[name] = step_figures(case, name, device, repetitions=repetitions)
+            yield from step_rows(f"{case.label}, {name}", figures[name], case.target)
         single, half = (figures[name]["two plain steps"] for name in ("fp32", "bf16"))
-        speed = f"{case.label}: two plain steps in fp32 / in bf16"
-        rows += [
-            at_least(speed, single.seconds / half.seconds, "", BF16_SPEED_MIN)
-            if case.target
-            else Row(speed, single.seconds / half.seconds, ""),
-            Row(f"{case.label}: peak memory in bf16 / in fp32", half.bytes / max(1, single.bytes), ""),
-        ]
+        speed = Row(f"{case.label}: two plain steps in fp32 / in bf16", single.seconds / half.seconds, "")
+        yield at_least(*speed[:3], BF16_SPEED_MIN) if case.target else speed
+        yield Row(f"{case.label}: peak memory in bf16 / in fp32", half.bytes / max(1, single.bytes), "")
     small, large = (position_bytes(count, device) for count in (positions, 4 * positions))
     if small:
-        rows.append(below("position term: peak memory at 4N / 4 · at N", large / small / 4, "", GROWTH_MAX))
-    return rows
+        yield below("position term: peak memory at 4N / 4 · at N", large / small / 4, "", GROWTH_MAX)
+    yield from stage_rows(device, **(STAGE if device.type == "cuda" else DRY_STAGE))
+    for case in cases:
+        yield Row(f"{case.label}: Adam as PyTorch chooses it / fused", adam_ratio(case, device, repetitions), "")
 
 
 def step_rows(label: str, figures: Mapping[str, StepFigure], target: float | None) -> list[Row]:
@@ -108,6 +114,7 @@ def step_rows(label: str, figures: Mapping[str, StepFigure], target: float | Non
         ratio = figures[kind].seconds / plain_s
         name = f"{label}: {kind} / two plain steps"
         rows.append(below(name, ratio, "", target) if target else Row(name, ratio, ""))
+    rows.append(Row(f"{label}: {LAST} / two plain steps", figures[LAST].seconds / plain_s, ""))
     return rows
 
 
@@ -116,22 +123,13 @@ def step_figures(case: Case, precision_name: str, device: Any, *, repetitions: i
     import torch
 
     from losses import forward_kl, similarity_distillation_loss
-    from models import create_model
-    from peer.training.device import precision
+    from peer.training.device import precision, with_channels_last
 
-    torch.manual_seed(0)
-    dimensions = len(case.size)
-    dam, ktm = (
-        create_model(case.network, spatial_dims=dimensions, in_channels=1, classes=2, **case.parameters).to(device)
-        for _ in range(2)
-    )
-    optimiser = torch.optim.Adam(chain(dam.parameters(), ktm.parameters()), lr=1e-4)
+    dam, ktm = networks(case, device)
+    optimiser = torch.optim.Adam(chain(dam.parameters(), ktm.parameters()), lr=1e-4, fused=True)
     images = torch.rand(case.batch, 1, *case.size, device=device)
 
-    def supervised(prediction: Any) -> Any:
-        return prediction.float().log_softmax(1)[:, 0].mean().neg()
-
-    def plain() -> None:
+    def plain(images: Any = images) -> None:
         optimiser.zero_grad()
         for network in (dam, ktm):
             with precision(precision_name, device):
@@ -156,16 +154,121 @@ def step_figures(case: Case, precision_name: str, device: Any, *, repetitions: i
         torch.autograd.backward(loss + mutual)
         optimiser.step()
 
-    steps = {"two plain steps": plain, SIMILARITY: distilled, VISIT: visited}
+    last = functools.partial(plain, with_channels_last(images))
+    steps = {"two plain steps": plain, SIMILARITY: distilled, VISIT: visited, LAST: last}
     peaks = [peak_bytes(step, device) for step in steps.values()]
     seconds = interleaved_seconds(tuple(steps.values()), repetitions, device)
     return {kind: StepFigure(*figure) for kind, figure in zip(steps, zip(seconds, peaks, strict=True), strict=True)}
 
 
+def networks(case: Case, device: Any) -> list[Any]:
+    """Two networks of the case, with the same weights in each call."""
+    import torch
+
+    from models import create_model
+
+    torch.manual_seed(0)
+    dimensions = len(case.size)
+    return [
+        create_model(case.network, spatial_dims=dimensions, in_channels=1, classes=2, **case.parameters).to(device)
+        for _ in range(2)
+    ]
+
+
+def supervised(prediction: Any) -> Any:
+    """A loss of predictions; the labels are all 0."""
+    return prediction.float().log_softmax(1)[:, 0].mean().neg()
+
+
+def adam_ratio(case: Case, device: Any, repetitions: int) -> float:
+    """How much longer an update of Adam takes that is not fused."""
+    import torch
+
+    (network, _) = networks(case, device)
+    torch.autograd.backward(supervised(network(torch.rand(case.batch, 1, *case.size, device=device)).prediction))
+    updates = tuple(
+        torch.optim.Adam(network.parameters(), lr=1e-4, fused=fused or None).step for fused in (False, True)
+    )
+    chosen, fused = interleaved_seconds(updates, repetitions, device)
+    return chosen / fused
+
+
+def compiled_rows(case: Case, device: Any) -> list[Row]:
+    """What ``torch.compile`` takes at first, and gains in a plain step, in float32."""
+    import torch
+
+    network, compiled = networks(case, device)
+    compiled = torch.compile(compiled)
+    images = torch.rand(case.batch, 1, *case.size, device=device)
+    steps = tuple(functools.partial(_plain_step, each, images) for each in (network, compiled))
+    start = time.perf_counter()
+    steps[1]()
+    synchronise(device)
+    first_s = time.perf_counter() - start
+    plain_s, compiled_s = interleaved_seconds(steps, 20, device)
+    return [
+        Row(f"{case.label}, fp32: the first step of a compiled network", first_s, "s"),
+        Row(f"{case.label}, fp32: a plain step / compiled", plain_s / compiled_s, ""),
+    ]
+
+
+def _plain_step(network: Any, images: Any) -> None:
+    import torch
+
+    network.zero_grad()
+    torch.autograd.backward(supervised(network(images).prediction))
+
+
+def stage_rows(device: Any, *, side: int, count: int, steps: int) -> list[Row]:
+    """A stage of one network that reads prepared samples from the disk, against one with all in memory."""
+    from fakes.datasets import write_cubes
+
+    seconds: dict[str, list[float]] = {"memory": [], "disk": []}
+    with tempfile.TemporaryDirectory() as folder:
+        datalist = write_cubes(Path(folder) / "data", seed=0, count=count, side=side)
+        for turn in range(3):  # the first warms up
+            for cache, durations in seconds.items():
+                durations.append(stage_s(Path(folder) / f"{cache}-{turn}", datalist, cache, device, side, steps))
+    memory_s, disk_s = (min(durations[1:]) for durations in seconds.values())
+    label = f"a stage of {steps} steps, ResNet-10, 8 of {side}³"
+    return [Row(label, memory_s, "s"), Row(f"{label}: samples on disk / in memory", disk_s / memory_s, "")]
+
+
+def stage_s(home: Path, datalist: Path, cache: str, device: Any, side: int, steps: int) -> float:
+    """Seconds of a stage, its artifact and checkpoint among them."""
+    from peer.core import commands
+    from peer.core.worker_protocol import WorkerSetting
+    from peer.training.trainer import Trainer
+
+    (home / "artifacts").mkdir(parents=True)
+    federation = {
+        "name": "bench",
+        "rounds": 1,
+        "task": {"kind": "classification", "spatial_dims": 3, "in_channels": 1, "classes": 2},
+        "method": {"name": "local"},
+        "stages": {"train": {"unit": "step", "count": steps, "learning_rate": 1e-4, "weight_decay": 0.0}},
+        "weighting": "uniform",
+        "wire": "float32",
+        "site": [{"name": "alpha"}],
+    }
+    site = {
+        "data": {"datalist": datalist.name, "input_size": [side] * 3, "cache": cache},
+        "model": {"name": "resnet10", "parameters": {}},
+        "training": {"device": str(device), "threads": 4, "readers": 4, "batch_size": 8},
+    }
+    trainer = Trainer(WorkerSetting("alpha", "ab" * 32, federation, site, str(home), str(datalist.parent)))
+    state = trainer.perform(commands.Initialise(1, 1)).state
+    start = time.perf_counter()
+    trainer.perform(commands.Train(1, 1, 2, "train", state, ()))
+    return time.perf_counter() - start
+
+
 def interleaved_seconds(steps: tuple[Callable[[], None], ...], repetitions: int, device: Any) -> list[float]:
-    """The fastest repetition of each step; they run in turn."""
+    """The fastest repetition of each step; they run in turn, for about ``INTERLEAVED_S`` at most."""
     durations: list[list[float]] = [[] for _ in steps]
-    for _ in range(repetitions + 2):
+    for repetition in range(repetitions + 2):
+        if repetition >= REPETITIONS_MIN + 2 and sum(map(sum, durations)) > INTERLEAVED_S:
+            break
         for step, seconds in zip(steps, durations, strict=True):
             synchronise(device)
             start = time.perf_counter()

@@ -1,7 +1,7 @@
 """The row of a benchmark's table, and the form of a benchmark.
 
 A benchmark is a module ``NAME.py`` beside ``run.py``, listed in ``run.MODULES``, with
-``measure(*, quick: bool) -> list[Row]``. With ``quick``, it uses sizes and repetitions that take
+``measure(*, quick: bool) -> Iterable[Row]``. With ``quick``, it uses sizes and repetitions that take
 seconds. ``run.py`` imports the module by its bare name, with this folder and the root on the path,
 and calls ``measure`` once: the import must measure nothing. To measure peak memory, the module
 starts a process for it. For example::

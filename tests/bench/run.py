@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", choices=[*present, []], metavar="NAME", help=f"of {', '.join(present)}")
     parser.add_argument("--quick", action="store_true", help="small sizes, few repetitions")
     arguments = parser.parse_args()
-    sys.path.insert(0, str(HERE.parents[1]))
+    sys.path[:0] = [str(HERE.parents[0]), str(HERE.parents[1])]
     load = os.getloadavg()[0]
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}, Python {platform.python_version()}")
     print(LINE.format("measurement", "figure", "unit", "target", "").rstrip())
@@ -59,11 +59,10 @@ def main() -> int:
 def measure(name: str, *, quick: bool) -> list[Row]:
     """A module's rows; a failure is a row too, so that the other modules are still measured."""
     try:
-        rows: list[Row] = importlib.import_module(name).measure(quick=quick)
+        return list(importlib.import_module(name).measure(quick=quick))
     except Exception:
         traceback.print_exc()
         return [Row(f"{name}: failed", float("nan"), "", "", met=False)]
-    return rows
 
 
 if __name__ == "__main__":
