@@ -124,6 +124,7 @@ def strike(loopback: LocalFederation, name: str, holds: Callable[[], Any], tools
     loopback.start(name, "--resume", "require")
 
 
+@pytest.mark.slow
 def test_kill_9_in_exchange_train_and_commit_changes_no_bit(
     calm: LocalFederation, enrolled: LocalFederation, copied: Callable[[LocalFederation], LocalFederation], tools: Any
 ) -> None:

@@ -21,7 +21,7 @@ from peer.identity import enrolment
 from peer.identity.bundle import Bundle
 from peer.records.ledger import Ledger
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SCHEDULE = '[schedule]\nkind = "derangement"\n'
 LATE_CLOCK = """
@@ -52,7 +52,6 @@ def three(enrolled: LocalFederation, copied: Callable[[LocalFederation], LocalFe
     return copied(enrolled)
 
 
-@pytest.mark.slow
 def test_a_dead_peer_costs_its_receivers_the_silence_and_five_seconds_and_the_run_goes_on(
     three: LocalFederation, tools: Any
 ) -> None:
@@ -77,7 +76,6 @@ def test_a_dead_peer_costs_its_receivers_the_silence_and_five_seconds_and_the_ru
     assert all(set(reasons) <= {"asia"} for reasons in missing)
 
 
-@pytest.mark.slow
 def test_pause_is_told_and_resume_goes_on(three: LocalFederation, tools: Any) -> None:
     for name in tools.sites:
         three.start(name)
@@ -93,7 +91,6 @@ def test_pause_is_told_and_resume_goes_on(three: LocalFederation, tools: Any) ->
     assert tools.records(three, "europe")[-1]["round"] == 10
 
 
-@pytest.mark.slow
 def test_a_clock_six_seconds_off_is_reported_and_changes_nothing(found, copied, tools, tmp_path: Path) -> None:
     three = copied(found(rounds=2))
     (tmp_path / "sitecustomize.py").write_text(LATE_CLOCK)
@@ -186,7 +183,6 @@ def test_a_missing_image_is_named(three: LocalFederation, site_text: str, tmp_pa
     refused(three, 10, "lost.nii", warm=True)
 
 
-@pytest.mark.slow
 def test_unreadable_samples_are_skipped_up_to_the_share(
     three: LocalFederation, site_text: str, tmp_path: Path, tools: Any
 ) -> None:
