@@ -8,6 +8,7 @@ python tests/simulation/run.py --seconds 600 --jobs 2
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import math
 import multiprocessing
@@ -82,11 +83,15 @@ def main() -> int:
 
 
 def soak(seeds: Iterator[int], jobs: int, seconds: float) -> int:
-    """Play the seeds; print each that fails, and the command that repeats it."""
+    """Play the seeds; print each that fails, and the command that repeats it.
+
+    Several jobs are forked. A process that has used gRPC must not fork them: its objects wait in the
+    child, for ever, for a thread that is not there.
+    """
     began_s, count, virtual_s, failed = time.monotonic(), 0, 0.0, 0
-    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+    with multiprocessing.get_context("fork").Pool(jobs) if jobs > 1 else contextlib.nullcontext() as pool:
         for batch in batches(seeds, 32 * jobs, seconds):
-            for outcome in pool.imap_unordered(play, batch):
+            for outcome in pool.imap_unordered(play, batch) if pool else map(play, batch):
                 count, virtual_s = count + 1, virtual_s + outcome.virtual_s
                 if outcome.violation:
                     failed += 1
