@@ -18,7 +18,7 @@ help: ## this list
 demo: $(VENV)/.run ## four daemons on loopback, real data, one table at the end
 	$(BIN)/mhfl-peer demo
 
-test: $(VENV)/.test ## the suite in five minutes; make test SLOW=only runs its slow rest, SLOW=1 both
+test: $(VENV)/.test ## the suite; make test SLOW=only runs its slow rest, SLOW=1 both
 	$(PYTEST) $(if $(SLOW),-m '$(if $(filter only,$(SLOW)),slow)')
 
 lint: $(VENV)/.lint ## style, types, and whether what is generated is fresh
