@@ -3,7 +3,8 @@
 The process serves one artifact as a bare grpc.aio stream over mutual TLS, with the site's own
 certificate, and prints ``PORT SHA256``. Its first input line is the JSON object of all peers,
 ``{site: [port, sha256]}``. Each later line names a site: the process fetches that site's artifact,
-only hashes it, and prints a line. It ends at the end of the input.
+only hashes it, and prints a line. With ``SITE keep`` it also writes the artifact to a new file, which
+it deletes later. It ends at the end of the input.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -42,13 +44,17 @@ async def serve(own: certificates.Identity, scratch: Path, megabytes: int) -> No
         options = (*LARGE, ("grpc.ssl_target_name_override", name))
         channel = grpc.aio.secure_channel(f"127.0.0.1:{peer_port}", tls.channel_credentials(own), options=options)
         stubs[name] = rpc.ExchangeStub(channel)
-    while name := (await asyncio.to_thread(sys.stdin.readline)).strip():
+    while line := (await asyncio.to_thread(sys.stdin.readline)).split():
+        name, *keep = line
         digest, sha256 = hashlib.sha256(), bytes.fromhex(peers[name][1])
-        async for chunk in stubs[name].FetchArtifact(pb.FetchRequest(sha256=sha256)):
-            digest.update(chunk.data)
+        with (scratch / "received" if keep else Path(os.devnull)).open("wb", buffering=0) as file:
+            async for chunk in stubs[name].FetchArtifact(pb.FetchRequest(sha256=sha256)):
+                digest.update(chunk.data)
+                file.write(chunk.data)
         if digest.digest() != sha256:
             raise ValueError(f"the digest of {name}'s artifact is {digest.hexdigest()}, not {sha256.hex()}")
         print("fetched", flush=True)
+        (scratch / "received").unlink(missing_ok=True)
     await server.stop(None)
 
 

@@ -34,6 +34,7 @@ def measure(*, quick: bool) -> list[Row]:
 def seconds(folder: Path, *arguments: str) -> float:
     """The wall time of one run of the program, with its state in ``folder``."""
     environment = {**os.environ, "MHFL_HOME": str(folder / "home")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program has its bytecode
     start = time.perf_counter()
     subprocess.run([PROGRAM, *arguments], cwd=folder, env=environment, check=True, capture_output=True)
     return time.perf_counter() - start

@@ -4,9 +4,9 @@ during it.
 The daemons are real (``still.py``): enrolled, mutual TLS on loopback, manifests signed and checked,
 artifacts verified, journal and egress ledger. A round lasts from the end of all
 trainings to the last site's next order to train. For comparison, four processes (``bare.py``) move
-artifacts of the same size in the same permutation. Both run in turn, so that they see the same
-machine. ``python tests/bench/rounds.py MB [ROUNDS [OPTION ...]]`` prints every round; the options
-are those of ``still.py``, such as ``--disk=100``.
+artifacts of the same size in the same permutation, and only hash them, or also write them to files.
+All run in turn, so that they see the same machine. ``python tests/bench/rounds.py MB [ROUNDS
+[OPTION ...]]`` prints every round; the options are those of ``still.py``, such as ``--disk=100``.
 """
 
 from __future__ import annotations
@@ -59,10 +59,13 @@ input_size = [8]
 
 
 class Durations(NamedTuple):
-    """Seconds of every round of daemons and bare peers, and a daemon's highest peak memory in MB."""
+    """Seconds of every round of daemons, of bare peers that hash, and of bare peers that also write
+    files; and a daemon's highest peak memory in MB.
+    """
 
     ours: list[float]
     bare: list[float]
+    kept: list[float]
     peak_mb: float
 
 
@@ -121,11 +124,12 @@ def measure(*, quick: bool) -> list[Row]:
     rows = []
     for megabytes, rounds in {20: 5}.items() if quick else ROUNDS.items():
         durations = run(megabytes, rounds)
-        ours, bare = statistics.median(durations.ours), statistics.median(durations.bare)
+        ours, bare, kept = map(statistics.median, (durations.ours, durations.bare, durations.kept))
         label = f"round of 4 peers, {megabytes} MB"
         rows.append(Row(f"{label}: bare stream", bare, "s"))
         limit = RATIO_MAX if megabytes < LARGE_MB else LARGE_RATIO_MAX
         rows += [Row(label, ours, "s"), below(f"{label} / bare stream", ours / bare, "", limit)]
+        rows.append(Row(f"{label} / bare stream into a file", ours / kept, ""))
         rows.append(below(f"{label}: a daemon's peak memory", durations.peak_mb, "MB", MEMORY_MB_MAX))
     return rows
 
@@ -141,13 +145,14 @@ def run(megabytes: int, rounds: int, *options: str) -> Durations:
         stack.callback(sites.end)
         bare.write(dict.fromkeys(SITES, json.dumps(bare.read())))
         origins = sources(sites.read(), 1)
-        durations = Durations([], [], 0.0)
+        durations = Durations([], [], [], 0.0)
         for number in range(2, rounds + 2):
             sites.write(dict.fromkeys(SITES, "write"))  # no site is in the round any more
             sites.read()  # all say that their artifact is on disk
             if number == 2:
                 bare_round(bare, origins)
             durations.bare.append(bare_round(bare, origins))
+            durations.kept.append(bare_round(bare, {name: f"{origin} keep" for name, origin in origins.items()}))
             began_s = time.perf_counter()
             sites.write(dict.fromkeys(SITES, "go"))
             ordered = sites.read()
@@ -158,10 +163,10 @@ def run(megabytes: int, rounds: int, *options: str) -> Durations:
         return durations._replace(peak_mb=max(map(peak_mb, sites.processes.values())))
 
 
-def bare_round(bare: Processes, origins: Mapping[SiteName, str]) -> float:
-    """Run one round of the bare peers; its seconds."""
+def bare_round(bare: Processes, lines: Mapping[SiteName, str]) -> float:
+    """Run one round of the bare peers, with a line for each; its seconds."""
     began_s = time.perf_counter()
-    bare.write(origins)
+    bare.write(lines)
     bare.read()
     return time.perf_counter() - began_s
 
@@ -189,9 +194,9 @@ def main(megabytes: int, rounds: int = 11, *options: str) -> None:
     def join(seconds: Iterable[float]) -> str:
         return " ".join(f"{second:.3f}" for second in seconds)
 
-    print(f"bare {join(durations.bare)}\nours {join(durations.ours)}")
-    ratio = statistics.median(durations.ours) / statistics.median(durations.bare)
-    print(f"ratio {ratio:.2f}, peak memory of a daemon {durations.peak_mb:.0f} MB")
+    print(f"bare {join(durations.bare)}\nbare, into files {join(durations.kept)}\nours {join(durations.ours)}")
+    ours, bare, kept = map(statistics.median, durations[:3])
+    print(f"ours / bare {ours / bare:.2f}, into files {ours / kept:.2f}; peak memory {durations.peak_mb:.0f} MB")
 
 
 if __name__ == "__main__":
