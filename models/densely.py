@@ -7,6 +7,7 @@ from typing import Unpack
 from torch import nn
 
 from models.classifier import Classifier
+from models.lean_monai import load_monai
 from models.network import Sizes
 
 BLOCKS = (7, 7, 7)
@@ -39,7 +40,8 @@ class DenseNet(Classifier):
     def __init__(self, *, width: int = 24, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
         super().__init__(hyper={"width": width, "projection": projection}, **sizes)
         spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
-        from monai.networks.nets import DenseNet as MonaiDenseNet  # the import takes seconds: only for a build
+        load_monai()
+        from monai.networks.nets import DenseNet as MonaiDenseNet
 
         net = MonaiDenseNet(
             spatial_dims, in_channels, classes, init_features=width, growth_rate=width // 2, block_config=BLOCKS

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from models.lean_monai import load_monai
 from models.spec import FORBIDDEN, MODULE_CLASS, MONAI_PREFIX, suggestion
 
 # Constructors' names of the sizes that a federation fixes; the first that a constructor has counts.
@@ -83,6 +84,7 @@ def foreign_call(
 
 
 def _monai_class(network: str) -> type[nn.Module]:
+    load_monai()
     from monai.networks import nets
 
     kind = getattr(nets, network, None)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from models.blocks import Residual, conv, conv_norm, conv_norm_act, initialise, norm, pool, run_stages
 from models.classifier import Classifier
+from models.lean_monai import load_monai
 from models.network import Sizes
 
 # Output channels of a block for each channel of its stage.
@@ -119,7 +120,7 @@ def _stage(dims: int, kind: str, count: int, channels: int, width: int, stride: 
 
 
 def _block(dims: int, kind: str, channels: int, width: int, stride: int, shortcut: nn.Module | None) -> nn.Module:
-    # Importing MONAI takes seconds: only for a build.
+    load_monai()
     from monai.networks.blocks import ChannelSELayer
     from monai.networks.nets.resnet import ResNetBlock, ResNetBottleneck
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.blocks import LINEAR, Residual, conv, conv_norm, run_stages
+from models.lean_monai import load_monai
 from models.network import Network, Output, Sizes
 
 
@@ -46,7 +47,8 @@ class SRResNet(Network):
     def __init__(self, *, blocks: int, width: int = 64, scale: int = 4, **sizes: Unpack[Sizes]) -> None:
         super().__init__(hyper={"width": width, "scale": scale}, **sizes)
         spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
-        from monai.networks.blocks import SubpixelUpsample  # the import takes seconds: only for a build
+        load_monai()
+        from monai.networks.blocks import SubpixelUpsample
 
         self.first = nn.Sequential(conv(spatial_dims, in_channels, width, 9, bias=True), nn.PReLU())
         self.stages = nn.ModuleList(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from models.blocks import MAX_POOL, Residual, conv, conv_norm, conv_norm_act, resize, run_stages
+from models.lean_monai import load_monai
 from models.network import Network, Output, Sizes
 
 # Of MONAI's blocks: the activation and the norm of all networks here, and no bias before the norm.
@@ -149,7 +150,8 @@ def _down(dims: int, channels: int, out: int) -> nn.Module:
 
 
 def _monai_blocks() -> tuple[Any, Any, Any]:
-    from monai.networks.nets.basic_unet import Down, TwoConv, UpCat  # the import takes seconds: only for a build
+    load_monai()
+    from monai.networks.nets.basic_unet import Down, TwoConv, UpCat
 
     return partial(TwoConv, **STYLE), partial(Down, **STYLE), partial(UpCat, **STYLE)
 

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import gc
 import hashlib
+import importlib.metadata
 import json
 import platform
 import resource
@@ -18,7 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import monai
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -350,7 +350,7 @@ def _run_manifest(
         "versions": {
             "python": platform.python_version(),
             "torch": str(torch.__version__),
-            "monai": str(monai.__version__),
+            "monai": importlib.metadata.version("monai"),
             "numpy": str(np.__version__),
         },
         "platform": platform.platform(),

@@ -177,7 +177,6 @@ def execute_run(folder: Path, keep: bool) -> tuple[str, str]:
     Returns:
         The run's id, and the reason why it failed; empty where it did not.
     """
-    importlib.import_module("peer.training.monai").load()
     collect = importlib.import_module("peer.research.collect")
     keep_memory_between_steps()
     gc.freeze()  # the trainer collects garbage after each stage, and need not look at the imported modules

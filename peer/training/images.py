@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from monai.data import MetaTensor
-from monai.transforms import NormalizeIntensity, ScaleIntensity
 from nibabel.affines import voxel_sizes
 from nibabel.orientations import inv_ornt_aff
 from torch import Tensor
 
+from models.lean_monai import load_monai
 from peer.core.tasks import ROWS_COLUMNS
 from peer.data.image_files import (
     ARRAYS,
@@ -38,6 +37,10 @@ from peer.data.image_files import (
 from peer.errors import ConfigError
 from peer.training.errors import UnusableConfigurationError, UnusableDataError
 from peer.training.settings import DataSettings, IntensitySettings, TaskSettings
+
+load_monai()
+from monai.data import MetaTensor  # noqa: E402
+from monai.transforms import NormalizeIntensity, ScaleIntensity  # noqa: E402
 
 PICTURE_DIMS = 2
 VOLUME_DIMS = 3

@@ -133,9 +133,9 @@ def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
 
 def _start_duty(setting: WorkerSetting, inbox: Inbox, send: Callable[[events.Event], None]) -> WorkerCommands:
     """The object that carries out the commands: a trainer, or an evaluator of lent models."""
-    from peer.training import monai
+    from models.lean_monai import load_monai
 
-    monai.load()
+    load_monai()
     keep_memory_between_steps()
     if setting.duty == "measure":
         from peer.training.guest import GuestEvaluator
@@ -242,9 +242,9 @@ def run_rank(index: int, setting: WorkerSetting, folder: Path, connections: Sequ
 
 def _follow_worker(rank: int, setting: WorkerSetting, folder: Path, connection: Any) -> None:
     """Prepare the stages that the worker begins, and take their steps, for ever."""
-    from peer.training import monai
+    from models.lean_monai import load_monai
 
-    monai.load()
+    load_monai()
     keep_memory_between_steps()
     from peer.training.rank_processes import BeginStage, Reading, StageReady, join_group
     from peer.training.ranks import ProcessGroup, Ranks

@@ -54,9 +54,9 @@ class Warm:
 
 def serve(path: str) -> None:
     """Fork a worker for every connection until standard input ends."""
-    from peer.training import monai
+    from models.lean_monai import load_monai
 
-    monai.load()
+    load_monai()
     for name in ("models", "peer.training.guest", "peer.training.trainer"):
         importlib.import_module(name)
     import torch
