@@ -106,6 +106,8 @@ class Epochs:
         """The epoch of a round: the highest number whose ``from_round`` is not above it."""
         if self.pinned is not None and self.pinned[0] == round:
             return self.pinned[1]
+        if len(self.all) == 1:  # every event asks several times, and most federations are never amended
+            return self.all[0]
         return self.all[max(0, bisect.bisect_right(self.all, round, key=lambda epoch: epoch.from_round) - 1)]
 
     def pin(self, round: int, digest: Sha256 | None) -> Epochs:

@@ -30,7 +30,7 @@ SHOWN = re.compile(r"^#(?=[\w\[])", re.MULTILINE)
 """The mark before a key that is shown with its default value."""
 
 
-@pytest.fixture(params=PRESETS, ids=[path.stem for path in PRESETS])
+@pytest.fixture(scope="module", params=PRESETS, ids=[path.stem for path in PRESETS])
 def experiment(request: pytest.FixtureRequest) -> Experiment:
     """Each preset."""
     return Experiment.load(request.param)

@@ -36,6 +36,7 @@ def test_version_changelog_wheel_and_manifests_are_one(root: Path, distributions
     assert re.findall(r"newTag: (\S+)", kustomization) == [released]
 
 
+@pytest.mark.slow
 def test_the_same_files_give_the_same_bytes(build: Callable[[Path], Any], distributions: Any, tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:

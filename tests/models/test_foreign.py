@@ -66,7 +66,9 @@ def test_arguments_that_a_constructor_hands_to_its_base_count(hospital):
     assert anything.given == {"x": 1}
 
 
-@pytest.mark.parametrize("name", REMOTE_MONAI)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in NEEDED else pytest.mark.slow) for name in REMOTE_MONAI]
+)
 def test_every_network_that_a_remote_spec_may_name(name):
     parameters, _ = _parameters(_monai_class(name))
     assert REMOTE_MONAI[name] <= parameters.keys()

@@ -24,7 +24,15 @@ SUPER_RESOLUTION = {name for name in MODELS if "scale" in HYPER[name]}
 CASES = [(name, dims) for name in MODELS for dims in ((1,) if name in ONE_DIMENSIONAL else (1, 2, 3))]
 
 
-@pytest.fixture(params=CASES, ids=[f"{name}-{dims}-D" for name, dims in CASES])
+PARAMETERS = [
+    pytest.param(
+        case, marks=() if case[1] == 2 or case[0] in ONE_DIMENSIONAL else pytest.mark.slow, id="{}-{}-D".format(*case)
+    )
+    for case in CASES
+]
+
+
+@pytest.fixture(params=PARAMETERS)
 def case(request) -> tuple[str, int]:
     return request.param
 

@@ -25,6 +25,7 @@ def test_the_invariants_hold(first: int) -> None:
         assert play(seed).violation == "", f"repeat it: {command(seed)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 205])
 def test_a_seed_plays_the_same_in_every_process(seed: int) -> None:
     """With other hashes, sets have another order."""

@@ -359,7 +359,7 @@ def test_who_averaged_the_same_has_the_same_mean_and_who_did_not_is_named(simula
         method="feddal",
         rounds=3,
         quorum=1,
-        pace=PaceRules(deadline_floor_s=5.0),
+        pace=PaceRules(deadline_floor_s=5.0, linger_s=60.0),
     )
     run.slow = {"africa": 4.0, "america": 4.0}  # asia, which waits longest for europe, still delivers to both
     run.cut.add(("asia", "europe"))

@@ -60,7 +60,7 @@ def test_no_folder_is_taken_for_another_by_the_names_in_it(tmp_path: Path, name:
 MakeHospital = Callable[[str], Any]
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "model.zip"])
+@pytest.mark.parametrize("name", [pytest.param("model.onnx", marks=pytest.mark.slow), "model.zip"])
 def test_a_file_predicts_what_the_sites_mixture_predicts(
     make_mixing: Callable[..., Any], facts: dict[str, Any], tmp_path: Path, name: str
 ) -> None:
@@ -81,7 +81,10 @@ def test_a_file_predicts_what_the_sites_mixture_predicts(
     assert model.card == json.loads(json.dumps(card))
 
 
-@pytest.mark.parametrize(("kind", "name"), [("segmentation", "bundle"), ("super_resolution", "model.onnx")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("segmentation", "bundle"), pytest.param("super_resolution", "model.onnx", marks=pytest.mark.slow)],
+)
 def test_label_maps_and_images_are_the_sites(
     make_hospital: MakeHospital, facts: dict[str, Any], tmp_path: Path, name: str, kind: str
 ) -> None:

@@ -125,7 +125,11 @@ def test_the_document_has_the_main_table_as_numbers(classified: tuple[Path, dict
 
 
 @pytest.mark.parametrize(
-    ("kind", "picture"), [("segmentation", "Segmentation"), ("super_resolution", "Super-resolution")]
+    ("kind", "picture"),
+    [
+        ("segmentation", "Segmentation"),
+        pytest.param("super_resolution", "Super-resolution", marks=pytest.mark.slow),
+    ],
 )
 def test_dense_tasks_show_samples(make, kind: str, picture: str) -> None:
     folder = make(kind=kind, methods={"Local": "local", "dFLMoE": "dflmoe"}, seeds=(0,), insight=False)
@@ -142,6 +146,7 @@ def test_volumes_are_cut(make) -> None:
     assert not (folder / "report/tables/bootstrap.csv").exists()
 
 
+@pytest.mark.slow
 def test_several_partitions_have_files_of_their_own_and_old_ones_go(make) -> None:
     folder = make(methods={"Local": "local"}, seeds=(0,), partitions=("a", "b"), insight=False)
     old = folder / "report/tables/auc.csv"

@@ -14,8 +14,8 @@ from peer.methods.registry import PLANS
 SITES = ("alpha", "beta", "gamma")
 
 
-QUICK = frozenset({"local", "fedskd", "feddal", "dflmoe"})
-"""One method for each way of exchange: nothing, a permutation, a mean, and a cache; visits have tests of their own."""
+QUICK = frozenset({"fedskd", "feddal"})
+"""A permutation and a mean; the other ways of exchange have tests of their own."""
 
 
 @pytest.mark.parametrize(
@@ -52,18 +52,16 @@ def test_what_is_averaged_starts_alike_and_the_rest_does_not(sites: Any, equal: 
     assert not equal(sites("dflmoe").state_of("alpha", "dam"), sites("fedavg").state_of("alpha", "dam"))
 
 
+PLAIN_MEANS = ("fedavg", "fedprox", "fedbn", "lg_fedavg", "ditto", "fedrep")
+
+
 @pytest.mark.parametrize(
     "method",
     [
         "mh_pflid",
         "feddal",
-        "fedavg",
-        "fedprox",
-        "fedbn",
-        "lg_fedavg",
-        pytest.param("ditto", marks=pytest.mark.slow),
-        pytest.param("fedrep", marks=pytest.mark.slow),
         "scaffold",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in PLAIN_MEANS),
     ],
 )
 def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_rest(sites: Any, method: str) -> None:
