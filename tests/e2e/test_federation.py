@@ -173,6 +173,7 @@ def test_three_stop_together_and_go_on_together(
         assert [record["artifact_sha256"] for record in tools.records(wild, name)] == bits
 
 
+@pytest.mark.slow
 def test_fresh_begins_a_new_generation_beside_the_old(calm: LocalFederation, copied, tools) -> None:
     again = copied(calm)
 

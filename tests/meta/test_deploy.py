@@ -270,6 +270,7 @@ def test_the_example_s_configuration_fits_the_pod(root: Path) -> None:
     assert site.metrics.listen.endswith(":9464")
 
 
+@pytest.mark.slow
 def test_a_pod_enrols_its_site_once_and_takes_a_new_configuration(root: Path, tmp_path: Path) -> None:
     """Run the script that a pod runs before its daemon, with the pod's folders."""
     draft = (root / "deploy" / "examples" / "federation.toml").read_text()

@@ -81,6 +81,7 @@ def test_what_is_kept_is_what_a_daemon_would_have(prepared: Callable[..., list[R
         assert list((run.folder / f"sites/{name}/gen-0001/checkpoints").glob("round-000002/*/dam.safetensors"))
 
 
+@pytest.mark.slow
 def test_the_best_round_on_validation_data_can_be_taken_home(prepared: Callable[..., list[Run]]) -> None:
     changes = {
         "rounds = 2\n": "rounds = 7\nevaluation_every = 1\n",

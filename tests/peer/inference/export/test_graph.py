@@ -80,6 +80,7 @@ def test_a_network_is_an_onnx_file(name: str) -> None:
     assert model.opset_import[0].version == graph.OPSET
 
 
+@pytest.mark.slow
 def test_super_resolution_takes_images_of_any_size() -> None:
     torch.manual_seed(0)
     network = models.create_model("srcnn", spatial_dims=2, in_channels=1, classes=1, width=4, scale=2)

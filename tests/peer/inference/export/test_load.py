@@ -212,6 +212,7 @@ def test_an_onnx_file_of_another_program_has_no_card(tmp_path: Path) -> None:
         open_model(tmp_path / "other.onnx")
 
 
+@pytest.mark.slow
 def test_a_mixture_that_takes_all_memory_is_not_made(make_mixing, facts: dict[str, Any], tmp_path: Path) -> None:
     site = make_mixing()
     export(Trainer(site.setting), site.state, site.sources, form="bundle", out=tmp_path / "bundle", facts=facts)
