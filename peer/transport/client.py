@@ -402,7 +402,10 @@ class ExchangeClient:
                 await self._retire(former)
             yield peer_channel
         except grpc.aio.AioRpcError as error:
-            raise _failure(peer, error) from None
+            failure = _failure(peer, error)
+            if isinstance(failure, NotAdmitted) and self._is_expired(peer_channel):
+                raise Unreachable(peer, failure.reason) from None  # on the way; a renewed certificate is admitted
+            raise failure from None
         except DecodeError as error:
             raise Misbehaved(peer, f"its answer is no message of mhfl.v1: {error}") from error
         except WireError as error:
@@ -417,7 +420,7 @@ class ExchangeClient:
     ) -> tuple[PeerChannel, PeerChannel | None]:
         """The channel for a call, and the former one if that is to be retired."""
         former, stamp = self._channels.get((peer, use)), self._pki.stamp()
-        usable = former is not None and self._pki.clock() <= former.own.certificate.not_valid_after_utc
+        usable = former is not None and not self._is_expired(former)
         current = (address, stamp, window_bytes)
         if former is not None and usable and (former.address, former.stamp, former.window_bytes) == current:
             return former, None
@@ -436,6 +439,9 @@ class ExchangeClient:
         )
         peer_channel = self._channels[peer, use] = PeerChannel(address, stamp, own, channel, window_bytes)
         return peer_channel, former
+
+    def _is_expired(self, peer_channel: PeerChannel) -> bool:
+        return self._pki.clock() > peer_channel.own.certificate.not_valid_after_utc
 
     async def _retire(self, peer_channel: PeerChannel) -> None:
         peer_channel.retired = True

@@ -146,6 +146,32 @@ async def test_an_own_certificate_that_expires_is_not_shown_any_more_until_it_is
     assert europe.service.refused_calls == []
 
 
+async def test_a_certificate_that_expires_on_its_way_to_the_peer_is_renewed_and_no_refusal(network):
+    """Else the exchange of the round would go on without the peer's artifact."""
+    on_its_way, ahead = False, datetime.timedelta()
+
+    def clock() -> datetime.datetime:
+        return datetime.datetime.now(datetime.UTC) + ahead
+
+    def clock_at_arrival() -> datetime.datetime:
+        nonlocal ahead
+        ahead = datetime.timedelta(days=31 if on_its_way else 0)
+        return clock()
+
+    europe = await network.serve(
+        "europe", pki=replace(network.authority.admit("europe", days=90), clock=clock_at_arrival)
+    )
+    africa = network.dial("africa", pki=replace(network.authority.admit("africa", days=30), clock=clock))
+    await africa.beat(europe.name, PULSE)
+    on_its_way = True
+    with pytest.raises(Unreachable, match="the certificate expired on"):
+        await africa.beat(europe.name, PULSE)
+    with pytest.raises(CertificateError, match=r"cert\.pem: the certificate expired on"):
+        await africa.beat(europe.name, PULSE)
+    network.authority.admit("africa", days=60)
+    await africa.beat(europe.name, PULSE)
+
+
 async def test_two_peers_that_dial_each_other_at_once_both_succeed(network, wanted):
     europe, africa = await network.serve("europe"), await network.serve("africa")
     to_europe, to_africa = (
