@@ -172,6 +172,29 @@ async def test_a_certificate_that_expires_on_its_way_to_the_peer_is_renewed_and_
     await africa.beat(europe.name, PULSE)
 
 
+async def test_a_transfer_during_which_the_receivers_certificate_expires_goes_on_after_the_renewal(network, wanted):
+    ahead = datetime.timedelta()
+
+    def clock() -> datetime.datetime:
+        return datetime.datetime.now(datetime.UTC) + ahead
+
+    def expire(received: int) -> None:
+        nonlocal ahead
+        ahead = datetime.timedelta(days=31)
+
+    europe = await network.serve("europe", pki=replace(network.authority.admit("europe", days=90), clock=clock))
+    africa = network.dial("africa", pki=replace(network.authority.admit("africa", days=30), clock=clock))
+    sample = network.sample(numbers=8_000_000)
+    europe.service.publish(sample)
+    offer = await africa.get_manifest(europe.name, wanted())
+    with pytest.raises(CertificateError, match=r"cert\.pem: the certificate expired on"):
+        await africa.fetch(offer, network.inbox(), expire)
+    network.authority.admit("africa", days=60)
+    path = await africa.fetch(offer, network.inbox())
+    assert path.read_bytes() == sample.path.read_bytes()
+    assert [row[3] > 0 for row in europe.service.ledger if row[0] == "intent"] == [False, True], "it was resumed"
+
+
 async def test_two_peers_that_dial_each_other_at_once_both_succeed(network, wanted):
     europe, africa = await network.serve("europe"), await network.serve("africa")
     to_europe, to_africa = (
