@@ -14,14 +14,10 @@ from peer.methods.registry import PLANS
 SITES = ("alpha", "beta", "gamma")
 
 
-QUICK = frozenset({"feddal"})
-"""A mean; the other ways of exchange have tests of their own."""
-
-
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        pytest.param(name, marks=() if name == "feddal" else pytest.mark.slow)
         for name in sorted(PLANS.keys() - {"fedcross", "fedcross_ft", "lc_fed"})
     ],
 )
