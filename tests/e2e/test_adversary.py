@@ -57,6 +57,7 @@ class Mallory:
         self._lock, self._over = threading.Lock(), threading.Event()
         self.chains = attacks.amendments(self.member, HONEST[0])
         self.shown = itertools.cycle(self.chains)
+        self._caller: threading.Thread | None = None
         self.server = Server(
             self.member,
             {
@@ -102,7 +103,12 @@ class Mallory:
                 return
             yield chunk
 
-    def attack(self, after: Aftermath) -> None:
+    def begin(self, after: Aftermath) -> None:
+        """Attack in a thread of its own, until :meth:`close`."""
+        self._caller = threading.Thread(target=self._attack, args=(after,), daemon=True)
+        self._caller.start()
+
+    def _attack(self, after: Aftermath) -> None:
         """Call both sites in every wrong way, again and again, until the end."""
         while not self._over.is_set():
             for victim in HONEST:
@@ -115,6 +121,8 @@ class Mallory:
 
     def close(self) -> None:
         self._over.set()
+        if self._caller is not None:
+            self._caller.join(30)  # first: a closed channel ends a call that is under way as CANCELLED
         self.server.stop()
         self.member.close()
 
@@ -139,12 +147,11 @@ def after(found: Callable[..., LocalFederation], tools: Any) -> Aftermath:
     )
     after = Aftermath()
     mallory = Mallory(loopback)
-    caller = threading.Thread(target=mallory.attack, args=(after,), daemon=True)
     with loopback:
         try:
             for name in HONEST:
                 loopback.start(name, "--stay")
-            caller.start()
+            mallory.begin(after)
             for name in HONEST:
                 tools.wait_until(
                     lambda name=name: loopback.show(name, "status")["phase"] == "done",
@@ -158,7 +165,6 @@ def after(found: Callable[..., LocalFederation], tools: Any) -> Aftermath:
             after.asked = mallory.server.asked["GetAmendments"]
         finally:
             mallory.close()
-            caller.join(30)
     after.folders = {name: loopback.folder(name) for name in HONEST}
     return after
 
