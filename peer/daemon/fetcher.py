@@ -25,14 +25,20 @@ from peer.transport.client import ExchangeClient, Misbehaved, Missing, NotAdmitt
 from peer.transport.manifest import to_base64
 from peer.transport.server import Outcome, Refusal
 from peer.transport.tls import NO_DESCRIPTORS
-from peer.transport.transfer import PART_SUFFIX, UNSYNCED_SUFFIX, InsufficientSpace, sync_artifacts
+from peer.transport.transfer import (
+    DISCARDED_SUFFIX,
+    PART_SUFFIX,
+    STREAMS_AT_ONCE,
+    UNSYNCED_SUFFIX,
+    InsufficientSpace,
+    sync_artifacts,
+)
 from peer.transport.wire import encode_report
 
 log = logging.getLogger(__name__)
 
 HEARD_EVERY_S = 1.0
 """How often a transfer in progress reports that its peer is heard."""
-DISCARDED_SUFFIX = ".discarded"
 QUIET_AFTER_S = 1.0
 """Discarded artifacts are deleted, and received ones synced, so much later at the earliest: no transfer of the round
 waits for the disk."""
@@ -81,11 +87,12 @@ class ArtifactFetcher:
         self._fail = fail
         self._examine = examine
         self._tasks: dict[tuple[SiteName, str], asyncio.Task[None]] = {}
-        self._deletions: set[asyncio.Task[None]] = set()
         self._unsynced: dict[Sha256, int] = {}  # with the round of the exchange that each came for
-        self._syncing: asyncio.Task[None] | None = None
+        self.spares = STREAMS_AT_ONCE if machine.rules.plan.pattern == "all_to_all" else 1
+        """So many discarded artifacts stay, for the next ones to be written in their place."""
+        self._discarded = False  # since the last deletion
+        self._tidying: asyncio.Task[None] | None = None
         self._sync_lock = asyncio.Lock()
-        self._space_needed = asyncio.Event()
         self._receives_nothing = asyncio.Event()
         self._receives_nothing.set()
         self.receiving: dict[tuple[SiteName, str], TransferInProgress] = {}
@@ -111,15 +118,15 @@ class ArtifactFetcher:
         self._tasks[(command.site, "report")] = task
 
     def discard(self, sha256: Sha256) -> None:
-        """Free an artifact's name at once, since the next one may have it, and its space after ``QUIET_AFTER_S``.
+        """Free an artifact's name at once, since the next one may have it.
 
-        A disk takes up to 20 ms for 20 MB, which the round's transfers would wait for. Where this site receives by
-        then, the space is freed after the transfer.
+        The next artifacts are written in the place of ``spares`` discarded ones. The space of others is freed after
+        ``QUIET_AFTER_S``: a disk takes up to 20 ms for 20 MB, which the round's transfers would wait for. Where this
+        site receives by then, the space is freed after the transfer.
         """
         path = artifact_path(self._artifacts, sha256)
-        discarded = path.with_suffix(DISCARDED_SUFFIX)
         try:
-            path.rename(discarded)
+            path.rename(path.with_suffix(DISCARDED_SUFFIX))
             if self._unsynced.pop(sha256, None) is not None:
                 path.with_suffix(UNSYNCED_SUFFIX).unlink(missing_ok=True)
         except FileNotFoundError:
@@ -127,9 +134,8 @@ class ArtifactFetcher:
         except OSError as error:
             self._fail(errors.DiskError(f"{path} cannot be deleted: {error.strerror}"))
             return
-        task = asyncio.create_task(self._delete(discarded), name=f"delete {sha256}")
-        self._deletions.add(task)
-        task.add_done_callback(self._deletions.discard)
+        self._discarded = True
+        self._tidy_later()
 
     def put_strays_aside(self, folder: Path) -> None:
         """Clear the artifacts of files that memory does not need; parts stay, a transfer may resume them.
@@ -154,13 +160,21 @@ class ArtifactFetcher:
             facts = {"artifacts": len(strays), "folder": str(folder)}
             log.warning("artifacts that no row of the journal names were put aside", extra=facts)
 
-    async def free_space(self) -> None:
-        """Delete all discarded artifacts now."""
-        self._space_needed.set()
-        self._receives_nothing.set()  # until the next transfer begins
-        if self._deletions:
-            await asyncio.wait(self._deletions)
-        self._space_needed.clear()
+    async def delete_discarded(self, spares: int) -> bool:
+        """Delete discarded artifacts but for so many; whether there was one to delete."""
+        self._discarded = False
+
+        def delete() -> bool:
+            surplus = sorted(self._artifacts.glob(f"*{DISCARDED_SUFFIX}"))[spares:]
+            for path in surplus:
+                path.unlink(missing_ok=True)
+            return bool(surplus)
+
+        try:
+            return await asyncio.to_thread(delete)
+        except OSError as error:
+            self._fail(errors.DiskError(f"{self._artifacts} cannot be used: {error.strerror}"))
+            return False
 
     async def sync(self, round: int | None = None) -> None:
         """Have the disk keep what was received for the exchanges up to a round, or for all.
@@ -181,37 +195,31 @@ class ArtifactFetcher:
 
     def _sync_later(self, sha256: Sha256, round: int) -> None:
         self._unsynced[sha256] = round
-        if self._syncing is None or self._syncing.done():
-            self._syncing = asyncio.create_task(self._sync_when_quiet(), name="sync artifacts")
+        self._tidy_later()
 
-    async def _sync_when_quiet(self) -> None:
-        while self._unsynced:
-            await self._wait_for_quiet()
+    def _tidy_later(self) -> None:
+        if self._tidying is None or self._tidying.done():
+            self._tidying = asyncio.create_task(self._tidy_when_quiet(), name="sync and delete artifacts")
+
+    async def _tidy_when_quiet(self) -> None:
+        """Sync what was received, and delete what was discarded, once transfers of the round are over."""
+        while self._unsynced or self._discarded:
+            await asyncio.sleep(QUIET_AFTER_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._receives_nothing.wait(), QUIET_WITHIN_S)
             await self.sync()
-
-    async def _wait_for_quiet(self) -> None:
-        """Wait until transfers of the round are over, unless the space is needed now."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._space_needed.wait(), QUIET_AFTER_S)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._receives_nothing.wait(), QUIET_WITHIN_S)
-
-    async def _delete(self, path: Path) -> None:
-        await self._wait_for_quiet()
-        try:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
-        except OSError as error:
-            self._fail(errors.DiskError(f"{path} cannot be deleted: {error.strerror}"))
+            if self._discarded:
+                await self.delete_discarded(self.spares)
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.free_space()
+        await self.delete_discarded(spares=0)
         await self.sync()
-        if self._syncing is not None:
-            self._syncing.cancel()
+        if self._tidying is not None:
+            self._tidying.cancel()
 
     async def _run(self, command: commands.Fetch) -> None:
         answer = (command.generation, command.round, command.attempt, command.origin)
@@ -351,9 +359,8 @@ class ArtifactFetcher:
                 except (Unreachable, errors.CertificateError):
                     failures += 1
                 except (InsufficientSpace, errors.DiskError):
-                    if not self._deletions:
+                    if not await self.delete_discarded(spares=0):
                         raise
-                    await self.free_space()
                     continue
                 except OSError as error:
                     if error.errno not in NO_DESCRIPTORS:

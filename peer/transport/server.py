@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 SERVICE = "mhfl.v1.Exchange"
 REFUSED_CALLS_PER_SECOND = 1.0  # journal rows of refused calls; a broken peer must not fill the disk
 REFUSED_CALLS_BURST = 20
+READMIT_S = 0.05  # how often a stream's receiver is looked up again: it may have been expelled meanwhile
 
 UNKNOWN = "unknown"  # the caller of a call whose certificate makes it no peer
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
@@ -507,11 +508,14 @@ class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it 
         """Stream a granted file, and record how it ended even if caller or server goes away."""
         outgoing = OutgoingArtifact(grant.path, offset=offset)
         outcome: Outcome = "broken"
-        message = b""
+        message, clock = b"", asyncio.get_running_loop().time
+        admitted_s = clock()
 
         async def write(chunk: bytes) -> None:
-            nonlocal message  # lives until the next one: otherwise glibc returns its pages for each chunk
-            self._guard.caller(context, "FetchArtifact")  # it may have been expelled since the last chunk
+            nonlocal message, admitted_s  # the message lives until the next one: else glibc returns its pages
+            if clock() - admitted_s >= READMIT_S:
+                self._guard.caller(context, "FetchArtifact")
+                admitted_s = clock()
             message = wire.encode_chunk(chunk)
             try:
                 await context.write(message)

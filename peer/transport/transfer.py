@@ -6,6 +6,10 @@ verified: ``<sha256>.part`` becomes ``<sha256>.safetensors`` after the last chec
 breaks, the part stays, and this process or the next one resumes it. All file work happens in
 threads.
 
+A part has its full length from the beginning, and behind it the number of bytes that have arrived.
+So it can be an artifact that is not needed any more, ``<sha256>.discarded``, whose pages the kernel
+need not find anew.
+
 A round need not wait for the disk: an artifact can get its final name before the disk has it. Until
 ``sync_artifacts``, the file ``<sha256>.unsynced`` says so, and the next start verifies the artifact
 again, which a loss of power may have torn (``verify_unsynced``).
@@ -16,9 +20,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
+import signal
+import struct
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -35,6 +42,7 @@ from peer.files import artifact_path, sync_folder
 Result = TypeVar("Result")
 
 PART_SUFFIX = ".part"
+DISCARDED_SUFFIX = ".discarded"
 UNSYNCED_SUFFIX = ".unsynced"
 CHUNK_BYTES_MIN = 64 << 10  # a connection of 35 kbit/s carries one within STALL_S
 CHUNK_FAST_S = 0.25  # a chunk that left sooner is followed by one of twice its size
@@ -46,6 +54,8 @@ STREAMS_AT_ONCE = 4  # they fill a line; gRPC keeps a megabyte of each, which is
 STREAM_TURN_S = 0.25
 STREAM_TURN_BYTES = 2 << 20  # a stream that carries less in its turn is slow; 8 MiB are not had on a busy machine
 IDLE_THREADS_MAX = 2 * STREAMS_AT_ONCE  # for those that arrive and those that leave
+ARRIVED = struct.Struct("<Q")  # behind the bytes of a part: how many of them have arrived
+BLOCK_BYTES = 512  # of `st_blocks`
 FLUSH_BYTES = 4 << 20  # written to disk while the next chunks arrive; smaller pieces were slower
 
 
@@ -103,6 +113,19 @@ def is_complete(path: Path, *, sha256: Sha256, size: int) -> bool:
             return os.fstat(file.fileno()).st_size == size and hashlib.file_digest(file, "sha256").hexdigest() == sha256
     except FileNotFoundError:
         return False
+
+
+def is_shared(file: int) -> bool:
+    """Whether anything but this descriptor, open for reading and writing, may still read the file, as far as the
+    system tells: another descriptor, a mapping, or another name.
+    """
+    try:
+        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # by default ignored, should the file be opened just now
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # granted only where nobody else has the file open
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except (OSError, AttributeError):
+        return True
+    return os.fstat(file).st_nlink > 1
 
 
 class FileThread:
@@ -283,7 +306,7 @@ class IncomingArtifact:
         self._durable = durable
         self._thread = FileThread()
         self._unwritten: deque[Future[None]] = deque()
-        self._flushed = 0
+        self._flushed = self._allocated = 0
         self._hash = hashlib.sha256()
         self._file = -1
 
@@ -321,31 +344,59 @@ class IncomingArtifact:
         return await self._thread.run(self._finish, check)
 
     async def _catch_up(self, unwritten_max: int) -> None:
-        while len(self._unwritten) > unwritten_max:
-            await asyncio.shield(asyncio.wrap_future(self._unwritten[0]))
-            self._unwritten.popleft()
+        """Where more chunks are queued, wait until half as many are: the thread wakes the loop less often."""
+        if len(self._unwritten) > unwritten_max:
+            surplus = len(self._unwritten) - unwritten_max // 2
+            await asyncio.shield(asyncio.wrap_future(self._unwritten[surplus - 1]))
+            for _ in range(surplus):
+                self._unwritten.popleft().result()
 
     # --- in the thread ---
     def _open(self) -> None:
         with self._storage():
-            self._file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            earlier = os.fstat(self._file).st_size
-            if earlier > self._size:
-                os.ftruncate(self._file, 0)
-                earlier = 0
-            self._check_space(self._size - earlier)
-            with open(self._file, "rb", buffering=0, closefd=False) as file:
-                self._hash = hashlib.file_digest(file, "sha256")
-            self.received = self._flushed = earlier
+            reused = not self._part.exists() and self._take_discarded()
+            self._open_part()
+            if reused and is_shared(self._file):
+                os.close(self._file)
+                self._part.unlink()
+                self._open_part()
+            status = os.fstat(self._file)
+            if not reused and status.st_size == self._size + ARRIVED.size:
+                (arrived,) = ARRIVED.unpack(os.pread(self._file, ARRIVED.size, self._size))
+                self.received = self._flushed = arrived if arrived <= self._size else 0
+            self._allocated = status.st_blocks * BLOCK_BYTES
+            self._check_space()
+            os.ftruncate(self._file, self._size + ARRIVED.size)
+            self._count(self.received)
+            while (position := os.lseek(self._file, 0, os.SEEK_CUR)) < self.received:
+                self._hash.update(os.read(self._file, min(limits.CHUNK_BYTES, self.received - position)))
 
-    def _check_space(self, needed: int) -> None:
+    def _open_part(self) -> None:
+        self._file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def _take_discarded(self) -> bool:
+        """Make a discarded artifact the part; whether there was one."""
+        for path in sorted(self._part.parent.glob(f"*{DISCARDED_SUFFIX}")):
+            with contextlib.suppress(FileNotFoundError):  # the thread of another artifact took it
+                path.rename(self._part)
+                return True
+        return False
+
+    def _count(self, arrived: int) -> None:
+        os.pwrite(self._file, ARRIVED.pack(arrived), self._size)
+
+    def _missing(self) -> int:
+        """The bytes for which the disk has no room yet."""
+        return self._size - min(self._size, max(self.received, self._allocated))
+
+    def _check_space(self) -> None:
         """Refuse an artifact that would not leave the reserve; below it, no artifact's size is to blame."""
         free = shutil.disk_usage(self._part.parent).free
         if free < limits.DISK_RESERVE_BYTES:
             raise DiskError(f"the disk of {self._part.parent} is full: {free} of {limits.DISK_RESERVE_BYTES} bytes")
         with self._counted:
-            promised = sum(other._size - other.received for other in self._under_way)
-            usable = max(0, free - promised - limits.DISK_RESERVE_BYTES)
+            promised = sum(other._missing() for other in self._under_way)
+            usable, needed = max(0, free - promised - limits.DISK_RESERVE_BYTES), self._missing()
             if needed > usable:
                 raise OSError(errno.ENOSPC, f"{needed} bytes are needed, {usable} are free")
             self._under_way.add(self)
@@ -357,6 +408,7 @@ class IncomingArtifact:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
             position = os.lseek(self._file, 0, os.SEEK_CUR)
+            self._count(position)
             if self._durable and position - self._flushed >= FLUSH_BYTES:
                 # Linux starts to write these pages back and keeps them, since they are dirty: the fsync at
                 # the end finds little left to do.
@@ -366,6 +418,8 @@ class IncomingArtifact:
     def _finish(self, check: Callable[[Path], None]) -> Path:
         if self.received != self._size or self._hash.hexdigest() != self._sha256:
             raise ArtifactWrong(f"{self.received} bytes came whose digest is not the manifest's")
+        with self._storage():
+            os.ftruncate(self._file, self._size)
         try:
             check(self._part)
         except ValueError as error:

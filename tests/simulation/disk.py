@@ -238,7 +238,19 @@ def _restore(path: str, content: bytes) -> None:
 # --- SQLite ---
 REAL: dict[str, Any] = {
     name: getattr(os, name)
-    for name in ("open", "write", "close", "fsync", "ftruncate", "rename", "replace", "unlink", "remove", "fdopen")
+    for name in (
+        "open",
+        "write",
+        "pwrite",
+        "close",
+        "fsync",
+        "ftruncate",
+        "rename",
+        "replace",
+        "unlink",
+        "remove",
+        "fdopen",
+    )
 }
 VFS_NAME = "simulated"
 
@@ -300,14 +312,23 @@ class Disks:
         return int(descriptor)
 
     def _write(self, descriptor: int, data: Any) -> int:
+        if self.of(descriptor) is None:
+            return int(REAL["write"](descriptor, data))
+        length = self._pwrite(descriptor, data, os.lseek(descriptor, 0, os.SEEK_CUR))
+        os.lseek(descriptor, length, os.SEEK_CUR)
+        return length
+
+    def _pwrite(self, descriptor: int, data: Any, offset: int) -> int:
         disk = self.of(descriptor)
         if disk is None:
-            return int(REAL["write"](descriptor, data))
-        content, offset = bytes(data), os.lseek(descriptor, 0, os.SEEK_CUR)
-        size = os.fstat(descriptor).st_size
+            return int(REAL["pwrite"](descriptor, data, offset))
+        content, size = bytes(data), os.fstat(descriptor).st_size
         old = os.pread(descriptor, len(content), offset) if offset < size else b""
-        path = self._open_files[descriptor]
-        disk.write(path, offset, content, size=size, old=old, apply=lambda part: REAL["write"](descriptor, part))
+
+        def apply(part: bytes) -> None:
+            REAL["pwrite"](descriptor, part, offset)
+
+        disk.write(self._open_files[descriptor], offset, content, size=size, old=old, apply=apply)
         return len(content)
 
     def _fsync(self, descriptor: int) -> None:

@@ -516,11 +516,40 @@ async def test_an_artifact_that_cannot_be_discarded_ends_the_daemon_with_a_fault
     fault = europe.faults.get_nowait()
     assert isinstance(fault, DiskError)
     assert fault.message.startswith(f"{path} cannot be deleted: ")
+    path.with_suffix(DISCARDED_SUFFIX).rmdir()
+
+
+def discard(europe: FetchingSite, number: int) -> None:
+    """Have so many artifacts discarded."""
+    for index in range(number):
+        former = Sha256(f"{index:064x}")
+        (europe.folder / f"{former}.safetensors").write_bytes(b"old")
+        europe.fetcher.discard(former)
+
+
+def discarded(europe: FetchingSite) -> int:
+    return len(list(europe.folder.glob(f"*{DISCARDED_SUFFIX}")))
+
+
+async def tidied(europe: FetchingSite) -> None:
+    """Wait until what was received is synced, and what need not stay deleted."""
+    assert europe.fetcher._tidying is not None
+    await asyncio.wait_for(europe.fetcher._tidying, LIMIT_S)
+
+
+async def test_one_discarded_artifact_stays_for_the_next_one_until_the_end(
+    europe: FetchingSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "QUIET_AFTER_S", 0.0)
+    discard(europe, 3)
+    await tidied(europe)
+    assert discarded(europe) == 1
+    await europe.fetcher.close()
+    assert discarded(europe) == 0
 
 
 async def test_discarded_artifacts_make_room_for_a_new_one(europe: FetchingSite) -> None:
-    (europe.folder / f"{DIGEST}.safetensors").write_bytes(b"old")
-    europe.fetcher.discard(DIGEST)
+    discard(europe, 1)
     europe.client.transfers = [InsufficientSpace("larger than the free space")]
     europe.fetcher.fetch(ORDER)
     assert isinstance(await europe.answer(), events.ArtifactArrived)
@@ -540,16 +569,13 @@ async def test_a_discarded_artifact_keeps_its_space_while_this_site_receives(
         os.unlink(path)
 
     monkeypatch.setattr(Path, "unlink", unlink)
-    former = "fe" * 32
-    (europe.folder / f"{former}.safetensors").write_bytes(b"old")
     europe.client.go_on.clear()
     europe.fetcher.fetch(ORDER)
     await europe.client.began.wait()
-    europe.fetcher.discard(Sha256(former))
+    discard(europe, 2)
     for _ in range(10):  # passes of the loop, in which a deletion would begin
         await asyncio.sleep(0)
     europe.client.go_on.set()
     assert isinstance(await europe.answer(), events.ArtifactArrived)
-    await europe.fetcher.close()
+    await tidied(europe)
     assert received_meanwhile == [0]
-    assert [file.name for file in europe.folder.iterdir()] == [f"{DIGEST}.safetensors"]

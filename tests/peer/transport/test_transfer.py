@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hashlib
+import mmap
 import os
 import resource
 import shutil
@@ -17,6 +19,7 @@ from peer.core import limits
 from peer.errors import DiskError
 from peer.transport import transfer
 from peer.transport.transfer import (
+    ARRIVED,
     CHUNK_BYTES_MIN,
     ArtifactWrong,
     IncomingArtifact,
@@ -30,6 +33,7 @@ from peer.transport.transfer import (
 CONTENT = os.urandom(3 * limits.CHUNK_BYTES + 17)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 PART, FINAL, UNSYNCED = f"{SHA256}.part", f"{SHA256}.safetensors", f"{SHA256}.unsynced"
+DISCARDED = f"{'0d' * 32}.discarded"
 
 
 def incoming(folder, *, size=None, durable=True):
@@ -204,16 +208,119 @@ async def test_a_part_is_resumed_by_the_next_attempt(folder):
     assert path.read_bytes() == CONTENT
 
 
+def write_part(folder, content, *, arrived):
+    """A part with this content, behind it what its file held before, and a number of arrived bytes."""
+    (folder / PART).write_bytes((content + b"\xff" * len(CONTENT))[: len(CONTENT)] + ARRIVED.pack(arrived))
+
+
 async def test_a_part_that_was_damaged_on_disk_is_found_and_deleted(folder):
-    (folder / PART).write_bytes(bytes(1000))
+    write_part(folder, bytes(1000), arrived=1000)
     with pytest.raises(ArtifactWrong, match="whose digest is not the manifest's"):
         await receive(folder, CONTENT[1000:])
     assert names(folder) == []
 
 
-async def test_a_part_longer_than_the_artifact_starts_again(folder):
-    (folder / PART).write_bytes(CONTENT + b"x")
-    assert (await receive(folder, CONTENT)).read_bytes() == CONTENT
+async def test_a_part_goes_on_behind_the_bytes_that_it_counts(folder):
+    write_part(folder, CONTENT[:2_000_000], arrived=1_000_000)
+    async with incoming(folder) as receiving:
+        assert (receiving.received, receiving.resumed) == (1_000_000, True)
+        await receiving.feed(CONTENT[1_000_000:])
+        path = await receiving.finish(lambda part: None)
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        CONTENT[:1000],
+        CONTENT + b"x",
+        CONTENT + ARRIVED.pack(len(CONTENT) + 1),
+        CONTENT + ARRIVED.pack(1000) + b"x",
+        b"",
+    ],
+    ids=["without its number", "a part of the number", "more than all", "too long", "empty"],
+)
+async def test_a_part_that_does_not_say_what_has_arrived_starts_again(folder, content):
+    (folder / PART).write_bytes(content)
+    async with incoming(folder) as receiving:
+        assert (receiving.received, receiving.resumed) == (0, False)
+        await receiving.feed(CONTENT)
+        assert (await receiving.finish(lambda part: None)).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("size", [0, 1, len(CONTENT), len(CONTENT) + ARRIVED.size, 2 * len(CONTENT)])
+async def test_an_artifact_is_written_in_the_place_of_a_discarded_one(folder, size):
+    (folder / DISCARDED).write_bytes(b"\xff" * (size - ARRIVED.size) + ARRIVED.pack(1000)[:size])
+    (folder / DISCARDED).chmod(0o600)
+    inode = (folder / DISCARDED).stat().st_ino
+    path = await receive(folder, CONTENT[:2_000_000], CONTENT[2_000_000:])
+    assert path.read_bytes() == CONTENT
+    assert path.stat().st_ino == inode
+    assert names(folder) == [FINAL]
+
+
+async def test_a_transfer_into_a_discarded_artifact_goes_on_where_it_stopped(folder):
+    (folder / DISCARDED).write_bytes(b"\xff" * len(CONTENT))
+    async with incoming(folder) as first:
+        await first.feed(CONTENT[:2_000_000])
+    async with incoming(folder) as second:
+        assert second.received == 2_000_000
+        await second.feed(CONTENT[2_000_000:])
+        assert (await second.finish(lambda part: None)).read_bytes() == CONTENT
+
+
+@contextlib.contextmanager
+def opened(path):
+    with path.open("rb") as file:
+        yield file.read
+
+
+@contextlib.contextmanager
+def mapped(path):
+    with path.open("rb") as file:
+        pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    with pages:
+        yield pages.read
+
+
+@contextlib.contextmanager
+def linked(path):
+    other = path.with_name("other")
+    other.hardlink_to(path)
+    yield other.read_bytes
+    other.unlink()
+
+
+@pytest.mark.parametrize("reader", [opened, mapped, linked])
+async def test_a_discarded_artifact_that_somebody_reads_is_left_to_him(folder, reader):
+    """A peer takes it, a worker has it in memory, or `mhfl-peer predict` has linked it."""
+    (folder / DISCARDED).write_bytes(b"still read")
+    with reader(folder / DISCARDED) as read:
+        path = await receive(folder, CONTENT)
+        assert (read(), path.read_bytes()) == (b"still read", CONTENT)
+    assert names(folder) == [FINAL]
+
+
+async def test_artifacts_that_begin_at_once_take_a_discarded_one_each(folder):
+    for letter in "ab":
+        (folder / f"{letter * 64}.discarded").write_bytes(b"old")
+    async with (
+        incoming(folder),
+        IncomingArtifact(folder, sha256="cd" * 32, size=1),
+        IncomingArtifact(folder, sha256="ef" * 32, size=1),
+    ):
+        assert names(folder) == sorted([PART, f"{'cd' * 32}.part", f"{'ef' * 32}.part"])
+        assert len({path.stat().st_ino for path in folder.iterdir()}) == 3
+
+
+async def test_an_artifact_in_the_place_of_another_needs_no_room(folder, monkeypatch):
+    (folder / DISCARDED).write_bytes(CONTENT)
+    free = 1000 + limits.DISK_RESERVE_BYTES
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 39, free))
+    async with incoming(folder), IncomingArtifact(folder, sha256="ab" * 32, size=1000):
+        with pytest.raises(InsufficientSpace, match="1 bytes are needed, 0 are free"):
+            async with IncomingArtifact(folder, sha256="cd" * 32, size=1):
+                pass
 
 
 async def test_a_wrong_digest_leaves_nothing(folder):
@@ -258,7 +365,8 @@ async def test_a_cancelled_receiver_keeps_its_part_and_no_descriptor(folder):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (folder / PART).read_bytes() == CONTENT[:1_500_000]
+    part = (folder / PART).read_bytes()
+    assert (part[:1_500_000], part[len(CONTENT) :]) == (CONTENT[:1_500_000], ARRIVED.pack(1_500_000))
     assert descriptors() == before
 
 
