@@ -361,10 +361,8 @@ class IncomingArtifact:
                 self._part.unlink()
                 self._open_part()
             status = os.fstat(self._file)
-            if not reused and status.st_size == self._size + ARRIVED.size:
-                (arrived,) = ARRIVED.unpack(os.pread(self._file, ARRIVED.size, self._size))
-                self.received = self._flushed = arrived if arrived <= self._size else 0
             self._allocated = status.st_blocks * BLOCK_BYTES
+            self.received = self._flushed = 0 if reused else self._arrived(status.st_size)
             self._check_space()
             os.ftruncate(self._file, self._size + ARRIVED.size)
             self._count(self.received)
@@ -373,6 +371,15 @@ class IncomingArtifact:
 
     def _open_part(self) -> None:
         self._file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def _arrived(self, length: int) -> int:
+        """How many bytes of the part arrived earlier; their digest tells whether that is true."""
+        if length == self._size:  # all but the name was there
+            return self._size
+        if length != self._size + ARRIVED.size:
+            return 0
+        (arrived,) = ARRIVED.unpack(os.pread(self._file, ARRIVED.size, self._size))
+        return int(arrived) if arrived <= self._size else 0
 
     def _take_discarded(self) -> bool:
         """Make a discarded artifact the part; whether there was one."""

@@ -229,6 +229,12 @@ async def test_a_part_goes_on_behind_the_bytes_that_it_counts(folder):
     assert path.read_bytes() == CONTENT
 
 
+async def test_a_part_that_lacks_its_name_alone_is_complete(folder):
+    """A kill came after the last check."""
+    (folder / PART).write_bytes(CONTENT)
+    assert (await receive(folder)).read_bytes() == CONTENT
+
+
 @pytest.mark.parametrize(
     "content",
     [
