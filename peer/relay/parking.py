@@ -132,9 +132,7 @@ class Parking:
                 if caller is None or self.carrying >= CARRYING_MAX:
                     await close(ends[1])
                     continue
-                task = asyncio.ensure_future(self._carry(ends, caller))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._begin_to_carry(ends, caller)
             except PARKING_ERRORS as error:
                 self.problem = "; ".join(self.explain(error))
                 if self.problem != self._logged:
@@ -209,6 +207,12 @@ class Parking:
                 await asyncio.sleep(frames.PING_S)
                 writer.write(frames.encode(Frame.PING))
                 await writer.drain()
+
+    def _begin_to_carry(self, ends: Ends, caller: str) -> None:
+        task = asyncio.ensure_future(self._carry(ends, caller))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: ends[1].transport.abort())  # it may be cancelled before its first step
 
     async def _carry(self, ends: Ends, caller: str) -> None:
         """Join the connection to the own server."""

@@ -144,10 +144,12 @@ class RelayServer:
             for site in sorted(self.sites)
         }
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None], end: Callable[[], None] = lambda: None) -> None:
+        """Begin a task; ``end`` is called after it, also where it is cancelled before its first step."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: end())
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -165,7 +167,7 @@ class RelayServer:
                 connection.close()
                 continue
             connection.setblocking(False)
-            self._begin(self._serve(connection, str(plain_address(address[0])), source))
+            self._begin(self._serve(connection, str(plain_address(address[0])), source), connection.close)
 
     def _admits(self, source: str) -> bool:
         """Whether a source may open another connection now."""

@@ -38,8 +38,11 @@ async def splice(one: Ends, other: Ends) -> int:
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(close(one[1]), close(other[1]))
+        try:
+            await asyncio.gather(*tasks, close(one[1]), close(other[1]), return_exceptions=True)
+        finally:  # where this task was cancelled once more
+            one[1].transport.abort()
+            other[1].transport.abort()
     return carried
 
 

@@ -411,6 +411,17 @@ async def test_a_parked_connection_that_is_given_up_costs_its_caller_no_wait(gat
     assert await beat == PULSE
 
 
+async def test_a_connection_that_comes_as_the_relay_stops_is_closed(gate):
+    await gate.open()
+    idle = len(gate.relay._tasks)
+    with socket.create_connection(("127.0.0.1", gate.port), timeout=20) as caller:
+        async with asyncio.timeout(20):
+            while len(gate.relay._tasks) == idle:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0)
+        await gate.relay.stop()  # before the first step of what serves it
+        assert caller.recv(1) == b""
+
+
 async def test_a_caller_hears_that_nobody_is_parked_before_its_dial_times_out(gate, network, monkeypatch):
     monkeypatch.setattr(server, "OPEN_S", 0.3)
     europe = await network.serve("europe")

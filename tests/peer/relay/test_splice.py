@@ -72,3 +72,19 @@ async def test_who_closes_can_be_cancelled(stuck):
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
+
+
+async def test_what_was_joined_is_closed_though_its_task_is_cancelled_twice():
+    (one, here), (other, there) = socket.socketpair(), socket.socketpair()
+    ends = await asyncio.open_connection(sock=one), await asyncio.open_connection(sock=other)
+    joining = asyncio.ensure_future(splice.splice(*ends))
+    await asyncio.sleep(0)
+    joining.cancel()
+    await asyncio.sleep(0)
+    joining.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await joining
+    await asyncio.sleep(0)  # asyncio closes the descriptors in the next turn of the loop
+    assert one.fileno() == other.fileno() == -1
+    here.close()
+    there.close()
