@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from peer import errors
@@ -59,16 +59,16 @@ class AmendmentFetcher:
 
     def ask_why(self, peer: SiteName) -> None:
         """Ask a peer that does not admit this site whether an amendment expelled it, beside other calls."""
-        self._begin(peer, self._ask(peer, self._chain.ask_why(peer, self._client)))
+        self._begin(peer, self._ask(peer, lambda: self._chain.ask_why(peer, self._client)))
 
     async def follow(self, peer: SiteName, head: ChainHead | None) -> None:
         """Ask a peer for the amendments behind its head, if this site does not have them."""
         chain, client = self._chain, self._client
-        await self._ask(peer, chain.follow(peer, head, client) if chain.is_added else chain.ask(peer, client))
+        await self._ask(peer, lambda: chain.follow(peer, head, client) if chain.is_added else chain.ask(peer, client))
 
-    async def _ask(self, peer: SiteName, question: Coroutine[Any, Any, object]) -> None:
+    async def _ask(self, peer: SiteName, question: Callable[[], Awaitable[object]]) -> None:
         try:
-            await question
+            await question()
         except NotAdmitted as error:
             if self._chain.is_added:
                 log.info("amendments not fetched", extra={"peer": peer, "reason": str(error)})

@@ -132,3 +132,10 @@ async def test_a_newcomer_logs_once_for_each_peer_that_it_is_not_admitted_yet(
             await oslo.fetcher.follow(peer, None)
     assert caplog.messages == ["peer does not admit this site yet"] * 2
     assert [record.__dict__["peer"] for record in caplog.records] == [ASIA, EUROPE]
+
+
+async def test_a_question_that_ends_before_it_begins_is_not_asked(site: FetchingSite) -> None:
+    """Pytest counts a coroutine that nobody awaited as an error."""
+    site.fetcher.ask_why(EUROPE)
+    await site.fetcher.close()
+    assert site.events == site.faults == []
