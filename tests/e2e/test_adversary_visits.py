@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 HONEST = ("asia", "europe")
 MALLORY = "mallory"
-PACE = "wait_max_s = 15\ndeadline_floor_s = 15\nbeat_s = 0.5\nsilence_s = 10\ngather_s = 60"
+PACE = "wait_max_s = 30\ndeadline_floor_s = 30\nbeat_s = 0.5\nsilence_s = 10\ngather_s = 60"
 MODELS = {
     "asia": 'name = "resnet10"\nparameters = {width = 8, stem_stride = 2}',
     "europe": 'name = "mobilenet_v2"\nparameters = {width = 8}',
