@@ -319,7 +319,10 @@ class Halted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRejected(Event):
-    """The worker found a received artifact unusable before it loaded it on the device."""
+    """The worker found a received artifact unusable before it loaded it on the device.
+
+    ``lost`` says that its file is gone, which is not its origin's fault.
+    """
 
     generation: int
     round: int
@@ -327,6 +330,7 @@ class ArtifactRejected(Event):
     origin: SiteName
     sha256: Sha256
     reason: str
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,3 +341,13 @@ class WorkFailed(Event):
     attempt: int
     fault: str
     reason: str
+
+
+WorkResult = Initialised | Trained | Aggregated | Adopted | Evaluated
+"""The answers with which the worker hands over what it made for an order."""
+
+
+def made_artifacts(result: WorkResult) -> list[Artifact]:
+    """The artifacts that the worker made for an order."""
+    returned = result.returned if isinstance(result, Trained) else ()
+    return [artifact for artifact in (result.artifact, *returned) if artifact is not None]

@@ -27,6 +27,7 @@ MISSING_REASONS = (
     str(Unavailable.RETIRED),
     str(Unavailable.SKIPPED),
     "refused",
+    "lost",
 )
 """Every reason why a site may be missing from a round, here and in journal rows."""
 

@@ -60,7 +60,9 @@ NEXT: Mapping[Phase, frozenset[Phase]] = {
     Phase.EXCHANGE: IDLE_STOP | IN_ROUND - {Phase.EXCHANGE} | AFTER_COMMIT | {Phase.EVALUATE},
     Phase.TRAIN: BUSY_STOP | IN_ROUND - {Phase.TRAIN} | AFTER_COMMIT | {Phase.RETURNS, Phase.EVALUATE, Phase.FAILED},
     Phase.RETURNS: IDLE_STOP | {Phase.AGGREGATE},
-    Phase.AGGREGATE: BUSY_STOP | IN_ROUND - {Phase.AGGREGATE} | {Phase.PACING, Phase.EVALUATE, Phase.FAILED},
+    Phase.AGGREGATE: BUSY_STOP
+    | IN_ROUND - {Phase.AGGREGATE}
+    | {Phase.RETURNS, Phase.PACING, Phase.EVALUATE, Phase.FAILED},
     Phase.EVALUATE: BUSY_STOP | {Phase.PACING, Phase.HANDBACK, Phase.FAILED},
     Phase.HANDBACK: IDLE_STOP | {Phase.ADOPT, Phase.EVALUATE, Phase.PACING},
     Phase.ADOPT: BUSY_STOP | {Phase.HANDBACK, Phase.EVALUATE, Phase.PACING, Phase.FAILED},

@@ -126,16 +126,20 @@ def choose(
     site.persist(row)
 
 
-def leave_out(site: SiteState, sha256: Sha256, reason: str) -> None:
-    """Choose again without an artifact that the worker found unusable; delete its file if unneeded."""
+def leave_out(site: SiteState, sha256: Sha256, reason: str = "", *, missing_as: str = "refused") -> None:
+    """Choose again without an artifact that the worker cannot use; delete its file if unneeded.
+
+    Its origin is named with the reason, unless the artifact is missing for another reason than that it was refused.
+    """
     rules, opened = site.lived_rules, site.opened
     number, returning, in_use = opened.number, site.chose_returns(), site.sources_in_use()
     missing = dict(opened.missing_returns if returning else opened.missing)
     own = any(source.artifact.sha256 == sha256 and source.origin == rules.site for source in in_use)
     for source in in_use:
         if source.artifact.sha256 == sha256 and source.origin != rules.site:
-            site.refuse(source.origin, reason)
-            missing[source.origin] = "refused"
+            if missing_as == "refused":
+                site.refuse(source.origin, reason)
+            missing[source.origin] = missing_as
     sources = tuple(source for source in in_use if source.artifact.sha256 != sha256)
     if sha256 in site.memory.received:
         site.persist(rows.DiscardedRow(number, sha256=sha256))

@@ -261,10 +261,11 @@ class RetiredRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscardedRow(JournalRow):
-    """A received artifact is needed no more."""
+    """A received artifact is needed no more; or, if ``lost``, its file is gone, and it is to be fetched again."""
 
     kind = "discarded"
     sha256: Sha256
+    lost: bool | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

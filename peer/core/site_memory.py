@@ -376,6 +376,8 @@ def _retired(memory: Memory, row: rows.RetiredRow) -> None:
 
 def _discarded(memory: Memory, row: rows.DiscardedRow) -> None:
     memory.received.pop(row.sha256, None)
+    if row.lost and memory.open is not None:
+        memory._reopen(memory.open, memory.needed_digests() - {row.sha256})
 
 
 def _regenerated(memory: Memory, row: rows.RegeneratedRow) -> None:

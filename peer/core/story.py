@@ -33,6 +33,7 @@ MISSING: Mapping[str, str] = {
     "skipped": "has no artifact for this round",
     "epoch": "knows other members for this round",
     "refused": "sent what was not acceptable",
+    "lost": "sent a file that then vanished from this site's disk",
 }
 """Why a peer did not contribute: each reason in a row ``chosen``, as the end of a sentence."""
 CAUSES: Mapping[str, str] = {
@@ -183,6 +184,11 @@ def _chosen(site: str, row: rows.ChosenRow, cause: rows.Cause | None) -> list[st
     return sentences
 
 
+def _discarded(site: str, row: rows.DiscardedRow, cause: rows.Cause | None) -> list[str]:
+    lost = f"The file of an artifact that {site} had received was gone, so {site} asked for it again."
+    return [lost] if row.lost else []
+
+
 def _waited_s(row: rows.ChosenRow) -> float | None:
     """How long the exchange took: a row counts a wait that ended at the deadline ``SLOW_FACTOR`` times."""
     waits_s = list((row.in_vain_s or {}).values())
@@ -274,6 +280,7 @@ SENTENCES: Mapping[type[rows.JournalRow], Sentences] = {
     rows.ArrivedRow: _arrived,
     rows.RefusedRow: _refused,
     rows.ChosenRow: _chosen,
+    rows.DiscardedRow: _discarded,
     rows.TrainedRow: _trained,
     rows.AggregatedRow: _aggregated,
     rows.EvaluatedRow: lambda site, row, cause: [f"{site} evaluated its model."],

@@ -11,6 +11,7 @@ from typing import Any
 from peer.core import commands, events, exchange, fetches, limits, rounds, rows
 from peer.core.messages import Artifact
 from peer.core.phases import Phase
+from peer.core.roster import Sha256
 from peer.core.state import SiteState
 from peer.core.tasks import validation_metric
 
@@ -163,10 +164,26 @@ def reject(site: SiteState, event: events.ArtifactRejected) -> None:
     if source is None or (source.origin == site.lived_rules.site and not visited):
         _fail(site, "crash", f"the worker rejected {event.sha256[:12]}: {event.reason}", suspect=None)
         return
+    if event.lost and source.origin != site.lived_rules.site:
+        _fetch_again(site, event.sha256)
+        return
     if source.origin != site.lived_rules.site and fetches.ask_earlier(site, source):
         rounds.review(site)
         return
     rounds.leave_out(site, event.sha256, event.reason)
+    rounds.go_on(site)
+
+
+def _fetch_again(site: SiteState, sha256: Sha256) -> None:
+    """Go back to the exchange of a received artifact whose file is gone; nobody is named.
+
+    Where no exchange brings it any more, or it is lost again and again, the round goes on without it.
+    """
+    site.failures += 1
+    if site.failures <= limits.LOST_FILES_MAX:
+        site.persist(rows.DiscardedRow(site.number, sha256=sha256, lost=True))
+    if sha256 in {source.artifact.sha256 for source in site.sources_in_use()}:
+        rounds.leave_out(site, sha256, missing_as="lost")
     rounds.go_on(site)
 
 
@@ -180,10 +197,16 @@ def reject_home(site: SiteState, event: events.ArtifactRejected) -> None:
     copies = {copy.artifact.sha256: copy for copy in site.artifacts_on_disk() if copy.artifact.owner == name}
     rejected = copies.pop(event.sha256, None)
     if rejected is not None and rejected.origin != name:
+        if event.lost and site.failures < limits.LOST_FILES_MAX:
+            site.failures += 1
+            site.persist(rows.DiscardedRow(site.memory.committed, sha256=event.sha256, lost=True))
+            rounds.go_on(site)
+            return
         if fetches.ask_earlier(site, rejected):
             rounds.review(site)
             return
-        site.refuse(event.origin, event.reason)
+        if not event.lost:
+            site.refuse(event.origin, event.reason)
         site.persist(rows.DiscardedRow(site.memory.committed, sha256=event.sha256))
         site.emit(commands.Discard(event.sha256))
     best = exchange.best_copy(copies.values(), site.lived_rules) if copies and event.origin != name else None

@@ -38,6 +38,7 @@ from peer.core.state import HALT_S
 from peer.daemon import proxies
 from peer.daemon.addresses import AddressBook, describe_route
 from peer.daemon.amendment_fetcher import AmendmentFetcher
+from peer.daemon.artifact_store import ArtifactStore
 from peer.daemon.chain_keeper import ChainKeeper, CurrentSites
 from peer.daemon.evidence import EquivocationWatch
 from peer.daemon.fetcher import ArtifactFetcher
@@ -60,7 +61,7 @@ from peer.transport.client import ExchangeClient
 from peer.transport.descriptors import relay_connections
 from peer.transport.rates import loop_time
 from peer.transport.server import ExchangeServer
-from peer.transport.transfer import verify_unsynced
+from peer.transport.transfer import STREAMS_AT_ONCE
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,9 @@ class Daemon:
         self.journal, self.ledger = Journal(self.home / "journal.db"), Ledger(folder.egress_db)
         self.chain = self._chain_keeper()
         rules = self._rules(without, stay=stay)
-        recover = functools.partial(site_memory.recover, present=self._whole_artifacts(), generation=generation)
+        spares = STREAMS_AT_ONCE if rules.plan.pattern == "all_to_all" else 1
+        self.store = ArtifactStore(self.artifacts, needed=self._needed_digests, fail=self._fail, spares=spares)
+        recover = functools.partial(site_memory.recover, present=self.store.verify(), generation=generation)
         self.machine = SiteMachine(rules, self.journal.fold(recover, site_memory.REMEMBERED), chance=chance)
         self.started_s, self.served, self.changed, self.ended = time.time(), "", asyncio.Event(), False
         self._recent = RecentRounds(recent_rounds(self.journal))
@@ -158,11 +161,8 @@ class Daemon:
         self.worker_process = WorkerProcess(setting, log_path, self.report, command=worker, hang_s=hang_s)
         self.evaluation_process = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
 
-    def _whole_artifacts(self) -> set[Sha256]:
-        """The artifacts on disk, after those that a loss of power tore are gone."""
-        if torn := verify_unsynced(self.artifacts):
-            log.warning("artifacts that a loss of power tore were deleted", extra={"artifacts": torn})
-        return {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
+    def _needed_digests(self) -> set[Sha256]:
+        return self.machine.memory.needed_digests()
 
     def _service(self, refused: Container[str]) -> PeerService:
         return PeerService(
@@ -171,7 +171,7 @@ class Daemon:
             machine=self.machine,
             journal=self.journal,
             ledger=self.ledger,
-            artifacts=self.artifacts,
+            store=self.store,
             pki=self._pki,
             report=self.report,
             fail=self._fail,
@@ -234,7 +234,7 @@ class Daemon:
             client=self.client,
             service=self.service,
             journal=self.journal,
-            artifacts=self.artifacts,
+            store=self.store,
             report=self.report,
             fail=self._fail,
             examine=self.evidence.examine,
@@ -370,7 +370,7 @@ class Daemon:
             unknown = self.ledger.close_open_intents()
             if unknown:
                 log.warning("transfers of an earlier run have no known end", extra={"transfers": unknown})
-            self.fetcher.put_strays_aside(self.home / STRAY_FOLDER)
+            self.store.put_strays_aside(self.home / STRAY_FOLDER, self.journal.mentions)
             await bind()
             port = await self.server.start(self.site.listen)
             self.served = f"{self.site.listen.rpartition(':')[0]}:{port}"
@@ -434,11 +434,18 @@ class Daemon:
     async def _process(self, event: events.Event) -> None:
         loop, rules = asyncio.get_running_loop(), self.machine.rules
         if isinstance(event, events.Trained | events.Aggregated | events.Adopted):
-            await self.fetcher.sync(event.round)
+            await self.store.sync(event.round)
+        if isinstance(event, events.WorkResult):
+            digests = [artifact.sha256 for artifact in events.made_artifacts(event)]
+            if missing := self.store.lacks(digests):
+                reason = f"its artifact {missing[0][:12]} is gone"
+                event = events.WorkFailed(event.generation, event.attempt, "crash", reason)
         ordered = self.machine.handle(event, now_s=loop.time())
         self._write_rows(ordered)
         for command in ordered:
             await self._carry_out(command)
+        if isinstance(event, events.ArtifactArrived):
+            self.store.release(event.artifact.sha256)
         if isinstance(event, events.EpochsLearned):
             self.heartbeats.announce(away=True)
         if isinstance(event, events.PeerGreeted):
@@ -491,7 +498,7 @@ class Daemon:
             case commands.CancelFetch(origin, purpose):
                 self.fetcher.cancel(origin, purpose)
             case commands.Discard(sha256):
-                self.fetcher.discard(sha256)
+                self.store.discard(sha256)
             case commands.Announce():
                 self.heartbeats.announce(away=self.machine.phase in AWAY)
             case commands.Measure():

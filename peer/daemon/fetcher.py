@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 from peer import errors
 from peer.core import access, commands, events, limits, rows
 from peer.core.machine import SiteMachine
 from peer.core.messages import Manifest, SignedManifest, Unavailable
-from peer.core.roster import Sha256, SiteName
+from peer.core.roster import SiteName
 from peer.core.status import TransferInProgress
+from peer.daemon.artifact_store import ArtifactStore
 from peer.daemon.service import PeerService
-from peer.files import ARTIFACT_SUFFIX, artifact_path, put_aside
 from peer.records.journal import Journal
 from peer.transport import wire
 from peer.transport.bounds import WireError
@@ -25,25 +22,13 @@ from peer.transport.client import ExchangeClient, Misbehaved, Missing, NotAdmitt
 from peer.transport.manifest import to_base64
 from peer.transport.server import Outcome, Refusal
 from peer.transport.tls import NO_DESCRIPTORS
-from peer.transport.transfer import (
-    DISCARDED_SUFFIX,
-    PART_SUFFIX,
-    STREAMS_AT_ONCE,
-    UNSYNCED_SUFFIX,
-    InsufficientSpace,
-    sync_artifacts,
-)
+from peer.transport.transfer import InsufficientSpace
 from peer.transport.wire import encode_report
 
 log = logging.getLogger(__name__)
 
 HEARD_EVERY_S = 1.0
 """How often a transfer in progress reports that its peer is heard."""
-QUIET_AFTER_S = 1.0
-"""Discarded artifacts are deleted, and received ones synced, so much later at the earliest: no transfer of the round
-waits for the disk."""
-QUIET_WITHIN_S = 60.0
-"""They wait so much longer at most, while this site receives."""
 PATIENT_S = 1.0
 """A peer that kept a request waiting for so long is asked again at once, one that answers sooner after a pause."""
 LOGGED = frozenset({"peer", "purpose", "kind", "sha256", "bytes", "outcome", "seconds"})
@@ -58,7 +43,7 @@ class ArtifactFetcher:
         client: calls peers.
         service: permits and records reports that leave.
         journal: gets a row of each received artifact, with its signed manifest.
-        artifacts: the folder for received artifacts.
+        store: keeps received artifacts.
         report: hands an event to the state machine.
         fail: called with an error that the site cannot survive, such as a failed disk.
         examine: compares a verified manifest with earlier ones of its origin.
@@ -72,7 +57,7 @@ class ArtifactFetcher:
         client: ExchangeClient,
         service: PeerService,
         journal: Journal,
-        artifacts: Path,
+        store: ArtifactStore,
         report: Callable[[events.Event], None],
         fail: Callable[[errors.PeerError], None],
         examine: Callable[[SignedManifest, Manifest], None],
@@ -82,26 +67,19 @@ class ArtifactFetcher:
         self._client = client
         self._service = service
         self._journal = journal
-        self._artifacts = artifacts
+        self._store = store
         self._report = report
         self._fail = fail
         self._examine = examine
         self._tasks: dict[tuple[SiteName, str], asyncio.Task[None]] = {}
-        self._unsynced: dict[Sha256, int] = {}  # with the round of the exchange that each came for
-        self.spares = STREAMS_AT_ONCE if machine.rules.plan.pattern == "all_to_all" else 1
-        """So many discarded artifacts stay, for the next ones to be written in their place."""
-        self._discarded = False  # since the last deletion
-        self._tidying: asyncio.Task[None] | None = None
-        self._sync_lock = asyncio.Lock()
-        self._receives_nothing = asyncio.Event()
-        self._receives_nothing.set()
         self.receiving: dict[tuple[SiteName, str], TransferInProgress] = {}
         self.received_bytes: Counter[SiteName] = Counter()
 
     def fetch(self, command: commands.Fetch) -> None:
         """Begin a fetch; an earlier one from the same site for the same purpose ends."""
         self.cancel(command.origin, command.purpose)
-        self._delete_old_parts()
+        if all(task.done() for task in self._tasks.values()):  # no part is being written
+            self._store.delete_parts(older_than_s=self._machine.pace.wait_max_s)  # too old for any exchange
         task = asyncio.create_task(self._run(command), name=f"fetch from {command.origin}")
         self._tasks[(command.origin, command.purpose)] = task
 
@@ -117,109 +95,12 @@ class ArtifactFetcher:
         task = asyncio.create_task(self._send_report(command), name=f"report to {command.site}")
         self._tasks[(command.site, "report")] = task
 
-    def discard(self, sha256: Sha256) -> None:
-        """Free an artifact's name at once, since the next one may have it.
-
-        The next artifacts are written in the place of ``spares`` discarded ones. The space of others is freed after
-        ``QUIET_AFTER_S``: a disk takes up to 20 ms for 20 MB, which the round's transfers would wait for. Where this
-        site receives by then, the space is freed after the transfer.
-        """
-        path = artifact_path(self._artifacts, sha256)
-        try:
-            path.rename(path.with_suffix(DISCARDED_SUFFIX))
-            if self._unsynced.pop(sha256, None) is not None:
-                path.with_suffix(UNSYNCED_SUFFIX).unlink(missing_ok=True)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self._fail(errors.DiskError(f"{path} cannot be deleted: {error.strerror}"))
-            return
-        self._discarded = True
-        self._tidy_later()
-
-    def put_strays_aside(self, folder: Path) -> None:
-        """Clear the artifacts of files that memory does not need; parts stay, a transfer may resume them.
-
-        A file that the journal names was superseded, and is deleted. Any other file is moved to the
-        folder: the journal may be an older one, and the file the only copy of a model.
-        """
-        needed = self._machine.memory.needed_digests()
-        strays = []
-        for path in self._artifacts.glob(f"*{DISCARDED_SUFFIX}"):
-            path.unlink()
-        for path in sorted(self._artifacts.glob(f"*{ARTIFACT_SUFFIX}")):
-            if path.stem in needed:
-                continue
-            if self._journal.mentions(path.stem):
-                path.unlink()
-                log.info("superseded artifact removed", extra={"sha256": path.stem})
-            else:
-                strays.append(path)
-        if strays:
-            put_aside(strays, folder)
-            facts = {"artifacts": len(strays), "folder": str(folder)}
-            log.warning("artifacts that no row of the journal names were put aside", extra=facts)
-
-    async def delete_discarded(self, spares: int) -> bool:
-        """Delete discarded artifacts but for so many; whether there was one to delete."""
-        self._discarded = False
-
-        def delete() -> bool:
-            surplus = sorted(self._artifacts.glob(f"*{DISCARDED_SUFFIX}"))[spares:]
-            for path in surplus:
-                path.unlink(missing_ok=True)
-            return bool(surplus)
-
-        try:
-            return await asyncio.to_thread(delete)
-        except OSError as error:
-            self._fail(errors.DiskError(f"{self._artifacts} cannot be used: {error.strerror}"))
-            return False
-
-    async def sync(self, round: int | None = None) -> None:
-        """Have the disk keep what was received for the exchanges up to a round, or for all.
-
-        A stage is over for others only after that: what it made of an artifact that a loss of power then
-        took could not be made again.
-        """
-        async with self._sync_lock:
-            due = [sha256 for sha256, needed in self._unsynced.items() if round is None or needed <= round]
-            if not due:
-                return
-            for sha256 in due:
-                del self._unsynced[sha256]
-            try:
-                await asyncio.to_thread(sync_artifacts, self._artifacts, due)
-            except OSError as error:
-                self._fail(errors.DiskError(f"artifacts cannot be kept in {self._artifacts}: {error.strerror}"))
-
-    def _sync_later(self, sha256: Sha256, round: int) -> None:
-        self._unsynced[sha256] = round
-        self._tidy_later()
-
-    def _tidy_later(self) -> None:
-        if self._tidying is None or self._tidying.done():
-            self._tidying = asyncio.create_task(self._tidy_when_quiet(), name="sync and delete artifacts")
-
-    async def _tidy_when_quiet(self) -> None:
-        """Sync what was received, and delete what was discarded, once transfers of the round are over."""
-        while self._unsynced or self._discarded:
-            await asyncio.sleep(QUIET_AFTER_S)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._receives_nothing.wait(), QUIET_WITHIN_S)
-            await self.sync()
-            if self._discarded:
-                await self.delete_discarded(self.spares)
-
     async def close(self) -> None:
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.delete_discarded(spares=0)
-        await self.sync()
-        if self._tidying is not None:
-            self._tidying.cancel()
+        await self._store.close()
 
     async def _run(self, command: commands.Fetch) -> None:
         answer = (command.generation, command.round, command.attempt, command.origin)
@@ -236,9 +117,14 @@ class ArtifactFetcher:
                     f"its artifact has {manifest.artifact.bytes} bytes, this site takes {command.bytes_max} at most"
                 )
                 raise Refused(command.origin, f"{reason} ([limits] received_ratio_max)")
-            await self._receive(command, offer)
+            self._store.hold(manifest.artifact.sha256)
+            try:
+                await self._receive(command, offer)
+            except BaseException:
+                self._store.release(manifest.artifact.sha256)
+                raise
             facts = (manifest.generation, manifest.round, command.purpose, manifest.artifact)
-            self._report(events.ArtifactArrived(*answer, *facts))
+            self._report(events.ArtifactArrived(*answer, *facts))  # held until the state machine has judged it
         except Missing as error:  # it was retired since the offer: the peer is ahead, and not at fault
             log.info("artifact retired before it was fetched", extra={"peer": command.origin, "reason": error.reason})
             self._report(events.ArtifactUnavailable(*answer, command.purpose, Unavailable.RETIRED))
@@ -249,7 +135,7 @@ class ArtifactFetcher:
         except errors.PeerError as error:
             self._fail(error)
         except OSError as error:
-            self._fail(errors.DiskError(f"{self._artifacts} cannot be used: {error}"))
+            self._fail(errors.DiskError(f"{self._store.folder} cannot be used: {error}"))
         except Exception as error:  # a bug of ours: the round goes on without this artifact, and says why
             log.exception("artifact not fetched", extra={"peer": command.origin, "round": command.round})
             reason = f"it could not be fetched here: {type(error).__name__}"
@@ -284,17 +170,6 @@ class ArtifactFetcher:
             reason = f"it could not be sent from here: {type(error).__name__}"
         log.info("report sent", extra={"peer": peer, "round": report.round, "answer": answer, "reason": reason})
         self._report(events.ReportAnswered(command.attempt, peer, answer, reason))
-
-    def _delete_old_parts(self) -> None:
-        """Delete parts that are too old for any exchange; only while no fetch runs."""
-        if not all(task.done() for task in self._tasks.values()):
-            return
-        oldest_s = time.time() - self._machine.pace.wait_max_s
-        with contextlib.suppress(OSError):  # the next fetch tries again
-            for part in self._artifacts.glob(f"*{PART_SUFFIX}"):
-                if part.stat().st_mtime < oldest_s:
-                    part.unlink()
-                    log.info("part of an artifact removed", extra={"sha256": part.stem})
 
     async def _request_manifest(self, command: commands.Fetch) -> Offer | Unavailable:
         """Ask for the manifest until it exists; the state machine cancels the fetch if it gives up."""
@@ -340,7 +215,7 @@ class ArtifactFetcher:
             "received": 0,
         }
         self.receiving[task] = transfer
-        self._receives_nothing.clear()
+        self._store.quiet.clear()
 
         def on_bytes(received: int) -> None:
             nonlocal heard_s
@@ -354,12 +229,12 @@ class ArtifactFetcher:
         try:
             while True:
                 try:
-                    await self._client.fetch(offer, self._artifacts, on_bytes, durable=durable)
+                    await self._client.fetch(offer, self._store.folder, on_bytes, durable=durable)
                     break
                 except (Unreachable, errors.CertificateError):
                     failures += 1
                 except (InsufficientSpace, errors.DiskError):
-                    if not await self.delete_discarded(spares=0):
+                    if not await self._store.delete_discarded(spares=0):
                         raise
                     continue
                 except OSError as error:
@@ -371,9 +246,9 @@ class ArtifactFetcher:
             if self.receiving.get(task) is transfer:  # and not the next task's
                 del self.receiving[task]
             if not self.receiving:
-                self._receives_nothing.set()
+                self._store.quiet.set()
         if not durable:
-            self._sync_later(artifact.sha256, command.round)
+            self._store.sync_later(artifact.sha256, command.round)
         signed = to_base64(offer.signed)
         row = rows.ReceivedRow(
             command.round,

@@ -14,8 +14,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import cast
 
 from cryptography import x509
@@ -40,11 +39,12 @@ from peer.core.messages import (
 )
 from peer.core.roster import Sha256, SiteName, round_key_tag
 from peer.core.status import TransferInProgress
+from peer.daemon.artifact_store import ArtifactStore
 from peer.daemon.chain_keeper import ChainKeeper
 from peer.daemon.notice_spread import NoticeSpread
+from peer.daemon.peer_account import PeerAccount
 from peer.daemon.proofs import ClaimProofs
 from peer.errors import CertificateError, PeerError
-from peer.files import artifact_path
 from peer.identity.certificates import OtherKey, verify_pinned
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
@@ -65,37 +65,6 @@ DENIED_ROWS_MAX = 10
 """Rows in that time for one caller, which could otherwise fill the disk with ever new requests."""
 
 
-@dataclass(slots=True)
-class TrafficCount:
-    """Messages sent to a peer beside artifacts: greetings, heartbeats and manifests, with answers."""
-
-    messages: int = 0
-    bytes: int = 0
-
-    def add(self, size: int) -> None:
-        self.messages += 1
-        self.bytes += size
-
-
-@dataclass(slots=True)
-class PeerAccount:
-    """The daemon's dealings with one peer since it started. Times are monotonic seconds.
-
-    ``greeting`` is the peer's last one that fits this federation. ``mismatch`` is why a greeting was
-    refused: the peer takes no part until its greeting fits. ``denied_s`` has the recent denials in
-    the journal, by call and reason.
-    """
-
-    spoken: TrafficCount = field(default_factory=TrafficCount)
-    sent_bytes: int = 0
-    greeting: Hello | None = None
-    clock_skew_s: float | None = None
-    called_at_s: float | None = None
-    beat_at_s: float | None = None
-    mismatch: str = ""
-    denied_s: dict[tuple[str, str], float] = field(default_factory=dict)
-
-
 def common_protocol(greeting: Hello) -> int | None:
     """The highest version of the protocol that this program and the sender speak; ``None`` without any."""
     highest = min(limits.PROTOCOL_VERSION_MAX, max(greeting.protocol, greeting.protocol_max))
@@ -111,7 +80,7 @@ class PeerService:
         machine: the state machine; the service only reads it.
         journal: takes signed manifests and denials.
         ledger: takes intents and outcomes.
-        artifacts: the folder that published artifacts lie in.
+        store: keeps published artifacts.
         pki: the site's key and certificate, which sign manifests.
         report: hands an event to the state machine.
         fail: called with an error that the site cannot survive, such as a failed disk.
@@ -129,7 +98,7 @@ class PeerService:
         machine: SiteMachine,
         journal: Journal,
         ledger: Ledger,
-        artifacts: Path,
+        store: ArtifactStore,
         pki: Pki,
         report: Callable[[events.Event], None],
         fail: Callable[[PeerError], None],
@@ -147,7 +116,7 @@ class PeerService:
         self._machine = machine
         self._journal = journal
         self._ledger = ledger
-        self._artifacts = artifacts
+        self._store = store
         self._pki = pki
         self._report, self._fail = report, fail
         self._clock = clock
@@ -408,9 +377,9 @@ class PeerService:
         round, artifact = answer
         if offset > artifact.bytes:
             raise Refusal(Status.MALFORMED, f"offset {offset} is beyond the {artifact.bytes} bytes of the artifact")
-        path, size = artifact_path(self._artifacts, sha256), artifact.bytes - offset
+        size = artifact.bytes - offset
         if not size:
-            return Grant(path, None)
+            return Grant(self._store.hold(sha256), None)
         generation = self._machine.memory.generation
         reason = self._over(round, size) or self._repeated(caller, request.purpose, round, artifact, size)
         if reason is not None:
@@ -421,13 +390,14 @@ class PeerService:
         )
         self.sending[intent] = cast(TransferInProgress, {"direction": "out", **transfer})
         self._report(events.PeerHeard(caller))
-        return Grant(path, intent)
+        return Grant(self._store.hold(sha256), intent)  # until it is recorded as sent: it may be retired meanwhile
 
     def record_sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
+        self._store.release(Sha256(grant.path.stem))
         if grant.intent is None:
             return
         transfer = self.sending.pop(grant.intent)
-        self._ledger.settle(grant.intent, bytes=size, outcome=outcome)
+        self._settle(grant.intent, size, outcome)
         self._accounts[transfer["peer"]].sent_bytes += size
         log.info("artifact sent", extra={"intent": grant.intent, **transfer, "sent_bytes": size, "outcome": outcome})
 
@@ -470,7 +440,14 @@ class PeerService:
         return self._ledger.intend(**transfer, **artifact, **self._circumstances(report.round))
 
     def record_report_sent(self, intent: int, *, size: int, outcome: Outcome) -> None:
-        self._ledger.settle(intent, bytes=size, outcome=outcome)
+        self._settle(intent, size, outcome)
+
+    def _settle(self, intent: int, size: int, outcome: Outcome) -> None:
+        """Record how a transfer ended; a disk that cannot keep it ends the daemon, and the next start settles it."""
+        try:
+            self._ledger.settle(intent, bytes=size, outcome=outcome)
+        except PeerError as error:
+            self._fail(error)
 
     def record_refused_call(self, caller: str, call: str, reason: str) -> None:
         self._record_denial(caller, call, reason)

@@ -169,7 +169,7 @@ class Trainer:
             try:
                 record = self._run_stage(command, name, work, steps_before=base["steps"])
             except UnusableArtifact as error:
-                return _reject(command, error)
+                return self._reject(command, error)
             finally:
                 release_memory(self.device)
         return events.Trained(
@@ -195,7 +195,7 @@ class Trainer:
             try:
                 record = self._merge(command, name, work, steps=base["steps"])
             except UnusableArtifact as error:
-                return _reject(command, error)
+                return self._reject(command, error)
         elif record is None:
             self.site_networks.load(command.base)
             try:
@@ -206,7 +206,7 @@ class Trainer:
                 samples = None if command.shadow else len(self.data.training)
                 aggregate = self.artifact_exchange.average(command.sources, samples=samples, sent=command.sent)
             except UnusableArtifact as error:
-                return _reject(command, error)
+                return self._reject(command, error)
             self.site_networks.invalidate()
             self.artifact_exchange.load(aggregate)
             digest = hashlib.sha256(pack(aggregate.state)).hexdigest()
@@ -267,7 +267,7 @@ class Trainer:
                     raise UnusableArtifact(command.source, "it is not of this site's [model]")
                 self._probe_copy(self._probe, command, command.source, returned)
             except UnusableArtifact as error:
-                return _reject(command, error)
+                return self._reject(command, error)
             steps = command.source.artifact.steps
             artifact = self._send(returned, owner=self.settings.site, steps=steps)
             record = {"work": work, "steps": steps, "artifact": to_json(artifact)}
@@ -559,6 +559,14 @@ class Trainer:
         complete = all(artifact_path(self.settings.artifacts, artifact.sha256).exists() for artifact in written)
         return record if complete else None
 
+    def _reject(
+        self, command: commands.Train | commands.Aggregate | commands.Adopt, error: UnusableArtifact
+    ) -> events.ArtifactRejected:
+        source, order = error.source, (command.generation, command.round, command.attempt)
+        lost = not artifact_path(self.settings.artifacts, source.artifact.sha256).exists()
+        reason = "its file is gone" if lost else str(error)
+        return events.ArtifactRejected(*order, source.origin, source.artifact.sha256, reason, lost)
+
     def _wait(self, command: commands.Command, ahead: int) -> None:
         """Report how many turns at the device come first; a halt ends the wait, too."""
         self._check_halt()
@@ -584,11 +592,3 @@ def _artifact_of(record: Mapping[str, Any]) -> Artifact | None:
 def _returned_of(record: Mapping[str, Any]) -> tuple[Artifact, ...]:
     """The visiting models that a stage has trained."""
     return tuple(from_json(Artifact, document) for document in record.get("returned", ()))
-
-
-def _reject(
-    command: commands.Train | commands.Aggregate | commands.Adopt, error: UnusableArtifact
-) -> events.ArtifactRejected:
-    source = error.source
-    order = (command.generation, command.round, command.attempt)
-    return events.ArtifactRejected(*order, source.origin, source.artifact.sha256, str(error))

@@ -32,7 +32,7 @@ from peer.core.messages import (
     Unavailable,
 )
 from peer.core.roster import Sha256, SiteName
-from peer.errors import CertificateError, one_line
+from peer.errors import CertificateError, DiskError, one_line
 from peer.files import artifact_path
 from peer.identity.certificates import Identity, OtherKey, is_refused
 from peer.pb import peer_pb2 as pb
@@ -40,13 +40,22 @@ from peer.transport import amendments, proxy, tls, wire
 from peer.transport.bounds import WireError
 from peer.transport.header import check_safetensors_header
 from peer.transport.manifest import verify_manifest
-from peer.transport.transfer import STREAMS_AT_ONCE, ArtifactWrong, IncomingArtifact, StreamTurn, is_complete
+from peer.transport.transfer import (
+    STREAMS_AT_ONCE,
+    ArtifactWrong,
+    IncomingArtifact,
+    PartVanished,
+    StreamTurn,
+    is_complete,
+)
 from peer.transport.wire import encode_report
 
 SERVICE = "/mhfl.v1.Exchange/"
 Answer = TypeVar("Answer", bound=Message)
 Use = Literal["calls", "exchange", "evaluation"]
 """What a channel carries: heartbeats and the like, the artifacts of an exchange, or lent models."""
+PARTS_VANISHED_MAX = 3
+"""So often an artifact is received again whose part someone deleted; after that, the disk is at fault."""
 
 # A call that ended with one of these may succeed later; CANCELLED is one that this site cancelled.
 RETRYABLE = frozenset(
@@ -314,10 +323,10 @@ class ExchangeClient:
         check = functools.partial(check_safetensors_header, artifact=artifact)
         async with self._receiving.setdefault(path, asyncio.Lock()):
             try:
-                present = path.exists()  # seldom, and only then is there a file to read
-                if present and await asyncio.to_thread(is_complete, path, sha256=artifact.sha256, size=artifact.bytes):
-                    await asyncio.to_thread(check, path)
+                is_here = functools.partial(is_complete, path, sha256=artifact.sha256, size=artifact.bytes, check=check)
+                if path.exists() and await asyncio.to_thread(is_here):  # seldom, and only then there is a file to read
                     return path
+                vanished = 0
                 while True:
                     async with StreamTurn(self._turns) as turn:
                         incoming = IncomingArtifact(
@@ -330,6 +339,10 @@ class ExchangeClient:
                         except ArtifactWrong:
                             if not incoming.resumed:  # else the earlier part may be at fault: fetch all of it again
                                 raise
+                        except PartVanished:
+                            vanished += 1
+                            if vanished > PARTS_VANISHED_MAX:
+                                raise DiskError(f"something deletes the files of {folder}") from None
             except (ArtifactWrong, WireError) as error:
                 raise Misbehaved(offer.manifest.origin, str(error)) from error
 

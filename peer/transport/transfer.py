@@ -63,6 +63,10 @@ class ArtifactWrong(Exception):  # noqa: N818 - the name is the fact
     """The received bytes are not those of the manifest; the part is deleted."""
 
 
+class PartVanished(Exception):  # noqa: N818 - the name is the fact
+    """Someone deleted the part before it had its final name; it must be received again."""
+
+
 class InsufficientSpace(Exception):  # noqa: N818 - the name is the fact
     """The artifact is larger than the free space; the part is deleted, the site goes on."""
 
@@ -106,11 +110,16 @@ def verify_unsynced(folder: Path) -> list[Sha256]:
     return torn
 
 
-def is_complete(path: Path, *, sha256: Sha256, size: int) -> bool:
-    """Whether the file exists and has this size and digest; reads all of it."""
+def is_complete(path: Path, *, sha256: Sha256, size: int, check: Callable[[Path], None] = lambda path: None) -> bool:
+    """Return whether the file exists, has this size and digest, and passes ``check``, which raises ``ValueError``
+    otherwise; reads all of it. A file that vanishes meanwhile does not exist.
+    """
     try:
         with path.open("rb", buffering=0) as file:
-            return os.fstat(file.fileno()).st_size == size and hashlib.file_digest(file, "sha256").hexdigest() == sha256
+            if os.fstat(file.fileno()).st_size != size or hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                return False
+            check(path)
+            return True
     except FileNotFoundError:
         return False
 
@@ -338,7 +347,7 @@ class IncomingArtifact:
         """Verify the digest, ``check`` the file, and give it its final name.
 
         ``check`` runs in the thread on the part, and raises ``ValueError`` with the reason to
-        refuse it.
+        refuse it. ``PartVanished`` says that the part is gone.
         """
         await self._catch_up(0)
         return await self._thread.run(self._finish, check)
@@ -431,12 +440,17 @@ class IncomingArtifact:
             check(self._part)
         except ValueError as error:
             raise ArtifactWrong(str(error)) from error
+        except FileNotFoundError:
+            raise PartVanished from None
         with self._storage():
             if self._durable:
                 os.fsync(self._file)
             else:
                 self._final.with_suffix(UNSYNCED_SUFFIX).touch(0o600)
-            self._part.rename(self._final)
+            try:
+                self._part.rename(self._final)
+            except FileNotFoundError:
+                raise PartVanished from None
             if self._durable:
                 sync_folder(self._final.parent)
         return self._final

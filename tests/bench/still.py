@@ -83,8 +83,8 @@ class FakeWorker:
         artifact = None
         if self._on_demand:
             await self._lines.readline()
-            await self._daemon.fetcher.sync()  # a measured round has its disk to itself
-            await self._daemon.fetcher.delete_discarded(self._daemon.fetcher.spares)
+            await self._daemon.store.sync()  # a measured round has its disk to itself
+            await self._daemon.store.delete_discarded(self._daemon.store.spares)
         if order.round < self._daemon.federation.rounds:
             artifact = await asyncio.to_thread(self._write_artifact)
         print("ready", flush=True)

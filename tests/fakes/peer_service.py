@@ -24,6 +24,7 @@ from peer.core.messages import (
 from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.core.rows import decode
 from peer.core.worker_protocol import to_json
+from peer.daemon.artifact_store import ArtifactStore
 from peer.daemon.service import PeerService
 from peer.errors import CertificateError, PeerError
 from peer.identity import certificates
@@ -118,13 +119,16 @@ class SiteUnderTest:
         self.events: list[events.Event] = []
         self.faults: list[PeerError] = []
         self.pki = FakePki()
+        self.store = ArtifactStore(
+            folder / "artifacts", needed=lambda: self.machine.memory.needed_digests(), fail=self.faults.append
+        )
         self.service = PeerService(
             federation=self.federation,
             site=site,
             machine=self.machine,
             journal=self.journal,
             ledger=self.ledger,
-            artifacts=folder / "artifacts",
+            store=self.store,
             pki=self.pki,
             report=self.events.append,
             fail=self.faults.append,

@@ -67,7 +67,7 @@ class Disk:
         self.root, self._rng = str(root), rng
         self.operations = 0
         self.crash_at: int | None = None
-        self.full = False
+        self.full, self.was_full, self.slow_s = False, False, 0.0
         self.newest_worker: Any = None
         self._nodes: dict[str, Node] = {}
         self._changes: dict[str, list[EntryChange]] = {}

@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peer.core import events
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 FAULTS_MAX = 6
 VISITS_SHARE = 0.11
 STALENESS_SHARE = 0.4
+STORAGE_SHARE = 0.25
 FAULTS_END_S = 30.0
 """After this time nothing new goes wrong, and what can be mended is mended."""
 
@@ -107,6 +109,27 @@ def draw_faults(rng: random.Random, shape: Shape) -> list[Fault]:
     return sorted(faults, key=lambda fault: fault.at_s)
 
 
+def draw_storage_faults(rng: random.Random, shape: Shape, *, slow: bool) -> list[Fault]:
+    """Now and then some faults of what keeps the artifacts; all else is drawn before, and stays as it is.
+
+    ``slow`` disks give a liar time, who sends again what is being refused.
+    """
+    if slow:
+        return [Fault(0.0, "slow_disk", name, FAULTS_END_S, 0.4 * rng.random()) for name in shape.names]
+    if rng.random() > STORAGE_SHARE:
+        return []
+    return [
+        Fault(
+            at_s=rng.random() * FAULTS_END_S,
+            kind=rng.choice(tuple(STORAGE_FAULTS)),
+            site=rng.choice(shape.names),
+            lasts_s=rng.choice((5.0, 20.0)) * (0.5 + rng.random()),
+            amount=rng.random(),
+        )
+        for _ in range(rng.randint(1, 3))
+    ]
+
+
 Undo = Callable[[], None]
 
 
@@ -160,12 +183,51 @@ def clock_jump(run: Simulation, site: Site, fault: Fault) -> Undo:
 
 
 def full_disk(run: Simulation, site: Site, fault: Fault) -> Undo:
-    site.disk.full = True
+    site.disk.full = site.disk.was_full = True
 
     def undo() -> None:
         site.disk.full = False
 
     return undo
+
+
+def slow_disk(run: Simulation, site: Site, fault: Fault) -> Undo:
+    """What a thread does with files takes long: much may happen between two looks at one file."""
+    site.disk.slow_s = 2.0 * fault.amount
+
+    def undo() -> None:
+        site.disk.slow_s = 0.0
+
+    return undo
+
+
+def vanishing_file(run: Simulation, site: Site, fault: Fault) -> Undo:
+    """Someone deletes what a site has received, as soon as something is there: also between a look and an opening."""
+    left = [True]
+
+    def delete() -> None:
+        for path in received_files(site) if left[0] else ():
+            run.trace(f"{path.name[:12]} of {site.name} vanishes")
+            site.disk.unlink(str(path), path.unlink)
+            site.vanished.add(path.stem)
+            left[0] = False
+        if left[0]:
+            run.loop.call_later(0.1 + fault.amount, delete)
+
+    def undo() -> None:
+        left[0] = False
+
+    delete()
+    return undo
+
+
+def received_files(site: Site) -> list[Path]:
+    """The artifacts on a site's disk that its journal names as received, and that it serves to nobody."""
+    if site.daemon is None:
+        return []
+    memory, folder = site.daemon.machine.memory, site.daemon.artifacts
+    served = {artifact.sha256 for artifact in memory.published.values()}
+    return [path for path in sorted(folder.glob("*.safetensors")) if path.stem in memory.received.keys() - served]
 
 
 def slow_worker(run: Simulation, site: Site, fault: Fault) -> Undo:
@@ -258,6 +320,11 @@ FAULTS: Mapping[str, Callable[[Simulation, Site, Fault], Undo]] = {
         stop,
         restore_backup,
     )
+}
+
+
+STORAGE_FAULTS: Mapping[str, Callable[[Simulation, Site, Fault], Undo]] = {
+    function.__name__: function for function in (slow_disk, vanishing_file)
 }
 
 

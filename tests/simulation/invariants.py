@@ -129,6 +129,10 @@ class Referee:
             self.trace(f"VIOLATION {self.violation}")
         self.stop.set()
 
+    def may_vanish(self, site: str, sha256: str) -> bool:
+        """Whether a fault has deleted this file of a site."""
+        return sha256 in self.sites[site].vanished
+
     def require(self, holds: object, reason: str) -> None:
         if not holds:
             self.fail(reason)
@@ -142,7 +146,8 @@ class Referee:
         self._compare_records(site, stored)
         audit = Audit(stored)
         on_disk = {Sha256(path.stem) for path in daemon.artifacts.glob("*.safetensors")}
-        audit.memory.forget_missing_files(on_disk | (audit.memory.needed_digests() - not_used_yet(stored)))
+        may_be_gone = not_used_yet(stored) | site.vanished
+        audit.memory.forget_missing_files(on_disk | (audit.memory.needed_digests() - may_be_gone))
         if audit.memory != daemon.machine.memory:
             self.fail(f"{site.name}: a file is gone, or is not whole, that a row names")
         for peer in self.sites:
@@ -266,6 +271,8 @@ class Referee:
             self.reached[site.name] = max(self.reached[site.name], round)
         if kind == "skipped":
             others = [reached for name, reached in self.reached.items() if name not in self.guilty | {site.name}]
+            if not others:  # a liar is the only peer, and has signed for a round that it is not in
+                others = [each.liar.signed_ahead for each in self.sites.values() if each.liar is not None]
             self.require(
                 round <= max(others, default=0), f"{site.name} skips to round {round} that no honest site is in"
             )

@@ -24,8 +24,11 @@ from peer.membership.amendment import MANDATORY
 from peer.membership.signatures import AMENDMENT_LABEL, NOTICE_LABEL
 from peer.pb import peer_pb2 as pb
 from peer.transport.manifest import LABEL
+from simulation.worker import NOT_A_NUMBER, NUMBERS, artifact_file
 
 HUGE = (0, 1, (1 << 31) - 1, 1 << 40, (1 << 53) + 1, (1 << 63) - 1)
+USELESS = artifact_file(NOT_A_NUMBER * NUMBERS)
+REPEATS_SHARE = 0.2
 TEXTS = ("done", "gone", "train", "paused", "leaving", "no such phase", "", "\x1b[2J", "x" * 2000, "é" * 400)
 
 
@@ -44,6 +47,11 @@ def draw_amending_habits(rng: random.Random) -> tuple[str, ...]:
     return tuple(AMENDING_HABITS) if rng.random() < 0.3 else ()
 
 
+def draw_repeating_habits(rng: random.Random) -> tuple[str, ...]:
+    """Now and then the habit of a liar that sends the same useless artifact again and again."""
+    return tuple(REPEATING_HABITS) if rng.random() < REPEATS_SHARE else ()
+
+
 @dataclass
 class Liar:
     """What one site makes of its messages.
@@ -60,6 +68,10 @@ class Liar:
         blatant: by receiver, the lies that it cannot have taken for the truth.
         told: by habit, the number of lies.
         shown: by the digest that a receiver was shown, the digest of the artifact itself.
+        replaced: by receiver and round, the digest of the artifact in whose place the useless one was shown.
+        asked: by caller, its last request for a manifest.
+        template: a manifest of its own, from which it makes those of rounds that it has not come to.
+        signed_ahead: the last round for which it has signed such a manifest.
     """
 
     habits: tuple[str, ...]
@@ -74,6 +86,10 @@ class Liar:
     blatant: Counter[str] = field(default_factory=Counter)
     told: Counter[str] = field(default_factory=Counter)
     shown: dict[bytes, bytes] = field(default_factory=dict)
+    replaced: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    asked: dict[str, pb.ManifestRequest] = field(default_factory=dict)
+    template: bytes = b""
+    signed_ahead: int = 0
 
     def change(self, receiver: str, call: str, part: str, data: bytes) -> bytes:
         """The bytes that leave in place of these."""
@@ -82,15 +98,23 @@ class Liar:
             if (call, part) in calls:
                 self.told[habit] += 1
                 return lie(self, receiver, data)
-        return equivocate_chunk(self, receiver, data) if part == "chunk" else data
+        return change_chunk(self, receiver, data) if part == "chunk" else data
 
     def receive(self, sender: str, call: str, data: bytes) -> bytes:
         """What the liar's daemon sees of a request: a receiver names the digest that it was shown."""
-        if call == "FetchArtifact" and "equivocate" in self.habits:
-            request = pb.FetchRequest.FromString(data)
-            request.sha256 = self.shown.get(request.sha256, request.sha256)
+        if call == "GetManifest" and "repeat_useless_bytes" in self.habits:
+            request = self.asked[sender] = pb.ManifestRequest.FromString(data)
+            request.wait_s = 0.0
             return request.SerializeToString()
-        return data
+        if call != "FetchArtifact" or not (self.shown or self.replaced):
+            return data
+        request = pb.FetchRequest.FromString(data)
+        if request.sha256 == hashlib.sha256(USELESS).digest():
+            rounds = sorted((round for name, round in self.replaced if name == sender and round <= request.for_round))
+            if rounds:
+                request.sha256 = self.replaced[sender, rounds[-1]]
+        request.sha256 = self.shown.get(request.sha256, request.sha256)
+        return request.SerializeToString()
 
     def sign(self, manifest: pb.Manifest, reply: pb.ManifestReply) -> bytes:
         reply.manifest.body = manifest.SerializeToString(deterministic=True)
@@ -250,10 +274,31 @@ def equivocate(liar: Liar, receiver: str, data: bytes) -> bytes:
     return liar.sign(manifest, reply)
 
 
-def equivocate_chunk(liar: Liar, receiver: str, data: bytes) -> bytes:
-    if "equivocate" not in liar.habits:
+def repeat_useless_bytes(liar: Liar, receiver: str, data: bytes) -> bytes:
+    """Show, for every round and before its time, the same bytes that no worker takes."""
+    reply, manifest = _manifest(data)
+    asked = liar.asked.get(receiver)
+    if manifest is None and reply.unavailable == pb.UNAVAILABLE_NOT_YET and liar.template and asked is not None:
+        manifest = pb.Manifest.FromString(liar.template)
+        manifest.round, reply.manifest.certificate_der = asked.for_round, liar.certificate_der
+        liar.signed_ahead = max(liar.signed_ahead, asked.for_round)
+    elif manifest is None or manifest.evaluation or manifest.bytes != len(USELESS):
         return data
-    return pb.Chunk(data=_for(receiver, pb.Chunk.FromString(data).data)).SerializeToString()
+    else:
+        liar.replaced[receiver, manifest.round] = manifest.sha256
+        liar.template = manifest.SerializeToString()
+    manifest.sha256 = hashlib.sha256(USELESS).digest()
+    return liar.sign(manifest, reply)
+
+
+def change_chunk(liar: Liar, receiver: str, data: bytes) -> bytes:
+    """The bytes of what the receiver was shown; artifacts here fit into one chunk."""
+    content = pb.Chunk.FromString(data).data
+    if "equivocate" in liar.habits:
+        content = _for(receiver, content)
+    elif "repeat_useless_bytes" in liar.habits:
+        content = USELESS[-len(content) :]
+    return pb.Chunk(data=content).SerializeToString()
 
 
 def _for(receiver: str, content: bytes) -> bytes:
@@ -421,4 +466,7 @@ AMENDING_HABITS: Mapping[str, tuple[set[tuple[str, str]], Lie]] = {
     "show_own_amendment": ({("GetAmendments", "answer")}, show_own_amendment),
 }
 """A liar has both or none."""
-ALL_HABITS = {**HABITS, **CHAIN_HABITS, **AMENDING_HABITS}
+REPEATING_HABITS: Mapping[str, tuple[set[tuple[str, str]], Lie]] = {
+    "repeat_useless_bytes": (MANIFESTS, repeat_useless_bytes)
+}
+ALL_HABITS = {**HABITS, **CHAIN_HABITS, **AMENDING_HABITS, **REPEATING_HABITS}

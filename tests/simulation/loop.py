@@ -140,8 +140,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         pass
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """Run the function in the loop's next turn, even if nobody waits for it then."""
-        future = self.create_future()
+        """Run the function in the loop's next turn, or once a slow disk has it, even if nobody waits for it then."""
+        future, process = self.create_future(), PROCESS.get()
 
         def run() -> None:
             try:
@@ -154,7 +154,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if not future.done():
                     future.set_result(result)
 
-        self.call_soon(run)
+        slow_s = process.disk.slow_s if process is not None and process.disk is not None else 0.0
+        if slow_s:
+            self.call_later(slow_s, run)
+        else:
+            self.call_soon(run)
         return future
 
     async def subprocess_exec(self, protocol_factory: Any, *command: Any, **options: Any) -> Any:  # type: ignore[override]

@@ -37,7 +37,7 @@ from peer.core import (  # noqa: E402
     worker_events,
 )
 from peer.core.machine import SiteMachine  # noqa: E402
-from peer.daemon import chain_keeper, dispatch, fetcher, heartbeat, proofs, service  # noqa: E402
+from peer.daemon import artifact_store, chain_keeper, dispatch, fetcher, heartbeat, proofs, service  # noqa: E402
 from peer.identity import certificates  # noqa: E402
 from peer.membership import chain, epoch_rules, signatures  # noqa: E402
 from peer.records import journal, ledger  # noqa: E402
@@ -80,7 +80,7 @@ def artifact_without_fsync() -> Iterator[Any]:
 
 def torn_artifacts_kept() -> Iterator[Any]:
     """A start does not verify the artifacts that the disk may not have when the power fails."""
-    yield patch(dispatch, "verify_unsynced", lambda folder: [])
+    yield patch(artifact_store, "verify_unsynced", lambda folder: [])
 
 
 def stages_end_unsynced() -> Iterator[Any]:
@@ -89,7 +89,7 @@ def stages_end_unsynced() -> Iterator[Any]:
     async def sync(self: Any, round: int | None = None) -> None:
         """Leave it to the disk when to write."""
 
-    yield patch(fetcher.ArtifactFetcher, "sync", sync)
+    yield patch(artifact_store.ArtifactStore, "sync", sync)
 
 
 def no_intent() -> Iterator[Any]:
@@ -211,6 +211,31 @@ def stray_artifacts() -> Iterator[Any]:
             await carry_out(self, command)
 
     yield patch(dispatch.Daemon, "_carry_out", keep)
+
+
+def discarded_while_looked_at() -> Iterator[Any]:
+    """An artifact is discarded while a fetch looks at it, and a file that is gone is a fault of the disk."""
+
+    def look(path: Path, **facts: Any) -> bool:
+        if not path.exists():
+            raise FileNotFoundError(path)
+        return transfer.is_complete(path, **facts)
+
+    yield patch(artifact_store.ArtifactStore, "hold", artifact_store.ArtifactStore.path)
+    yield patch(artifact_store.ArtifactStore, "release", lambda self, sha256: None)
+    yield patch(client, "is_complete", look)
+
+
+def lost_is_refused() -> Iterator[Any]:
+    """A received artifact whose file is gone counts as one that its origin spoilt."""
+    reject = worker_events.reject
+
+    def blame(site: Any, event: Any) -> None:
+        reject(site, dataclasses.replace(event, lost=False))
+
+    for phase in ("train", "aggregate"):
+        key = next(key for key in transitions.TRANSITIONS if key[1].__name__ == "ArtifactRejected" and key[0] == phase)
+        yield mock.patch.dict(transitions.TRANSITIONS, {key: blame})
 
 
 def retired_is_guilty() -> Iterator[Any]:
@@ -400,15 +425,15 @@ def _without(module: Any, **replaced: Any) -> Any:
 SEEDS: Mapping[Callable[[], Iterator[Any]], int] = {
     persist_after_publishing: 0,
     journal_without_fsync: 0,
-    artifact_without_fsync: 2,
+    artifact_without_fsync: 15,
     torn_artifacts_kept: 162,
-    stages_end_unsynced: 2,
+    stages_end_unsynced: 15,
     no_intent: 0,
     no_outcome_after_a_crash: 15,
     no_digest: 19,
     no_signature: 4,
     any_round: 33,
-    any_owner: 111,
+    any_owner: 209,
     same_generation_after_a_backup: 58,
     no_exchange_deadline: 57,
     no_silence: 271,
@@ -419,6 +444,8 @@ SEEDS: Mapping[Callable[[], Iterator[Any]], int] = {
     nobody_is_named: 49,
     full_disk_ends_the_site: 11,
     stray_artifacts: 28,
+    discarded_while_looked_at: 422,
+    lost_is_refused: 2,
     retired_is_guilty: 3193,
     no_reopening: 32,
     no_hold: 28,

@@ -32,17 +32,26 @@ from simulation.disk import Disks
 from simulation.faults import (
     FAULTS,
     FAULTS_END_S,
+    STORAGE_FAULTS,
     Fault,
     Undo,
     draw_faults,
     draw_liars,
     draw_shape,
+    draw_storage_faults,
     resume,
     with_staleness,
     with_visits,
 )
 from simulation.invariants import Referee
-from simulation.liars import Liar, draw_amending_habits, draw_chain_habits, draw_habits
+from simulation.liars import (
+    REPEATING_HABITS,
+    Liar,
+    draw_amending_habits,
+    draw_chain_habits,
+    draw_habits,
+    draw_repeating_habits,
+)
 from simulation.loop import PROCESS, START_S, Crash, InlineExecutor, Process, Stuck, VirtualLoop
 from simulation.network import Failed, Network
 from simulation.programs import Roll, Upgrade, with_upgrades
@@ -143,6 +152,13 @@ class Simulation:
             chain = {name: draw_chain_habits(self.stream(f"chain habits of {name}")) for name in drawn}
             amending = {name: draw_amending_habits(self.stream(f"amendments of {name}")) for name in drawn}
             self.liars = {name: amending[name] + chain[name] + habits for name, habits in drawn.items()}
+        if liars is None:
+            repeating = {name: draw_repeating_habits(self.stream(f"repeats of {name}")) for name in drawn}
+            self.liars = {name: repeating[name] + habits for name, habits in self.liars.items()}
+        if faults is None:
+            slow = any(set(habits) & set(REPEATING_HABITS) for habits in self.liars.values())
+            storage_faults = draw_storage_faults(self.stream("storage"), self.shape, slow=slow)
+            self.faults = sorted([*self.faults, *storage_faults], key=lambda fault: fault.at_s)
         self._settled = False
         self.operators = Operators(self, list(self.acts), self.stream("operators"))
         self._hash, self._lines = hashlib.sha256(), list[str]()
@@ -291,7 +307,7 @@ class Simulation:
             if fault.kind in OF_RELAYS:
                 mend = OF_RELAYS[fault.kind](self, fault.site, fault)
             else:
-                mend = FAULTS[fault.kind](self, self.sites[fault.site], fault)
+                mend = {**FAULTS, **STORAGE_FAULTS}[fault.kind](self, self.sites[fault.site], fault)
             self.loop.call_later(fault.lasts_s, mend)
             undo.append(mend)
         await asyncio.sleep(max(0.0, began_s + FAULTS_END_S - self.loop.time()))
@@ -366,6 +382,8 @@ class Simulation:
         elif isinstance(error, errors.StateError) and site.program is not None and site.journal_is_newer:
             self.trace(f"{site.name} is refused the journal of a later program")
             site.programs.append(self.roll.last)
+        elif isinstance(error, errors.DiskError) and not site.disk.was_full:
+            self.referee.fail(f"{site.name} blames its disk, which is well: {error}")
         elif isinstance(error, FINAL) or not isinstance(error, errors.PeerError):
             self.referee.fail(f"{site.name} cannot go on: {type(error).__name__}: {error}")
         if not site.left:

@@ -276,6 +276,7 @@ class Site:
     journal_ahead: int = 0
     started_s: float = 0.0
     refusals: list[str] = field(default_factory=list)
+    vanished: set[str] = field(default_factory=set)
 
     @classmethod
     def enrol(cls, root: Path, name: str, shape: Shape, rng: random.Random) -> Site:

@@ -25,6 +25,9 @@ from peer.core import limits
 from peer.methods.registry import PLANS
 from simulation.loop import Process
 
+NUMBERS = 16
+"""Of an artifact, while no fault makes it larger."""
+NOT_A_NUMBER = b"\xff" * 4
 PIDS = itertools.count(1 << 23)  # above the system's largest: no signal meets a real process
 
 
@@ -33,6 +36,9 @@ class Watcher(Protocol):
 
     def fail(self, reason: str) -> None:
         """An invariant does not hold."""
+
+    def may_vanish(self, site: str, sha256: str) -> bool:
+        """Whether a fault deletes received files of a site."""
 
     def made(self, site: str, round: int, kind: str, sha256: str) -> None:
         """The worker has written an artifact."""
@@ -46,7 +52,7 @@ class Pace:
     """How a site's worker works now; faults change it."""
 
     work_s: float = 1.0
-    numbers: int = 16
+    numbers: int = NUMBERS
     hung_until_s: float = 0.0
     crashes: int = 0
 
@@ -176,13 +182,32 @@ class SimulatedWorker:
                 await asyncio.sleep(3600.0)
             if kind == "Train":
                 self._say("Progressed", order, stage=order["stage"], step=step, steps=steps, losses={"total": 0.5})
-        kind, facts = getattr(hands, kind.lower())(order)
+        try:
+            kind, facts = getattr(hands, kind.lower())(order)
+        except Unusable as error:
+            source = error.source
+            facts = {"origin": source["origin"], "sha256": source["artifact"]["sha256"], "lost": error.lost}
+            kind, facts = "ArtifactRejected", facts | {"reason": "its file is gone" if error.lost else "it holds a NaN"}
         self._say(kind, order, **facts)
 
     def _say(self, kind: str, order: Mapping[str, Any], **facts: Any) -> None:
         answer = {key: order[key] for key in ("generation", "round", "attempt") if key in order}
         if self._protocol is not None:
             self._protocol.data_received(json.dumps({"type": kind, **answer, **facts}).encode() + b"\n")
+
+
+def artifact_file(numbers: bytes) -> bytes:
+    """A safetensors file of one tensor, whose float32 numbers these bytes are."""
+    place = {"dtype": "F32", "shape": [len(numbers) // 4], "data_offsets": [0, len(numbers)]}
+    header = json.dumps({"w": place}).encode()
+    return struct.pack("<Q", len(header)) + header + numbers
+
+
+class Unusable(Exception):  # noqa: N818 - the name is the fact
+    """A source holds no numbers, or its file is gone."""
+
+    def __init__(self, source: Mapping[str, Any], *, lost: bool) -> None:
+        self.source, self.lost = source, lost
 
 
 class Hands:
@@ -260,8 +285,7 @@ class Hands:
     def _artifact(self, round: int, *, owner: str = "", steps: int = 0, kind: str = "") -> dict[str, Any]:
         """A fresh model, written durably."""
         numbers = self._pace.numbers
-        header = json.dumps({"w": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}).encode()
-        content = struct.pack("<Q", len(header)) + header + self._rng.randbytes(4 * numbers)
+        content = artifact_file(self._rng.randbytes(4 * numbers))
         digest = hashlib.sha256(content).hexdigest()
         files.write_file(files.artifact_path(self._home / "artifacts", digest), content)
         self._watcher.made(self._site, round, owner or self._site, digest)
@@ -277,8 +301,12 @@ class Hands:
         """Use a source: its file must be whole."""
         digest: str = source["artifact"]["sha256"]
         path = files.artifact_path(self._home / "artifacts", digest)
+        if not path.exists() and self._watcher.may_vanish(self._site, digest):
+            raise Unusable(source, lost=True)
         content = path.read_bytes() if path.exists() else b""
         assert hashlib.sha256(content).hexdigest() == digest, f"{self._site}: the file of a source is not whole: {path}"
+        if content.endswith(NOT_A_NUMBER * NUMBERS):
+            raise Unusable(source, lost=False)
         self._watcher.used(self._site, order, source)
         return digest
 

@@ -9,6 +9,7 @@ import pytest
 
 from peer.core import commands, events
 from peer.core.epochs import PaceRules
+from peer.core.limits import LOST_FILES_MAX
 from peer.core.messages import Unavailable
 from peer.core.phases import Phase
 
@@ -23,11 +24,11 @@ def begun(solo: Any, **rules: Any) -> Any:
     return site
 
 
-def rejected(site: Any, sha256: str, *, origin: str = "asia") -> list[commands.Command]:
-    """The worker finds an artifact unusable."""
-    order = site.order
+def rejected(site: Any, sha256: str, *, origin: str = "asia", lost: bool = False) -> list[commands.Command]:
+    """The worker finds an artifact unusable, or its file gone."""
+    order, reason = site.order, "its file is gone" if lost else "3 values are not finite"
     return site.feed(
-        events.ArtifactRejected(order.generation, order.round, order.attempt, origin, sha256, "3 values are not finite")
+        events.ArtifactRejected(order.generation, order.round, order.attempt, origin, sha256, reason, lost)
     )
 
 
@@ -157,6 +158,45 @@ def test_a_worker_that_rejects_what_nobody_sent_fails_like_one_that_crashes(solo
     rejected(site, artifact("asia", "never sent").sha256)
     assert site.site.phase == Phase.FAILED
     assert site.kinds.count("refused") == 0
+
+
+def test_a_received_artifact_whose_file_is_gone_is_fetched_again_and_nobody_is_named(solo: Any) -> None:
+    site = begun(solo)
+    site.deliver("asia")
+    (source,) = site.order.sources
+    rejected(site, source.artifact.sha256, lost=True)
+    assert (site.site.phase, list(site.fetches)) == (Phase.EXCHANGE, ["asia"])
+    assert site.body("discarded") == {"sha256": source.artifact.sha256, "lost": True}
+    site.restart()  # the journal alone says the same
+    assert site.site.phase == Phase.EXCHANGE
+    site.greet()
+    site.deliver("asia")
+    assert site.order.sources == (source,)
+    site.finish()
+    assert site.kinds.count("refused") == 0
+
+
+def test_an_artifact_that_is_lost_again_and_again_is_missing_and_nobody_is_named(solo: Any) -> None:
+    site = begun(solo)
+    for _ in range(LOST_FILES_MAX + 1):
+        site.deliver("asia")
+        rejected(site, site.order.sources[0].artifact.sha256, lost=True)
+    assert site.site.phase == Phase.TRAIN
+    assert site.order.sources == ()
+    assert site.body("chosen")["missing"] == {"asia": "lost"}
+    assert site.kinds.count("refused") == 0
+
+
+def test_of_several_artifacts_only_the_lost_one_is_fetched_again(solo: Any) -> None:
+    site = begun(solo, method="feddal", sites=("africa", "america", "asia", "europe"))
+    site.finish()
+    for name in list(site.fetches):
+        site.deliver(name)
+    lost = next(source for source in site.order.sources if source.origin == "asia")
+    rejected(site, lost.artifact.sha256, lost=True)
+    assert list(site.fetches) == ["asia"]
+    site.deliver("asia")
+    assert {source.origin for source in site.order.sources} == {"africa", "america", "asia"}
 
 
 @pytest.mark.parametrize(("fault", "failures"), [("memory", 1), ("crash", 4), ("hang", 2)])

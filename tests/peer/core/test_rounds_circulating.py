@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from peer.core import commands, copies, events, exchange
+from peer.core.limits import LOST_FILES_MAX
 from peer.core.messages import Unavailable
 from peer.core.phases import Phase
 from peer.core.roster import Sha256
@@ -249,6 +250,23 @@ def test_a_copy_that_is_unusable_at_home_is_replaced_by_the_own_one(solo: Any, a
     assert site.order.source.origin == "europe"
     assert site.body("refused") == {"origin": "asia", "reason": "shapes differ"}
     assert "slot_lost" in site.kinds
+    site.finish()
+    assert site.site.memory.model_is_home
+
+
+def test_a_copy_whose_file_is_gone_at_home_is_fetched_again_and_nobody_is_named(solo: Any, artifact: Any) -> None:
+    site = travelled(solo)
+    copy = artifact("europe", "copy", steps=20)
+    for _ in range(LOST_FILES_MAX):
+        site.deliver("asia", artifact=copy)
+        assert site.site.phase == Phase.ADOPT
+        order = (1, 1, site.order.attempt)
+        site.feed(events.ArtifactRejected(*order, "asia", copy.sha256, "its file is gone", lost=True))
+        assert (site.site.phase, list(site.fetches)) == (Phase.HANDBACK, ["asia"])
+    site.deliver("asia", artifact=copy)
+    site.feed(events.ArtifactRejected(1, 1, site.order.attempt, "asia", copy.sha256, "its file is gone", lost=True))
+    assert site.order.source.origin == "europe"
+    assert site.kinds.count("refused") == 0
     site.finish()
     assert site.site.memory.model_is_home
 

@@ -245,6 +245,21 @@ def test_a_return_that_the_worker_rejects_is_left_out(solo: Any) -> None:
     assert {source["site"] for source in committed["sources"]} == set(site.rules.visitors(1))
 
 
+def test_a_return_whose_file_is_gone_is_fetched_again(solo: Any) -> None:
+    site = to_returns(solo("europe", FOUR, **VISIT))
+    for name in site.rules.hosts(1):
+        site.deliver(name)
+    lost, kept = site.order.sources
+    order = (site.order.generation, site.order.round, site.order.attempt)
+    site.feed(events.ArtifactRejected(*order, lost.origin, lost.artifact.sha256, "its file is gone", lost=True))
+    assert (site.site.phase, list(site.fetches)) == (Phase.RETURNS, [lost.origin])
+    site.deliver(lost.origin)
+    assert {source.origin for source in site.order.sources} == {lost.origin, kept.origin}
+    site.finish()
+    assert site.body("committed")["missing_returns"] == {}
+    assert site.kinds.count("refused") == 0
+
+
 def test_a_visitor_that_the_worker_rejects_gets_no_return(solo: Any) -> None:
     site = to_train(to_exchange(solo("europe", FOUR, **VISIT)))
     bad, good = site.order.sources

@@ -75,7 +75,7 @@ WRITTEN: dict[str, list[dict[str, Any]]] = {
     "skipped": [{"from": 2, "publish": None}, {"from": 2, "publish": 9, "proven": {"asia": 9}}],
     "published": [{"artifact": MODEL}],
     "retired": [{"kept": None}, {"kept": [3, "asia"]}],
-    "discarded": [{"sha256": DIGEST}],
+    "discarded": [{"sha256": DIGEST}, {"sha256": DIGEST, "lost": True}],
     "regenerated": [{"generation": 2, "reported_by": "asia", "their_round": 4}],
     "adopted": [{"state": "", "artifact": None, "publish": 3}],
     "slot_lost": [{}],

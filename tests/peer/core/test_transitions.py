@@ -256,6 +256,7 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
         "cut": st.dictionaries(names(site), st.just("too far"), max_size=2),
         "fault": st.sampled_from(events.FAULTS),
         "reason": st.sampled_from(["because", "for another reason"]),
+        "lost": st.booleans(),
         "pulse": st.none() | PULSES,
         "greeting": GREETINGS,
         "epochs": grown(site),

@@ -10,7 +10,7 @@ import shutil
 import socket
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from typing import Any
 
 import grpc
@@ -241,6 +241,25 @@ async def test_a_disk_that_takes_no_artifact_ends_the_daemon_by_name(running: Ru
     with pytest.raises(DiskError, match=r"artifacts.* cannot be (written|used)"):
         await running.end("asia")
     del running.tasks["asia"]
+
+
+async def test_an_artifact_that_vanishes_before_the_daemon_has_it_is_made_again(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asia, losses = running.make("asia"), [True]
+    lacks = asia.store.lacks
+
+    def lose_one(digests: Collection[Sha256]) -> list[Sha256]:
+        return [losses.pop() and next(iter(digests))] if losses and digests else lacks(digests)
+
+    monkeypatch.setattr(asia.store, "lacks", lose_one)
+    await running.run("asia", asia)
+    await running.start("europe")
+    assert await running.end() == [commands.Exit(), commands.Exit()]
+    failed = [body["reason"] for kind, _, body in running.rows("asia") if kind == "work_failed"]
+    assert len(failed) == 1
+    assert failed[0].endswith("is gone")
+    assert running.kinds("asia").count("committed") == 3
 
 
 async def test_a_manifest_that_a_full_disk_took_back_is_not_served(

@@ -16,7 +16,7 @@ from peer.core import events, limits, rows
 from peer.core.messages import FEATURES, Artifact, Hello, Manifest, SignedManifest, TensorSpec
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.evidence import EquivocationWatch
-from peer.daemon.service import PeerAccount
+from peer.daemon.peer_account import PeerAccount
 from peer.demo.local_federation import LocalFederation
 from peer.identity import certificates
 from peer.records.history import History

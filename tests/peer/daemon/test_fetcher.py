@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
-import errno
 import hashlib
 import os
 import time
@@ -22,8 +21,8 @@ from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, EvaluationResult, Manifest, SignedManifest, TensorSpec, Unavailable
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rules import Rules
-from peer.daemon import fetcher
-from peer.daemon.fetcher import DISCARDED_SUFFIX, ArtifactFetcher, backoff_s
+from peer.daemon.artifact_store import ArtifactStore
+from peer.daemon.fetcher import ArtifactFetcher, backoff_s
 from peer.errors import CertificateError, DiskError, PeerError
 from peer.methods.registry import PLANS
 from peer.records.journal import Journal
@@ -131,12 +130,14 @@ class FetchingSite:
             pace=PaceRules(wait_max_s=100.0),
         )
         self.service = FakeService()
+        self.needed: set[Sha256] = set()
+        self.store = ArtifactStore(self.folder, needed=lambda: self.needed, fail=self.faults.put_nowait)
         self.fetcher = ArtifactFetcher(
             machine=SiteMachine(rules),
             client=self.client,  # type: ignore[arg-type]
             service=self.service,
             journal=self.journal,
-            artifacts=self.folder,
+            store=self.store,
             report=self.events.put_nowait,
             fail=self.faults.put_nowait,
             examine=lambda signed, manifest: None,
@@ -322,14 +323,12 @@ async def test_a_new_order_to_the_same_site_replaces_the_old(europe: FetchingSit
 
 
 async def test_parts_that_nobody_can_wait_for_any_more_are_deleted(europe: FetchingSite) -> None:
-    old, fresh = europe.folder / f"{'0a' * 32}.part", europe.folder / f"{'0b' * 32}.part"
-    for part, age_s in ((old, 101), (fresh, 50)):
-        part.write_bytes(b"half")
-        os.utime(part, (time.time() - age_s,) * 2)
+    old = europe.folder / f"{'0a' * 32}.part"
+    old.write_bytes(b"half")
+    os.utime(old, (time.time() - 101,) * 2)
     europe.fetcher.fetch(ORDER)
     await europe.answer()
     assert not old.exists()
-    assert fresh.exists()
 
 
 async def test_no_part_is_deleted_while_one_may_be_written(europe: FetchingSite) -> None:
@@ -428,154 +427,73 @@ async def test_a_bug_while_reporting_ends_the_errand_and_not_in_silence(
     assert "report not sent" in caplog.text
 
 
-def unsynced(europe: FetchingSite) -> list[str]:
-    return [file.stem for file in europe.folder.glob(f"*{UNSYNCED_SUFFIX}")]
+# --- what is on disk --------------------------------------------------------------------------------------------------
+def path_of(europe: FetchingSite) -> Path:
+    return europe.store.path(DIGEST)
 
 
-async def test_an_artifact_is_synced_once_this_site_receives_nothing(
-    europe: FetchingSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetcher, "QUIET_AFTER_S", 0.0)
-    synced = asyncio.Event()
-    loop, sync_artifacts = asyncio.get_running_loop(), fetcher.sync_artifacts
-
-    def sync(folder: Path, digests: list[Sha256]) -> None:
-        assert not europe.fetcher.receiving
-        sync_artifacts(folder, digests)
-        loop.call_soon_threadsafe(synced.set)
-
-    monkeypatch.setattr(fetcher, "sync_artifacts", sync)
+async def test_what_has_arrived_stays_until_the_state_machine_has_judged_it(europe: FetchingSite) -> None:
+    """A member that sends the same useless bytes for two rounds: what is refused for one is here for the next."""
     europe.fetcher.fetch(ORDER)
-    assert isinstance(await europe.answer(), events.ArtifactArrived)
-    await asyncio.wait_for(synced.wait(), LIMIT_S)
-    assert (unsynced(europe), europe.received()[0]["outcome"]) == ([], "complete")
+    arrived = await europe.answer()
+    europe.store.discard(DIGEST)
+    assert path_of(europe).exists()
+    europe.store.release(arrived.artifact.sha256)
+    assert not path_of(europe).exists()
 
 
-async def test_what_a_later_round_uses_need_not_be_on_disk_at_the_end_of_a_stage(europe: FetchingSite) -> None:
+async def test_what_is_awaited_is_not_discarded_meanwhile(europe: FetchingSite) -> None:
+    path_of(europe).write_bytes(CONTENT)
+    europe.client.go_on.clear()
     europe.fetcher.fetch(ORDER)
+    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    europe.store.discard(DIGEST)
+    assert path_of(europe).exists()
+    europe.client.go_on.set()
     assert isinstance(await europe.answer(), events.ArtifactArrived)
-    await europe.fetcher.sync(2)
-    assert unsynced(europe) == [DIGEST]
-    await europe.fetcher.sync(3)
-    assert unsynced(europe) == []
+    assert path_of(europe).exists()
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "refused"])
+async def test_a_fetch_that_ends_without_an_artifact_holds_nothing(europe: FetchingSite, ends: str) -> None:
+    path_of(europe).write_bytes(CONTENT)
+    europe.client.go_on.clear()
+    if ends == "refused":
+        europe.client.transfers = [Refused(ASIA, "not its turn")]
+    europe.fetcher.fetch(ORDER)
+    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    if ends == "refused":
+        europe.client.go_on.set()
+        assert isinstance(await europe.answer(), events.ArtifactRefused)
+    else:
+        task = europe.fetcher._tasks[ASIA, "train"]
+        europe.fetcher.cancel(ASIA, "train")
+        await asyncio.wait([task])
+    assert not path_of(europe).exists()
 
 
 async def test_a_model_that_comes_home_is_on_disk_before_it_has_arrived(europe: FetchingSite) -> None:
     europe.fetcher.fetch(dataclasses.replace(ORDER, purpose="handback"))
     assert isinstance(await europe.answer(), events.ArtifactArrived)
-    assert unsynced(europe) == []
-
-
-async def test_the_end_of_the_daemon_leaves_nothing_unsynced(europe: FetchingSite) -> None:
-    europe.fetcher.fetch(ORDER)
-    assert isinstance(await europe.answer(), events.ArtifactArrived)
-    await europe.fetcher.close()
-    assert unsynced(europe) == []
-
-
-async def test_a_discarded_artifact_loses_its_mark(europe: FetchingSite) -> None:
-    europe.fetcher.fetch(ORDER)
-    assert isinstance(await europe.answer(), events.ArtifactArrived)
-    europe.fetcher.discard(DIGEST)
-    assert unsynced(europe) == []
-
-
-async def test_a_disk_that_cannot_keep_artifacts_ends_the_daemon(
-    europe: FetchingSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(folder: Path, digests: list[Sha256]) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(fetcher, "sync_artifacts", fail)
-    europe.fetcher.fetch(ORDER)
-    assert isinstance(await europe.answer(), events.ArtifactArrived)
-    await europe.fetcher.sync(3)
-    assert europe.faults.get_nowait().message == f"artifacts cannot be kept in {europe.folder}: Input/output error"
-
-
-async def test_a_discarded_artifact_loses_its_name_at_once_and_a_later_one_of_that_name_stays(
-    europe: FetchingSite,
-) -> None:
-    path = europe.folder / f"{DIGEST}.safetensors"
-    path.write_bytes(b"old")
-    europe.fetcher.discard(DIGEST)
-    europe.fetcher.discard(DIGEST)  # after a crash its row may be there, and the file gone
-    assert not path.exists()
-    path.write_bytes(b"new")
-    await europe.fetcher.close()
-    assert [file.read_bytes() for file in europe.folder.iterdir()] == [b"new"]
-
-
-async def test_an_artifact_that_cannot_be_discarded_ends_the_daemon_with_a_fault_of_the_disk(
-    europe: FetchingSite,
-) -> None:
-    path = europe.folder / f"{DIGEST}.safetensors"
-    path.write_bytes(b"old")
-    path.with_suffix(DISCARDED_SUFFIX).mkdir()  # the file cannot be renamed, as on a disk that is read-only
-    europe.fetcher.discard(DIGEST)
-    fault = europe.faults.get_nowait()
-    assert isinstance(fault, DiskError)
-    assert fault.message.startswith(f"{path} cannot be deleted: ")
-    path.with_suffix(DISCARDED_SUFFIX).rmdir()
-
-
-def discard(europe: FetchingSite, number: int) -> None:
-    """Have so many artifacts discarded."""
-    for index in range(number):
-        former = Sha256(f"{index:064x}")
-        (europe.folder / f"{former}.safetensors").write_bytes(b"old")
-        europe.fetcher.discard(former)
-
-
-def discarded(europe: FetchingSite) -> int:
-    return len(list(europe.folder.glob(f"*{DISCARDED_SUFFIX}")))
-
-
-async def tidied(europe: FetchingSite) -> None:
-    """Wait until what was received is synced, and what need not stay deleted."""
-    assert europe.fetcher._tidying is not None
-    await asyncio.wait_for(europe.fetcher._tidying, LIMIT_S)
-
-
-async def test_one_discarded_artifact_stays_for_the_next_one_until_the_end(
-    europe: FetchingSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetcher, "QUIET_AFTER_S", 0.0)
-    discard(europe, 3)
-    await tidied(europe)
-    assert discarded(europe) == 1
-    await europe.fetcher.close()
-    assert discarded(europe) == 0
+    assert list(europe.folder.glob(f"*{UNSYNCED_SUFFIX}")) == []
 
 
 async def test_discarded_artifacts_make_room_for_a_new_one(europe: FetchingSite) -> None:
-    discard(europe, 1)
+    former = Sha256("00" * 32)
+    europe.store.path(former).write_bytes(b"old")
+    europe.store.discard(former)
     europe.client.transfers = [InsufficientSpace("larger than the free space")]
     europe.fetcher.fetch(ORDER)
     assert isinstance(await europe.answer(), events.ArtifactArrived)
-    await europe.fetcher.sync()
+    await europe.store.sync()
     assert [file.name for file in europe.folder.iterdir()] == [f"{DIGEST}.safetensors"]
 
 
-async def test_a_discarded_artifact_keeps_its_space_while_this_site_receives(
-    europe: FetchingSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetcher, "QUIET_AFTER_S", 0.0)
-    received_meanwhile: list[int] = []
-
-    def unlink(path: Path, missing_ok: bool = False) -> None:
-        if path.suffix == DISCARDED_SUFFIX:
-            received_meanwhile.append(len(europe.fetcher.receiving))
-        os.unlink(path)
-
-    monkeypatch.setattr(Path, "unlink", unlink)
+async def test_the_store_is_told_while_this_site_receives(europe: FetchingSite) -> None:
     europe.client.go_on.clear()
     europe.fetcher.fetch(ORDER)
-    await europe.client.began.wait()
-    discard(europe, 2)
-    for _ in range(10):  # passes of the loop, in which a deletion would begin
-        await asyncio.sleep(0)
+    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    assert not europe.store.quiet.is_set()
     europe.client.go_on.set()
-    assert isinstance(await europe.answer(), events.ArtifactArrived)
-    await tidied(europe)
-    assert received_meanwhile == [0]
+    await europe.answer()
+    assert europe.store.quiet.is_set()

@@ -19,7 +19,7 @@ from peer.core.roster import Sha256, SiteName
 from peer.daemon.addresses import AddressBook
 from peer.daemon.heartbeat import GREETINGS_AT_ONCE, Heartbeats
 from peer.daemon.notice_spread import NoticeSpread
-from peer.daemon.service import PeerAccount
+from peer.daemon.peer_account import PeerAccount
 from peer.demo.local_federation import LocalFederation
 from peer.transport.client import Refused, Unreachable
 from peer.transport.handshake import Diagnosis, Fault

@@ -28,7 +28,7 @@ from peer.core.messages import (
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import to_json
 from peer.daemon.service import DENIED_AGAIN_S, DENIED_ROWS_MAX
-from peer.errors import CertificateError
+from peer.errors import CertificateError, DiskError
 from peer.identity.certificates import key_digest
 from peer.records.ledger import Ledger
 from peer.transport.manifest import to_base64, verify_manifest
@@ -209,6 +209,36 @@ def test_an_intent_is_on_disk_before_the_first_byte_and_an_outcome_after_the_las
     assert site.service.sending == {}
     assert witness.verify() == []
     witness.close()
+
+
+def test_a_transfer_whose_end_the_ledger_cannot_keep_ends_the_daemon(
+    open_site: Callable[..., SiteUnderTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 2245 of the simulation: the disk was full for a while, and the daemon left with an open transfer."""
+    site = open_site()
+    grant = site.open(1, site.publish(1))
+
+    def fail(intent: int, *, bytes: int, outcome: str) -> None:
+        raise DiskError("the disk is full")
+
+    monkeypatch.setattr(site.ledger, "settle", fail)
+    site.service.record_sent(grant, size=1000, outcome="complete")
+    assert [fault.message for fault in site.faults] == ["the disk is full"]
+
+
+async def test_an_artifact_that_is_retired_while_it_leaves_stays_to_its_last_byte(
+    open_site: Callable[..., SiteUnderTest], tmp_path: Path
+) -> None:
+    site = open_site()
+    artifact = site.publish(1)
+    (tmp_path / "artifacts").mkdir()
+    grant = site.open(1, artifact)
+    grant.path.write_bytes(b"weights")
+    site.machine.memory.published.clear()
+    site.store.discard(artifact.sha256)
+    assert grant.path.exists()
+    site.service.record_sent(grant, size=1000, outcome="complete")
+    assert not grant.path.exists()
 
 
 @pytest.mark.parametrize("offset", [1001, 1 << 33])

@@ -24,9 +24,11 @@ from peer.core.messages import (
     SignedManifest,
     Unavailable,
 )
+from peer.errors import DiskError
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
+from peer.transport import client as peer_client
 from peer.transport import tls, wire
 from peer.transport.bounds import WireError
 from peer.transport.client import Misbehaved, Refused, Unreachable
@@ -353,6 +355,44 @@ async def test_what_is_already_here_is_not_sent(network, wanted):
     first = await africa.fetch(offer, network.inbox())
     assert await africa.fetch(offer, network.inbox()) == first
     assert len(europe.service.ledger) == 2
+
+
+async def test_what_vanishes_between_a_look_and_its_opening_is_fetched_again(network, wanted, monkeypatch):
+    """The member that ended every daemon: its bytes of a round were discarded while the next round looked at them."""
+    europe, africa, sample, offer = await offered(network, wanted)
+    first = await africa.fetch(offer, network.inbox())
+    check, looks = peer_client.check_safetensors_header, []
+
+    def discard_first(path, **facts):
+        looks.append(path)
+        if len(looks) == 1:
+            path.unlink()
+        check(path, **facts)
+
+    monkeypatch.setattr(peer_client, "check_safetensors_header", discard_first)
+    assert await africa.fetch(offer, network.inbox()) == first
+    assert first.read_bytes() == sample.path.read_bytes()
+    assert [row[0] for row in europe.service.ledger].count("intent") == 2
+
+
+@pytest.mark.parametrize("times", [1, peer_client.PARTS_VANISHED_MAX + 1])
+async def test_a_part_that_vanishes_is_received_again_but_not_for_ever(network, wanted, monkeypatch, times):
+    _, africa, sample, offer = await offered(network, wanted)
+    check, left = peer_client.check_safetensors_header, [times]
+
+    def unlink(path, **facts):
+        if left[0]:
+            left[0] -= 1
+            path.unlink()
+        check(path, **facts)
+
+    monkeypatch.setattr(peer_client, "check_safetensors_header", unlink)
+    if times > peer_client.PARTS_VANISHED_MAX:
+        with pytest.raises(DiskError, match="something deletes the files of"):
+            await africa.fetch(offer, network.inbox())
+    else:
+        path = await africa.fetch(offer, network.inbox())
+        assert path.read_bytes() == sample.path.read_bytes()
 
 
 async def test_two_fetches_of_one_artifact_send_it_once(network, wanted):

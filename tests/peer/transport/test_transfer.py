@@ -494,6 +494,17 @@ def test_a_file_is_held_only_with_the_right_content(folder):
     assert not is_complete(path, sha256=SHA256, size=len(CONTENT))
 
 
+def test_a_file_that_vanishes_between_two_looks_is_not_held(folder):
+    path = folder / FINAL
+    path.write_bytes(CONTENT)
+
+    def check(path):
+        path.unlink()
+        path.stat()
+
+    assert not is_complete(path, sha256=SHA256, size=len(CONTENT), check=check)
+
+
 async def test_a_thread_serves_one_file_after_the_other_and_few_are_kept(monkeypatch):
     monkeypatch.setattr(transfer.FileThread, "_idle", deque())
     threads = [transfer.FileThread() for _ in range(transfer.IDLE_THREADS_MAX + 3)]

@@ -10,7 +10,7 @@ import pytest
 
 from peer.core import commands, events
 from peer.core.commands import Source
-from peer.core.roster import SiteName
+from peer.core.roster import Sha256, SiteName
 from peer.training.artifact import write_artifact
 from peer.training.tensors import unpack
 
@@ -86,3 +86,18 @@ def test_a_visiting_model_is_tried_before_it_is_trained(sites: Any) -> None:
     order = commands.Train(1, 2, 1, "train", together.state["alpha"], (scaled(together, source),), source.origin)
     assert isinstance(together.do(order, "alpha"), events.ArtifactRejected)
     assert isinstance(together.do(dataclasses.replace(order, sources=(source,)), "alpha"), events.Trained)
+
+
+@pytest.mark.parametrize("method", ["fedskd", "proxyfl"])
+def test_a_source_whose_file_is_gone_is_lost_and_not_refused(sites: Any, method: str) -> None:
+    together = sites(method)
+    together.round(1)
+    source = from_peer(together, "beta")
+    gone = dataclasses.replace(source, artifact=dataclasses.replace(source.artifact, sha256=Sha256("ab" * 32)))
+    orders = {
+        "fedskd": commands.Train(1, 2, 1, "train", together.state["alpha"], (gone,), source.origin),
+        "proxyfl": commands.Aggregate(1, 2, 1, together.state["alpha"], (gone,)),
+    }
+    event = together.do(orders[method], "alpha")
+    assert isinstance(event, events.ArtifactRejected)
+    assert (event.lost, event.reason) == (True, "its file is gone")
