@@ -200,12 +200,17 @@ def test_the_story_of_a_round(enrolled: LocalFederation, folder: SiteFolder) -> 
     chosen = {"position": 0, "sources": [], "missing": {"europe": "silent"}, "waited_s": None, "below_quorum": False}
     greeted = {"event_number": 4, "event": "PeerGreeted", "peer": "europe"}
     ticked = {"event_number": 9, "event": "Ticked", "peer": ""}
-    append_rows(folder, ("opened", 1, {"sources": []}, greeted), ("chosen", 1, chosen, ticked))
+    lost, superseded = {"sha256": "ab" * 32, "lost": True}, {"sha256": "cd" * 32}
+    append_rows(folder, ("opened", 1, {"sources": []}, greeted), ("discarded", 1, lost), ("discarded", 1, superseded))
+    append_rows(folder, ("chosen", 1, chosen, ticked))
     story = shown(enrolled, "events", "--why", "1")
     assert story["state"] == "open"
     assert story["waited_for"] == [{"site": "europe", "outcome": "silent"}]
     assert story["went_on"] == {"because": "a deadline passed", "waited_s": None}
-    assert story["story"][0]["text"] == "asia began round 1 when europe said hello."
+    assert [sentence["text"] for sentence in story["story"][:2]] == [
+        "asia began round 1 when europe said hello.",
+        "The file of an artifact that asia had received was gone, so asia asked for it again.",
+    ]
     result = call(enrolled, "events", "--why", "1", "--site", "asia")
     assert result.exit_code == 0
     assert "asia did without europe: it was not heard for so long that it counts as silent." in result.stdout
