@@ -16,7 +16,7 @@ from peer.core.epochs import Epochs
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Purpose, Unavailable
 from peer.core.roster import Sha256, SiteName
 
-FAULTS = ("memory", "data", "configuration", "divergence", "crash", "hang")
+FAULTS = ("memory", "data", "configuration", "divergence", "crash", "hang", "disk")
 """Why the worker failed, by where the remedy lies."""
 Answer = Literal["taken", "refused", "none"]
 

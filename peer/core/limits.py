@@ -119,7 +119,7 @@ WORKER_START_S = 180.0  # torch and monai take 2 to 9 s, a cold network disk far
 WORKER_LINE_BYTES_MAX = 4 << 20  # one JSON line; a manifest's tensor list is the longest
 WORKER_RESTARTS_MAX = 3  # consecutive crashes at the same step before the site says that it failed
 HANG_RESTARTS_MAX = 1  # a crash costs seconds, a hang at least `hang_s`: a second one is no accident
-LOST_FILES_MAX = 3  # received files in a row that vanish before the worker has them: then the round goes on without
+LOST_FILES_MAX = 3  # in a round, so many files that vanish are fetched or made again; after that, it goes without
 CHECKPOINTS_KEPT = 3  # of the open round, the last committed one and the one before: to go back, and for a backup
 
 

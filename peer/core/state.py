@@ -70,6 +70,8 @@ class SiteState:
         self.departure = ""
         self.attempt = self.ordered = 0
         self.failures = 0
+        self.losses: Counter[int] = Counter()
+        """By round, how many received files were gone when the worker came to them."""
         self.alone = False
         self.round_ended = False
         self.now_s = 0.0

@@ -17,7 +17,11 @@ from peer.core.tasks import validation_metric
 
 Handler = Callable[[SiteState, Any], None]
 
-RESTARTS_MAX = {"crash": limits.WORKER_RESTARTS_MAX, "hang": limits.HANG_RESTARTS_MAX}
+RESTARTS_MAX = {
+    "crash": limits.WORKER_RESTARTS_MAX,
+    "hang": limits.HANG_RESTARTS_MAX,
+    "disk": limits.LOST_FILES_MAX,
+}
 """Faults that a new worker may mend, and how many failures in a row it may try after."""
 
 
@@ -174,14 +178,24 @@ def reject(site: SiteState, event: events.ArtifactRejected) -> None:
     rounds.go_on(site)
 
 
+def _forget_lost(site: SiteState, sha256: Sha256) -> bool:
+    """Forget a received artifact whose file is gone, so that it is fetched again; return whether that may be.
+
+    The losses of a round are bounded.
+    """
+    site.losses[site.number] += 1
+    if site.losses[site.number] > limits.LOST_FILES_MAX:
+        return False
+    site.persist(rows.DiscardedRow(site.number, sha256=sha256, lost=True))
+    return True
+
+
 def _fetch_again(site: SiteState, sha256: Sha256) -> None:
     """Go back to the exchange of a received artifact whose file is gone; nobody is named.
 
-    Where no exchange brings it any more, or it is lost again and again, the round goes on without it.
+    Where no exchange brings it any more, or files are lost again and again, the round goes on without it.
     """
-    site.failures += 1
-    if site.failures <= limits.LOST_FILES_MAX:
-        site.persist(rows.DiscardedRow(site.number, sha256=sha256, lost=True))
+    _forget_lost(site, sha256)
     if sha256 in {source.artifact.sha256 for source in site.sources_in_use()}:
         rounds.leave_out(site, sha256, missing_as="lost")
     rounds.go_on(site)
@@ -197,9 +211,7 @@ def reject_home(site: SiteState, event: events.ArtifactRejected) -> None:
     copies = {copy.artifact.sha256: copy for copy in site.artifacts_on_disk() if copy.artifact.owner == name}
     rejected = copies.pop(event.sha256, None)
     if rejected is not None and rejected.origin != name:
-        if event.lost and site.failures < limits.LOST_FILES_MAX:
-            site.failures += 1
-            site.persist(rows.DiscardedRow(site.memory.committed, sha256=event.sha256, lost=True))
+        if event.lost and _forget_lost(site, event.sha256):
             rounds.go_on(site)
             return
         if fetches.ask_earlier(site, rejected):

@@ -1,8 +1,8 @@
-"""The artifacts on one site's disk: the only object of the daemon that hands out, keeps and discards their files.
+"""The artifacts on one site's disk. The store alone decides what the daemon keeps and discards.
 
-Whoever waits for an artifact, or sends it, holds its digest: a held artifact is not discarded, and neither is one
-that the state machine needs. So an artifact that is refused in one round can be on its way for the next one.
-A received artifact whose file is gone is fetched again; it is never a fault of the disk.
+The fetcher and the service hold the digest of what they fetch and send. The transport reads and writes only files
+whose digests they hold. The store discards no artifact that is held or that the state machine needs. So an artifact
+that is refused in one round can be on its way for the next one.
 """
 
 from __future__ import annotations

@@ -439,7 +439,7 @@ class Daemon:
             digests = [artifact.sha256 for artifact in events.made_artifacts(event)]
             if missing := self.store.lacks(digests):
                 reason = f"its artifact {missing[0][:12]} is gone"
-                event = events.WorkFailed(event.generation, event.attempt, "crash", reason)
+                event = events.WorkFailed(event.generation, event.attempt, "disk", reason)
         ordered = self.machine.handle(event, now_s=loop.time())
         self._write_rows(ordered)
         for command in ordered:

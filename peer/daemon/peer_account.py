@@ -1,4 +1,4 @@
-"""What the daemon has to do with one peer, since it started."""
+"""What the daemon counts and remembers of each peer while it runs."""
 
 from __future__ import annotations
 

@@ -40,6 +40,7 @@ FAULTS: Mapping[str, type[errors.PeerError]] = {
     "data": errors.DataError,
     "configuration": errors.ModelError,
     "divergence": errors.ModelError,
+    "disk": errors.DiskError,
 }
 WATCH_AGAIN_S = 10.0
 """How long after its failure a watcher starts again: a lasting failure must not flood the log."""

@@ -1,11 +1,12 @@
 """Real daemons, real TLS, real workers on small synthetic volumes."""
 
+import functools
 import hashlib
 import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from fakes.datasets import write_cubes
 from fakes.warm import Warm
+from peer.core.roster import SiteName
 from peer.daemon import startup
 from peer.data.datalist import inspect_datalist
 from peer.demo.local_federation import LocalFederation
@@ -150,6 +152,19 @@ def wait_until(holds: Callable[[], Any], *, limit_s: float = END_S, what: Any = 
     raise AssertionError(what() if callable(what) else what) from down
 
 
+def until_done(loopback: LocalFederation, names: Iterable[str], *, limit_s: float = END_S) -> None:
+    """Wait until the rounds of each site are over. A daemon that ends meanwhile fails the test at once."""
+
+    def is_done(name: str) -> bool:
+        assert loopback.daemons[SiteName(name)].poll() is None, loopback.console(name)[-6000:]
+        return bool(loopback.show(name, "status")["phase"] == "done")
+
+    for name in names:
+        wait_until(
+            functools.partial(is_done, name), limit_s=limit_s, what=lambda name=name: loopback.console(name)[-6000:]
+        )
+
+
 def finish(loopback: LocalFederation, *, limit_s: float = END_S) -> dict[str, int | None]:
     """Wait for every daemon's end; the exit codes."""
     wait_until(
@@ -214,6 +229,7 @@ def tools() -> Any:
 
     class Tools:
         wait_until = staticmethod(wait_until)
+        until_done = staticmethod(until_done)
         finish = staticmethod(finish)
         finish_well = staticmethod(finish_well)
         rows = staticmethod(rows)

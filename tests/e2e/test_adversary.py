@@ -156,12 +156,7 @@ def after(found: Callable[..., LocalFederation], tools: Any) -> Aftermath:
             for name in HONEST:
                 loopback.start(name, "--stay")
             mallory.begin(after)
-            for name in HONEST:
-                tools.wait_until(
-                    lambda name=name: loopback.show(name, "status")["phase"] == "done",
-                    limit_s=400,
-                    what=lambda name=name: loopback.console(name)[-6000:],
-                )
+            tools.until_done(loopback, HONEST, limit_s=400)
             assert mallory.tried_all.wait(300)
             for name in HONEST:
                 after.peak_mb[name] = peak_mb(loopback.daemons[name].pid)  # type: ignore[index]

@@ -78,12 +78,7 @@ def test_bytes_that_are_refused_in_every_round_cost_their_sender_alone(
         try:
             for name in HONEST:
                 loopback.start(name, "--stay")
-            for name in HONEST:
-                tools.wait_until(
-                    lambda name=name: loopback.show(name, "status")["phase"] == "done",
-                    limit_s=300,
-                    what=lambda name=name: loopback.console(name)[-6000:],
-                )
+            tools.until_done(loopback, HONEST, limit_s=300)
             for name in HONEST:
                 records = tools.records(loopback, name)
                 assert [record["round"] for record in records] == list(range(1, ROUNDS + 1))

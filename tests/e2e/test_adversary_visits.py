@@ -176,12 +176,7 @@ def aftermath(found: Callable[..., LocalFederation], tools: Any) -> Any:
         try:
             for name in HONEST:
                 loopback.start(name, "--stay")
-            for name in HONEST:
-                tools.wait_until(
-                    lambda name=name: loopback.show(name, "status")["phase"] == "done",
-                    limit_s=400,
-                    what=lambda name=name: loopback.console(name)[-6000:],
-                )
+            tools.until_done(loopback, HONEST, limit_s=400)
             rows = {name: tools.rows(loopback, name) for name in HONEST}
             records = {name: tools.records(loopback, name) for name in HONEST}
         finally:

@@ -38,7 +38,7 @@ class Watcher(Protocol):
         """An invariant does not hold."""
 
     def may_vanish(self, site: str, sha256: str) -> bool:
-        """Whether a fault deletes received files of a site."""
+        """Whether a fault has deleted this file of a site."""
 
     def made(self, site: str, round: int, kind: str, sha256: str) -> None:
         """The worker has written an artifact."""

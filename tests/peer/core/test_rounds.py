@@ -9,7 +9,7 @@ import pytest
 
 from peer.core import commands, events
 from peer.core.epochs import PaceRules
-from peer.core.limits import LOST_FILES_MAX
+from peer.core.limits import LOST_FILES_MAX, WORKER_RESTARTS_MAX
 from peer.core.messages import Unavailable
 from peer.core.phases import Phase
 
@@ -184,6 +184,30 @@ def test_an_artifact_that_is_lost_again_and_again_is_missing_and_nobody_is_named
     assert site.site.phase == Phase.TRAIN
     assert site.order.sources == ()
     assert site.body("chosen")["missing"] == {"asia": "lost"}
+    assert site.kinds.count("refused") == 0
+
+
+def test_losses_are_no_crashes_of_the_worker(solo: Any) -> None:
+    """A worker that then crashes once more is started again, and its crash costs no peer an artifact."""
+    site = begun(solo)
+    for _ in range(LOST_FILES_MAX):
+        site.deliver("asia")
+        rejected(site, site.order.sources[0].artifact.sha256, lost=True)
+    site.deliver("asia")
+    for _ in range(WORKER_RESTARTS_MAX):
+        site.fail("crash")
+        assert [source.origin for source in site.order.sources] == ["asia"]
+    assert site.kinds.count("refused") == 0
+
+
+def test_a_site_that_loses_what_it_makes_fails_by_itself_and_names_nobody(solo: Any) -> None:
+    site = begun(solo)
+    site.deliver("asia")
+    for _ in range(LOST_FILES_MAX):
+        site.fail("disk", "its artifact is gone")
+        assert site.site.phase == Phase.TRAIN
+    site.fail("disk", "its artifact is gone")
+    assert (site.site.phase, site.site.failure) == (Phase.FAILED, "disk: its artifact is gone")
     assert site.kinds.count("refused") == 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from peer.core import access, commands, events
+from peer.core.commands import Source
 from peer.core.messages import Unavailable
 from peer.core.phases import Phase
 from peer.core.roster import RoundKey, Sha256, SiteName
@@ -22,6 +23,12 @@ from peer.core.status import plan_of, waiting_for
 VECTORS = json.loads((Path(__file__).parents[3] / "proto" / "vectors" / "visits.json").read_text())
 FOUR = ("africa", "america", "asia", "europe")
 VISIT: dict[str, Any] = {"method": "fedvisit"}
+
+
+def rejected(site: Any, source: Source, reason: str, *, lost: bool = False) -> None:
+    """The worker finds an artifact of its order unusable, or its file gone."""
+    order = (site.order.generation, site.order.round, site.order.attempt)
+    site.feed(events.ArtifactRejected(*order, source.origin, source.artifact.sha256, reason, lost))
 
 
 def circle(ring: tuple[int, ...]) -> list[int]:
@@ -233,8 +240,7 @@ def test_a_return_that_the_worker_rejects_is_left_out(solo: Any) -> None:
     for name in site.rules.hosts(1):
         site.deliver(name)
     bad, good = site.order.sources
-    order = (site.order.generation, site.order.round, site.order.attempt)
-    site.feed(events.ArtifactRejected(*order, bad.origin, bad.artifact.sha256, "it is scaled"))
+    rejected(site, bad, "it is scaled")
     assert site.site.phase == Phase.AGGREGATE
     assert [source.origin for source in site.order.sources] == [good.origin]
     assert site.body("refused") == {"origin": bad.origin, "reason": "it is scaled"}
@@ -250,8 +256,7 @@ def test_a_return_whose_file_is_gone_is_fetched_again(solo: Any) -> None:
     for name in site.rules.hosts(1):
         site.deliver(name)
     lost, kept = site.order.sources
-    order = (site.order.generation, site.order.round, site.order.attempt)
-    site.feed(events.ArtifactRejected(*order, lost.origin, lost.artifact.sha256, "its file is gone", lost=True))
+    rejected(site, lost, "its file is gone", lost=True)
     assert (site.site.phase, list(site.fetches)) == (Phase.RETURNS, [lost.origin])
     site.deliver(lost.origin)
     assert {source.origin for source in site.order.sources} == {lost.origin, kept.origin}
@@ -263,8 +268,7 @@ def test_a_return_whose_file_is_gone_is_fetched_again(solo: Any) -> None:
 def test_a_visitor_that_the_worker_rejects_gets_no_return(solo: Any) -> None:
     site = to_train(to_exchange(solo("europe", FOUR, **VISIT)))
     bad, good = site.order.sources
-    order = (site.order.generation, site.order.round, site.order.attempt)
-    site.feed(events.ArtifactRejected(*order, bad.origin, bad.artifact.sha256, "it is not finite"))
+    rejected(site, bad, "it is not finite")
     asked: dict[str, Any] = {"for_round": 1, "purpose": "return"}
     assert access.answer(site.rules, site.site.memory, owner=bad.origin, **asked) == Unavailable.SKIPPED
     assert access.answer(site.rules, site.site.memory, owner=good.origin, **asked) == Unavailable.NOT_YET

@@ -256,9 +256,9 @@ async def test_an_artifact_that_vanishes_before_the_daemon_has_it_is_made_again(
     await running.run("asia", asia)
     await running.start("europe")
     assert await running.end() == [commands.Exit(), commands.Exit()]
-    failed = [body["reason"] for kind, _, body in running.rows("asia") if kind == "work_failed"]
-    assert len(failed) == 1
-    assert failed[0].endswith("is gone")
+    failed = [body for kind, _, body in running.rows("asia") if kind == "work_failed"]
+    assert [body["fault"] for body in failed] == ["disk"]
+    assert failed[0]["reason"].endswith("is gone")
     assert running.kinds("asia").count("committed") == 3
 
 
