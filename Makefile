@@ -5,23 +5,33 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
-	--durations 10
+# Tests wait for processes, sockets and disks: more of them at once than there are cores keeps the cores busy.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --durations 10 -r s
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench gpu soak fuzz chaos dist node clean
+.PHONY: help demo test ci tests nightly lint bench gpu soak fuzz chaos dist node clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.run ## four daemons on loopback, real data, one table at the end
 	$(BIN)/mhfl-peer demo
 
-test: $(VENV)/.test ## the suite; make test SLOW=only runs its slow rest, SLOW=1 both
-	$(PYTEST) $(if $(SLOW),-m '$(if $(filter only,$(SLOW)),slow)')
+test: $(VENV)/.test ## the quick tests
+	$(PYTEST) --numprocesses $$(($(CORES) + 1)) -m 'not e2e and not nightly'
 
-lint: $(VENV)/.lint ## style, types, and whether what is generated is fresh
+ci: $(VENV)/.test ## what a change must pass: lint, and all tests but the nightly ones; .ci/run calls it
+	$(MAKE) --jobs 2 --output-sync=target lint tests
+
+tests: $(VENV)/.test
+	$(PYTEST) --numprocesses $$((2 * $(CORES))) -m 'not nightly'
+
+nightly: $(VENV)/.fuzz ## the long rest: nightly tests, 10,000 seeds, fuzz, chaos; its result goes into tests/nightly.txt
+	$(BIN)/python tests/nightly.py
+
+lint: $(VENV)/.test ## style, types, and whether what is generated is fresh
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -44,7 +54,7 @@ fuzz: $(VENV)/.fuzz ## look for bytes that break a parser; make fuzz SECONDS=600
 chaos: $(VENV)/.test ## kill, stop, starve and cut off real daemons; make chaos SECONDS=600; as root also networks and disks
 	$(BIN)/python tests/chaos/run.py --seconds $(or $(SECONDS),120)
 
-dist: $(VENV)/.release ## a release of HEAD in dist/: wheel, sdist, offline bundle, SBOM, checksums; INDEX=URL for torch
+dist: $(VENV)/.test ## a release of HEAD in dist/: wheel, sdist, offline bundle, SBOM, checksums; INDEX=URL for torch
 	$(BIN)/python deploy/release.py $(if $(INDEX),--index $(INDEX))
 
 node: ## the packages of tests/node, with which make test also runs a client in another language
@@ -75,17 +85,9 @@ $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt requirements/data.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(INSTALL) --no-build-isolation --editable '.[data,research,export,scalars,release,test]'
+	$(INSTALL) --no-build-isolation --editable '.[data,research,export,scalars,release,test,lint]'
 	touch $@
 
 $(VENV)/.fuzz: $(VENV)/.test
-	$(INSTALL) --no-build-isolation --editable '.[data,research,fuzz,test]'
-	touch $@
-
-$(VENV)/.release: $(VENV)/.run
-	$(INSTALL) --no-build-isolation --editable '.[data,research,release]'
-	touch $@
-
-$(VENV)/.lint: $(VENV)/.run
-	$(INSTALL) --no-build-isolation --editable '.[data,research,lint]'
+	$(INSTALL) --no-build-isolation --editable '.[data,research,fuzz]'
 	touch $@

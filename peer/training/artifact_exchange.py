@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -214,23 +215,16 @@ class ArtifactExchange:
 
     def _check_operations(self, network: Network) -> None:
         """``ValueError`` where a sample costs many times the operations that it costs in the own network."""
-        ratio, operations = self._settings.received_ratio_max, self._operations(network)
-        if not ratio or operations is None or operations <= RECEIVED_OPERATIONS_FLOOR:
+        ratio, size = self._settings.received_ratio_max, tuple(self._settings.data.input_size)
+        operations = _operations(json.dumps(network.spec, sort_keys=True), size) if ratio else None
+        if operations is None or operations <= RECEIVED_OPERATIONS_FLOOR:
             return
-        with torch.device("meta"):
-            own = self._operations(models.build(self._networks.dam.spec)) or 0
+        own = _operations(json.dumps(self._networks.dam.spec, sort_keys=True), size) or 0
         if operations > ratio * own:
             raise ValueError(
                 f"it takes {operations} multiply-accumulates for one sample, above {ratio:g} times this site's {own} "
                 "([limits] received_ratio_max)"
             )
-
-    def _operations(self, network: Network) -> int | None:
-        """Of one sample; ``None`` where the network does not run on the meta device."""
-        try:
-            return count_operations(network, self._settings.data.input_size)[0]
-        except Exception:  # somebody else's network; the probe on the CPU names what is wrong
-            return None
 
     def _read_state(self, source: Source, *, allow: Collection[str]) -> State:
         settings = self._settings
@@ -308,6 +302,18 @@ class ArtifactExchange:
         return {
             name: torch.zeros_like(tensor) if name.endswith(BATCH_COUNTER) else tensor for name, tensor in state.items()
         }
+
+
+@functools.lru_cache(maxsize=256)
+def _operations(spec: str, input_size: tuple[int, ...]) -> int | None:
+    """Of one sample in a network of a spec, which sites send in every round; ``None`` where it does
+    not run on the meta device.
+    """
+    try:
+        with torch.device("meta"):
+            return count_operations(models.build(json.loads(spec)), input_size)[0]
+    except Exception:  # somebody else's network; the probe on the CPU names what is wrong
+        return None
 
 
 def _sent_spec(network: Network, kind: Kind) -> Mapping[str, Any]:

@@ -27,6 +27,7 @@ MODULES = (
     "rounds",
     "overlap",
     "many",
+    "memory",
     "epochs",
     "status",
     "gpu",

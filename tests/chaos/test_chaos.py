@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(600),
 ]
 

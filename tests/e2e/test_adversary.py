@@ -11,7 +11,6 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,13 +22,12 @@ from peer.audit.verification import verify
 from peer.demo.local_federation import LocalFederation
 from peer.pb import peer_pb2 as pb
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 HONEST = ("asia", "europe")
 MALLORY = "mallory"
 PACE = "wait_max_s = 6\ndeadline_floor_s = 1\nbeat_s = 0.5\nsilence_s = 10\ngather_s = 60"
 NAMES = list(attacks.LIES)
-MEMORY_MB_MAX = 130
 """A daemon's peak; deploy/guarantees.md has the measured figures."""
 
 
@@ -41,7 +39,6 @@ class Aftermath:
     records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     answers: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     allowed: dict[str, frozenset[str]] = field(default_factory=dict)
-    peak_mb: dict[str, float] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     asked: int = 0
     folders: dict[str, Any] = field(default_factory=dict)
@@ -131,12 +128,6 @@ class Mallory:
         self.member.close()
 
 
-def peak_mb(pid: int) -> float:
-    """A process's peak of resident memory."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1000
-
-
 @pytest.fixture(scope="module")
 def after(found: Callable[..., LocalFederation], tools: Any) -> Aftermath:
     loopback = found(
@@ -159,7 +150,6 @@ def after(found: Callable[..., LocalFederation], tools: Any) -> Aftermath:
             tools.until_done(loopback, HONEST, limit_s=400)
             assert mallory.tried_all.wait(300)
             for name in HONEST:
-                after.peak_mb[name] = peak_mb(loopback.daemons[name].pid)  # type: ignore[index]
                 after.status[name] = loopback.show(name, "status")
                 after.rows[name], after.records[name] = tools.rows(loopback, name), tools.records(loopback, name)
             after.asked = mallory.server.asked["GetAmendments"]
@@ -196,12 +186,11 @@ def test_no_wrong_call_is_answered_or_shows_the_inside(after: Aftermath) -> None
     assert set(after.answers) == {(site, name) for site in HONEST for name in after.allowed}
 
 
-def test_the_honest_sites_end_and_keep_their_memory_and_ledgers(after: Aftermath) -> None:
+def test_the_honest_sites_end_and_keep_their_ledgers(after: Aftermath) -> None:
     for site in HONEST:
         assert [record["round"] for record in after.records[site]] == list(range(1, len(NAMES) + 1))
         assert all(set(record["missing"]) <= {MALLORY} for record in after.records[site])
         assert after.status[site]["failure"] in ("", None)
-        assert after.peak_mb[site] < MEMORY_MB_MAX, after.peak_mb
         assert verify(after.folders[site])["problems"] == []
 
 

@@ -18,7 +18,7 @@ from peer.audit.verification import verify
 from peer.demo.local_federation import LocalFederation
 from peer.pb import peer_pb2 as pb
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 HONEST = ("asia", "europe")
 MALLORY = "mallory"

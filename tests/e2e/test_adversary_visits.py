@@ -22,7 +22,7 @@ from adversary.member import COME_HOME, MODEL, NOT_YET, RETURN, SKIPPED, Artifac
 from peer.demo.local_federation import LocalFederation
 from peer.pb import peer_pb2 as pb
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 HONEST = ("asia", "europe")
 MALLORY = "mallory"

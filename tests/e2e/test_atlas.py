@@ -24,7 +24,7 @@ def site_of(folder: Path, width: int) -> str:
     return site_text(48, 48, 48, model=model, training=TRAINING, **files)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_region_similarity_trains_over_the_wire_with_116_aal_regions(tmp_path: Path, tools: Any) -> None:
     from peer.data.adapters import atlas
 

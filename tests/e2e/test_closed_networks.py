@@ -28,7 +28,7 @@ from peer.core.roster import SiteName
 from peer.demo.local_federation import LocalFederation
 from peer.records.ledger import Ledger
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SITES = ("africa", "america", "asia", "europe")
 CLOSED = ("africa", "asia")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.data, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.data, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 def test_a_demonstration_runs_daemons_and_the_pooled_bound_and_draws_its_page(tmp_path: Path) -> None:

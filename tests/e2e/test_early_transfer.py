@@ -13,7 +13,7 @@ from fakes.still import SITE, StillProcess
 from peer.demo.local_federation import LocalFederation
 from peer.records.journal import Journal
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 AFRICA, EUROPE = "africa", "europe"
 

@@ -70,7 +70,6 @@ def by_hand(loopback: LocalFederation, tools: Any) -> dict[str, dict[str, dict[s
     return matrix
 
 
-@pytest.mark.slow
 def test_every_site_learns_how_its_model_does_everywhere_though_one_is_killed_again_and_again(run, tools) -> None:
     def kill_twice(loopback: LocalFederation) -> None:
         for kind in ("guest", "measured"):
@@ -102,7 +101,7 @@ def test_every_site_learns_how_its_model_does_everywhere_though_one_is_killed_ag
         assert len(reports) == len(set(reports))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_method_whose_private_model_may_not_leave_says_so(run: Callable[..., LocalFederation], tools: Any) -> None:
     stages = '[stages.train]\nunit = "step"\ncount = 4\nlearning_rate = 1e-3\n'
     loopback = run(sites=tools.sites[:2], method="feddal", stages=stages, shared=PROXY, site=PERMITS)

@@ -39,12 +39,12 @@ def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
     return found(sites=("asia", "europe"), rounds=2, cold=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "delays_ms"),
     [
-        pytest.param(signal.SIGINT, range(0, 3000, 150), id="Ctrl-C"),
-        pytest.param(signal.SIGTERM, range(75, 3000, 450), id="SIGTERM"),
+        pytest.param(signal.SIGINT, range(0, 3000, 600), id="Ctrl-C"),
+        pytest.param(signal.SIGINT, range(150, 3000, 150), id="Ctrl-C-often", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, range(75, 3000, 450), id="SIGTERM", marks=pytest.mark.nightly),
     ],
 )
 def test_a_signal_at_any_moment_ends_the_start_quietly(

@@ -28,7 +28,7 @@ from peer.membership.signatures import endorse_as_founder
 from peer.records.folder_documents import status_when_down
 from peer.records.journal import Journal
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.e2e
 FAKES = Path(__file__).parents[1] / "fakes"
 WORKER = [sys.executable, "-I", "-S", str(FAKES / "worker.py"), "paced", "64", "all_to_all", "model", "train"]
 FOUNDERS = ("africa", "asia", "europe")

@@ -41,6 +41,12 @@ THREE_SITES = frozenset({"dflmoe", "fedcross", "feddal", "fedskd", "fedvisit", "
 """What differs from another method in its worker alone is shown by two sites, which start sooner."""
 
 
+PAIRS = frozenset(
+    {"dflmoe", "fedavg", "fedcross", "feddal", "fedproto", "fedskd", "fedvisit", "kt_pfl", "mh_pflid", "proxyfl"}
+)
+"""One method of each pair of pattern and artifacts: that daemons and simulator agree is a property of the pair."""
+
+
 COLD = "fedskd"
 """Its sites are started as an operator starts them: ``mhfl-peer start`` and ``python -m peer.training.worker``."""
 
@@ -70,8 +76,15 @@ def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[..., Loca
     return run
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", sorted(PLANS))
+def test_each_pair_of_pattern_and_artifacts_has_its_method() -> None:
+    pairs = [(PLANS[name].pattern, PLANS[name].sends) for name in PAIRS]
+    assert len(set(pairs)) == len(pairs)
+    assert set(pairs) == {(plan.pattern, plan.sends) for plan in PLANS.values() if plan.sends}
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=() if name in PAIRS else pytest.mark.nightly) for name in sorted(PLANS)]
+)
 def test_families_come_to_the_last_round_and_to_the_simulators_bits(run, simulated, tools, method: str) -> None:
     loopback, plan = run(method), PLANS[method]
     sites = loopback.federation.roster.names
@@ -100,7 +113,7 @@ def test_families_come_to_the_last_round_and_to_the_simulators_bits(run, simulat
         assert tools.weights(real, state) == tools.weights(home, state), f"{name} has other weights"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["fedavg", "fedvisit"])
 def test_weights_travel_as_bfloat16_with_the_simulators_bits(run, simulated, tools, method: str) -> None:
     loopback = run(method, top='wire = "bfloat16"')
@@ -115,7 +128,7 @@ def test_weights_travel_as_bfloat16_with_the_simulators_bits(run, simulated, too
         assert tools.weights(real, state) == tools.weights(simulation.home(name), state), f"{name} has other weights"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["fedskd", "fedproto"])
 def test_artifacts_of_the_round_before_give_the_simulators_bits(run, simulated, tools, method: str) -> None:
     loopback = run(method, schedule="[schedule]\nstaleness = 1\n")
@@ -133,7 +146,7 @@ def test_artifacts_of_the_round_before_give_the_simulators_bits(run, simulated, 
         assert all(len({records[name][round]["aggregate_sha256"] for name in names}) == 1 for round in range(ROUNDS))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_private_model_of_feddal_never_leaves(run: Callable[[str], LocalFederation], tools: Any) -> None:
     loopback = run("feddal")
     for name in tools.sites:
@@ -151,7 +164,7 @@ def test_the_private_model_of_feddal_never_leaves(run: Callable[[str], LocalFede
             assert not any(secret in content for secret in secrets)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sites_killed_in_a_round_of_visits_come_to_the_simulators_bits(found, simulated, tools) -> None:
     """One dies while it waits for its returns, one while it trains two visitors; nobody gives them up."""
     stages = '[stages.train]\nunit = "step"\ncount = 40\nlearning_rate = 1e-3\n'

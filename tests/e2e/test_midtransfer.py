@@ -16,7 +16,7 @@ from fakes.still import SITE, StillProcess
 from peer.core import limits
 from peer.demo.local_federation import LocalFederation
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 RUNS = int(os.environ.get("MHFL_KILL_RUNS", "3"))
 MEGABYTES = 100
@@ -36,7 +36,10 @@ def busy() -> Iterator[None]:
             loop.wait()
 
 
-@pytest.mark.parametrize(("run", "silence_s"), [(0, 5.0), *((run, limits.SILENCE_S) for run in range(1, RUNS))])
+@pytest.mark.parametrize(
+    ("run", "silence_s"),
+    [(0, 5.0), *(pytest.param(run, limits.SILENCE_S, marks=pytest.mark.nightly) for run in range(1, RUNS))],
+)
 def test_killed_in_mid_transfer(tmp_path: Path, tools: Any, run: int, silence_s: float) -> None:
     text = draft("midtransfer", schedule=DERANGEMENT, pace={"silence_s": silence_s, "beat_s": 0.5})
     loopback = LocalFederation.create(tmp_path, text, dict.fromkeys(SITES, SITE))

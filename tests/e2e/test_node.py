@@ -203,7 +203,6 @@ def test_it_takes_its_turn_and_is_refused_outside_it(
         assert not [row for row in loopback.show(other, "egress") if (row["peer"], row["round"]) == (NODE, round)]
 
 
-@pytest.mark.slow
 def test_it_follows_a_chain_of_amendments_and_leaves(
     chain: Chain, federation: tuple[LocalFederation, dict[str, StillProcess]], tools: Any
 ) -> None:

@@ -67,7 +67,6 @@ def heads_and_bodies(home: Path, state: str) -> tuple[dict[str, bytes], dict[str
     return head, {name: value for name, value in content.items() if name not in head}
 
 
-@pytest.mark.slow
 def test_a_site_without_the_package_refuses_with_what_to_install(federation: LocalFederation, tmp_path: Path) -> None:
     folder = federation.folder("asia")
     authority = enrolment.Authority.load(federation.home.parent / "ca", now=now())
@@ -99,7 +98,6 @@ def test_the_daemons_read_the_plan_without_torch(installed: Path) -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-@pytest.mark.slow
 def test_its_method_data_and_network_come_to_the_simulators_bits(federation: LocalFederation, simulated, tools) -> None:
     sites = federation.federation.roster.names
     for name in sites:

@@ -72,7 +72,7 @@ def segmented(document: dict[str, Any]) -> np.ndarray:
     return np.asanyarray(image.dataobj)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_model_of_a_running_site_segments_a_volume_of_another_size(site: str, tmp_path: Path, tools: Any) -> None:
     labels = volume(tmp_path, "new", (20, 16, 14), seed=99)
     (tmp_path / "broken.nii.gz").write_bytes(b"not a volume")

@@ -18,7 +18,7 @@ from peer.demo.local_federation import LocalFederation
 from peer.methods.registry import PLANS
 from peer.transport.manifest import decode_manifest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 ROUNDS = 3
 RESNET = {"name": "resnet10", "spatial_dims": 3, "in_channels": 1, "classes": 2}
@@ -60,7 +60,9 @@ def learned_and_frozen(loopback: LocalFederation, tools: Any, name: str, spec: A
     return {key: tensors[key] for key in tensors.keys() - frozen}, {key: tensors[key] for key in frozen}
 
 
-@pytest.mark.parametrize("method", ["fedskd", "fedvisit", "dflmoe", "fedavg"])
+@pytest.mark.parametrize(
+    "method", ["fedskd", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("fedvisit", "dflmoe", "fedavg"))]
+)
 def test_only_what_learns_travels_also_when_daemons_are_killed(
     found: Callable[..., LocalFederation], simulated: Any, tools: Any, encoder: Path, method: str
 ) -> None:

@@ -18,7 +18,7 @@ from fakes.warm import Warm
 from peer.core.roster import site_name
 from peer.demo.local_federation import LocalFederation
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 FORGER = Path(__file__).parent / "forger.py"
 DAEMON = Path(__file__).parents[1] / "fakes" / "daemon.py"

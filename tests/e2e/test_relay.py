@@ -13,7 +13,7 @@ from peer.demo.local_federation import LocalFederation, free_ports
 
 from .conftest import finish_well, records, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

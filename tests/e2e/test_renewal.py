@@ -31,7 +31,7 @@ from peer.transport.client import ExchangeClient, Refused
 from peer.transport.manifest import from_base64
 from peer.transport.tls import Pki
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 MEGABYTES = 100
 HELD_AFTER = 30 << 20

@@ -35,7 +35,7 @@ from peer.records.journal import Journal
 from peer.transport.client import ExchangeClient, NotAdmitted, Offer
 from peer.transport.wire import ArtifactRequest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 FOUNDERS = ("africa", "america", "asia", "europe", "oceania")
 REMAINING = ("africa", "america", "asia", "europe", "oslo")

@@ -21,7 +21,7 @@ from peer.identity import enrolment
 from peer.identity.bundle import Bundle
 from peer.records.ledger import Ledger
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SCHEDULE = '[schedule]\nkind = "derangement"\n'
 LATE_CLOCK = """

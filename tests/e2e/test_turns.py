@@ -16,7 +16,7 @@ import pytest
 from fakes.drafts import draft
 from peer.demo.local_federation import LocalFederation
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 FAKES = Path(__file__).parents[1] / "fakes"
 WORKER = (sys.executable, "-P", str(FAKES / "worker.py"), "in turns", "64")

@@ -23,7 +23,6 @@ from peer.records.journal import Journal
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.slow,
     pytest.mark.timeout(580),
 ]
 

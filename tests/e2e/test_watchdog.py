@@ -11,7 +11,7 @@ import pytest
 
 from peer.demo.local_federation import LocalFederation
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SCHEDULE = '[schedule]\nkind = "derangement"\n'
 

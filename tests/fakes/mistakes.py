@@ -287,7 +287,8 @@ def unsigned(bench: Bench) -> str:
 def not_next(bench: Bench) -> str:
     proposed(bench)
     words = ("federation", "amend", "--ca", bench.ca, "--site", "asia", "--rounds", "5")
-    assert run("--home", bench.loopback.home, *words).exit_code == 0
+    amended = run("--home", bench.loopback.home, *words)
+    assert amended.exit_code == 0, amended.output
     return bench.cli("federation", "enact", "hold.json", "--site", "asia")
 
 

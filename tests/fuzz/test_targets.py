@@ -31,7 +31,7 @@ def test_any_bytes_are_read_or_refused(name: str, content: bytes) -> None:
     TARGETS[name](content)
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", TARGETS)
 @given(data=st.data(), damages=DAMAGES)
 def test_damaged_inputs_are_read_or_refused(

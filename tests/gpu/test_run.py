@@ -13,7 +13,7 @@ import torch
 RUN = Path(__file__).parent / "run.py"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_every_step_of_the_figures_runs_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
@@ -26,7 +26,7 @@ def test_every_step_of_the_figures_runs_on_a_cpu(tmp_path: Path) -> None:
                 assert f"{network}, {precision}: {kind}" in labels
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_status_is_77() -> None:
     finished = subprocess.run([sys.executable, RUN], capture_output=True, text=True, timeout=300, check=False)

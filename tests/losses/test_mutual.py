@@ -171,7 +171,7 @@ def test_a_step_raises_the_proxys_classes_in_each_sample(top):
     assert (against < before).all()
 
 
-@pytest.mark.parametrize("top", [2, *(pytest.param(top, marks=pytest.mark.slow) for top in (1, 3))])
+@pytest.mark.parametrize("top", [2, *(pytest.param(top, marks=pytest.mark.nightly) for top in (1, 3))])
 def test_the_minimum_gives_each_of_the_proxys_classes_an_equal_share(top):
     private, proxy = models(4, 5)
     reached = descended(private, proxy, top, rate=4.0, steps=3000).softmax(1)

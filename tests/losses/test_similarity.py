@@ -192,7 +192,6 @@ def test_masks_of_each_sample():
     assert region_similarity_loss(dam, ktm, masks=own).item() == pytest.approx(reference(*rows), rel=1e-12)
 
 
-@pytest.mark.slow
 def test_gradcheck_through_every_term_into_both_networks():
     dam = [tap(2, 2, 4, 3, seed=23) + 0.1, tap(2, 3, 2, 2, seed=24) + 0.1]
     ktm = [tap(2, 1, 3, 4, seed=25) + 0.1, tap(2, 2, 1, 2, seed=26) + 0.1]

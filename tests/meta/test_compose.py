@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from peer.cli import PROGRAM
 from peer.config.schema import FederationConfig, SiteConfig, check_site
@@ -25,8 +26,6 @@ from peer.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED
 from peer.demo.local_federation import free_ports
 from peer.transport.proxy import Proxy, ProxyRefused
 from tests.meta.test_readme import problem, simple_commands
-
-yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: it comes with the extra `scalars`")
 
 DEPLOY = Path("deploy")
 NETWORK = DEPLOY / "network"
@@ -371,7 +370,7 @@ def test_a_new_ca_discards_what_an_earlier_one_left_in_the_mail(root: Path, tmp_
     assert (mail / "gate.pem").exists() == founded
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 def test_founder_and_relay_certify_by_the_scripts_alone(root: Path, tmp_path: Path) -> None:
     """The real program, as the containers run it; the relay begins, and ends in peace."""
     program, mail = tmp_path / "bin" / PROGRAM, tmp_path / "mail"

@@ -12,7 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
+import yaml
 
 from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.config.site_folder import SiteFolder, write_atomically
@@ -21,8 +23,6 @@ from peer.core.roster import SiteName
 from peer.daemon.metrics import METRICS
 from peer.errors import EXIT_CODES
 from peer.identity import enrolment
-
-yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra `scalars`")
 
 PROMETHEUS, GRAFANA = Path("deploy", "prometheus"), Path("deploy", "grafana", "mhfl-peer.json")
 SYSTEMD, KUBERNETES = Path("deploy", "systemd"), Path("deploy", "kubernetes")
@@ -270,7 +270,7 @@ def test_the_example_s_configuration_fits_the_pod(root: Path) -> None:
     assert site.metrics.listen.endswith(":9464")
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 def test_a_pod_enrols_its_site_once_and_takes_a_new_configuration(root: Path, tmp_path: Path) -> None:
     """Run the script that a pod runs before its daemon, with the pod's folders."""
     draft = (root / "deploy" / "examples" / "federation.toml").read_text()
@@ -317,6 +317,5 @@ def test_what_kustomize_makes_of_it_is_what_kubernetes_knows(root: Path) -> None
     pod = by_kind["StatefulSet"]["spec"]["template"]["spec"]
     for container in (*pod["initContainers"], *pod["containers"]):
         assert {"name": "SITE", "value": "europe"} in container["env"]
-    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     for document in objects:
         kubernetes_validate.validate(document, VERSION, strict=True)

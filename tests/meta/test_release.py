@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.e2e
+
 SECTION = re.compile(r"^## (\d+\.\d+\.\d+) - (\d{4}-\d{2}-\d{2})$", re.MULTILINE)
 EPOCH = 1_700_000_000
 
@@ -36,7 +38,6 @@ def test_version_changelog_wheel_and_manifests_are_one(root: Path, distributions
     assert re.findall(r"newTag: (\S+)", kustomization) == [released]
 
 
-@pytest.mark.slow
 def test_the_same_files_give_the_same_bytes(build: Callable[[Path], Any], distributions: Any, tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
@@ -104,9 +105,7 @@ def test_checksums_are_of_the_release_alone(release: ModuleType, tmp_path: Path)
     assert (tmp_path / release.SUMS).read_text().count("\n") == 1
 
 
-@pytest.mark.slow
 def test_the_sbom_names_what_is_installed_and_no_machine(release: ModuleType, root: Path, tmp_path: Path) -> None:
-    pytest.importorskip("cyclonedx_py", reason="cyclonedx-bom is not installed: it comes with the extra `release`")
     environment, wheel = tmp_path / "environment", fake_wheel(tmp_path, "mhfl_peer", "1.2.3")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     (packages,) = environment.glob("lib/python*/site-packages")

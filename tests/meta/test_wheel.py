@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.e2e
+
 PACKAGES = ("losses", "models", "peer")
 BESIDE = ("deploy", "proto", "requirements", "tests")
 """The folders of the sdist beside the packages."""
@@ -44,7 +46,6 @@ def test_the_sdist_holds_what_the_release_is_built_and_tested_from(distributions
     assert shipped >= {"CHANGELOG.md", "LICENSE", "Makefile", "README.md", "constraints.txt", "pyproject.toml"}
 
 
-@pytest.mark.slow
 def test_the_installed_wheel_runs(distributions: Any, tmp_path: Path) -> None:
     target = tmp_path / "target"
     pip("install", "--no-deps", "--no-index", "--no-compile", "--target", target, distributions.wheel)

@@ -32,7 +32,7 @@ def test_attention_and_recurrence_are_counted():
     assert describe("rnn", (180,))["multiply_accumulates"] == stem + lstm + 16 * 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MODELS)
 def test_every_network_can_be_described_as_it_comes(name):
     described = describe(name, (128,) if name in ONE_DIMENSIONAL else (32, 32))

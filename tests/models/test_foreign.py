@@ -67,7 +67,7 @@ def test_arguments_that_a_constructor_hands_to_its_base_count(hospital):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in NEEDED else pytest.mark.slow) for name in REMOTE_MONAI]
+    "name", [pytest.param(name, marks=() if name in NEEDED else pytest.mark.nightly) for name in REMOTE_MONAI]
 )
 def test_every_network_that_a_remote_spec_may_name(name):
     parameters, _ = _parameters(_monai_class(name))

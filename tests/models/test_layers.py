@@ -30,7 +30,6 @@ PROPOSALS: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PROPOSALS)
 def test_the_stages_and_the_head_of_networks_of_monai(name: str) -> None:
     hyper, features, head = PROPOSALS[name]
@@ -39,7 +38,6 @@ def test_the_stages_and_the_head_of_networks_of_monai(name: str) -> None:
     assert (report.features, report.head) == (features, head)
 
 
-@pytest.mark.slow
 def test_a_gate_of_one_cell_is_no_stage_and_a_norm_no_head() -> None:
     sizes: dict[str, Any] = {"in_channels": 1, "classes": 3}
     gated = list_layers(

@@ -18,7 +18,7 @@ print(json.dumps([loaded, "monai" in sys.modules, "scipy.signal" in sys.modules]
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_monai_did_without_can_be_imported_afterwards() -> None:
     root = Path(__file__).parents[2]
     finished = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, capture_output=True, text=True, check=False)

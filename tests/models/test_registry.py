@@ -26,7 +26,9 @@ CASES = [(name, dims) for name in MODELS for dims in ((1,) if name in ONE_DIMENS
 
 PARAMETERS = [
     pytest.param(
-        case, marks=() if case[1] == 2 or case[0] in ONE_DIMENSIONAL else pytest.mark.slow, id="{}-{}-D".format(*case)
+        case,
+        marks=() if case[1] == 2 or case[0] in ONE_DIMENSIONAL else pytest.mark.nightly,
+        id="{}-{}-D".format(*case),
     )
     for case in CASES
 ]

@@ -14,6 +14,8 @@ from fakes.drafts import EXPERIMENT
 from peer.errors import ConfigError
 from peer.extras import EXTRAS, missing_package, require_extra
 
+pytestmark = pytest.mark.e2e
+
 ROOT = Path(__file__).parents[2]
 BLOCKED = """
 import sys

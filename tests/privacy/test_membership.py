@@ -28,7 +28,7 @@ def test_an_overfitted_network_gives_its_training_samples_away() -> None:
     assert membership_auc(network, others, members) < 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("method", "rounds"),
     [(method, {1, 2}) for method in ("fedcross", "dflmoe", "mh_pflid", "fedproto", "fedmd", "scaffold")],
@@ -53,7 +53,7 @@ def test_a_row_has_the_mean_of_three_rounds_and_the_range_of_all() -> None:
     assert [cell.strip() for cell in row.split("|")[-6:-1]] == ["0.55", "0.70", "0.90", "0.50 to 0.90", "0.75"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_owner_of_a_visiting_model_attacks_its_hosts_by_what_came_home_and_by_the_pair() -> None:
     figures = measure("fedvisit", augmented=False, scale=QUICK | {"rounds": 2, "steps": 2})
     by_victim = {victim: [each for each in figures if each.victim == victim] for victim in ("the sender", "the host")}

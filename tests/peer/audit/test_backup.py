@@ -39,6 +39,8 @@ from peer.membership.folder import MembershipFolder
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 
+pytestmark = pytest.mark.e2e
+
 STATE = "round-000002/train"
 COMMITTED = {
     "sources": [],

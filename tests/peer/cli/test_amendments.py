@@ -273,7 +273,7 @@ def test_no_amendment_while_a_member_runs_a_program_that_cannot_follow_it(founde
     assert expelled.from_round == 8  # europe is heard in round 5, and may lead by two
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 def test_running_sites_hold_before_a_round_and_go_on_when_the_hold_ends(program: Any, founders_ca: Path) -> None:
     """The founder holds while no daemon runs, and ends the hold at a daemon, from which the other site hears."""
     home = program.loopback.home

@@ -194,7 +194,7 @@ def test_a_shell_completes_keys() -> None:
     assert [item.value for item in offered] == ["data.input_size=", "data.intensity="]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_network_from_elsewhere_is_tried(site_toml: Path) -> None:
     settings = ("data.datalist=scans/list.json", "model.name=monai.networks.nets.SEResNet50", "training.batch_size=2")
     words = [word for setting in settings for word in ("--set", setting)]

@@ -15,6 +15,8 @@ from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
 from peer.transport.control import ControlServer, OperatorCalls
 
+pytestmark = pytest.mark.e2e
+
 LIMIT_S = 30.0
 
 
@@ -51,7 +53,6 @@ def test_a_daemon_pauses_goes_on_and_leaves(enrolled: LocalFederation, program: 
     assert call(enrolled, "health").exit_code == 14
 
 
-@pytest.mark.slow
 def test_a_frozen_daemon_is_not_called_down(enrolled: LocalFederation, program: Any) -> None:
     process = program.start_and_wait("asia")
     os.kill(process.pid, signal.SIGSTOP)

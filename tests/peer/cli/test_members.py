@@ -143,7 +143,7 @@ def test_who_leaves_is_told_who_has_not_answered(
     assert ("not told yet" in run(*words).stdout) is bool(unreached)
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 def test_whose_answer_is_on_its_way_when_the_daemon_ends_counts_as_told(program: Any) -> None:
     program.start("europe", "mute")
     leaving = program.start("asia", "mute")
@@ -153,7 +153,7 @@ def test_whose_answer_is_on_its_way_when_the_daemon_ends_counts_as_told(program:
     assert leaving.wait(60) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 def test_a_notice_that_was_signed_while_no_daemon_ran_is_told_at_the_next_start(program: Any) -> None:
     home = program.loopback.home
     program.start_and_wait("europe")

@@ -67,7 +67,6 @@ def test_a_page_is_written_once(enrolled: LocalFederation, tmp_path: Path) -> No
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
 def test_the_dashboard_serves_until_ctrl_c_and_ends_quietly(enrolled: LocalFederation) -> None:
     command = [*PROGRAM, "--home", str(enrolled.home), "dashboard", "--site", "asia", "--json"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -192,7 +192,7 @@ def test_a_relay_refuses_what_is_no_chain_of_its_federation(
     assert "not signed" in refused("MembershipError", "relay", "amend", tmp_path / "wrong.json", *folder)
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 def test_a_running_relay_follows_within_seconds(
     amended: tuple[GovernedFederation, RelayFolder], tmp_path: Path
 ) -> None:

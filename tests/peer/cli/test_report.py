@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fakes.cli import drawn, run
 from peer.cli.report import _render
 from peer.errors import EXIT_CODES
@@ -56,14 +54,12 @@ def test_several_settings_are_told_apart() -> None:
 
 
 def test_a_folder_without_results_is_refused_in_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="pictures need the extra `research`")
     finished = run("report", tmp_path)
     assert EXIT_CODES[finished.exit_code].name == "UsageError"
     assert "there is no experiment.json" in finished.output
 
 
 def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="pictures need the extra `research`")
     (tmp_path / "experiment.json").write_text(json.dumps({"format": 99, "version": "3.0.0"}))
     finished = run("report", tmp_path, "--json")
     assert EXIT_CODES[finished.exit_code].name == "StateError"

@@ -20,6 +20,8 @@ from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
 from peer.records.ledger import Ledger
 
+pytestmark = pytest.mark.e2e
+
 DOCUMENTS = ("status", "rounds", "evaluation", "peers", "transfers", "egress", "events")
 LIMIT_S = 60.0
 

@@ -461,7 +461,7 @@ def test_a_site_that_is_dead_leaves_a_reason_and_no_hole(simulation: Any) -> Non
         assert last["global_test"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

@@ -269,7 +269,7 @@ def befall(run: Any, troubles: list[tuple[str, int, float, float]]) -> None:
         run.at(at_s, lambda action=action, name=name, long_s=long_s: getattr(run, f"{action}_for")(name, long_s))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=40, deadline=None, suppress_health_check=FIXTURES)
 @given(
     seed=st.integers(0, 2**32),
@@ -290,7 +290,7 @@ def test_kills_within_the_silence_limit_change_no_bit(
     assert run.final_states() == calm.final_states()
 
 
-@pytest.mark.parametrize("share", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [0.0, pytest.param(0.5, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_kill_between_any_two_commands_changes_no_bit(simulation: Any, method: str, share: float) -> None:
     fixed = {"rounds": 2, "method": method, "parameters": {"activation": share}, "schedule_kind": "ring"}
@@ -309,7 +309,7 @@ def test_a_kill_between_any_two_commands_changes_no_bit(simulation: Any, method:
         assert not {"skipped", "refused", "slot_lost"} & set(kinds)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=50, deadline=None, suppress_health_check=FIXTURES)
 @given(
     seed=st.integers(0, 2**32),

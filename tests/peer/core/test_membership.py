@@ -456,7 +456,7 @@ METHODS = ("fedavg", "fedskd", "fedcross", "dflmoe", "fedvisit", "feddal", "prox
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_sites_come_and_go_while_the_federation_runs(simulation: Any, method: str, seed: int) -> None:
     """One site joins, one is expelled, one leaves by a notice; all others reach the last round."""
     world = simulation(
@@ -479,7 +479,7 @@ def test_sites_come_and_go_while_the_federation_runs(simulation: Any, method: st
 
 
 @pytest.mark.parametrize("method", ["fedskd", "fedavg", "fedcross", "fedvisit"])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))])
 def test_who_learns_late_of_an_amendment_only_falls_back(simulation: Any, method: str, seed: int) -> None:
     """The amendment's round is past when the last site learns of it: nobody is accused, all finish."""
     world = simulation((*FOUR, "oceania"), seed=seed, newcomers=("oceania",), method=method, rounds=10)
@@ -503,7 +503,7 @@ def test_a_federation_that_holds_goes_on_where_it_was(simulation: Any) -> None:
     assert all([round for round, _ in world.committed(name)] == [1, 2, 3, 4, 5, 6] for name in FOUR)
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (5, 10, 15))])
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.nightly) for first in (5, 10, 15))])
 def test_whoever_comes_and_goes_every_journal_keeps_the_rules(first: int) -> None:
     for seed in range(first, first + 5):
         play(seed)
@@ -518,7 +518,7 @@ def test_what_an_expelled_site_sent_and_a_round_used_replaces_nothing_in_later_r
     play(5045)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_journal_keeps_the_rules_at_length() -> None:
     for seed in range(200, 300):
         play(seed)

@@ -64,7 +64,7 @@ def test_every_round_uses_what_its_origin_made_by_the_rule(simulation: Any, meth
         assert all(body["missing"] == {} for _, body in run.committed(name))
 
 
-@pytest.mark.parametrize("method", ["fedskd", pytest.param("dflmoe", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fedskd", pytest.param("dflmoe", marks=pytest.mark.nightly)])
 def test_kills_at_any_moment_change_no_bit(simulation: Any, method: str) -> None:
     fixed = {"rounds": 4, "method": method, "staleness": 1, "schedule_kind": "ring"}
     undisturbed = simulation(FOUR, **fixed)

@@ -24,7 +24,7 @@ HONEST = ("africa", "asia", "europe")
 PACE = PaceRules(wait_max_s=WAIT_MAX_S, linger_s=WAIT_MAX_S)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_every_site_reaches_the_last_round_beside_a_peer_that_lives_and_never_delivers(

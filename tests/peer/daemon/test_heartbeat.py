@@ -24,6 +24,8 @@ from peer.demo.local_federation import LocalFederation
 from peer.transport.client import Refused, Unreachable
 from peer.transport.handshake import Diagnosis, Fault
 
+pytestmark = pytest.mark.e2e
+
 LIMIT_S = 15.0
 EUROPE = SiteName("europe")
 

@@ -26,6 +26,8 @@ from peer.demo.local_federation import LocalFederation
 from peer.errors import CertificateError, ConfigError, LockedError, PortInUse, StateError, UsageError
 from peer.records.journal import Journal
 
+pytestmark = pytest.mark.e2e
+
 LIMIT_S = 60.0
 
 
@@ -187,7 +189,7 @@ def test_a_kill_leaves_a_site_that_starts_again(program: Any, folder: SiteFolder
     assert kinds(folder).count("initialised") == 1
 
 
-@pytest.mark.parametrize("lost", ["empty", pytest.param("missing", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lost", ["empty", "missing"])
 def test_a_lost_journal_ends_the_start_with_code_6_and_deletes_nothing(
     program: Any, folder: SiteFolder, lost: str
 ) -> None:

@@ -244,7 +244,7 @@ async def test_close_kills_a_worker_that_stays(setup: WorkerSetup) -> None:
     [
         ("signal.pause()", "did not compute"),
         ("os.kill(os.getpid(), signal.SIGSTOP)", "did not compute"),
-        pytest.param("while True: pass", "", marks=pytest.mark.slow),  # beside others it may compute too little
+        pytest.param("while True: pass", "", marks=pytest.mark.e2e),  # beside others it may compute too little
     ],
     ids=["waits", "stopped", "dead loop"],
 )
@@ -273,7 +273,7 @@ take()
     assert await setup.next() == events.Halted(1, 6)
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 async def test_a_worker_that_gives_signs_or_has_no_order_is_never_taken_for_hung(setup: WorkerSetup) -> None:
     """It works for twice as long as it may give no sign, and is idle for longer than that, too."""
     worker_process = setup.worker_process(

@@ -134,7 +134,6 @@ def test_one_site_that_cannot_be_read_does_not_hide_the_others(enrolled: LocalFe
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
 def test_a_running_site_says_what_it_waits_for(program: Any) -> None:
     program.start_and_wait("asia")
     (snapshot,) = FederationReader([program.loopback.folder("asia"), program.loopback.folder("europe")]).read()

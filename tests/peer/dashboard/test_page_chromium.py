@@ -15,7 +15,7 @@ from peer.demo.local_federation import LocalFederation
 from peer.records.snapshot import group_refusals, room_taken
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.e2e,
     pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium on this machine"),
 ]
 LETTER_PIXELS_MIN = 11.0
@@ -40,10 +40,26 @@ def eventful(sites: tuple[str, ...]) -> str:
     return write_page([federation(snapshot, site_snapshot(second, sites=sites))], version="1.2.3", live=True)
 
 
+VIEWS = [
+    (1400, "light"),
+    (400, "dark"),
+    pytest.param(1400, "dark", marks=pytest.mark.nightly),
+    pytest.param(400, "light", marks=pytest.mark.nightly),
+]
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 400])
-@pytest.mark.parametrize("sites", [SITES, LONG, SITES[:3], (*SITES, "oceania", "arctic", "antarctica", "x"), MANY])
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+@pytest.mark.parametrize(
+    "sites",
+    [
+        SITES,
+        MANY,
+        pytest.param(LONG, marks=pytest.mark.nightly),
+        pytest.param(SITES[:3], marks=pytest.mark.nightly),
+        pytest.param((*SITES, "oceania", "arctic", "antarctica", "x"), marks=pytest.mark.nightly),
+    ],
+)
 def test_a_page_is_legible(
     sites: tuple[str, ...], width: int, scheme: Literal["light", "dark"], tmp_path: Path
 ) -> None:
@@ -55,7 +71,7 @@ def test_a_page_is_legible(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
 def test_the_officers_page_is_legible(
     width: int, scheme: Literal["light", "dark"], tmp_path: Path, books: Any, enrolled: LocalFederation
 ) -> None:

@@ -12,15 +12,14 @@ from fakes import chromium
 from fakes.contact_sheets import page, sample
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.e2e,
     pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium on this machine"),
 ]
 CONTRAST_MIN = 4.5
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
 def test_the_sheet_is_legible(width: int, scheme: Literal["light", "dark"], tmp_path: Path) -> None:
     file = io.BytesIO()
     Image.new("L", (96, 160), 90).save(file, "PNG")

@@ -28,6 +28,8 @@ from peer.preflight.check import check
 from peer.preflight.finding import Finding
 from peer.preflight.peers import TRIED_MAX, ReachabilityCheck
 
+pytestmark = pytest.mark.e2e
+
 RunCheck = Callable[..., dict[str, Finding]]
 Edit = Callable[[Path, str, str], None]
 LIMIT_S = 15.0

@@ -373,7 +373,7 @@ def test_a_key_that_is_missing_names_its_row_wherever_it_is_read(path: Path) -> 
     journal.close()
 
 
-@pytest.mark.parametrize("bits", [100, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("bits", [100, pytest.param(500, marks=pytest.mark.nightly)])
 def test_a_flipped_bit_anywhere_is_damage_or_changes_nothing(path: Path, bits: int) -> None:
     """Half of the bits lie in pages' free space, which nothing reads."""
     journal = Journal(path)

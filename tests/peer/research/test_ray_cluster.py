@@ -40,7 +40,7 @@ def cluster() -> Iterator[Any]:
     nodes.shutdown()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_run_has_the_bits_of_joblib_s(cluster: Any, experiment: Write, tmp_path: Path) -> None:
     ours = prepare(Experiment.load(experiment()), tmp_path / "joblib")
@@ -63,7 +63,7 @@ def wait_in_the_first_try(folder: Path, keep: bool) -> tuple[str, str]:
     return folder.name, ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_node_that_does_not_see_the_folder_is_named(cluster: Any, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
@@ -73,7 +73,7 @@ def test_a_node_that_does_not_see_the_folder_is_named(cluster: Any, tmp_path: Pa
     assert f"does not see {missing}" in reason
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_run_whose_node_died_is_carried_out_on_another(cluster: Any, tmp_path: Path) -> None:
     def run() -> list[tuple[str, str]]:

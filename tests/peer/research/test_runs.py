@@ -123,7 +123,6 @@ def test_a_run_of_another_version_is_refused(experiment: Write, tmp_path: Path) 
 
 def test_a_folder_of_results_can_be_moved(experiment: Write, tmp_path: Path) -> None:
     path = experiment(replace={'pool = "pool/pool.json"': 'dataset = "digits"', "classes = 2": "classes = 10"})
-    pytest.importorskip("sklearn")
     (run, *_) = write_runs(path, tmp_path / "out")
     text = (run.folder / "sites/asia/site.toml").read_text()
     assert str(tmp_path) not in text
@@ -260,7 +259,6 @@ def test_an_entrys_own_split_does_not_say_what_is_tested(experiment: Write, tmp_
 
 
 def test_data_whose_preparation_was_ended_is_prepared_again(experiment: Write, tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
     path = experiment(replace={'pool = "pool/pool.json"': 'dataset = "digits"', "classes = 2": "classes = 10"})
     (tmp_path / "out/data.part/images").mkdir(parents=True)
     assert len(gather(Experiment.load(path), tmp_path / "out/data").entries) == 1797

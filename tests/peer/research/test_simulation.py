@@ -27,6 +27,8 @@ from peer.training.metrics import classification
 from peer.training.public_set import digest_images
 from peer.training.trainer import Trainer
 
+pytestmark = pytest.mark.e2e
+
 Write = Callable[..., Path]
 SITES = ("africa", "asia", "europe")
 
@@ -81,7 +83,7 @@ def test_what_is_kept_is_what_a_daemon_would_have(prepared: Callable[..., list[R
         assert list((run.folder / f"sites/{name}/gen-0001/checkpoints").glob("round-000002/*/dam.safetensors"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_best_round_on_validation_data_can_be_taken_home(prepared: Callable[..., list[Run]]) -> None:
     changes = {
         "rounds = 2\n": "rounds = 7\nevaluation_every = 1\n",
@@ -110,7 +112,7 @@ def test_the_best_round_on_validation_data_can_be_taken_home(prepared: Callable[
     "method",
     [
         "fedskd",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedcross", "mh_pflid", "dflmoe", "fedvisit")),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("fedcross", "mh_pflid", "dflmoe", "fedvisit")),
     ],
 )
 def test_an_interrupted_run_goes_on_to_the_same_bits(prepared, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
@@ -155,7 +157,7 @@ def test_averaging_ends_with_one_model(prepared: Callable[..., list[Run]]) -> No
 
 @pytest.mark.parametrize(
     "act",
-    [pytest.param(act, marks=() if act in ("scale", "steps") else pytest.mark.slow) for act in get_args(Act)],
+    [pytest.param(act, marks=() if act in ("scale", "steps") else pytest.mark.nightly) for act in get_args(Act)],
 )
 def test_an_insider_sends_something_else_and_the_others_go_on(prepared: Callable[..., list[Run]], act: str) -> None:
     links = f'[links.bad]\ninsider = "asia"\nact = "{act}"\n'
@@ -166,7 +168,7 @@ def test_an_insider_sends_something_else_and_the_others_go_on(prepared: Callable
         assert [sorted(row["cut"]) for row in sites[name]["rounds"]] == [expected] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_last_host_of_a_forged_copy_is_named_and_the_copy_before_gets_its_rounds(
     prepared: Callable[..., list[Run]],
 ) -> None:
@@ -183,7 +185,7 @@ def test_the_last_host_of_a_forged_copy_is_named_and_the_copy_before_gets_its_ro
     assert all(each == {"asia": "refused"} for each in refused)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_links_fail_by_the_seed(prepared: Callable[..., list[Run]]) -> None:
     methods, longer = "[methods.feddal]\n[links.half]\nloss = 0.5\n", {"rounds = 2": "rounds = 6"}
 
@@ -276,7 +278,7 @@ def test_similarities_of_networks_with_other_grids_can_be_compared(prepared: Cal
         assert arrays[name].shape == arrays[name.removesuffix("dam") + "ktm"].shape
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["fedmd", "kt_pfl"])
 def test_sites_of_an_experiment_predict_the_public_set_that_its_rows_pin(
     prepared: Callable[..., list[Run]], experiment: Write, tmp_path: Path, method: str

@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 # --- MLflow ----------------------------------------------------------------------------------------------------------
-@pytest.mark.slow
+@pytest.mark.e2e
 def test_mlflow_has_a_run_for_each_generation_and_resumes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tracker = MLflow(database_file(f"sqlite:///{tmp_path}/ml.db"))

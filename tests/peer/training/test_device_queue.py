@@ -163,7 +163,7 @@ def test_whoever_waits_gives_signs_of_life(tmp_path: Path) -> None:
     done.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 def test_one_at_a_time_computes_while_many_come_and_go(workers: Workers) -> None:
     many = [workers.start(turns=40) for _ in range(6)]
     for process in many:

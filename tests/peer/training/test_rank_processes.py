@@ -32,7 +32,7 @@ from peer.training.rank_processes import RankFailed, RankProcesses
 from peer.training.trainer import Trainer
 from peer.training.worker import EXIT_FAILED, EXIT_ORPHAN, run_rank
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(280)]
 ROOT = Path(__file__).parents[3]
 FOREVER = 10**6
 UNNORMED = {
@@ -102,7 +102,7 @@ def received(make_setting: Callable[..., WorkerSetting]) -> tuple[WorkerSetting,
     return setting, Source(SiteName("beta"), 1, artifact)
 
 
-@pytest.mark.parametrize("method", ["fedskd", "fedvisit"])
+@pytest.mark.parametrize("method", ["fedskd", pytest.param("fedvisit", marks=pytest.mark.nightly)])
 def test_two_rounds_of_two_processes_are_those_of_one(make_setting, tmp_path: Path, received, method: str) -> None:
     """The second round goes on from the moments of the first; its batches come from files, and are of 5 samples.
 
@@ -128,6 +128,7 @@ def test_two_rounds_of_two_processes_are_those_of_one(make_setting, tmp_path: Pa
     agree(results[1][2], results[2][2])
 
 
+@pytest.mark.nightly
 def test_a_stage_that_is_halted_goes_on_to_the_same_bits(make_setting, tmp_path: Path, received) -> None:
     """With the ranks that were there, and with new ones."""
     steps: list[int] = []
@@ -154,6 +155,7 @@ def test_a_stage_that_is_halted_goes_on_to_the_same_bits(make_setting, tmp_path:
     assert checkpoint_files(settings[0], straight) == checkpoint_files(settings[1], halted)
 
 
+@pytest.mark.nightly
 def test_a_rehearsal_has_every_rank_take_steps_and_listen_on_the_loopback_interface_alone(make_setting) -> None:
     setting = make_setting(model=UNNORMED, method={"name": "fedvisit"}, training={"processes": 2})
     with Team(setting) as team:
@@ -190,6 +192,7 @@ def test_a_rank_s_own_failure_ends_the_work_with_its_reason(make_setting) -> Non
         assert fault_of(caught.value) == "configuration"
 
 
+@pytest.mark.nightly
 def test_ranks_that_read_other_samples_do_not_train(make_setting, signals: Path) -> None:
     with Team(make_setting(model=UNNORMED, training={"processes": 2})) as team:
         state = initialise(team.trainer).state
@@ -326,6 +329,7 @@ def test_no_rank_outlives_a_worker_that_is_killed_even_one_that_hangs(worker: Wo
     wait_until_dead(ranks)
 
 
+@pytest.mark.nightly
 async def test_after_a_killed_rank_the_daemon_s_next_worker_goes_on(make_setting, tmp_path: Path) -> None:
     answers: asyncio.Queue[events.Event] = asyncio.Queue()
     setting = make_setting(model=UNNORMED, training={"processes": 2}, steps=FOREVER)
@@ -352,6 +356,7 @@ async def test_after_a_killed_rank_the_daemon_s_next_worker_goes_on(make_setting
         await worker.close()
 
 
+@pytest.mark.nightly
 def test_no_rank_outlives_a_worker_whose_daemon_is_gone(worker: Worker) -> None:
     ranks = worker.ranks()
     worker.socket.shutdown(socket.SHUT_RDWR)
@@ -359,6 +364,7 @@ def test_no_rank_outlives_a_worker_whose_daemon_is_gone(worker: Worker) -> None:
     wait_until_dead(ranks)
 
 
+@pytest.mark.nightly
 def test_an_interrupt_of_the_terminal_reaches_no_rank(worker: Worker) -> None:
     """The daemon hears it, and halts the worker; the ranks are there for the next stage."""
     ranks = worker.ranks()

@@ -44,7 +44,7 @@ LIKE_OTHERS = frozenset({"apfl", "dfml", "ditto", "fedavg_ft", "fedmd", "fedprox
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ())
+        pytest.param(name, marks=pytest.mark.nightly if name in LIKE_OTHERS else ())
         for name, plan in sorted(PLANS.items())
         if "time_series" not in plan.not_for
     ],

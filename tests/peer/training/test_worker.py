@@ -20,6 +20,8 @@ from peer.core import commands, events
 from peer.core.worker_protocol import FROM_WORKER, StillWorking, WorkerSetting, decode, encode
 from peer.training.worker import EXIT_FAILED, EXIT_ORPHAN, Inbox, confine, work
 
+pytestmark = pytest.mark.e2e
+
 FOREVER = 10**6
 
 
@@ -183,7 +185,6 @@ def worker_process(**environment: str) -> Iterator[tuple[Daemon, subprocess.Pope
         process.communicate()
 
 
-@pytest.mark.slow
 def test_a_worker_ends_with_its_daemon_in_the_middle_of_its_work(make_setting) -> None:
     setting: WorkerSetting = make_setting(steps=FOREVER)
     with worker_process() as (daemon, process):

@@ -504,7 +504,7 @@ async def test_a_cancelled_fetch_ends_the_stream_at_the_other_side(network, want
     assert europe.service.ledger[1][3] == "broken"
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 async def test_a_hundred_cuts_lose_no_byte_no_task_and_no_descriptor(network):
     """grpc.aio's client is known as unstable where connections drop often."""
     drawn = random.Random(20)

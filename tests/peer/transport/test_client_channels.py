@@ -24,6 +24,8 @@ from peer.transport import server, tls, wire
 from peer.transport.client import Refused, Unreachable
 from peer.transport.server import Refusal, Status
 
+pytestmark = pytest.mark.e2e
+
 PULSE = Heartbeat(1, 3, "train", 0.5, 3, 2)
 BENCH = Path(__file__).parents[2] / "bench" / "transfer.py"
 

@@ -179,7 +179,7 @@ def log_lines() -> Iterator[LogLines]:
     log.removeHandler(log_lines)
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 @needs_multicast
 async def test_a_flood_is_not_listened_to_and_not_held_against_those_who_come_after_it(
     network: Network, log_lines: LogLines

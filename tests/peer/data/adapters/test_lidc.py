@@ -123,7 +123,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 
 @pytest.mark.data
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_real_task_has_the_promised_sites(prepared: tuple[Path, dict[str, Any]]) -> None:
     out, summary = prepared
     assert summary["nodules"] == 2654
@@ -143,7 +143,7 @@ def test_the_real_task_has_the_promised_sites(prepared: tuple[Path, dict[str, An
 
 
 @pytest.mark.data
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_scaling_takes_the_size_out_of_the_real_task(prepared: tuple[Path, dict[str, Any]]) -> None:
     aucs = prepared[1]["floors"]
     assert aucs["volume"]["pooled"] > 0.85
@@ -152,7 +152,7 @@ def test_the_scaling_takes_the_size_out_of_the_real_task(prepared: tuple[Path, d
 
 
 @pytest.mark.data
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_real_volumes_load_with_monai_and_hold_one_volume(prepared: tuple[Path, dict[str, Any]]) -> None:
     out, _ = prepared
     reader = NibabelReader()

@@ -17,6 +17,8 @@ from peer.inference.export import graph
 from peer.inference.export.predictor import Predictor, Shares
 from peer.training.errors import UnusableConfigurationError
 
+pytestmark = pytest.mark.e2e
+
 CARD = {"site": "alpha", "checks": []}
 KINDS: dict[str, dict[str, Any]] = {
     "resnet5": {"spatial_dims": 3, "side": 16, "width": 2},
@@ -62,7 +64,7 @@ def test_a_network_is_a_pt2_file(name: str) -> None:
         expect_no_place(b"".join(map(archive.read, archive.namelist())))
 
 
-@pytest.mark.parametrize("name", [pytest.param("rnn", marks=pytest.mark.slow), "unet"])
+@pytest.mark.parametrize("name", [pytest.param("rnn", marks=pytest.mark.nightly), "unet"])
 def test_a_network_is_an_onnx_file(name: str) -> None:
     module, image = make_module(name, **KINDS[name])
     program = graph.trace(module, image, free_space=False, name=name)
@@ -80,7 +82,7 @@ def test_a_network_is_an_onnx_file(name: str) -> None:
     assert model.opset_import[0].version == graph.OPSET
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_super_resolution_takes_images_of_any_size() -> None:
     torch.manual_seed(0)
     network = models.create_model("srcnn", spatial_dims=2, in_channels=1, classes=1, width=4, scale=2)

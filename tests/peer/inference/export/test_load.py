@@ -20,6 +20,8 @@ from peer.inference.predict import predict
 from peer.training.errors import UnusableConfigurationError
 from peer.training.trainer import INITIAL, Trainer
 
+pytestmark = pytest.mark.e2e
+
 
 def test_a_file_has_its_own(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * (1 << 21))
@@ -60,7 +62,7 @@ def test_no_folder_is_taken_for_another_by_the_names_in_it(tmp_path: Path, name:
 MakeHospital = Callable[[str], Any]
 
 
-@pytest.mark.parametrize("name", [pytest.param("model.onnx", marks=pytest.mark.slow), "model.zip"])
+@pytest.mark.parametrize("name", [pytest.param("model.onnx", marks=pytest.mark.nightly), "model.zip"])
 def test_a_file_predicts_what_the_sites_mixture_predicts(
     make_mixing: Callable[..., Any], facts: dict[str, Any], tmp_path: Path, name: str
 ) -> None:
@@ -83,7 +85,7 @@ def test_a_file_predicts_what_the_sites_mixture_predicts(
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("segmentation", "bundle"), pytest.param("super_resolution", "model.onnx", marks=pytest.mark.slow)],
+    [("segmentation", "bundle"), pytest.param("super_resolution", "model.onnx", marks=pytest.mark.nightly)],
 )
 def test_label_maps_and_images_are_the_sites(
     make_hospital: MakeHospital, facts: dict[str, Any], tmp_path: Path, name: str, kind: str
@@ -212,7 +214,7 @@ def test_an_onnx_file_of_another_program_has_no_card(tmp_path: Path) -> None:
         open_model(tmp_path / "other.onnx")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_mixture_that_takes_all_memory_is_not_made(make_mixing, facts: dict[str, Any], tmp_path: Path) -> None:
     site = make_mixing()
     export(Trainer(site.setting), site.state, site.sources, form="bundle", out=tmp_path / "bundle", facts=facts)

@@ -29,6 +29,8 @@ from peer.training.trainer import INITIAL
 from tests.fakes import phantoms
 from tests.fakes.image_files import FRAMES, PIXELS, picture, volume
 
+pytestmark = pytest.mark.e2e
+
 MakeHospital = Callable[[str], Any]
 REQUIRED = (
     "version changelog monai_version pytorch_version numpy_version required_packages_version task description authors "  # noqa: SIM905

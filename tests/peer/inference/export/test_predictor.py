@@ -22,7 +22,7 @@ IMAGES = torch.randn(3, 2, 24, generator=torch.Generator().manual_seed(1))
     ("name", "parameters"),
     [
         pytest.param("dflmoe", {"mixing": "gate"}, id="heads"),
-        pytest.param("dflmoe_models", {}, id="models", marks=pytest.mark.slow),
+        pytest.param("dflmoe_models", {}, id="models", marks=pytest.mark.nightly),
     ],
 )
 def test_a_mixture_is_what_the_site_predicts_with(make_mixing, name: str, parameters: dict[str, Any]) -> None:

@@ -16,6 +16,8 @@ from peer.inference.export.load import digest
 from peer.inference.export.process import export, in_float32, main
 from peer.training.trainer import INITIAL, Trainer
 
+pytestmark = pytest.mark.e2e
+
 
 def answer_of(request: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(request)))

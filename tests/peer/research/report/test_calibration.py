@@ -38,7 +38,6 @@ def test_label_maps_have_no_calibration(make) -> None:
 
 
 def test_the_diagram_has_a_panel_a_method(make) -> None:
-    pytest.importorskip("matplotlib")
     results = read(make(methods=TWO, seeds=(0,), sites=("a", "b")))
     styles = plotting.assign_styles(TWO)
     with plotting.plot_style():

@@ -11,6 +11,8 @@ from peer.research.report.comparison import compare, summarise_method
 from peer.research.report.contents import build_report
 from peer.research.report.results import read
 
+pytestmark = pytest.mark.e2e
+
 SETTING = ("sites", "heterogeneous")
 TWO = {"Local": "local", "FedSKD": "fedskd"}
 LATE = [{"from_round": 3, "add": ["asia"], "leave": [], "expel": []}]

@@ -25,7 +25,6 @@ def test_a_curve_is_the_mean_over_runs(make) -> None:
 
 
 def test_a_method_that_is_evaluated_at_the_end_alone_is_a_marker_and_is_named(make) -> None:
-    pytest.importorskip("matplotlib")
     folder = make(methods={"Local": "local", "FedCross": "fedcross"}, seeds=(0,), sites=("a", "b"))
     for path in folder.glob("runs/*FedCross*/result.json"):
         document = json.loads(path.read_text())

@@ -2,10 +2,6 @@
 
 import re
 
-import pytest
-
-pytest.importorskip("matplotlib", reason="pictures need the extra `research`")
-
 from peer.research.report import plotting
 
 

@@ -13,7 +13,6 @@ def test_neighbours_of_two_clusters() -> None:
 
 
 def test_the_map_is_always_the_same() -> None:
-    pytest.importorskip("sklearn", reason="t-SNE needs the extra `research`")
     values = np.random.default_rng(0).normal(size=(40, 6))
     positions = embed(values)
     assert positions.shape == (40, 2)

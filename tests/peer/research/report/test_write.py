@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from peer.errors import DiskError
-
-pytest.importorskip("matplotlib", reason="pictures need the extra `research`")
-
 from peer.research.report.write import report
+
+pytestmark = pytest.mark.e2e
 
 VOID = {"meta"}
 ASD = {"paper": "FedSKD", "table": "II", "dataset": "FedASD", "setting": "heterogeneous"}
@@ -128,7 +127,7 @@ def test_the_document_has_the_main_table_as_numbers(classified: tuple[Path, dict
     ("kind", "picture"),
     [
         ("segmentation", "Segmentation"),
-        pytest.param("super_resolution", "Super-resolution", marks=pytest.mark.slow),
+        pytest.param("super_resolution", "Super-resolution", marks=pytest.mark.nightly),
     ],
 )
 def test_dense_tasks_show_samples(make, kind: str, picture: str) -> None:
@@ -146,7 +145,7 @@ def test_volumes_are_cut(make) -> None:
     assert not (folder / "report/tables/bootstrap.csv").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_several_partitions_have_files_of_their_own_and_old_ones_go(make) -> None:
     folder = make(methods={"Local": "local"}, seeds=(0,), partitions=("a", "b"), insight=False)
     old = folder / "report/tables/auc.csv"

@@ -17,7 +17,7 @@ SITES = ("alpha", "beta", "gamma")
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(name, marks=() if name == "feddal" else pytest.mark.slow)
+        pytest.param(name, marks=() if name == "feddal" else pytest.mark.e2e)
         for name in sorted(PLANS.keys() - {"fedcross", "fedcross_ft", "lc_fed"})
     ],
 )
@@ -57,7 +57,7 @@ PLAIN_MEANS = ("fedavg", "fedprox", "fedbn", "lg_fedavg", "ditto", "fedrep")
         "mh_pflid",
         "feddal",
         "scaffold",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in PLAIN_MEANS),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in PLAIN_MEANS),
     ],
 )
 def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_rest(sites: Any, method: str) -> None:
@@ -93,9 +93,9 @@ def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_re
         ("lg_fedavg", "head", None),
         ("feddal", "proxy", "dam"),
         ("proxyfl", "proxy", "dam"),
-        pytest.param("ditto", "proxy", "dam", marks=pytest.mark.slow),
+        pytest.param("ditto", "proxy", "dam", marks=pytest.mark.nightly),
         ("fedproto", "prototype", "dam"),
-        pytest.param("fedmd", "prediction", "dam", marks=pytest.mark.slow),
+        pytest.param("fedmd", "prediction", "dam", marks=pytest.mark.nightly),
         ("mh_pflid", "messenger", "dam"),
     ],
 )

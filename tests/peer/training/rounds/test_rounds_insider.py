@@ -39,7 +39,7 @@ def test_every_kind_of_artifact_has_a_method_here() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind in ("model", "proxy") else pytest.mark.slow) for kind in KINDS]
+    "kind", [pytest.param(kind, marks=() if kind in ("model", "proxy") else pytest.mark.nightly) for kind in KINDS]
 )
 def test_an_insider_forges_any_kind_of_artifact(sites: Any, kind: str) -> None:
     together = sites(METHOD_OF[kind])

@@ -16,6 +16,8 @@ from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
 from peer.training.tensors import pack
 
+pytestmark = pytest.mark.e2e
+
 SITES = ("alpha", "beta", "gamma")
 
 

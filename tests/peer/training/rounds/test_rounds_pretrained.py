@@ -18,6 +18,8 @@ from peer.inference.export.predictor import build, build_predictor
 from peer.training.errors import UnusableWeightsError
 from peer.training.trainer import Trainer
 
+pytestmark = pytest.mark.e2e
+
 SITES = ("alpha", "beta", "gamma")
 SIZES = {"spatial_dims": 1, "in_channels": 2, "classes": 2}
 ADAPTERS = {"layers": ["layer1", "layer2"], "rank": 2, "alpha": 4.0}
@@ -70,21 +72,21 @@ def check_artifacts(together: Any, *, base: str) -> None:
     "method",
     [
         "fedskd",
-        pytest.param("fedvisit", marks=pytest.mark.slow),
-        pytest.param("dflmoe", marks=pytest.mark.slow),
+        pytest.param("fedvisit", marks=pytest.mark.nightly),
+        pytest.param("dflmoe", marks=pytest.mark.nightly),
         "fedavg",
-        pytest.param("fedprox", marks=pytest.mark.slow),
-        pytest.param("fedbn", marks=pytest.mark.slow),
-        pytest.param("fedrep", marks=pytest.mark.slow),
-        pytest.param("scaffold", marks=pytest.mark.slow),
-        pytest.param("ditto", marks=pytest.mark.slow),
-        pytest.param("apfl", marks=pytest.mark.slow),
-        pytest.param("lg_fedavg", marks=pytest.mark.slow),
-        pytest.param("dfml", marks=pytest.mark.slow),
-        pytest.param("dflmoe_models", marks=pytest.mark.slow),
+        pytest.param("fedprox", marks=pytest.mark.nightly),
+        pytest.param("fedbn", marks=pytest.mark.nightly),
+        pytest.param("fedrep", marks=pytest.mark.nightly),
+        pytest.param("scaffold", marks=pytest.mark.nightly),
+        pytest.param("ditto", marks=pytest.mark.nightly),
+        pytest.param("apfl", marks=pytest.mark.nightly),
+        pytest.param("lg_fedavg", marks=pytest.mark.nightly),
+        pytest.param("dfml", marks=pytest.mark.nightly),
+        pytest.param("dflmoe_models", marks=pytest.mark.nightly),
     ],
 )
-@pytest.mark.parametrize("limit", ["adapters", pytest.param("freeze", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("limit", ["adapters", pytest.param("freeze", marks=pytest.mark.nightly)])
 def test_a_frozen_encoder_with_what_learns_goes_through_rounds(
     alike: Any, pretrained: Any, method: str, limit: str
 ) -> None:

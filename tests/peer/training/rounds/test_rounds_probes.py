@@ -14,6 +14,8 @@ from peer.core.roster import Sha256, SiteName
 from peer.training.artifact import write_artifact
 from peer.training.tensors import unpack
 
+pytestmark = pytest.mark.e2e
+
 
 def from_peer(together: Any, site: str) -> Source:
     """The peer's artifact, on alpha's disk."""

@@ -14,6 +14,8 @@ from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.roster import SiteName
 
+pytestmark = pytest.mark.e2e
+
 SITES = ("alpha", "beta", "gamma")
 
 

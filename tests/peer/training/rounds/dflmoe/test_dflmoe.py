@@ -4,11 +4,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from peer.core import events
 from peer.training.artifact import write_artifact
+
+pytestmark = pytest.mark.e2e
 
 SITES = ("alpha", "beta", "gamma")
 

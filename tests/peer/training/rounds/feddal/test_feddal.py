@@ -24,7 +24,7 @@ def test_feddal_reports_its_consensus_and_trains_both(sites: Any, equal: Any) ->
     assert not any(equal(before[name], together.state_of("alpha", name)) for name in before)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_switches_of_feddal_change_what_is_learnt(sites: Any, equal: Any) -> None:
     states = {}
     for name, parameters in {
@@ -87,7 +87,7 @@ def test_a_proxy_of_another_spec_or_with_bad_values_is_refused(sites: Any, equal
     assert equal(before, together.state_of("alpha", "proxy"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_proxy_itself_has_learnt_the_task(readers: Any, accuracy: Any) -> None:
     together = readers("feddal", {"name": "resnet10", "width": 8}, learning_rate=1e-3, rounds=5)
     for site, trainer in together.trainers.items():

@@ -42,7 +42,7 @@ def test_the_switches_of_mh_pflid(sites: Any, equal: Any) -> None:
     assert all(tensor.name.startswith("classifier.") for tensor in artifact.tensors)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_messenger_with_what_is_transmitted_has_learnt_the_task(readers: Any, accuracy: Any) -> None:
     together = readers("mh_pflid", {"name": "messenger_classification", "width": 32}, learning_rate=3e-3, rounds=5)
     for site, trainer in together.trainers.items():
