@@ -22,6 +22,7 @@ SUITE_FOLDERS = {
     "fuzz",
     "gpu",
     "meta",
+    "mutants",
     "privacy",
     "scenarios",
     "simulation",
