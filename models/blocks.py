@@ -99,6 +99,7 @@ def initialise(modules: Iterable[nn.Module]) -> None:
     """Initialise rectified networks as He et al. do, by the fan out, with zero biases."""
     for module in modules:
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if not module.weight.is_meta:  # it has no values, and drawing them there takes milliseconds
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         elif isinstance(module, nn.Linear):
             nn.init.zeros_(module.bias)

@@ -1,5 +1,7 @@
 """What every test runs under: one thread, examples that repeat themselves in CI, no skip that CI does not know."""
 
+import gc
+import importlib
 import importlib.metadata
 import os
 import shutil
@@ -55,6 +57,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the long tests, so that all processes end at about the same time."""
     items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Let the collections of garbage that the program asks for pass over what was imported, as in a worker."""
+    if "torch" in sys.modules:
+        importlib.import_module("torch._inductor")  # as every trainer does that computes deterministically
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -46,7 +46,7 @@ def test_bytes_that_are_refused_in_every_round_cost_their_sender_alone(
         rounds=ROUNDS,
         method="fedavg",
         steps=1,
-        pace="wait_max_s = 20\ndeadline_floor_s = 1\nbeat_s = 0.5\nsilence_s = 10\ngather_s = 60",
+        pace="wait_max_s = 60\ndeadline_floor_s = 60\nbeat_s = 0.5\nsilence_s = 10\ngather_s = 60",
         linger_s=2,
         shared='[shared_model]\nname = "resnet10"\nwidth = 8\nstem_stride = 2',
         models=dict.fromkeys((*HONEST, MALLORY), 'name = "resnet10"\n[model.parameters]\nwidth = 8\nstem_stride = 2'),

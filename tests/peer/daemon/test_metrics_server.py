@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -178,15 +179,12 @@ async def test_a_caller_that_falls_silent_is_hung_up_on(
 
 async def test_a_caller_that_sends_a_byte_now_and_then_is_hung_up_on(impatient: Served) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port)
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
     with contextlib.suppress(ConnectionError):
-        while not reader.at_eof() and loop.time() - began_s < LIMIT_S:
+        while not reader.at_eof():
             writer.write(b"x")
             await writer.drain()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(reader.read(1), SHORT_S / 4)
-    assert loop.time() - began_s < LIMIT_S
     writer.transport.abort()
 
 
@@ -260,17 +258,16 @@ async def test_a_journal_that_cannot_be_read_fails_the_scrape_and_is_named_in_th
     assert any("journal.db is damaged" in getattr(record, "reason", "") for record in caplog.records)
 
 
-async def test_a_long_ledger_is_read_once_and_the_next_scrape_is_fast(daemon: Daemon) -> None:
+async def test_a_long_ledger_is_read_once(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(daemon, transfers=10_000)
     server = MetricsServer(daemon)
     served = Served(server, await server.start("127.0.0.1:0"))
-    loop = asyncio.get_running_loop()
-    took_s = []
-    for _ in range(10):
-        began_s = loop.time()
-        assert b"mhfl_egress_rows_total 20000.0" in (await served.get())[1]
-        took_s.append(loop.time() - began_s)
-    assert min(took_s[1:]) < took_s[0] / 2, f"the first scrape reads 20,000 rows: {took_s}"
+    loads = mock.Mock(wraps=json.loads)
+    monkeypatch.setattr(json, "loads", loads)
+    assert b"mhfl_egress_rows_total 20000.0" in (await served.get())[1]
+    first = loads.call_count
+    assert b"mhfl_egress_rows_total 20000.0" in (await served.get())[1]
+    assert (first >= 20_000, loads.call_count - first < 100) == (True, True)
     daemon.ledger.settle(daemon.ledger.intend(**SENT), bytes=9, outcome="complete")
     assert b"mhfl_egress_rows_total 20002.0" in (await served.get())[1]
     await server.stop()

@@ -6,12 +6,11 @@ import re
 import sqlite3
 import subprocess
 import sys
-import time
-import tracemalloc
 import typing
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -364,31 +363,23 @@ def huge(disk: Disk) -> Disk:
     return disk
 
 
-def cost(action: Callable[[], Any]) -> tuple[Any, float, float]:
-    """The action's result, its seconds of CPU, and its peak of memory in MiB."""
-    began_s = time.process_time()
-    result = action()
-    took_s = time.process_time() - began_s
-    tracemalloc.start()
-    action()
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return result, took_s, peak / 2**20
+def cost(action: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, int]:
+    """The action's result, and how many documents of JSON it reads."""
+    loads = mock.Mock(wraps=json.loads)
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "loads", loads)
+        return action(), loads.call_count
 
 
-def test_a_huge_journal_keeps_nobody_waiting(huge: Disk) -> None:
-    status, status_s, status_mib = cost(lambda: folder_documents.status_when_down(huge.folder))
+def test_a_huge_journal_is_read_as_far_as_is_asked(huge: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, status_rows = cost(lambda: folder_documents.status_when_down(huge.folder), monkeypatch)
     assert status["committed"] == 11_111
-    assert status_s < 0.3
-    assert status_mib < 5
-    shown, events_s, events_mib = cost(lambda: huge.show("events", last=50))
+    assert status_rows < 100
+    shown, events_rows = cost(lambda: huge.show("events", last=50), monkeypatch)
     assert len(shown) == 50
-    assert events_s < 0.3
-    assert events_mib < 5
-    began_s = time.process_time()
+    assert events_rows < 1000
     assert len(huge.show("rounds")) == 11_111
     assert len(huge.show("transfers")) == 11_111
-    assert time.process_time() - began_s < 5
 
 
 # --- what a document costs inside the daemon --------------------------------------------------------------------------
