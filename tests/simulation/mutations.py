@@ -451,7 +451,7 @@ SEEDS: Mapping[Callable[[], Iterator[Any]], int] = {
     no_hold: 28,
     newcomers_begin_at_once: 35,
     expelled_still_used: 519,
-    notices_by_anyone: 14,
+    notices_by_anyone: 127,
     any_key_of_a_site: 97,
     another_key_is_guilt: 21,
     locked_out_with_a_former_key: 175,

@@ -260,10 +260,10 @@ async def test_a_journal_that_cannot_be_read_fails_the_scrape_and_is_named_in_th
 
 async def test_a_long_ledger_is_read_once(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(daemon, transfers=10_000)
-    server = MetricsServer(daemon)
-    served = Served(server, await server.start("127.0.0.1:0"))
     loads = mock.Mock(wraps=json.loads)
     monkeypatch.setattr(json, "loads", loads)
+    server = MetricsServer(daemon)
+    served = Served(server, await server.start("127.0.0.1:0"))
     assert b"mhfl_egress_rows_total 20000.0" in (await served.get())[1]
     first = loads.call_count
     assert b"mhfl_egress_rows_total 20000.0" in (await served.get())[1]
