@@ -98,16 +98,10 @@ def _founded(tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
     )
 
 
-@pytest.fixture(scope="session")
-def founders_ca(_founded: LocalFederation) -> Path:
-    """The CA folder of the enrolled sites."""
-    return _founded.home.parent / "ca"
-
-
 @pytest.fixture
-def ca_folder(_founded: LocalFederation) -> Path:
-    """The founder's folder of the enrolled federation."""
-    return _founded.home.parent / "ca"
+def founders_ca(_founded: LocalFederation, tmp_path: Path) -> Path:
+    """The CA folder of the enrolled sites: a copy, for it records what the founder signs."""
+    return shutil.copytree(_founded.home.parent / "ca", tmp_path / "founders-ca")
 
 
 @pytest.fixture

@@ -130,9 +130,9 @@ def enact(daemon: Daemon, authority: enrolment.Authority, *, from_round: int = 2
     daemon.chain.enact(SignedAmendment(body, (endorse_as_founder(authority.key, body),)), sealed=sealed)
 
 
-async def test_the_worker_gets_the_stages_of_the_epoch_of_its_order(daemon: Daemon, ca_folder: Path) -> None:
+async def test_the_worker_gets_the_stages_of_the_epoch_of_its_order(daemon: Daemon, founders_ca: Path) -> None:
     stages = {"train": {"count": 7, "unit": "step"}}
-    enact(daemon, enrolment.Authority.load(ca_folder, now=now()), settings={"stages": stages})
+    enact(daemon, enrolment.Authority.load(founders_ca, now=now()), settings={"stages": stages})
     daemon.machine.rules = daemon.machine.rules.amended(daemon.chain.epochs())
     counts = []
     for round in (1, 2):
@@ -142,19 +142,19 @@ async def test_the_worker_gets_the_stages_of_the_epoch_of_its_order(daemon: Daem
     assert counts[1]["train"]["count"] == 7
 
 
-async def test_the_sites_of_a_member_s_relay_follow_the_amendments(daemon: Daemon, ca_folder: Path) -> None:
+async def test_the_sites_of_a_member_s_relay_follow_the_amendments(daemon: Daemon, founders_ca: Path) -> None:
     relay = daemon._relay(frozenset())
     before = set(daemon.machine.rules.others)
     assert set(relay.sites) == before != set()
     added = Newcomer(SiteName("oslo"), Sha256("ab" * 32), None)
-    enact(daemon, enrolment.Authority.load(ca_folder, now=now()), add=(added,))
+    enact(daemon, enrolment.Authority.load(founders_ca, now=now()), add=(added,))
     assert set(relay.sites) == {*before, "oslo"} == set(relay.traffic())
 
 
-async def test_the_connections_of_who_is_expelled_or_has_a_new_key_are_cut(daemon: Daemon, ca_folder: Path) -> None:
+async def test_the_connections_of_who_is_expelled_or_has_a_new_key_are_cut(daemon: Daemon, founders_ca: Path) -> None:
     cut: list[set[SiteName]] = []
     daemon.server.follow_roster = lambda dismissed=(): cut.append(set(dismissed))  # type: ignore[method-assign]
-    authority, europe = enrolment.Authority.load(ca_folder, now=now()), SiteName("europe")
+    authority, europe = enrolment.Authority.load(founders_ca, now=now()), SiteName("europe")
     enact(daemon, authority, rekey={europe: Sha256("ab" * 32)})
     daemon._follow_roster()
     assert cut == [{europe}, set()]
@@ -200,10 +200,10 @@ async def test_a_site_that_waits_for_its_amendment_ends_where_it_cannot_keep_one
 
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_a_site_that_was_expelled_while_it_was_down_learns_so_after_its_start(
-    running: Running, ca_folder: Path, leaves: bool
+    running: Running, founders_ca: Path, leaves: bool
 ) -> None:
     """Its own chain has an amendment, and no peer has told it of a later one before it refuses the site."""
-    authority = enrolment.Authority.load(ca_folder, now=now())
+    authority = enrolment.Authority.load(founders_ca, now=now())
     asia, europe = await running.start("asia"), await running.start("europe", stay=True)
     for daemon in (asia, europe):
         enact(daemon, authority, from_round=3, add=(Newcomer(SiteName("oslo"), Sha256("ab" * 32), None),))

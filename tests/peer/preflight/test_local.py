@@ -185,9 +185,9 @@ def test_what_would_keep_a_relay_from_its_start_is_a_failure(
 
 
 def test_open_files_are_counted_by_the_members_of_the_chain(
-    run_check: RunCheck, folder: SiteFolder, ca_folder: Path
+    run_check: RunCheck, folder: SiteFolder, founders_ca: Path
 ) -> None:
-    authority = enrolment.Authority.load(ca_folder, now=now())
+    authority = enrolment.Authority.load(founders_ca, now=now())
     sites = len(authority.federation.site)
     chain = Chain.of(authority.federation, ())
     tag = amendment_tag(authority.round_key, chain.head.federation)

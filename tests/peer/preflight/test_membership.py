@@ -47,10 +47,10 @@ def notice(folder: SiteFolder) -> SignedNotice:
     ],
 )
 def test_a_site_that_is_no_member_any_more_is_told_nothing_else(
-    run_check: RunCheck, folder: SiteFolder, ca_folder: Path, left: bool, message: str
+    run_check: RunCheck, folder: SiteFolder, founders_ca: Path, left: bool, message: str
 ) -> None:
     change: dict[str, Any] = {"leave": (notice(folder),)} if left else {"expel": SiteName("asia")}
-    amend(folder, ca_folder, add=(OSLO,), **change)
+    amend(folder, founders_ca, add=(OSLO,), **change)
     _, finding = run_check().values()
     assert (finding.subject, finding.verdict, finding.message) == ("membership", "failure", message)
 
@@ -64,16 +64,18 @@ def test_a_site_with_a_notice_of_its_own_is_told_that_a_start_only_tells_its_pee
     assert "has signed its notice that it leaves" in finding.message
 
 
-def test_a_hold_of_the_federation_is_worth_a_warning(run_check: RunCheck, folder: SiteFolder, ca_folder: Path) -> None:
-    amend(folder, ca_folder, hold=True)
+def test_a_hold_of_the_federation_is_worth_a_warning(
+    run_check: RunCheck, folder: SiteFolder, founders_ca: Path
+) -> None:
+    amend(folder, founders_ca, hold=True)
     finding = run_check()["amendments"]
     assert (finding.verdict, finding.message) == ("warning", "the federation holds from round 2 on")
 
 
 def test_an_amendment_that_this_program_cannot_apply_is_a_failure(
-    run_check: RunCheck, folder: SiteFolder, ca_folder: Path
+    run_check: RunCheck, folder: SiteFolder, founders_ca: Path
 ) -> None:
-    amend(folder, ca_folder, requires=Requirements(protocol=0, features=("flying",)), add=(OSLO,))
+    amend(folder, founders_ca, requires=Requirements(protocol=0, features=("flying",)), add=(OSLO,))
     finding = run_check()["amendments"]
     assert (finding.verdict, finding.remedy) == ("failure", "update mhfl-peer at this site")
     assert "requires flying, which this version does not know: this site would hold from round 2" in finding.message

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,8 +140,8 @@ def test_a_peer_of_another_federation_is_named_with_what_differs(
 
 
 @pytest.fixture
-def oslo(enrolled: LocalFederation, ca_folder: Path, write_data: Callable[..., None], tmp_path: Path) -> Newcomer:
-    return Newcomer(enrolled, shutil.copytree(ca_folder, tmp_path / "ca"), write_data)
+def oslo(enrolled: LocalFederation, founders_ca: Path, write_data: Callable[..., None]) -> Newcomer:
+    return Newcomer(enrolled, founders_ca, write_data)
 
 
 def test_a_newcomer_without_its_amendment_is_told_to_wait_where_members_do_not_have_it_either(
