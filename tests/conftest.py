@@ -49,6 +49,7 @@ class ByFile(LoadFileScheduling):
         return nodeid if nodeid.startswith(APART) else super()._split_scope(nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
     """Distribute tests over processes."""
     return ByFile(config, log)

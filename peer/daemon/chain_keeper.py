@@ -29,7 +29,7 @@ from peer.membership.amendment import AmendmentRefused, body_digest, decode
 from peer.membership.chain import Chain, Membership
 from peer.membership.epoch_rules import Genesis, epochs_of, upgrade_reason
 from peer.membership.folder import MembershipFolder
-from peer.membership.forks import Choice, compare
+from peer.membership.forks import Choice, compare, prove
 from peer.membership.proposal import check_not_past
 from peer.membership.round_keys import amendment_tag, open_key, seal_key
 from peer.membership.signatures import verify_notice
@@ -258,6 +258,7 @@ class ChainKeeper:
         if any(link.after.digest == digest for link in self.chain.links):
             self._take_keys(self.chain, [SealedKey(amendment.number, sealed)] if sealed else [])
             return
+        self._refuse_rival(amendment.number, signed)
         chain = self.chain.extended(signed)
         check_not_past(amendment, opened, f"this site has opened round {opened}")
         self._genesis.settings_after(chain.head)
@@ -268,6 +269,21 @@ class ChainKeeper:
                 "enact the proposal's file at a site for which it has a copy of the key",
             )
         self._adopt(chain)
+
+    def _refuse_rival(self, number: int, signed: SignedAmendment) -> None:
+        """Keep an amendment that was signed beside one of the chain, for ``choose``; then refuse it.
+
+        A site whose new key the others do not know can learn of it by its file alone.
+        """
+        try:
+            fork = prove(self.chain, number, signed)
+        except AmendmentRefused:  # it is the next one, or it was never valid in that place
+            return
+        self._folder.save_fork(fork, kept=fork.own)
+        raise AmendmentRefused(
+            f"this site follows another amendment {number}; it keeps this one as a fork",
+            f"take it with `mhfl-peer federation choose {body_digest(signed.body)[:12]}`, once the members agree",
+        )
 
     def leave(self, notice: SignedNotice) -> None:
         """Spread a site's notice that it leaves; ``AmendmentRefused`` where no present member signed it."""

@@ -159,9 +159,14 @@ class Operators:
             return
         for site in self._members():
             number = first_difference(site.keeper.chain, best)
-            if number and self._can(site.name) and self._act(site, "choose", digest=best.after(number).digest):
-                self._run.referee.switched.add(site.name)
+            if number and self._can(site.name):
+                if self._act(site, "choose", digest=best.after(number).digest):
+                    self._run.referee.switched.add(site.name)
+                else:  # whoever has a new key that the others do not know cannot ask them: its operator gets a file
+                    signed = Proposal(best.links[number - 1].signed)
+                    self._act(site, "enact", proposal=signed.encode().decode())
         self._enact_again(best)
+        self._rekey_again(best)
         if best.head.hold:
             for site in self._members():
                 same = site.keeper.chain.head.digest == best.head.digest
@@ -178,6 +183,18 @@ class Operators:
             same = site.keeper.chain.head.digest == best.head.digest
             if same and site.keeper.epochs().all[link.after.number].round_key is None:
                 self._act(site, "enact", proposal=proposal.encode().decode())
+
+    def _rekey_again(self, best: Chain) -> None:
+        """Pin the key of a site whose own amendment with it was lost to another one of its number."""
+        for subject in self._run.sites.values():
+            _, key = renewed(subject.name) if subject.key_is_new else ({}, None)
+            if key is None or best.head.keys.get(SiteName(subject.name)) in (None, key):
+                continue
+            for site in self._members():
+                same = site.keeper.chain.head.digest == best.head.digest
+                new = {SiteName(subject.name): key}
+                if same and self._can(site.name) and self.amend(site, best.head.from_round, rekey=new):
+                    return
 
     def chain(self) -> Chain | None:
         """The chain that all members should follow: of those that sites have, the one that is preferred."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -502,6 +503,22 @@ def test_a_sites_notice_is_spread_and_a_strangers_refused(site: Callable[..., Ke
     africa.keeper.leave(FEDERATION.notice("asia"))
     assert africa.learned()[-1].epochs.leaving == {"asia"}
     assert africa.keeper.answer(EUROPE, certificate_der(identity("europe").certificate), 0).notices
+
+
+def test_the_file_of_an_amendment_beside_the_own_one_is_kept_as_a_fork_to_choose(site: Callable[..., KeptSite]) -> None:
+    """Whoever has a new key that the others do not know cannot ask them."""
+    own, theirs = chain({"settings": {"rounds": 200}}), chain({"settings": {"rounds": 300}})
+    africa = site("africa", opened=10).have(own)
+    with pytest.raises(AmendmentRefused, match="follows another amendment 1; it keeps this one as a fork") as refused:
+        africa.keeper.enact(theirs.links[0].signed)
+    assert f"federation choose {theirs.head.digest[:12]}`" in refused.value.remedy
+    assert africa.keeper.chain == own
+    africa.keeper.choose(theirs.head.digest)
+    assert africa.start().chain == africa.keeper.chain == theirs
+    forged = dataclasses.replace(chain({"settings": {"rounds": 400}}).links[0].signed, by=())
+    with pytest.raises(AmendmentRefused, match="is not next in the chain"):
+        africa.keeper.enact(forged)
+    assert len(africa.folder.forks(theirs)) == 1
 
 
 def test_no_operator_chooses_what_the_site_would_undo_by_itself(site: Callable[..., KeptSite]) -> None:
