@@ -46,7 +46,7 @@ def comparison(site: SiteState, source: Source) -> tuple[Source | None, bool]:
 
 
 def made_up_rounds(current: OpenRound) -> int:
-    """How many rounds' work a circulating model gets: also that of the rounds lost with a refused copy."""
+    """How many rounds' work a circulating model gets: also that of the rounds lost with a copy that was left out."""
     lost = [current.number - source.round for source in current.sources if source.fallback]
-    refused = "refused" in current.missing.values()
-    return min(limits.MADE_UP_ROUNDS_MAX, 1 + max(lost, default=0)) if refused else 1
+    left_out = not {"refused", "lost", "unused"}.isdisjoint(current.missing.values())
+    return min(limits.MADE_UP_ROUNDS_MAX, 1 + max(lost, default=0)) if left_out else 1

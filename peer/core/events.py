@@ -321,7 +321,7 @@ class Halted(Event):
 class ArtifactRejected(Event):
     """The worker found a received artifact unusable before it loaded it on the device.
 
-    ``lost`` says that its file is gone, which is not its origin's fault.
+    ``lost`` says that its file is gone or damaged, which is not its origin's fault.
     """
 
     generation: int

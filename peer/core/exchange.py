@@ -28,6 +28,7 @@ MISSING_REASONS = (
     str(Unavailable.SKIPPED),
     "refused",
     "lost",
+    "unused",
 )
 """Every reason why a site may be missing from a round, here and in journal rows."""
 

@@ -129,7 +129,7 @@ def choose(
 def leave_out(site: SiteState, sha256: Sha256, reason: str = "", *, missing_as: str = "refused") -> None:
     """Choose again without an artifact that the worker cannot use; delete its file if unneeded.
 
-    Its origin is named with the reason, unless the artifact is missing for another reason than that it was refused.
+    Its origin is named with the reason where the artifact was refused.
     """
     rules, opened = site.lived_rules, site.opened
     number, returning, in_use = opened.number, site.chose_returns(), site.sources_in_use()

@@ -33,7 +33,8 @@ MISSING: Mapping[str, str] = {
     "skipped": "has no artifact for this round",
     "epoch": "knows other members for this round",
     "refused": "sent what was not acceptable",
-    "lost": "sent a file that then vanished from this site's disk",
+    "lost": "sent a file that this site's disk then lost or damaged",
+    "unused": "sent what this site left out after its own worker had failed with it",
 }
 """Why a peer did not contribute: each reason in a row ``chosen``, as the end of a sentence."""
 CAUSES: Mapping[str, str] = {

@@ -179,14 +179,15 @@ def reject(site: SiteState, event: events.ArtifactRejected) -> None:
 
 
 def _forget_lost(site: SiteState, sha256: Sha256) -> bool:
-    """Forget a received artifact whose file is gone, so that it is fetched again; return whether that may be.
+    """Forget a received artifact whose file is gone or damaged, so that it is fetched again.
 
-    The losses of a round are bounded.
+    Return whether that may be: the losses of a round are bounded.
     """
     site.losses[site.number] += 1
     if site.losses[site.number] > limits.LOST_FILES_MAX:
         return False
     site.persist(rows.DiscardedRow(site.number, sha256=sha256, lost=True))
+    site.emit(commands.Discard(sha256))
     return True
 
 
@@ -235,8 +236,9 @@ def fail(site: SiteState, event: events.WorkFailed) -> None:
     """Try again after a crash, from the last checkpoint; after another fault, stop the training.
 
     A lack of memory, and a crash or hang that retries do not mend, cost a peer's artifact first if
-    one was in use, the largest of several. Training that diverges without any goes back to the
-    state before peers last had a part in it. Only a failure after that is the site's own.
+    one was in use, the largest of several. Nobody is named for it: only a check tells whose fault
+    it is, and this site may have less memory than others. Training that diverges without any goes
+    back to the state before peers last had a part in it. Only a failure after that is the site's own.
     """
     _fail(site, event.fault, event.reason, suspect=_largest_received(site))
 
@@ -248,7 +250,7 @@ def _fail(site: SiteState, fault: str, reason: str, *, suspect: commands.Source 
         rounds.go_on(site)
     elif fault in ("crash", "hang", "memory") and suspect is not None:
         site.failures = 0
-        rounds.leave_out(site, suspect.artifact.sha256, f"the worker failed while it used the artifact: {reason}")
+        rounds.leave_out(site, suspect.artifact.sha256, missing_as="unused")
         rounds.go_on(site)
     elif fault == "divergence" and site.phase == Phase.TRAIN and rounds.revert(site, reason):
         site.failures = 0

@@ -29,7 +29,12 @@ from peer.core.plan import Kind, Wire
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import map_artifacts
 from peer.files import artifact_path, write_file
-from peer.training.errors import UnusableArtifact, UnusableConfigurationError, UnusableWeightsError
+from peer.training.errors import (
+    UnusableArtifact,
+    UnusableConfigurationError,
+    UnusableWeightsError,
+    raise_shortage,
+)
 from peer.training.settings import TaskSettings
 from peer.training.tensors import State, as_received, as_sent, describe, non_finite, pack, unpack
 from peer.training.weights import fit_base, refuse_base
@@ -61,6 +66,18 @@ def write_artifact(
     return Artifact(kind, owner, digest, len(content), steps, spec, describe(state), training_samples)
 
 
+def is_whole(folder: Path, artifact: Artifact) -> bool:
+    """Whether the artifact's file is there and has its digest, as it had when it was received.
+
+    Otherwise this site's disk has lost or damaged it, and no check of it says anything about its origin.
+    """
+    try:
+        with artifact_path(folder, artifact.sha256).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == artifact.sha256
+    except OSError:
+        return False
+
+
 ArtifactTensors = Callable[[Network], Collection[str]]
 """The names in a network's state that its artifact holds."""
 
@@ -87,7 +104,7 @@ def with_tensors(order: commands.Command, folder: Path) -> commands.Command:
             with safetensors.safe_open(artifact_path(folder, artifact.sha256), framework="pt") as file:
                 slices = {name: file.get_slice(name) for name in sorted(file.keys())}
                 tensors = tuple(TensorSpec(name, at.get_dtype(), tuple(at.get_shape())) for name, at in slices.items())
-        except (OSError, safetensors.SafetensorError):
+        except (FileNotFoundError, safetensors.SafetensorError):
             return artifact
         return dataclasses.replace(artifact, tensors=tensors)
 
@@ -215,7 +232,7 @@ def _all_names(network: Network) -> list[str]:
 
 @contextmanager
 def _blame_artifact(source: Source) -> Iterator[None]:
-    """Turn errors into an ``UnusableArtifact`` of this source, but for those of this site's files."""
+    """Turn errors into an ``UnusableArtifact`` of this source, but for those of this site's files and memory."""
     try:
         yield
     except UnusableWeightsError:
@@ -253,6 +270,7 @@ def _build_on_meta(artifact: Artifact, task: TaskSettings, allow: Collection[str
         with torch.device("meta"), _bounded_construction():
             return models.build(artifact.spec)
     except Exception as error:
+        raise_shortage(error)
         raise ValueError(f"its spec cannot be built: {error}") from error
 
 
@@ -305,6 +323,7 @@ def _read_state_file(folder: Path, artifact: Artifact, expected: State, wire: Wi
             raise ValueError(f"its file has {path.stat().st_size} bytes, the manifest says {artifact.bytes}")
         content = path.read_bytes()
     except OSError as error:
+        raise_shortage(error)
         raise ValueError(f"its file cannot be read: {error.strerror}") from error
     if hashlib.sha256(content).hexdigest() != artifact.sha256:
         raise ValueError("its file does not have its digest")
@@ -312,6 +331,7 @@ def _read_state_file(folder: Path, artifact: Artifact, expected: State, wire: Wi
         state = unpack(content)
         tensors = describe(state)
     except Exception as error:
+        raise_shortage(error)
         raise ValueError(f"its file is no safetensors of known types: {error}") from error
     _compare("the file", tensors, "the manifest", artifact.tensors)
     bad = non_finite(state)

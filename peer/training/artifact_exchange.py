@@ -28,7 +28,7 @@ from peer.files import artifact_path
 from peer.methods.method import Method
 from peer.training.aggregation import Aggregation, aggregate, aggregate_prototypes, find_leap
 from peer.training.artifact import read_head, read_network, read_state, write_artifact
-from peer.training.errors import UnusableArtifact, UnusableConfigurationError
+from peer.training.errors import UnusableArtifact, UnusableConfigurationError, raise_shortage
 from peer.training.network import probe, probe_head
 from peer.training.settings import TrainingSettings
 from peer.training.site_networks import SiteNetworks
@@ -110,6 +110,7 @@ class ArtifactExchange:
                 return module, probe(module, self._settings.task, data.input_size, scale=data.scale or 1)
             return module, probe_head(module, self._networks.output)
         except Exception as error:
+            raise_shortage(error)
             raise UnusableArtifact(source, str(error)) from error
 
     def receive_all(self, sources: Sequence[Source]) -> dict[str, nn.Module]:
@@ -306,8 +307,8 @@ class ArtifactExchange:
 
 @functools.lru_cache(maxsize=256)
 def _operations(spec: str, input_size: tuple[int, ...]) -> int | None:
-    """Of one sample in a network of a spec, which sites send in every round; ``None`` where it does
-    not run on the meta device.
+    """Count the operations of one sample in a network of a spec. Return ``None`` where it does not run on
+    the meta device. Sites send the same specs in every round.
     """
     try:
         with torch.device("meta"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 from pathlib import Path
 
@@ -62,9 +63,16 @@ def fault_of(error: BaseException) -> str:
     """One of ``peer.core.events.FAULTS``."""
     if isinstance(error, WorkError):
         return error.fault
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or ALLOCATION in str(error):
+    short = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if short or isinstance(error, MemoryError | torch.OutOfMemoryError) or ALLOCATION in str(error):
         return "memory"
     return "crash"
+
+
+def raise_shortage(error: BaseException) -> None:
+    """Raise the error again if it says that this site lacks memory, for which no artifact is to blame."""
+    if fault_of(error) == "memory":
+        raise error
 
 
 def reason_of(error: BaseException) -> str:

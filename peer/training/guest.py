@@ -20,10 +20,10 @@ from peer.core.worker_protocol import WorkerSetting
 from peer.data.datalist import Sample, inspect_datalist
 from peer.files import artifact_path
 from peer.methods.supervised import supervised_loss
-from peer.training.artifact import read_network
+from peer.training.artifact import is_whole, read_network
 from peer.training.data import DataSplit
 from peer.training.device import choose_device, make_reproducible
-from peer.training.errors import UnusableArtifact, UnusableConfigurationError
+from peer.training.errors import UnusableArtifact, UnusableConfigurationError, raise_shortage
 from peer.training.metrics import measure
 from peer.training.network import BaseWeights, local_spec, probe
 from peer.training.settings import TrainingSettings
@@ -52,6 +52,8 @@ class GuestEvaluator:
         try:
             network = self._read_lent_model(command)
         except UnusableArtifact as error:
+            if not is_whole(self._settings.artifacts, command.source.artifact):
+                raise
             return events.Measured(*order, {}, str(error))
 
         def predict(images: Tensor) -> Tensor:
@@ -96,6 +98,7 @@ class GuestEvaluator:
         try:
             probe(network, settings.task, settings.data.input_size, scale=settings.data.scale or 1)
         except Exception as error:
+            raise_shortage(error)
             raise UnusableArtifact(source, str(error)) from error
         return network.to(self._device).eval()
 

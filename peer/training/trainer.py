@@ -25,6 +25,7 @@ from peer.core.worker_protocol import WorkerSetting, from_json, to_json
 from peer.files import artifact_path
 from peer.methods.method import DAM, VISITOR, Method, Stage, StageContext, visitor_name
 from peer.methods.supervised import supervised_stage
+from peer.training.artifact import is_whole
 from peer.training.artifact_exchange import ArtifactExchange
 from peer.training.checkpoint import Checkpoints, checkpoint_name
 from peer.training.data import Batches, DataSplit, Seed, SiteData, load_data, site_seed
@@ -563,8 +564,8 @@ class Trainer:
         self, command: commands.Train | commands.Aggregate | commands.Adopt, error: UnusableArtifact
     ) -> events.ArtifactRejected:
         source, order = error.source, (command.generation, command.round, command.attempt)
-        lost = not artifact_path(self.settings.artifacts, source.artifact.sha256).exists()
-        reason = "its file is gone" if lost else str(error)
+        lost = not is_whole(self.settings.artifacts, source.artifact)
+        reason = "its file is gone or damaged" if lost else str(error)
         return events.ArtifactRejected(*order, source.origin, source.artifact.sha256, reason, lost)
 
     def _wait(self, command: commands.Command, ahead: int) -> None:

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from simulation.sites import Site
 
 
-WORKER_DIED = "the worker failed while it used the artifact"
-
-
 FORK = "has another amendment"
 NO_COMMON_VERSION = "no protocol version is common"
 GREETED_S = 8.0
@@ -296,7 +293,7 @@ class Referee:
         rekeyed = site.name in self.rekeyed and reason.startswith(f"{site.name}: {PINNED}")
         others = reason.startswith(NO_COMMON_VERSION) and not speak_alike(site, self.sites[origin], 2)
         excused = others or restored or shut_out or switched or rekeyed
-        if not reason.startswith((WORKER_DIED, FORK)) and not excused:
+        if not reason.startswith(FORK) and not excused:
             self.require(origin in self.guilty, f"{site.name} accuses {origin}, who is innocent: {reason}")
 
     def _check_model(self, site: Site, state: str) -> None:

@@ -238,11 +238,12 @@ def test_of_several_artifacts_the_largest_is_left_out_first(solo: Any, fault: st
             assert site.site.phase == Phase.AGGREGATE
             site.fail(fault)
         assert origin not in {source.origin for source in site.order.sources}
-        assert site.site.refusals[-1]["site"] == origin
+        assert site.body("chosen")["missing"][origin] == "unused"
     for _ in range(failures):
         site.fail(fault)
     assert site.site.phase == Phase.FAILED
     assert site.site.failure.startswith(f"{fault}: ")
+    assert site.kinds.count("refused") == 0  # only a check tells whose fault it is
 
 
 def test_a_rejected_stale_artifact_does_not_come_again(solo: Any) -> None:

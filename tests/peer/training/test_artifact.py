@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,8 @@ from peer.core.messages import Artifact, TensorSpec
 from peer.core.plan import Wire
 from peer.core.roster import Sha256, SiteName
 from peer.files import artifact_path
-from peer.training.artifact import read_network, with_tensors, write_artifact
-from peer.training.errors import UnusableArtifact
+from peer.training.artifact import is_whole, read_network, with_tensors, write_artifact
+from peer.training.errors import UnusableArtifact, fault_of
 from peer.training.settings import TaskSettings
 from peer.training.tensors import State, as_received, as_sent, state_of
 
@@ -202,6 +203,30 @@ def test_what_must_not_be_used_is_refused(tmp_path: Path, network: models.Networ
     with pytest.raises(UnusableArtifact, match=reason) as caught:
         read_network(tmp_path, source(artifact), TASK, allow=())
     assert caught.value.source.artifact is artifact
+    assert is_whole(tmp_path, artifact) == (change is not corrupt and artifact.sha256 != "0" * 64)
+
+
+@pytest.mark.parametrize("short", ["safetensors.safe_open", "models.build", "pathlib.Path.read_bytes"])
+def test_a_lack_of_memory_is_nobody_s_fault(
+    tmp_path: Path, network: models.Network, short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel and libraries say so in several ways, none of which may name the sender."""
+    artifact = write(tmp_path, network)
+    received = source(dataclasses.replace(artifact, tensors=()) if short == "safetensors.safe_open" else artifact)
+    error = OSError(errno.ENOMEM, "Cannot allocate memory") if "read" in short else MemoryError("Cannot allocate")
+
+    def fail(*args: Any, **settings: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(short, fail)
+
+    def read() -> models.Network:
+        order = with_tensors(commands.Train(1, 1, 2, "train", "state", (received,)), tmp_path)
+        return read_network(tmp_path, order.sources[0], TASK, allow=())
+
+    with pytest.raises(type(error)) as caught:
+        read()
+    assert fault_of(caught.value) == "memory"
 
 
 def test_a_class_of_this_site_must_be_allowed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fakes.training import artifact_path, copy_artifact, initialise, perform, sp
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.worker_protocol import WorkerSetting
-from peer.training.errors import UnusableConfigurationError
+from peer.training.errors import UnusableArtifact, UnusableConfigurationError
 from peer.training.guest import GuestEvaluator
 from peer.training.trainer import Trainer
 
@@ -122,12 +122,13 @@ def test_a_spec_that_is_not_the_file_s_or_not_allowed_is_refused(
     assert reason in measure(alpha, dataclasses.replace(source, artifact=artifact)).refused
 
 
-def test_a_file_with_other_bytes_is_refused(alpha: WorkerSetting, beta: WorkerSetting) -> None:
+def test_a_file_that_the_disk_has_damaged_is_no_fault_of_the_guest(alpha: WorkerSetting, beta: WorkerSetting) -> None:
     _, source = lend(beta, steps=False)
     path = artifact_path(alpha, source.artifact)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes(source.artifact.bytes))
-    assert "does not have its digest" in measure(alpha, source).refused
+    with pytest.raises(UnusableArtifact, match="does not have its digest"):
+        measure(alpha, source)
 
 
 def test_a_file_that_is_gone_is_no_fault_of_the_guest(alpha: WorkerSetting, beta: WorkerSetting) -> None:
