@@ -33,6 +33,7 @@ from peer.membership.amendment import Amendment, AmendmentRefused
 from peer.membership.chain import amended, check_place
 from peer.membership.documents import ProposalSigned, words_of
 from peer.membership.epoch_rules import Genesis
+from peer.membership.folder import decode_chain
 from peer.membership.proposal import (
     SIGNING_S,
     Proposal,
@@ -170,14 +171,15 @@ def approve(
 @pass_settings
 def enact(settings: Settings, files: tuple[Path, ...], instead: bool, site_name: str | None, as_json: bool) -> None:
     """Make a proposal that enough members signed the next amendment of this site's chain. The other
-    sites get it from this site's daemon. Several copies of one proposal count together.
+    sites get it from this site's daemon. Several copies of one proposal count together. A file of
+    `federation show --chain` gives its first amendment that this site's chain lacks.
 
     \b
     mhfl-peer federation enact expel-asia.json
     """
     site = SiteChain.open(find_site(home_folder(settings.home), site_name))
     try:
-        proposal = functools.reduce(Proposal.merged, map(_read, files))
+        proposal = functools.reduce(Proposal.merged, (_next_in_file(site, file) for file in files))
     except AmendmentRefused as error:
         raise MembershipError(error.message, error.remedy) from error
     notes = site.check_newest(besides=proposal.amendment.expel, instead=instead)
@@ -194,6 +196,17 @@ def _read(file: Path) -> Proposal:
         return proposal
     except AmendmentRefused as error:
         raise MembershipError(f"{file}: {error.message}", error.remedy) from error
+
+
+def _next_in_file(site: SiteChain, file: Path) -> Proposal:
+    """The proposal in a file, or the first amendment of the chain in it that the site's chain lacks."""
+    try:
+        theirs = decode_chain(read_received_file(file), site.genesis.config)
+    except AmendmentRefused:
+        return _read(file)
+    own = {link.after.digest for link in site.chain.links}
+    lacking = [link for link in theirs.links if link.after.digest not in own]
+    return Proposal((lacking or theirs.links[-1:])[0].signed)
 
 
 def _sign(site: SiteChain, proposal: Proposal, *, instead: bool) -> Proposal:

@@ -288,10 +288,17 @@ class Federation:
             if time.monotonic() > end_s:
                 after = {name: self.newest(name) for name in begun}
                 self.problems.append(f"not every site went on after the end of the faults: {begun} -> {after}")
+                self.problems += [f"{name} has on its disk: {self.largest(name)}" for name in begun]
                 break
             self.resume()
             self.tend(0.5, heal_all=True)
         return max(map(self.newest, self.machine.sites))
+
+    def largest(self, name: str) -> list[tuple[int, str]]:
+        """The largest files on a site's disk, in bytes."""
+        disk = self.machine.disk(name)
+        files = [(path.stat().st_size, str(path.relative_to(disk))) for path in disk.rglob("*") if path.is_file()]
+        return sorted(files, reverse=True)[:4]
 
     def newest(self, name: str) -> int:
         return max((record["round"] for record in self.records(name)), default=0)

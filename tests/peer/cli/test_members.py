@@ -10,6 +10,7 @@ import pytest
 from fakes.cli import refused, run, run_json
 from fakes.governed import GovernedFederation
 from fakes.operators_daemon import OperatorsDaemon
+from fakes.sites import append_rows
 from peer.core import rows
 from peer.core.roster import SiteName
 from peer.identity import certificates
@@ -80,6 +81,26 @@ def test_a_newcomer_is_accepted(founded: GovernedFederation, tmp_path: Path) -> 
     assert run_json(*words, "oslo")["accepted"] == ["oslo"]
     assert "gets nothing from here before" not in run(*show).stdout
     assert MembershipFolder(founded.folder("asia").membership).accepted() == {"oslo"}
+
+
+def test_an_operator_hands_the_other_chain_to_a_site_that_cannot_ask_for_it(tmp_path: Path) -> None:
+    founded = GovernedFederation.create(tmp_path, "asia", "europe")
+    home, ca, file = ("--home", founded.home, "federation"), ("--ca", founded.ca), tmp_path / "chain.json"
+    amend = (*home, "amend", *ca, "--from-round", 5)
+    run_json(*amend, "--rounds", "150", "--site", "europe")
+    append_rows(founded.folder("europe"), ("opened", 6, {"sources": [], "jumped": False}))
+    theirs = run_json(*home, "amend", *ca, "--instead", "--rounds", "200", "--from-round", 5, "--site", "asia")[
+        "digest"
+    ]
+    run_json(*home, "hold", *ca, "--from-round", 50, "--site", "asia")
+    run_json(*home, "show", "--site", "asia", "--chain", file)
+    problem = refused("MembershipError", *home, "enact", file, "--site", "europe")
+    assert f"it keeps this one as a fork; take it with `mhfl-peer federation choose {theirs[:12]}`" in problem
+    run_json(*home, "choose", theirs[:12], "--site", "europe")
+    assert founded.chain("europe").head.digest == theirs
+    for number in (2, 2):  # the second time, nothing is lacking
+        assert run_json(*home, "enact", file, "--site", "europe")["number"] == number
+    assert founded.chain("europe").head.digest == founded.chain("asia").head.digest
 
 
 def test_an_operator_chooses_the_other_chain(founded: GovernedFederation) -> None:
