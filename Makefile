@@ -24,7 +24,7 @@ test: $(VENV)/.test ## the quick tests
 	$(PYTEST) --numprocesses $$(($(CORES) + 1)) -m 'not e2e and not nightly'
 
 ci: $(VENV)/.test ## what a change must pass: lint, and all tests but the nightly ones; .ci/run calls it
-	$(MAKE) --jobs 2 --output-sync=target lint tests
+	$(MAKE) --jobs 2 lint tests
 
 tests: $(VENV)/.test
 	$(PYTEST) --numprocesses $$((2 * $(CORES))) -m 'not nightly'
