@@ -102,4 +102,4 @@ def test_a_source_whose_file_is_gone_is_lost_and_not_refused(sites: Any, method:
     }
     event = together.do(orders[method], "alpha")
     assert isinstance(event, events.ArtifactRejected)
-    assert (event.lost, event.reason) == (True, "its file is gone")
+    assert (event.lost, event.reason) == (True, "its file is gone or damaged")
