@@ -13,7 +13,7 @@ import pytest
 
 from peer.demo.local_federation import LocalFederation
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 
 def command(loopback: LocalFederation, *words: object) -> subprocess.CompletedProcess[str]:

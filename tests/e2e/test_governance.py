@@ -14,7 +14,7 @@ from peer.core.roster import SiteName
 from peer.demo.local_federation import free_ports
 from peer.identity.certificates import KEY_FILE, key_digest, read_key
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 FOUNDERS = ("africa", "asia", "europe", "oceania")
 ROUNDS = 60
 PACE = {"beat_s": 0.5, "silence_s": 6, "linger_s": 20, "lead_rounds_max": 4}
@@ -32,7 +32,6 @@ def federation(tmp_path: Path) -> Iterator[AmendedDaemons]:
         yield daemons
 
 
-@pytest.mark.nightly
 def test_a_founder_adds_a_hospital_and_another_leaves(federation: AmendedDaemons, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     csr, bundle = tmp_path / "oslo.csr", tmp_path / "oslo.bundle"

@@ -1,7 +1,7 @@
 """Four sites of release 0.2.0 are upgraded one by one while their federation runs.
 
 The daemons of both programs are real; their worker is one without torch. The page ``deploy/upgrade.md`` shows what the
-commands print: ``pytest tests/e2e/test_upgrade.py -m slow --rewrite-scenarios`` writes it.
+commands print: ``pytest tests/e2e/test_upgrade.py -m nightly --rewrite-scenarios`` writes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from peer.demo.local_federation import LocalFederation
 from peer.records.journal import Journal
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.nightly,
     pytest.mark.timeout(580),
 ]
 
