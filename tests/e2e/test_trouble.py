@@ -4,21 +4,16 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from peer.core import limits
-from peer.daemon.dispatch import now
 from peer.demo.local_federation import LocalFederation
 from peer.errors import PeerError
-from peer.identity import enrolment
-from peer.identity.bundle import Bundle
 from peer.records.ledger import Ledger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -145,10 +140,7 @@ def refused(loopback: LocalFederation, code: int, *words: str, warm: bool = Fals
     ("old", "new", "code", "words"),
     [
         ("width = 8", "widht = 8", 11, ("widht", "width")),
-        ('name = "resnet10"', 'name = "resnet12"', 11, ("resnet12",)),
         ("[model]", "[modle]", 3, ("modle", "model")),
-        ("input_size = [12, 12, 12]", 'input_size = "big"', 3, ("input_size",)),
-        ('device = "cpu"', 'device = "cuda:7"', 11, ("cuda",)),
         ("datalist.json", "nowhere.json", 10, ("nowhere.json",)),
     ],
 )
@@ -160,85 +152,17 @@ def test_a_wrong_site_toml_is_named(
     refused(three, code, *words, warm=code != 3)
 
 
-def edit_datalist(
-    loopback: LocalFederation, tmp_path: Path, site_text: str, change: Callable[[dict[str, Any]], None]
-) -> None:
-    line = next(line for line in site_text.splitlines() if line.startswith("datalist"))
-    source = Path(json.loads(line.partition("=")[2]))
-    copy = tmp_path / "data"
-    shutil.copytree(source.parent, copy)
-    document = json.loads(source.read_text())
-    change(document)
-    (copy / "datalist.json").write_text(json.dumps(document))
-    loopback.folder("asia").site_toml.write_text(site_text.replace(str(source), str(copy / "datalist.json")))
-
-
-def test_a_datalist_of_one_class_is_refused(three: LocalFederation, site_text: str, tmp_path: Path) -> None:
-    edit_datalist(three, tmp_path, site_text, lambda d: d.update(training=[x for x in d["training"] if x["label"]]))
-    refused(three, 10, "class", warm=True)
-
-
-def test_a_missing_image_is_named(three: LocalFederation, site_text: str, tmp_path: Path) -> None:
-    edit_datalist(three, tmp_path, site_text, lambda d: d["training"][3].update(image="lost.nii"))
-    refused(three, 10, "lost.nii", warm=True)
-
-
-def test_unreadable_samples_are_skipped_up_to_the_share(
-    three: LocalFederation, site_text: str, tmp_path: Path, tools: Any
-) -> None:
-    edit_datalist(three, tmp_path, site_text, lambda d: None)
-    for name in ("5.nii", "6.nii"):
-        (tmp_path / "data" / name).write_bytes(b"no volume")
-    refused(three, 10, "5.nii", warm=True)
-    site = three.folder("asia").site_toml
-    site.write_text(site.read_text().replace("[data]", "[data]\nunreadable_share_max = 0.2"))
-    done = cli(three, "check", "--site", "asia", "--json")
-    assert done.returncode == 0, done.stdout
-    worker = next(finding for finding in json.loads(done.stdout)["findings"] if finding["subject"] == "worker")
-    assert worker["verdict"] == "warning"
-    assert "2 unreadable" in worker["message"]
-
-
-@pytest.mark.parametrize("file", ["cert.pem", "ca.pem", "site.key", "round.key"])
-def test_missing_files_for_tls_refuse_the_start(three: LocalFederation, file: str) -> None:
-    (three.folder("asia").pki / file).unlink()
-    refused(three, 4, file)
-
-
-def test_a_key_that_others_can_read_refuses_the_start(three: LocalFederation) -> None:
-    (three.folder("asia").pki / "site.key").chmod(0o644)
-    refused(three, 4, "site.key")
-
-
-def test_an_expired_certificate_is_named(three: LocalFederation, tmp_path: Path, site_text: str) -> None:
-    past = now() - timedelta(days=10)
-    text = three.folder("asia").federation_toml.read_text()
-    draft = text[text.index('name = "trial"') :]
-    authority = enrolment.Authority.create(tmp_path / "ca", draft, "the draft", now=past)
-    old = LocalFederation(tmp_path / "old", authority.federation)
-    folder = old.folder("asia")
-    request = enrolment.request(folder, authority.federation, authority.federation_toml, now=past)
-    admitted = authority.admit(request.pem, fingerprint=request.fingerprint, now=past, days=1)
-    enrolment.join(folder, Bundle.decode(admitted.bundle), now=past)
-    folder.site_toml.write_text(site_text)
-    refused(old, 4, "expired", "cert.pem")
-
-
-def test_another_federation_of_the_same_name_is_refused_by_name(three: LocalFederation, found, copied) -> None:
-    other = copied(found(rounds=6))
-    shutil.copy(other.folder("asia").federation_toml, three.folder("asia").federation_toml)
+def test_wrong_files_for_tls_refuse_the_start(three: LocalFederation, found, copied) -> None:
+    asia, other = three.folder("asia"), copied(found(rounds=6)).folder("asia")
+    federation_toml = asia.federation_toml.read_bytes()
+    shutil.copy(other.federation_toml, asia.federation_toml)
     refused(three, 4, "ca.pem")
-
-
-def test_a_port_in_use_is_named(three: LocalFederation, site_text: str) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        lines = site_text.splitlines()
-        lines[0] = f'listen = "127.0.0.1:{port}"'
-        three.folder("asia").site_toml.write_text("\n".join(lines))
-        refused(three, 8, str(port))
+    asia.federation_toml.write_bytes(federation_toml)
+    (asia.pki / "site.key").chmod(0o644)
+    refused(three, 4, "site.key")
+    for file in ("site.key", "cert.pem"):
+        (asia.pki / file).unlink()
+        refused(three, 4, file)
 
 
 def test_a_second_daemon_in_the_same_folder_is_refused(three: LocalFederation, tools: Any) -> None:
