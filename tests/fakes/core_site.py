@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from peer.core import commands, events
-from peer.core.epochs import PaceRules
+from peer.core.epochs import Epochs, PaceRules
 from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Seen, Unavailable
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
@@ -42,9 +42,31 @@ def make_artifact(owner: str, text: str, *, steps: int = 0, kind: Any = "model")
     return Artifact(kind, SiteName(owner), digest, len(text), steps, {"name": "net"}, ())
 
 
-def own_figures(lent: bool) -> dict[str, float]:
-    """The metrics of a site's model on its own test split."""
-    return {"auc": 0.5, "samples": 30.0} if lent else {"auc": 0.5}
+def amend(epochs: Epochs, from_round: int = 1, *, leaving: str = "", **changes: Any) -> Epochs:
+    """The epochs with one more amendment, or with notices alone; sites are names in one text."""
+    if leaving:
+        return dataclasses.replace(epochs, leaving=epochs.leaving | set(map(SiteName, leaving.split())))
+    head, number = epochs.head, epochs.head.number + 1
+    changes["members"] = tuple(map(SiteName, changes.get("members", " ".join(head.members)).split()))
+    changes["expelled"] = head.expelled | set(map(SiteName, changes.get("expelled", "").split()))
+    digest = Sha256(f"{number:064x}")
+    epoch = dataclasses.replace(head, number=number, digest=digest, from_round=from_round, **changes)
+    return dataclasses.replace(epochs, all=(*epochs.all, epoch))
+
+
+def of(out: Iterable[commands.Command], *kinds: type[commands.Command]) -> list[Any]:
+    """The commands of these kinds."""
+    return [command for command in out if isinstance(command, kinds)]
+
+
+def discarded(out: Iterable[commands.Command]) -> list[str]:
+    """The digests of the artifacts that a site discards."""
+    return [command.sha256 for command in of(out, commands.Discard)]
+
+
+def persisted(out: Iterable[commands.Command]) -> list[str]:
+    """The kinds of the rows that a site writes."""
+    return [command.kind for command in of(out, commands.Persist)]
 
 
 def greeting_of(rules: Rules, generation: int, seen: Seen | None = None) -> Hello:
@@ -54,6 +76,49 @@ def greeting_of(rules: Rules, generation: int, seen: Seen | None = None) -> Hell
 
 
 WORKER_ORDERS = (commands.Initialise, commands.Train, commands.Aggregate, commands.Adopt, commands.Evaluate)
+
+
+def carry_out(order: commands.Command, rules: Rules) -> Any:
+    """The worker's answer to an order: every digest and state is that of a text that says what it was made from."""
+    me, planned, kind = rules.site, rules.plan.published, rules.plan.artifact or "model"
+    used = "+".join(source.artifact.sha256 for source in getattr(order, "sources", ()))
+    match order:
+        case commands.Initialise(generation, attempt):
+            initial = make_artifact(me, f"initial {me}", kind=kind)
+            given = initial if planned == "commit" else None
+            return events.Initialised(generation, attempt, initial.sha256, given, {"train": 7}, 1, "cpu")
+        case commands.Train(generation, round, attempt, stage, base, sources, circulate):
+            steps = max((source.artifact.steps for source in sources), default=0) + 1
+            text = f"{me} {round} {stage} {base} {used}"
+            if circulate:
+                assert [source.artifact.owner for source in sources] == [circulate]
+                text = f"{circulate} {round} {used} at {me}"
+            trained = make_artifact(circulate or me, text, steps=steps, kind=kind)
+            visits = rules.plan.pattern == "visit"
+            given = trained if planned in (stage, "commit") and not visits else None
+            returned = tuple(
+                make_artifact(visitor.owner, f"{visitor.sha256} {round} at {me}", kind="return")
+                for visitor in (source.artifact for source in (sources if visits else ()))
+            )
+            state = base if circulate else trained.sha256
+            return events.Trained(generation, round, attempt, stage, state, given, {}, 1, 1.0, returned)
+        case commands.Aggregate(generation, round, attempt, base, sources):
+            own = () if order.shadow else (me,)
+            names = tuple(sorted({*own, *(source.origin for source in sources)}))
+            mean, merged = (
+                make_artifact(me, f"{round} {names}").sha256,
+                make_artifact(me, f"mean {base} {used}", kind=kind),
+            )
+            given = merged if planned == "commit" else None
+            return events.Aggregated(generation, round, attempt, merged.sha256, mean, names, artifact=given)
+        case commands.Adopt(generation, round, attempt, _, source):
+            home = make_artifact(me, f"home {source.artifact.sha256}", steps=source.artifact.steps, kind=kind)
+            return events.Adopted(generation, round, attempt, home.sha256, home)
+        case commands.Evaluate(generation, round, attempt, base, _, lent):
+            model = make_artifact(me, f"{me} after {round} {base}") if lent else None
+            figures = {"auc": 0.5, "samples": 30.0} if lent else {"auc": 0.5}
+            return events.Evaluated(generation, round, attempt, figures, model)
+    raise AssertionError(f"no order to answer: {order}")
 
 
 class Solo:
@@ -77,6 +142,12 @@ class Solo:
         self.measure_order: commands.Measure | None = None
         self.reports: list[commands.SendReport] = []
         return self.feed(events.Began())
+
+    def begin(self) -> Solo:
+        """The worker makes the initial model, and all peers greet; returns the site."""
+        self.finish()
+        self.greet()
+        return self
 
     def feed(self, event: events.Event, *, crash_after: int | None = None) -> list[commands.Command]:
         """Handle an event; returns the commands. ``crash_after`` kills the site after so many of them."""
@@ -198,6 +269,24 @@ class Solo:
         event = events.ArtifactArrived(**{**fields, **changes})
         return self.feed(event, crash_after=crash_after)
 
+    def deliver_all(self) -> list[commands.Command]:
+        """Everything that the site fetches for this exchange arrives; returns what follows from the last."""
+        return [self.deliver(origin) for origin in list(self.fetches)][-1]
+
+    def reject(
+        self, sha256: str, *, origin: str = "asia", reason: str = "3 values are not finite", lost: bool = False
+    ) -> list[commands.Command]:
+        """The worker finds an artifact unusable, or its file gone."""
+        order = (self.order.generation, self.order.round, self.order.attempt)
+        reason = "its file is gone" if lost else reason
+        return self.feed(events.ArtifactRejected(*order, SiteName(origin), Sha256(sha256), reason, lost))
+
+    def learn(self, from_round: int = 1, **changes: Any) -> list[commands.Command]:
+        """The site learns of one more amendment; see ``amend``."""
+        out = self.feed(events.EpochsLearned(amend(self.site.rules.epochs, from_round, **changes)))
+        self.rules = self.site.rules
+        return out
+
     def unavailable(self, origin: str, answer: Unavailable) -> list[commands.Command]:
         """The origin answers that it has no such artifact."""
         order = self._answered(origin)
@@ -208,38 +297,9 @@ class Solo:
         """The worker carries out its newest order."""
         return self.feed(self.result(), crash_after=crash_after)
 
-    def result(self) -> events.Event:
+    def result(self) -> Any:
         """The worker's answer to its newest order."""
-        order, me = self.order, self.rules.site
-        planned, kind = self.rules.plan.published, self.rules.plan.artifact or "model"
-        match order:
-            case commands.Initialise(generation, attempt):
-                given = make_artifact(me, "initial", kind=kind) if planned == "commit" else None
-                return events.Initialised(generation, attempt, "initial", given, {"train": 7}, 1, "cpu")
-            case commands.Train(generation, round, attempt, stage, base, sources, circulate):
-                steps = max((source.artifact.steps for source in sources), default=0) + 1
-                artifact = make_artifact(circulate or me, f"{circulate} {round} {stage}", steps=steps, kind=kind)
-                visits = self.rules.plan.pattern == "visit"
-                given = artifact if planned in (stage, "commit") and not visits else None
-                state = base if circulate else f"{base} {round}{stage}"
-                returned = tuple(
-                    make_artifact(source.artifact.owner, f"{source.artifact.owner} {round} at {me}", kind="return")
-                    for source in (sources if visits else ())
-                )
-                return events.Trained(generation, round, attempt, stage, state, given, {}, 1, 1.0, returned)
-            case commands.Aggregate(generation, round, attempt, base, sources):
-                digest = make_artifact(me, f"mean {round}").sha256
-                own = () if order.shadow else (me,)
-                names = tuple(sorted({*own, *(source.origin for source in sources)}))
-                given = make_artifact(me, f"merged {round}", kind=kind) if planned == "commit" else None
-                return events.Aggregated(generation, round, attempt, f"{base} mean", digest, names, artifact=given)
-            case commands.Adopt(generation, round, attempt, _, source):
-                home = make_artifact(me, f"home {source.artifact.sha256}", steps=source.artifact.steps, kind=kind)
-                return events.Adopted(generation, round, attempt, "home", home)
-            case commands.Evaluate(generation, round, attempt, base, _, lent):
-                artifact = make_artifact(me, f"{me} after {round} {base}") if lent else None
-                return events.Evaluated(generation, round, attempt, own_figures(lent), artifact)
-        raise AssertionError(f"no order to answer: {order}")
+        return carry_out(self.order, self.rules)
 
     def fail(self, fault: str = "crash", reason: str = "killed") -> list[commands.Command]:
         """The worker fails at its newest order."""

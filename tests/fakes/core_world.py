@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import heapq
 import itertools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fakes.core_site import greeting_of, make_artifact, make_rules, own_figures
+from fakes.core_site import amend, carry_out, greeting_of, make_rules
 from peer.core import access, commands, events
 from peer.core.epochs import Epochs
 from peer.core.machine import SiteMachine
-from peer.core.messages import PURPOSES, Artifact, Heartbeat, Unavailable
+from peer.core.messages import PURPOSES, Heartbeat, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.core.rules import Rules
 from peer.core.site_memory import Row, recover
@@ -73,24 +72,14 @@ class Simulation:
             if name not in (*dead, *newcomers):
                 self.start(name)
 
-    def amend(self, from_round: int, *, late_s: float = 0.5, leaving: Sequence[str] = (), **changes: Any) -> None:
+    def amend(self, from_round: int, *, late_s: float = 0.5, **changes: Any) -> None:
         """Make an amendment, or with ``leaving`` only a notice; each site learns of it within ``late_s``.
 
-        Its ``members`` are a list of names; who is new starts now.
+        Who is new starts now.
         """
-        head, news = self.epochs.head, set[SiteName]()
-        if changes or not leaving:
-            number = head.number + 1
-            names = tuple(SiteName(name) for name in sorted(changes.pop("members", head.members)))
-            news = set(names) - set(head.members)
-            changes["expelled"] = head.expelled | set(changes.get("expelled", ()))
-            digest = Sha256(f"{number:064x}")
-            epoch = dataclasses.replace(
-                head, number=number, digest=digest, from_round=from_round, members=names, **changes
-            )
-            self.epochs = dataclasses.replace(self.epochs, all=(*self.epochs.all, epoch))
-        notices = self.epochs.leaving | {SiteName(name) for name in leaving}
-        epochs = self.epochs = dataclasses.replace(self.epochs, leaving=notices)
+        before = self.epochs.head.members
+        epochs = self.epochs = amend(self.epochs, from_round, **changes)
+        news = set(epochs.head.members) - set(before)
         for name, machine in self.machines.items():
             if name in news:
                 machine.rules = machine.rules.amended(epochs)
@@ -347,77 +336,24 @@ class Simulation:
         self._announce(machine, commands.Announce())
         machine.exit = command
 
-    def _work(self, machine: Machine, make: Callable[[], events.Event]) -> None:
-        self._later(machine, self.delay_s(self.slow.get(machine.rules.site, self.work_s)), make)
-
-    def _result(self, machine: Machine, text: str, *, owner: str = "", steps: int = 0) -> tuple[str, Artifact]:
-        kind = machine.rules.plan.artifact or "model"
-        artifact = make_artifact(owner or machine.rules.site, text, steps=steps, kind=kind)
-        machine.files.add(artifact.sha256)
-        return artifact.sha256, artifact
-
-    def _shared(self, machine: Machine, stage: str) -> bool:
-        return machine.rules.plan.published in (stage, "commit")
-
-    def _initialise(self, machine: Machine, command: commands.Initialise) -> None:
-        state, artifact = self._result(machine, f"initial {machine.rules.site}")
-        given = artifact if self._shared(machine, "") else None
-        event = events.Initialised(command.generation, command.attempt, state, given, {}, 1, "cpu")
-        self._work(machine, lambda: event)
-
-    def _train(self, machine: Machine, command: commands.Train) -> None:
-        for source in command.sources:
+    def _work(self, machine: Machine, order: Any) -> None:
+        """The worker carries out an order; all that it needs is on disk, and so is what it makes."""
+        sources = (order.source,) if isinstance(order, commands.Adopt) else getattr(order, "sources", ())
+        for source in sources:
             assert source.artifact.sha256 in machine.files, "a source is not on disk"
-        used = "+".join(source.artifact.sha256 for source in command.sources)
-        steps = max((source.artifact.steps for source in command.sources), default=0) + 1
-        text = f"{command.circulate or machine.rules.site} {command.round} {command.stage} {command.base} {used}"
-        if command.circulate:
-            assert [source.artifact.owner for source in command.sources] == [command.circulate]
-            text = f"{command.circulate} {command.round} {used} at {machine.rules.site}"
-        digest, artifact = self._result(machine, text, owner=command.circulate or "", steps=steps)
-        state = command.base if command.circulate else digest
-        visits = machine.rules.plan.pattern == "visit"
-        given = artifact if self._shared(machine, command.stage) and not visits else None
-        returned = []
-        for source in command.sources if visits else ():
-            owner, model = source.artifact.owner, source.artifact.sha256
-            copy = make_artifact(owner, f"{model} {command.round} at {machine.rules.site}", kind="return")
-            machine.files.add(copy.sha256)
-            returned.append(copy)
-        answer = (command.generation, command.round, command.attempt, command.stage)
-        self._work(machine, lambda: events.Trained(*answer, state, given, {}, 1, 1.0, tuple(returned)))
+            if isinstance(order, commands.Adopt) or (
+                isinstance(order, commands.Aggregate) and machine.rules.plan.pattern == "visit"
+            ):
+                assert source.artifact.owner == machine.rules.site
+        event = carry_out(order, machine.rules)
+        made = (getattr(event, "artifact", None), *getattr(event, "returned", ()))
+        machine.files |= {artifact.sha256 for artifact in made if artifact is not None}
+        self._work_event(machine, event)
 
-    def _aggregate(self, machine: Machine, command: commands.Aggregate) -> None:
-        for source in command.sources:
-            assert source.artifact.sha256 in machine.files, "a source is not on disk"
-        used = "+".join(source.artifact.sha256 for source in command.sources)
-        state = hashlib.sha256(f"mean {command.base} {used}".encode()).hexdigest()
-        own = () if command.shadow else (machine.rules.site,)
-        contributors = tuple(sorted({*own, *(source.origin for source in command.sources)}))
-        mean = Sha256(hashlib.sha256(f"{command.round} {contributors}".encode()).hexdigest())
-        answer = (command.generation, command.round, command.attempt)
-        artifact = None
-        if machine.rules.plan.pattern == "visit":
-            assert all(source.artifact.kind == "return" for source in command.sources)
-            assert all(source.artifact.owner == machine.rules.site for source in command.sources)
-            assert command.sent is not None or not command.sources
-            state, artifact = self._result(machine, f"merged {command.base} {used}")
-        self._work(machine, lambda: events.Aggregated(*answer, state, mean, contributors, artifact=artifact))
+    _initialise = _train = _aggregate = _adopt = _evaluate = _work
 
-    def _adopt(self, machine: Machine, command: commands.Adopt) -> None:
-        assert command.source.artifact.sha256 in machine.files, "the copy that was handed back is not on disk"
-        assert command.source.artifact.owner == machine.rules.site
-        digest, artifact = self._result(machine, f"home {command.source.artifact.sha256}")
-        answer = (command.generation, command.round, command.attempt)
-        self._work(machine, lambda: events.Adopted(*answer, digest, artifact))
-
-    def _evaluate(self, machine: Machine, command: commands.Evaluate) -> None:
-        answer = (command.generation, command.round, command.attempt)
-        lent = None
-        if command.lent:
-            lent = make_artifact(machine.rules.site, f"{machine.rules.site} after {command.round} {command.base}")
-            machine.files.add(lent.sha256)
-        self._work(machine, lambda: events.Evaluated(*answer, own_figures(command.lent), lent))
+    def _work_event(self, machine: Machine, event: events.Event) -> None:
+        self._later(machine, self.delay_s(self.slow.get(machine.rules.site, self.work_s)), lambda: event)
 
     def _measure(self, machine: Machine, command: commands.Measure) -> None:
         assert machine.measuring is None, "two models are measured at a time"
@@ -452,4 +388,4 @@ class Simulation:
         self._later(machine, self.delay_s(), answer)
 
     def _halt(self, machine: Machine, command: commands.Halt) -> None:
-        self._work(machine, lambda: events.Halted(command.generation, command.attempt))
+        self._work_event(machine, events.Halted(command.generation, command.attempt))

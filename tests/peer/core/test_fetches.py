@@ -24,9 +24,7 @@ def cancelled(out: list[commands.Command]) -> list[str]:
 
 def training(solo: Any, method: str = "fedskd", **changes: Any) -> Any:
     """A site of two whose worker trains in round 1, and whose next exchange is that of round 2."""
-    site = solo(**TWO, method=method, rounds=4, **changes)
-    site.finish()
-    site.greet()
+    site = solo(**TWO, method=method, rounds=4, **changes).begin()
     if method != "fedskd":
         site.finish()
     site.deliver("asia")
@@ -153,9 +151,7 @@ def test_an_answer_of_the_worker_counts_after_an_early_fetch_was_ordered(solo: A
 
 
 def test_the_own_model_comes_home_while_the_last_visitor_is_trained(solo: Any) -> None:
-    site = solo(**TWO, rounds=4, parameters={"activation": 0.25})
-    site.finish()
-    site.greet()
+    site = solo(**TWO, rounds=4, parameters={"activation": 0.25}).begin()
     out = site.deliver("asia")
     assert fetched(out) == [("asia", 2, "handback")]
     site.deliver("asia")
@@ -165,9 +161,7 @@ def test_the_own_model_comes_home_while_the_last_visitor_is_trained(solo: Any) -
 
 def test_the_next_visitor_comes_while_the_site_trains_or_its_model_is_on_its_way_home(solo: Any) -> None:
     """A site that trains long finds the return and the next visitor; none of them is fetched a second time."""
-    site = solo(**TWO, method="fedvisit", rounds=4, parameters={"visits": 1})
-    site.finish()
-    site.greet()
+    site = solo(**TWO, method="fedvisit", rounds=4, parameters={"visits": 1}).begin()
     site.deliver("asia")
     assert fetched(site.finish()) == []
     assert site.site.phase == Phase.RETURNS

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fakes.core_site import of, persisted
 from peer.core import commands, events, global_test, limits, status
 from peer.core.global_test_memory import NO_ANSWER, evaluation_records
 from peer.core.messages import Heartbeat, Unavailable
@@ -20,20 +21,10 @@ LENDING = {"global_test": True, "evaluation_permitted": True, "evaluation_every"
 TWO = {"sites": ("asia", "europe"), "schedule_kind": "derangement", "rounds": 1, **LENDING}
 
 
-def kinds_of(out: list[commands.Command], kind: type) -> list[Any]:
-    return [command for command in out if isinstance(command, kind)]
-
-
-def persisted(out: list[commands.Command]) -> list[str]:
-    return [command.kind for command in kinds_of(out, commands.Persist)]
-
-
 @pytest.fixture
 def europe(solo: Callable[..., Any]) -> Any:
     """One of two sites, in round 1 of 1, waiting for asia's model; asia has committed its round."""
-    site = solo("europe", **TWO)
-    site.finish()
-    site.greet()
+    site = solo("europe", **TWO).begin()
     site.beat("asia", 1, "done")
     return site
 
@@ -58,7 +49,7 @@ def test_the_model_at_the_end_of_the_round_is_lent_once_it_is_in_the_journal(eur
     europe.finish()
     assert europe.order.lent
     out = europe.finish()
-    (published,) = [command for command in kinds_of(out, commands.Publish) if command.evaluation]
+    (published,) = [command for command in of(out, commands.Publish) if command.evaluation]
     assert (published.round, published.artifact) == (1, europe.site.memory.evaluation.lent[1].artifact)
     assert persisted(out)[0] == "evaluated"
     assert out.index(published) > 0
@@ -157,19 +148,19 @@ def test_a_guest_is_fetched_measured_told_and_deleted(europe: Any) -> None:
     assert (europe.evaluation_fetches["asia"].round, europe.evaluation_fetches["asia"].owner) == (1, "asia")
     out = europe.lend("asia")
     assert persisted(out) == ["guest"]
-    (measure,) = kinds_of(out, commands.Measure)
+    (measure,) = of(out, commands.Measure)
     sha256 = measure.source.artifact.sha256
     out = europe.examine(samples=20.0, auc=0.75)
     assert persisted(out) == ["measured"]
-    assert kinds_of(out, commands.Discard) == [commands.Discard(sha256)]
-    (sent,) = kinds_of(out, commands.SendReport)
+    assert of(out, commands.Discard) == [commands.Discard(sha256)]
+    (sent,) = of(out, commands.SendReport)
     assert (sent.site, sent.report.sha256, sent.report.samples, sent.report.metrics) == (
         "asia",
         sha256,
         20,
         {"auc": 0.75},
     )
-    assert kinds_of(out, commands.Dismiss), "no guest is left"
+    assert of(out, commands.Dismiss), "no guest is left"
     assert persisted(europe.answer()) == ["settled"]
     assert europe.evaluation_fetches == {}, "and it is not fetched again"
     assert europe.site.phase == Phase.EXCHANGE
@@ -188,9 +179,7 @@ def test_of_too_few_samples_nothing_is_told_or_kept(europe: Any, figures: dict[s
 
 
 def test_a_site_s_own_minimum_counts(solo: Any) -> None:
-    site = solo("europe", **{**TWO, "evaluation_samples_min": 25})
-    site.finish()
-    site.greet()
+    site = solo("europe", **{**TWO, "evaluation_samples_min": 25}).begin()
     site.beat("asia", 1, "done")
     site.lend("asia")
     site.examine(samples=20.0, auc=0.5)
@@ -240,7 +229,7 @@ def test_something_else_than_the_model_is_refused(europe: Any, artifact: Any, ch
     out = europe.lend("asia", **changes)
     assert europe.body("refused")["reason"].startswith("lent ")
     assert europe.measure_order is None
-    assert "artifact" not in changes or kinds_of(out, commands.Discard)
+    assert "artifact" not in changes or of(out, commands.Discard)
     assert europe.reports[0].report.unmeasured == "not_received"
 
 
@@ -292,16 +281,14 @@ def test_a_site_that_takes_no_part_is_not_asked_and_its_cell_says_why(solo: Any,
     out = site.finish()
     assert site.evaluation_fetches == {}
     assert global_test.awaited(site.site) == []
-    lapsed = next(command.body for command in kinds_of(out, commands.Persist) if command.kind == "lapsed")
+    lapsed = next(command.body for command in of(out, commands.Persist) if command.kind == "lapsed")
     expected = "not permitted by asia" if evaluates is False else "its program does not support it"
     assert lapsed["reasons"] == {"asia": expected}
     assert site.site.phase == Phase.GONE, "asia is done, and nothing else is waited for"
 
 
 def test_of_many_rounds_the_newest_is_fetched_and_no_more_than_are_kept(solo: Any) -> None:
-    site = solo("europe", **{**TWO, "rounds": 20, "pace": PaceRules(artifact_rounds_max=3)})
-    site.finish()
-    site.greet()
+    site = solo("europe", **{**TWO, "rounds": 20, "pace": PaceRules(artifact_rounds_max=3)}).begin()
     site.beat("asia", 9)
     asked = []
     while site.evaluation_fetches:
@@ -314,9 +301,7 @@ def test_of_many_rounds_the_newest_is_fetched_and_no_more_than_are_kept(solo: An
 
 
 def test_one_guest_is_measured_at_a_time_the_newest_round_first(solo: Any) -> None:
-    site = solo("europe", FOUR, rounds=20, **LENDING)
-    site.finish()
-    site.greet()
+    site = solo("europe", FOUR, rounds=20, **LENDING).begin()
     for name, round in (("africa", 4), ("america", 6), ("asia", 5)):
         site.beat(name, round)
     for name in ("africa", "america", "asia"):
@@ -335,7 +320,7 @@ def test_a_guest_that_takes_for_ever_is_given_up(europe: Any) -> None:
         out = europe.wait(10)
         if europe.reports:
             break
-    assert kinds_of(out, commands.Dismiss)
+    assert of(out, commands.Dismiss)
     assert europe.reports[0].report.unmeasured == "failed"
 
 
@@ -344,7 +329,7 @@ def test_pause_and_stop_break_off_what_is_under_way(europe: Any, request_: event
     europe.lend("asia")
     late = europe.measure_order
     out = europe.feed(request_)
-    assert bool(kinds_of(out, commands.Dismiss)) == (europe.site.phase == Phase.PAUSED)
+    assert bool(of(out, commands.Dismiss)) == (europe.site.phase == Phase.PAUSED)
     if europe.site.phase == Phase.PAUSED:
         europe.feed(events.Measured(late.generation, late.round, late.attempt, {"samples": 20.0}))
         assert europe.body("ignored")["reason"] == "this lent model is not being measured"
@@ -399,7 +384,7 @@ def test_a_finished_site_stays_for_evaluations_of_peers_that_are_there(done: Any
 def test_it_does_not_stay_for_a_silent_one_and_says_so(done: Any) -> None:
     out = done.wait(20)
     assert done.site.phase == Phase.GONE
-    lapsed = next(command.body for command in kinds_of(out, commands.Persist) if command.kind == "lapsed")
+    lapsed = next(command.body for command in of(out, commands.Persist) if command.kind == "lapsed")
     assert lapsed == {"reasons": {"asia": "silent"}, "retired": False}
 
 

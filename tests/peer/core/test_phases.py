@@ -46,9 +46,7 @@ def test_a_step_that_is_not_in_the_graph_raises(rules: Any) -> None:
 
 
 def test_the_steps_of_an_event_are_told(solo: Any) -> None:
-    site = solo(sites=("asia", "europe"), schedule_kind="derangement")
-    site.finish()
-    site.greet()
+    site = solo(sites=("asia", "europe"), schedule_kind="derangement").begin()
     assert site.site.steps == [(Phase.GATHERING, Phase.PACING), (Phase.PACING, Phase.EXCHANGE)]
     site.feed(events.Ticked())
     assert site.site.steps == []

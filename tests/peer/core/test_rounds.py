@@ -7,33 +7,14 @@ from typing import Any
 
 import pytest
 
-from peer.core import commands, events
+from fakes.core_site import discarded
+from peer.core import commands
 from peer.core.epochs import PaceRules
 from peer.core.limits import LOST_FILES_MAX, WORKER_RESTARTS_MAX
 from peer.core.messages import Unavailable
 from peer.core.phases import Phase
 
 TWO = {"sites": ("asia", "europe"), "schedule_kind": "derangement"}
-
-
-def begun(solo: Any, **rules: Any) -> Any:
-    """A site in its first round that all peers have greeted."""
-    site = solo(**{**TWO, **rules})
-    site.finish()
-    site.greet()
-    return site
-
-
-def rejected(site: Any, sha256: str, *, origin: str = "asia", lost: bool = False) -> list[commands.Command]:
-    """The worker finds an artifact unusable, or its file gone."""
-    order, reason = site.order, "its file is gone" if lost else "3 values are not finite"
-    return site.feed(
-        events.ArtifactRejected(order.generation, order.round, order.attempt, origin, sha256, reason, lost)
-    )
-
-
-def discarded(out: list[commands.Command]) -> list[str]:
-    return [command.sha256 for command in out if isinstance(command, commands.Discard)]
 
 
 # What comes is checked against what was due.
@@ -47,7 +28,7 @@ def discarded(out: list[commands.Command]) -> list[str]:
     ],
 )
 def test_another_rounds_artifact_is_refused(solo: Any, changes: dict[str, Any], reason: str) -> None:
-    site = begun(solo)
+    site = solo(**TWO).begin()
     out = site.deliver("asia", **changes)
     assert site.site.refusals[-1] == {"site": "asia", "round": 1, "reason": reason}
     assert len(discarded(out)) == 1
@@ -65,13 +46,13 @@ def test_another_rounds_artifact_is_refused(solo: Any, changes: dict[str, Any], 
 def test_another_artifact_than_the_due_one_is_refused(
     solo: Any, artifact: Any, owner: str, kind: str, reason: str
 ) -> None:
-    site = begun(solo)
+    site = solo(**TWO).begin()
     site.deliver("asia", artifact=artifact(owner, "x", kind=kind))
     assert site.site.refusals[-1]["reason"] == reason
 
 
 def test_the_second_digest_of_a_round_is_refused_and_named(solo: Any, artifact: Any) -> None:
-    site = begun(solo)
+    site = solo(**TWO).begin()
     first, second = artifact("asia", "first"), artifact("asia", "second")
     site.deliver("asia", artifact=first)
     rows = [row for row in site.audit.rows if row[0] != "chosen"]
@@ -84,7 +65,7 @@ def test_the_second_digest_of_a_round_is_refused_and_named(solo: Any, artifact: 
 
 
 def test_a_new_generation_may_send_another_digest(solo: Any, artifact: Any) -> None:
-    site = begun(solo)
+    site = solo(**TWO).begin()
     first = artifact("asia", "first")
     site.deliver("asia", artifact=first)
     rows = [*(row for row in site.audit.rows if row[0] != "chosen"), ("discarded", 1, {"sha256": first.sha256})]
@@ -97,14 +78,14 @@ def test_a_new_generation_may_send_another_digest(solo: Any, artifact: Any) -> N
 
 @pytest.mark.parametrize("answer", [Unavailable.RETIRED, Unavailable.SKIPPED])
 def test_who_will_not_have_it_is_not_waited_for(solo: Any, answer: Unavailable) -> None:
-    site = begun(solo)
+    site = solo(**TWO).begin()
     site.unavailable("asia", answer)
     assert site.site.phase == Phase.TRAIN
     assert site.body("chosen")["missing"] == {"asia": str(answer)}
 
 
 def test_who_is_silent_or_away_teaches_nothing_about_patience(solo: Any) -> None:
-    site = begun(solo)
+    site = solo(**TWO).begin()
     site.beat("asia", 1, "paused", published=0)
     assert site.site.phase == Phase.TRAIN
     assert site.body("chosen")["waited_s"] is None
@@ -112,14 +93,14 @@ def test_who_is_silent_or_away_teaches_nothing_about_patience(solo: Any) -> None
 
 
 def test_a_wait_that_ended_as_slow_counts_double(solo: Any) -> None:
-    site = begun(solo, pace=PaceRules(wait_max_s=100, silence_s=1000))
+    site = solo(**TWO, pace=PaceRules(wait_max_s=100, silence_s=1000)).begin()
     site.wait(100)
     assert site.body("chosen")["missing"] == {"asia": "slow"}
     assert site.site.memory.waits_s == [200.0]
 
 
 def test_an_absent_site_is_not_even_asked(solo: Any) -> None:
-    site = begun(solo, without=frozenset({"asia"}))
+    site = solo(**TWO, without=frozenset({"asia"})).begin()
     assert site.site.phase == Phase.TRAIN
     assert site.body("chosen")["missing"] == {"asia": "absent"}
 
@@ -128,10 +109,10 @@ def test_an_absent_site_is_not_even_asked(solo: Any) -> None:
 
 
 def test_a_rejected_artifact_is_left_out_and_its_origin_named(solo: Any, artifact: Any) -> None:
-    site = begun(solo)
+    site = solo(**TWO).begin()
     site.deliver("asia", artifact=artifact("asia", "bad"))
     bad = artifact("asia", "bad").sha256
-    out = rejected(site, bad, origin="nobody")
+    out = site.reject(bad, origin="nobody")
     assert discarded(out) == [bad]
     assert (site.order.round, site.order.sources) == (1, ())
     assert site.body("chosen")["missing"] == {"asia": "refused"}
@@ -141,30 +122,30 @@ def test_a_rejected_artifact_is_left_out_and_its_origin_named(solo: Any, artifac
 
 
 def test_a_peer_that_sends_our_own_bytes_cannot_have_our_file_deleted(solo: Any, artifact: Any) -> None:
-    site = begun(solo)
+    site = solo(**TWO).begin()
     own = site.site.memory.published[(1, "europe")]
-    site.deliver("asia", artifact=artifact("asia", "initial"))
+    site.deliver("asia", artifact=artifact("asia", "initial europe"))
     assert site.order.sources[0].artifact.sha256 == own.sha256
-    assert discarded(rejected(site, own.sha256)) == []
+    assert discarded(site.reject(own.sha256)) == []
     assert site.site.memory.published[(1, "europe")] == own
 
 
 def test_a_worker_that_rejects_what_nobody_sent_fails_like_one_that_crashes(solo: Any, artifact: Any) -> None:
-    site = begun(solo)
+    site = solo(**TWO).begin()
     site.deliver("asia")
     for _ in range(3):
-        rejected(site, artifact("asia", "never sent").sha256)
+        site.reject(artifact("asia", "never sent").sha256)
         assert site.site.phase == Phase.TRAIN
-    rejected(site, artifact("asia", "never sent").sha256)
+    site.reject(artifact("asia", "never sent").sha256)
     assert site.site.phase == Phase.FAILED
     assert site.kinds.count("refused") == 0
 
 
 def test_a_received_artifact_whose_file_is_gone_is_fetched_again_and_nobody_is_named(solo: Any) -> None:
-    site = begun(solo)
+    site = solo(**TWO).begin()
     site.deliver("asia")
     (source,) = site.order.sources
-    rejected(site, source.artifact.sha256, lost=True)
+    site.reject(source.artifact.sha256, lost=True)
     assert (site.site.phase, list(site.fetches)) == (Phase.EXCHANGE, ["asia"])
     assert site.body("discarded") == {"sha256": source.artifact.sha256, "lost": True}
     site.restart()  # the journal alone says the same
@@ -177,10 +158,10 @@ def test_a_received_artifact_whose_file_is_gone_is_fetched_again_and_nobody_is_n
 
 
 def test_an_artifact_that_is_lost_again_and_again_is_missing_and_nobody_is_named(solo: Any) -> None:
-    site = begun(solo)
+    site = solo(**TWO).begin()
     for _ in range(LOST_FILES_MAX + 1):
         site.deliver("asia")
-        rejected(site, site.order.sources[0].artifact.sha256, lost=True)
+        site.reject(site.order.sources[0].artifact.sha256, lost=True)
     assert site.site.phase == Phase.TRAIN
     assert site.order.sources == ()
     assert site.body("chosen")["missing"] == {"asia": "lost"}
@@ -189,10 +170,10 @@ def test_an_artifact_that_is_lost_again_and_again_is_missing_and_nobody_is_named
 
 def test_losses_are_no_crashes_of_the_worker(solo: Any) -> None:
     """A worker that then crashes once more is started again, and its crash costs no peer an artifact."""
-    site = begun(solo)
+    site = solo(**TWO).begin()
     for _ in range(LOST_FILES_MAX):
         site.deliver("asia")
-        rejected(site, site.order.sources[0].artifact.sha256, lost=True)
+        site.reject(site.order.sources[0].artifact.sha256, lost=True)
     site.deliver("asia")
     for _ in range(WORKER_RESTARTS_MAX):
         site.fail("crash")
@@ -201,7 +182,7 @@ def test_losses_are_no_crashes_of_the_worker(solo: Any) -> None:
 
 
 def test_a_site_that_loses_what_it_makes_fails_by_itself_and_names_nobody(solo: Any) -> None:
-    site = begun(solo)
+    site = solo(**TWO).begin()
     site.deliver("asia")
     for _ in range(LOST_FILES_MAX):
         site.fail("disk", "its artifact is gone")
@@ -212,12 +193,12 @@ def test_a_site_that_loses_what_it_makes_fails_by_itself_and_names_nobody(solo: 
 
 
 def test_of_several_artifacts_only_the_lost_one_is_fetched_again(solo: Any) -> None:
-    site = begun(solo, method="feddal", sites=("africa", "america", "asia", "europe"))
+    site = solo(method="feddal", sites=("africa", "america", "asia", "europe"), schedule_kind="derangement").begin()
     site.finish()
     for name in list(site.fetches):
         site.deliver(name)
     lost = next(source for source in site.order.sources if source.origin == "asia")
-    rejected(site, lost.artifact.sha256, lost=True)
+    site.reject(lost.artifact.sha256, lost=True)
     assert list(site.fetches) == ["asia"]
     site.deliver("asia")
     assert {source.origin for source in site.order.sources} == {"africa", "america", "asia"}
@@ -226,7 +207,7 @@ def test_of_several_artifacts_only_the_lost_one_is_fetched_again(solo: Any) -> N
 @pytest.mark.parametrize(("fault", "failures"), [("memory", 1), ("crash", 4), ("hang", 2)])
 def test_of_several_artifacts_the_largest_is_left_out_first(solo: Any, fault: str, failures: int) -> None:
     """All sources are in use when the worker dies; the site goes on until it fails without any."""
-    site = begun(solo, method="feddal", sites=("africa", "america", "asia", "europe"))
+    site = solo(method="feddal", sites=("africa", "america", "asia", "europe"), schedule_kind="derangement").begin()
     site.finish()
     for name in list(site.fetches):
         site.deliver(name)
@@ -247,13 +228,13 @@ def test_of_several_artifacts_the_largest_is_left_out_first(solo: Any, fault: st
 
 
 def test_a_rejected_stale_artifact_does_not_come_again(solo: Any) -> None:
-    site = begun(solo, fallback="stale", staleness_rounds_max=3)
+    site = solo(**TWO, fallback="stale", staleness_rounds_max=3).begin()
     site.deliver("asia")
     site.finish()
     site.unavailable("asia", Unavailable.SKIPPED)
     (stale,) = site.order.sources
     assert (stale.round, stale.fallback) == (1, "stale")
-    rejected(site, stale.artifact.sha256)
+    site.reject(stale.artifact.sha256)
     assert site.order.sources == ()
     site.finish()
     site.unavailable("asia", Unavailable.SKIPPED)
@@ -261,16 +242,14 @@ def test_a_rejected_stale_artifact_does_not_come_again(solo: Any) -> None:
 
 
 def test_too_few_usable_artifacts_are_recorded_as_below_quorum(solo: Any, artifact: Any) -> None:
-    site = solo(method="feddal", quorum=2)
-    site.finish()
-    site.greet()
+    site = solo(method="feddal", quorum=2).begin()
     site.finish()
     site.deliver("africa")
     site.deliver("asia")
     site.unavailable("america", Unavailable.SKIPPED)
     assert site.site.phase == Phase.AGGREGATE
     assert site.body("chosen")["below_quorum"] is False
-    rejected(site, site.order.sources[0].artifact.sha256, origin="africa")
+    site.reject(site.order.sources[0].artifact.sha256, origin="africa")
     assert [source.origin for source in site.order.sources] == ["asia"]
     site.finish()
     record = site.body("committed")
@@ -280,14 +259,14 @@ def test_too_few_usable_artifacts_are_recorded_as_below_quorum(solo: Any, artifa
 
 
 def test_a_cached_head_that_is_rejected_before_the_exchange_is_no_lack_of_quorum(solo: Any) -> None:
-    site = begun(solo, method="dflmoe")
+    site = solo(**TWO, method="dflmoe").begin()
     site.finish()
     site.deliver("asia")
     site.finish()
     assert site.site.memory.committed == 1
     (head,) = site.order.sources
     assert (site.order.stage, head.fallback) == ("local", "stale")
-    rejected(site, head.artifact.sha256)
+    site.reject(head.artifact.sha256)
     assert site.order.sources == ()
     site.finish()
     site.deliver("asia")
@@ -296,7 +275,7 @@ def test_a_cached_head_that_is_rejected_before_the_exchange_is_no_lack_of_quorum
 
 
 def test_heads_of_silent_peers_stay_in_use(solo: Any) -> None:
-    site = begun(solo, method="dflmoe", rounds=9)
+    site = solo(**TWO, method="dflmoe", rounds=9).begin()
     site.finish()
     site.deliver("asia")
     site.finish()
@@ -318,9 +297,7 @@ def averaged(site: Any, contributors: tuple[str, ...], cut: dict[str, str]) -> N
 
 def averaging(solo: Any) -> Any:
     """A site that has received all models of a round of FedAvg, before their mean."""
-    site = solo(sites=("africa", "asia", "europe"), method="fedavg")
-    site.finish()
-    site.greet()
+    site = solo(sites=("africa", "asia", "europe"), method="fedavg").begin()
     site.finish()
     for origin in ("africa", "asia"):
         site.deliver(origin)
@@ -363,14 +340,12 @@ def test_an_artifact_may_have_a_multiple_of_the_own_one_s_bytes(
 
 
 def test_a_visiting_model_that_was_trained_here_and_is_unusable_costs_its_round_only(solo: Any) -> None:
-    site = solo(sites=("asia", "europe"), method="fedcross", rounds=3, schedule_kind="derangement")
-    site.finish()
-    site.greet()
+    site = solo(sites=("asia", "europe"), method="fedcross", rounds=3, schedule_kind="derangement").begin()
     site.deliver("asia")
     site.finish()
     (source,) = site.order.sources
     assert (site.order.round, source.origin, source.artifact.owner) == (2, "europe", "asia")
-    rejected(site, source.artifact.sha256, origin="europe")
+    site.reject(source.artifact.sha256, origin="europe")
     assert site.site.memory.committed == 2
     assert site.site.phase != Phase.FAILED
     assert not site.site.refusals
@@ -378,8 +353,8 @@ def test_a_visiting_model_that_was_trained_here_and_is_unusable_costs_its_round_
 
 def test_whatever_a_site_goes_back_to_is_kept(solo: Any) -> None:
     """The second stage diverges in every round, since one peer poisons every mean."""
-    site = begun(solo, method="mh_pflid", rounds=6)
-    kept, diverged = {"initial"}, 1
+    site = solo(**TWO, method="mh_pflid", rounds=6).begin()
+    kept, diverged = {site.order.base}, 1
     for _ in range(100):
         order = site.order
         if site.site.phase == Phase.EXCHANGE:
@@ -404,7 +379,7 @@ def test_whatever_a_site_goes_back_to_is_kept(solo: Any) -> None:
 
 
 def test_a_worker_that_names_another_stage_publishes_nothing_early(solo: Any, artifact: Any) -> None:
-    site = begun(solo, method="mh_pflid", rounds=6)
+    site = solo(**TWO, method="mh_pflid", rounds=6).begin()
     assert site.order.stage == "inject"
     answer = dataclasses.replace(site.result(), stage="distill", artifact=artifact("asia", "early", kind="messenger"))
     site.feed(answer)

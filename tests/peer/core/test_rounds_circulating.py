@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+from fakes.core_site import discarded
 from peer.core import commands, copies, events, exchange
 from peer.core.limits import LOST_FILES_MAX
 from peer.core.messages import Unavailable
 from peer.core.phases import Phase
-from peer.core.roster import Sha256
 
 TWO = {"sites": ("asia", "europe"), "schedule_kind": "derangement"}
 RING = {"sites": ("africa", "america", "asia", "europe"), "schedule_kind": "ring"}
 # The ring of these tests gives europe the slots america, asia, america, asia; asia's slot is at america in round 2.
 
 
-def begun(solo: Any, **rules: Any) -> Any:
-    """A site in its first round that all peers have greeted."""
-    site = solo(**{**TWO, **rules})
-    site.finish()
-    site.greet()
-    return site
-
-
-def rejected(site: Any, sha256: str, *, origin: str = "asia") -> list[commands.Command]:
-    """The worker finds an artifact unusable."""
-    order = site.order
-    return site.feed(
-        events.ArtifactRejected(order.generation, order.round, order.attempt, origin, sha256, "3 values are not finite")
-    )
-
-
-def discarded(out: list[commands.Command]) -> list[str]:
-    return [command.sha256 for command in out if isinstance(command, commands.Discard)]
-
-
 def test_a_slot_whose_holder_is_silent_comes_from_its_owner(solo: Any, artifact: Any) -> None:
-    site = solo(**RING, method="fedcross", rounds=6)
-    site.finish()
-    site.greet()
+    site = solo(**RING, method="fedcross", rounds=6).begin()
     site.deliver("america")
     site.finish()
     assert [(order.origin, order.owner) for order in site.fetches.values()] == [("america", "asia")]
@@ -52,9 +29,7 @@ def test_a_slot_whose_holder_is_silent_comes_from_its_owner(solo: Any, artifact:
 
 
 def test_an_owner_that_is_silent_too_is_given_up_in_the_same_moment(solo: Any) -> None:
-    site = solo(**RING, method="fedcross", rounds=6)
-    site.finish()
-    site.greet()
+    site = solo(**RING, method="fedcross", rounds=6).begin()
     site.deliver("america")
     site.now_s += 14
     site.beat("africa", 1)
@@ -68,17 +43,13 @@ def test_an_owner_that_is_silent_too_is_given_up_in_the_same_moment(solo: Any) -
 
 
 def test_a_later_round_is_no_older_copy(solo: Any) -> None:
-    site = solo(**RING, method="fedcross", rounds=6)
-    site.finish()
-    site.greet()
+    site = solo(**RING, method="fedcross", rounds=6).begin()
     site.deliver("america", true_round=5)
     assert site.site.refusals[-1]["reason"] == "sent the artifact of round 5 for round 1"
 
 
 def test_a_site_without_a_copy_never_trains_its_own_model_under_anothers_name(solo: Any) -> None:
-    site = solo(sites=("asia", "europe"), method="fedcross", rounds=3, schedule_kind="derangement")
-    site.finish()
-    site.greet()
+    site = solo(sites=("asia", "europe"), method="fedcross", rounds=3, schedule_kind="derangement").begin()
     site.unavailable("asia", Unavailable.SKIPPED)
     assert site.body("chosen")["sources"] == []
     assert site.site.memory.committed == 1, "it had nothing to train in round 1"
@@ -92,15 +63,13 @@ def test_a_site_without_a_copy_never_trains_its_own_model_under_anothers_name(so
 
 def suspected(solo: Any, artifact: Any) -> tuple[Any, Any]:
     """A site whose worker suspects the copy of asia's slot that america trained; it waits for asia's own."""
-    site = solo(**RING, method="fedcross", rounds=6)
-    site.finish()
-    site.greet()
+    site = solo(**RING, method="fedcross", rounds=6).begin()
     site.deliver("america")
     site.finish()
     bad = artifact("asia", "bad")
     site.deliver("america", artifact=bad)
     assert (site.order.earlier, site.order.final) == (None, False)
-    rejected(site, bad.sha256, origin="america")
+    site.reject(bad.sha256, origin="america")
     assert site.site.phase == Phase.EXCHANGE
     assert [(order.origin, order.owner) for order in site.fetches.values()] == [("asia", "asia")]
     return site, bad
@@ -122,7 +91,7 @@ def test_the_copy_before_replaces_one_that_no_training_made_and_its_last_host_is
 ) -> None:
     site, bad = suspected(solo, artifact)
     site.deliver("asia", true_round=1, artifact=artifact("asia", "first"))
-    out = rejected(site, bad.sha256, origin="america")
+    out = site.reject(bad.sha256, origin="america")
     assert site.site.refusals[-1]["site"] == "america"
     (source,) = site.order.sources
     assert (source.artifact, source.fallback, site.order.final) == (artifact("asia", "first"), "stale", True)
@@ -133,7 +102,7 @@ def test_a_refused_copy_s_rounds_are_made_up(solo: Any, artifact: Any) -> None:
     site, bad = suspected(solo, artifact)
     site.deliver("asia", true_round=1, artifact=artifact("asia", "first"))
     assert site.order.rounds == 1
-    rejected(site, bad.sha256, origin="america")
+    site.reject(bad.sha256, origin="america")
     assert site.order.rounds == 2
 
 
@@ -157,7 +126,7 @@ def test_a_restarted_site_asks_again_for_the_copy_before(solo: Any, artifact: An
     site.greet()
     (source,) = site.order.sources
     assert (source.artifact, site.order.final) == (bad, False)
-    rejected(site, bad.sha256, origin="america")
+    site.reject(bad.sha256, origin="america")
     assert [(order.origin, order.owner) for order in site.fetches.values()] == [("asia", "asia")]
 
 
@@ -170,9 +139,7 @@ def test_an_older_release_that_gives_no_copy_before_is_not_named(solo: Any, arti
 
 
 def test_a_suspicious_copy_of_the_own_model_is_compared_before_it_is_adopted(solo: Any, artifact: Any) -> None:
-    site = solo(**RING, method="fedcross", rounds=3)
-    site.finish()
-    site.greet()
+    site = solo(**RING, method="fedcross", rounds=3).begin()
     for round in (1, 2, 3):
         (origin,) = site.fetches
         site.deliver(origin)
@@ -184,12 +151,12 @@ def test_a_suspicious_copy_of_the_own_model_is_compared_before_it_is_adopted(sol
     assert len({last, before, "europe"}) == 3
     bad = artifact("europe", "bad")
     site.deliver(last, artifact=bad)
-    rejected(site, bad.sha256, origin=last)
+    site.reject(bad.sha256, origin=last)
     ((asked, order),) = [(name, order) for name, order in site.fetches.items() if order.round == 3]
     assert (asked, order.purpose) == (before, "handback")
     site.deliver(before, artifact=artifact("europe", "before"))
     assert (site.order.source.artifact, site.order.earlier.artifact) == (bad, artifact("europe", "before"))
-    out = rejected(site, bad.sha256, origin=last)
+    out = site.reject(bad.sha256, origin=last)
     assert site.site.refusals[-1]["site"] == last
     assert site.order.source.artifact == artifact("europe", "before")
     assert discarded(out) == [bad.sha256]
@@ -198,7 +165,7 @@ def test_a_suspicious_copy_of_the_own_model_is_compared_before_it_is_adopted(sol
 
 def travelled(solo: Any, **rules: Any) -> Any:
     """A site whose model circulated for one of two rounds and is at asia now."""
-    site = begun(solo, rounds=2, parameters={"activation": 0.5}, **rules)
+    site = solo(**TWO, rounds=2, parameters={"activation": 0.5}, **rules).begin()
     site.deliver("asia")
     site.finish()
     assert site.site.phase == Phase.HANDBACK
@@ -209,7 +176,8 @@ def test_the_model_comes_home_with_the_steps_it_was_trained(solo: Any, artifact:
     site = travelled(solo)
     out = site.deliver("asia", artifact=artifact("europe", "trained at asia", steps=20))
     own = site.site.artifacts_on_disk()[-1]
-    assert site.order == commands.Adopt(1, 1, site.order.attempt, "initial", site.order.source, own, True)
+    base = site.site.memory.state
+    assert site.order == commands.Adopt(1, 1, site.order.attempt, base, site.order.source, own, True)
     assert site.order.source.artifact.steps == 20
     assert discarded(out) == []
     out = site.finish()
@@ -223,11 +191,8 @@ def test_the_copy_of_an_expelled_site_is_whole_until_it_is_adopted(solo: Any, ar
     site = travelled(solo)
     site.deliver("asia", artifact=artifact("europe", "trained at asia", steps=20))
     source = site.order.source
-    epochs, expelled = site.rules.epochs, source.origin
-    rest = tuple(name for name in epochs.head.members if name != expelled)
-    epoch = dataclasses.replace(epochs.head, number=1, digest=Sha256("ab" * 32), from_round=2, members=rest)
-    epoch = dataclasses.replace(epoch, expelled=frozenset({expelled}))
-    assert discarded(site.feed(events.EpochsLearned(dataclasses.replace(epochs, all=(*epochs.all, epoch))))) == []
+    assert source.origin == "asia"
+    assert discarded(site.learn(2, members="europe", expelled="asia")) == []
     assert source.artifact.sha256 in discarded(site.finish())
     assert site.site.memory.model_is_home
 
@@ -277,14 +242,12 @@ def test_an_own_copy_that_is_unusable_leaves_the_model_as_it_is(solo: Any) -> No
     own = site.order.source.artifact.sha256
     site.feed(events.ArtifactRejected(1, 1, site.order.attempt, "europe", own, "the file is cut short"))
     assert site.site.memory.model_is_home
-    assert site.site.memory.state == "initial"
+    assert site.site.memory.state == site.body("initialised")["state"]
     assert site.kinds.count("refused") == 0
 
 
 def test_a_model_is_asked_home_from_its_holder_alone(solo: Any, artifact: Any) -> None:
-    site = solo(**RING, rounds=2, parameters={"activation": 0.5})
-    site.finish()
-    site.greet()
+    site = solo(**RING, rounds=2, parameters={"activation": 0.5}).begin()
     site.deliver("america")
     site.finish()
     assert site.site.phase == Phase.HANDBACK
@@ -301,9 +264,7 @@ def test_a_model_is_asked_home_from_its_holder_alone(solo: Any, artifact: Any) -
 
 
 def test_an_owner_s_copy_of_a_round_for_which_another_site_trained_it_is_refused(solo: Any, artifact: Any) -> None:
-    site = solo(**RING, method="fedcross", rounds=3)
-    site.finish()
-    site.greet()
+    site = solo(**RING, method="fedcross", rounds=3).begin()
     site.deliver("america")
     site.finish()
     assert {(order.origin, order.owner) for order in site.fetches.values()} == {("america", "asia")}
@@ -314,7 +275,7 @@ def test_an_owner_s_copy_of_a_round_for_which_another_site_trained_it_is_refused
 
 
 def test_no_circulating_model_has_more_steps_than_its_rounds_allow(solo: Any, artifact: Any) -> None:
-    site = begun(solo, method="fedcross", rounds=3, round_steps=20)
+    site = solo(**TWO, method="fedcross", rounds=3, round_steps=20).begin()
     site.deliver("asia", artifact=artifact("asia", "initial", steps=1))
     reason = "claims 1 steps of a model that can have 0 by then"
     assert site.site.refusals[-1] == {"site": "asia", "round": 1, "reason": reason}

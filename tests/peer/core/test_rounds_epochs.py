@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from peer.core import events
-from peer.core.epochs import Epochs
 from peer.core.messages import ChainHead, Heartbeat
 from peer.core.phases import Phase
 from peer.core.roster import Sha256, SiteName
 
 FOUR = ("africa", "america", "asia", "europe")
 NEW, MEAN = Sha256("1" * 64), Sha256("a" * 64)
-
-
-def learn(site: Any) -> None:
-    """The site learns that america is no member from round 1 on."""
-    head = site.site.rules.epochs.head
-    members = tuple(SiteName(name) for name in FOUR if name != "america")
-    epoch = dataclasses.replace(head, number=1, digest=NEW, members=members)
-    site.feed(events.EpochsLearned(Epochs((head, epoch))))
-    site.rules = site.site.rules
 
 
 def tell(site: Any, name: str, *, head: ChainHead | None) -> None:
@@ -39,9 +28,7 @@ def compared(site: Any) -> list[str]:
 @pytest.fixture
 def fetching(solo: Callable[..., Any]) -> Any:
     """Europe waits in round 1 for the artifacts of all other sites."""
-    site = solo("europe", FOUR, method="fedavg")
-    site.finish()
-    site.greet()
+    site = solo("europe", FOUR, method="fedavg").begin()
     site.finish()
     assert site.site.phase == Phase.EXCHANGE
     return site
@@ -54,11 +41,11 @@ def test_a_site_that_learns_late_of_a_round_s_epoch_compares_and_tells_no_mean_o
     for name in ("africa", "america", "asia"):
         fetching.deliver(name)
     if learns == "before the commit":
-        learn(fetching)
+        fetching.learn(members="africa asia europe")
     fetching.finish()
     if learns == "after it":
         assert fetching.site.pulse().aggregate is not None
-        learn(fetching)
+        fetching.learn(members="africa asia europe")
     assert fetching.body("committed")["contributors"] == list(FOUR)
     tell(fetching, "asia", head=ChainHead(1, NEW))
     assert compared(fetching) == []
@@ -66,7 +53,7 @@ def test_a_site_that_learns_late_of_a_round_s_epoch_compares_and_tells_no_mean_o
 
 
 def test_the_mean_of_a_peer_without_the_round_s_amendment_is_not_compared(fetching: Any) -> None:
-    learn(fetching)
+    fetching.learn(members="africa asia europe")
     for name in ("africa", "asia"):
         fetching.deliver(name)
     fetching.finish()

@@ -391,9 +391,9 @@ def test_a_thousand_rounds_without_a_copy_of_the_slot_are_no_recursion(solo: Any
 
 
 def test_published_artifacts_stay_for_the_rounds_that_the_rules_name(solo: Any) -> None:
-    site = solo(sites=("asia", "europe"), rounds=9, schedule_kind="derangement", pace=PaceRules(artifact_rounds_max=2))
-    site.finish()
-    site.greet()
+    site = solo(
+        sites=("asia", "europe"), rounds=9, schedule_kind="derangement", pace=PaceRules(artifact_rounds_max=2)
+    ).begin()
     gone = []
     for round in range(1, 6):
         site.beat("asia", round, published=round)
@@ -415,9 +415,7 @@ def test_no_file_of_a_method_that_publishes_within_the_round_is_left_behind(simu
 
 def test_an_owner_keeps_its_newest_published_copy_while_its_model_travels(solo: Any) -> None:
     pace = PaceRules(artifact_rounds_max=1, lead_rounds_max=99)
-    site = solo(sites=("asia", "europe"), method="fedcross", rounds=9, schedule_kind="derangement", pace=pace)
-    site.finish()
-    site.greet()
+    site = solo(sites=("asia", "europe"), method="fedcross", rounds=9, schedule_kind="derangement", pace=pace).begin()
     site.deliver("asia")
     for _ in range(4):
         site.finish()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fakes.core_site import of
 from peer.core import commands
 from peer.core.messages import Heartbeat
 from peer.core.phases import Phase
@@ -26,10 +27,6 @@ def trained(rows: Any, *, plan: Any) -> dict[int, str]:
     }
     initial = next(body for kind, _, body in rows if kind == "initialised")["artifact"]
     return digests if plan.published != "commit" else {0: initial["sha256"], **digests}
-
-
-def orders(out: list[commands.Command], kind: type) -> list[Any]:
-    return [command for command in out if isinstance(command, kind)]
 
 
 @pytest.mark.parametrize(
@@ -78,9 +75,7 @@ def test_kills_at_any_moment_change_no_bit(simulation: Any, method: str) -> None
 
 
 def test_the_artifact_of_the_next_round_is_fetched_and_there_while_this_one_trains(solo: Any) -> None:
-    site = solo(**TWO, rounds=4)
-    site.finish()
-    site.greet()
+    site = solo(**TWO, rounds=4).begin()
     site.deliver("asia")
     for _ in range(3):
         assert site.site.phase == Phase.TRAIN
@@ -91,13 +86,13 @@ def test_the_artifact_of_the_next_round_is_fetched_and_there_while_this_one_trai
         (2, site.body("initialised")["artifact"]["sha256"]),
     ]
     assert [round for round, _ in published(site.audit.rows)] == [1, 2, 3, 4]
-    assert [order.round for order in orders(out, commands.Train)] == [4], "the last round begins without a wait"
+    assert [order.round for order in of(out, commands.Train)] == [4], "the last round begins without a wait"
 
 
 def test_a_crash_between_the_two_publications_of_an_artifact_loses_neither(solo: Any) -> None:
     site = solo(**TWO)
     out = site.finish(crash_after=2)  # initialised, published for round 1
-    assert [order.round for order in orders(out, commands.Publish)] == [1, 2]
+    assert [order.round for order in of(out, commands.Publish)] == [1, 2]
     assert [round for round, _ in published(site.audit.rows)] == [1, 2]
 
 
@@ -114,18 +109,16 @@ def test_a_jump_publishes_for_the_round_that_it_enters_and_the_next(solo: Any) -
 
 def test_a_file_that_comes_again_for_the_next_round_stays_while_it_is_asked_for(solo: Any, artifact: Any) -> None:
     """The initial model serves two rounds: the file must be there when the second fetch says so."""
-    site = solo(**TWO, rounds=3)
-    site.finish()
-    site.greet()
+    site = solo(**TWO, rounds=3).begin()
     initial = artifact("asia", "initial asia")
     site.deliver("asia", artifact=initial)
     out = site.finish()
-    assert not orders(out, commands.Discard)
+    assert not of(out, commands.Discard)
     out = site.deliver("asia", artifact=initial)
-    assert [source.round for order in orders(out, commands.Train) for source in order.sources] == [2]
+    assert [source.round for order in of(out, commands.Train) for source in order.sources] == [2]
     site.deliver("asia")
     out = site.finish()
-    assert [order.sha256 for order in orders(out, commands.Discard)] == [initial.sha256]
+    assert [order.sha256 for order in of(out, commands.Discard)] == [initial.sha256]
 
 
 def test_a_mean_of_tables_takes_the_own_table_of_the_same_round(solo: Any) -> None:
@@ -151,9 +144,7 @@ def test_a_mean_of_tables_takes_the_own_table_of_the_same_round(solo: Any) -> No
 @pytest.mark.parametrize(("finished", "goes_back"), [(0, True), (1, False)])
 def test_a_round_that_diverges_goes_back_unless_it_has_published(solo: Any, finished: int, goes_back: bool) -> None:
     """What serves round 2 is of round 1: round 2 itself has published once it serves round 3."""
-    site = solo(**TWO, method="dflmoe", rounds=4)
-    site.finish()
-    site.greet()
+    site = solo(**TWO, method="dflmoe", rounds=4).begin()
     site.finish()
     site.deliver("asia")
     site.finish()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from peer.core import access, commands, events
-from peer.core.commands import Source
+from fakes.core_site import of
+from peer.core import access, commands
 from peer.core.messages import Unavailable
 from peer.core.phases import Phase
 from peer.core.roster import RoundKey, Sha256, SiteName
@@ -23,12 +23,6 @@ from peer.core.status import plan_of, waiting_for
 VECTORS = json.loads((Path(__file__).parents[3] / "proto" / "vectors" / "visits.json").read_text())
 FOUR = ("africa", "america", "asia", "europe")
 VISIT: dict[str, Any] = {"method": "fedvisit"}
-
-
-def rejected(site: Any, source: Source, reason: str, *, lost: bool = False) -> None:
-    """The worker finds an artifact of its order unusable, or its file gone."""
-    order = (site.order.generation, site.order.round, site.order.attempt)
-    site.feed(events.ArtifactRejected(*order, source.origin, source.artifact.sha256, reason, lost))
 
 
 def circle(ring: tuple[int, ...]) -> list[int]:
@@ -92,16 +86,14 @@ def test_the_plan_shows_every_visit(rules: Any) -> None:
 
 def to_exchange(site: Any) -> Any:
     """A new site up to the wait for its first visitors."""
-    site.finish()
-    site.greet()
+    site.begin()
     for name in site.rules.others:
         site.beat(name, round=1, phase="exchange", published=1)
     return site
 
 
 def to_train(site: Any) -> Any:
-    for name in site.rules.visitors(1):
-        site.deliver(name)
+    site.deliver_all()
     assert site.site.phase == Phase.TRAIN
     return site
 
@@ -120,7 +112,7 @@ def test_a_round_hosts_returns_waits_and_merges(solo: Any) -> None:
     assert {(fetch.kind, fetch.purpose) for fetch in site.fetches.values()} == {("model", "train")}
     to_train(site)
     assert {source.origin for source in site.order.sources} == set(visitors)
-    published = [each for each in site.finish() if isinstance(each, commands.Publish)]
+    published = of(site.finish(), commands.Publish)
     assert sorted((each.round, each.artifact.owner, each.artifact.kind) for each in published) == [
         (1, name, "return") for name in sorted(visitors)
     ]
@@ -133,12 +125,11 @@ def test_a_round_hosts_returns_waits_and_merges(solo: Any) -> None:
     assert [(wait["site"], wait["kind"], wait["artifact"]) for wait in shown] == [
         (name, "return", "europe's return") for name in sorted(hosts)
     ]
-    for name in hosts:
-        site.deliver(name)
+    site.deliver_all()
     assert site.site.phase == Phase.AGGREGATE
     assert [source.origin for source in site.order.sources] == sorted(hosts)
     assert site.order.sent.artifact == site.site.memory.published[1, "europe"]
-    (model,) = [each for each in site.finish() if isinstance(each, commands.Publish)]
+    (model,) = of(site.finish(), commands.Publish)
     assert (model.round, model.artifact.owner, model.artifact.kind) == (2, "europe", "model")
     committed = site.body("committed")
     assert {source["site"] for source in committed["sources"]} == set(visitors)
@@ -153,7 +144,7 @@ def test_no_visitor_no_return_and_a_lost_return_costs_only_itself(solo: Any) -> 
     first, second = site.rules.visitors(1)
     site.unavailable(first, Unavailable.SKIPPED)
     site.deliver(second)
-    published = [each for each in site.finish() if isinstance(each, commands.Publish)]
+    published = of(site.finish(), commands.Publish)
     assert [each.artifact.owner for each in published] == [second]
     near, far = site.rules.hosts(1)
     site.unavailable(near, Unavailable.SKIPPED)
@@ -193,8 +184,7 @@ def test_a_silent_host_is_given_up_and_a_paused_one_at_once(solo: Any) -> None:
 def test_the_wait_for_returns_has_a_deadline_of_its_own(solo: Any) -> None:
     site = to_returns(solo("europe", FOUR, **VISIT))
     site.now_s += 7.0
-    for name in site.rules.hosts(1):
-        site.deliver(name)
+    site.deliver_all()
     memory = site.site.memory
     assert memory.return_waits_s == [7.0]
     assert memory.waits_s == [0.0]
@@ -237,10 +227,9 @@ def test_a_second_return_for_the_round_is_a_forgery(solo: Any, artifact: Any) ->
 
 def test_a_return_that_the_worker_rejects_is_left_out(solo: Any) -> None:
     site = to_returns(solo("europe", FOUR, **VISIT))
-    for name in site.rules.hosts(1):
-        site.deliver(name)
+    site.deliver_all()
     bad, good = site.order.sources
-    rejected(site, bad, "it is scaled")
+    site.reject(bad.artifact.sha256, origin=bad.origin, reason="it is scaled")
     assert site.site.phase == Phase.AGGREGATE
     assert [source.origin for source in site.order.sources] == [good.origin]
     assert site.body("refused") == {"origin": bad.origin, "reason": "it is scaled"}
@@ -253,10 +242,9 @@ def test_a_return_that_the_worker_rejects_is_left_out(solo: Any) -> None:
 
 def test_a_return_whose_file_is_gone_is_fetched_again(solo: Any) -> None:
     site = to_returns(solo("europe", FOUR, **VISIT))
-    for name in site.rules.hosts(1):
-        site.deliver(name)
+    site.deliver_all()
     lost, kept = site.order.sources
-    rejected(site, lost, "its file is gone", lost=True)
+    site.reject(lost.artifact.sha256, origin=lost.origin, lost=True)
     assert (site.site.phase, list(site.fetches)) == (Phase.RETURNS, [lost.origin])
     site.deliver(lost.origin)
     assert {source.origin for source in site.order.sources} == {lost.origin, kept.origin}
@@ -268,11 +256,11 @@ def test_a_return_whose_file_is_gone_is_fetched_again(solo: Any) -> None:
 def test_a_visitor_that_the_worker_rejects_gets_no_return(solo: Any) -> None:
     site = to_train(to_exchange(solo("europe", FOUR, **VISIT)))
     bad, good = site.order.sources
-    rejected(site, bad, "it is not finite")
+    site.reject(bad.artifact.sha256, origin=bad.origin)
     asked: dict[str, Any] = {"for_round": 1, "purpose": "return"}
     assert access.answer(site.rules, site.site.memory, owner=bad.origin, **asked) == Unavailable.SKIPPED
     assert access.answer(site.rules, site.site.memory, owner=good.origin, **asked) == Unavailable.NOT_YET
-    published = [each for each in site.finish() if isinstance(each, commands.Publish)]
+    published = of(site.finish(), commands.Publish)
     assert [each.artifact.owner for each in published] == [good.origin]
 
 
@@ -283,7 +271,7 @@ def test_only_returns_of_visitors_are_published(solo: Any, artifact: Any) -> Non
     forged = dataclasses.replace(
         trained, returned=(*trained.returned, artifact(stranger, "never asked for", kind="return"))
     )
-    published = [each for each in site.feed(forged) if isinstance(each, commands.Publish)]
+    published = of(site.feed(forged), commands.Publish)
     assert {each.artifact.owner for each in published} == set(site.rules.visitors(1))
 
 
@@ -333,8 +321,7 @@ def test_a_kill_between_two_publications_publishes_the_rest(solo: Any) -> None:
 
 def test_a_lost_result_after_returns_left_takes_a_new_generation(solo: Any) -> None:
     site = to_returns(solo("europe", FOUR, **VISIT, evaluation_every=1))
-    for name in site.rules.hosts(1):
-        site.deliver(name)
+    site.deliver_all()
     site.finish()
     assert site.site.phase == Phase.EVALUATE
     memory = site.site.memory
@@ -348,8 +335,7 @@ def test_a_lost_result_after_returns_left_takes_a_new_generation(solo: Any) -> N
 
 def test_a_return_that_is_gone_is_fetched_again_and_nothing_is_trained_twice(solo: Any) -> None:
     site = to_returns(solo("europe", FOUR, **VISIT))
-    for name in site.rules.hosts(1):
-        site.deliver(name)
+    site.deliver_all()
     (first, _), needed = site.order.sources, site.site.memory.needed_digests()
     memory = recover(site.audit.rows, present=needed - {first.artifact.sha256})
     assert memory.open.position == 2

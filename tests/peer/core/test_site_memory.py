@@ -23,9 +23,7 @@ ALONE = {"sites": ("asia", "europe"), "schedule_kind": "derangement"}
 
 def trained_once(solo: Any, **rules: Any) -> Any:
     """A site that has committed round 1."""
-    site = solo(**{**ALONE, **rules})
-    site.finish()
-    site.greet()
+    site = solo(**{**ALONE, **rules}).begin()
     site.deliver("asia")
     site.finish()
     return site
@@ -73,9 +71,7 @@ def test_a_restart_serves_what_was_published_and_goes_on_where_it_was(solo: Any)
 
 
 def test_a_received_artifact_whose_file_is_gone_is_asked_for_again(solo: Any) -> None:
-    site = solo(**ALONE, fallback="stale", staleness_rounds_max=3)
-    site.finish()
-    site.greet()
+    site = solo(**ALONE, fallback="stale", staleness_rounds_max=3).begin()
     site.deliver("asia")
     site.finish()
     (received,) = site.site.memory.received
@@ -98,9 +94,7 @@ def test_a_source_that_is_gone_is_exchanged_again(solo: Any) -> None:
 
 
 def test_a_proxy_that_is_gone_is_exchanged_again_but_nothing_is_trained_twice(solo: Any) -> None:
-    site = solo(**ALONE, method="feddal")
-    site.finish()
-    site.greet()
+    site = solo(**ALONE, method="feddal").begin()
     site.finish()
     site.deliver("asia")
     assert site.site.phase == Phase.AGGREGATE
@@ -111,9 +105,7 @@ def test_a_proxy_that_is_gone_is_exchanged_again_but_nothing_is_trained_twice(so
 
 
 def test_a_source_that_is_used_up_may_be_gone(solo: Any) -> None:
-    site = solo(**ALONE, method="feddal", evaluation_every=1)
-    site.finish()
-    site.greet()
+    site = solo(**ALONE, method="feddal", evaluation_every=1).begin()
     site.finish()
     site.deliver("asia")
     used = site.order.sources
@@ -152,9 +144,7 @@ def test_a_due_publication_needs_its_file(solo: Any) -> None:
 
 @pytest.mark.parametrize(("method", "row"), [("fedskd", "initialised"), ("fedskd", "committed"), ("feddal", "trained")])
 def test_a_crash_before_the_publication_only_delays_it(solo: Any, method: str, row: str) -> None:
-    site = solo(**ALONE, method=method)
-    site.finish()
-    site.greet()
+    site = solo(**ALONE, method=method).begin()
     if row == "committed":
         site.deliver("asia")
     if row != "initialised":
@@ -374,9 +364,7 @@ def test_a_kill_between_any_two_rows_of_an_evaluation_loses_no_best_round(solo: 
 
 
 def test_heads_with_which_the_best_round_predicts_are_kept_until_a_better_one(solo: Any) -> None:
-    site = solo(sites=("asia", "europe"), method="dflmoe", evaluation_every=1)
-    site.finish()
-    site.greet()
+    site = solo(sites=("asia", "europe"), method="dflmoe", evaluation_every=1).begin()
     digests = []
     for value in (0.9, 0.5, 0.95, 0.1):
         while not isinstance(site.order, commands.Evaluate):

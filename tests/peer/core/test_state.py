@@ -102,9 +102,7 @@ def test_a_peer_that_finds_new_words_does_not_fill_the_journal(solo: Any) -> Non
 
 
 def test_a_beat_says_where_the_site_is(solo: Any) -> None:
-    site = solo(sites=("asia", "europe"), schedule_kind="derangement")
-    site.finish()
-    site.greet()
+    site = solo(sites=("asia", "europe"), schedule_kind="derangement").begin()
     site.deliver("asia")
     site.feed(events.Progressed(1, 1, site.order.attempt, "train", 5, 20))
     pulse = site.site.pulse()

@@ -30,9 +30,7 @@ def seen(site: Any) -> dict[str, Any]:
 
 def training(solo: Any, **rules: Any) -> Any:
     """A site in its first stage of round 1."""
-    site = solo(**rules)
-    site.finish()
-    site.greet()
+    site = solo(**rules).begin()
     if site.fetches:
         site.deliver("asia")
     return site
@@ -83,9 +81,7 @@ def test_gathering_names_who_did_not_answer_hello(solo: Any) -> None:
 
 
 def test_an_exchange_names_whose_artifact_is_missing(solo: Any) -> None:
-    site = solo(pace=PaceRules(wait_max_s=100))
-    site.finish()
-    site.greet()
+    site = solo(pace=PaceRules(wait_max_s=100)).begin()
     site.now_s += 10.0
     wait = {"site": "asia", "kind": "model", "artifact": "model", "since_s": 10.0, "deadline_s": 90.0}
     assert seen(site)["waiting_for"] == [wait]
@@ -94,9 +90,7 @@ def test_an_exchange_names_whose_artifact_is_missing(solo: Any) -> None:
 
 
 def test_a_visiting_model_is_named_by_its_owner(solo: Any) -> None:
-    site = solo(method="fedcross", schedule_kind="ring")
-    site.finish()
-    site.greet()
+    site = solo(method="fedcross", schedule_kind="ring").begin()
     assert [(waited["site"], waited["artifact"]) for waited in seen(site)["waiting_for"]] == [("america", "model")]
     site.deliver("america")
     site.finish()
@@ -110,9 +104,7 @@ def test_a_site_waits_for_every_kind_of_artifact() -> None:
 
 def test_without_a_quorum_the_deadline_shown_is_the_one_that_counts(solo: Any) -> None:
     waits = [("chosen", 9, {"waited_s": 70.0, "sources": [], "missing": {}, "position": 1, "below_quorum": False})] * 3
-    site = solo(method="feddal", rows=waits, pace=PaceRules(wait_max_s=500, silence_s=900))
-    site.finish()
-    site.greet()
+    site = solo(method="feddal", rows=waits, pace=PaceRules(wait_max_s=500, silence_s=900)).begin()
     site.finish()
     assert {waited["deadline_s"] for waited in seen(site)["waiting_for"]} == {70.0}
     site.wait(80.0)
