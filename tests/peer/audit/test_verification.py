@@ -17,6 +17,7 @@ import pytest
 from peer.audit import evidence_files, verification
 from peer.config.site_folder import SiteFolder
 from peer.daemon.dispatch import now
+from peer.documents import LedgerVerified
 from peer.errors import FederationMismatch, PeerMisbehaved, StateError, UsageError
 from peer.identity import certificates, enrolment
 from peer.identity.bundle import Bundle
@@ -24,23 +25,7 @@ from peer.records.journal import chain_hash
 from peer.records.ledger import Head, Ledger
 from peer.transport.manifest import decode_manifest, from_base64, to_base64
 
-KEYS = {
-    "site",
-    "federation",
-    "digest",
-    "source",
-    "made",
-    "rows",
-    "head",
-    "transfers",
-    "open",
-    "own_manifests",
-    "witnesses",
-    "vouched_rows",
-    "restored",
-    "problems",
-    "unproven",
-}
+KEYS = LedgerVerified.__annotations__.keys()
 
 
 @pytest.fixture
@@ -90,12 +75,8 @@ def test_a_whole_ledger_is_called_whole_and_what_is_open_is_said(asia: SiteFolde
     document = verification.verify(asia)
     assert document.keys() == KEYS
     assert (document["site"], document["rows"], document["transfers"], document["own_manifests"]) == ("asia", 8, 4, 4)
-    assert (document["problems"], document["open"], document["witnesses"], document["vouched_rows"]) == (
-        [],
-        [],
-        [],
-        None,
-    )
+    assert document["problems"] == document["open"] == document["witnesses"] == []
+    assert document["vouched_rows"] is None
     assert len(document["unproven"]) == 1
     assert "another site's witness is needed" in document["unproven"][0]
 
@@ -119,19 +100,6 @@ def test_a_transfer_under_way_is_open_and_no_problem(asia: SiteFolder) -> None:
         ledger.intend(peer="europe", round=5, generation=1, bytes=64, **facts)
     document = verification.verify(asia)
     assert (document["open"], document["problems"]) == ([9], [])
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE ledger SET body = replace(body, 'europe', 'mars') WHERE seq = 3",
-        "DELETE FROM ledger WHERE seq = 3",
-        "UPDATE ledger SET seq = CASE seq WHEN 3 THEN 5 ELSE 3 END + 100 WHERE seq IN (3, 5)",
-    ],
-)
-def test_what_is_changed_in_the_middle_is_found_without_help(asia: SiteFolder, statement: str) -> None:
-    edit(asia.egress_db, statement)
-    assert verification.verify(asia)["problems"]
 
 
 def test_a_cut_tail_shows_against_the_site_s_own_manifests(asia: SiteFolder) -> None:

@@ -147,37 +147,21 @@ def test_what_is_published_is_answered_with_its_round(asia: Any, artifact: Any) 
 
 
 @pytest.mark.parametrize(
-    ("for_round", "committed", "said"),
+    ("method", "for_round", "committed", "said"),
     [
-        (4, 2, Unavailable.NOT_YET),  # round 3 has to be committed first
-        (4, 3, Unavailable.SKIPPED),  # it was, and nothing was published
-        (9, 3, Unavailable.NOT_YET),
-        (3, 7, Unavailable.SKIPPED),
-        (3, 8, Unavailable.RETIRED),  # five rounds are kept
+        ("fedskd", 4, 2, Unavailable.NOT_YET),  # round 3 has to be committed first
+        ("fedskd", 4, 3, Unavailable.SKIPPED),  # it was, and nothing was published
+        ("fedskd", 9, 3, Unavailable.NOT_YET),
+        ("fedskd", 3, 7, Unavailable.SKIPPED),
+        ("fedskd", 3, 8, Unavailable.RETIRED),  # five rounds are kept
+        ("feddal", 4, 3, Unavailable.NOT_YET),
+        ("feddal", 4, 4, Unavailable.SKIPPED),
+        ("feddal", 4, 8, Unavailable.SKIPPED),
+        ("feddal", 4, 9, Unavailable.RETIRED),
     ],
 )
-def test_why_there_is_nothing_of_a_permutation(
-    rules: Any, artifact: Any, for_round: int, committed: int, said: str
-) -> None:
-    own = rules("asia", FOUR, rounds=20)
-    known = memory(artifact, committed=committed)
-    assert answer(own, known, for_round=for_round, owner="asia", purpose="train") == said
-
-
-@pytest.mark.parametrize(
-    ("for_round", "committed", "said"),
-    [
-        (4, 3, Unavailable.NOT_YET),
-        (4, 4, Unavailable.SKIPPED),
-        (4, 8, Unavailable.SKIPPED),
-        (4, 9, Unavailable.RETIRED),
-    ],
-)
-def test_why_there_is_nothing_of_an_all_to_all_round(
-    rules: Any, artifact: Any, for_round: int, committed: int, said: str
-) -> None:
-    own = rules("asia", FOUR, rounds=20, method="feddal")
-    known = memory(artifact, committed=committed)
+def test_why_there_is_nothing(rules: Any, method: str, for_round: int, committed: int, said: str) -> None:
+    own, known = rules("asia", FOUR, rounds=20, method=method), Memory(state="s", committed=committed)
     assert answer(own, known, for_round=for_round, owner="asia", purpose="train") == said
 
 
@@ -273,17 +257,12 @@ def test_nobody_borrows_what_is_kept_home(
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"committed": 3}, Unavailable.NOT_YET),
-        ({"committed": 4}, Unavailable.SKIPPED),
-        ({"committed": 8}, Unavailable.SKIPPED),
-        ({"committed": 9}, Unavailable.RETIRED),
-    ],
+    ("committed", "said"),
+    [(3, Unavailable.NOT_YET), (4, Unavailable.SKIPPED), (8, Unavailable.SKIPPED), (9, Unavailable.RETIRED)],
 )
-def test_why_there_is_nothing_to_borrow(rules: Any, fields: dict[str, Any], said: Unavailable) -> None:
+def test_why_there_is_nothing_to_borrow(rules: Any, committed: int, said: Unavailable) -> None:
     own = rules("asia", FOUR, **{**LENDING, "rounds": 20})
-    assert answer(own, Memory(state="s", **fields), for_round=4, owner="asia", purpose="evaluate") == said
+    assert answer(own, Memory(state="s", committed=committed), for_round=4, owner="asia", purpose="evaluate") == said
 
 
 def test_a_model_that_is_away_is_borrowed_when_it_is_home(rules: Any, artifact: Any) -> None:

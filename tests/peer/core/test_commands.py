@@ -23,8 +23,3 @@ def test_a_command_is_frozen(kind: type) -> None:
 )
 def test_what_the_worker_answers_can_be_matched_to_its_order(kind: type) -> None:
     assert {"generation", "attempt"} <= {field.name for field in dataclasses.fields(kind)}
-
-
-def test_a_command_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        commands.WakeAt(1.0).at_s = 2.0  # type: ignore[misc]

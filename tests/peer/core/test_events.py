@@ -18,8 +18,3 @@ def test_an_event_is_frozen_and_named_in_the_past_tense(kind: type) -> None:
     assert kind.__dataclass_params__.frozen
     assert "__slots__" in vars(kind)
     assert kind is events.Event or re.search(r"(ed|Heard|Began|Unavailable)$", kind.__name__)
-
-
-def test_an_event_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        events.Halted(1, 2).attempt = 3  # type: ignore[misc]

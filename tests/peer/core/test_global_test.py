@@ -44,17 +44,6 @@ def table(site: Any) -> dict[str, Any]:
 
 
 # --- the site whose model it is --------------------------------------------------------------------------------------
-def test_the_model_at_the_end_of_the_round_is_lent_once_it_is_in_the_journal(europe: Any, artifact: Any) -> None:
-    europe.deliver("asia")
-    europe.finish()
-    assert europe.order.lent
-    out = europe.finish()
-    (published,) = [command for command in of(out, commands.Publish) if command.evaluation]
-    assert (published.round, published.artifact) == (1, europe.site.memory.evaluation.lent[1].artifact)
-    assert persisted(out)[0] == "evaluated"
-    assert out.index(published) > 0
-
-
 @pytest.mark.parametrize(
     ("rules", "reason"),
     [
@@ -125,47 +114,18 @@ def test_after_a_restored_backup_what_is_reported_anew_is_no_contradiction(done:
     assert table(done)["cells"]["asia"]["metrics"] == {"auc": 0.7}
 
 
-def test_a_report_that_nobody_asked_for_is_ignored_with_its_reason(done: Any, artifact: Any) -> None:
-    done.report("asia", 1, artifact("europe", "another"))
-    assert done.body("ignored")["reason"] == "the model that was lent after round 1 is another one"
-    done.report("stranger", 1, done.site.memory.evaluation.lent[1].artifact)
-    assert "takes no part" in done.body("ignored")["reason"]
-
-
-def test_a_model_is_lent_as_long_as_published_ones_are(simulation: Any) -> None:
+def test_a_model_is_lent_as_long_as_published_ones_are_and_no_received_one_is_kept(simulation: Any) -> None:
     run = simulation(FOUR, rounds=12, **LENDING)
     run.run_to_end()
     for machine in run.machines.values():
+        assert machine.round.memory.received == {}
+        assert {round for round, _ in machine.round.memory.published} == set(range(8, 13))
         assert set(machine.round.memory.evaluation.lent) == set(range(8, 13))
         assert len([kind for kind, _, body in machine.rows if kind == "lapsed" and body["retired"]]) == 7
         assert machine.files == machine.round.memory.needed_digests()
 
 
 # --- the site that measures ------------------------------------------------------------------------------------------
-def test_a_guest_is_fetched_measured_told_and_deleted(europe: Any) -> None:
-    """Remote evaluation runs in the middle of a round, which does not wait for it."""
-    assert europe.site.phase == Phase.EXCHANGE
-    assert (europe.evaluation_fetches["asia"].round, europe.evaluation_fetches["asia"].owner) == (1, "asia")
-    out = europe.lend("asia")
-    assert persisted(out) == ["guest"]
-    (measure,) = of(out, commands.Measure)
-    sha256 = measure.source.artifact.sha256
-    out = europe.examine(samples=20.0, auc=0.75)
-    assert persisted(out) == ["measured"]
-    assert of(out, commands.Discard) == [commands.Discard(sha256)]
-    (sent,) = of(out, commands.SendReport)
-    assert (sent.site, sent.report.sha256, sent.report.samples, sent.report.metrics) == (
-        "asia",
-        sha256,
-        20,
-        {"auc": 0.75},
-    )
-    assert of(out, commands.Dismiss), "no guest is left"
-    assert persisted(europe.answer()) == ["settled"]
-    assert europe.evaluation_fetches == {}, "and it is not fetched again"
-    assert europe.site.phase == Phase.EXCHANGE
-
-
 @pytest.mark.parametrize(
     "figures", [{"samples": 9.0, "auc": 1.0}, {}, {"samples": float("nan")}, {"samples": float("inf"), "auc": 0.5}]
 )

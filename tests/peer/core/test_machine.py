@@ -28,7 +28,8 @@ def check_invariants(simulation: Any) -> None:
             assert set(body["contributors"]) == {name, *origins}
             assert all(source["fallback"] or source["round"] == round for source in sources)
             if pattern == "permutation":
-                assert origins in ([], [rules.turn(round)])
+                turn = rules.turn(round)
+                assert origins == ([] if turn == name else [turn]) or (origins == [] and turn in body["missing"])
                 allowed = rules.staleness_rounds_max if rules.fallback == "stale" else 0
                 assert all(0 <= round - source["round"] <= allowed for source in sources)
             elif pattern == "circulate":
@@ -48,73 +49,6 @@ def check_invariants(simulation: Any) -> None:
             assert machine.files >= machine.round.memory.needed_digests()
 
 
-def test_everybody_trains_on_the_scheduled_artifact(simulation: Any) -> None:
-    run = simulation(FOUR, rounds=6)
-    run.run_to_end()
-    check_invariants(run)
-    for name, machine in run.machines.items():
-        assert machine.exit.fault == ""
-        assert [round for round, _ in run.committed(name)] == [1, 2, 3, 4, 5, 6]
-        for round, body in run.committed(name):
-            turn = machine.rules.turn(round)
-            assert [source["site"] for source in body["sources"]] == ([] if turn == name else [turn])
-            assert body["missing"] == {}
-        assert run.committed(name)[-1][1]["metrics"] == {"auc": 0.5}
-
-
-def test_received_artifacts_are_deleted_after_use_and_published_ones_after_five_rounds(simulation: Any) -> None:
-    run = simulation(FOUR, rounds=12)
-    run.run_to_end()
-    for machine in run.machines.values():
-        assert machine.round.memory.received == {}
-        assert {round for round, _ in machine.round.memory.published} == set(range(8, 13))
-        assert machine.files >= {artifact.sha256 for artifact in machine.round.memory.published.values()}
-        assert len(machine.files) <= 7
-
-
-def test_a_silent_peer_costs_its_receiver_one_fallback_and_fifteen_seconds(simulation: Any) -> None:
-    run = simulation(FOUR, rounds=5)
-    run.run(until=lambda: len(run.committed("asia")) == 1)
-    run.kill("asia")
-    killed_s = run.now_s
-    run.run_to_end()
-    check_invariants(run)
-    for name in ("africa", "america", "europe"):
-        assert [round for round, _ in run.committed(name)] == [1, 2, 3, 4, 5]
-        for round, body in run.committed(name):
-            turn = run.machines[name].rules.turn(round)
-            if turn == "asia" and round > 2:
-                assert body["missing"] == {"asia": "silent"}
-    assert run.now_s - killed_s < 15 + 60 + 5 * 10
-
-
-def test_a_paused_peer_is_not_waited_for_and_goes_on_where_it_was(simulation: Any) -> None:
-    from peer.core import events
-
-    run = simulation(FOUR, rounds=4)
-    run.run(until=lambda: len(run.committed("europe")) == 1)
-    run.feed(run.machines["europe"], events.PauseRequested())
-    run.run(until=lambda: all(len(run.committed(name)) >= 3 for name in FOUR if name != "europe"))
-    assert len(run.committed("europe")) <= 2
-    run.feed(run.machines["europe"], events.ResumeRequested())
-    run.run_to_end()
-    check_invariants(run)
-    assert run.committed("europe")[-1][0] == 4
-
-
-def test_stop_lets_the_worker_write_its_checkpoint_before_the_exit(simulation: Any, phases: Any) -> None:
-    from peer.core import events
-
-    run = simulation(FOUR, rounds=3)
-    europe = run.machines["europe"]
-    run.run(until=lambda: europe.round.phase == phases.TRAIN)
-    run.feed(europe, events.StopRequested())
-    assert europe.round.phase == phases.LEAVING
-    assert europe.exit is None
-    run.run(until=lambda: europe.exit is not None, limit_s=30)
-    assert europe.exit.fault == ""
-
-
 def test_isolated_site_waits_then_catches_up(simulation: Any, phases: Any) -> None:
     run = simulation(FOUR, rounds=20)
     run.run(until=lambda: len(run.committed("europe")) == 1)
@@ -128,60 +62,6 @@ def test_isolated_site_waits_then_catches_up(simulation: Any, phases: Any) -> No
     assert run.committed("europe")[-1][0] == 20
     skipped = [round for _, body in run.committed("europe") for round in body["skipped"]]
     assert skipped, "it jumped over the rounds that the others had passed"
-
-
-def test_a_site_alone_goes_on_after_a_day(simulation: Any) -> None:
-    run = simulation(("asia", "europe"), rounds=2)
-    run.run(until=lambda: run.machines["europe"].round.number == 1)
-    run.kill("asia")
-    run.run(until=lambda: run.machines["europe"].exit is not None, limit_s=200_000)
-    assert [round for round, _ in run.committed("europe")] == [1, 2]
-    assert any(kind == "isolated" for kind, _, _ in run.machines["europe"].rows)
-
-
-def test_stale_fallback_uses_the_newest_artifact_within_its_age(simulation: Any) -> None:
-    run = simulation(
-        ("asia", "europe"), rounds=8, fallback="stale", staleness_rounds_max=3, schedule_kind="derangement"
-    )
-    run.run(until=lambda: len(run.committed("europe")) == 3)
-    run.kill("asia")
-    run.run(until=lambda: run.machines["europe"].exit is not None, limit_s=700_000)
-    check_invariants(run)
-    ages = {
-        round: [(source["fallback"], round - source["round"]) for source in body["sources"]]
-        for round, body in run.committed("europe")
-    }
-    assert any(use and use[0][0] == "stale" for use in ages.values())
-    assert ages[8] == [], "older than three rounds is never used"
-
-
-def test_gathering_waits_for_everybody_or_for_the_operator(simulation: Any, phases: Any) -> None:
-    run = simulation(FOUR, rounds=2, dead=("asia",))
-    run.at(300, lambda: None)
-    run.run(until=lambda: run.now_s > 1290)
-    assert {m.round.phase for name, m in run.machines.items() if name != "asia"} == {phases.GATHERING}
-    run = simulation(FOUR, rounds=2, dead=("asia",), without=frozenset({"asia"}))
-    run.run_to_end()
-    assert all(run.committed(name)[-1][0] == 2 for name in FOUR if name != "asia")
-    run = simulation(FOUR, rounds=2, dead=("asia",), pace=PaceRules(gather_s=40, linger_s=10))
-    run.run_to_end()
-    assert all(run.committed(name)[-1][0] == 2 for name in FOUR if name != "asia")
-
-
-def test_a_slow_living_peer_is_waited_for(simulation: Any) -> None:
-    run = simulation(FOUR, rounds=3, pace=PaceRules())
-    run.slow["asia"] = 500.0
-    run.run_to_end()
-    assert all(body["missing"] == {} for name in FOUR for _, body in run.committed(name))
-
-
-def test_local_needs_nobody(simulation: Any) -> None:
-    run = simulation(FOUR, method="local", rounds=3)
-    for name in ("africa", "america", "asia"):
-        run.kill(name)
-    run.run_to_end()
-    assert [round for round, _ in run.committed("europe")] == [1, 2, 3]
-    assert run.machines["europe"].sent == []
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
@@ -202,16 +82,6 @@ def test_circulating_models_come_home_with_all_their_steps(simulation: Any, shar
         assert "evaluated" in kinds
 
 
-def test_a_lost_slot_is_said_so_and_its_owner_goes_on_with_its_own_copy(simulation: Any) -> None:
-    run = simulation(FOUR, rounds=4, parameters={"activation": 0.5}, schedule_kind="derangement")
-    run.run(until=lambda: all(len(run.committed(name)) >= 1 for name in FOUR))
-    victim = run.machines["europe"].rules.holder(3, "europe")
-    run.kill(victim)
-    run.run_to_end()
-    assert any(kind == "slot_lost" for kind, _, _ in run.machines["europe"].rows)
-    assert run.committed("europe")[-1][0] == 4
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("method", ["local", *METHODS])
 def test_every_method_trains_every_round_with_any_number_of_sites(simulation: Any, method: str, size: int) -> None:
@@ -219,7 +89,9 @@ def test_every_method_trains_every_round_with_any_number_of_sites(simulation: An
     run.run(until=run.finished)
     check_invariants(run)
     for name in run.machines:
+        assert run.machines[name].exit.fault == ""
         assert [round for round, _ in run.committed(name)] == [1, 2, 3]
+        assert run.kinds(name).count("evaluated") == 1
         assert all(body["missing"] == {} and not body["below_quorum"] for _, body in run.committed(name))
         assert not {"refused", "ignored", "isolated", "slot_lost", "skipped"} & set(run.kinds(name))
 

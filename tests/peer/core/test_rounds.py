@@ -21,47 +21,23 @@ TWO = {"sites": ("asia", "europe"), "schedule_kind": "derangement"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("true_round", "owner", "kind", "reason"),
     [
-        ({"true_round": 2}, "sent the artifact of round 2 for round 1"),
-        ({"true_round": 0}, "sent the artifact of round 0 for round 1"),
+        (2, "asia", "model", "sent the artifact of round 2 for round 1"),
+        (0, "asia", "model", "sent the artifact of round 0 for round 1"),
+        (1, "europe", "model", "sent europe's model where asia's model was due"),
+        (1, "asia", "head", "sent asia's head where asia's model was due"),
     ],
 )
-def test_another_rounds_artifact_is_refused(solo: Any, changes: dict[str, Any], reason: str) -> None:
+def test_another_artifact_than_the_due_one_is_refused(
+    solo: Any, artifact: Any, true_round: int, owner: str, kind: str, reason: str
+) -> None:
     site = solo(**TWO).begin()
-    out = site.deliver("asia", **changes)
+    out = site.deliver("asia", true_round=true_round, artifact=artifact(owner, "x", kind=kind))
     assert site.site.refusals[-1] == {"site": "asia", "round": 1, "reason": reason}
     assert len(discarded(out)) == 1
     assert site.order.sources == ()
     assert site.body("chosen")["missing"] == {"asia": "refused"}
-
-
-@pytest.mark.parametrize(
-    ("owner", "kind", "reason"),
-    [
-        ("europe", "model", "sent europe's model where asia's model was due"),
-        ("asia", "head", "sent asia's head where asia's model was due"),
-    ],
-)
-def test_another_artifact_than_the_due_one_is_refused(
-    solo: Any, artifact: Any, owner: str, kind: str, reason: str
-) -> None:
-    site = solo(**TWO).begin()
-    site.deliver("asia", artifact=artifact(owner, "x", kind=kind))
-    assert site.site.refusals[-1]["reason"] == reason
-
-
-def test_the_second_digest_of_a_round_is_refused_and_named(solo: Any, artifact: Any) -> None:
-    site = solo(**TWO).begin()
-    first, second = artifact("asia", "first"), artifact("asia", "second")
-    site.deliver("asia", artifact=first)
-    rows = [row for row in site.audit.rows if row[0] != "chosen"]
-    rows.append(("discarded", 1, {"sha256": first.sha256}))
-    site.restart(rows)
-    site.greet()
-    out = site.deliver("asia", artifact=second)
-    assert f"({second.sha256[:12]}, not {first.sha256[:12]})" in site.site.refusals[-1]["reason"]
-    assert discarded(out) == [second.sha256]
 
 
 def test_a_new_generation_may_send_another_digest(solo: Any, artifact: Any) -> None:
@@ -74,14 +50,6 @@ def test_a_new_generation_may_send_another_digest(solo: Any, artifact: Any) -> N
     site.deliver("asia", artifact=artifact("asia", "second"), origin_generation=2)
     assert site.kinds.count("refused") == 0
     assert [source.artifact.sha256 for source in site.order.sources] == [artifact("asia", "second").sha256]
-
-
-@pytest.mark.parametrize("answer", [Unavailable.RETIRED, Unavailable.SKIPPED])
-def test_who_will_not_have_it_is_not_waited_for(solo: Any, answer: Unavailable) -> None:
-    site = solo(**TWO).begin()
-    site.unavailable("asia", answer)
-    assert site.site.phase == Phase.TRAIN
-    assert site.body("chosen")["missing"] == {"asia": str(answer)}
 
 
 def test_who_is_silent_or_away_teaches_nothing_about_patience(solo: Any) -> None:

@@ -15,19 +15,6 @@ RING = {"sites": ("africa", "america", "asia", "europe"), "schedule_kind": "ring
 # The ring of these tests gives europe the slots america, asia, america, asia; asia's slot is at america in round 2.
 
 
-def test_a_slot_whose_holder_is_silent_comes_from_its_owner(solo: Any, artifact: Any) -> None:
-    site = solo(**RING, method="fedcross", rounds=6).begin()
-    site.deliver("america")
-    site.finish()
-    assert [(order.origin, order.owner) for order in site.fetches.values()] == [("america", "asia")]
-    site.unavailable("america", Unavailable.RETIRED)
-    assert [(order.origin, order.owner) for order in site.fetches.values()] == [("asia", "asia")]
-    site.deliver("asia", true_round=1)
-    (copy,) = site.order.sources
-    assert (copy.origin, copy.artifact.owner, copy.round, copy.fallback) == ("asia", "asia", 1, "stale")
-    assert site.order.circulate == "asia"
-
-
 def test_an_owner_that_is_silent_too_is_given_up_in_the_same_moment(solo: Any) -> None:
     site = solo(**RING, method="fedcross", rounds=6).begin()
     site.deliver("america")
@@ -195,13 +182,6 @@ def test_the_copy_of_an_expelled_site_is_whole_until_it_is_adopted(solo: Any, ar
     assert discarded(site.learn(2, members="europe", expelled="asia")) == []
     assert source.artifact.sha256 in discarded(site.finish())
     assert site.site.memory.model_is_home
-
-
-def test_a_model_that_does_not_come_home_is_said_to_be_lost(solo: Any) -> None:
-    site = travelled(solo)
-    site.unavailable("asia", Unavailable.SKIPPED)
-    assert site.kinds[-1] == "slot_lost"
-    assert (site.order.source.origin, site.order.source.artifact.steps) == ("europe", 0)
 
 
 def test_a_copy_that_is_unusable_at_home_is_replaced_by_the_own_one(solo: Any, artifact: Any) -> None:

@@ -220,13 +220,6 @@ def test_a_proof_of_a_round_after_the_last_one_proves_nothing(solo: Any) -> None
     assert number(site) == 3
 
 
-def test_one_liar_alone_makes_nobody_skip_a_round_though_the_others_are_silent(solo: Any) -> None:
-    site = solo(sites=FIVE[:3], site="africa", rows=committed(2), rounds=50)
-    for _ in range(20):
-        site.beat("asia", LIE)
-    assert number(site) == 3
-
-
 def test_a_round_after_the_last_one_is_refused_by_name_and_moves_nobody(solo: Any) -> None:
     site = solo(sites=FIVE[:2], site="africa", rows=committed(2), rounds=50)
     for _ in range(20):
@@ -267,11 +260,6 @@ def test_rounds_that_go_back_and_forth_or_end_twice_are_no_progress(solo: Any, c
         waited_s += 5
         assert waited_s <= 240 + 60
     assert number(site) == 6
-
-
-def test_one_liar_of_four_cannot_hold_the_others_back(solo: Any) -> None:
-    site = surrounded(solo, {"africa": 2, "america": 2, "asia": 0})
-    assert number(site) == 3
 
 
 def test_circulating_rounds_are_never_jumped(solo: Any) -> None:
@@ -341,18 +329,6 @@ def test_a_site_that_is_told_to_stay_stays(solo: Any) -> None:
     assert site.site.phase == Phase.DONE
 
 
-@pytest.mark.parametrize("method", ["local", "fedskd", "fedcross", "dflmoe", "feddal", "mh_pflid"])
-def test_a_federation_of_one_site_and_one_round(solo: Any, method: str) -> None:
-    site = solo("europe", ("europe",), method=method, rounds=1)
-    for _ in range(9):
-        if site.site.phase != Phase.GONE:
-            site.finish()
-    assert site.site.phase == Phase.GONE
-    assert site.body("committed")["contributors"] == ["europe"]
-    assert site.body("committed")["missing"] == {}
-    assert site.kinds.count("evaluated") == 1
-
-
 def test_who_averaged_the_same_has_the_same_mean_and_who_did_not_is_named(simulation: Any) -> None:
     run = simulation(
         ("africa", "america", "asia", "europe"),
@@ -407,10 +383,9 @@ def test_no_file_of_a_method_that_publishes_within_the_round_is_left_behind(simu
     run = simulation(FIVE[:3], method="dflmoe", rounds=9)
     run.run_to_end()
     for machine in run.machines.values():
-        assert machine.files >= machine.round.memory.needed_digests()
-        kinds = {source.origin for source in machine.round.memory.received.values()}
-        assert kinds == set(machine.rules.others), "the cache has one head of every peer"
-        assert len(machine.files - machine.round.memory.needed_digests()) <= 1 + 2 * 9, "checkpoints, and no artifact"
+        assert machine.files == machine.round.memory.needed_digests()
+        origins = [source.origin for source in machine.round.memory.received.values()]
+        assert sorted(origins) == list(machine.rules.others), "the cache has one head of every peer"
 
 
 def test_an_owner_keeps_its_newest_published_copy_while_its_model_travels(solo: Any) -> None:

@@ -64,31 +64,39 @@ def test_every_site_reaches_the_last_round_beside_a_peer_that_lives_and_never_de
     assert federation.now_s - 1000.0 <= ROUNDS * ROUND_S + waits_s
 
 
-def test_a_peer_that_answers_not_yet_for_ever_costs_its_allowance_and_not_each_round_a_wait(solo: Any) -> None:
-    site = solo(sites=("asia", "europe"), method="fedskd", rounds=30, schedule_kind="ring", pace=PACE)
-    site.finish()
-    site.greet("asia")
+@pytest.fixture
+def site(solo: Any) -> Any:
+    """A site in its first exchange, whose one peer lives and answers "not yet" for ever."""
+    made = solo(sites=("asia", "europe"), method="fedskd", rounds=30, schedule_kind="ring", pace=PACE)
+    made.finish()
+    made.greet("asia")
+    return made
+
+
+def wait_in_vain(site: Any, round: int = 1) -> float:
+    """Let time pass until the site gives its peer up; returns how long it waited."""
+    began_s = site.now_s
+    while site.site.phase == Phase.EXCHANGE:
+        site.beat("asia", round, "train")
+        site.wait(3.0)
+    assert site.body("chosen")["missing"] == {"asia": "slow"}
+    return float(site.now_s - began_s)
+
+
+def test_a_peer_that_answers_not_yet_for_ever_costs_its_allowance_and_not_each_round_a_wait(site: Any) -> None:
+    """Nor does the site's lost patience with this peer change the deadline of others."""
     waits = []
     for round in range(1, 21):
-        began_s = site.now_s
-        while site.site.phase == Phase.EXCHANGE:
-            site.beat("asia", round, "train")
-            site.wait(3.0)
-        waits.append(site.now_s - began_s)
-        assert site.body("chosen")["missing"] == {"asia": "slow"}
+        waits.append(wait_in_vain(site, round))
         site.finish()
     assert waits[:3] == pytest.approx([600, 300, 150], abs=6)
     assert sum(waits) <= 2 * WAIT_MAX_S + 0.25 * 20 + 20 * 3.0
     assert site.site.patience_s("asia") < 5
+    assert site.site.memory.waits_s == [pytest.approx(2 * WAIT_MAX_S, abs=6)]
 
 
-def test_what_a_peer_cost_outlives_a_restart(solo: Any) -> None:
-    site = solo(sites=("asia", "europe"), method="fedskd", rounds=30, schedule_kind="ring", pace=PACE)
-    site.finish()
-    site.greet("asia")
-    while site.site.phase == Phase.EXCHANGE:
-        site.beat("asia", 1, "train")
-        site.wait(3.0)
+def test_what_a_peer_cost_outlives_a_restart(site: Any) -> None:
+    wait_in_vain(site)
     before_s = site.site.patience_s("asia")
     assert before_s < WAIT_MAX_S
     site.restart()
@@ -101,19 +109,6 @@ def test_what_a_peer_cost_outlives_a_restart(solo: Any) -> None:
 )
 def test_the_patience(in_vain_s: float, trained_s: float, expected_s: float) -> None:
     assert patience_s(in_vain_s=in_vain_s, trained_s=trained_s, pace=PACE) == expected_s
-
-
-def test_a_peer_that_lost_patience_does_not_change_the_deadline_of_the_others(solo: Any) -> None:
-    site = solo(sites=("asia", "europe"), method="fedskd", rounds=30, schedule_kind="ring", pace=PACE)
-    site.finish()
-    site.greet("asia")
-    for round in range(1, 4):
-        while site.site.phase == Phase.EXCHANGE:
-            site.beat("asia", round, "train")
-            site.wait(3.0)
-        site.finish()
-    (first_s,) = site.site.memory.waits_s
-    assert first_s == pytest.approx(2 * WAIT_MAX_S, abs=6)
 
 
 def test_a_lent_model_that_never_comes_is_given_up(solo: Any) -> None:

@@ -264,23 +264,6 @@ def test_a_file_that_is_no_database_is_refused_by_name(path: Path, read_only: bo
         Journal(path, read_only=read_only)
 
 
-def fill(path: Path) -> None:
-    journal = Journal(path)
-    for number in range(400):
-        journal.append("row", number, {"text": "x" * 200})
-    journal._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    journal.close()
-
-
-def test_damage_in_the_middle_is_named_when_it_is_read(path: Path) -> None:
-    fill(path)
-    content = bytearray(path.read_bytes())
-    content[4096 * 4 : -4096 * 2] = b"\xff" * (len(content) - 4096 * 6)
-    path.write_bytes(content)
-    with pytest.raises(errors.StateError, match=r"journal\.db is damaged"):
-        list(Journal(path, read_only=True).rows())
-
-
 def test_a_row_that_is_no_json_is_named_as_damage(path: Path) -> None:
     journal = Journal(path)
     journal.append("began", 0, {})

@@ -400,11 +400,6 @@ def test_a_reader_changes_nothing(path: Path) -> None:
     assert Ledger(path).verify(heads) == []
 
 
-def test_the_hash_of_a_row_covers_the_one_before() -> None:
-    assert chain_hash(GENESIS, "{}") == hashlib.sha256(b"0" * 64 + b"\n{}").hexdigest()
-    assert chain_hash("1" * 64, "{}") != chain_hash(GENESIS, "{}")
-
-
 def test_who_counts_along_gets_each_row_once(path: Path) -> None:
     fill(path, rows=3)
     ledger = Ledger(path, read_only=True)
