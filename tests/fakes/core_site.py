@@ -75,7 +75,10 @@ def greeting_of(rules: Rules, generation: int, seen: Seen | None = None) -> Hell
     return Hello(1, FEDERATION, rules.roster.digest, generation, 0.0, seen, evaluates=evaluates)
 
 
-WORKER_ORDERS = (commands.Initialise, commands.Train, commands.Aggregate, commands.Adopt, commands.Evaluate)
+WORKER_ORDERS = (
+    *(commands.Initialise, commands.Train, commands.Aggregate, commands.Adopt, commands.Evaluate),
+    commands.Halt,
+)
 
 
 def carry_out(order: commands.Command, rules: Rules) -> Any:
@@ -118,6 +121,8 @@ def carry_out(order: commands.Command, rules: Rules) -> Any:
             model = make_artifact(me, f"{me} after {round} {base}") if lent else None
             figures = {"auc": 0.5, "samples": 30.0} if lent else {"auc": 0.5}
             return events.Evaluated(generation, round, attempt, figures, model)
+        case commands.Halt(generation, attempt):
+            return events.Halted(generation, attempt)
     raise AssertionError(f"no order to answer: {order}")
 
 
@@ -130,11 +135,13 @@ class Solo:
         self.audit = Audit(())
         self.restart(rows)
 
-    def restart(self, rows: Sequence[Row] | None = None) -> list[commands.Command]:
-        """Kill the site and start it again on its journal, or on other rows."""
+    def restart(self, rows: Sequence[Row] | None = None, *, lost: Sha256 | None = None) -> list[commands.Command]:
+        """Kill the site and start it again on its journal, or on other rows; one file may be lost."""
         rows = self.audit.rows if rows is None else [as_stored(row) for row in rows]
+        present = recover(rows).needed_digests() - {lost}
         self.audit = Audit(rows)
-        self.site = SiteMachine(self.rules, recover(rows))
+        self.audit.memory = recover(rows, present=present)
+        self.site = SiteMachine(self.rules, recover(rows, present=present))
         self.order: Any = None
         self.all_fetches: dict[tuple[SiteName, str], commands.Fetch] = {}
         self.evaluation_fetches: dict[SiteName, commands.Fetch] = {}

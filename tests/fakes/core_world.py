@@ -348,12 +348,9 @@ class Simulation:
         event = carry_out(order, machine.rules)
         made = (getattr(event, "artifact", None), *getattr(event, "returned", ()))
         machine.files |= {artifact.sha256 for artifact in made if artifact is not None}
-        self._work_event(machine, event)
-
-    _initialise = _train = _aggregate = _adopt = _evaluate = _work
-
-    def _work_event(self, machine: Machine, event: events.Event) -> None:
         self._later(machine, self.delay_s(self.slow.get(machine.rules.site, self.work_s)), lambda: event)
+
+    _initialise = _train = _aggregate = _adopt = _evaluate = _halt = _work
 
     def _measure(self, machine: Machine, command: commands.Measure) -> None:
         assert machine.measuring is None, "two models are measured at a time"
@@ -386,6 +383,3 @@ class Simulation:
             return events.ReportAnswered(command.attempt, command.site, taken)
 
         self._later(machine, self.delay_s(), answer)
-
-    def _halt(self, machine: Machine, command: commands.Halt) -> None:
-        self._work_event(machine, events.Halted(command.generation, command.attempt))

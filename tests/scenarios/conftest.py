@@ -5,35 +5,32 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
-import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
+from fakes.core_site import Solo, amend, greeting_of, make_rules, of
 from peer.core import commands, events
-from peer.core.epochs import Epochs, PaceRules
-from peer.core.machine import SiteMachine
-from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Seen, Unavailable
-from peer.core.roster import Roster, RoundKey, Sha256, SiteName
-from peer.core.rows import decode
-from peer.core.rules import Rules
-from peer.core.site_memory import Row, recover
+from peer.core.epochs import PaceRules
+from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Seen, Unavailable
+from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import to_json
-from peer.methods.registry import PLANS
+from simulation.audit import Audit
 
 PACE = {field.name for field in dataclasses.fields(PaceRules)}
-FEDERATION = Sha256("fe" * 32)
 LEFT_OUT_VALUES: tuple[Any, ...] = (None, "", 0, 0.0, False, [], {}, ())
 """Values that a transcript leaves out."""
 LEFT_OUT_KEYS = frozenset({"position", "threads", "device", "origin_generation", "artifact_sha256"})
 """Keys of rows that a transcript leaves out, because they hardly matter or repeat another key."""
+NAMES = frozenset({"members", "expelled", "leaving"})
+"""Fields of an amendment that name sites."""
 MEASUREMENTS = frozenset({"Measured", "MeasurementFailed"})
 """Events that answer an order to measure a lent model."""
 
 
-class Scenario:
+class Scenario(Solo):
     """One transcript. ``#`` begins a comment, ``rules`` the site's rules, ``>`` an event with its time.
 
     This class writes ``turns`` and the ``<`` lines, the commands; it keeps all other lines. Artifacts are
@@ -45,18 +42,10 @@ class Scenario:
     def __init__(self, text: str) -> None:
         self.text = text
         self.labels: dict[str, str] = {}
-        self.rows: list[Row] = []
         self.persisted: list[commands.Persist] = []
-        self.order: Any = None
-        self.measure_order: Any = None
-        self.reports: dict[str, commands.SendReport] = {}
-        self.fetches: dict[tuple[str, str], commands.Fetch] = {}
-        self.now_s = 0.0
         self.messages: set[str] = set()
         self.phases: set[str] = set()
-        self.rules = Rules(SiteName("a"), Roster.of(["a"]), FEDERATION, RoundKey(bytes(32)), "local", PLANS["local"], 1)
-        self.site = SiteMachine(self.rules)
-        self.memory = recover(())
+        self.audit = Audit(())
 
     def play(self) -> str:
         """The transcript with the commands that the site gives today."""
@@ -88,15 +77,8 @@ class Scenario:
                 parameters[key] = value
             else:
                 fields[key] = value
-        self.rules = Rules(
-            roster=Roster.of(fields.pop("sites").split(",")),
-            federation=FEDERATION,
-            round_key=RoundKey(bytes(range(32))),
-            pace=PaceRules(**pace),
-            parameters=parameters,
-            plan=PLANS[fields["method"]],
-            **fields,
-        )
+        site, sites = fields.pop("site"), fields.pop("sites").split(",")
+        self.rules = make_rules(site, sites, pace=PaceRules(**pace), parameters=parameters, **fields)
 
     def _turns(self) -> str:
         if self.rules.plan.pattern == "all_to_all":
@@ -116,76 +98,41 @@ class Scenario:
 
     def _event(self, words: list[str]) -> list[str]:
         self.now_s, name = float(words[0]), words[1]
-        event: events.Event = events.Began()
         named = [word for word in words[2:] if "=" not in word]
         fields = {key: self._literal(word) for key, word in (word.split("=", 1) for word in words[2:] if "=" in word)}
-        dies_after = fields.pop("dies_after", None)
+        dies_after, rows_before = fields.pop("dies_after", None), len(self.audit.rows)
         if name in ("Began", "Restarted"):
-            lost = self._artifact(fields["lost"], 0).sha256 if "lost" in fields else None
-            files = recover(self.rows).needed_digests() - {lost}
-            self.site = SiteMachine(self.rules, recover(self.rows, present=files))
-            self.memory = recover(self.rows, present=files)
-            self.order, self.measure_order, self.fetches, self.reports = None, None, {}, {}
+            self.messages.add("Began")
+            out = self.restart(lost=self._artifact(fields["lost"], 0).sha256 if "lost" in fields else None)
         else:
+            self.messages.add(name)
             event = self._make(name, named, fields)
-        self.messages.add(type(event).__name__)
-        if isinstance(event, events.EpochsLearned):
-            self.rules = self.rules.amended(event.epochs)
-        return list(self._carry_out(self.site.handle(event, now_s=self.now_s), dies_after))
+            out = self.feed(event)
+            if isinstance(event, events.EpochsLearned):
+                self.rules = self.rules.amended(event.epochs)
+        shown = self._before_death(out, dies_after)
+        if len(shown) == len(out):
+            self.phases.add(str(self.site.phase))
+        self.persisted += of(shown, commands.Persist)
+        self.messages |= {type(command).__name__ for command in shown}
+        del self.audit.rows[rows_before + len(of(shown, commands.Persist)) :]
+        killed = ["* killed here"] if len(shown) < len(out) else []
+        return [*(f"< {self._show(command)}" for command in shown), *killed]
 
-    def _carry_out(self, out: Iterable[commands.Command], dies_after: str | None) -> Iterator[str]:
-        for command in out:
-            self.messages.add(type(command).__name__)
-            yield f"< {self._show(command)}"
-            match command:
-                case commands.Persist(kind, round, body):
-                    self.persisted.append(command)
-                    self.rows.append((kind, round, json.loads(json.dumps(body))))
-                    self.memory.apply(decode(*self.rows[-1]))
-                    if kind == dies_after:
-                        yield "* killed here"
-                        return
-                case commands.Fetch():
-                    self.fetches[(command.origin, command.purpose)] = command
-                case commands.Measure():
-                    self.measure_order = command
-                case commands.SendReport():
-                    self.reports[command.site] = command
-                case (
-                    commands.Initialise()
-                    | commands.Train()
-                    | commands.Aggregate()
-                    | commands.Adopt()
-                    | commands.Evaluate()
-                    | commands.Halt()
-                ):
-                    self.order = command
-        assert self.memory == self.site.memory, "a restart would remember something else"
-        self.phases.add(str(self.site.phase))
+    @staticmethod
+    def _before_death(out: list[commands.Command], kind: str | None) -> list[commands.Command]:
+        """The commands up to the row of a kind."""
+        for place, command in enumerate(out, 1):
+            if isinstance(command, commands.Persist) and command.kind == kind:
+                return out[:place]
+        return out
 
     # Events.
 
-    def _amended(self, fields: dict[str, Any]) -> Epochs:
-        """The epochs with one more amendment, or with a notice: ``leaving``."""
-        epochs = self.site.rules.epochs
-        names = {key: str(fields[key]).split(",") for key in ("members", "expelled", "leaving") if key in fields}
-        if "leaving" in names:
-            return dataclasses.replace(epochs, leaving=frozenset(map(SiteName, names["leaving"])))
-        number = epochs.head.number + 1
-        epoch = dataclasses.replace(
-            epochs.head,
-            number=number,
-            digest=Sha256(f"{number:064x}"),
-            from_round=fields["from_round"],
-            members=tuple(map(SiteName, names.get("members", epochs.head.members))),
-            expelled=epochs.head.expelled | set(map(SiteName, names.get("expelled", ()))),
-            hold=fields.get("hold", False),
-        )
-        return dataclasses.replace(epochs, all=(*epochs.all, epoch))
-
     def _make(self, name: str, named: list[str], fields: dict[str, Any]) -> events.Event:
         if name == "EpochsLearned":
-            return events.EpochsLearned(self._amended(fields))
+            names = {key: str(value).replace(",", " ") for key, value in fields.items() if key in NAMES}
+            return events.EpochsLearned(amend(self.site.rules.epochs, **{"hold": False, **fields, **names}))
         kind: type[events.Event] = getattr(events, name)
         fields = {**self._usual(name, named), **fields}
         for key in ("artifact", "sha256"):
@@ -202,7 +149,8 @@ class Scenario:
         if named:
             fields |= {"site": named[0], "origin": named[0]}
         if name.startswith("Artifact") and name != "ArtifactRejected":
-            fetch = self.fetches.get((named[0], "evaluate" if "guest" in named else self._purpose()))
+            fetch = self.all_fetches.get((named[0], self._purpose()))  # type: ignore[call-overload]
+            fetch = self.evaluation_fetches.get(SiteName(named[0])) if "guest" in named else fetch
             named = [word for word in named if word != "guest"]
             if fetch is not None:
                 fields |= {"generation": fetch.generation, "round": fetch.round, "attempt": fetch.attempt}
@@ -218,31 +166,30 @@ class Scenario:
             numbers = {"round": 0, "published_round": 0, "committed_round": 0} | {k: int(v) for k, v in words.items()}
             fields["pulse"] = Heartbeat(1, phase=named[1], **numbers)
         if name == "PeerGreeted":
-            seen, evaluates = None, True if self.rules.global_test else None
+            seen, part = None, {}
             for word in named[1:]:
                 if word in ("takes-no-part", "older-program"):
-                    evaluates = False if word == "takes-no-part" else None
+                    part = {"evaluates": False if word == "takes-no-part" else None}
                 else:
                     generation, round = word.removeprefix("saw:").split("/")
                     seen = Seen(int(generation), int(round), "ab" * 32)
-            digest = self.rules.roster.digest
-            fields["greeting"] = Hello(1, FEDERATION, digest, 1, 0.0, seen, evaluates=evaluates)
+            fields["greeting"] = dataclasses.replace(greeting_of(self.rules, 1, seen), **part)
         if name == "ReportAnswered":
-            return {"site": named[0], "answer": named[1], "attempt": self.reports[named[0]].attempt}
+            attempt = max(order.attempt for order in self.reports if order.site == named[0])
+            return {"site": named[0], "answer": named[1], "attempt": attempt}
         if name == "ReportArrived":
             fields["report"] = self._report(dict(word.split(":") for word in named[1:]))
         if name in MEASUREMENTS:
-            return (
-                fields
-                | {"round": self.measure_order.round, "attempt": self.measure_order.attempt}
-                | self._figures(named)
-            )
+            assert self.measure_order is not None
+            figures = {key: float(value) for key, value in (word.split(":") for word in named)}
+            order = {"round": self.measure_order.round, "attempt": self.measure_order.attempt}
+            return {**fields, **order, "metrics": figures}
         if order is None or name.startswith("Peer"):
             return fields
         fields |= {"attempt": order.attempt, "threads": 1, "device": "cpu", "samples": {}, "metrics": {}}
-        return fields | self._result(name)
+        return fields | self._result()
 
-    def _result(self, name: str) -> dict[str, Any]:
+    def _result(self) -> dict[str, Any]:
         """The worker's usual answer to its newest order."""
         order, me, published = self.order, self.rules.site, self.rules.plan.published
         match order:
@@ -279,10 +226,6 @@ class Scenario:
     def _purpose(self) -> str:
         exchange = self.site.exchange
         return exchange.purpose if exchange is not None else "train"
-
-    def _figures(self, named: list[str]) -> dict[str, Any]:
-        """The metrics of a lent model: ``auc:0.7 samples:30``."""
-        return {"metrics": {key: float(value) for key, value in (word.split(":") for word in named)}}
 
     def _report(self, words: dict[str, str]) -> EvaluationResult:
         """A peer's report: ``of:europe/end-of-2 auc:0.7 samples:30``, or ``unmeasured:failed``."""
