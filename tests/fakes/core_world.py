@@ -225,6 +225,12 @@ class Simulation:
         """The kinds of a site's rows, oldest first."""
         return [kind for kind, _, _ in self.machines[SiteName(name)].rows]
 
+    def made(self, name: str) -> dict[int, str]:
+        """By round, the digest of what a site's training made, and that of the initial artifact for round 0."""
+        rows = self.machines[SiteName(name)].rows
+        artifacts = [(round, body["artifact"]) for kind, round, body in rows if kind in ("initialised", "trained")]
+        return {round: artifact["sha256"] for round, artifact in artifacts if artifact is not None}
+
     def final_states(self) -> dict[str, str]:
         """The last checkpoint of every site: a digest of all that it was trained with."""
         return {name: recover(machine.rows).state for name, machine in self.machines.items()}

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from fakes.sites import append_rows
+from fakes.sites import append_rows, committed
 from peer.audit import verification
 from peer.audit.backup import MANIFEST, back_up, restore
 from peer.audit.folder_check import check_folder
@@ -42,17 +42,6 @@ from peer.records.ledger import Ledger
 pytestmark = pytest.mark.e2e
 
 STATE = "round-000002/train"
-COMMITTED = {
-    "sources": [],
-    "contributors": ["asia"],
-    "missing": {},
-    "below_quorum": False,
-    "skipped": [],
-    "artifact_sha256": None,
-    "metrics": {},
-    "threads": 1,
-    "duration_s": 1.0,
-}
 KILLED = """
 import os, sys
 from peer.audit import backup
@@ -93,7 +82,7 @@ def commit(books: Any, round: int) -> None:
     artifact = {"kind": "model", "owner": "asia", "sha256": digest, "bytes": 3, "steps": 0, "spec": {}, "tensors": []}
     state = f"round-{round:06d}/train"
     with contextlib.closing(books.journal("asia")) as journal:
-        journal.append("committed", round, {**COMMITTED, "generation": 1, "state": state})
+        journal.append(*committed(round, state))
         journal.append("published", round, {"artifact": artifact})
     home = folder.generation(1)
     (home / "artifacts" / f"{digest}.safetensors").write_bytes(b"own")

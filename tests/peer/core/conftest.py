@@ -13,7 +13,6 @@ from peer.core.messages import Artifact
 from peer.core.phases import Phase
 from peer.core.rules import Rules
 from peer.core.site_memory import Row
-from simulation.audit import Audit
 
 
 @pytest.fixture
@@ -45,12 +44,9 @@ def artifact() -> Callable[..., Artifact]:
 
 
 @pytest.fixture
-def audit() -> type[Audit]:
-    """The class that checks a site's commands after every event."""
-    return Audit
-
-
-@pytest.fixture
-def phases() -> type[Phase]:
-    """Phases by name."""
-    return Phase
+def fetching(solo: Callable[..., Solo]) -> Solo:
+    """Europe waits in round 1 for the artifacts of all other sites."""
+    site = solo("europe", method="fedavg").begin()
+    site.finish()
+    assert site.site.phase == Phase.EXCHANGE
+    return site

@@ -1,10 +1,8 @@
 """Which epoch a round belongs to."""
 
-import dataclasses
-from typing import Any
-
 import pytest
 
+from fakes.core_site import amend
 from peer.core.epochs import Epoch, Epochs
 from peer.core.roster import RoundKey, Sha256, SiteName
 
@@ -13,15 +11,7 @@ NORTH, SOUTH, EAST = (SiteName(name) for name in ("north", "south", "east"))
 GENESIS = Epoch(0, None, 1, (NORTH, SOUTH), KEY, 9)
 
 
-def amended(epochs: Epochs, from_round: int, members: str, **changes: Any) -> Epochs:
-    """The chain with one more amendment."""
-    number = epochs.head.number + 1
-    names = tuple(SiteName(name) for name in members.split())
-    epoch = dataclasses.replace(epochs.head, number=number, digest=Sha256(f"{number:064x}"), members=names)
-    return Epochs((*epochs.all, dataclasses.replace(epoch, from_round=from_round, **changes)))
-
-
-ADDED = amended(Epochs((GENESIS,)), 4, "east north south")
+ADDED = amend(Epochs((GENESIS,)), 4, members="east north south")
 
 
 def epoch(number: int, from_round: int) -> Epoch:
@@ -57,7 +47,7 @@ def test_a_pinned_round_keeps_its_epoch_and_no_other_does() -> None:
 
 
 def test_a_site_that_an_amendment_takes_out_is_gone_at_once() -> None:
-    chain = amended(ADDED, 8, "east south", expelled=frozenset({NORTH}))
+    chain = amend(ADDED, 8, members="east south", expelled="north")
     assert chain.gone == {NORTH}
     assert NORTH in chain.at(7).members
     assert Epochs(ADDED.all, leaving=frozenset({SOUTH})).gone == {SOUTH}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from peer.core.phases import Phase
 from peer.core.rules import PaceRules
 
 FIVE = ("africa", "america", "asia", "europe", "oceania")
@@ -49,12 +50,12 @@ def check_invariants(simulation: Any) -> None:
             assert machine.files >= machine.round.memory.needed_digests()
 
 
-def test_isolated_site_waits_then_catches_up(simulation: Any, phases: Any) -> None:
+def test_isolated_site_waits_then_catches_up(simulation: Any) -> None:
     run = simulation(FOUR, rounds=20)
     run.run(until=lambda: len(run.committed("europe")) == 1)
     run.cut_off("europe")
     europe = run.machines["europe"]
-    run.run(until=lambda: europe.round.phase == phases.ISOLATED)
+    run.run(until=lambda: europe.round.phase == Phase.ISOLATED)
     run.run(until=lambda: len(run.committed("asia")) >= 14)
     run.cut = set()
     run.run_to_end()

@@ -22,15 +22,6 @@ from peer.core.site_memory import Memory
 FOUR = ("africa", "america", "asia", "europe")
 
 
-@pytest.fixture
-def fetching(solo: Callable[..., Any]) -> Any:
-    """Europe waits in round 1 for the artifacts of all other sites."""
-    site = solo("europe", FOUR, method="fedavg").begin()
-    site.finish()
-    assert site.site.phase == Phase.EXCHANGE
-    return site
-
-
 # A round and its epoch.
 
 
@@ -249,25 +240,31 @@ def test_an_open_round_waits_for_the_key_of_its_new_epoch_and_goes_on_with_it(
 # Joining.
 
 
-def newcomer(solo: Callable[..., Any], method: str, first: int, **rules: Any) -> Any:
-    """Oceania, a member from round ``first`` on, with its initial model."""
+def newcomer(solo: Callable[..., Any], method: str, *, reached: int = 0, **rules: Any) -> Any:
+    """Oceania, a member from round 5 on, with its initial model; all others have committed a round."""
     site = solo("oceania", FOUR, method=method, rounds=9, **rules)
-    site.rules = site.rules.amended(amend(site.rules.epochs, first, members=" ".join((*FOUR, "oceania"))))
+    site.rules = site.rules.amended(amend(site.rules.epochs, 5, members=" ".join((*FOUR, "oceania"))))
     site.restart()
     site.finish()
+    if reached:
+        hear_all(site, reached)
     return site
 
 
-def test_a_newcomer_waits_for_its_first_round_and_begins_with_its_own_model(solo: Callable[..., Any]) -> None:
-    site = newcomer(solo, "fedskd", 5, schedule_kind="derangement")
-    assert (site.site.memory.committed, site.body("joined")["publish"]) == (4, 5)
+def hear_all(site: Any, round: int) -> None:
+    """All others greet, and say which round they have committed."""
     site.greet()
     for name in FOUR:
-        site.beat(name, 1)
+        site.beat(name, round)
+
+
+def test_a_newcomer_waits_for_its_first_round_and_begins_with_its_own_model(solo: Callable[..., Any]) -> None:
+    site = newcomer(solo, "fedskd", schedule_kind="derangement")
+    assert (site.site.memory.committed, site.body("joined")["publish"]) == (4, 5)
+    hear_all(site, 1)
     assert site.site.phase == Phase.PACING
     assert not site.fetches
-    for name in FOUR:
-        site.beat(name, 4)
+    hear_all(site, 4)
     assert site.site.number == 5
     assert list(site.fetches) == [site.rules.turn(5)]
 
@@ -275,10 +272,7 @@ def test_a_newcomer_waits_for_its_first_round_and_begins_with_its_own_model(solo
 def test_where_all_receive_from_all_a_newcomer_begins_from_the_mean_of_the_round_before(
     solo: Callable[..., Any],
 ) -> None:
-    site = newcomer(solo, "fedavg", 5)
-    site.greet()
-    for name in FOUR:
-        site.beat(name, 4)
+    site = newcomer(solo, "fedavg", reached=4)
     assert (site.site.number, set(site.fetches)) == (4, set(FOUR))
     site.deliver_all()
     assert site.order.shadow
@@ -289,27 +283,21 @@ def test_where_all_receive_from_all_a_newcomer_begins_from_the_mean_of_the_round
 
 
 def test_a_shadow_that_receives_nothing_begins_from_its_own_model(solo: Callable[..., Any]) -> None:
-    site = newcomer(solo, "fedavg", 5)
-    site.greet()
-    for name in FOUR:
-        site.beat(name, 4)
+    site = newcomer(solo, "fedavg", reached=4)
     for name in FOUR:
         site.unavailable(name, Unavailable.RETIRED)
     assert (site.site.number, site.site.phase) == (5, Phase.TRAIN)
 
 
 def test_who_caches_heads_has_those_of_the_round_before(solo: Callable[..., Any]) -> None:
-    site = newcomer(solo, "dflmoe", 5)
-    site.greet()
-    for name in FOUR:
-        site.beat(name, 4)
+    site = newcomer(solo, "dflmoe", reached=4)
     site.deliver_all()
     assert (site.site.number, site.order.stage) == (5, "local")
     assert [source.origin for source in site.order.sources] == list(FOUR)
 
 
 def test_a_newcomer_after_the_circulating_rounds_waits_for_no_hand_back(solo: Callable[..., Any]) -> None:
-    site = newcomer(solo, "fedskd", 5, parameters={"activation": 0.5})
+    site = newcomer(solo, "fedskd", parameters={"activation": 0.5})
     assert site.rules.circulating == 4
     assert site.site.memory.model_is_home
     assert site.site.phase == Phase.PACING

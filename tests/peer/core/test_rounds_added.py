@@ -32,14 +32,6 @@ def add_rounds(simulation: Any, method: str, *, killed: str = "", late_s: float 
     return run
 
 
-def made(run: Any, name: str) -> dict[int, str]:
-    """By round, the digest of what a site's training made, and that of the initial artifact for round 0."""
-    stored = run.machines[name].rows
-    initial = next(body for kind, _, body in stored if kind == "initialised")["artifact"]
-    trained = {round: body["artifact"] for kind, round, body in stored if kind == "trained" and body["artifact"]}
-    return {round: artifact["sha256"] for round, artifact in ({0: initial} | trained).items() if artifact is not None}
-
-
 @pytest.mark.parametrize(("killed", "late_s"), [("", 0.5), ("asia", 0.5), ("", 30.0)])
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("method", ["fedskd", "dflmoe", "fedproto"])
@@ -53,7 +45,7 @@ def test_an_added_round_uses_what_its_origins_made_by_the_rule(
         for round, body in run.committed(name):
             assert body["missing"] == {}, (name, round)
             used = {source["site"]: source["sha256"] for source in body["sources"]}
-            assert used == {origin: made(run, origin)[made_in(round)] for origin in used}, (name, round)
+            assert used == {origin: run.made(origin)[made_in(round)] for origin in used}, (name, round)
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from peer.core import events
 from peer.core.messages import ChainHead, Heartbeat
-from peer.core.phases import Phase
 from peer.core.roster import Sha256, SiteName
 
 FOUR = ("africa", "america", "asia", "europe")
@@ -23,15 +21,6 @@ def tell(site: Any, name: str, *, head: ChainHead | None) -> None:
 
 def compared(site: Any) -> list[str]:
     return [body["site"] for kind, _, body in site.audit.rows if kind == "compared"]
-
-
-@pytest.fixture
-def fetching(solo: Callable[..., Any]) -> Any:
-    """Europe waits in round 1 for the artifacts of all other sites."""
-    site = solo("europe", FOUR, method="fedavg").begin()
-    site.finish()
-    assert site.site.phase == Phase.EXCHANGE
-    return site
 
 
 @pytest.mark.parametrize("learns", ["before the commit", "after it"])

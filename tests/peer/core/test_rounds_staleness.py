@@ -20,15 +20,6 @@ def published(rows: Any) -> list[tuple[int, str]]:
     return [(round, body["artifact"]["sha256"]) for kind, round, body in rows if kind == "published"]
 
 
-def trained(rows: Any, *, plan: Any) -> dict[int, str]:
-    """By round, the digest of what its training made, and that of the initial artifact for round 0."""
-    digests = {
-        round: body["artifact"]["sha256"] for kind, round, body in rows if kind == "trained" and body["artifact"]
-    }
-    initial = next(body for kind, _, body in rows if kind == "initialised")["artifact"]
-    return digests if plan.published != "commit" else {0: initial["sha256"], **digests}
-
-
 @pytest.mark.parametrize(
     ("method", "staleness", "rounds"),
     [("fedskd", 0, [0, 1, 2]), ("fedskd", 1, [0, 0, 1]), ("dflmoe", 0, [1, 2, 3]), ("dflmoe", 1, [1, 1, 2])],
@@ -45,7 +36,7 @@ def test_the_first_two_rounds_use_what_the_first_one_would(
 def test_every_round_uses_what_its_origin_made_by_the_rule(simulation: Any, method: str, staleness: int) -> None:
     run = simulation(FOUR, rounds=5, seed=3, method=method, staleness=staleness)
     run.run_to_end()
-    made = {name: trained(site.rows, plan=site.rules.plan) for name, site in run.machines.items()}
+    made = {name: run.made(name) for name in run.machines}
     for name, machine in run.machines.items():
         rules = machine.rules
         assert published(machine.rows) == [(round, made[name][rules.made_in(round)]) for round in range(1, 6)], (

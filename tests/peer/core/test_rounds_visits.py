@@ -105,55 +105,18 @@ def to_returns(site: Any) -> Any:
     return site
 
 
-def test_a_round_hosts_returns_waits_and_merges(solo: Any) -> None:
-    site = to_exchange(solo("europe", FOUR, **VISIT))
-    visitors, hosts = site.rules.visitors(1), site.rules.hosts(1)
-    assert set(site.fetches) == set(visitors)
-    assert {(fetch.kind, fetch.purpose) for fetch in site.fetches.values()} == {("model", "train")}
-    to_train(site)
-    assert {source.origin for source in site.order.sources} == set(visitors)
-    published = of(site.finish(), commands.Publish)
-    assert sorted((each.round, each.artifact.owner, each.artifact.kind) for each in published) == [
-        (1, name, "return") for name in sorted(visitors)
-    ]
-    assert site.site.phase == Phase.RETURNS
-    assert {(fetch.kind, fetch.purpose, fetch.owner) for fetch in site.fetches.values()} == {
-        ("return", "return", "europe")
-    }
-    assert set(site.fetches) == set(hosts)
+def test_a_site_waits_for_its_model_at_each_host_and_merges_with_what_it_sent(solo: Any) -> None:
+    site = to_returns(solo("europe", FOUR, **VISIT))
+    hosts = sorted(site.rules.hosts(1))
     shown = waiting_for(site.site, now_s=site.now_s)
     assert [(wait["site"], wait["kind"], wait["artifact"]) for wait in shown] == [
-        (name, "return", "europe's return") for name in sorted(hosts)
+        (name, "return", "europe's return") for name in hosts
     ]
     site.deliver_all()
-    assert site.site.phase == Phase.AGGREGATE
-    assert [source.origin for source in site.order.sources] == sorted(hosts)
+    assert [source.origin for source in site.order.sources] == hosts
     assert site.order.sent.artifact == site.site.memory.published[1, "europe"]
-    (model,) = of(site.finish(), commands.Publish)
-    assert (model.round, model.artifact.owner, model.artifact.kind) == (2, "europe", "model")
-    committed = site.body("committed")
-    assert {source["site"] for source in committed["sources"]} == set(visitors)
-    assert [source["site"] for source in committed["returned"]] == sorted(hosts)
-    assert committed["missing_returns"] == {}
-    assert committed["aggregate_sha256"] is None
-    assert set(committed["contributors"]) == {"europe", *visitors, *hosts}
-
-
-def test_no_visitor_no_return_and_a_lost_return_costs_only_itself(solo: Any) -> None:
-    site = to_exchange(solo("europe", FOUR, **VISIT))
-    first, second = site.rules.visitors(1)
-    site.unavailable(first, Unavailable.SKIPPED)
-    site.deliver(second)
-    published = of(site.finish(), commands.Publish)
-    assert [each.artifact.owner for each in published] == [second]
-    near, far = site.rules.hosts(1)
-    site.unavailable(near, Unavailable.SKIPPED)
-    site.deliver(far)
-    assert [source.origin for source in site.order.sources] == [far]
     site.finish()
-    committed = site.body("committed")
-    assert committed["missing"] == {first: "skipped"}
-    assert committed["missing_returns"] == {near: "skipped"}
+    assert site.body("committed")["aggregate_sha256"] is None
 
 
 def test_without_any_return_the_own_model_is_published(solo: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -10,12 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fakes.core_site import amend
 from peer.core import commands, events
 from peer.core.epochs import Epochs
 from peer.core.messages import UNMEASURED, EvaluationResult, Heartbeat, Hello, Purpose, Seen, Unavailable
 from peer.core.phases import Phase
 from peer.core.plan import Kind
-from peer.core.roster import Sha256, SiteName
+from peer.core.roster import SiteName
 from peer.core.rules import PaceRules
 from peer.core.state import IllegalTransitionError
 from peer.core.transitions import TRANSITIONS
@@ -268,21 +268,18 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
 @st.composite
 def grown(draw: Any, site: Any) -> Epochs:
     """The site's epochs with one more amendment, or a notice."""
-    epochs, number = site.site.rules.epochs, site.site.rules.epochs.head.number + 1
+    epochs = site.site.rules.epochs
     if draw(st.booleans()):
-        return dataclasses.replace(epochs, leaving=epochs.leaving | {draw(names(site))})
-    expelled = epochs.head.expelled | ({draw(names(site))} if draw(st.booleans()) else set())
-    members = sorted((set(epochs.head.members) | {SiteName(f"new-{number}")}) - expelled)
-    epoch = dataclasses.replace(
-        epochs.head,
-        number=number,
-        digest=Sha256(f"{number:064x}"),
-        from_round=draw(st.integers(epochs.head.from_round, epochs.head.from_round + 2)),
-        members=tuple(members),
-        expelled=frozenset(expelled),
+        return amend(epochs, leaving=draw(names(site)))
+    expelled = draw(names(site)) if draw(st.booleans()) else ""
+    joined = {*epochs.head.members, SiteName(f"new-{epochs.head.number + 1}")}
+    return amend(
+        epochs,
+        draw(st.integers(epochs.head.from_round, epochs.head.from_round + 2)),
+        members=" ".join(sorted(joined - epochs.head.expelled - {expelled})),
+        expelled=expelled,
         hold=draw(st.booleans()),
     )
-    return dataclasses.replace(epochs, all=(*epochs.all, epoch))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[*FIXTURES, HealthCheck.too_slow])

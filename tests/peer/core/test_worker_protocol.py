@@ -54,7 +54,6 @@ MESSAGES: list[Any] = [
     events.Evaluated(1, 3, 4, {"auc": 0.875}, MODEL),
     events.Measured(1, 3, 4, {"auc": 0.875, "samples": 12.0}),
     events.Measured(1, 3, 4, {}, "tensor 'a' is missing"),
-    events.ArtifactRejected(1, 3, 4, SiteName("asia"), DIGEST, "its file is gone", lost=True),
     events.Rehearsed(1, 4, "cpu", {"train": 0.5}, 10.0, 1 << 30, 1 << 34, 60),
     events.Halted(1, 4),
     StillWorking(),

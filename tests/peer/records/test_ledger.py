@@ -43,9 +43,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "egress.db"
 
 
-def intend(ledger: Ledger, peer: str = "asia", round: int = 1, *, size: int = 100, generation: int = 1) -> int:
-    facts: dict[str, Any] = {"purpose": "train", "kind": "model", "sha256": "ab" * 32}
-    return ledger.intend(peer=peer, round=round, bytes=size, generation=generation, **facts)
+def intend(ledger: Ledger, peer: str = "asia", round: int = 1, *, size: int = 100, **changes: Any) -> int:
+    facts: dict[str, Any] = {"purpose": "train", "kind": "model", "sha256": "ab" * 32, "generation": 1}
+    return ledger.intend(**{**facts, "peer": peer, "round": round, "bytes": size, **changes})
 
 
 def edit(path: Path, *statements: str) -> None:
@@ -217,13 +217,8 @@ def test_a_transfer_is_one_record_from_intent_to_outcome(path: Path) -> None:
     keys = {"time", "direction", "peer", "purpose", "kind", "round", "sha256", "bytes", "outcome"}
     assert keys <= complete.keys()
     assert keys <= still_open.keys()
-    assert (complete["peer"], complete["direction"], complete["bytes"], complete["sent_bytes"]) == (
-        "asia",
-        "out",
-        100,
-        100,
-    )
-    assert complete["outcome"] == "complete"
+    whole = {"peer": "asia", "direction": "out", "bytes": 100, "sent_bytes": 100, "outcome": "complete"}
+    assert complete.items() >= whole.items()
     assert (broken["bytes"], broken["sent_bytes"], broken["outcome"]) == (50, 20, "broken")
     assert (still_open["peer"], still_open["outcome"]) == ("europe", "open")
     assert complete["seconds"] >= 0
@@ -284,8 +279,7 @@ def test_what_left_is_counted_for_each_peer_purpose_and_artifact(path: Path) -> 
         ("asia", "evaluate", "complete"),
         ("africa", "train", "unknown"),
     ):
-        facts = {"kind": "model", "round": 3, "generation": 1, "sha256": "ab", "bytes": 100}
-        ledger.settle(ledger.intend(peer=peer, purpose=purpose, **facts), bytes=40, outcome=outcome)
+        ledger.settle(intend(ledger, peer, 3, purpose=purpose, sha256="ab"), bytes=40, outcome=outcome)
     assert list(ledger.sent_in_round(1, 3).artifacts.values()) == [
         SentArtifact("africa", "train", "ab", 100, transfers=1, complete=0),
         SentArtifact("asia", "evaluate", "ab", 40, transfers=1, complete=1),
@@ -326,8 +320,7 @@ def test_a_transfer_reads_no_more_after_a_thousand_of_its_round(path: Path) -> N
     def take(number: int) -> int:
         before = next(steps)
         assert ledger.sent_in_round(1, 3).artifact(f"site-{number}", "train", "ab").transfers == 0
-        facts = {"kind": "model", "round": 3, "generation": 1, "sha256": "ab", "bytes": 100}
-        ledger.settle(ledger.intend(peer=f"site-{number}", purpose="train", **facts), bytes=40, outcome="complete")
+        ledger.settle(intend(ledger, f"site-{number}", 3, sha256="ab"), bytes=40, outcome="complete")
         return next(steps) - before
 
     take(0)
@@ -344,8 +337,7 @@ def test_counts_stay_right_beside_another_process_and_after_a_restart(path: Path
         return counts.bytes, of_artifact.transfers, of_artifact.complete
 
     def begin(ledger: Ledger, round: int = 3) -> int:
-        facts = {"kind": "model", "round": round, "generation": 1, "sha256": "ab", "bytes": 100}
-        return ledger.intend(peer="asia", purpose="train", **facts)
+        return intend(ledger, "asia", round, sha256="ab")
 
     ledger, other = Ledger(path), Ledger(path)
     uncounted = begin(ledger)

@@ -42,14 +42,12 @@ def test_a_share_is_told_of_a_room_that_is_large_enough(
     assert taken["share"] == (None if share is None else pytest.approx(share))
 
 
-@pytest.mark.parametrize(
-    ("phase", "state"), [("down", "down"), ("new", "new"), ("finished", "finished")]
-)  # fmt: skip
-def test_a_daemon_that_is_down_is_told_from_a_site_that_is_done(phase: str, state: str) -> None:
+@pytest.mark.parametrize("phase", ["down", "new", "finished"])
+def test_a_daemon_that_is_down_is_told_from_a_site_that_is_done(phase: str) -> None:
     document = overview([site_snapshot("asia", daemon="down", phase=phase, training={})], time_s=NOW_S)
-    assert rows(document)["asia"]["state"] == state
+    assert rows(document)["asia"]["state"] == phase
     urgent = [item["site"] for item in document["attention"] if item["urgent"]]
-    assert urgent == (["asia"] if state == "down" else [])
+    assert urgent == (["asia"] if phase == "down" else [])
 
 
 def test_a_daemon_that_does_not_answer_is_not_down() -> None:
