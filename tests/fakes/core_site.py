@@ -150,10 +150,10 @@ class Solo:
         self.reports: list[commands.SendReport] = []
         return self.feed(events.Began())
 
-    def begin(self) -> Solo:
-        """The worker makes the initial model, and all peers greet; returns the site."""
+    def begin(self, *names: str, **greeting: Any) -> Solo:
+        """The worker makes the initial model, and peers greet, all if none is named; returns the site."""
         self.finish()
-        self.greet()
+        self.greet(*names, **greeting)
         return self
 
     def feed(self, event: events.Event, *, crash_after: int | None = None) -> list[commands.Command]:

@@ -8,7 +8,6 @@ import itertools
 import json
 import shutil
 import signal
-import sqlite3
 import stat
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from fakes.databases import edit
 from fakes.sites import append_rows, committed
 from peer.audit import verification
 from peer.audit.backup import MANIFEST, back_up, restore
@@ -383,8 +383,7 @@ def test_what_does_not_fit_is_refused(enrolled: LocalFederation, asia: SiteFolde
         restore(file, tmp_path / "elsewhere", "europe")
     with pytest.raises(UsageError, match=r"nowhere\.tar does not exist"):
         restore(tmp_path / "nowhere.tar", tmp_path / "elsewhere")
-    with contextlib.closing(sqlite3.connect(asia.generation(1) / "journal.db")) as connection, connection:
-        connection.execute("UPDATE row SET round = 9 WHERE seq = 1")
+    edit(asia.generation(1) / "journal.db", "UPDATE row SET round = 9 WHERE seq = 1")
     assert "row 1 was changed" in call_failing(enrolled.home, "StateError", "backup", tmp_path / "b", "--site", "asia")
     assert [path.name for path in tmp_path.iterdir() if "asia.tar" in path.name or path.name == "b"] == ["asia.tar"]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fakes.databases import edit
 from peer.audit import evidence_files, verification
 from peer.config.site_folder import SiteFolder
 from peer.daemon.dispatch import now
@@ -35,14 +36,6 @@ def asia(books: Any) -> SiteFolder:
         books.send("asia", "europe", round=round)
     folder: SiteFolder = books.loopback.folder("asia")
     return folder
-
-
-def edit(path: Path, *statements: str) -> None:
-    """Change the file without the ledger."""
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        for statement in statements:
-            connection.execute(statement)
-        connection.commit()
 
 
 def rewrite_chain(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:

@@ -72,9 +72,7 @@ def test_what_is_kept_home_is_measured_by_the_site_alone_and_says_why(
 
 
 def test_without_the_federation_s_wish_no_row_and_no_order_differs(solo: Any) -> None:
-    site = solo("europe", **{**TWO, "global_test": False})
-    site.finish()
-    site.greet(evaluates=True)
+    site = solo("europe", **{**TWO, "global_test": False}).begin(evaluates=True)
     site.beat("asia", 1, "done")
     site.deliver("asia")
     site.finish()

@@ -190,9 +190,7 @@ def test_nobody_opens_a_round_of_an_epoch_that_holds(solo: Callable[..., Any]) -
 
 
 def test_a_site_holds_while_fewer_members_are_heard_than_the_federation_asks_for(solo: Callable[..., Any]) -> None:
-    site = solo("europe", FOUR, method="fedavg", pace=PaceRules(members_min=3, gather_s=10))
-    site.finish()
-    site.greet("asia")
+    site = solo("europe", FOUR, method="fedavg", pace=PaceRules(members_min=3, gather_s=10)).begin("asia")
     site.wait(11)
     assert site.site.phase == Phase.HELD
     site.beat("asia")

@@ -161,10 +161,9 @@ def test_a_site_that_loses_what_it_makes_fails_by_itself_and_names_nobody(solo: 
 
 
 def test_of_several_artifacts_only_the_lost_one_is_fetched_again(solo: Any) -> None:
-    site = solo(method="feddal", sites=("africa", "america", "asia", "europe"), schedule_kind="derangement").begin()
+    site = solo(method="feddal").begin()
     site.finish()
-    for name in list(site.fetches):
-        site.deliver(name)
+    site.deliver_all()
     lost = next(source for source in site.order.sources if source.origin == "asia")
     site.reject(lost.artifact.sha256, lost=True)
     assert list(site.fetches) == ["asia"]
@@ -175,10 +174,9 @@ def test_of_several_artifacts_only_the_lost_one_is_fetched_again(solo: Any) -> N
 @pytest.mark.parametrize(("fault", "failures"), [("memory", 1), ("crash", 4), ("hang", 2)])
 def test_of_several_artifacts_the_largest_is_left_out_first(solo: Any, fault: str, failures: int) -> None:
     """All sources are in use when the worker dies; the site goes on until it fails without any."""
-    site = solo(method="feddal", sites=("africa", "america", "asia", "europe"), schedule_kind="derangement").begin()
+    site = solo(method="feddal").begin()
     site.finish()
-    for name in list(site.fetches):
-        site.deliver(name)
+    site.deliver_all()
     sizes = {source.origin: source.artifact.bytes for source in site.order.sources}
     assert len(set(sizes.values())) == 3
     for origin in sorted(sizes, key=sizes.__getitem__, reverse=True):
@@ -267,8 +265,7 @@ def averaging(solo: Any) -> Any:
     """A site that has received all models of a round of FedAvg, before their mean."""
     site = solo(sites=("africa", "asia", "europe"), method="fedavg").begin()
     site.finish()
-    for origin in ("africa", "asia"):
-        site.deliver(origin)
+    site.deliver_all()
     assert isinstance(site.order, commands.Aggregate)
     return site
 

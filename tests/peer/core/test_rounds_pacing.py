@@ -44,9 +44,7 @@ def surrounded(solo: Any, others: dict[str, int], *, liars: tuple[str, ...] = ()
 
 
 def test_round_one_begins_once_everybody_answered(solo: Any) -> None:
-    site = solo()
-    site.finish()
-    site.greet("africa", "america")
+    site = solo().begin("africa", "america")
     site.wait(100_000)
     assert site.site.phase == Phase.GATHERING
     site.greet("africa", "america", "asia")
@@ -54,9 +52,7 @@ def test_round_one_begins_once_everybody_answered(solo: Any) -> None:
 
 
 def test_a_peer_that_greeted_and_ended_is_waited_for_until_it_is_back(solo: Any) -> None:
-    site = solo()
-    site.finish()
-    site.greet("africa")
+    site = solo().begin("africa")
     site.wait(60)
     site.greet("america", "asia")
     assert site.site.phase == Phase.GATHERING, "africa is silent"
@@ -71,9 +67,7 @@ def test_a_peer_that_greeted_and_ended_is_waited_for_until_it_is_back(solo: Any)
 
 
 def test_a_peer_that_is_never_ready_holds_round_one_for_the_longest_wait_only(solo: Any) -> None:
-    site = solo(pace=PaceRules(wait_max_s=300))
-    site.finish()
-    site.greet("africa")
+    site = solo(pace=PaceRules(wait_max_s=300)).begin("africa")
     site.beat("africa", 0, "initialising")
     site.greet("america", "asia")
     for _ in range(100):
@@ -86,9 +80,7 @@ def test_a_peer_that_is_never_ready_holds_round_one_for_the_longest_wait_only(so
 
 
 def test_round_one_begins_after_gather_s(solo: Any) -> None:
-    site = solo(pace=PaceRules(gather_s=60))
-    site.finish()
-    site.greet("asia")
+    site = solo(pace=PaceRules(gather_s=60)).begin("asia")
     site.wait(59.9)
     assert site.site.phase == Phase.GATHERING
     site.beat("asia")
@@ -97,9 +89,7 @@ def test_round_one_begins_after_gather_s(solo: Any) -> None:
 
 
 def test_who_comes_late_does_not_wait_for_a_site_that_the_others_do_without(solo: Any) -> None:
-    site = solo(sites=FIVE[:4], rounds=50)
-    site.finish()
-    site.greet("africa", "america")
+    site = solo(sites=FIVE[:4], rounds=50).begin("africa", "america")
     site.prove("africa", "america", round=20)
     site.beat("africa", 20)
     assert site.site.phase == Phase.GATHERING, "one site may lie"
@@ -108,9 +98,7 @@ def test_who_comes_late_does_not_wait_for_a_site_that_the_others_do_without(solo
 
 
 def test_of_three_one_is_enough_to_say_that_it_began(solo: Any) -> None:
-    site = solo(sites=("africa", "asia", "europe"), rounds=50)
-    site.finish()
-    site.greet("africa")
+    site = solo(sites=("africa", "asia", "europe"), rounds=50).begin("africa")
     site.beat("africa", 0)
     assert site.site.phase == Phase.GATHERING
     site.beat("africa", 1)
@@ -119,9 +107,7 @@ def test_of_three_one_is_enough_to_say_that_it_began(solo: Any) -> None:
 
 @pytest.mark.parametrize("size", [4, 5])
 def test_one_liar_cannot_start_a_federation_early(solo: Any, size: int) -> None:
-    site = solo(sites=FIVE[:size])
-    site.finish()
-    site.greet("asia")
+    site = solo(sites=FIVE[:size]).begin("asia")
     for _ in range(10):
         site.beat("asia", LIE)
     site.wait(3600)
@@ -129,9 +115,7 @@ def test_one_liar_cannot_start_a_federation_early(solo: Any, size: int) -> None:
 
 
 def test_whoever_is_named_absent_is_not_gathered(solo: Any) -> None:
-    site = solo(without=frozenset({"africa", "america"}))
-    site.finish()
-    site.greet("africa")
+    site = solo(without=frozenset({"africa", "america"})).begin("africa")
     assert site.site.phase == Phase.GATHERING
     site.greet("asia")
     assert number(site) == 1

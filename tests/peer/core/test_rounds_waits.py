@@ -67,10 +67,7 @@ def test_every_site_reaches_the_last_round_beside_a_peer_that_lives_and_never_de
 @pytest.fixture
 def site(solo: Any) -> Any:
     """A site in its first exchange, whose one peer lives and answers "not yet" for ever."""
-    made = solo(sites=("asia", "europe"), method="fedskd", rounds=30, schedule_kind="ring", pace=PACE)
-    made.finish()
-    made.greet("asia")
-    return made
+    return solo(sites=("asia", "europe"), method="fedskd", rounds=30, schedule_kind="ring", pace=PACE).begin("asia")
 
 
 def wait_in_vain(site: Any, round: int = 1) -> float:
@@ -112,9 +109,9 @@ def test_the_patience(in_vain_s: float, trained_s: float, expected_s: float) -> 
 
 
 def test_a_lent_model_that_never_comes_is_given_up(solo: Any) -> None:
-    site = solo(rounds=5, global_test=True, evaluation_permitted=True, evaluation_every=1, pace=PACE)
-    site.finish()
-    site.greet(evaluates=True)
+    site = solo(rounds=5, global_test=True, evaluation_permitted=True, evaluation_every=1, pace=PACE).begin(
+        evaluates=True
+    )
     site.beat("asia", 1)
     assert "asia" in site.evaluation_fetches
     out = []

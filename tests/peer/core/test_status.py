@@ -69,9 +69,7 @@ def test_training_shows_the_newest_step(solo: Any) -> None:
 
 
 def test_gathering_names_who_did_not_answer_hello(solo: Any) -> None:
-    site = solo(pace=PaceRules(gather_s=60))
-    site.finish()
-    site.greet("asia")
+    site = solo(pace=PaceRules(gather_s=60)).begin("asia")
     site.now_s += 5.0
     assert waiting_for(site.site, now_s=site.now_s) == [
         {"site": "africa", "kind": "hello", "artifact": "hello", "since_s": 5.0, "deadline_s": 55.0},

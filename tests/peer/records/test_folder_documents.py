@@ -14,6 +14,7 @@ from unittest import mock
 
 import pytest
 
+from fakes.databases import edit
 from fakes.sites import TRANSFER, append_rows
 from peer.config.site_folder import SiteFolder, make_private
 from peer.core.status import PeerStatus
@@ -95,9 +96,7 @@ def test_a_start_that_was_killed_at_once_leaves_readable_files(disk: Disk) -> No
     for path in (folder / "journal.db", disk.folder.egress_db):
         path.touch()
     assert disk.show("events") == disk.show("transfers") == []
-    connection = sqlite3.connect(folder / "journal.db")
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.close()
+    edit(folder / "journal.db", "PRAGMA journal_mode = WAL")
     assert disk.show("rounds") == []
     assert folder_documents.status_when_down(disk.folder)["phase"] == "new"
 

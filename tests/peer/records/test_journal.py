@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.databases import edit
 from peer import errors
 from peer.core.rows import BeganRow
 from peer.core.site_memory import REMEMBERED, recover
@@ -169,9 +170,7 @@ def test_a_reader_writes_nothing(path: Path) -> None:
 
 def test_a_newer_schema_is_refused_and_left_alone(path: Path) -> None:
     Journal(path).close()
-    with sqlite3.connect(path) as connection:
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    connection.close()
+    edit(path, f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     for read_only in (False, True):
         with pytest.raises(errors.StateError, match=rf"newer mhfl-peer \(schema {SCHEMA_VERSION + 1}.*; update"):
             Journal(path, read_only=read_only)
@@ -241,9 +240,7 @@ def test_a_journal_is_taken_over_only_with_a_backup(path: Path) -> None:
 def test_a_row_of_a_newer_program_is_refused_by_name(path: Path) -> None:
     journal = Journal(path)
     journal.write(BeganRow(0, generation=1))
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE row SET version = 9")
-    connection.close()
+    edit(path, "UPDATE row SET version = 9")
     with pytest.raises(errors.StateError, match="'began' is of version 9, this mhfl-peer knows 1"):
         list(journal.rows())
 
@@ -267,9 +264,7 @@ def test_a_file_that_is_no_database_is_refused_by_name(path: Path, read_only: bo
 def test_a_row_that_is_no_json_is_named_as_damage(path: Path) -> None:
     journal = Journal(path)
     journal.append("began", 0, {})
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE row SET body = '{\"generation\": '")
-    connection.close()
+    edit(path, "UPDATE row SET body = '{\"generation\": '")
     for read in (lambda: list(journal.rows()), journal.records, lambda: list(journal.newest(("began",)))):
         with pytest.raises(errors.StateError, match=r"journal\.db is damaged: row 1: Expecting value"):
             read()
@@ -293,8 +288,7 @@ def test_a_row_that_was_changed_or_removed_is_named(path: Path, statement: str, 
         journal.append("began", round, {"where": "Zürich"})
     journal.verify()
     journal.close()
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript(statement)
+    edit(path, statement)
     for read_only in (True, False):
         with (
             contextlib.closing(Journal(path, read_only=read_only)) as journal,
@@ -311,8 +305,7 @@ def test_rows_of_an_earlier_schema_are_chained_once(path: Path) -> None:
     reader.verify()
     reader.close()
     Journal(path).close()
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE row SET round = 7 WHERE seq = 2")
+    edit(path, "UPDATE row SET round = 7 WHERE seq = 2")
     with (
         contextlib.closing(Journal(path)) as journal,
         pytest.raises(errors.StateError, match="row 2 was changed"),
@@ -324,8 +317,7 @@ def test_a_journal_of_the_second_schema_is_taken_over(path: Path) -> None:
     with contextlib.closing(Journal(path)) as journal:
         journal.append("began", 0, {"generation": 1}, {"event_number": 1, "event": "Began", "peer": ""})
         before = journal.records()
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript("ALTER TABLE row DROP COLUMN hash; PRAGMA user_version = 2;")
+    edit(path, "ALTER TABLE row DROP COLUMN hash; PRAGMA user_version = 2;")
     with contextlib.closing(Journal(path)) as journal:
         journal.append("left", 0, {"fault": "", "reason": ""})
         journal.verify()
@@ -338,8 +330,7 @@ def test_a_row_of_another_form_is_damage_that_names_it(path: Path, body: str) ->
     journal = Journal(path)
     journal.append("left", 0, {})
     journal.append("began", 0, {"generation": 1})
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE row SET body = ? WHERE seq = 2", (body,))
+    edit(path, f"UPDATE row SET body = '{body}' WHERE seq = 2")
     with pytest.raises(errors.StateError, match=r"journal\.db is damaged: row 2"):
         journal.fold(recover, REMEMBERED)
     journal.close()

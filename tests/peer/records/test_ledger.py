@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from fakes.databases import edit
 from peer import errors
 from peer.records.journal import GENESIS, chain_hash
 from peer.records.ledger import (
@@ -46,15 +47,6 @@ def path(tmp_path: Path) -> Path:
 def intend(ledger: Ledger, peer: str = "asia", round: int = 1, *, size: int = 100, **changes: Any) -> int:
     facts: dict[str, Any] = {"purpose": "train", "kind": "model", "sha256": "ab" * 32, "generation": 1}
     return ledger.intend(**{**facts, "peer": peer, "round": round, "bytes": size, **changes})
-
-
-def edit(path: Path, *statements: str) -> None:
-    """Change the file without the ledger."""
-    connection = sqlite3.connect(path)
-    for statement in statements:
-        connection.execute(statement)
-    connection.commit()
-    connection.close()
 
 
 def fill(path: Path, rows: int = 6) -> list[Head]:
