@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
+from fakes.cli import refused, run, run_json
 from fakes.databases import edit
 from fakes.sites import append_rows, committed
 from peer.audit import verification
 from peer.audit.backup import MANIFEST, back_up, restore
 from peer.audit.folder_check import check_folder
 from peer.audit.folder_permissions import check_permissions
-from peer.cli import main
 from peer.config.site_folder import SiteFolder
 from peer.core.messages import ChainHead
 from peer.core.roster import RoundKey, Sha256, SiteName
@@ -90,22 +89,6 @@ def commit(books: Any, round: int) -> None:
     (home / "checkpoints" / state / "record.json").write_text("{}")
 
 
-def call(home: Path, *words: object) -> Result:
-    return CliRunner().invoke(main, ["--home", str(home), *map(str, words)])
-
-
-def call_json(home: Path, *words: object) -> Any:
-    result = call(home, *words, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def call_failing(home: Path, name: str, *words: object) -> str:
-    result = call(home, *words)
-    assert EXIT_CODES[result.exit_code].name == name, result.stderr
-    return result.stderr
-
-
 def assert_starts(folder: SiteFolder) -> None:
     """The folder passes every check of a start."""
     check_permissions(folder)
@@ -123,12 +106,12 @@ def test_a_lost_site_goes_on_from_its_backup_as_a_new_generation(
 ) -> None:
     file = tmp_path / "asia.tar"
     (asia.generation(1) / "artifacts" / f"{'ab' * 32}.safetensors").write_bytes(b"superseded")
-    document = call_json(enrolled.home, "backup", file, "--site", "asia", "--with-key")
+    document = run_json("--home", enrolled.home, "backup", file, "--site", "asia", "--with-key")
     assert (document["round"], document["generation"], document["ledger_rows"]) == (2, 1, 4)
     assert (document["bytes"], document["private_key"]) == (file.stat().st_size, True)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     shutil.rmtree(asia.path)
-    document = call_json(enrolled.home, "restore", file, "--site", "trial/asia")
+    document = run_json("--home", enrolled.home, "restore", file, "--site", "trial/asia")
     assert (document["round"], document["lost_rounds"], document["aside"]) == (2, None, None)
     assert document["generation"] > 1
     assert_starts(asia)
@@ -136,7 +119,7 @@ def test_a_lost_site_goes_on_from_its_backup_as_a_new_generation(
     assert [path.read_bytes() for path in (home / "artifacts").iterdir()] == [b"own"]
     assert (home / "checkpoints" / STATE / "record.json").read_text() == "{}"
     assert regenerations(asia) == [(document["generation"], "asia")]
-    text = call(enrolled.home, "egress", "verify", "--site", "asia").stdout
+    text = run("--home", enrolled.home, "egress", "verify", "--site", "asia").stdout
     assert "the operator restored a backup on" in text
     assert "The ledger is whole." in text
 
@@ -210,17 +193,18 @@ def test_a_restored_backup_is_visible_to_an_auditor_unless_the_newer_ledger_surv
         books.send("asia", "europe", round=round)
         commit(books, round)
     words = ("egress", "witness", "--site", "europe", "--of", "asia", "--out", witness)
-    assert call(enrolled.home, *words).exit_code == 0
-    document = call_json(enrolled.home, "restore", file, "--force")
+    assert run("--home", enrolled.home, *words).exit_code == 0
+    document = run_json("--home", enrolled.home, "restore", file, "--force")
     assert (document["lost_rounds"], document["ledger_kept"]) == ([3, 4], True)
     assert_starts(asia)
     assert verification.verify(asia, [witness])["problems"] == []
 
     shutil.rmtree(asia.path)
-    assert call_json(enrolled.home, "restore", file)["ledger_kept"] is False
-    complaint = call_failing(enrolled.home, "LedgerBroken", "egress", "verify", "--site", "asia", "--witness", witness)
-    assert "the tail was cut: a witness has seen 6 rows, here are 4" in complaint
-    assert "the journal says that an older backup was restored on" in complaint
+    assert run_json("--home", enrolled.home, "restore", file)["ledger_kept"] is False
+    result = run("--home", enrolled.home, "egress", "verify", "--site", "asia", "--witness", witness)
+    assert EXIT_CODES[result.exit_code].name == "LedgerBroken"
+    assert "the tail was cut: a witness has seen 6 rows, here are 4" in result.stderr
+    assert "the journal says that an older backup was restored on" in result.stderr
 
 
 def test_a_ledger_that_does_not_continue_the_backup_s_is_not_kept(asia: SiteFolder, books: Any, tmp_path: Path) -> None:
@@ -238,19 +222,21 @@ def test_a_site_that_exists_is_moved_aside_only_by_force_and_never_while_it_runs
 ) -> None:
     file = tmp_path / "asia.tar"
     back_up(asia, file)
-    assert "--force to move it aside" in call_failing(enrolled.home, "StateError", "restore", file)
+    assert "--force to move it aside" in refused("StateError", "--home", enrolled.home, "restore", file)
     with asia.locked(), pytest.raises(LockedError):
         restore(file, asia.home, force=True)
     key = (asia.pki / "site.key").read_bytes()
-    document = call_json(enrolled.home, "restore", file, "--force")
+    document = run_json("--home", enrolled.home, "restore", file, "--force")
     aside = Path(document["aside"])
     assert (aside / "pki" / "site.key").read_bytes() == key
     assert aside.name.startswith("asia.before-")
     assert document["private_key"], "the keys of the former folder are used"
     assert_starts(asia)
-    assert call_json(enrolled.home, "restore", file, "--force")["generation"] > 2, "after every one that peers saw"
+    assert run_json("--home", enrolled.home, "restore", file, "--force")["generation"] > 2, (
+        "after every one that peers saw"
+    )
     shutil.rmtree(asia.path)
-    assert "those after round 2" in call(enrolled.home, "restore", file).stdout
+    assert "those after round 2" in run("--home", enrolled.home, "restore", file).stdout
 
 
 @pytest.mark.parametrize("with_key", [True, False])
@@ -306,13 +292,13 @@ def test_broken_files_of_the_former_folder_are_replaced_and_named(
     membership.accept(SiteName("europe"))
     for name in ("chain.json", "approvals.json"):
         (asia.membership / name).write_text("garbage")
-    document = call_json(enrolled.home, "restore", tmp_path / "asia.tar", "--force")
+    document = run_json("--home", enrolled.home, "restore", tmp_path / "asia.tar", "--force")
     assert document["broken"] == ["chain.json", "approvals.json"]
     assert membership.approvals() == {1: body_digest(b"the body that asia approved")}
     assert membership.chain(enrolled.federation).links == ()
     assert membership.accepted() == {"europe"}
     (asia.membership / "approvals.json").write_text("garbage")
-    shown = call(enrolled.home, "restore", tmp_path / "asia.tar", "--force").stdout
+    shown = run("--home", enrolled.home, "restore", tmp_path / "asia.tar", "--force").stdout
     assert "approvals.json of the former folder cannot be read" in " ".join(shown.split())
 
 
@@ -320,12 +306,12 @@ def test_without_its_key_a_backup_has_no_secret_and_says_what_to_do(
     enrolled: LocalFederation, asia: SiteFolder, tmp_path: Path
 ) -> None:
     file, home = tmp_path / "asia.tar", tmp_path / "elsewhere"
-    assert "is not in the file: see --with-key" in call(enrolled.home, "backup", file, "--site", "asia").stdout
+    assert "is not in the file: see --with-key" in run("--home", enrolled.home, "backup", file, "--site", "asia").stdout
     with tarfile.open(file) as archive:
         names = archive.getnames()
     assert [name for name in names if name.startswith("pki/")] == ["pki/cert.pem", "pki/ca.pem"]
     assert names[-1] == MANIFEST
-    text = call(home, "restore", file).stdout
+    text = run("--home", home, "restore", file).stdout
     assert "put site.key and round.key into its pki folder" in " ".join(text.split())
     for name in ("site.key", "round.key"):
         shutil.copy(asia.pki / name, home / "trial" / "asia" / "pki" / name)
@@ -384,7 +370,9 @@ def test_what_does_not_fit_is_refused(enrolled: LocalFederation, asia: SiteFolde
     with pytest.raises(UsageError, match=r"nowhere\.tar does not exist"):
         restore(tmp_path / "nowhere.tar", tmp_path / "elsewhere")
     edit(asia.generation(1) / "journal.db", "UPDATE row SET round = 9 WHERE seq = 1")
-    assert "row 1 was changed" in call_failing(enrolled.home, "StateError", "backup", tmp_path / "b", "--site", "asia")
+    assert "row 1 was changed" in refused(
+        "StateError", "--home", enrolled.home, "backup", tmp_path / "b", "--site", "asia"
+    )
     assert [path.name for path in tmp_path.iterdir() if "asia.tar" in path.name or path.name == "b"] == ["asia.tar"]
 
 

@@ -142,14 +142,6 @@ def test_an_early_artifact_of_another_round_is_refused_once(solo: Any) -> None:
     assert site.kinds.count("refused") == 1
 
 
-def test_an_answer_of_the_worker_counts_after_an_early_fetch_was_ordered(solo: Any) -> None:
-    site = training(solo)
-    (fetch,) = site.fetches.values()
-    assert fetch.attempt > site.order.attempt
-    site.finish()
-    assert "trained" in site.kinds
-
-
 def test_the_own_model_comes_home_while_the_last_visitor_is_trained(solo: Any) -> None:
     site = solo(**TWO, rounds=4, parameters={"activation": 0.25}).begin()
     out = site.deliver("asia")

@@ -8,7 +8,8 @@ there are peers counts.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -52,57 +53,46 @@ def make_site(sites: int, **changes: Any) -> Solo:
     return site
 
 
+def cost(site: Solo, phase: Phase, names: Sequence[str], *acts: Callable[[str], object]) -> float:
+    """The instructions that a peer's acts cost, while the site stays in its phase."""
+    assert site.site.phase == phase
+    with InstructionCount() as instructions:
+        for name in names:
+            for act in acts:
+                act(name)
+    assert site.site.phase == phase
+    return instructions.count / len(names)
+
+
 def gather(sites: int) -> float:
     """A greeting, and a heartbeat, of each of the peers but one."""
     site = make_site(sites)
-    names = site.rules.others[:-1]
-    with InstructionCount() as instructions:
-        for name in names:
-            site.greet(name)
-            site.beat(name, phase="gathering")
-    assert site.site.phase == Phase.GATHERING
-    return instructions.count / len(names)
+    beat = partial(site.beat, phase="gathering")
+    return cost(site, Phase.GATHERING, site.rules.others[:-1], site.greet, beat)
 
 
 def exchange(sites: int) -> float:
     """A heartbeat and the artifact of each of the peers but one, where each site receives from all."""
     site = begin_round(sites, method="fedavg")
     site.finish()
-    assert site.site.phase == Phase.EXCHANGE
-    names = site.rules.others[:-1]
-    with InstructionCount() as instructions:
-        for name in names:
-            site.beat(name, round=1)
-            site.deliver(name)
-    assert site.site.phase == Phase.EXCHANGE
-    return instructions.count / len(names)
+    return cost(site, Phase.EXCHANGE, site.rules.others[:-1], partial(site.beat, round=1), site.deliver)
 
 
 def train(sites: int) -> float:
     """A heartbeat, and the artifact for the next exchange, of each of the peers but one while the worker trains."""
     site = begin_round(sites, method="fedavg")
-    assert site.site.phase == Phase.TRAIN
-    names = site.rules.others[:-1]
-    with InstructionCount() as instructions:
-        for name in names:
-            site.beat(name, round=1)
-            site.deliver(name)
-    assert site.site.phase == Phase.TRAIN
-    return instructions.count / len(names)
+    return cost(site, Phase.TRAIN, site.rules.others[:-1], partial(site.beat, round=1), site.deliver)
 
 
 def borrow(sites: int) -> float:
-    """A heartbeat, and the model that it lends, of each of the peers but one while the worker trains."""
+    """A heartbeat, and the model that it lends, of each of the peers but one."""
     lending = {"global_test": True, "evaluation_permitted": True, "evaluation_every": 1}
     site = begin_round(sites, rounds=3, **lending)
     names = site.rules.others[:-1]
     assert set(names) < set(site.evaluation_fetches)
-    with InstructionCount() as instructions:
-        for name in names:
-            site.beat(name, round=1)
-            site.lend(name)
+    instructions = cost(site, site.site.phase, names, partial(site.beat, round=1), site.lend)
     assert len(site.evaluation_fetches) == 1
-    return instructions.count / len(names)
+    return instructions
 
 
 def wait_for_pace(sites: int) -> float:
@@ -112,12 +102,7 @@ def wait_for_pace(sites: int) -> float:
         if site.site.phase == Phase.PACING:
             break
         _go_on(site)
-    assert site.site.phase == Phase.PACING
-    with InstructionCount() as instructions:
-        for name in site.rules.others:
-            site.beat(name, round=1)
-    assert site.site.phase == Phase.PACING
-    return instructions.count / site.rules.others_count
+    return cost(site, Phase.PACING, site.rules.others, partial(site.beat, round=1))
 
 
 def linger(sites: int) -> float:
@@ -125,12 +110,7 @@ def linger(sites: int) -> float:
     site = begin_round(sites, rounds=1)
     while site.site.phase != Phase.DONE:
         _go_on(site)
-    names = site.rules.others[:-1]
-    with InstructionCount() as instructions:
-        for name in names:
-            site.beat(name, round=1, phase="done")
-    assert site.site.phase == Phase.DONE
-    return instructions.count / len(names)
+    return cost(site, Phase.DONE, site.rules.others[:-1], partial(site.beat, round=1, phase="done"))
 
 
 def begin_round(sites: int, *, method: str = "fedskd", **changes: Any) -> Solo:

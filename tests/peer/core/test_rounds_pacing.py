@@ -281,32 +281,8 @@ def test_a_byte_ends_the_isolation_and_starts_its_clock_anew(solo: Any) -> None:
 # The end.
 
 
-def last_round(solo: Any, **rules: Any) -> Any:
-    site = solo(sites=FIVE[:3], site="africa", rows=committed(1), rounds=1, **rules)
-    assert site.site.phase == Phase.DONE
-    return site
-
-
-def test_a_site_leaves_when_everybody_is_done(solo: Any) -> None:
-    site = last_round(solo)
-    site.beat("america", 1, "done")
-    assert site.site.phase == Phase.DONE
-    out = site.beat("asia", 1, "gone")
-    assert out[-1] == commands.Exit()
-
-
-def test_a_site_lingers_for_one_that_was_stopped_before_its_last_round(solo: Any) -> None:
-    site = last_round(solo)
-    site.beat("america", 1, "done")
-    site.beat("asia", 0, "gone")
-    site.wait(59)
-    assert site.site.phase == Phase.DONE
-    site.wait(2)
-    assert site.site.phase == Phase.GONE
-
-
 def test_a_site_that_is_told_to_stay_stays(solo: Any) -> None:
-    site = last_round(solo, stay=True)
+    site = solo(sites=FIVE[:3], site="africa", rows=committed(1), rounds=1, stay=True)
     site.beat("america", 1, "done")
     site.beat("asia", 1, "done")
     site.wait(100_000)

@@ -21,22 +21,7 @@ from peer.core.state import IllegalTransitionError
 from peer.core.transitions import TRANSITIONS
 
 FOUR = ("africa", "america", "asia", "europe")
-STEPS = (
-    "work",
-    "work",
-    "deliver",
-    "deliver",
-    "greet",
-    "beat",
-    "wait",
-    "any",
-    "any",
-    "crash",
-    "lend",
-    "examine",
-    "answer",
-    "report",
-)
+STEPS = [*2 * ["work", "deliver", "any"], "greet", "beat", "wait", "crash", "lend", "examine", "answer", "report"]
 METHODS = ("local", "fedskd", "fedcross", "dflmoe", "feddal", "mh_pflid", "fedavg")
 FIXTURES = [HealthCheck.function_scoped_fixture]
 EVENTS = [

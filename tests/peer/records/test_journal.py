@@ -245,15 +245,6 @@ def test_a_row_of_a_newer_program_is_refused_by_name(path: Path) -> None:
         list(journal.rows())
 
 
-def test_a_row_that_lacks_a_key_is_named_with_its_file(path: Path) -> None:
-    journal = Journal(path)
-    journal.append("opened", 3, {})
-    with pytest.raises(
-        errors.StateError, match=r"journal\.db is damaged: row 1: a row 'opened' of round 3: 'sources' "
-    ):
-        journal.fold(recover, REMEMBERED)
-
-
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_file_that_is_no_database_is_refused_by_name(path: Path, read_only: bool) -> None:
     path.write_bytes(b"this is no database, and long enough to be looked at" * 100)
