@@ -128,34 +128,6 @@ class Simulation:
             self.kill(name)
             self.at(gone_s, lambda: self.start(name))
 
-    def pause_for(self, name: str, seconds: float) -> None:
-        """Pause a site, and let it go on later."""
-        machine = self.machines[SiteName(name)]
-        self.feed(machine, events.PauseRequested())
-        self.at(seconds, lambda: self.feed(machine, events.ResumeRequested()))
-
-    def stop_for(self, name: str, seconds: float) -> None:
-        """Stop a site in order, and start it again later, once it has left."""
-        machine = self.machines[SiteName(name)]
-        if machine.round is None or machine.exit is not None:
-            return
-        self.feed(machine, events.StopRequested())
-
-        def again() -> None:
-            if machine.exit is not None:
-                machine.exit = None
-                self.start(name)
-            elif machine.round is not None:
-                self.at(1.0, again)
-
-        self.at(seconds, again)
-
-    def cut_for(self, sender: str, receiver: str, seconds: float) -> None:
-        """Lose every message from one site to another for a while."""
-        if sender != receiver:
-            self.cut.add((sender, receiver))
-            self.at(seconds, lambda: self.cut.discard((sender, receiver)))
-
     def cut_off(self, name: str) -> None:
         """Cut every link to and from a site."""
         for other in self.machines:
