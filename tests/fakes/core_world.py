@@ -316,13 +316,14 @@ class Simulation:
 
     def _work(self, machine: Machine, order: Any) -> None:
         """The worker carries out an order; all that it needs is on disk, and so is what it makes."""
+        me, visits = machine.rules.site, machine.rules.plan.pattern == "visit"
         sources = (order.source,) if isinstance(order, commands.Adopt) else getattr(order, "sources", ())
-        for source in sources:
-            assert source.artifact.sha256 in machine.files, "a source is not on disk"
-            if isinstance(order, commands.Adopt) or (
-                isinstance(order, commands.Aggregate) and machine.rules.plan.pattern == "visit"
-            ):
-                assert source.artifact.owner == machine.rules.site
+        assert machine.files >= {source.artifact.sha256 for source in sources}, "a source is not on disk"
+        if isinstance(order, commands.Adopt):
+            assert order.source.artifact.owner == me
+        if isinstance(order, commands.Aggregate) and visits:
+            assert {(source.artifact.kind, source.artifact.owner) for source in sources} <= {("return", me)}
+            assert order.sent is not None or not sources
         event = carry_out(order, machine.rules)
         made = (getattr(event, "artifact", None), *getattr(event, "returned", ()))
         machine.files |= {artifact.sha256 for artifact in made if artifact is not None}

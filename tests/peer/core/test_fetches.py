@@ -10,7 +10,6 @@ from peer.core import commands, events
 from peer.core.messages import Unavailable
 from peer.core.phases import Phase
 
-THREE = ("africa", "asia", "europe")
 TWO = {"sites": ("asia", "europe"), "schedule_kind": "derangement"}
 
 

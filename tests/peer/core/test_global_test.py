@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ TWO = {"sites": ("asia", "europe"), "schedule_kind": "derangement", "rounds": 1,
 
 
 @pytest.fixture
-def europe(solo: Callable[..., Any]) -> Any:
+def europe(solo: Any) -> Any:
     """One of two sites, in round 1 of 1, waiting for asia's model; asia has committed its round."""
     site = solo("europe", **TWO).begin()
     site.beat("asia", 1, "done")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -81,7 +80,7 @@ def test_an_isolated_site_goes_on_where_an_amendment_leaves_nobody_to_wait_for(
     assert fetching.site.phase == phase
 
 
-def test_a_site_that_had_finished_trains_the_rounds_that_an_amendment_adds(solo: Callable[..., Any]) -> None:
+def test_a_site_that_had_finished_trains_the_rounds_that_an_amendment_adds(solo: Any) -> None:
     site = solo("europe", FOUR, method="fedavg", rounds=1)
     for _ in range(2):
         site.finish()
@@ -97,7 +96,7 @@ def test_a_site_that_had_finished_trains_the_rounds_that_an_amendment_adds(solo:
     assert site.kinds.count("finished") == 2
 
 
-def test_the_epoch_of_a_round_is_in_its_opened_row_and_survives_a_restart(solo: Callable[..., Any]) -> None:
+def test_the_epoch_of_a_round_is_in_its_opened_row_and_survives_a_restart(solo: Any) -> None:
     site = solo("europe", FOUR, method="fedavg")
     site.learn(1, members="africa asia europe")
     site.finish()
@@ -140,9 +139,7 @@ def test_a_leaving_site_is_waited_for_no_more_and_what_it_sent_is_used(fetching:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "dflmoe"])
-def test_an_artifact_in_use_stays_until_the_round_is_over_and_replaces_nothing_later(
-    solo: Callable[..., Any], method: str
-) -> None:
+def test_an_artifact_in_use_stays_until_the_round_is_over_and_replaces_nothing_later(solo: Any, method: str) -> None:
     """Also where a round uses the newest head of every peer."""
     site = solo("europe", FOUR, method=method).begin()
     site.finish()
@@ -173,7 +170,7 @@ def test_a_site_that_is_no_member_any_more_ends_in_order(fetching: Any, change: 
 # Holding.
 
 
-def test_nobody_opens_a_round_of_an_epoch_that_holds(solo: Callable[..., Any]) -> None:
+def test_nobody_opens_a_round_of_an_epoch_that_holds(solo: Any) -> None:
     site = solo("europe", FOUR, method="fedavg")
     site.learn(2, hold=True)
     site.finish()
@@ -189,7 +186,7 @@ def test_nobody_opens_a_round_of_an_epoch_that_holds(solo: Callable[..., Any]) -
     assert (site.site.phase, site.site.number) == (Phase.TRAIN, 2)
 
 
-def test_a_site_holds_while_fewer_members_are_heard_than_the_federation_asks_for(solo: Callable[..., Any]) -> None:
+def test_a_site_holds_while_fewer_members_are_heard_than_the_federation_asks_for(solo: Any) -> None:
     site = solo("europe", FOUR, method="fedavg", pace=PaceRules(members_min=3, gather_s=10)).begin("asia")
     site.wait(11)
     assert site.site.phase == Phase.HELD
@@ -201,7 +198,7 @@ def test_a_site_holds_while_fewer_members_are_heard_than_the_federation_asks_for
 
 @pytest.mark.parametrize(("method", "phase"), [("fedskd", Phase.HELD), ("fedavg", Phase.TRAIN)])
 def test_a_site_without_the_key_of_an_epoch_opens_none_of_its_rounds_that_has_an_order(
-    solo: Callable[..., Any], method: str, phase: Phase
+    solo: Any, method: str, phase: Phase
 ) -> None:
     site = solo("europe", FOUR, method=method)
     site.learn(1, round_key=None)
@@ -211,9 +208,7 @@ def test_a_site_without_the_key_of_an_epoch_opens_none_of_its_rounds_that_has_an
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["running", "restarted"])
-def test_an_open_round_waits_for_the_key_of_its_new_epoch_and_goes_on_with_it(
-    solo: Callable[..., Any], again: bool
-) -> None:
+def test_an_open_round_waits_for_the_key_of_its_new_epoch_and_goes_on_with_it(solo: Any, again: bool) -> None:
     site = solo("europe", FOUR, method="fedcross", schedule_kind="ring").begin()
     while site.site.phase != Phase.EXCHANGE:
         site.finish()
@@ -238,7 +233,7 @@ def test_an_open_round_waits_for_the_key_of_its_new_epoch_and_goes_on_with_it(
 # Joining.
 
 
-def newcomer(solo: Callable[..., Any], method: str, *, reached: int = 0, **rules: Any) -> Any:
+def newcomer(solo: Any, method: str, *, reached: int = 0, **rules: Any) -> Any:
     """Oceania, a member from round 5 on, with its initial model; all others have committed a round."""
     site = solo("oceania", FOUR, method=method, rounds=9, **rules)
     site.rules = site.rules.amended(amend(site.rules.epochs, 5, members=" ".join((*FOUR, "oceania"))))
@@ -256,7 +251,7 @@ def hear_all(site: Any, round: int) -> None:
         site.beat(name, round)
 
 
-def test_a_newcomer_waits_for_its_first_round_and_begins_with_its_own_model(solo: Callable[..., Any]) -> None:
+def test_a_newcomer_waits_for_its_first_round_and_begins_with_its_own_model(solo: Any) -> None:
     site = newcomer(solo, "fedskd", schedule_kind="derangement")
     assert (site.site.memory.committed, site.body("joined")["publish"]) == (4, 5)
     hear_all(site, 1)
@@ -267,9 +262,7 @@ def test_a_newcomer_waits_for_its_first_round_and_begins_with_its_own_model(solo
     assert list(site.fetches) == [site.rules.turn(5)]
 
 
-def test_where_all_receive_from_all_a_newcomer_begins_from_the_mean_of_the_round_before(
-    solo: Callable[..., Any],
-) -> None:
+def test_where_all_receive_from_all_a_newcomer_begins_from_the_mean_of_the_round_before(solo: Any) -> None:
     site = newcomer(solo, "fedavg", reached=4)
     assert (site.site.number, set(site.fetches)) == (4, set(FOUR))
     site.deliver_all()
@@ -280,21 +273,21 @@ def test_where_all_receive_from_all_a_newcomer_begins_from_the_mean_of_the_round
     assert not site.site.memory.published, "a shadow publishes nothing"
 
 
-def test_a_shadow_that_receives_nothing_begins_from_its_own_model(solo: Callable[..., Any]) -> None:
+def test_a_shadow_that_receives_nothing_begins_from_its_own_model(solo: Any) -> None:
     site = newcomer(solo, "fedavg", reached=4)
     for name in FOUR:
         site.unavailable(name, Unavailable.RETIRED)
     assert (site.site.number, site.site.phase) == (5, Phase.TRAIN)
 
 
-def test_who_caches_heads_has_those_of_the_round_before(solo: Callable[..., Any]) -> None:
+def test_who_caches_heads_has_those_of_the_round_before(solo: Any) -> None:
     site = newcomer(solo, "dflmoe", reached=4)
     site.deliver_all()
     assert (site.site.number, site.order.stage) == (5, "local")
     assert [source.origin for source in site.order.sources] == list(FOUR)
 
 
-def test_a_newcomer_after_the_circulating_rounds_waits_for_no_hand_back(solo: Callable[..., Any]) -> None:
+def test_a_newcomer_after_the_circulating_rounds_waits_for_no_hand_back(solo: Any) -> None:
     site = newcomer(solo, "fedskd", parameters={"activation": 0.5})
     assert site.rules.circulating == 4
     assert site.site.memory.model_is_home
@@ -355,7 +348,7 @@ def test_a_site_without_a_key_answers_that_it_knows_nothing_yet(
         assert answer(own, has, **request) == Unavailable.NOT_YET
 
 
-def test_who_hands_a_model_back_by_an_order_whose_key_is_missing_is_not_accused(solo: Callable[..., Any]) -> None:
+def test_who_hands_a_model_back_by_an_order_whose_key_is_missing_is_not_accused(solo: Any) -> None:
     site = solo("europe", FOUR, rounds=1, schedule_kind="ring", parameters={"activation": 1.0}).begin()
     while site.site.phase != Phase.TRAIN:
         site.deliver(site.site.rules.turn(1))
@@ -454,7 +447,7 @@ def test_a_federation_that_holds_goes_on_where_it_was(simulation: Any) -> None:
 
 
 @pytest.fixture
-def travelling(solo: Callable[..., Any]) -> Any:
+def travelling(solo: Any) -> Any:
     """Europe is in round 2 of a federation whose models circulate."""
     site = solo("europe", FOUR, method="fedcross", rounds=5).begin()
     (origin,) = site.fetches

@@ -305,7 +305,7 @@ def test_an_artifact_may_have_a_multiple_of_the_own_one_s_bytes(
 
 
 def test_a_visiting_model_that_was_trained_here_and_is_unusable_costs_its_round_only(solo: Any) -> None:
-    site = solo(sites=("asia", "europe"), method="fedcross", rounds=3, schedule_kind="derangement").begin()
+    site = solo(**TWO, method="fedcross", rounds=3).begin()
     site.deliver("asia")
     site.finish()
     (source,) = site.order.sources

@@ -36,7 +36,7 @@ def test_a_later_round_is_no_older_copy(solo: Any) -> None:
 
 
 def test_a_site_without_a_copy_never_trains_its_own_model_under_anothers_name(solo: Any) -> None:
-    site = solo(sites=("asia", "europe"), method="fedcross", rounds=3, schedule_kind="derangement").begin()
+    site = solo(**TWO, method="fedcross", rounds=3).begin()
     site.unavailable("asia", Unavailable.SKIPPED)
     assert site.body("chosen")["sources"] == []
     assert site.site.memory.committed == 1, "it had nothing to train in round 1"
