@@ -294,6 +294,10 @@ def test_pause_and_stop_break_off_what_is_under_way(europe: Any, request_: event
         assert europe.measure_order is not None, "from the file that is still here"
 
 
+def test_a_pause_cancels_the_fetch_of_a_lent_model(europe: Any) -> None:
+    assert commands.CancelFetch("asia", "evaluate") in europe.feed(events.PauseRequested())
+
+
 def test_a_report_without_an_answer_is_sent_again_but_not_for_ever(europe: Any) -> None:
     europe.lend("asia")
     europe.examine()

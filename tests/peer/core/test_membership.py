@@ -167,6 +167,14 @@ def test_a_site_that_is_no_member_any_more_ends_in_order(fetching: Any, change: 
     assert fetching.site.phase == Phase.GONE
 
 
+def test_a_site_that_its_operator_has_stopped_only_notes_its_expulsion(solo: Any) -> None:
+    site = solo("europe", FOUR, method="fedavg").begin()
+    site.feed(events.StopRequested())
+    out = site.learn(1, members="africa america asia", expelled="europe")
+    assert [type(command) for command in out if not isinstance(command, commands.WakeAt)] == [commands.Persist]
+    assert site.site.phase == Phase.LEAVING
+
+
 # Holding.
 
 
