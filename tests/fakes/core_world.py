@@ -128,11 +128,6 @@ class Simulation:
             self.kill(name)
             self.at(gone_s, lambda: self.start(name))
 
-    def cut_off(self, name: str) -> None:
-        """Cut every link to and from a site."""
-        for other in self.machines:
-            self.cut |= {(name, other), (other, name)}
-
     def withhold(self, name: str, claim: Callable[[int, float], Heartbeat]) -> None:
         """Have a dead site greet and beat for ever, and deliver nothing.
 

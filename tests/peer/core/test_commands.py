@@ -16,10 +16,3 @@ def test_a_command_is_frozen(kind: type) -> None:
     assert dataclasses.is_dataclass(kind)
     assert kind.__dataclass_params__.frozen
     assert "__slots__" in vars(kind)
-
-
-@pytest.mark.parametrize(
-    "kind", [commands.Initialise, commands.Train, commands.Aggregate, commands.Adopt, commands.Evaluate, commands.Halt]
-)
-def test_what_the_worker_answers_can_be_matched_to_its_order(kind: type) -> None:
-    assert {"generation", "attempt"} <= {field.name for field in dataclasses.fields(kind)}

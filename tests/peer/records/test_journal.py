@@ -376,11 +376,6 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         Journal(tmp_path / "nowhere" / "journal.db")
 
 
-def test_a_journal_that_was_never_written_reads_as_an_empty_one(path: Path) -> None:
-    path.touch()
-    assert Journal(path, read_only=True).empty()
-
-
 def test_a_full_disk_is_an_error_that_names_the_file_and_loses_nothing(path: Path) -> None:
     with run(FILLER, path) as filler:
         written, message, remedy = filler.communicate()[0].strip().split("|")
