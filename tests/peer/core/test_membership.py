@@ -107,6 +107,14 @@ def test_the_epoch_of_a_round_is_in_its_opened_row_and_survives_a_restart(solo: 
     assert set(site.fetches) == {"africa", "asia"}
 
 
+def test_a_paused_site_follows_an_amendment_once_it_goes_on(fetching: Any) -> None:
+    fetching.feed(events.PauseRequested())
+    out = fetching.learn(1, members="africa asia europe")
+    assert (fetching.site.phase, of(out, commands.Fetch)) == (Phase.PAUSED, [])
+    fetching.feed(events.ResumeRequested())
+    assert set(fetching.fetches) == {"africa", "asia"}
+
+
 def test_a_start_reopens_a_round_whose_epoch_changed_while_the_site_was_down(fetching: Any) -> None:
     fetching.rules = fetching.rules.amended(amend(fetching.rules.epochs, 1, members="asia europe"))
     fetching.restart()
@@ -165,14 +173,6 @@ def test_a_site_that_is_no_member_any_more_ends_in_order(fetching: Any, change: 
     assert of(out, commands.Exit)[0].reason == reason
     fetching.restart()
     assert fetching.site.phase == Phase.GONE
-
-
-def test_a_site_that_its_operator_has_stopped_only_notes_its_expulsion(solo: Any) -> None:
-    site = solo("europe", FOUR, method="fedavg").begin()
-    site.feed(events.StopRequested())
-    out = site.learn(1, members="africa america asia", expelled="europe")
-    assert [type(command) for command in out if not isinstance(command, commands.WakeAt)] == [commands.Persist]
-    assert site.site.phase == Phase.LEAVING
 
 
 # Holding.
