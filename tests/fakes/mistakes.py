@@ -91,15 +91,6 @@ def _since_founding(time: str) -> str:
 Make = Callable[[Bench], str]
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """What somebody did, how the program is brought to its message, and what the message must say."""
-
-    name: str
-    make: Make
-    says: tuple[str, ...]
-
-
 def site(**tables: Any) -> Make:
     def make(bench: Bench) -> str:
         base: dict[str, Any] = {"listen": "127.0.0.1:7443", "data": {"input_size": [8]}, "training": {"device": "cpu"}}
@@ -313,3 +304,92 @@ def other_user(bench: Bench) -> str:
 def frozen(bench: Bench) -> str:
     with bench.folder.locked():
         return bench.cli("pause", "--site", "asia")
+
+
+SECTIONS: dict[str, dict[str, Make]] = {
+    "site.toml": {
+        "`[training] batchsize = 8`": site(training={"batchsize": 8}),
+        "`[trainig]`": site(trainig={"threads": 1}),
+        "`input_size [8]`, without `=`": site_bytes(b"[data]\ninput_size [8]\n"),
+        '`batch_size = "8"`': site(training={"batch_size": "8"}),
+        "`batch_size = 0`": site(training={"batch_size": 0}),
+        "`input_size = 32`": site(data={"input_size": 32}),
+        "no `input_size`": site_bytes(b"[data]\n"),
+        "three sizes for one dimension": site(data={"input_size": [8, 8, 8]}),
+        "`input_size = [0]`": site(data={"input_size": [0]}),
+        "`training = 3`": site(training=3),
+        '`name = "resnet-10"`': site(model={"name": "resnet-10"}),
+        '`name = "resnet100"`': model(name="resnet100"),
+        "`[model.parameters] widht = 8`": model(name="resnet10", hyper={"widht": 8}),
+        '`device = "gpu"`': site(training={"device": "gpu"}),
+        '`device = "cuda"`, no GPU': cuda_absent,
+        '`precision = "fp16"`': site(training={"precision": "fp16"}),
+        '`normalise = "z-score"`': site(data={"normalise": "z-score"}),
+        "`validation_share = 1.0`": site(data={"validation_share": 1.0}),
+        '`receivers = ["eurpe"]`': site(egress={"receivers": ["eurpe"]}),
+        '`kinds = ["weights"]`': site(egress={"kinds": ["weights"]}),
+        '`kinds = ["head"]` where the method sends models': site(egress={"kinds": ["head"]}),
+        '`listen = "127.0.0.1"`': site(listen="127.0.0.1"),
+        "`listen = 7443`": site(listen=7443),
+        '`[metrics] listen = "0.0.0.0:9464"`': site(metrics={"listen": "0.0.0.0:9464"}),
+        "saved as Latin-1": site_bytes(b'[data]\nroot = "/K\xf6ln"\n'),
+    },
+    "federation.toml": {
+        '`name = "Köln Bund"`': federation(name="Köln Bund"),
+        '`rounds = "10"`': federation(rounds="10"),
+        '`name = "fedsdk"` for the method': federation(method="fedsdk"),
+        "no `[[site]]`": federation(site=[]),
+    },
+    "Data": {
+        "a datalist that is not there": datalist_at("lost.json"),
+        "a folder": datalist_at("images", folder=True),
+        "a CSV": datalist_at("list.csv", content="a,b\n"),
+        "a text that is not JSON": data(text="image,label"),
+        '`"label": "benign"`': data({**ITEMS[0], "label": "benign"}),
+        '`"label": "3"`': data({**ITEMS[0], "label": "3"}),
+        '`"label": 10` of two classes': data({**ITEMS[0], "label": 10}),
+        '`"label": 1.0`': data({**ITEMS[0], "label": 1.0}),
+        '`"label": -1`': data({**ITEMS[0], "label": -1}),
+        "no label": data({"image": "0.npy"}),
+        "no test split": data(test=[]),
+        "no training split": data(keys={"test": ITEMS}),
+        "`train` for `training`": data(keys={"train": ITEMS, "test": []}),
+        "one image in both splits": data(test=[ITEMS[0]]),
+        "files that are not there": data({"image": "lost.npy", "label": 1}),
+    },
+    "This machine": {
+        "a port that is taken": port_busy,
+        "another machine's address": foreign_address,
+        "two sites with one metrics port": same_metrics_port,
+        "a key that others can read": key_open,
+        "another site's certificate": other_site,
+        "a clock two days behind": at_another_time(-2),
+        "an expired certificate": at_another_time(400),
+        "another user than the daemon's": other_user,
+        "a full disk": disk_full,
+        "started twice": started_twice,
+        "a daemon that is stopped or hung": frozen,
+        "a damaged journal": journal_damaged,
+        "an empty journal beside a ledger": journal_empty,
+    },
+    "Members": {
+        "a name that a site had": name_used,
+        "a round that is past": round_past,
+        "one member of two expelled": too_few_left,
+        "an amendment that nobody signed": unsigned,
+        "a proposal that another amendment overtook": not_next,
+        "`federation amend --leave` without a notice": lambda bench: amend(bench, "--leave"),
+    },
+    "The command line": {
+        "`mhfl-peer statsu`": cli("statsu"),
+        "`status --wach`": cli("status", "--wach"),
+        "`start --site`": cli("start", "--site"),
+        "`status` in a home with two sites": cli("status"),
+        "`status --site mars`": cli("status", "--site", "mars"),
+        "`pause` without a daemon": cli("pause", "--site", "asia"),
+        "a home without sites": cli("--home", "empty", "status"),
+        "an output that exists": output_exists,
+    },
+}
+"""What somebody did, and how the program is brought to its message; the page says what the message is."""
+MISTAKES = {f"{section}: {name}": make for section, mistakes in SECTIONS.items() for name, make in mistakes.items()}
