@@ -53,10 +53,7 @@ def test_the_network_of_a_bundle(tmp_path: Path, target: str, file: str) -> None
     [
         ({"_target_": "os.system"}, "_target_ = 'os.system' is no class of monai.networks.nets"),
         ({"_target_": "mypackage.nets.UNet"}, "is no class of monai.networks.nets; no other code of a bundle runs"),
-        (
-            {"channels": "$[16] * 2"},
-            "network_def.channels = '$[16] * 2' is an expression, and no code of a bundle runs",
-        ),
+        ({"channels": "$[16] * 2"}, "network_def.channels = '$[16] * 2' is an expression, and no code of a bundle"),
         ({"channels": [16, "$open('x', 'w')"]}, "is an expression, and no code of a bundle runs"),
         ({"norm": "%other.json#norm"}, "network_def.norm = '%other.json#norm' is a macro, and no code of a bundle"),
         ({"norm": {"_target_": "os.system"}}, "network_def.norm is a table"),

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from peer.config import schema, toml
+from peer.config import toml
 from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.config.site_tables import EgressConfig
@@ -34,8 +34,6 @@ BASE: dict[str, Any] = {
     "site": [{"name": "europe", "address": "a.example:1"}, {"name": "asia"}, {"name": "africa"}],
 }
 SITE: dict[str, Any] = {"data": {"input_size": [32, 32, 32]}}
-
-
 VISITS = {"method": {"name": "fedvisit"}}
 
 
@@ -53,7 +51,7 @@ def task(**changes: Any) -> dict[str, Any]:
     return {"task": {**BASE["task"], **changes}}
 
 
-def test_defaults_are_the_plans_and_the_documented_ones() -> None:
+def test_defaults_are_the_plans() -> None:
     config = federation()
     assert config.digest == federation_digest(tomllib.loads(toml.text(BASE)))
     assert list(config.roster) == ["africa", "asia", "europe"]
@@ -61,17 +59,9 @@ def test_defaults_are_the_plans_and_the_documented_ones() -> None:
     assert config.plan is PLANS["fedskd"]
     assert config.parameters == PLANS["fedskd"].defaults()
     assert config.work("train") == PLANS["fedskd"].stages["train"]
-    assert config.pace.model_dump() == {
-        "wait_max_s": 3600.0, "deadline_floor_s": 60.0, "gather_s": None, "silence_s": 15.0, "beat_s": None,
-        "lead_rounds_max": 2, "lag_rounds_max": 2, "isolated_s": 86400.0, "linger_s": 3600.0,
-        "artifact_rounds_max": 5, "members_min": 1,
-    }  # fmt: skip
-    assert (config.seed, config.weighting, config.quorum, config.global_test, config.evaluation_every) == (
-        0, "uniform", None, False, 0,
+    assert (config.schedule.kind, config.quorum, config.pace.gather_s, config.pace.beat_s) == (
+        "permutation", None, None, None,
     )  # fmt: skip
-    fallback = config.fallback
-    assert (config.schedule.kind, config.schedule.staleness) == ("permutation", 0)
-    assert (fallback.kind, fallback.staleness_rounds_max) == ("self", 1)
     assert (config.ca_certificate, config.shared_model) == (None, None)
 
 
@@ -103,9 +93,7 @@ def test_a_method_of_a_package_is_part_of_the_digest_and_no_parameter(distributi
 def test_worker_gets_plain_json_with_every_default() -> None:
     dumped = federation().model_dump(mode="json")
     assert json.loads(json.dumps(dumped)) == dumped
-    assert dumped["method"] == {"name": "fedskd", "gamma": 1.0, "terms": ["batch", "position", "region"],
-                                "taps": [1, 2, 3, 4], "activation": 0.0, "position_form": "auto",
-                                "accumulate": "float32", "segmentation_loss": "dice_ce"}  # fmt: skip
+    assert dumped["method"] == {"name": "fedskd", **json.loads(json.dumps(PLANS["fedskd"].defaults()))}
     train = {"unit": "step", "count": 20, "learning_rate": 0.0001, "weight_decay": 0.0, "decay": 1.0}
     assert dumped["stages"] == {"train": train}
     assert dumped["site"][1] == {"name": "asia", "address": None, "key": None, "description": ""}
@@ -135,8 +123,6 @@ def test_large_federations_beat_less_often() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rouns": 3}, r"rouns: unknown key \(did you mean 'rounds'\?\)"),
-        ({"name": "Köln Bund"}, r"name: name 'Köln Bund' must be .* \(such as 'koln-bund'\)"),
         ({"name": "A"}, "name: name 'A' must be"),
         ({"rounds": 0}, "rounds: expected at least 1, found 0"),
         ({"rounds": 1.0}, "rounds: expected a whole number, found 1.0"),
@@ -152,18 +138,16 @@ def test_large_federations_beat_less_often() -> None:
         (task(spatial_dims=4), "task.spatial_dims: expected at most 3, found 4"),
         (task(classes=1), "task.classes: classification needs at least 2, not 1"),
         (task(kind="time_series"), "task.spatial_dims: a time series has 1, not 3"),
-        (task(chanels=1), r"task.chanels: unknown key \(did you mean 'in_channels'\?\)"),
         ({"task": {}}, "task.kind is missing, and task.spatial_dims is missing"),
         ({"method": {}}, "method.name is missing"),
-        ({"method": {"name": "fedsdk"}}, r"method.name: unknown method 'fedsdk' \(did you mean 'fedskd'\?\)"),
         ({"method": {"name": "fedskd", "package": 1}}, "method.package: must be a string, not 1"),
         ({"method": {"name": "fedskd", "gama": 1}}, r"method.gama: unknown key \(did you mean 'gamma'\?\)"),
         ({"method": {"name": "fedskd", "gamma": -1}}, "method.gamma: -1 is below 0.0"),
         ({"method": {"name": "fedskd", "gamma": "1"}}, "method.gamma: must be a number, not '1'"),
+        ({"method": {"name": "fedskd", "gamma": float("inf")}}, "method.gamma = inf: only finite numbers"),
         ({"method": {"name": "fedskd", "terms": ["batsch"]}}, "method.terms: 'batsch' is none of batch"),
         ({"method": {"name": "local", "gamma": 1.0}}, "method.gamma: unknown key"),
         ({"stages": {"trian": {"count": 1}}}, r"stages.trian: unknown stage \(did you mean 'train'\?\)"),
-        ({"stages": {"train": {"cuont": 1}}}, r"stages.train.cuont: unknown key \(did you mean 'count'\?\)"),
         ({"stages": {"train": {"unit": "hour"}}}, "stages.train.unit: expected 'step' or 'epoch'"),
         ({"stages": {"train": 3}}, r"stages.train: expected a table, \[stages.train\] on"),
         ({"stages": 3}, "stages: expected a table"),
@@ -180,14 +164,12 @@ def test_large_federations_beat_less_often() -> None:
         ({"pace": {"silence_s": 8}}, "pace.silence_s: 8.0 leaves no room for 3 beats of 3.0 s"),
         ({"pace": {"wait_max_s": 30}}, "pace.deadline_floor_s: 60.0 is above wait_max_s"),
         ({"pace": {"gather_s": 0}}, "pace.gather_s: expected more than 0.*, found 0"),
-        ({"site": []}, "site: .*at least 1, found an empty list"),
         ({"site": [{"name": "a"}, {"name": "a"}]}, "site: 'a' is in the roster 2 times"),
         ({"site": [{"name": "a-"}]}, r"site\[0\].name: name 'a-' must be .* \(such as 'a'\)"),
         ({"site": [{"name": "a", "address": "host"}]}, r"site\[0\].address: 'host' is not host:port"),
         ({"site": [{"name": "a", "address": "host:0"}]}, r"site\[0\].address: 'host:0' has port 0, .* dial; "),
         ({"site": [{"name": n, "address": "h:1"} for n in "ab"]}, "site: 2 sites have the address 'h:1'"),
         ({"site": [{"name": "a", "address": "relay h:1"}]}, r"site\[0\].address: 'h:1' is not the relay's name and"),
-        ({"site": [{"name": "a", "adress": "h:1"}]}, r"site\[0\].adress: unknown key \(did you mean 'address'\?\)"),
         ({"seed": -1}, "seed: expected at least 0, found -1"),
     ],
 )  # fmt: skip
@@ -203,11 +185,6 @@ def test_odd_toml_types_are_config_errors(line: str) -> None:
     bare = toml.text({key: value for key, value in BASE.items() if key != "method"})
     with pytest.raises(ConfigError, match=r"federation.toml: method"):
         FederationConfig.parse(f"{line}\n{bare}", "federation.toml")
-
-
-def test_values_without_canonical_form_are_config_errors() -> None:
-    with pytest.raises(ConfigError, match=r"federation.toml: method.gamma = inf: only finite numbers"):
-        federation(method={"name": "fedskd", "gamma": float("inf")})
 
 
 def test_shared_model_takes_any_hyper_parameter() -> None:
@@ -273,7 +250,8 @@ def test_a_public_set_is_pinned_by_the_federation_and_named_by_every_site(tmp_pa
 
 
 def test_a_newcomer_that_has_not_joined_yet_is_told_to_join(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the roster .* does not name this site, 'oslo'") as refused:
+    reason = r"^federation.toml: the roster \(africa, asia, europe\) does not name this site, 'oslo'"
+    with pytest.raises(ConfigError, match=reason) as refused:
         check_site(federation(), site(tmp_path), "oslo")
     assert "a site that an amendment adds first runs `mhfl-peer site join`" in refused.value.remedy
     check_site(federation(), site(tmp_path), "oslo", newcomers=("oslo",))
@@ -287,10 +265,6 @@ def test_the_one_model_of_all_must_be_every_site_s(tmp_path: Path, method: str) 
         check_site(config, site(tmp_path, model={"name": "resnet10", "parameters": {"width": 4}}), "europe")
 
 
-def test_super_resolution_has_output_channels() -> None:
-    assert federation(**task(kind="super_resolution", classes=1)).task.classes == 1
-
-
 def test_site_defaults(tmp_path: Path) -> None:
     config = site(tmp_path)
     assert config.folder == tmp_path
@@ -300,6 +274,8 @@ def test_site_defaults(tmp_path: Path) -> None:
     assert config.model.name == "resnet10"
     assert config.training.device == "auto"
     assert config.egress.receivers == ("*",)
+    assert (config.egress.evaluate, config.egress.evaluation_samples_min) == (False, EVALUATION_SAMPLES_MIN)
+    assert (config.metrics.listen, config.discovery.zeroconf) == (None, False)
     dumped = config.model_dump(mode="json")
     assert json.loads(json.dumps(dumped)) == dumped
 
@@ -313,10 +289,6 @@ def test_refused_certificates_in_any_spelling(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": {}}, "data.input_size is missing"),
-        ({"data": {"input_size": []}}, "data.input_size: .*at least 1, found an empty list"),
-        ({"data": {"input_size": [0, 1, 1]}}, r"data.input_size\[0\]: expected at least 1, found 0"),
-        ({"data": {"input_size": [32, 32, 32], "cach": 1}}, r"data.cach: unknown key \(did you mean 'cache'\?\)"),
         ({"data": {"input_size": [8], "augmentation": {"flip": 2}}}, "data.augmentation.flip: expected at most 1"),
         (
             {"data": {"input_size": [8], "orientation": "RAR"}},
@@ -334,17 +306,12 @@ def test_refused_certificates_in_any_spelling(tmp_path: Path) -> None:
         ),
         ({"data": {"input_size": [8], "scale": 3}}, "data.scale: expected 2, 4 or 8"),
         ({"reference": {"metric": "auc", "alone": 0.9, "pooled": 0.9}}, "reference.pooled: 0.9 is not above alone"),
-        ({"listen": "7443"}, "listen: '7443' is not host:port"),
         ({"refuse_certificates": ["ab"]}, r"refuse_certificates\[0\]: 'ab' is not a SHA-256"),
         ({"allow_models": ["package.Class"]}, r"allow_models\[0\]: 'package.Class' is not package.module:Class"),
         ({"allow_models": ["os:system; x"]}, r"allow_models\[0\]"),
         ({"addresses": {"asia": "x"}}, "addresses.asia: 'x' is not host:port"),
         ({"model": {"name": "../x"}}, "model.name: '../x' is not a model's name"),
         ({"training": {"device": "cuda:x"}}, "training.device: 'cuda:x' is not auto, cpu, cuda or cuda:N"),
-        ({"training": {"precision": "fp16"}}, "training.precision: expected 'fp32' or 'bf16'"),
-        ({"model": {"name": "resnet-10"}}, r"model.name: 'resnet-10' is not .* \(did you mean 'resnet10'\?\)"),
-        ({"training": {"batch_size": "8"}}, 'training.batch_size: expected .* such as 8, found the text "8"'),
-        ({"data": {"input_size": 32}}, r"data.input_size: expected a list such as \[224, 224\], found 32"),
         ({"training": {"processes": 17}}, "training.processes: expected at most 16"),
         (
             {"training": {"processes": 2, "device": "cuda:1"}},
@@ -359,8 +326,8 @@ def test_refused_certificates_in_any_spelling(tmp_path: Path) -> None:
             "training.processes: each needs 2 samples of a batch, and batch_size is 7; raise it to 8, or lower",
         ),
         ({"training": {"threads": 0}}, "training.threads: expected at least 1"),
-        ({"egress": {"kinds": ["weights"]}}, r"egress.kinds\[0\]: expected 'model', 'head'"),
-        ({"egres": {}}, r"egres: unknown key \(did you mean 'egress'\?\)"),
+        ({"egress": {"evaluation_samples_min": 0}}, "egress.evaluation_samples_min: expected at least 1"),
+        ({"metrics": {"listen": "127.0.0.1"}}, "metrics.listen: '127.0.0.1' is not host:port"),
     ],
 )
 def test_wrong_sites(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -400,13 +367,10 @@ def test_a_site_of_super_resolution(tmp_path: Path, model: dict[str, Any]) -> No
         ({}, {"connect": {"relays": ["europe h:443"]}}, "connect.relays: europe is this site; write the"),
         ({}, {"egress": {"receivers": ["asia"]}}, "egress.receivers: fedskd also sends to africa"),
         ({}, {"limits": {"connections_max": 7}}, "limits.connections_max: 2 other sites need 8 at least; leave it out"),
-        ({}, {"egress": {"receivers": ["*", "asai"]}}, r"egress.receivers: 'asai' is not in the roster \(did you mean"),
-        ({}, {"egress": {"kinds": ["head"]}}, "egress.kinds: fedskd sends a model, which is not listed"),
         ({}, {"egress": {"kinds": []}}, "egress.kinds: fedskd sends a model, which is not listed"),
         (VISITS, {"egress": {"kinds": ["model"]}}, "egress.kinds: fedvisit sends a return, which is not listed"),
         ({"method": {"name": "local"}}, {"egress": {"kinds": ["model"]}}, "egress.kinds: local never lets a model"),
         ({"weighting": "samples"}, {}, "egress.training_set_size: weighting = \"samples\" tells it"),
-        ({}, {"data": {"input_size": [32, 32]}}, "data.input_size: 2 sizes for spatial_dims = 3"),
         ({}, {"reference": {"metric": "psnr", "alone": 20, "pooled": 30}}, "reference.metric: classification has auc"),
         ({}, {"data": {"input_size": [8] * 3, "scale": 2}}, "data.scale: classification has none; leave it out"),
         (LARGER, {}, "data.scale: super-resolution needs 2, 4 or 8"),
@@ -437,12 +401,6 @@ def test_every_problem_of_a_site_is_named_at_once(tmp_path: Path) -> None:
     bad = site(tmp_path, egress={"receivers": ["asia"]}, data={"input_size": [32]})
     with pytest.raises(ConfigError, match=r"data.input_size: .*, and egress.receivers: "):
         check_site(federation(), bad, "europe")
-
-
-def test_roster_without_me(tmp_path: Path) -> None:
-    reason = r"^federation.toml: the roster \(africa, asia, europe\) does not name .*'here'"
-    with pytest.raises(ConfigError, match=reason):
-        check_site(federation(), site(tmp_path), "here")
 
 
 def uncommented(path: Path) -> str:
@@ -514,56 +472,27 @@ def test_needs_neither_torch_nor_grpc() -> None:
     assert result.stdout == "[]\n"
 
 
-def test_kinds_are_those_of_the_method_unless_the_policy_names_others() -> None:
+def test_kinds_and_receivers_are_the_method_s_and_all_unless_the_policy_names_others() -> None:
     plan = PLANS["fedskd"]
     assert EgressConfig().permitted_kinds(plan) == ("model",)
     assert EgressConfig(kinds=("head",)).permitted_kinds(plan) == ("head",)
     assert EgressConfig(kinds=("model",)).permitted_kinds(PLANS["local"]) == ()
     assert EgressConfig().permitted_kinds(PLANS["local"]) == ()
-
-
-def test_receivers_are_all_or_those_that_are_named() -> None:
     assert EgressConfig().permits_receiver("asia")
     only = EgressConfig(receivers=("asia",))
     assert [only.permits_receiver(name) for name in ("asia", "africa")] == [True, False]
 
 
-def test_nothing_is_evaluated_unless_the_policy_says_so() -> None:
-    assert (EgressConfig().evaluate, EgressConfig().evaluation_samples_min) == (False, EVALUATION_SAMPLES_MIN)
-
-
-@pytest.mark.parametrize("least", [0, -1, 2.5])
-def test_a_minimum_of_samples_is_at_least_one(least: float) -> None:
-    with pytest.raises(ValidationError):
-        EgressConfig.model_validate({"evaluation_samples_min": least})
-
-
-def metrics(**keys: object) -> schema.MetricsConfig:
-    return toml.validate(schema.MetricsConfig, keys, "site.toml: metrics")
-
-
-def test_nothing_is_shown_by_default() -> None:
-    assert metrics().listen is None
-    assert toml.validate(schema.DiscoveryConfig, {}, "site.toml").zeroconf is False
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1:9464", "127.8.8.8:1", "[::1]:9464", "localhost:9464"])
-def test_an_address_of_this_machine_alone_is_free(address: str) -> None:
-    assert metrics(listen=address).listen == address
+def test_an_address_of_this_machine_alone_is_free(tmp_path: Path, address: str) -> None:
+    assert site(tmp_path, metrics={"listen": address}).metrics.listen == address
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:9464", "10.0.0.7:9464", "[::]:9464", "gpu-server:9464"])
-def test_an_address_that_others_reach_must_be_asked_for(address: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        metrics(listen=address)
-    assert address in str(caught.value)
-    assert "`public = true`" in str(caught.value)
-    assert metrics(listen=address, public=True).listen == address
-
-
-def test_an_address_without_a_port_is_none() -> None:
-    with pytest.raises(ConfigError, match="listen"):
-        metrics(listen="127.0.0.1")
+def test_an_address_that_others_reach_must_be_asked_for(tmp_path: Path, address: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{re.escape(address)} can be .*`public = true`"):
+        site(tmp_path, metrics={"listen": address})
+    assert site(tmp_path, metrics={"listen": address, "public": True}).metrics.listen == address
 
 
 ENCODER = 'weights = "w.pt"\nweights_sha256 = "' + "AB" * 32 + '"\n'
@@ -586,10 +515,9 @@ WITHOUT = "[data]\ninput_size = [8]\n[model]\n"
     ],
 )
 def test_weights_and_what_learns_fit_together(tmp_path: Path, lines: str, message: str) -> None:
-    path = tmp_path / "site.toml"
-    path.write_text(WITHOUT + lines)
+    (tmp_path / "site.toml").write_text(WITHOUT + lines)
     with pytest.raises(ConfigError, match=re.escape(message)):
-        SiteConfig.load(path)
+        SiteConfig.load(tmp_path / "site.toml")
 
 
 def test_weights_with_adapters_and_the_weights_of_others(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import Field, Strict
 
 from peer.config import toml
-from peer.config.toml import StrictTable, key_problem, matching, split_address, suggestion
+from peer.config.toml import StrictTable, matching, split_address, suggestion
 from peer.errors import ConfigError
 
 
@@ -57,10 +57,6 @@ def test_valid_tables_are_immutable() -> None:
     assert (outer.inner.size, outer.inner.share) == (1, 1.0)
     with pytest.raises(ValueError, match="frozen"):
         outer.name = "y"
-
-
-def test_wrong_names_a_key_below_the_table() -> None:
-    assert key_problem("a.b", "is bad").context == {"key": "a.b", "reason": "is bad"}
 
 
 def test_suggestions() -> None:
