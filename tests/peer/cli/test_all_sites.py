@@ -44,8 +44,7 @@ def test_sites_that_do_not_run_are_listed(enrolled: LocalFederation) -> None:
     assert "trial/europe" in run("--home", enrolled.home, "list").stdout
 
 
-def test_a_site_that_is_no_member_is_listed_as_such_and_not_started(tmp_path: Path) -> None:
-    founded = GovernedFederation.create(tmp_path, "asia", "europe")
+def test_a_site_that_is_no_member_is_listed_as_such_and_not_started(founded: GovernedFederation) -> None:
     run_json("--home", founded.home, "federation", "amend", "--ca", founded.ca, "--site", "asia", "--expel", "europe")
     europe = founded.folder("europe")
     MembershipFolder(europe.membership).save_chain(founded.chain("asia"))
@@ -120,6 +119,6 @@ def test_what_makes_no_sense_together_is_refused(
     assert reason in refused_in_one_line("UsageError", "--home", enrolled.home, *words)
 
 
-@pytest.mark.parametrize("words", [("list",), ("start", "--all"), ("stop", "--all")])
+@pytest.mark.parametrize("words", [("list",), ("start", "--all"), ("stop", "--all"), ("overview",), ("dashboard",)])
 def test_a_home_without_a_site_is_named(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert "no site lives under" in refused_in_one_line("UsageError", "--home", tmp_path, *words)

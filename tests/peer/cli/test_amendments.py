@@ -29,11 +29,6 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> GovernedFederation:
     return GovernedFederation.create(tmp_path_factory.mktemp("template"), "asia", "europe", "oceania")
 
 
-@pytest.fixture
-def founded(template: GovernedFederation, tmp_path: Path) -> GovernedFederation:
-    return template.copy(tmp_path)
-
-
 def at(federation: GovernedFederation, command: str, *words: object, site: str = "asia") -> tuple[object, ...]:
     return ("--home", federation.home, "federation", command, "--ca", federation.ca, "--site", site, *words)
 

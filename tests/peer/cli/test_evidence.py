@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from peer.cli import main
+from fakes.cli import run
 from peer.core import rows
 from peer.core.roster import Sha256
 from peer.demo.local_federation import LocalFederation
@@ -27,21 +28,15 @@ def proven(books: Any) -> LocalFederation:
     template = decode_manifest(books.send("asia", "europe", round=5).body)
     manifests = [replace(template, artifact=replace(template.artifact, sha256=sha256)) for sha256 in (ONE, OTHER)]
     signed = [sign_manifest(books.identity("asia"), encode_manifest(manifest)) for manifest in manifests]
-    row = rows.EquivocatedRow(
-        5,
-        origin=template.origin,
-        sha256=(ONE, OTHER),
-        manifests=tuple(map(to_base64, signed)),
-    )
-    journal = books.journal("europe")
-    journal.write(row)
-    journal.close()
+    proof = {"sha256": (ONE, OTHER), "manifests": tuple(map(to_base64, signed))}
+    with contextlib.closing(books.journal("europe")) as journal:
+        journal.write(rows.EquivocatedRow(5, origin=template.origin, **proof))
     loopback: LocalFederation = books.loopback
     return loopback
 
 
 def call(loopback: LocalFederation, *words: Any) -> Result:
-    return CliRunner().invoke(main, ["--home", str(loopback.home), "evidence", *map(str, words)])
+    return run("--home", loopback.home, "evidence", *words)
 
 
 def test_the_proofs_of_a_site_are_listed_exported_and_verified(proven: LocalFederation, tmp_path: Path) -> None:

@@ -17,12 +17,6 @@ EXAMPLE = ROOT / "deploy" / "examples" / "federation.toml"
 
 
 @pytest.fixture
-def ca(tmp_path: Path) -> Path:
-    assert call("federation", "create", EXAMPLE, "--out", tmp_path / "ca").exit_code == 0
-    return tmp_path / "ca"
-
-
-@pytest.fixture
 def request_of_europe(tmp_path: Path, ca: Path) -> dict[str, str]:
     return init(tmp_path, ca / "federation.toml")
 

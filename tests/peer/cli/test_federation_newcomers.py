@@ -17,16 +17,6 @@ from peer.errors import ConfigError
 from peer.membership.folder import MembershipFolder
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> GovernedFederation:
-    return GovernedFederation.create(tmp_path_factory.mktemp("template"), "asia", "europe")
-
-
-@pytest.fixture
-def founded(template: GovernedFederation, tmp_path: Path) -> GovernedFederation:
-    return template.copy(tmp_path)
-
-
 def init(federation: GovernedFederation, name: str = "oslo", *words: str, out: str = "oslo.csr") -> dict[str, str]:
     """The newcomer has a machine of its own: another home."""
     place = ("--federation", federation.ca / "federation.toml", "--site", name, "--out", federation.ca.parent / out)

@@ -20,16 +20,6 @@ from peer.records.journal import Journal
 from peer.transport.control import DaemonSilent
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> GovernedFederation:
-    return GovernedFederation.create(tmp_path_factory.mktemp("template"), "asia", "europe")
-
-
-@pytest.fixture
-def founded(template: GovernedFederation, tmp_path: Path) -> GovernedFederation:
-    return template.copy(tmp_path)
-
-
 def amend(federation: GovernedFederation, *words: object, site: str = "asia") -> None:
     run_json("--home", federation.home, "federation", "amend", "--ca", federation.ca, "--site", site, *words)
 
@@ -83,8 +73,9 @@ def test_a_newcomer_is_accepted(founded: GovernedFederation, tmp_path: Path) -> 
     assert MembershipFolder(founded.folder("asia").membership).accepted() == {"oslo"}
 
 
-def test_an_operator_hands_the_other_chain_to_a_site_that_cannot_ask_for_it(tmp_path: Path) -> None:
-    founded = GovernedFederation.create(tmp_path, "asia", "europe")
+def test_an_operator_hands_the_other_chain_to_a_site_that_cannot_ask_for_it(
+    founded: GovernedFederation, tmp_path: Path
+) -> None:
     home, ca, file = ("--home", founded.home, "federation"), ("--ca", founded.ca), tmp_path / "chain.json"
     amend = (*home, "amend", *ca, "--from-round", 5)
     run_json(*amend, "--rounds", "150", "--site", "europe")

@@ -5,22 +5,15 @@ import json
 import sys
 import threading
 
-import click
 import pytest
 
 from fakes.cli import drawn
-from peer.cli.output import emit, emit_line, fields, json_option, table, working
+from peer.cli.output import emit, emit_line, fields, table, working
 
 
 def shown(capsys: pytest.CaptureFixture[str], drawn: object) -> str:
     emit({}, as_json=False, render=lambda _: drawn)  # type: ignore[arg-type, return-value]
     return capsys.readouterr().out
-
-
-def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
-    document = {"site": "europe", "rounds": [1, None, True]}
-    emit(document, as_json=True, render=lambda _: pytest.fail("rendered"))
-    assert json.loads(capsys.readouterr().out) == document
 
 
 def test_watching_is_one_document_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,14 +39,6 @@ def test_cells_are_text_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_digest_stays_on_one_line_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ab" * 32 in shown(capsys, table(("sha256", "kind"), [("ab" * 32, "model")]))
-
-
-def test_json_option_is_a_flag() -> None:
-    @click.command()
-    @json_option
-    def command(as_json: bool) -> None: ...
-
-    assert [(option.name, option.opts) for option in command.params] == [("as_json", ["--json"])]
 
 
 class Terminal(io.StringIO):

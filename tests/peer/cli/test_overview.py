@@ -44,11 +44,6 @@ def test_of_one_site_the_overview_is_that_sites_view(enrolled: LocalFederation) 
     assert "says" in run("--home", enrolled.home, "overview", "--site", "asia").stdout
 
 
-@pytest.mark.parametrize("command", ["overview", "dashboard"])
-def test_without_a_site_there_is_nothing_to_show(command: str, tmp_path: Path) -> None:
-    assert "no site lives under" in refused_in_one_line("UsageError", "--home", tmp_path, command)
-
-
 def test_the_status_is_written_to_a_page_again_and_again(enrolled: LocalFederation, tmp_path: Path) -> None:
     page = tmp_path / "asia.html"
     for _ in range(2):

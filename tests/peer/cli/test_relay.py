@@ -11,20 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from fakes.cli import ROOT, refused, run, run_json
+from fakes.cli import refused, run, run_json
 from fakes.governed import GovernedFederation
 from fakes.relay_process import RelayProcess, make_relay
 from peer.core.roster import SiteName
 from peer.identity import certificates
 from peer.relay.folder import STATUS_FILE, RelayFolder
-
-EXAMPLE = ROOT / "deploy" / "examples" / "federation.toml"
-
-
-@pytest.fixture
-def ca(tmp_path: Path) -> Path:
-    assert run("federation", "create", EXAMPLE, "--out", tmp_path / "ca").exit_code == 0
-    return tmp_path / "ca"
 
 
 @pytest.fixture

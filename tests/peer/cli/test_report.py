@@ -65,7 +65,3 @@ def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
     assert EXIT_CODES[finished.exit_code].name == "StateError"
     assert "format 99" in finished.output
     assert "mhfl-peer 3.0.0" in finished.output
-
-
-def test_no_folder_is_a_mistake_in_the_command(tmp_path: Path) -> None:
-    assert EXIT_CODES[run("report", tmp_path / "nowhere").exit_code].name == "UsageError"
