@@ -4,13 +4,16 @@ import stat
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from fakes.cli import refused_in_one_line, run, run_json
-from peer.demo.local_federation import LocalFederation
+
+pytestmark = pytest.mark.usefixtures("at_home")
 
 
-def test_it_lists_and_asks_before_it_writes(enrolled: LocalFederation, tmp_path: Path) -> None:
+def test_it_lists_and_asks_before_it_writes(tmp_path: Path) -> None:
     out = tmp_path / "asia.zip"
-    words = ("--home", enrolled.home, "bugreport", "--site", "asia", "--out", out)
+    words = ("bugreport", "--site", "asia", "--out", out)
     refused = run(*words, answer="n\n")
     assert (refused.exit_code, out.exists()) == (130, False)
     assert "versions.json" in refused.stdout
@@ -22,9 +25,9 @@ def test_it_lists_and_asks_before_it_writes(enrolled: LocalFederation, tmp_path:
     assert "exists" in refused_in_one_line("StateError", *words)
 
 
-def test_scripts_say_yes(enrolled: LocalFederation, tmp_path: Path) -> None:
+def test_scripts_say_yes(tmp_path: Path) -> None:
     out = tmp_path / "asia.zip"
-    words = ("--home", enrolled.home, "bugreport", "--site", "asia", "--out", out)
+    words = ("bugreport", "--site", "asia", "--out", out)
     assert "add --yes" in refused_in_one_line("UsageError", *words, "--json")
     document = run_json(*words, "--yes")
     with zipfile.ZipFile(out) as archive:

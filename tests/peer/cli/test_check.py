@@ -12,14 +12,14 @@ from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
 
 
-def call(loopback: LocalFederation, *words: str) -> Result:
-    return run("--home", loopback.home, "check", "--site", "asia", "--fast", *words)
+def call(*words: str) -> Result:
+    return run("check", "--site", "asia", "--fast", *words)
 
 
 @pytest.fixture
-def folder(enrolled: LocalFederation) -> SiteFolder:
+def folder(at_home: LocalFederation) -> SiteFolder:
     """Asia's folder, with data that are there."""
-    folder = enrolled.folder("asia")
+    folder = at_home.folder("asia")
     items = [{"image": f"{index}.npz", "label": index % 2} for index in range(4)]
     for item in items:
         (folder.path / str(item["image"])).touch()
@@ -27,8 +27,8 @@ def folder(enrolled: LocalFederation) -> SiteFolder:
     return folder
 
 
-def test_a_site_that_would_run_exits_0(enrolled: LocalFederation, folder: SiteFolder) -> None:
-    result = call(enrolled, "--json")
+def test_a_site_that_would_run_exits_0(folder: SiteFolder) -> None:
+    result = call("--json")
     assert (result.exit_code, result.stderr) == (0, "")
     document: Any = json.loads(result.stdout)
     assert document.keys() == {"site", "would_run", "findings"}
@@ -41,9 +41,9 @@ def test_a_site_that_would_run_exits_0(enrolled: LocalFederation, folder: SiteFo
     assert all(finding.keys() == {"subject", "verdict", "message", "remedy"} for finding in document["findings"])
 
 
-def test_a_failure_exits_16_with_the_document_and_one_line(enrolled: LocalFederation, folder: SiteFolder) -> None:
+def test_a_failure_exits_16_with_the_document_and_one_line(folder: SiteFolder) -> None:
     (folder.path / "datalist.json").unlink()
-    result = call(enrolled, "--json")
+    result = call("--json")
     assert result.exit_code == 16
     document = json.loads(result.stdout)
     assert document["would_run"] is False
@@ -51,10 +51,8 @@ def test_a_failure_exits_16_with_the_document_and_one_line(enrolled: LocalFedera
     assert result.stderr == f"mhfl-peer: data: {failure['message']}; {failure['remedy']}\n"
 
 
-def test_off_a_terminal_each_stage_has_a_line_when_it_begins_and_ends(
-    enrolled: LocalFederation, folder: SiteFolder
-) -> None:
-    lines = call(enrolled).stderr.splitlines()
+def test_off_a_terminal_each_stage_has_a_line_when_it_begins_and_ends(folder: SiteFolder) -> None:
+    lines = call().stderr.splitlines()
     begun = [line.removesuffix(" ...") for line in lines[::2]]
     assert begun == [
         "checking the installed packages", "checking the configuration and the folder",
@@ -64,8 +62,8 @@ def test_off_a_terminal_each_stage_has_a_line_when_it_begins_and_ends(
     assert all(re.fullmatch(rf"{stage}: [0-9.]+ s", line) for stage, line in zip(begun, lines[1::2], strict=True))
 
 
-def test_people_see_what_to_do(enrolled: LocalFederation, folder: SiteFolder) -> None:
-    text = " ".join(call(enrolled).stdout.split())
+def test_people_see_what_to_do(folder: SiteFolder) -> None:
+    text = " ".join(call().stdout.split())
     assert "configuration ok trial, digest" in text
     assert "europe warning nothing answers at" in text
     assert "start that site, or the relay there; or correct its address or the firewall" in text

@@ -32,22 +32,22 @@ DOCUMENT = {
 }
 
 
-def call(loopback: LocalFederation, *words: str | Path) -> Result:
-    return run("--home", loopback.home, "export", "--site", "asia", *words)
+def call(*words: str | Path) -> Result:
+    return run("export", "--site", "asia", *words)
 
 
-def test_an_untrained_site_is_refused(enrolled: LocalFederation, tmp_path: Path) -> None:
-    append_rows(enrolled.folder("asia"), INITIALISED)
-    result = call(enrolled, "--format", "onnx", "--out", tmp_path / "asia.onnx", "--json")
+def test_an_untrained_site_is_refused(at_home: LocalFederation, tmp_path: Path) -> None:
+    append_rows(at_home.folder("asia"), INITIALISED)
+    result = call("--format", "onnx", "--out", tmp_path / "asia.onnx", "--json")
     assert (result.exit_code, result.stdout) == (6, "")
     assert "the model of asia is untrained: no round is finished" in result.stderr
     assert not (tmp_path / "asia.onnx").exists()
 
 
-def test_an_unknown_format_and_an_empty_licence_are_refused(enrolled: LocalFederation, tmp_path: Path) -> None:
-    result = call(enrolled, "--format", "ts", "--out", tmp_path / "asia.ts")
+def test_an_unknown_format_and_an_empty_licence_are_refused(at_home: LocalFederation, tmp_path: Path) -> None:
+    result = call("--format", "ts", "--out", tmp_path / "asia.ts")
     assert (result.exit_code, "'ts' is not one of 'bundle', 'pt2', 'onnx'" in result.stderr) == (2, True)
-    result = call(enrolled, "--format", "onnx", "--out", tmp_path / "asia.onnx", "--licence", " ")
+    result = call("--format", "onnx", "--out", tmp_path / "asia.onnx", "--licence", " ")
     assert (result.exit_code, "--licence is empty" in result.stderr) == (2, True)
 
 

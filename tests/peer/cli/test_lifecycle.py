@@ -15,18 +15,18 @@ from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
 from peer.transport.control import ControlServer, OperatorCalls
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("at_home")]
 
 LIMIT_S = 30.0
 
 
-def call(loopback: LocalFederation, *words: str) -> Result:
-    return run("--home", loopback.home, *words, "--site", "asia")
+def call(*words: str) -> Result:
+    return run(*words, "--site", "asia")
 
 
 @pytest.mark.parametrize("action", ["pause", "resume", "stop"])
-def test_without_a_daemon_there_is_nobody_to_tell(enrolled: LocalFederation, action: str) -> None:
-    result = call(enrolled, action, "--json")
+def test_without_a_daemon_there_is_nobody_to_tell(action: str) -> None:
+    result = call(action, "--json")
     assert EXIT_CODES[result.exit_code].name == "DaemonDown"
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
@@ -35,30 +35,30 @@ def test_without_a_daemon_there_is_nobody_to_tell(enrolled: LocalFederation, act
 
 def test_a_daemon_pauses_goes_on_and_leaves(enrolled: LocalFederation, program: Any) -> None:
     process = program.start_and_wait("asia")
-    paused = call(enrolled, "pause").stdout
+    paused = call("pause").stdout
     assert paused.startswith("asia: training stops after this step; the site keeps serving; the others go on, and a")
     assert paused.endswith("site that is more than 2 rounds behind skips what it missed\n")
     program.status("asia", "paused")
-    answer = json.loads(call(enrolled, "resume", "--json").stdout)
+    answer = json.loads(call("resume", "--json").stdout)
     assert answer == {"site": "asia", "action": "resume", "effect": "the site goes on"}
     program.status("asia", "gathering")
-    healthy = json.loads(call(enrolled, "health", "--training", "--json").stdout)
+    healthy = json.loads(call("health", "--training", "--json").stdout)
     assert healthy == {"site": "asia", "serves": True, "trains": True}
-    assert call(enrolled, "health").stdout == "asia: serves\n"
-    assert call(enrolled, "stop", "--wait").exit_code == 0
+    assert call("health").stdout == "asia: serves\n"
+    assert call("stop", "--wait").exit_code == 0
     with enrolled.folder("asia").locked():  # the daemon has left its folder
         pass
     assert process.wait(LIMIT_S) == 0
-    assert call(enrolled, "stop").exit_code == 14
-    assert call(enrolled, "health").exit_code == 14
+    assert call("stop").exit_code == 14
+    assert call("health").exit_code == 14
 
 
-def test_a_frozen_daemon_is_not_called_down(enrolled: LocalFederation, program: Any) -> None:
+def test_a_frozen_daemon_is_not_called_down(program: Any) -> None:
     process = program.start_and_wait("asia")
     os.kill(process.pid, signal.SIGSTOP)
     try:
-        status = run_json("--home", enrolled.home, "status", "--site", "asia")
-        stopped = call(enrolled, "stop", "--wait")
+        status = run_json("status", "--site", "asia")
+        stopped = call("stop", "--wait")
     finally:
         os.kill(process.pid, signal.SIGCONT)
     assert (status["daemon"], status["pid"], status["committed"]) == ("unresponsive", process.pid, 0)
@@ -79,7 +79,7 @@ class EndingDaemon:
 async def test_a_daemon_that_starts_or_leaves_is_not_well(enrolled: LocalFederation) -> None:
     server = ControlServer(cast(OperatorCalls, EndingDaemon()))
     await server.start(enrolled.folder("asia").prepare_control_socket())
-    result = await asyncio.to_thread(call, enrolled, "health", "--json")
+    result = await asyncio.to_thread(call, "health", "--json")
     await server.stop()
     assert json.loads(result.stdout) == {"site": "asia", "serves": False, "trains": True}
     assert result.exit_code == 14
@@ -105,7 +105,7 @@ async def test_stop_waits_for_the_end_of_the_daemon(enrolled: LocalFederation, e
         held.enter_context(folder.locked())
         server = ControlServer(cast(OperatorCalls, StoppingDaemon(held, ends=ends)))
         await server.start(folder.prepare_control_socket())
-        result = await asyncio.to_thread(call, enrolled, "stop", "--wait", "--timeout", "30" if ends else "0.01")
+        result = await asyncio.to_thread(call, "stop", "--wait", "--timeout", "30" if ends else "0.01")
         await server.stop()
     if ends:
         assert (result.exit_code, result.stdout) == (0, "asia: the daemon has ended\n")
@@ -114,22 +114,13 @@ async def test_stop_waits_for_the_end_of_the_daemon(enrolled: LocalFederation, e
         assert f"process {os.getpid()} still holds asia after 0.01 s; wait longer" in result.stderr
 
 
-def test_stop_that_waits_is_content_where_no_daemon_runs(enrolled: LocalFederation) -> None:
-    assert call(enrolled, "stop", "--wait").stdout == "asia: no daemon runs\n"
+def test_stop_that_waits_is_content_where_no_daemon_runs() -> None:
+    assert call("stop", "--wait").stdout == "asia: no daemon runs\n"
 
 
-def test_a_daemon_that_does_not_answer_is_not_called_down(enrolled: LocalFederation) -> None:
-    with enrolled.folder("asia").locked():
-        result = call(enrolled, "stop", "--wait")
-        status = run_json("--home", enrolled.home, "status", "--site", "asia")
-    assert EXIT_CODES[result.exit_code].name == "DaemonDown"
-    assert f"process {os.getpid()} holds asia and does not answer; it starts, ends, is busy or" in result.stderr
-    assert (status["daemon"], status["pid"]) == ("unresponsive", os.getpid())
-
-
-def start(loopback: LocalFederation, *words: str) -> tuple[int, str]:
+def start(*words: str) -> tuple[int, str]:
     """`start` in a process of its own: it sets up logging, signals and an event loop."""
-    process = run_process("--home", loopback.home, "start", "--site", "asia", *words)
+    process = run_process("start", "--site", "asia", *words)
     assert process.stdout == ""
     assert "Traceback" not in process.stderr
     return process.returncode, process.stderr
@@ -146,15 +137,15 @@ def start(loopback: LocalFederation, *words: str) -> tuple[int, str]:
 def test_a_start_that_is_refused_is_one_line_and_begins_nothing(
     enrolled: LocalFederation, words: tuple[str, ...], code: int, message: str
 ) -> None:
-    exit_code, error = start(enrolled, *words)
+    exit_code, error = start(*words)
     assert (exit_code, error.count("\n")) == (code, 1)
     assert message in error
     assert enrolled.folder("asia").generations() == ()
 
 
-def test_a_second_start_in_the_same_folder_names_the_first(enrolled: LocalFederation, program: Any) -> None:
+def test_a_second_start_in_the_same_folder_names_the_first(program: Any) -> None:
     process = program.start_and_wait("asia")
-    code, error = start(enrolled)
+    code, error = start()
     assert code == 7
     assert f"held by process {process.pid}" in error
     os.kill(process.pid, 0)

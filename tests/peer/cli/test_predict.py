@@ -17,15 +17,16 @@ from peer.demo.local_federation import LocalFederation
 from peer.errors import UsageError
 from peer.records.kept_configuration import keep_configuration
 
+pytestmark = pytest.mark.usefixtures("at_home")
 STATE = "round-000001/train"
 
 
-def call(loopback: LocalFederation, *words: str | Path) -> Result:
-    return run("--home", loopback.home, "predict", "--site", "asia", *words)
+def call(*words: str | Path) -> Result:
+    return run("predict", "--site", "asia", *words)
 
 
-def test_an_input_that_is_not_there_is_named_at_once(enrolled: LocalFederation, tmp_path: Path) -> None:
-    result = call(enrolled, tmp_path / "nowhere", "--out", tmp_path / "out")
+def test_an_input_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
+    result = call(tmp_path / "nowhere", "--out", tmp_path / "out")
     assert result.exit_code == UsageError.exit_code
     assert "nowhere is not there" in result.stderr
     assert not (tmp_path / "out").exists()
@@ -62,7 +63,7 @@ LEFT_OUT = {"file": "broken.npy", "reason": "not an image"}
 
 
 def test_classes_go_to_a_csv_and_what_was_left_out_is_named(
-    enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
+    folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
 ) -> None:
     predictions = [
         {"file": "a,b.npy", "class": 1, "probabilities": [1e-07, 1.0]},
@@ -70,7 +71,7 @@ def test_classes_go_to_a_csv_and_what_was_left_out_is_named(
     ]
     request_file = answering({"predictions": predictions, "skipped": [LEFT_OUT]})
     table = tmp_path / "new" / "classes.csv"
-    result = call(enrolled, "new.json", "broken.npy", "--out", table, "--json")
+    result = call("new.json", "broken.npy", "--out", table, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     assert json.loads(result.stdout) == {
         "site": "asia", "generation": 1, "round": 1, "choice": "", "task": "classification", "out": str(table),
@@ -81,16 +82,16 @@ def test_classes_go_to_a_csv_and_what_was_left_out_is_named(
     assert (request["inputs"], request["state"], request["sources"]) == (["new.json", "broken.npy"], STATE, [])
     assert request["setting"]["base_folder"] == str(folder.path)
     assert not Path(request["setting"]["home"]).exists(), "a folder of its own, for as long as the prediction takes"
-    again = call(enrolled, "new.json", "--out", table)
+    again = call("new.json", "--out", table)
     assert again.exit_code == 6
     assert again.stderr == f"mhfl-peer: {table} exists; remove it, or name another file with --out\n"
 
 
 def test_nothing_predicted_is_an_error_after_the_document(
-    enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
+    folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
 ) -> None:
     answering({"predictions": [], "skipped": [LEFT_OUT]})
-    result = call(enrolled, "broken.npy", "--out", tmp_path / "out", "--json")
+    result = call("broken.npy", "--out", tmp_path / "out", "--json")
     assert result.exit_code == 10
     assert json.loads(result.stdout)["skipped"] == [LEFT_OUT]
     assert result.stderr == (
@@ -99,10 +100,10 @@ def test_nothing_predicted_is_an_error_after_the_document(
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_label_maps_go_to_the_folder(enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path, answering) -> None:
+def test_label_maps_go_to_the_folder(folder: SiteFolder, tmp_path: Path, answering) -> None:
     segment(folder)
     request_file = answering({"predictions": [{"file": "a.nii", "output": "out/a.nii"}], "skipped": []})
-    result = call(enrolled, "a.nii", "--out", tmp_path / "out", "--json")
+    result = call("a.nii", "--out", tmp_path / "out", "--json")
     assert (result.exit_code, json.loads(result.stdout)["out"]) == (0, str(tmp_path / "out"))
     assert json.loads(request_file.read_text())["out"] == str(tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
@@ -117,9 +118,9 @@ def segment(folder: SiteFolder) -> None:
 def test_an_untrained_site_is_refused(enrolled: LocalFederation, tmp_path: Path) -> None:
     folder = enrolled.folder("asia")
     words = (tmp_path, "--out", tmp_path / "out")
-    assert call(enrolled, *words).exit_code == 6
+    assert call(*words).exit_code == 6
     append_rows(folder, INITIALISED)
-    result = call(enrolled, *words)
+    result = call(*words)
     assert result.exit_code == 6
     assert result.stderr == (
         "mhfl-peer: the model of asia is untrained: no round is finished; see `mhfl-peer status`\n"
@@ -127,28 +128,24 @@ def test_an_untrained_site_is_refused(enrolled: LocalFederation, tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_site_that_is_configured_otherwise_than_it_was_trained_is_refused(
-    enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path
-) -> None:
+def test_a_site_that_is_configured_otherwise_than_it_was_trained_is_refused(folder: SiteFolder, tmp_path: Path) -> None:
     federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
     keep_configuration(folder, 1, federation, site)
     folder.site_toml.write_text(folder.site_toml.read_text().replace("input_size = [8]", "input_size = [9]"))
-    result = call(enrolled, tmp_path, "--out", tmp_path / "out")
+    result = call(tmp_path, "--out", tmp_path / "out")
     assert result.exit_code == 6
     assert "data.input_size was [8] when this generation began and is [9] now" in result.stderr
 
 
-def test_label_maps_need_a_folder_with_nothing_in_it(
-    enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path
-) -> None:
+def test_label_maps_need_a_folder_with_nothing_in_it(folder: SiteFolder, tmp_path: Path) -> None:
     segment(folder)
-    result = call(enrolled, tmp_path, "--out", tmp_path / "out.csv")
+    result = call(tmp_path, "--out", tmp_path / "out.csv")
     assert (result.exit_code, result.stderr) == (
         2,
         f"mhfl-peer: --out {tmp_path}/out.csv: segmentation writes one file an input; name a folder\n",
     )
     (tmp_path / "thesis.txt").touch()
-    result = call(enrolled, tmp_path, "--out", tmp_path)
+    result = call(tmp_path, "--out", tmp_path)
     assert (result.exit_code, "is not empty" in result.stderr) == (6, True)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from fakes.cli import PROGRAM, ROOT, refused, refused_in_one_line, run, run_json
 from fakes.sites import TRANSFER, append_rows, round_body
@@ -20,18 +19,14 @@ from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
 from peer.records.ledger import Ledger
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("at_home")]
 
 DOCUMENTS = ("status", "rounds", "evaluation", "peers", "transfers", "egress", "events")
 LIMIT_S = 60.0
 
 
-def call(loopback: LocalFederation, *words: str) -> Result:
-    return run("--home", loopback.home, *words)
-
-
-def shown(loopback: LocalFederation, *words: str) -> Any:
-    return run_json("--home", loopback.home, *words, "--site", "asia")
+def shown(*words: str) -> Any:
+    return run_json(*words, "--site", "asia")
 
 
 @pytest.fixture
@@ -51,77 +46,66 @@ def history(folder: SiteFolder) -> SiteFolder:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_a_site_that_never_ran_has_every_document(enrolled: LocalFederation, name: str) -> None:
-    document = shown(enrolled, name)
+def test_a_site_that_never_ran_has_every_document(name: str) -> None:
+    document = shown(name)
     assert document if name in ("status", "peers") else document == []
-    result = call(enrolled, name, "--site", "asia")
+    result = run(name, "--site", "asia")
     assert result.exit_code == 0
     assert "Traceback" not in result.output
 
 
-def test_the_status_of_a_site_that_never_ran_does_not_speak_of_a_journal(enrolled: LocalFederation) -> None:
-    assert "nothing was begun yet" in call(enrolled, "status", "--site", "asia").stdout
-
-
-@pytest.mark.parametrize("words", [("--site", "mars"), ()])
-def test_which_site_is_meant_must_be_clear(enrolled: LocalFederation, words: tuple[str, ...]) -> None:
-    assert "trial/asia, trial/europe" in refused("UsageError", "--home", enrolled.home, "status", *words)
-
-
-def test_a_stopped_site_shows_what_its_disk_knows(enrolled: LocalFederation, history: SiteFolder) -> None:
-    status = shown(enrolled, "status")
+def test_a_stopped_site_shows_what_its_disk_knows(history: SiteFolder) -> None:
+    status = shown("status")
     assert (status["daemon"], status["failure"]) == ("down", "data: no\ndata")
-    assert shown(enrolled, "peers") == status["peers"]
-    assert [(row["bytes"], row["outcome"]) for row in shown(enrolled, "egress")] == [(1024, "broken")]
-    assert shown(enrolled, "transfers") == shown(enrolled, "egress")
-    assert [row["kind"] for row in shown(enrolled, "events")] == ["began", "denied", "left"]
-    assert [row["kind"] for row in shown(enrolled, "events", "--last", "1")] == ["left"]
+    assert shown("peers") == status["peers"]
+    assert [(row["bytes"], row["outcome"]) for row in shown("egress")] == [(1024, "broken")]
+    assert shown("transfers") == shown("egress")
+    assert [row["kind"] for row in shown("events")] == ["began", "denied", "left"]
+    assert [row["kind"] for row in shown("events", "--last", "1")] == ["left"]
 
 
-def test_what_others_say_is_shown_without_its_escapes(enrolled: LocalFederation, history: SiteFolder) -> None:
+def test_what_others_say_is_shown_without_its_escapes(history: SiteFolder) -> None:
     for name, words in (("events", "not [2J its turn"), ("status", "Failed: data: no data")):
-        text = call(enrolled, name, "--site", "asia").stdout
+        text = run(name, "--site", "asia").stdout
         assert words in text
         assert "\x1b" not in text
 
 
-def test_a_broken_federation_toml_is_one_line_with_its_code(enrolled: LocalFederation, folder: SiteFolder) -> None:
+def test_a_broken_federation_toml_is_one_line_with_its_code(folder: SiteFolder) -> None:
     folder.federation_toml.write_text("rounds = [")
-    words = ("--home", enrolled.home, "status", "--site", "asia")
+    words = ("status", "--site", "asia")
     assert "federation.toml" in refused_in_one_line("ConfigError", *words)
 
 
-def test_a_journal_of_a_newer_program_is_one_line_with_its_code(enrolled: LocalFederation, history: SiteFolder) -> None:
+def test_a_journal_of_a_newer_program_is_one_line_with_its_code(history: SiteFolder) -> None:
     connection = sqlite3.connect(history.generation(1) / "journal.db")
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     for name in ("status", "rounds", "events"):
-        assert "newer mhfl-peer" in refused("StateError", "--home", enrolled.home, name, "--site", "asia")
+        assert "newer mhfl-peer" in refused("StateError", name, "--site", "asia")
 
 
-def test_the_newest_rounds_can_be_asked_for(enrolled: LocalFederation, folder: SiteFolder) -> None:
+def test_the_newest_rounds_can_be_asked_for(folder: SiteFolder) -> None:
     append_rows(folder, *(("committed", number, round_body()) for number in (1, 2, 3)))
-    assert [record["round"] for record in shown(enrolled, "rounds", "--last", "2")] == [2, 3]
-    assert [record["round"] for record in shown(enrolled, "rounds")] == [1, 2, 3]
+    assert [record["round"] for record in shown("rounds", "--last", "2")] == [2, 3]
+    assert [record["round"] for record in shown("rounds")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("words", [("--last", "0"), ("--last", "x")])
-def test_how_many_events_must_be_a_count(enrolled: LocalFederation, words: tuple[str, str]) -> None:
-    assert call(enrolled, "events", "--site", "asia", *words).exit_code == 2
+def test_how_many_events_must_be_a_count(words: tuple[str, str]) -> None:
+    assert run("events", "--site", "asia", *words).exit_code == 2
 
 
-def test_a_running_daemon_answers_and_a_killed_one_does_not_stand_in_the_way(
-    enrolled: LocalFederation, program: Any, folder: SiteFolder
-) -> None:
+def test_a_running_daemon_answers_and_a_killed_one_does_not_stand_in_the_way(program: Any, folder: SiteFolder) -> None:
     process = program.start_and_wait("asia")
-    status = shown(enrolled, "status")
+    status = shown("status")
     assert (status["daemon"], status["pid"]) == ("running", process.pid)
-    assert [row["kind"] for row in shown(enrolled, "events", "--last", "1", "--all")] == ["manifest"]
-    assert "Waiting for europe: hello" in call(enrolled, "status", "--site", "asia").stdout
+    assert [row["kind"] for row in shown("events", "--last", "1", "--all")] == ["manifest"]
+    assert "Waiting for europe: hello" in run("status", "--site", "asia").stdout
     process.kill()
     process.wait()
     assert folder.control_socket().exists()
-    assert shown(enrolled, "status")["daemon"] == "down"
+    assert shown("status")["daemon"] == "down"
 
 
 class Watch:
@@ -198,14 +182,14 @@ def test_a_watch_into_a_closed_pipe_ends_quietly(enrolled: LocalFederation) -> N
     assert (process.returncode, process.stderr) == (1, b"")
 
 
-def test_the_story_of_a_round(enrolled: LocalFederation, folder: SiteFolder) -> None:
+def test_the_story_of_a_round(folder: SiteFolder) -> None:
     chosen = {"position": 0, "sources": [], "missing": {"europe": "silent"}, "waited_s": None, "below_quorum": False}
     greeted = {"event_number": 4, "event": "PeerGreeted", "peer": "europe"}
     ticked = {"event_number": 9, "event": "Ticked", "peer": ""}
     lost, superseded = {"sha256": "ab" * 32, "lost": True}, {"sha256": "cd" * 32}
     append_rows(folder, ("opened", 1, {"sources": []}, greeted), ("discarded", 1, lost), ("discarded", 1, superseded))
     append_rows(folder, ("chosen", 1, chosen, ticked))
-    story = shown(enrolled, "events", "--why", "1")
+    story = shown("events", "--why", "1")
     assert story["state"] == "open"
     assert story["waited_for"] == [{"site": "europe", "outcome": "silent"}]
     assert story["went_on"] == {"because": "a deadline passed", "waited_s": None}
@@ -213,12 +197,12 @@ def test_the_story_of_a_round(enrolled: LocalFederation, folder: SiteFolder) -> 
         "asia began round 1 when europe said hello.",
         "The file of an artifact that asia had received was gone, so asia asked for it again.",
     ]
-    result = call(enrolled, "events", "--why", "1", "--site", "asia")
+    result = run("events", "--why", "1", "--site", "asia")
     assert result.exit_code == 0
     assert "asia did without europe: it was not heard for so long that it counts as silent." in result.stdout
     assert "The round is not over" in result.stdout
 
 
-def test_a_round_that_the_journal_does_not_know_has_no_story(enrolled: LocalFederation, history: SiteFolder) -> None:
-    reason = refused("StateError", "--home", enrolled.home, "events", "--why", "7", "--site", "asia")
+def test_a_round_that_the_journal_does_not_know_has_no_story(history: SiteFolder) -> None:
+    reason = refused("StateError", "events", "--why", "7", "--site", "asia")
     assert "the journal knows nothing of round 7; see `rounds` and `status`" in reason
