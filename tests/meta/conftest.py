@@ -6,7 +6,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -60,6 +60,29 @@ def modules() -> list[Module]:
     ]
     gc.freeze()  # 800,000 objects that stay: each stage of a trainer that a later test runs would pass over them
     return parsed
+
+
+def imported(tree: ast.Module, known: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Each module that the source imports, also inside functions, with the line of the import.
+
+    ``from a import b`` imports ``a.b`` where that is a module, else ``a``.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import hides where it points"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield (name if name in known else str(node.module)), node.lineno
+
+
+@pytest.fixture(scope="session")
+def edges(modules: list[Module]) -> list[tuple[Module, str, int]]:
+    """(importing module, imported module, line)."""
+    names = {module.name for module in modules} | {"peer.pb.peer_pb2", "peer.pb.peer_pb2_grpc"}
+    return [(module, target, line) for module in modules for target, line in imported(module.tree, names)]
 
 
 @dataclass(frozen=True)

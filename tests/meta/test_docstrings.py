@@ -41,18 +41,13 @@ def missing_sections(documented: dict[str, str], *required: str) -> list[str]:
     return missing + (["Example with >>>"] if ">>>" not in documented.get("Example", "") else [])
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_tells_everything(name: str) -> None:
-    documented = sections(LOSSES[name])
-    assert not missing_sections(documented, "Source", "Differs", "Args", "Returns", "Raises", "Example")
-    assert not arguments_differ(LOSSES[name], documented["Args"])
-
-
-@pytest.mark.parametrize("name", FACTORIES)
-def test_a_factory_tells_what_it_takes_and_gives(name: str) -> None:
-    documented = sections(FACTORIES[name])
-    assert not missing_sections(documented, "Args", "Returns", "Raises", "Example")
-    assert not arguments_differ(FACTORIES[name], documented["Args"])
+@pytest.mark.parametrize("name", [*LOSSES, *FACTORIES])
+def test_a_loss_and_a_factory_tell_everything(name: str) -> None:
+    function = LOSSES.get(name) or FACTORIES[name]
+    documented = sections(function)
+    origin = ("Source", "Differs") if name in LOSSES else ()
+    assert not missing_sections(documented, *origin, "Args", "Returns", "Raises", "Example")
+    assert not arguments_differ(function, documented["Args"])
 
 
 @pytest.mark.parametrize("name", NETWORKS)

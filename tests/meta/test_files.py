@@ -60,12 +60,9 @@ def test_no_file_tells(content: str, root: Path, files: list[Path]) -> None:
     assert not matches(FORBIDDEN[content], root, files)
 
 
-def test_tests_are_no_package(files: list[Path]) -> None:
-    assert not [path for path in files if path.parts[0] == "tests" and path.name == "__init__.py"]
-
-
-def test_proto_is_no_package(files: list[Path]) -> None:
-    assert Path("proto/__init__.py") not in files, "an importable `proto` would shadow proto-plus"
+def test_neither_tests_nor_proto_are_a_package(files: list[Path]) -> None:
+    """An importable ``proto`` would shadow proto-plus."""
+    assert not [path for path in files if path.parts[0] in ("tests", "proto") and path.name == "__init__.py"]
 
 
 def test_every_test_file_mirrors_a_module_or_its_package(root: Path, files: list[Path]) -> None:

@@ -5,7 +5,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, NotRequired, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
 
 import click
 import pytest
@@ -18,6 +18,7 @@ from peer.data import documents as data_documents
 from peer.membership import documents as membership_documents
 from peer.records import documents as records
 from peer.relay import documents as relay_documents
+from tests.meta.test_readme import problem
 
 WITHOUT_EXAMPLE: dict[str, str] = {}
 """Commands whose help needs no example, with the reason."""
@@ -93,12 +94,7 @@ def test_a_command_explains_itself_with_an_example(name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_examples_can_be_typed(name: str) -> None:
     for words in examples(COMMANDS[name]):
-        called = max((path for path in COMMANDS if words[: len(path.split())] == path.split()), key=len)
-        command = COMMANDS[called]
-        parser = command.make_parser(click.Context(command, info_name=called))
-        values, _, _ = parser.parse_args(words[len(called.split()) :])  # raises for an unknown option
-        missing = [param.name for param in command.params if param.required and not values.get(str(param.name))]
-        assert not missing, f"{shlex.join(words)} leaves out {missing}"
+        assert problem(words) is None, shlex.join(words)
 
 
 def test_what_is_excused_needs_it() -> None:
@@ -124,6 +120,27 @@ def parents(name: str) -> list[str]:
     """The groups of a command; the type of a group's document holds for all of its commands."""
     words = name.split()
     return [" ".join(words[:count]) for count in range(1, len(words))]
+
+
+def records_in(kind: Any) -> Iterator[Any]:
+    """Every ``TypedDict`` that a type consists of."""
+    if is_typeddict(kind):
+        yield kind
+        for hint in get_type_hints(kind).values():
+            yield from records_in(hint)
+    for part in get_args(kind):
+        yield from records_in(part)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_record_and_key_has_a_meaning(name: str) -> None:
+    documented = list(records_in(DOCUMENTS[name]))
+    assert documented
+    for record in documented:
+        assert record.__doc__, f"{record.__name__} has no docstring"
+        for key, hint in get_type_hints(record, include_extras=True).items():
+            (meaning,) = getattr(hint, "__metadata__", ("",))
+            assert meaning, f"{record.__name__}.{key} has no meaning"
 
 
 @pytest.fixture(scope="module")

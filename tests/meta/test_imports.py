@@ -1,12 +1,10 @@
 """Imports point one way, are of declared packages, and load no torch in the command line."""
 
-import ast
 import graphlib
 import importlib.metadata
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -214,29 +212,6 @@ def layer(name: str) -> str:
     if name.startswith("peer.methods.") and name.endswith(".plan"):
         return "plans"
     return LAYER[max((key for key in LAYER if name == key or name.startswith(f"{key}.")), key=len)]
-
-
-def imported(tree: ast.Module, known: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Each module that the source imports, also inside functions, with the line of the import.
-
-    ``from a import b`` imports ``a.b`` where that is a module, else ``a``.
-    """
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: a relative import hides where it points"
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                yield (name if name in known else str(node.module)), node.lineno
-
-
-@pytest.fixture(scope="module")
-def edges(modules: list[Any]) -> list[tuple[Any, str, int]]:
-    """(importing module, imported module, line)."""
-    names = {module.name for module in modules} | {"peer.pb.peer_pb2", "peer.pb.peer_pb2_grpc"}
-    return [(module, target, line) for module in modules for target, line in imported(module.tree, names)]
 
 
 def test_the_table_names_every_package(modules: list[Any]) -> None:
