@@ -47,24 +47,6 @@ def test_a_file_that_is_missing_is_the_only_finding(run_check: RunCheck, folder:
     assert file.rpartition("/")[2] in finding.message
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ('[egress]\nkinds = ["head"]\n', "egress.kinds: fedskd sends a model, which is not listed"),
-        ('[egress]\nreceivers = ["africa"]\n', "egress.receivers: 'africa' is not in the roster"),
-        ("[egress]\nreceivers = []\n", "egress.receivers: fedskd also sends to europe"),
-        ('[metrics]\nlisten = "0.0.0.0:9464"\n', "`public = true`"),
-    ],
-)
-def test_a_policy_that_forbids_what_the_method_needs_and_an_open_endpoint_are_named(
-    run_check: RunCheck, folder: SiteFolder, text: str, reason: str
-) -> None:
-    folder.site_toml.write_text(folder.site_toml.read_text() + text)
-    (finding,) = run_check().values()
-    assert (finding.subject, finding.verdict) == ("configuration", "failure")
-    assert reason in finding.message
-
-
 def test_a_configuration_that_start_would_refuse_is_no_pass(run_check: RunCheck, folder: SiteFolder) -> None:
     append_rows(folder, ("configured", 0, {"federation": "ab" * 32}))
     finding = run_check()["journal"]

@@ -13,28 +13,25 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fakes.cli import run_json
+from fakes.founder_amendments import amend
 from fakes.governed import GovernedFederation
 from fakes.sites import append_rows, round_body
-from peer.config.schema import NamedParameters
+from peer.config.schema import FederationConfig, NamedParameters
 from peer.config.site_folder import SiteFolder
 from peer.core.limits import DESCRIPTORS_RESERVED
-from peer.core.messages import SignedAmendment
 from peer.core.roster import Sha256, SiteName
 from peer.daemon import startup
 from peer.daemon.dispatch import now
 from peer.demo.local_federation import LocalFederation, free_ports
 from peer.identity import certificates, enrolment
 from peer.identity.bundle import Bundle
-from peer.membership.amendment import Amendment, Newcomer
-from peer.membership.chain import Chain
+from peer.membership.amendment import Newcomer
 from peer.membership.folder import MembershipFolder
-from peer.membership.round_keys import amendment_tag
-from peer.membership.signatures import endorse_as_founder
 from peer.methods.registry import PLANS
 from peer.preflight import local
 from peer.preflight.check import check
@@ -93,11 +90,6 @@ def test_a_certificate_that_runs_out_is_worth_a_warning(tmp_path: Path, folder: 
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
-def test_a_datalist_that_is_missing_is_named_once(run_check: RunCheck, folder: SiteFolder) -> None:
-    (folder.path / "datalist.json").unlink()
-    findings = run_check()
-    assert findings["data"].verdict == "failure"
-    assert findings["data"].message.count("datalist.json") == 1
 
 
 def test_what_the_datalist_holds_is_counted(run_check: RunCheck) -> None:
@@ -113,11 +105,6 @@ def test_of_many_problems_the_first_is_shown_and_the_others_are_counted(
     assert "2 more with `mhfl-peer data validate`" in finding.remedy
 
 
-def test_data_without_a_test_list_are_worth_a_warning(run_check: RunCheck, folder: SiteFolder, write_data) -> None:
-    write_data(folder, test=[])
-    assert run_check()["data"].verdict == "warning"
-
-
 # --- disk -------------------------------------------------------------------------------------------------------------
 def test_room_is_asked_for_what_several_rounds_keep(enrolled: LocalFederation, folder: SiteFolder) -> None:
     federation = enrolled.federation
@@ -130,16 +117,14 @@ def test_room_is_asked_for_what_several_rounds_keep(enrolled: LocalFederation, f
     assert too_large.verdict == "failure"
 
 
-def test_a_full_disk_is_a_failure_even_for_a_small_model(
-    enrolled: LocalFederation, folder: SiteFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
-    (finding,) = local.check_disk(folder, enrolled.federation, 1000)
-    assert (finding.verdict, finding.message) == ("failure", f"1.0 MiB free at {folder.path}")
-    assert finding.remedy
-
-
-PORT_SHARED = "of the sites of this machine, trial/europe has port 39464, too"
+def descriptors(soft: int, *place: Any) -> list[Finding]:
+    """What the check of open files finds under a limit."""
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return list(local.check_descriptors(*place))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
 
 
 # --- ports ------------------------------------------------------------------------------------------------------------
@@ -149,14 +134,11 @@ def test_too_few_open_files_for_the_roster_are_worth_a_warning_and_for_its_membe
     federation, site, _ = startup.load(folder)
     sites = len(federation.site)
     needed = 512 + 3 * sites + DESCRIPTORS_RESERVED
-    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    findings = []
-    try:
-        for soft in (needed, needed - 1, 3 * sites + DESCRIPTORS_RESERVED + 3):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            findings += local.check_descriptors(folder, federation, site)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+    findings = [
+        finding
+        for soft in (needed, needed - 1, 3 * sites + DESCRIPTORS_RESERVED + 3)
+        for finding in descriptors(soft, folder, federation, site)
+    ]
     assert [finding.verdict for finding in findings] == ["ok", "warning", "failure"]
     assert f"raise the limit to {needed} where the daemon starts (LimitNOFILE" in findings[1].remedy
     assert f"may open {needed - 1}, {sites} sites may need {needed}: a start takes 511 conn" in findings[1].message
@@ -171,33 +153,20 @@ def test_what_would_keep_a_relay_from_its_start_is_a_failure(
     assert run_check()["relay port"].message.startswith(f"cannot listen on 127.0.0.1:{port}: ")
     federation, site, _ = startup.load(folder)
     needed = 512 + 3 * len(federation.site) + DESCRIPTORS_RESERVED
-    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    verdicts = []
-    try:
-        for soft in (needed + 128, needed + 127):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            findings = {finding.subject: finding for finding in local.check_descriptors(folder, federation, site)}
-            verdicts.append([(subject, finding.verdict) for subject, finding in findings.items()])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
-    assert verdicts == [[("open files", "ok")], [("open files", "ok"), ("relay", "failure")]]
-    assert findings["relay"].remedy.startswith(f"raise the limit to {needed + 128} where")
+    (enough,) = descriptors(needed + 128, folder, federation, site)
+    other, relay = descriptors(needed + 127, folder, federation, site)
+    assert {(finding.subject, finding.verdict) for finding in (enough, other)} == {("open files", "ok")}
+    assert (relay.subject, relay.verdict) == ("relay", "failure")
+    assert relay.remedy.startswith(f"raise the limit to {needed + 128} where")
 
 
 def test_open_files_are_counted_by_the_members_of_the_chain(
     run_check: RunCheck, folder: SiteFolder, founders_ca: Path
 ) -> None:
-    authority = enrolment.Authority.load(founders_ca, now=now())
-    sites = len(authority.federation.site)
-    chain = Chain.of(authority.federation, ())
-    tag = amendment_tag(authority.round_key, chain.head.federation)
     added = tuple(Newcomer(SiteName(name), Sha256(digit * 64), None) for name, digit in (("oslo", "a"), ("rome", "b")))
-    for changes in ({"add": added}, {"expel": SiteName("rome"), "round_key_tag": Sha256("c" * 64)}):
-        place = {"federation": chain.head.federation, "number": chain.head.number + 1, "previous": chain.head.digest}
-        amendment = Amendment(**{**place, "from_round": 2, "issued": 1, "round_key_tag": tag, **changes})
-        body = amendment.encode()
-        chain = chain.extended(SignedAmendment(body, (endorse_as_founder(authority.key, body),)))
-    MembershipFolder(folder.membership).save_chain(chain)
+    amend(folder, founders_ca, add=added)
+    amend(folder, founders_ca, expel=SiteName("rome"), round_key_tag=Sha256("c" * 64))
+    sites = len(FederationConfig.load(folder.federation_toml).site)
     assert f" among {sites + 1} sites" in run_check()["open files"].message
 
 
@@ -209,7 +178,8 @@ def test_sites_of_one_home_with_the_same_port_are_worth_a_warning(
         path = enrolled.folder(site).site_toml
         path.write_text(re.sub(r"\n\[metrics\]\n(\S.*\n)*", "\n", path.read_text()) + metrics)
     finding = run_check()["ports"]
-    assert (finding.verdict, finding.message) == ("warning", PORT_SHARED)
+    shared = "of the sites of this machine, trial/europe has port 39464, too"
+    assert (finding.verdict, finding.message) == ("warning", shared)
     enrolled.folder("europe").site_toml.write_text("broken = [")
     assert "ports" not in run_check()
 

@@ -6,32 +6,18 @@ from typing import Any
 
 import pytest
 
+from fakes.founder_amendments import amend
 from peer.config.site_folder import SiteFolder
-from peer.core.messages import SignedAmendment, SignedNotice
+from peer.core.messages import SignedNotice
 from peer.core.roster import Sha256, SiteName
 from peer.daemon import startup
-from peer.daemon.dispatch import now
-from peer.identity import enrolment
-from peer.membership.amendment import Amendment, Newcomer, Requirements
-from peer.membership.chain import Chain
+from peer.membership.amendment import Newcomer, Requirements
 from peer.membership.folder import MembershipFolder
-from peer.membership.round_keys import amendment_tag
-from peer.membership.signatures import endorse_as_founder, sign_notice
+from peer.membership.signatures import sign_notice
 from peer.preflight.finding import Finding
 
 RunCheck = Callable[..., dict[str, Finding]]
 OSLO = Newcomer(SiteName("oslo"), Sha256("a" * 64), None)
-
-
-def amend(folder: SiteFolder, ca: Path, **changes: Any) -> None:
-    """Keep a chain in the folder whose one amendment has these changes."""
-    authority = enrolment.Authority.load(ca, now=now())
-    chain = Chain.of(authority.federation, ())
-    place: Any = {"federation": chain.head.federation, "number": 1, "previous": chain.head.digest, "from_round": 2}
-    tag = amendment_tag(authority.round_key, chain.head.federation)
-    body = Amendment(**place, issued=1, round_key_tag=tag, **changes).encode()
-    signed = SignedAmendment(body, (endorse_as_founder(authority.key, body),))
-    MembershipFolder(folder.membership).save_chain(chain.extended(signed))
 
 
 def notice(folder: SiteFolder) -> SignedNotice:

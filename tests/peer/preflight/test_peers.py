@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fakes.drafts import site_text
+from fakes.founder_amendments import extend
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
-from peer.core.messages import SignedAmendment
 from peer.core.roster import SiteName
 from peer.daemon.dispatch import now
 from peer.demo.local_federation import LocalFederation, free_ports
@@ -21,8 +21,6 @@ from peer.identity.bundle import Bundle
 from peer.membership import amendment
 from peer.membership.chain import Chain
 from peer.membership.folder import MembershipFolder
-from peer.membership.round_keys import amendment_tag
-from peer.membership.signatures import endorse_as_founder
 from peer.preflight.check import check
 from peer.preflight.finding import Finding
 from peer.preflight.peers import TRIED_MAX, ReachabilityCheck
@@ -46,12 +44,8 @@ class Newcomer:
         self.address = f"127.0.0.1:{other}"
         request = enrolment.request(folder, authority.federation, authority.federation_toml, now=now(), newcomer=True)
         key = certificates.key_digest(certificates.read_key(folder.pki / certificates.KEY_FILE).public_key())
-        chain = Chain.of(authority.federation)
         added = amendment.Newcomer(folder.site, key, self.address)
-        tag = amendment_tag(authority.round_key, authority.federation.digest)
-        place: Any = {"federation": authority.federation.digest, "number": 1, "previous": chain.head.digest}
-        body = amendment.Amendment(**place, from_round=2, issued=1, round_key_tag=tag, add=(added,)).encode()
-        self.chain = chain.extended(SignedAmendment(body, (endorse_as_founder(authority.key, body),)))
+        self.chain = extend(Chain.of(authority.federation), authority, add=(added,))
         head = self.chain.head
         admitted = authority.admit(
             request.pem, fingerprint=request.fingerprint, now=now(), members=head.keys, added=head.head
