@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from fakes.drafts import draft, site_text
+from fakes.sites import append_rows, round_body
 from peer import api
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.core import commands, events
 from peer.core.worker_protocol import to_json
 from peer.demo.local_federation import LocalFederation
-from peer.errors import ConfigError, DataError, ModelError, StateError, UsageError
+from peer.errors import ConfigError, DataError, ModelError, StateError
 from peer.inference import model_state
 from peer.inference.notebook import preserve_torch_settings
 from peer.inference.predict import predict
@@ -144,12 +145,10 @@ def test_rounds_tell_who_was_missing_and_whose_mean_differs(site: api.SiteHandle
 
 
 def test_two_generations_follow_each_other(empty: api.SiteHandle) -> None:
-    body = {"contributors": ["asia"], "missing": {}, "sources": [], "below_quorum": False, "skipped": [4, 5]}
-    body |= {"artifact_sha256": None, "aggregate_sha256": None, "threads": 1, "duration_s": 1.0}
+    body = round_body(sources=[], missing={}, skipped=[4, 5])
     for generation in (1, 2):
-        empty.folder.create_generation()
-        with contextlib.closing(Journal(empty.folder.generation(generation) / "journal.db")) as journal:
-            journal.append("committed", 6, {**body, "generation": generation, "metrics": {"auc": generation / 4}})
+        metrics = {"generation": generation, "metrics": {"auc": generation / 4}}
+        append_rows(empty.folder, ("committed", 6, {**body, **metrics}), generation=generation)
     assert [(record["generation"], record["round"], record["skipped"]) for record in empty.rounds()] == [
         (1, 6, "4 5"),
         (2, 6, "4 5"),
@@ -164,11 +163,6 @@ def test_a_site_that_never_ran_has_no_record_and_no_model(empty: api.SiteHandle)
     assert (empty.status()["daemon"], empty.status()["phase"]) == ("down", "new")
     with pytest.raises(StateError, match="holds no model yet; run `mhfl-peer start --site asia`"):
         empty.model()
-
-
-def test_which_site_is_meant_must_be_clear(enrolled: LocalFederation) -> None:
-    with pytest.raises(UsageError, match="trial/asia, trial/europe"):
-        api.open_site(home=enrolled.home)
 
 
 def test_a_broken_file_is_named(empty: api.SiteHandle) -> None:
@@ -244,22 +238,23 @@ def test_what_cannot_be_read_is_named_and_the_rest_predicted(site: api.SiteHandl
     assert site.predict([]) == []
 
 
-def test_a_model_that_is_damaged_is_an_error_of_the_model(trained: SiteFolder, enrolled: LocalFederation) -> None:
-    """Of a copy: its checkpoint is cut short."""
+@pytest.fixture
+def copied(trained: SiteFolder, enrolled: LocalFederation) -> SiteFolder:
+    """A copy of the trained site, which a test may change."""
     folder = enrolled.folder("asia")
     shutil.rmtree(folder.path)
     shutil.copytree(trained.path, folder.path)
-    for path in folder.path.rglob("dam.safetensors"):
+    return folder
+
+
+def test_a_model_that_is_damaged_is_an_error_of_the_model(copied: SiteFolder) -> None:
+    for path in copied.path.rglob("dam.safetensors"):
         path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ModelError, match="the model of asia failed: "):
-        api.open_site("asia", home=folder.home).model()
+        api.open_site("asia", home=copied.home).model()
 
 
-def test_another_model_in_site_toml_is_refused(trained: SiteFolder, enrolled: LocalFederation) -> None:
-    folder = enrolled.folder("asia")
-    shutil.rmtree(folder.path)
-    shutil.copytree(trained.path, folder.path)
-    with contextlib.closing(Journal(folder.generation(1) / "journal.db")) as journal:
-        journal.append("configured", 0, {"federation": "0" * 64})
+def test_another_model_in_site_toml_is_refused(copied: SiteFolder) -> None:
+    append_rows(copied, ("configured", 0, {"federation": "0" * 64}))
     with pytest.raises(StateError, match="belongs to federation 000000000000"):
-        api.open_site("asia", home=folder.home).model()
+        api.open_site("asia", home=copied.home).model()

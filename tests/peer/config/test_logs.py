@@ -77,21 +77,18 @@ def test_what_others_say_cannot_move_the_cursor_or_begin_a_line() -> None:
     assert text.endswith("warning: peer refused  reason=no 12:00:00 all well [2J")
 
 
-def test_fields_are_in_words_and_the_empty_ones_left_out() -> None:
+def test_fields_are_in_words_numbers_short_and_empty_ones_left_out() -> None:
     format_line = logs.LineFormatter().format
     text = format_line(record("round committed", sources=["asia", "mars"], missing={"europe": "silent"}, cut={}))
     assert text.endswith("round committed  sources=asia, mars missing=europe (silent)")
     assert format_line(record("round committed", sources=[], missing={})).endswith("round committed")
+    assert format_line(record("committed", seconds=0.22036876699985442)).endswith("seconds=0.2204")
 
 
 def test_a_terminal_shows_the_start_of_a_digest() -> None:
     line = record("artifact received", sha256="ab" * 32, federation="0123456789ab")
     assert logs.LineFormatter(short=True).format(line).endswith("sha256=abababababab… federation=0123456789ab")
     assert "ab" * 32 in logs.LineFormatter().format(line)
-
-
-def test_numbers_are_short() -> None:
-    assert logs.LineFormatter().format(record("committed", seconds=0.22036876699985442)).endswith("seconds=0.2204")
 
 
 def test_everything_goes_to_the_file_and_to_the_screen_unless_quiet(

@@ -25,12 +25,13 @@ def rules_of(global_test: bool = True, **options: Any) -> Any:
 
 
 def test_the_rules_are_what_the_federation_says() -> None:
-    rules = rules_of(without=frozenset({SiteName("europe")}), stay=True)
+    egress = EgressConfig(evaluate=True, evaluation_samples_min=25)
+    rules = rules_of(without=frozenset({SiteName("europe")}), stay=True, egress=egress)
     assert (rules.site, rules.rounds, rules.method) == ("asia", 5, "fedskd")
     assert (rules.schedule_kind, rules.staleness) == ("ring", 1)
     assert (rules.fallback, rules.staleness_rounds_max, rules.quorum, rules.evaluation_every) == ("stale", 2, 1, 2)
     assert (rules.pace.wait_max_s, rules.pace.linger_s, rules.parameters["gamma"]) == (90, 7, 2.0)
-    assert (rules.others, rules.stay) == ((), True)
+    assert (rules.others, rules.stay, rules.evaluation_samples_min) == ((), True, 25)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,3 @@ def test_remote_evaluation_needs_the_federation_s_wish_and_the_site_s_policy(
     global_test: bool, egress: EgressConfig | None, denied: str | None
 ) -> None:
     assert rules_of(global_test, egress=egress).evaluation_denied == denied
-
-
-def test_the_least_number_of_samples_is_the_site_s() -> None:
-    assert rules_of(egress=EgressConfig(evaluate=True, evaluation_samples_min=25)).evaluation_samples_min == 25

@@ -46,18 +46,6 @@ def test_home_folder_prefers_what_is_nearest(tmp_path: Path) -> None:
     assert home_folder(Path("~/here"), {}) == Path.home() / "here"
 
 
-def test_layout(tmp_path: Path) -> None:
-    folder = SiteFolder(tmp_path, "trial", SiteName("europe"))
-    assert folder.path == tmp_path / "trial/europe"
-    names = {
-        "pki": folder.pki, "federation.toml": folder.federation_toml, "site.toml": folder.site_toml,
-        "lock": folder.lock, "egress.db": folder.egress_db, "logs": folder.logs, "gen-0001": folder.generation(1),
-        "gen-12345": folder.generation(12345),
-    }  # fmt: skip
-    for name, path in names.items():
-        assert path == folder.path / name
-
-
 def test_the_only_site_is_found_without_a_name(tmp_path: Path) -> None:
     europe = site_folder(tmp_path)
     (tmp_path / "trial" / "not-a-site").mkdir()
@@ -78,24 +66,6 @@ def test_several_sites_need_a_name(tmp_path: Path) -> None:
         find_site(tmp_path, "europe")
     with pytest.raises(UsageError, match=r"no site 'africa' .*there: second/europe, trial/asia, trial/europe"):
         find_site(tmp_path, "africa")
-
-
-def test_no_site_at_all(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no site lives under .*site init"):
-        find_site(tmp_path / "missing")
-
-
-def test_a_home_of_another_user_is_not_called_empty(tmp_path: Path) -> None:
-    site_folder(tmp_path / "home")
-    (tmp_path / "home").chmod(0)
-    user = os.geteuid()
-    try:
-        os.seteuid(user or 65534)  # root may read everything
-        with pytest.raises(UsageError, match=r"user \d+ may not read .*; run the command as the user of the daemon"):
-            find_site(tmp_path / "home", "europe")
-    finally:
-        os.seteuid(user)
-        (tmp_path / "home").chmod(0o700)
 
 
 def test_who_holds_a_folder_is_told_without_holding_it(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """The snapshot of a site: from its folder while its daemon is down, and from both while it runs."""
 
+import contextlib
+import datetime
 from typing import Any
 
 import pytest
 
 from fakes.sites import TRANSFER, append_rows
 from fakes.snapshots import link
+from peer.config.site_folder import SiteFolder
 from peer.core.commands import Source
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
@@ -28,25 +31,26 @@ def source(origin: str) -> Source:
     return Source(SiteName(origin), 1, artifact)
 
 
+def send(folder: SiteFolder, *, outcome: str = "complete", sent: int = 2048, **changes: Any) -> None:
+    """Write a transfer of 2 KiB into the site's ledger."""
+    with contextlib.closing(Ledger(folder.egress_db)) as ledger:
+        ledger.settle(ledger.intend(**{**TRANSFER, **changes}, bytes=2048), bytes=sent, outcome=outcome)
+
+
 def test_a_site_that_never_ran_has_a_snapshot(enrolled: LocalFederation) -> None:
     snapshot = SiteReader(enrolled.folder("asia")).read()
     assert (snapshot["status"]["daemon"], snapshot["status"]["phase"]) == ("down", "new")
     assert snapshot["plan"][0]["receives_from"] == {"asia": ["europe"], "europe": ["asia"]}
     assert (snapshot["artifact"], snapshot["sent"], snapshot["stories"]) == ("model", [], [])
     assert snapshot["folder_bytes"] > 0
-
-
-def test_a_site_that_has_not_joined_yet_has_no_plan(enrolled: LocalFederation) -> None:
     (enrolled.folder("asia").pki / "round.key").unlink()
-    assert SiteReader(enrolled.folder("asia")).read()["plan"] == []
+    assert SiteReader(enrolled.folder("asia")).read()["plan"] == [], "it has not joined yet"
 
 
 def test_routes_follow_the_journal_and_the_ledger(enrolled: LocalFederation) -> None:
     folder = enrolled.folder("asia")
     append_rows(folder, *rows_of(OpenedRow(1, sources=()), ArrivedRow(1, source=source("europe"), origin_generation=1)))
-    with_ledger = Ledger(folder.egress_db)
-    with_ledger.settle(with_ledger.intend(**TRANSFER, bytes=2048), bytes=2048, outcome="complete")
-    with_ledger.close()
+    send(folder)
     (document,) = (snapshot.overview for snapshot in FederationReader([folder]).read())
     states = {(route["sender"], route["receiver"]): (route["state"], route["bytes"]) for route in document["routes"]}
     assert states == {("europe", "asia"): ("arrived", 4096), ("asia", "europe"): ("arrived", 2048)}
@@ -92,23 +96,19 @@ def test_peers_certificates_are_those_that_signed_what_arrived(books: Any, enrol
 
 @pytest.mark.parametrize("encoded", [None, "", "no base64", "AAAA"])
 def test_a_row_without_a_certificate_is_left_out(encoded: str | None) -> None:
-    import datetime
-
     row = {"body": {"peer": "europe", "certificate_der": encoded}}
     assert peer_certificate_days([row], datetime.datetime.now(datetime.UTC)) == {}
 
 
 def test_totals_count_each_receiver_kind_and_purpose(enrolled: LocalFederation) -> None:
     folder = enrolled.folder("asia")
-    ledger = Ledger(folder.egress_db)
-    for purpose, outcome in (("train", "complete"), ("train", "broken"), ("evaluate", "complete")):
-        intent = ledger.intend(**{**TRANSFER, "purpose": purpose}, bytes=100)
-        ledger.settle(intent, bytes=100 if outcome == "complete" else 40, outcome=outcome)
-    ledger.close()
+    send(folder)
+    send(folder, outcome="broken", sent=40)
+    send(folder, purpose="evaluate")
     totals = sent_totals(History(folder, sent=True).read_all().sent)
     assert [(total["purpose"], total["transfers"], total["complete"], total["bytes"]) for total in totals] == [
-        ("evaluate", 1, 1, 100),
-        ("train", 2, 1, 140),
+        ("evaluate", 1, 1, 2048),
+        ("train", 2, 1, 2088),
     ]
 
 
@@ -116,9 +116,7 @@ def test_records_are_read_again_once_they_change(enrolled: LocalFederation) -> N
     folder = enrolled.folder("asia")
     reader = SiteReader(folder)
     assert reader.read()["sent"] == []
-    ledger = Ledger(folder.egress_db)
-    ledger.settle(ledger.intend(**TRANSFER, bytes=2048), bytes=2048, outcome="complete")
-    ledger.close()
+    send(folder)
     assert [total["bytes"] for total in reader.read()["sent"]] == [2048]
 
 

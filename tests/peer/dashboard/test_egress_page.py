@@ -1,10 +1,10 @@
 """The data protection officer's page says what policy and ledger say."""
 
+import contextlib
 import datetime
+import sqlite3
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from fakes.sites import TRANSFER
 from peer.audit import evidence_files, verification
@@ -48,14 +48,12 @@ def test_a_stricter_policy_is_said_as_such(enrolled: LocalFederation) -> None:
     assert said["number of training samples"] == "the other sites may learn it"
 
 
-def test_transfers_are_summed_by_receiver_and_by_month(
-    enrolled: LocalFederation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledger = Ledger(enrolled.folder("asia").egress_db)
-    for month in (9, 9, 10):
-        time_s = datetime.datetime(2026, month, 15).timestamp()
-        ledger.settle(ledger.intend(**TRANSFER, bytes=1024, time=time_s), bytes=1024, outcome="complete")
-    ledger.close()
+def test_transfers_are_summed_by_receiver_and_by_month(enrolled: LocalFederation) -> None:
+    assert "Nothing has left this site." in written(enrolled)
+    with contextlib.closing(Ledger(enrolled.folder("asia").egress_db)) as ledger:
+        for month in (9, 9, 10):
+            time_s = datetime.datetime(2026, month, 15).timestamp()
+            ledger.settle(ledger.intend(**TRANSFER, bytes=1024, time=time_s), bytes=1024, outcome="complete")
     page = written(enrolled)
     assert "3 transfers with 3.0 KiB left this site for one site" in page
     assert page.count('<td data-label="month">2026-09</td>') == 1
@@ -63,21 +61,13 @@ def test_transfers_are_summed_by_receiver_and_by_month(
     assert "The ledger of these transfers is whole" in page
 
 
-def test_nothing_left_yet(enrolled: LocalFederation) -> None:
-    assert "Nothing has left this site." in written(enrolled)
-
-
 def test_a_broken_ledger_is_the_first_thing_that_the_page_says(enrolled: LocalFederation) -> None:
-    import sqlite3
-
-    folder = enrolled.folder("asia")
-    ledger = Ledger(folder.egress_db)
-    for _ in range(3):
-        ledger.settle(ledger.intend(**TRANSFER, bytes=1), bytes=1, outcome="complete")
-    ledger.close()
-    with sqlite3.connect(folder.egress_db) as connection:
+    file = enrolled.folder("asia").egress_db
+    with contextlib.closing(Ledger(file)) as ledger:
+        for _ in range(3):
+            ledger.settle(ledger.intend(**TRANSFER, bytes=1), bytes=1, outcome="complete")
+    with contextlib.closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("UPDATE ledger SET body = replace(body, '\"bytes\":1', '\"bytes\":2') WHERE seq = 3")
-    connection.close()
     page = written(enrolled)
     assert "The ledger is not whole: row 3 was changed" in page
     assert page.index("not whole") < page.index("What may leave")

@@ -50,6 +50,10 @@ def test_the_link_leads_to_the_page_which_nothing_may_keep_or_frame(server: Dash
     assert "unsafe" not in policy
     assert "Set-Cookie" not in answer.headers
     assert "Access-Control-Allow-Origin" not in answer.headers
+    assert server._server.server_address[0] == "127.0.0.1"
+    assert ask(server, host=f"localhost:{server.port}")[0].status == 200
+    head, body = ask(server, method="HEAD")
+    assert (head.status, body) == (200, "")
 
 
 @pytest.mark.parametrize("path", ["/", "/x/", "/favicon.ico", "//", "/%00/", "*"])
@@ -74,22 +78,9 @@ def test_a_name_that_was_bound_to_loopback_leads_nowhere(server: DashboardServer
     assert (answer.status, "trial" in body) == (403, False)
 
 
-def test_localhost_is_a_name_of_it(server: DashboardServer) -> None:
-    assert ask(server, host=f"localhost:{server.port}")[0].status == 200
-
-
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_the_page_can_only_be_read(server: DashboardServer, method: str) -> None:
     assert ask(server, method=method)[0].status == 405
-
-
-def test_head_has_no_body(server: DashboardServer) -> None:
-    answer, body = ask(server, method="HEAD")
-    assert (answer.status, body) == (200, "")
-
-
-def test_it_listens_on_loopback_alone(server: DashboardServer) -> None:
-    assert server._server.server_address[0] == "127.0.0.1"
 
 
 def test_a_port_in_use_is_named(server: DashboardServer, enrolled: LocalFederation) -> None:

@@ -6,14 +6,12 @@ from fakes.demonstration import demonstration
 
 
 def test_the_share_of_the_room_is_the_gain_in_units_of_the_pooled_bounds() -> None:
-    gains = demonstration()["gains"]
+    document = demonstration()
+    gains = document["gains"]
     assert gains.keys() == {"local", "global"}
     for test in gains.values():
         assert test["fedvisit"] == pytest.approx({"gain": 0.1, "room": 0.2, "share": 0.5})
-
-
-def test_the_sentence_names_each_sites_gain_and_the_mean_of_the_room() -> None:
-    assert demonstration()["conclusion"] == (
+    assert document["conclusion"] == (
         "Joining by fedvisit gave africa +0.100, asia +0.100 of AUC on each site's own test data: on average 10.0 of "
         "the 20.0 points that pooling all data gives."
     )

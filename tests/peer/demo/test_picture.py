@@ -30,9 +30,6 @@ def test_the_page_has_a_curve_for_every_site_and_the_visits_of_every_method(page
     markers = re.findall(r"<use [^>]*fill: #[^>]*>", drawings[-1])
     in_key = len(SITES)
     assert len(markers) == len(SITES) * ROUNDS + in_key
-
-
-def test_the_page_says_what_joining_gave(page: str) -> None:
     assert "on average 10.0 of the 20.0 points that pooling all data gives" in page
     assert "pooled bound" in page
 

@@ -8,7 +8,6 @@ import pytest
 from fakes.sites import TRANSFER, append_rows, round_body
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
-from peer.errors import ConfigError
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.tracking.scalars import GenerationScalars, read_runs, stamp
@@ -127,12 +126,6 @@ def test_the_facts_are_those_of_the_generation_and_hold_no_path(history: Written
     assert facts["model.name"] == "resnet10"
     assert (facts["method"], facts["method.gamma"], facts["rounds"]) == ("fedskd", "1.0", "3")
     assert not [value for value in facts.values() if "secret" in value]
-
-
-def test_a_broken_federation_toml_is_named(history: WrittenHistory) -> None:
-    history.folder.federation_toml.write_text("rounds = [")
-    with pytest.raises(ConfigError, match=r"federation\.toml"):
-        read_runs(history.folder)
 
 
 def test_bytes_sent_after_a_backup_was_restored_are_in_the_same_run(history: WrittenHistory) -> None:
