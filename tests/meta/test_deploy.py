@@ -39,7 +39,6 @@ VERSION = "1.34"
 """The version of Kubernetes; the newest field, unhealthyPodEvictionPolicy, came with 1.31."""
 
 
-# --- metrics in rules and pictures -----------------------------------------------------------------------------------
 def rules(root: Path) -> list[dict[str, Any]]:
     """Every alert rule."""
     groups = yaml.safe_load((root / PROMETHEUS / "alerts.yml").read_text())["groups"]
@@ -154,7 +153,6 @@ def area(position: dict[str, int]) -> Iterable[tuple[int, int]]:
     return [(x, y) for x in columns for y in lines]
 
 
-# --- systemd ---------------------------------------------------------------------------------------------------------
 def unit(root: Path, name: str = "mhfl-peer@.service") -> dict[str, list[str]]:
     """Setting of a unit file -> its values."""
     settings: dict[str, list[str]] = {}
@@ -198,7 +196,6 @@ def test_the_unit_starts_what_the_program_understands(root: Path) -> None:
     assert ["u", *service["User"]] == user[:2]
 
 
-# --- Kubernetes ------------------------------------------------------------------------------------------------------
 def documents(root: Path) -> dict[str, dict[str, Any]]:
     """Kind -> object of the base; of several objects of a kind, the last."""
     objects = {}

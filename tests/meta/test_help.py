@@ -82,7 +82,6 @@ def hint_of(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-# --- help ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_explains_itself_with_an_example(name: str) -> None:
     command = COMMANDS[name]
@@ -102,7 +101,6 @@ def test_what_is_excused_needs_it() -> None:
     assert not [name for name in WITHOUT_JSON if shows(COMMANDS[name])]
 
 
-# --- JSON ------------------------------------------------------------------------------------------------------------
 def test_every_command_shows_what_it_knows_to_scripts() -> None:
     assert {name for name, command in COMMANDS.items() if not shows(command)} == WITHOUT_JSON.keys()
 

@@ -109,7 +109,6 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".db-shm"}
 
 
-# --- as it is typed --------------------------------------------------------------------------------------------------
 def test_the_documentation_runs_and_leaves_the_folder_as_it_was(site: api.SiteHandle) -> None:
     datalist = Path(site.config.data.datalist)
     names = {"site": site, "home": str(site.folder.home), "datalist": str(datalist), "open_site": api.open_site}
@@ -157,7 +156,6 @@ def test_two_generations_follow_each_other(empty: api.SiteHandle) -> None:
     assert [event["kind"] for event in empty.events()] == ["committed", "committed"]
 
 
-# --- what may be missing ---------------------------------------------------------------------------------------------
 def test_a_site_that_never_ran_has_no_record_and_no_model(empty: api.SiteHandle) -> None:
     assert (empty.rounds(), empty.metrics(), empty.evaluation(), empty.transfers(), empty.events()) == ([],) * 5
     assert (empty.status()["daemon"], empty.status()["phase"]) == ("down", "new")
@@ -186,7 +184,6 @@ def test_a_running_daemon_tells_its_status_and_is_read_beside(enrolled: LocalFed
     assert api.open_site("asia", home=enrolled.home).status()["daemon"] == "down"
 
 
-# --- the model -------------------------------------------------------------------------------------------------------
 def test_predictions_are_those_that_the_command_line_gets(site: api.SiteHandle, tmp_path: Path) -> None:
     config = site.config
     with preserve_torch_settings(), model_state.open_trained(site.folder) as (_, standing):

@@ -19,6 +19,7 @@ def test_the_codes_that_scripts_rely_on() -> None:
         13: "PeerUnreachable", 14: "DaemonDown", 15: "WorkerFailed", 16: "CheckFailed", 17: "FederationMismatch",
         18: "LedgerBroken", 19: "MembershipError", 130: "Interrupted",
     }  # fmt: skip
+    assert len({kind.exit_code for kind in KINDS}) == len(KINDS) == len(EXIT_CODES)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -28,16 +29,9 @@ def test_every_kind_is_in_the_table(kind: type[PeerError]) -> None:
     assert kind.usual_remedy
 
 
-def test_no_two_kinds_share_a_code() -> None:
-    assert len({kind.exit_code for kind in KINDS}) == len(KINDS) == len(EXIT_CODES)
-
-
-def test_text_is_message_and_remedy() -> None:
+def test_text_is_message_and_remedy_in_one_line_whatever_a_peer_sent() -> None:
     assert str(ConfigError("rounds = 0 is below 1", "write at least 1")) == "rounds = 0 is below 1; write at least 1"
     assert str(ConfigError("rounds is missing")) == f"rounds is missing; {ConfigError.usual_remedy}"
-
-
-def test_text_is_one_line_whatever_a_peer_sent() -> None:
     error = ConfigError("site\n'x\x1b[31m'\tsaid\r\u2028no", "do\nthis")
     assert str(error) == "site 'x [31m' said  no; do this"
     assert error.message == one_line(error.message)

@@ -16,6 +16,7 @@ from peer.cli.governance import SiteChain
 from peer.config.site_folder import SiteFolder
 from peer.core.messages import ChainHead
 from peer.core.roster import Sha256, SiteName
+from peer.daemon import startup
 from peer.daemon.dispatch import now
 from peer.errors import MembershipError
 from peer.identity import certificates
@@ -89,13 +90,8 @@ def test_settings_are_changed_by_key_and_by_file(founded: GovernedFederation, tm
 
 def test_a_notice_is_taken_up(founded: GovernedFederation) -> None:
     assert "no notice of a member" in refused("MembershipError", *at(founded, "amend", "--leave"))
-    own = certificates.Identity.load(
-        founded.folder("europe").pki,
-        name=SiteName("europe"),
-        ca_certificate=founded.federation.ca_certificate,
-        now=now(),
-    )
-    notice = sign_notice(own, federation=founded.federation.digest, issued=1)
+    federation, _, own = startup.load(founded.folder("europe"))
+    notice = sign_notice(own, federation=federation.digest, issued=1)
     folder(founded, "asia").save_notices([notice])
     enacted = run_json(*at(founded, "amend", "--leave"))
     assert enacted["members"] == ["asia", "oceania"]
@@ -237,16 +233,12 @@ def test_a_peer_that_lies_about_its_chain_does_not_put_its_expulsion_off(
     assert run_json(*at(founded, "amend", "--expel", "europe"))["members"] == ["asia", "oceania"]
 
 
-def test_a_ca_folder_that_is_not_there_is_named(founded: GovernedFederation, tmp_path: Path) -> None:
-    words: Any = ("--home", founded.home, "federation", "hold", "--ca", tmp_path / "nosuch", "--site", "asia")
-    missing = refused("CertificateError", *words)
-    assert "nosuch/ca.key is missing; name the CA folder that `federation create` wrote with --ca" in missing
-
-
-def test_a_foreign_ca_signs_nothing(founded: GovernedFederation, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_the_federation_s_ca_signs_nothing(founded: GovernedFederation, tmp_path: Path) -> None:
     other = GovernedFederation.create(tmp_path / "other", "asia")
-    words: Any = ("--home", founded.home, "federation", "hold", "--ca", other.ca, "--site", "asia")
-    assert "is not the key of the CA of trial" in refused("CertificateError", *words)
+    hold = ("--home", founded.home, "federation", "hold", "--site", "asia", "--ca")
+    missing = refused("CertificateError", *hold, tmp_path / "nosuch")
+    assert "nosuch/ca.key is missing; name the CA folder that `federation create` wrote with --ca" in missing
+    assert "is not the key of the CA of trial" in refused("CertificateError", *hold, other.ca)
 
 
 def test_another_process_holds_the_folder(founded: GovernedFederation) -> None:

@@ -42,7 +42,6 @@ def federation(founded: GovernedFederation, monkeypatch: pytest.MonkeyPatch) -> 
     return founded
 
 
-# --- what is offered -------------------------------------------------------------------------------------------------
 def test_every_command_is_offered_with_its_help() -> None:
     assert complete("") == list(COMMANDS)
     items = ShellComplete(main, {}, PROGRAM, VARIABLE).get_completions([], "rou")
@@ -74,7 +73,6 @@ def test_the_home_that_was_typed_counts(sites: Path, tmp_path: Path) -> None:
     assert complete(f"rounds --home {other / 'nowhere'} --site ") == []
 
 
-# --- scripts ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_script_calls_the_program_back(shell: str) -> None:
     result = run("completion", shell)
@@ -83,7 +81,6 @@ def test_a_script_calls_the_program_back(shell: str) -> None:
     assert PROGRAM in result.stdout
 
 
-# --- in a shell ------------------------------------------------------------------------------------------------------
 def test_bash_completes_commands_and_sites(sites: Path, tmp_path: Path) -> None:
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")

@@ -89,11 +89,17 @@ def test_a_script_gives_settings(site_toml: Path, tmp_path: Path) -> None:
     assert (again["changes"], again["diff"], again["written"]) == ([], "", False)
 
 
-def test_who_declines_changes_nothing(site_toml: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [(("scans/list.json", "", "", "", "", "n"), 0, "unchanged"), (("scans/list.json",), 2, "standard input ended")],
+)
+def test_who_declines_or_does_not_answer_changes_nothing(
+    site_toml: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
     before = site_toml.read_bytes()
-    result = run(*CALL, "--no-try", answer=answers("scans/list.json", "", "", "", "", "n"))
-    assert (result.exit_code, site_toml.read_bytes()) == (0, before)
-    assert "unchanged" in result.output
+    result = run(*CALL, "--no-try", answer=answers(*words))
+    assert (result.exit_code, site_toml.read_bytes()) == (code, before)
+    assert said in result.output
 
 
 def test_a_change_that_fails_is_not_written_unless_a_person_keeps_it(site_toml: Path) -> None:
@@ -136,14 +142,6 @@ def test_a_value_that_the_schema_refuses_is_not_written(site_toml: Path) -> None
     before = site_toml.read_bytes()
     words = ("--set", "data.datalist=scans/list.json", "--set", "training.batch_size=0", "--json")
     assert "training.batch_size" in refused("ConfigError", *QUICK, *words)
-    assert site_toml.read_bytes() == before
-
-
-def test_without_answers_nothing_is_written(site_toml: Path) -> None:
-    before = site_toml.read_bytes()
-    result = run(*CALL, answer=answers("scans/list.json"))
-    assert result.exit_code == 2
-    assert "standard input ended" in result.stderr
     assert site_toml.read_bytes() == before
 
 

@@ -233,7 +233,6 @@ def test_a_data_set_of_a_package_has_a_command_with_the_options_of_its_prepare(d
     assert (tmp_path / "figures" / "pool.json").is_file()
 
 
-# --- the contact sheet -----------------------------------------------------------------------------------------------
 STAND_IN = """\
 import json, sys
 setting, samples = (request := json.load(sys.stdin))["setting"], request["samples"]
@@ -318,6 +317,9 @@ def test_a_contact_sheet_takes_the_keys_of_a_site(tmp_path: Path) -> None:
         (("--intensity", "window", "40", "0"), "--intensity: a window is its centre and its width"),
         (("--intensity", "window", "40", "wide"), "--intensity 40,wide: write it as window 40 400"),
         (("--site", "alpha", "--spacing", "1x1"), "--spacing and --site; leave it out"),
+        (("--input-size", "2by5"), "--site NAME"),
+        (("--input-size", "0x3"), "--site NAME"),
+        (("--input-size", "1x1x1x1"), "--site NAME"),
     ],
 )
 def test_keys_that_no_site_could_have_are_refused(datalist: Path, options: tuple[str, ...], message: str) -> None:
@@ -350,11 +352,3 @@ def test_where_images_do_not_say_the_size_it_is_asked_for(
     result = run("inspect", datalist, "--html", datalist.with_name("sheet.html"))
     assert result.exit_code == UsageError.exit_code
     assert f"--input-size is missing, and {'the images have ' if shape else ''}{problem}" in result.stderr
-
-
-@pytest.mark.parametrize("size", [("--input-size", "2by5"), ("--input-size", "0x3"), ("--input-size", "1x1x1x1")])
-def test_a_contact_sheet_without_a_size_is_refused(datalist: Path, size: tuple[str, ...]) -> None:
-    result = run("inspect", datalist, "--html", datalist.with_name("sheet.html"), *size)
-    assert result.exit_code == UsageError.exit_code
-    assert "--input-size" in result.stderr
-    assert "--site NAME" in result.stderr

@@ -35,7 +35,6 @@ def asia(books: Any) -> SiteFolder:
     return folder
 
 
-# --- the listing -----------------------------------------------------------------------------------------------------
 def test_the_list_has_the_documented_keys_and_can_be_narrowed(asia: SiteFolder) -> None:
     transfers = run_json("egress", "--site", "asia")
     sent = [("europe", 1), ("europe", 2), ("africa", 2), ("europe", 3)]
@@ -80,7 +79,6 @@ def test_a_wrong_word_is_named_and_not_taken_for_an_empty_list(
     assert complaint in refused_in_one_line("UsageError", "egress", "--site", "asia", *words)
 
 
-# --- the proof -------------------------------------------------------------------------------------------------------
 def test_a_ledger_is_verified_with_a_witness_from_another_site(asia: SiteFolder, tmp_path: Path) -> None:
     out = tmp_path / "from-europe.json"
     written = run_json("egress", "witness", "--site", "europe", "--of", "asia", "--out", out)
@@ -146,7 +144,6 @@ def test_the_default_witness_shows_the_rows_that_a_restored_backup_lacks_also_ro
     assert "the journal says that an older backup was restored on" in complaint
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
 def test_an_export_is_proven_without_the_site_s_folder(asia: SiteFolder, tmp_path: Path) -> None:
     out, federation = tmp_path / "asia.json", tmp_path / "federation.toml"
     federation.write_text(asia.federation_toml.read_text())

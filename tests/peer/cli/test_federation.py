@@ -46,13 +46,6 @@ def test_create_says_what_it_made(tmp_path: Path) -> None:
     assert EXAMPLE.read_text() in text.replace(count, "")
 
 
-def test_create_for_people(tmp_path: Path) -> None:
-    result = call("federation", "create", EXAMPLE, "--out", tmp_path / "ca")
-    assert result.exit_code == 0
-    assert FederationConfig.load(tmp_path / "ca" / "federation.toml").digest in result.stdout
-    assert "keep it offline" in result.stdout
-
-
 def test_create_notes_a_federation_of_one_site(tmp_path: Path) -> None:
     first, *_ = EXAMPLE.read_text().split("\n[[site]]")
     (tmp_path / "draft.toml").write_text(f'{first}\n[[site]]\nname = "europe"\n')
@@ -102,8 +95,13 @@ def test_a_federation_of_members_whose_keys_were_taken_out_is_refused(tmp_path: 
     assert "members sign with pinned keys" in refused("ConfigError", "federation", "show", text)
 
 
-def test_create_does_not_overwrite(ca: Path) -> None:
-    assert "is not an empty folder" in refused("StateError", "federation", "create", EXAMPLE, "--out", ca)
+def test_create_tells_people_and_does_not_overwrite(tmp_path: Path) -> None:
+    create = ("federation", "create", EXAMPLE, "--out", tmp_path / "ca")
+    result = call(*create)
+    assert result.exit_code == 0
+    assert FederationConfig.load(tmp_path / "ca" / "federation.toml").digest in result.stdout
+    assert "keep it offline" in result.stdout
+    assert "is not an empty folder" in refused("StateError", *create)
 
 
 def test_show_tells_everything_that_holds(ca: Path) -> None:
@@ -141,30 +139,32 @@ def test_show_of_a_draft_has_the_count_that_create_writes(tmp_path: Path) -> Non
     assert founded["stages"]["train"]["count"] == 25
 
 
-def test_admit_with_a_fingerprint(tmp_path: Path, ca: Path, request_of_europe: dict[str, str]) -> None:
-    words = ("federation", "admit", "--ca", ca, tmp_path / "europe.csr", "--out", tmp_path / "europe.bundle")
-    admitted = run_json(*words, "--fingerprint", request_of_europe["fingerprint"])
+@pytest.fixture
+def admission(tmp_path: Path, ca: Path) -> tuple[object, ...]:
+    """The call that admits Europe."""
+    return ("federation", "admit", "--ca", ca, tmp_path / "europe.csr", "--out", tmp_path / "europe.bundle")
+
+
+def test_admit_with_a_fingerprint(tmp_path: Path, ca: Path, admission, request_of_europe: dict[str, str]) -> None:
+    admitted = run_json(*admission, "--fingerprint", request_of_europe["fingerprint"])
     assert (admitted["site"], admitted["fingerprint"]) == ("europe", request_of_europe["fingerprint"])
     assert (admitted["renewal"], admitted["replaced"]) == (False, [])
     assert json.loads((ca / "admitted.json").read_text())["europe"][0]["fingerprint"] == admitted["fingerprint"]
     assert (tmp_path / "europe.bundle").exists()
 
 
-def test_admit_after_typing_the_name(tmp_path: Path, ca: Path, request_of_europe: dict[str, str]) -> None:
-    words = ("federation", "admit", "--ca", ca, tmp_path / "europe.csr", "--out", tmp_path / "europe.bundle")
-    result = call(*words, answer="europe\n")
+def test_admit_after_typing_the_name(admission: tuple[object, ...], request_of_europe: dict[str, str]) -> None:
+    result = call(*admission, answer="europe\n")
     assert result.exit_code == 0
     assert request_of_europe["fingerprint"] in result.stderr
     assert "Compare it" in result.stderr
     assert "admitted" in result.stdout
 
 
+@pytest.mark.usefixtures("request_of_europe")
 @pytest.mark.parametrize("answer", ["", "\n", "yes\n", "asia\n"])
-def test_admit_without_confirmation_admits_nobody(
-    tmp_path: Path, ca: Path, request_of_europe: dict[str, str], answer: str
-) -> None:
-    words = ("federation", "admit", "--ca", ca, tmp_path / "europe.csr", "--out", tmp_path / "europe.bundle")
-    assert "europe.csr was not admitted" in refused("UsageError", *words, answer=answer)
+def test_admit_without_confirmation_admits_nobody(tmp_path: Path, ca: Path, admission, answer: str) -> None:
+    assert "europe.csr was not admitted" in refused("UsageError", *admission, answer=answer)
     assert (ca / "admitted.json").read_text() == "{}\n"
     assert not (tmp_path / "europe.bundle").exists()
 

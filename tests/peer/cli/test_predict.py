@@ -149,7 +149,6 @@ def test_label_maps_need_a_folder_with_nothing_in_it(folder: SiteFolder, tmp_pat
     assert (result.exit_code, "is not empty" in result.stderr) == (6, True)
 
 
-# --- an exported file -----------------------------------------------------------------------------------------------
 def test_an_exported_file_needs_no_site(tmp_path: Path, answering: Callable[[dict[str, Any]], Path]) -> None:
     predictions = [{"file": "a.nii", "class": 1, "probabilities": [0.25, 0.75]}]
     exported_by = {"site": "asia", "generation": 2, "round": 9, "task": "time_series", "classes": 2}

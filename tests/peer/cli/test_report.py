@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fakes.cli import drawn, run
+from fakes.cli import drawn, refused_in_one_line
 from peer.cli.report import _render
-from peer.errors import EXIT_CODES
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -53,15 +52,9 @@ def test_several_settings_are_told_apart() -> None:
     assert "AUC: alpha-0.5, mixed" in text
 
 
-def test_a_folder_without_results_is_refused_in_one_line(tmp_path: Path) -> None:
-    finished = run("report", tmp_path)
-    assert EXIT_CODES[finished.exit_code].name == "UsageError"
-    assert "there is no experiment.json" in finished.output
-
-
-def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
+def test_a_folder_without_results_of_this_format_is_refused_in_one_line(tmp_path: Path) -> None:
+    assert "there is no experiment.json" in refused_in_one_line("UsageError", "report", tmp_path)
     (tmp_path / "experiment.json").write_text(json.dumps({"format": 99, "version": "3.0.0"}))
-    finished = run("report", tmp_path, "--json")
-    assert EXIT_CODES[finished.exit_code].name == "StateError"
-    assert "format 99" in finished.output
-    assert "mhfl-peer 3.0.0" in finished.output
+    problem = refused_in_one_line("StateError", "report", tmp_path, "--json")
+    assert "format 99" in problem
+    assert "mhfl-peer 3.0.0" in problem

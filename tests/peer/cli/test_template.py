@@ -1,6 +1,7 @@
 """The template of site.toml is the example, and fits every number of dimensions."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,14 +11,19 @@ from peer.config.schema import SiteConfig
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "examples" / "site.toml"
 
 
+def written(folder: Path, *place: Any, **options: Any) -> SiteConfig:
+    """The configuration of a site whose file is the template."""
+    (folder / "site.toml").write_text(site_toml(*place, **options))
+    return SiteConfig.load(folder / "site.toml")
+
+
 def test_template_is_the_example() -> None:
     assert site_toml(3) == EXAMPLE.read_text()
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_template_fits_the_task(dims: int, tmp_path: Path) -> None:
-    (tmp_path / "site.toml").write_text(site_toml(dims))
-    assert len(SiteConfig.load(tmp_path / "site.toml").data.input_size) == dims
+    assert len(written(tmp_path, dims).data.input_size) == dims
 
 
 @pytest.mark.parametrize(
@@ -32,20 +38,17 @@ def test_template_fits_the_task(dims: int, tmp_path: Path) -> None:
     ],
 )
 def test_the_site_listens_where_the_roster_says_that_it_is(address: str | None, listen: str, tmp_path: Path) -> None:
-    (tmp_path / "site.toml").write_text(site_toml(2, address))
-    assert SiteConfig.load(tmp_path / "site.toml").listen == listen
+    assert written(tmp_path, 2, address).listen == listen
 
 
 def test_a_site_whose_address_is_a_relay_s_parks_there(tmp_path: Path) -> None:
-    (tmp_path / "site.toml").write_text(site_toml(3, "relay gate relay.clinic.example:8443"))
-    site = SiteConfig.load(tmp_path / "site.toml")
+    site = written(tmp_path, 3, "relay gate relay.clinic.example:8443")
     assert (site.listen, site.connect.relays) == ("127.0.0.1:7443", ("gate relay.clinic.example:8443",))
 
 
 def test_a_given_listen_wins_over_the_address_and_keeps_the_relay(tmp_path: Path) -> None:
     for address in (None, "gpu.europe.example:7444", "relay gate relay.clinic.example:8443"):
-        (tmp_path / "site.toml").write_text(site_toml(2, address, listen="0.0.0.0:7450"))
-        site = SiteConfig.load(tmp_path / "site.toml")
+        site = written(tmp_path, 2, address, listen="0.0.0.0:7450")
         assert (site.listen, site.metrics.listen) == ("0.0.0.0:7450", "127.0.0.1:9471")
     assert site.connect.relays == ("gate relay.clinic.example:8443",)
 
@@ -54,11 +57,9 @@ def test_a_given_listen_wins_over_the_address_and_keeps_the_relay(tmp_path: Path
     ("port", "metrics_port"), [(7443, 9464), (7444, 9465), (443, 9464), (5001, 10022), (9464, 9485), (9999, 10020)]
 )
 def test_sites_of_one_machine_have_their_own_metrics_ports(port: int, metrics_port: int, tmp_path: Path) -> None:
-    (tmp_path / "site.toml").write_text(site_toml(2, f"127.0.0.1:{port}"))
-    assert SiteConfig.load(tmp_path / "site.toml").metrics.listen == f"127.0.0.1:{metrics_port}"
+    assert written(tmp_path, 2, f"127.0.0.1:{port}").metrics.listen == f"127.0.0.1:{metrics_port}"
 
 
 @pytest.mark.parametrize("discovery", [False, True])
 def test_a_site_announces_itself_where_the_roster_lacks_addresses(discovery: bool, tmp_path: Path) -> None:
-    (tmp_path / "site.toml").write_text(site_toml(2, "127.0.0.1:7443", discovery=discovery))
-    assert SiteConfig.load(tmp_path / "site.toml").discovery.zeroconf is discovery
+    assert written(tmp_path, 2, "127.0.0.1:7443", discovery=discovery).discovery.zeroconf is discovery

@@ -6,7 +6,6 @@ import io
 import json
 import re
 import zipfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +63,8 @@ def test_it_has_versions_settings_status_rows_logs_and_findings(folder: SiteFold
     assert "pki/site.key" in {entry["name"] for entry in documents["folder.json"]}
     for name in members:
         assert f"{name}: " in members["README.txt"].decode()
+    with zipfile.ZipFile(io.BytesIO(bug_report.pack(members))) as archive:
+        assert {name: archive.read(name) for name in archive.namelist()} == members
 
 
 def test_addresses_are_in_it_only_where_wanted(folder: SiteFolder) -> None:
@@ -141,9 +142,3 @@ def test_only_the_newest_lines_of_a_long_log_are_read(folder: SiteFolder) -> Non
     (folder.logs / "worker.log").write_text("".join(f"line {number}\n" for number in range(9000)))
     lines = collect(folder)["logs/worker.log"].decode().splitlines()
     assert (len(lines), lines[-1]) == (bug_report.LOG_LINES, "line 8999")
-
-
-def test_the_zip_file_has_the_files(folder: SiteFolder, tmp_path: Path) -> None:
-    members = collect(folder)
-    with zipfile.ZipFile(io.BytesIO(bug_report.pack(members))) as archive:
-        assert {name: archive.read(name) for name in archive.namelist()} == members

@@ -100,7 +100,6 @@ def test_data_that_are_wrong_are_not_given_to_a_worker(run_check: RunCheck, fold
     assert "worker" not in findings
 
 
-# --- ports, and who has the folder ------------------------------------------------------------------------------------
 def test_a_port_that_somebody_else_holds_is_a_failure(run_check: RunCheck, folder: SiteFolder, taken, enrolled) -> None:
     address = enrolled.federation.addresses[folder.site]
     folder.site_toml.write_text(folder.site_toml.read_text() + f'[metrics]\nlisten = "{address}"\n')

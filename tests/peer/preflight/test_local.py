@@ -41,10 +41,6 @@ from peer.preflight.local import check_packages
 ROOT = Path(__file__).parents[3]
 
 
-def test_ours_alone_are_no_finding() -> None:
-    assert list(check_packages()) == []
-
-
 @pytest.mark.parametrize("name", ["models", "losses"])
 def test_a_foreign_package_is_the_only_finding_and_no_traceback(
     tmp_path: Path, enrolled: LocalFederation, name: str
@@ -62,6 +58,7 @@ def test_a_foreign_package_is_the_only_finding_and_no_traceback(
 
 
 def test_a_distribution_that_lies_over_ours_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(check_packages()) == []
     information = tmp_path / "other_models-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: other-models\nVersion: 1.0\n")
@@ -74,7 +71,6 @@ def test_a_distribution_that_lies_over_ours_is_named(tmp_path: Path, monkeypatch
 RunCheck = Callable[..., dict[str, Finding]]
 
 
-# --- certificates -----------------------------------------------------------------------------------------------------
 def test_a_certificate_that_runs_out_is_worth_a_warning(tmp_path: Path, folder: SiteFolder) -> None:
     text = folder.federation_toml.read_text()
     draft = text[text.index('name = "trial"') :]
@@ -87,9 +83,6 @@ def test_a_certificate_that_runs_out_is_worth_a_warning(tmp_path: Path, folder: 
     findings = {finding.subject: finding for finding in check(short, train=False)}
     assert (findings["certificate"].verdict, findings["CA"].verdict) == ("warning", "warning")
     assert findings["certificate"].message == "valid for 19 more days"
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
 
 
 def test_what_the_datalist_holds_is_counted(run_check: RunCheck) -> None:
@@ -105,7 +98,6 @@ def test_of_many_problems_the_first_is_shown_and_the_others_are_counted(
     assert "2 more with `mhfl-peer data validate`" in finding.remedy
 
 
-# --- disk -------------------------------------------------------------------------------------------------------------
 def test_room_is_asked_for_what_several_rounds_keep(enrolled: LocalFederation, folder: SiteFolder) -> None:
     federation = enrolled.federation
     (small,) = local.check_disk(folder, federation, 1000)
@@ -127,7 +119,6 @@ def descriptors(soft: int, *place: Any) -> list[Finding]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
 
 
-# --- ports ------------------------------------------------------------------------------------------------------------
 def test_too_few_open_files_for_the_roster_are_worth_a_warning_and_for_its_members_a_failure(
     folder: SiteFolder,
 ) -> None:
@@ -208,7 +199,6 @@ def test_the_file_system_is_that_of_the_last_and_deepest_mount(tmp_path: Path, p
     assert local.filesystem_type(Path(path), tmp_path / "missing") == ""
 
 
-# --- policy -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("limit", "size", "verdict"), [(None, 10**12, "ok"), (100, 100, "ok"), (100, None, "ok"), (100, 101, "failure")]
 )

@@ -54,7 +54,6 @@ def history(enrolled: LocalFederation) -> WrittenHistory:
     return WrittenHistory(enrolled.folder("asia"), enrolled.federation.digest)
 
 
-# --- which scalars there are -----------------------------------------------------------------------------------------
 def test_a_site_that_never_ran_has_no_run(history: WrittenHistory) -> None:
     assert read_runs(history.folder) == []
     history.folder.create_generation()

@@ -34,7 +34,6 @@ def points(run: GenerationScalars) -> dict[tuple[str, int], tuple[float, float]]
     return {(scalar.tag, scalar.step): (scalar.value, scalar.time_s) for scalar in run.scalars}
 
 
-# --- TensorBoard -----------------------------------------------------------------------------------------------------
 def read_back(folder: Path) -> dict[tuple[str, int], tuple[float, float]]:
     """Value and time by tag and step, as TensorBoard reads a run; a step that comes twice fails."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -80,7 +79,6 @@ def test_what_a_crash_cut_off_is_written_again(board, tmp_path: Path) -> None:
     assert read_back(path.parent) == points(run_of(2))
 
 
-# --- MLflow ----------------------------------------------------------------------------------------------------------
 @pytest.mark.e2e
 def test_mlflow_has_a_run_for_each_generation_and_resumes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
