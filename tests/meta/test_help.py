@@ -20,9 +20,6 @@ from peer.records import documents as records
 from peer.relay import documents as relay_documents
 from tests.meta.test_readme import problem
 
-WITHOUT_EXAMPLE: dict[str, str] = {}
-"""Commands whose help needs no example, with the reason."""
-
 WITHOUT_JSON = {
     "relay start": "runs until it is stopped",
     "completion": "prints a script for a shell",
@@ -87,18 +84,13 @@ def test_a_command_explains_itself_with_an_example(name: str) -> None:
     command = COMMANDS[name]
     assert (command.help or "").strip(), "it has no help"
     own = [words for words in examples(command) if words[: len(name.split())] == name.split()]
-    assert own or name in WITHOUT_EXAMPLE, "its help shows no example, set off by \\b"
+    assert own, "its help shows no example, set off by \\b"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_examples_can_be_typed(name: str) -> None:
     for words in examples(COMMANDS[name]):
         assert problem(words) is None, shlex.join(words)
-
-
-def test_what_is_excused_needs_it() -> None:
-    assert not [name for name in WITHOUT_EXAMPLE if examples(COMMANDS[name])]
-    assert not [name for name in WITHOUT_JSON if shows(COMMANDS[name])]
 
 
 def test_every_command_shows_what_it_knows_to_scripts() -> None:

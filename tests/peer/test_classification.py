@@ -34,6 +34,8 @@ def test_scores_by_hand() -> None:
         auc_undefined=1,
         samples=4,
     )
+    only_predicted = class_scores(np.eye(3)[[0, 2]], np.array([0, 1]))
+    assert only_predicted.f1_macro == pytest.approx(1 / 3)
     assert class_areas(probabilities, labels) == [1.0, pytest.approx(5 / 6), pytest.approx(5 / 6), None]
 
 
@@ -46,20 +48,12 @@ def test_ties_count_one_half() -> None:
     assert area_under_curve(scores, np.zeros(4, dtype=bool)) is None
 
 
-def test_f1_counts_a_class_that_is_only_predicted() -> None:
-    assert class_scores(np.eye(3)[[0, 2]], np.array([0, 1])).f1_macro == pytest.approx(1 / 3)
-
-
-def test_two_classes_have_the_area_of_class_1() -> None:
+def test_two_classes_have_the_area_of_class_1_and_one_class_has_none() -> None:
     probabilities = np.array([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7]])
     scores = class_scores(probabilities, np.array([0, 1, 0]))
     assert (scores.auc, scores.auc_undefined) == (0.5, 0)
-
-
-def test_one_class_only_has_no_area() -> None:
-    probabilities, labels = np.array([[0.2, 0.8], [0.6, 0.4]]), np.array([1, 1])
-    assert auc(probabilities, labels) is None
-    assert class_scores(probabilities, labels).auc_undefined == 1
+    assert auc(probabilities, np.array([1, 1, 1])) is None
+    assert class_scores(probabilities, np.array([1, 1, 1])).auc_undefined == 1
     assert auc(np.empty((0, 2)), np.empty(0, dtype=np.int64)) is None
 
 

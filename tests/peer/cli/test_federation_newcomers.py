@@ -34,8 +34,11 @@ def test_a_newcomer_joins_with_the_amendment_that_added_it(founded: GovernedFede
     fingerprint = init(founded, "oslo", "--newcomer")["fingerprint"]
     amend = ("--home", founded.home, "federation", "amend", "--ca", founded.ca, "--site", "asia")
     assert "once `federation amend --add` has added it" in refused("BundleError", *admit(founded, fingerprint))
+    sent = ("--home", founded.home, "egress", "--site", "asia", "--peer", "oslo")
+    assert "oslo: not a site of this federation" in refused("UsageError", *sent)
     run_json(*amend, "--rounds", "120")
     added = run_json(*amend, "--add", "oslo=127.0.0.1:3", "--request", tmp_path / "oslo.csr")
+    assert run_json(*sent) == []
     run_json(*amend, "--rounds", "150")
     admitted = run_json(*admit(founded, fingerprint))
     assert admitted["site"] == "oslo"
@@ -93,15 +96,6 @@ def test_a_method_with_a_place_for_each_site_names_the_newcomer_before_anything_
     assert not (tmp_path / "proposal.json").exists()
     for folder in (founded.ca, founded.folder("asia").membership):
         assert MembershipFolder(folder).approvals() == {}
-
-
-def test_what_was_sent_to_a_newcomer_can_be_asked_of_the_ledger(founded: GovernedFederation, tmp_path: Path) -> None:
-    init(founded, "oslo", "--newcomer")
-    sent = ("--home", founded.home, "egress", "--site", "asia", "--peer", "oslo")
-    assert "oslo: not a site of this federation" in refused("UsageError", *sent)
-    amend = ("--home", founded.home, "federation", "amend", "--ca", founded.ca, "--site", "asia")
-    run_json(*amend, "--add", "oslo=127.0.0.1:3", "--request", tmp_path / "oslo.csr")
-    assert run_json(*sent) == []
 
 
 def test_a_newcomers_key_is_the_one_that_the_amendment_pins(founded: GovernedFederation, tmp_path: Path) -> None:

@@ -55,13 +55,6 @@ def status(**changes: Any) -> str:
     return drawn(rendering.status({**STATUS, **changes}))
 
 
-def test_a_status_says_what_of_the_pretrained_weights_fitted() -> None:
-    assert "Pretrained weights: 2 of 3 tensors fit; random: fc.weight." in status(
-        weights="2 of 3 tensors fit; random: fc.weight"
-    )
-    assert "Pretrained" not in status(weights=None)
-
-
 def test_a_status_says_who_where_and_how_far() -> None:
     text = status()
     assert "asia in trial abababababab  fedskd  generation 2" in text
@@ -69,6 +62,9 @@ def test_a_status_says_who_where_and_how_far() -> None:
     assert "train" in text
     assert "valid for 364 more days" in text
     assert "down" not in text
+    assert "Pretrained" not in text
+    fitted = "2 of 3 tensors fit; random: fc.weight"
+    assert f"Pretrained weights: {fitted}." in status(weights=fitted)
 
 
 def test_a_certificate_that_has_expired_is_said_to_have() -> None:
@@ -98,11 +94,21 @@ def test_a_status_says_whom_it_waits_for_and_for_how_long() -> None:
     assert "Waiting for africa: hello, for 1 s\n" in text
 
 
-def test_a_status_tells_the_time_left_and_who_took_part() -> None:
-    last = {"round": 3, "contributors": ["asia", "europe"], "missing": {"africa": "silent"}, "duration_s": 2.0}
-    shown = drawn(rendering.status({**STATUS, "left_s": 8000.0, "last_round": last}))
+@pytest.mark.parametrize(
+    ("contributors", "missing", "sentence"),
+    [
+        (["asia", "europe"], {"africa": "silent"}, "Round 3 was trained with europe, without africa (silent)."),
+        (["asia"], {}, "Round 3 was trained alone, as planned."),
+        (["asia"], {"europe": "slow"}, "trained alone, without europe (slow)."),
+    ],
+)
+def test_a_status_tells_the_time_left_and_who_took_part(
+    contributors: list[str], missing: Mapping[str, str], sentence: str
+) -> None:
+    last = {"round": 3, "contributors": contributors, "missing": missing, "duration_s": 2.0}
+    shown = status(left_s=8000.0, last_round=last)
     assert "train, about 2 h 13 min left" in shown
-    assert "Round 3 was trained with europe, without africa (silent)." in shown
+    assert sentence in shown
 
 
 def test_a_status_tells_the_best_round_beside_the_newest() -> None:
@@ -118,14 +124,6 @@ def test_a_remedy_of_several_addresses_is_shown_once() -> None:
     problem = f"nothing answers at a:1: refused; {remedy}; nothing answers at b:2: refused; {remedy}"
     shown = " ".join(drawn(rendering.peers({"asia": {**PEER, "problem": problem}})).split())
     assert f"asia: nothing answers at a:1: refused; nothing answers at b:2: refused; {remedy}" in shown
-
-
-@pytest.mark.parametrize(
-    ("missing", "sentence"),
-    [({}, "Round 3 was trained alone, as planned."), ({"europe": "slow"}, "trained alone, without europe (slow).")],
-)
-def test_a_round_alone_is_said_to_be_as_planned_or_not(missing: Mapping[str, str], sentence: str) -> None:
-    assert sentence in status(last_round={"round": 3, "contributors": ["asia"], "missing": missing, "duration_s": 2.0})
 
 
 def test_equal_refusals_are_one_line_with_a_count() -> None:

@@ -9,22 +9,13 @@ from peer.cli.report import _render
 
 
 def document(**changes: Any) -> dict[str, Any]:
+    own = {"published": False}
     table = {
         "title": "AUC",
         "columns": ["Local Test: europe", "Local Test: Mean", "Global Test: europe", "Global Test: Mean", "steps"],
         "rows": [
-            {
-                "label": "Local",
-                "published": False,
-                "cells": ["0.1", "0.2", "0.3", "0.4", "9"],
-                "ranks": [0, 2, 0, 2, 0],
-            },
-            {
-                "label": "FedSKD",
-                "published": False,
-                "cells": ["0.5", "0.6", "0.7", "0.8", "9"],
-                "ranks": [1, 1, 1, 1, 0],
-            },
+            {"label": "Local", "cells": ["0.1", "0.2", "0.3", "0.4", "9"], "ranks": [0, 2, 0, 2, 0], **own},
+            {"label": "FedSKD", "cells": ["0.5", "0.6", "0.7", "0.8", "9"], "ranks": [1, 1, 1, 1, 0], **own},
         ],
     }
     values = {"has_room": True, "room": {"mean": 0.166}}
