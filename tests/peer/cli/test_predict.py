@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from fakes.cli import drawn, run
+from fakes.cli import drawn, refused, run
 from fakes.sites import INITIALISED, append_rows, committed, replace_module
 from peer.cli.predict import _render
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
-from peer.errors import UsageError
 from peer.records.kept_configuration import keep_configuration
 
 pytestmark = pytest.mark.usefixtures("at_home")
@@ -26,9 +25,9 @@ def call(*words: str | Path) -> Result:
 
 
 def test_an_input_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
-    result = call(tmp_path / "nowhere", "--out", tmp_path / "out")
-    assert result.exit_code == UsageError.exit_code
-    assert "nowhere is not there" in result.stderr
+    assert "nowhere is not there" in refused(
+        "UsageError", "predict", "--site", "asia", tmp_path / "nowhere", "--out", tmp_path / "out"
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -82,9 +81,8 @@ def test_classes_go_to_a_csv_and_what_was_left_out_is_named(
     assert (request["inputs"], request["state"], request["sources"]) == (["new.json", "broken.npy"], STATE, [])
     assert request["setting"]["base_folder"] == str(folder.path)
     assert not Path(request["setting"]["home"]).exists(), "a folder of its own, for as long as the prediction takes"
-    again = call("new.json", "--out", table)
-    assert again.exit_code == 6
-    assert again.stderr == f"mhfl-peer: {table} exists; remove it, or name another file with --out\n"
+    again = refused("StateError", "predict", "--site", "asia", "new.json", "--out", table)
+    assert again == f"mhfl-peer: {table} exists; remove it, or name another file with --out\n"
 
 
 def test_nothing_predicted_is_an_error_after_the_document(
@@ -120,11 +118,8 @@ def test_an_untrained_site_is_refused(enrolled: LocalFederation, tmp_path: Path)
     words = (tmp_path, "--out", tmp_path / "out")
     assert call(*words).exit_code == 6
     append_rows(folder, INITIALISED)
-    result = call(*words)
-    assert result.exit_code == 6
-    assert result.stderr == (
-        "mhfl-peer: the model of asia is untrained: no round is finished; see `mhfl-peer status`\n"
-    )
+    untrained = "mhfl-peer: the model of asia is untrained: no round is finished; see `mhfl-peer status`\n"
+    assert refused("StateError", "predict", "--site", "asia", *words) == untrained
     assert not (tmp_path / "out").exists()
 
 
@@ -132,9 +127,8 @@ def test_a_site_that_is_configured_otherwise_than_it_was_trained_is_refused(fold
     federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
     keep_configuration(folder, 1, federation, site)
     folder.site_toml.write_text(folder.site_toml.read_text().replace("input_size = [8]", "input_size = [9]"))
-    result = call(tmp_path, "--out", tmp_path / "out")
-    assert result.exit_code == 6
-    assert "data.input_size was [8] when this generation began and is [9] now" in result.stderr
+    problem = refused("StateError", "predict", "--site", "asia", tmp_path, "--out", tmp_path / "out")
+    assert "data.input_size was [8] when this generation began and is [9] now" in problem
 
 
 def test_label_maps_need_a_folder_with_nothing_in_it(folder: SiteFolder, tmp_path: Path) -> None:
@@ -180,9 +174,7 @@ def test_a_model_that_is_not_clearly_meant_is_refused(
     monkeypatch.chdir(tmp_path)
     for name in ("a.npy", "a.pt2"):
         (tmp_path / name).touch()
-    result = run("predict", "a.npy", *words, "--out", "out")
-    assert result.exit_code == 2
-    assert message in result.stderr
+    assert message in refused("UsageError", "predict", "a.npy", *words, "--out", "out")
     assert not (tmp_path / "out").exists()
 
 

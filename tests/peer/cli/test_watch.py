@@ -3,11 +3,9 @@
 import contextlib
 import json
 import os
-import queue
 import signal
 import sqlite3
 import subprocess
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,23 +107,16 @@ def test_a_running_daemon_answers_and_a_killed_one_does_not_stand_in_the_way(pro
 
 
 class Watch:
-    """`--watch --json` in a process of its own; its lines come through a queue."""
+    """`--watch --json` in a process of its own."""
 
     def __init__(self, loopback: LocalFederation, *words: str) -> None:
         command = [*PROGRAM, "--home", str(loopback.home), *words, "--watch", "--json"]
         self.process = subprocess.Popen(
             [*command, "--site", "asia"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        self.lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line)
 
     def next(self) -> Any:
-        return json.loads(self.lines.get(timeout=LIMIT_S))
+        return json.loads(self.process.stdout.readline())
 
     def until(self, daemon: str) -> Any:
         while (document := self.next())["daemon"] != daemon:
@@ -168,7 +159,7 @@ def test_a_watch_says_nothing_twice(watch: Any, history: SiteFolder) -> None:
     append_rows(history, ("ignored", 1, {}), ("committed", 1, round_body()))
     assert [record["round"] for record in following.next()] == [1]
     assert following.end() == (0, "")
-    assert following.lines.empty()
+    assert following.process.stdout.read() == ""
 
 
 def test_a_watch_into_a_closed_pipe_ends_quietly(enrolled: LocalFederation) -> None:
