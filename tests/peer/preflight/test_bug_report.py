@@ -18,6 +18,7 @@ from peer.preflight import bug_report
 from peer.preflight.finding import Finding
 
 PATIENT = "Doe Jane 1949.nii.gz"
+PROXY = '[connect]\nproxy = "http://proxy.clinic.example:3128"\npassword_file = "proxy.txt"\n'
 FINDINGS = [Finding("data", "failure", f"/srv/scans/{PATIENT} cannot be read", f"replace {PATIENT}")]
 
 
@@ -92,8 +93,7 @@ def test_a_text_with_a_key_is_left_out(folder: SiteFolder) -> None:
 
 def test_the_proxy_and_its_password_stay_secret(folder: SiteFolder) -> None:
     (folder.path / "proxy.txt").write_text("clinic:hunter2hunter\n")
-    tables = '[connect]\nproxy = "http://proxy.clinic.example:3128"\npassword_file = "proxy.txt"\n'
-    folder.site_toml.write_text(folder.site_toml.read_text() + tables)
+    folder.site_toml.write_text(folder.site_toml.read_text() + PROXY)
     (folder.logs / "daemon.log").write_text('{"message": "proxy.clinic.example refused hunter2hunter"}\n')
     members = collect(folder)
     assert json.loads(members["site.json"])["connect"] == {"proxy": "<left out>", "password_file": "<left out>"}
@@ -105,10 +105,7 @@ def test_the_proxy_and_its_password_stay_secret(folder: SiteFolder) -> None:
 
 def test_a_password_that_is_a_common_word_spoils_no_report(folder: SiteFolder) -> None:
     (folder.path / "proxy.txt").write_text("clinic:training\n")
-    tables = (
-        '[connect]\nproxy = "http://proxy.clinic.example:3128"\npassword_file = "proxy.txt"\npassword = "training"\n'
-    )
-    folder.site_toml.write_text(folder.site_toml.read_text() + tables)
+    folder.site_toml.write_text(folder.site_toml.read_text() + PROXY + 'password = "training"\n')
     (folder.logs / "daemon.log").write_text('{"message": "training began"}\n{"message": "told clinic:training"}\n')
     members = collect(folder, with_addresses=True)
     lines = [json.loads(line)["message"] for line in members["logs/daemon.log"].decode().splitlines()]
