@@ -3,13 +3,12 @@
 import json
 from pathlib import Path
 
-from click.testing import Result
-
-from fakes.cli import drawn, run
+from fakes.cli import drawn, refused
 from fakes.sites import INITIALISED, append_rows
 from peer.cli.export import _render
 from peer.demo.local_federation import LocalFederation
 
+EXPORT = ("export", "--site", "asia")
 DOCUMENT = {
     "site": "asia",
     "generation": 1,
@@ -32,23 +31,18 @@ DOCUMENT = {
 }
 
 
-def call(*words: str | Path) -> Result:
-    return run("export", "--site", "asia", *words)
-
-
 def test_an_untrained_site_is_refused(at_home: LocalFederation, tmp_path: Path) -> None:
     append_rows(at_home.folder("asia"), INITIALISED)
-    result = call("--format", "onnx", "--out", tmp_path / "asia.onnx", "--json")
-    assert (result.exit_code, result.stdout) == (6, "")
-    assert "the model of asia is untrained: no round is finished" in result.stderr
+    problem = refused("StateError", *EXPORT, "--format", "onnx", "--out", tmp_path / "asia.onnx", "--json")
+    assert "the model of asia is untrained: no round is finished" in problem
     assert not (tmp_path / "asia.onnx").exists()
 
 
 def test_an_unknown_format_and_an_empty_licence_are_refused(at_home: LocalFederation, tmp_path: Path) -> None:
-    result = call("--format", "ts", "--out", tmp_path / "asia.ts")
-    assert (result.exit_code, "'ts' is not one of 'bundle', 'pt2', 'onnx'" in result.stderr) == (2, True)
-    result = call("--format", "onnx", "--out", tmp_path / "asia.onnx", "--licence", " ")
-    assert (result.exit_code, "--licence is empty" in result.stderr) == (2, True)
+    unknown = refused("UsageError", *EXPORT, "--format", "ts", "--out", tmp_path / "asia.ts")
+    assert "'ts' is not one of 'bundle', 'pt2', 'onnx'" in unknown
+    empty = refused("UsageError", *EXPORT, "--format", "onnx", "--out", tmp_path / "asia.onnx", "--licence", " ")
+    assert "--licence is empty" in empty
 
 
 def test_people_see_what_is_in_it_and_what_is_not() -> None:

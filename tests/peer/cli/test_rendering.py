@@ -44,6 +44,11 @@ ROUND = {
     "duration_s": 61.26,
 }
 
+TRANSFER = {
+    "time": 0.0, "direction": "out", "peer": "europe", "purpose": "train", "kind": "model", "round": 3,
+    "sha256": "ab" * 32, "bytes": 3 << 30, "outcome": "complete",
+}  # fmt: skip
+
 
 def lines_of(table: Any) -> list[list[str]]:
     """The rows of a table, a list of cells each; the first is the head."""
@@ -154,8 +159,7 @@ def test_a_status_fits_a_terminal_of_80_columns() -> None:
 
 
 def test_a_narrow_terminal_splits_no_date() -> None:
-    transfer = {"time": 0.0, "direction": "sent", "peer": "europe", "purpose": "handback", "kind": "messenger"}
-    transfer |= {"round": 12, "sha256": "ab" * 32, "bytes": 1 << 20, "outcome": "complete"}
+    transfer = {**TRANSFER, "direction": "sent", "purpose": "handback", "kind": "messenger", "round": 12}
     assert rendering.clock(0.0) in drawn(rendering.transfers([transfer]), width=80)
 
 
@@ -260,11 +264,7 @@ def test_rounds_of_two_generations_can_be_told_apart() -> None:
 
 
 def test_transfers_are_one_line_each() -> None:
-    record = {
-        "time": 0.0, "direction": "out", "peer": "europe", "purpose": "train", "kind": "model", "round": 3,
-        "sha256": "ab" * 32, "bytes": 3 << 30, "outcome": "complete",
-    }  # fmt: skip
-    _, row = lines_of(rendering.transfers([record]))
+    _, row = lines_of(rendering.transfers([TRANSFER]))
     assert row[1:] == ["out", "europe", "train", "model", "3", "abababababab", "3.0 GiB", "complete"]
 
 
