@@ -33,11 +33,6 @@ def test_a_site_that_would_run_exits_0(folder: SiteFolder) -> None:
     document: Any = json.loads(result.stdout)
     assert document.keys() == {"site", "would_run", "findings"}
     assert (document["site"], document["would_run"]) == ("asia", True)
-    subjects = [finding["subject"] for finding in document["findings"]]
-    assert subjects == [
-        "configuration", "certificate", "CA", "round key", "confinement", "listen", "open files", "data", "policy",
-        "disk", "europe", "address",
-    ]  # fmt: skip
     assert all(finding.keys() == {"subject", "verdict", "message", "remedy"} for finding in document["findings"])
 
 

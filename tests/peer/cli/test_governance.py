@@ -1,10 +1,7 @@
 """What `federation show` says of a site's chain, for people."""
 
-import pytest
-
 from fakes.cli import refused, run, run_json
 from fakes.governed import SILENT, GovernedFederation
-from fakes.operators_daemon import OperatorsDaemon
 
 
 def test_show_without_an_amendment(founded: GovernedFederation) -> None:
@@ -22,14 +19,3 @@ def test_show_takes_a_file_or_a_site(founded: GovernedFederation) -> None:
     assert "two things to show" in refused("UsageError", "federation", "show", file, "--site", "asia")
     several = refused("UsageError", "--home", founded.home, "federation", "show")
     assert "several sites live under" in several
-
-
-def test_an_action_of_a_daemon_that_does_not_answer_may_have_been_carried_out(
-    founded: GovernedFederation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    daemon = OperatorsDaemon(monkeypatch, founded.folder("asia"))
-    words = ("--home", founded.home, "federation", "hold", "--ca", founded.ca, "--site", "asia")
-    daemon.silent = True
-    problem = refused("DaemonDown", *words)
-    assert "`enact` may have been carried out; look at `mhfl-peer federation show`" in problem
-    assert founded.chain("asia").head.number == 0

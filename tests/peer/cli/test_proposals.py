@@ -187,9 +187,8 @@ def test_the_signature_of_a_silent_daemon_can_be_asked_for_again(
 ) -> None:
     daemon = OperatorsDaemon(monkeypatch, governed.folder("africa"))
     daemon.silent = True
-    assert "may have been carried out" in refused(
-        "DaemonDown", *at(governed, "africa", "propose", "--hold", "--out", file)
-    )
+    problem = refused("DaemonDown", *at(governed, "africa", "propose", "--hold", "--out", file))
+    assert "`approve` may have been carried out; look at `mhfl-peer federation show`" in problem
     daemon.silent = False
     assert run_json(*at(governed, "africa", "approve", "--yes", file))["signed_by"] == ["africa"]
 
