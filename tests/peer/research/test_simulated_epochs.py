@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from fakes.simulated_sites import MemoryJournal, restore_sites, rules_of
 from peer.core.epochs import Epoch
 from peer.core.roster import RoundKey, SiteName
-from peer.core.rules import Rules
 from peer.research.simulated_epochs import SimulatedEpochs
-from peer.research.simulated_network import Perform, SimulatedNetwork, restore_site
+from peer.research.simulated_network import SimulatedNetwork
 
 GENESIS = Epoch(0, None, 1, (SiteName("asia"), SiteName("europe")), RoundKey(bytes(32)), 9)
 
@@ -46,41 +46,32 @@ def test_a_change_that_cannot_be_is_named(changes: list[dict[str, Any]], message
         SimulatedEpochs(GENESIS, changes)
 
 
-@pytest.fixture
-def run(
-    worker: Callable[[Rules], Perform], journal: type, rules_of: Callable[..., dict[SiteName, Rules]]
-) -> Callable[..., dict[SiteName, Any]]:
+def run(interrupt_after: int = 10**6, **fields: Any) -> dict[SiteName, MemoryJournal]:
     """Run a federation of two that two join; every site's rows."""
+    rules = rules_of(("asia", "europe"), rounds=9, **fields)
+    first = rules[SiteName("asia")]
+    rules |= {SiteName(name): dataclasses.replace(first, site=SiteName(name)) for name in ("africa", "oceania")}
+    rows = {name: MemoryJournal() for name in rules}
+    left: Iterator[int] = iter(range(interrupt_after))
 
-    def run(interrupt_after: int = 10**6, **fields: Any) -> dict[SiteName, Any]:
-        rules = rules_of(("asia", "europe"), rounds=9, **fields)
-        first = rules[SiteName("asia")]
-        rules |= {SiteName(name): dataclasses.replace(first, site=SiteName(name)) for name in ("africa", "oceania")}
-        rows = {name: journal() for name in rules}
-        left: Iterator[int] = iter(range(interrupt_after))
+    def watch(name: SiteName, machine: Any) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
 
-        def watch(name: SiteName, machine: Any) -> None:
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-
-        for _ in range(2):
-            sites = {
-                name: restore_site(own, tuple(rows[name]), worker(own), rows[name], None) for name, own in rules.items()
-            }
-            network = SimulatedNetwork(sites, epochs=SimulatedEpochs(first.epochs.genesis, CHANGES), watch=watch)
-            try:
-                network.run()
-                break
-            except KeyboardInterrupt:
-                left = iter(range(10**6))
-        assert all(site.exit is not None and not site.exit.fault for site in sites.values())
-        return rows
-
-    return run
+    for _ in range(2):
+        sites = restore_sites(rules, rows)
+        network = SimulatedNetwork(sites, epochs=SimulatedEpochs(first.epochs.genesis, CHANGES), watch=watch)
+        try:
+            network.run()
+            break
+        except KeyboardInterrupt:
+            left = iter(range(10**6))
+    assert all(site.exit is not None and not site.exit.fault for site in sites.values())
+    return rows
 
 
 @pytest.mark.parametrize(("method", "shadow"), [("fedskd", 0), ("fedcross", 0), ("fedavg", 1), ("dflmoe", 1)])
-def test_members_train_in_their_rounds_and_in_no_other(run: Any, method: str, shadow: int) -> None:
+def test_members_train_in_their_rounds_and_in_no_other(method: str, shadow: int) -> None:
     rows = run(method=method)
     committed = {name: [round for kind, round, _ in own if kind == "committed"] for name, own in rows.items()}
     assert committed == {
@@ -92,7 +83,7 @@ def test_members_train_in_their_rounds_and_in_no_other(run: Any, method: str, sh
 
 
 @pytest.mark.parametrize("after", [5, 40, 60])
-def test_an_interrupted_run_ends_with_the_same_models(run: Any, after: int) -> None:
+def test_an_interrupted_run_ends_with_the_same_models(after: int) -> None:
     def models(rows: dict[SiteName, Any]) -> dict[str, Any]:
         return {
             name: [(round, body["state"]) for kind, round, body in own if kind == "committed"]
