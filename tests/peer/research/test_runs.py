@@ -1,8 +1,9 @@
 """The runs of an experiment: whose data is where, and what is refused before anything is trained."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,11 +30,21 @@ def entries(run: Run, site: str) -> dict[str, list[dict[str, object]]]:
     return document
 
 
+def read_pool(folder: Path) -> list[dict[str, Any]]:
+    pool: list[dict[str, Any]] = json.loads((folder / "pool/pool.json").read_text())["training"]
+    return pool
+
+
+def write_pool(folder: Path, training: list[dict[str, Any]], test: Sequence[dict[str, Any]] = ()) -> None:
+    (folder / "pool/pool.json").write_text(json.dumps({"training": training, "test": list(test)}))
+
+
 def test_every_combination_is_a_run(experiment: Write, tmp_path: Path) -> None:
     runs = write_runs(experiment(replace={"seeds = [0]": "seeds = [0, 1]"}), tmp_path / "out")
     assert [run.id for run in runs] == [
         f"even.mixed.all.{method}.fold-0.seed-{seed}" for method in ("local", "fedskd") for seed in (0, 1)
     ]
+    assert entries(runs[0], "asia") == entries(runs[2], "asia"), "all methods have the same data"
 
 
 def test_a_site_can_train_on_what_is_written(experiment: Write, tmp_path: Path) -> None:
@@ -63,14 +74,7 @@ def test_a_partition_can_have_its_own_share_for_the_test(experiment: Write, tmp_
     assert len(splits["test"]) == 3 * len(splits["training"])
 
 
-def test_all_methods_have_the_same_data(experiment: Write, tmp_path: Path) -> None:
-    local, fedskd = write_runs(experiment(), tmp_path / "out")
-    assert entries(local, "asia") == entries(fedskd, "asia")
-
-
-def test_the_pooled_bound_trains_on_everybodys_training_data_and_tests_on_its_own(
-    experiment: Write, tmp_path: Path
-) -> None:
+def test_the_pooled_bound_trains_on_all_training_data_and_tests_on_its_own(experiment: Write, tmp_path: Path) -> None:
     local, pooled = write_runs(experiment("[methods.local]\n[methods.centralised]\n"), tmp_path / "out")
     parts = [entry for site in ("africa", "asia", "europe") for entry in entries(local, site)["training"]]
     assert entries(pooled, "asia")["training"] == parts
@@ -99,14 +103,9 @@ def test_an_image_under_two_names_is_a_leak(experiment: Write, tmp_path: Path) -
         write_runs(path, tmp_path / "out")
 
 
-def test_the_same_experiment_may_go_on_and_may_grow(experiment: Write, tmp_path: Path) -> None:
+def test_an_experiment_may_grow_and_a_run_of_other_settings_is_refused(experiment: Write, tmp_path: Path) -> None:
     write_runs(experiment("[methods.local]\n"), tmp_path / "out")
-    runs = write_runs(experiment("[methods.local]\n[methods.fedskd]\n"), tmp_path / "out")
-    assert len(runs) == 2
-
-
-def test_a_run_of_other_settings_is_refused(experiment: Write, tmp_path: Path) -> None:
-    write_runs(experiment(), tmp_path / "out")
+    assert len(write_runs(experiment(), tmp_path / "out")) == 2
     with pytest.raises(StateError, match="other settings") as refusal:
         write_runs(experiment(replace={"steps = 2\n": "steps = 3\n"}), tmp_path / "out")
     assert "--out" in refusal.value.remedy
@@ -132,9 +131,9 @@ def test_a_folder_of_results_can_be_moved(experiment: Write, tmp_path: Path) -> 
 def test_duplicates_can_be_dropped_and_one_for_testing_stays(experiment: Write, tmp_path: Path) -> None:
     dropping = {'pool = "pool/pool.json"': 'pool = "pool/pool.json"\nduplicates = "drop"', "test_share = 0.25\n": ""}
     path = experiment("[methods.local]\n", replace=dropping)
-    datalist = json.loads((tmp_path / "pool/pool.json").read_text())["training"]
+    pool = read_pool(tmp_path)
     (tmp_path / "pool/images/47.npy").write_bytes((tmp_path / "pool/images/3.npy").read_bytes())
-    (tmp_path / "pool/pool.json").write_text(json.dumps({"training": datalist[:24], "test": datalist[24:]}))
+    write_pool(tmp_path, pool[:24], pool[24:])
     splits = {entry["image"]: entry["split"] for entry in gather(Experiment.load(path), tmp_path / "data").entries}
     assert splits.keys() == {f"images/{index}.npy" for index in range(48)} - {"images/3.npy"}
     assert splits["images/47.npy"] == "test"
@@ -142,10 +141,7 @@ def test_duplicates_can_be_dropped_and_one_for_testing_stays(experiment: Write, 
 
 def test_what_must_not_be_divided_is_a_key_of_the_entries(experiment: Write, tmp_path: Path) -> None:
     path = experiment("[methods.local]\n", replace={'pool = "pool/pool.json"': 'pool = "pool"\nsubject = "image"'})
-    datalist = json.loads((tmp_path / "pool/pool.json").read_text())
-    for entry in datalist["training"]:
-        entry["subject"] = f"class-{entry['label']}"
-    (tmp_path / "pool/pool.json").write_text(json.dumps(datalist))
+    write_pool(tmp_path, [{**entry, "subject": f"class-{entry['label']}"} for entry in read_pool(tmp_path)])
     (run,) = write_runs(path, tmp_path / "out")
     assert len(entries(run, "asia")["test"]) == 4
     with pytest.raises(DataError, match="no sample is left for 'europe'"):
@@ -160,11 +156,8 @@ def test_an_unknown_key_cannot_be_the_subject(experiment: Write, tmp_path: Path)
 
 def test_what_is_chosen_on_one_part_is_reported_on_other_subjects(experiment: Write, tmp_path: Path) -> None:
     path = experiment("[methods.local]\n")
-    pool = tmp_path / "pool/pool.json"
-    document = json.loads(pool.read_text())
-    for index, entry in enumerate(document["training"]):
-        entry["subject"] = f"patient-{index // 2}"
-    pool.write_text(json.dumps(document))
+    pool = [{**entry, "subject": f"patient-{index // 2}"} for index, entry in enumerate(read_pool(tmp_path))]
+    write_pool(tmp_path, pool)
     text = path.read_text()
 
     def select(part: str) -> set[str]:
@@ -174,8 +167,7 @@ def test_what_is_chosen_on_one_part_is_reported_on_other_subjects(experiment: Wr
     tuning, reported = select("tuning"), select("reported")
     assert (len(tuning), len(reported)) == (8, 16)
     assert not tuning & reported
-    document["training"].reverse()
-    pool.write_text(json.dumps(document))
+    write_pool(tmp_path, pool[::-1])
     assert select("tuning") == tuning
 
 
@@ -236,12 +228,12 @@ def test_what_no_site_could_use_is_refused_before_training(
     experiment: Write, tmp_path: Path, change: dict[str, str], message: str
 ) -> None:
     path = experiment("[methods.local]\n", replace=change)
-    datalist = json.loads((tmp_path / "pool/pool.json").read_text())
-    for index, entry in enumerate(datalist["training"]):
+    pool = read_pool(tmp_path)
+    for index, entry in enumerate(pool):
         entry["home"] = ("africa", "asia", "europe")[index // 2 % 3]
         entry["label"] = 1 if entry["home"] == "europe" else entry["label"]
-    datalist["training"][0]["label"] = 7 if "classes = 2" in change else 0
-    (tmp_path / "pool/pool.json").write_text(json.dumps(datalist))
+    pool[0]["label"] = 7 if "classes = 2" in change else 0
+    write_pool(tmp_path, pool)
     with pytest.raises(DataError, match=message):
         write_runs(path, tmp_path / "out")
     assert not (tmp_path / "out/runs").exists()
@@ -249,13 +241,11 @@ def test_what_no_site_could_use_is_refused_before_training(
 
 def test_an_entrys_own_split_does_not_say_what_is_tested(experiment: Write, tmp_path: Path) -> None:
     path = experiment("[methods.local]\n", replace={"test_share = 0.25\n": ""})
-    datalist = [
-        {**entry, "split": "val"} for entry in json.loads((tmp_path / "pool/pool.json").read_text())["training"]
-    ]
-    (tmp_path / "pool/pool.json").write_text(json.dumps({"training": datalist[:24], "test": datalist[24:]}))
+    pool = [{**entry, "split": "val"} for entry in read_pool(tmp_path)]
+    write_pool(tmp_path, pool[:24], pool[24:])
     (run,) = write_runs(path, tmp_path / "out")
     tested = [entry["image"] for site in ("africa", "asia", "europe") for entry in entries(run, site)["test"]]
-    assert sorted(tested) == sorted(entry["image"] for entry in datalist[24:])
+    assert sorted(tested) == sorted(entry["image"] for entry in pool[24:])
 
 
 def test_data_whose_preparation_was_ended_is_prepared_again(experiment: Write, tmp_path: Path) -> None:
