@@ -4,17 +4,15 @@ import numpy as np
 import pytest
 from sklearn.metrics import mean_squared_error
 
+from fakes.report_folders import SETTING, compared
 from peer.research.report import calibration, plotting
-from peer.research.report.comparison import compare
 from peer.research.report.results import read
 
-SETTING = ("sites", "heterogeneous")
 TWO = {"Centralised": "centralised", "FedSKD": "fedskd"}
 
 
 def test_the_scores_are_the_means_over_sites_of_the_stored_predictions(make) -> None:
-    results = read(make(methods=TWO, seeds=(0, 1), sites=("a", "b")))
-    comparison = compare(results, SETTING, "auc", None, name="t")
+    results, comparison = compared(make(methods=TWO, seeds=(0, 1), sites=("a", "b")))
     table = calibration.table(results, comparison, SETTING, name="t")
     assert table is not None
     expected = []
@@ -31,8 +29,7 @@ def test_the_scores_are_the_means_over_sites_of_the_stored_predictions(make) -> 
 
 
 def test_label_maps_have_no_calibration(make) -> None:
-    results = read(make(kind="segmentation", methods=TWO, seeds=(0,)))
-    comparison = compare(results, SETTING, "dice", None, name="t")
+    results, comparison = compared(make(kind="segmentation", methods=TWO, seeds=(0,)), "dice")
     assert calibration.table(results, comparison, SETTING, name="t") is None
     assert calibration.diagram(results, list(TWO), SETTING, {}, name="t") is None
 

@@ -5,15 +5,15 @@ import statistics
 
 import pytest
 
+from fakes.report_folders import SETTING, compared
 from peer.research.report import lost_links
 from peer.research.report.coming_and_going import tables
-from peer.research.report.comparison import compare, summarise_method
+from peer.research.report.comparison import summarise_method
 from peer.research.report.contents import build_report
 from peer.research.report.results import read
 
 pytestmark = pytest.mark.e2e
 
-SETTING = ("sites", "heterogeneous")
 TWO = {"Local": "local", "FedSKD": "fedskd"}
 LATE = [{"from_round": 3, "add": ["asia"], "leave": [], "expel": []}]
 LINKS = (
@@ -23,8 +23,7 @@ LINKS = (
 
 
 def test_who_stayed_and_who_joined_late_each_beside_the_whole_federation(make) -> None:
-    results = read(make(methods=TWO, links=LINKS))
-    comparison = compare(results, SETTING, "auc", None, name="t")
+    results, comparison = compared(make(methods=TWO, links=LINKS))
     (table,) = tables(results, SETTING, comparison, name="d")
     assert [column.name for column in table.columns] == ["always all", "late", "difference, points"] * 2
     assert [column.group for column in table.columns][3] == "Local Test of who joined late (asia)"
@@ -44,8 +43,8 @@ def test_a_method_that_sends_nothing_has_dashes_that_a_note_explains(make) -> No
     folder = make(methods=TWO, links=LINKS)
     for run in folder.glob("**/*.late.Local.*"):
         shutil.rmtree(run)
-    results = read(folder)
-    (table,) = tables(results, SETTING, compare(results, SETTING, "auc", None, name="t"), name="d")
+    results, comparison = compared(folder)
+    (table,) = tables(results, SETTING, comparison, name="d")
     (row,) = [row for row in table.rows if row.label == "Local"]
     assert [cell.value is None for cell in row.cells] == [False, True, True] * 2
     assert "Local: – where members come and go, since each site trains alone" in table.notes[2]
@@ -66,18 +65,17 @@ def test_they_have_a_section_of_their_own(make) -> None:
 def test_each_way_of_coming_and_going_has_a_table(make) -> None:
     early = [{"from_round": 2, "add": [], "leave": [], "expel": ["asia"]}]
     links = (*LINKS, {"name": "early", "loss": 0.0, "removed": [], "epochs": early})
-    results = read(make(methods=TWO, links=links))
-    built = tables(results, SETTING, compare(results, SETTING, "auc", None, name="t"), name="d")
+    results, comparison = compared(make(methods=TWO, links=links))
+    built = tables(results, SETTING, comparison, name="d")
     assert [(table.name, len(table.columns)) for table in built] == [("d-late", 6), ("d-early", 3)]
     assert built[1].notes[0] == "early: from round 2 on, asia was expelled."
 
 
 def test_they_are_no_lost_links(make) -> None:
-    results = read(make(methods=TWO, links=LINKS))
-    comparison = compare(results, SETTING, "auc", None, name="t")
+    results, comparison = compared(make(methods=TWO, links=LINKS))
     assert lost_links.tables(results, SETTING, comparison, name="d") == []
 
 
 def test_an_undisturbed_experiment_has_none(make) -> None:
-    results = read(make(methods=TWO))
-    assert tables(results, SETTING, compare(results, SETTING, "auc", None, name="t"), name="d") == []
+    results, comparison = compared(make(methods=TWO))
+    assert tables(results, SETTING, comparison, name="d") == []

@@ -1,33 +1,20 @@
 """Local and Global Test from runs, by hand."""
 
-import json
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
+from fakes.report_folders import SETTING, set_values
 from peer.research.report.comparison import summarise_method
 from peer.research.report.results import read
 
-SETTING = ("sites", "heterogeneous")
 LOCAL = {"Local": "local"}
-
-
-def rewrite(folder: Path, value: Callable[[int, int, str, str], float | None]) -> None:
-    """Set every AUC by fold, seed, model's and data's site."""
-    for path in folder.glob("runs/*/result.json"):
-        document = json.loads(path.read_text())
-        for model, row in document["matrix"].items():
-            for site, cell in row.items():
-                auc = value(document["fold"], document["seed"], model, site)
-                cell.pop("auc")
-                cell |= {} if auc is None else {"auc": auc}
-        path.write_text(json.dumps(document))
 
 
 def test_the_mean_is_over_sites_inside_a_fold_and_then_over_folds(make) -> None:
     folder = make(methods=LOCAL, folds=2, seeds=(0,), sites=("a", "b"))
-    rewrite(folder, lambda fold, seed, model, site: fold / 10 + (0.5 if model == site else 0.3) + (model == "b") * 0.1)
+    set_values(
+        folder,
+        lambda run, model, site: run["fold"] / 10 + (0.5 if model == site else 0.3) + (model == "b") * 0.1,
+    )
     summary = summarise_method(read(folder), SETTING, "Local", "auc")
     assert summary.units == (0, 1)
     assert summary.local.cells["a"].mean == pytest.approx(0.55)
@@ -41,7 +28,7 @@ def test_the_mean_is_over_sites_inside_a_fold_and_then_over_folds(make) -> None:
 
 def test_seeds_are_averaged_inside_their_fold(make) -> None:
     folder = make(methods=LOCAL, folds=2, seeds=(0, 1), sites=("a", "b"))
-    rewrite(folder, lambda fold, seed, model, site: 0.5 + 0.1 * fold + 0.2 * seed)
+    set_values(folder, lambda run, model, site: 0.5 + 0.1 * run["fold"] + 0.2 * run["seed"])
     summary = summarise_method(read(folder), SETTING, "Local", "auc")
     assert summary.local.mean.folds == pytest.approx((0.6, 0.7))
 
@@ -54,7 +41,7 @@ def test_without_folds_the_spread_is_over_seeds(make) -> None:
 
 def test_an_undefined_value_is_left_out_and_counted(make) -> None:
     folder = make(methods=LOCAL, seeds=(0,), sites=("a", "b"))
-    rewrite(folder, lambda fold, seed, model, site: None if site == "b" else 0.8)
+    set_values(folder, lambda run, model, site: None if site == "b" else 0.8)
     summary = summarise_method(read(folder), SETTING, "Local", "auc")
     assert summary.local.mean.mean == pytest.approx(0.8)
     assert summary.local.mean.undefined == 1
@@ -69,7 +56,7 @@ def test_a_model_that_cannot_be_tried_everywhere_has_no_global_test(make) -> Non
 
 def test_some_sites_can_be_left_out(make) -> None:
     folder = make(methods=LOCAL, seeds=(0,), sites=("a", "b", "c"))
-    rewrite(folder, lambda fold, seed, model, site: {"a": 0.2, "b": 0.4, "c": 0.9}[site])
+    set_values(folder, lambda run, model, site: {"a": 0.2, "b": 0.4, "c": 0.9}[site])
     summary = summarise_method(read(folder), SETTING, "Local", "auc", without=("c",))
     assert summary.local.mean.mean == pytest.approx(0.3)
     assert summary.overall.mean.mean == pytest.approx(0.3)

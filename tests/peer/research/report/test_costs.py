@@ -2,10 +2,10 @@
 
 import pytest
 
+from fakes.report_folders import SETTING
 from peer.research.report import costs
 from peer.research.report.results import read
 
-SETTING = ("sites", "heterogeneous")
 TWO = {"Local": "local", "FedSKD": "fedskd"}
 
 

@@ -1,9 +1,8 @@
 """Values by round."""
 
-import json
-
 import pytest
 
+from fakes.report_folders import change_documents
 from peer.research.report import plotting
 from peer.research.report.curves import by_site, learning, mean_over_sites
 from peer.research.report.results import read
@@ -26,11 +25,9 @@ def test_a_curve_is_the_mean_over_runs(make) -> None:
 
 def test_a_method_that_is_evaluated_at_the_end_alone_is_a_marker_and_is_named(make) -> None:
     folder = make(methods={"Local": "local", "FedCross": "fedcross"}, seeds=(0,), sites=("a", "b"))
-    for path in folder.glob("runs/*FedCross*/result.json"):
-        document = json.loads(path.read_text())
+    for document in change_documents(folder, "runs/*FedCross*/result.json"):
         for site in document["sites"].values():
             site["rounds"] = [*({**record, "metrics": {}} for record in site["rounds"][:-1]), site["rounds"][-1]]
-        path.write_text(json.dumps(document))
     styles = plotting.assign_styles({"Local": "local", "FedCross": "fedcross"})
     with plotting.plot_style():
         figure = learning(read(folder), ("sites", "heterogeneous"), styles, name="t")

@@ -1,12 +1,12 @@
 """Gains by partition, networks and links, by hand."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes.report_folders import set_values, texts
 from peer.research.report import gain_by_setting
 from peer.research.report.comparison import compare
 from peer.research.report.gain_by_setting import Variation, variations
@@ -19,27 +19,10 @@ HONEST = {"name": "all", "loss": 0.0, "removed": []}
 
 def varied(folder: Path, value: Callable[[dict[str, Any], str], float]) -> list[Variation]:
     """What varies, after the AUC was set by run and model's site, on all sites' data."""
-    for path in folder.glob("runs/*/result.json"):
-        document = json.loads(path.read_text())
-        for model, row in document["matrix"].items():
-            for cell in row.values():
-                cell["auc"] = value(document, model)
-        path.write_text(json.dumps(document))
-    results = read(folder)
+    results = read(set_values(folder, lambda result, model, site: value(result, model)))
     return list(
         variations(results, {setting: compare(results, setting, "auc", None, name="t") for setting in results.settings})
     )
-
-
-def texts(variation: Variation) -> dict[str, dict[str, str]]:
-    table = gain_by_setting.table(variation, name="t")
-    return {
-        row.label: {
-            f"{column.group}: {column.name}": cell.format(column.digits)
-            for column, cell in zip(table.columns, row.cells, strict=True)
-        }
-        for row in table.rows
-    }
 
 
 def by_partition(document: dict[str, Any], model: str) -> float:
@@ -53,7 +36,7 @@ def by_partition(document: dict[str, Any], model: str) -> float:
 def test_partitions_stand_beside_each_other(make) -> None:
     (variation,) = varied(make(**SMALL, partitions=("few", "many")), by_partition)
     assert (variation.kind, variation.where) == ("partition", "")
-    rows = texts(variation)
+    rows = texts(gain_by_setting.table(variation, name="t"))
     assert list(rows) == ["room (Centralised)", "FedSKD"]
     assert rows["room (Centralised)"]["Global Test, gain, points: few"] == "20.0"
     assert rows["FedSKD"]["Local Test, gain, points: few"] == "15.0"
@@ -91,7 +74,7 @@ def test_links_are_compared_with_the_undisturbed_bounds_and_without_the_insider(
         if ".FedSKD." not in path.name:  # as `simulate` leaves it: what sends nothing has no such run
             (path / "result.json").unlink()
     (variation,) = varied(folder, value)
-    rows = texts(variation)
+    rows = texts(gain_by_setting.table(variation, name="t"))
     shown = [rows["FedSKD"][f"Local Test, gain, points: {name}"] for name in ("all", "half", "liar")]
     assert shown == ["10.0", "5.0", "-10.0"]
     assert rows["room (Centralised)"]["Local Test, gain, points: half"] == "20.0"

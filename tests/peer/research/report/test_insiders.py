@@ -6,12 +6,11 @@ from statistics import mean
 
 import pytest
 
+from fakes.report_folders import SETTING, compared
 from peer.research.report import lost_links
-from peer.research.report.comparison import compare, summarise_method
+from peer.research.report.comparison import summarise_method
 from peer.research.report.insiders import tables
-from peer.research.report.results import read
 
-SETTING = ("sites", "heterogeneous")
 TWO = {"FedAvg": "fedavg", "FedSKD": "fedskd"}
 LINKS = (
     {"name": "all", "loss": 0.0, "removed": []},
@@ -21,8 +20,7 @@ LINKS = (
 
 
 def test_every_act_is_a_row_beside_the_federation_with_and_without_the_insider(make) -> None:
-    results = read(make(methods=TWO, links=LINKS))
-    comparison = compare(results, SETTING, "auc", None, name="t")
+    results, comparison = compared(make(methods=TWO, links=LINKS))
     shown, _ = tables(results, SETTING, comparison, name="i")
     assert [row.label for row in shown.rows] == ["honest", "absent", "flipped (signs)"]
     assert [column.name for column in shown.columns] == list(TWO)
@@ -33,19 +31,18 @@ def test_every_act_is_a_row_beside_the_federation_with_and_without_the_insider(m
 
 
 def test_an_insider_is_no_lost_link(make) -> None:
-    results = read(make(methods=TWO, links=LINKS))
-    comparison = compare(results, SETTING, "auc", None, name="t")
+    results, comparison = compared(make(methods=TWO, links=LINKS))
     assert [each.name for each in lost_links.tables(results, SETTING, comparison, name="d")] == ["d-sites"]
 
 
 def test_an_experiment_without_an_insider_has_no_such_table(make) -> None:
-    without = read(make(methods=TWO, links=LINKS[:2]))
-    assert list(tables(without, SETTING, compare(without, SETTING, "auc", None, name="t"), name="i")) == []
+    without, comparison = compared(make(methods=TWO, links=LINKS[:2]))
+    assert list(tables(without, SETTING, comparison, name="i")) == []
 
 
 def test_the_loss_is_that_to_the_run_without_the_insider_with_the_worst_seed(make) -> None:
-    results = read(make(methods=TWO, links=LINKS))
-    _, losses = tables(results, SETTING, compare(results, SETTING, "auc", None, name="t"), name="i")
+    results, comparison = compared(make(methods=TWO, links=LINKS))
+    _, losses = tables(results, SETTING, comparison, name="i")
     assert [row.label for row in losses.rows] == ["flipped (signs)"]
     flipped, gone = (
         summarise_method(results, SETTING, "FedSKD", "auc", links=links, without=["asia"])

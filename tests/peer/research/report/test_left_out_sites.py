@@ -1,14 +1,10 @@
 """Leave one site out: by hand, from the matrices of the runs."""
 
-import json
-
 import pytest
 
+from fakes.report_folders import SETTING, change_documents, compared
 from peer.research.report import left_out_sites, lost_links
-from peer.research.report.comparison import compare
-from peer.research.report.results import read
 
-SETTING = ("sites", "heterogeneous")
 LINKS = (
     {"name": "all", "loss": 0.0, "removed": []},
     *({"name": f"leave-out-{site}", "loss": 0.0, "removed": [site], "left_out": site} for site in ("a", "b", "c")),
@@ -17,19 +13,16 @@ LINKS = (
 
 def test_the_other_sites_models_at_the_site_that_did_not_take_part(make) -> None:
     folder = make(methods={"Local": "local", "FedSKD": "fedskd"}, seeds=(0, 1), sites=("a", "b", "c"), links=LINKS)
-    for path in folder.glob("runs/*/result.json"):
-        document = json.loads(path.read_text())
+    for document in change_documents(folder):
         left_out = document["links"].removeprefix("leave-out-")
         for model, row in document["matrix"].items():
             if document["links"] != "all":
                 row[left_out] = {"auc": {"a": 0.6, "b": 0.7, "c": 0.8}[model] + 0.1 * document["seed"]}
             else:
                 row |= {site: {"auc": 0.5 if site == model else 0.4} for site in "abc"}
-        path.write_text(json.dumps(document))
     for path in folder.glob("runs/*leave-out*Local*"):  # `simulate` does not repeat these
         (path / "result.json").unlink()
-    results = read(folder)
-    comparison = compare(results, SETTING, "auc", None, name="t")
+    results, comparison = compared(folder)
     table = left_out_sites.table(results, SETTING, comparison, name="t")
     assert table is not None
     rows = {row.label: [cell.value for cell in row.cells] for row in table.rows}
@@ -41,5 +34,5 @@ def test_the_other_sites_models_at_the_site_that_did_not_take_part(make) -> None
 
 
 def test_without_such_runs_there_is_no_table(make) -> None:
-    results = read(make(methods={"Local": "local"}, sites=("a", "b")))
-    assert left_out_sites.table(results, SETTING, compare(results, SETTING, "auc", None, name="t"), name="t") is None
+    results, comparison = compared(make(methods={"Local": "local"}, sites=("a", "b")))
+    assert left_out_sites.table(results, SETTING, comparison, name="t") is None

@@ -1,14 +1,11 @@
 """Lost links and removed sites."""
 
-import json
-
 import pytest
 
-from peer.research.report.comparison import compare, summarise_method
+from fakes.report_folders import SETTING, change_documents, compared
+from peer.research.report.comparison import summarise_method
 from peer.research.report.lost_links import by_loss, tables
-from peer.research.report.results import read
 
-SETTING = ("sites", "heterogeneous")
 TWO = {"Local": "local", "FedSKD": "fedskd"}
 LINKS = (
     {"name": "all", "loss": 0.0, "removed": []},
@@ -18,8 +15,7 @@ LINKS = (
 
 
 def test_lost_links_by_share_and_removed_sites_beside_the_whole_federation(make) -> None:
-    results = read(make(methods=TWO, links=LINKS))
-    comparison = compare(results, SETTING, "auc", None, name="t")
+    results, comparison = compared(make(methods=TWO, links=LINKS))
     links, sites = tables(results, SETTING, comparison, name="d")
     assert [column.name for column in links.columns] == ["none", "50%", "none", "50%"]
     assert [column.group for column in sites.columns] == ["Local Test, without asia"] * 2
@@ -31,19 +27,17 @@ def test_lost_links_by_share_and_removed_sites_beside_the_whole_federation(make)
 
 
 def test_an_undisturbed_experiment_has_none(make) -> None:
-    results = read(make(methods=TWO))
-    assert tables(results, SETTING, compare(results, SETTING, "auc", None, name="t"), name="d") == []
+    results, comparison = compared(make(methods=TWO))
+    assert tables(results, SETTING, comparison, name="d") == []
 
 
 def test_lost_links_that_cost_steps_are_named(make) -> None:
     folder = make(methods=TWO, links=LINKS)
-    for path in folder.glob("runs/*.half.FedSKD.*/result.json"):
-        result = json.loads(path.read_text())
+    for result in change_documents(folder, "runs/*.half.FedSKD.*/result.json"):
         for facts in result["sites"].values():
             facts["steps"] = 7
-        path.write_text(json.dumps(result))
-    results = read(folder)
-    links, _ = tables(results, SETTING, compare(results, SETTING, "auc", None, name="t"), name="d")
+    results, comparison = compared(folder)
+    links, _ = tables(results, SETTING, comparison, name="d")
     (note,) = [note for note in links.notes if "steps" in note]
     assert note.startswith("FedSKD: a model that does not arrive is not trained in that round")
     assert ", 7 optimiser steps" in note

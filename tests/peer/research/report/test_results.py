@@ -1,11 +1,12 @@
 """Reading a folder of runs."""
 
-import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fakes.report_folders import change_documents
 from peer.errors import StateError, UsageError
 from peer.research.report.results import read
 
@@ -32,14 +33,10 @@ def test_pooled_training_data_is_nobodys(make) -> None:
 
 def test_what_is_not_there_is_known(make) -> None:
     folder = make(methods=TWO, folds=3, seeds=(0,))
-    (folder / "runs/sites.heterogeneous.all.FedSKD.fold-1.seed-0/result.json").unlink()
-    for path in (folder / "runs/sites.heterogeneous.all.FedSKD.fold-2.seed-0").iterdir():
-        path.unlink()
-    (folder / "runs/sites.heterogeneous.all.FedSKD.fold-2.seed-0").rmdir()
-    assert read(folder).unfinished == [
-        "sites.heterogeneous.all.FedSKD.fold-1.seed-0",
-        "sites.heterogeneous.all.FedSKD.fold-2.seed-0",
-    ]
+    missing = [f"sites.heterogeneous.all.FedSKD.fold-{fold}.seed-0" for fold in (1, 2)]
+    (folder / "runs" / missing[0] / "result.json").unlink()
+    shutil.rmtree(folder / "runs" / missing[1])
+    assert read(folder).unfinished == missing
 
 
 def test_predictions_come_as_probabilities_and_labels(make) -> None:
@@ -64,14 +61,6 @@ def test_another_format_is_refused_with_the_version_that_reads_it(make) -> None:
         read(folder)
 
 
-def test_a_result_of_another_format_is_refused(make) -> None:
-    folder = make(methods=TWO)
-    path = next(folder.glob("runs/*/result.json"))
-    path.write_text(json.dumps({"format": 7}))
-    with pytest.raises(StateError, match="is of format 7"):
-        read(folder)
-
-
 def test_no_finished_run_is_said(make) -> None:
     folder = make(methods=TWO)
     for path in folder.glob("runs/*/result.json"):
@@ -80,17 +69,23 @@ def test_no_finished_run_is_said(make) -> None:
         read(folder)
 
 
-@pytest.mark.parametrize("content", ["{", "[1]"])
-def test_a_damaged_document_is_named(make, content: str) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "content", "message"),
+    [
+        ("experiment.json", "{", r"experiment\.json"),
+        ("experiment.json", "[1]", r"experiment\.json"),
+        ("runs/*/result.json", '{"format": 7}', "is of format 7"),
+    ],
+)
+def test_a_document_that_cannot_be_used_is_named(make, pattern: str, content: str, message: str) -> None:
     folder = make(methods=TWO)
-    (folder / "experiment.json").write_text(content)
-    with pytest.raises(StateError, match=r"experiment\.json"):
+    next(folder.glob(pattern)).write_text(content)
+    with pytest.raises(StateError, match=message):
         read(folder)
 
 
 def test_arrays_that_hold_objects_are_never_unpickled(make) -> None:
-    folder = make(methods=TWO)
-    run = read(folder).runs[0]
+    run = read(make(methods=TWO)).runs[0]
     np.savez(run.folder / "diagnosis.npz", basis=np.array([{"a": 1}], dtype=object))
     with pytest.raises(StateError, match=r"diagnosis\.npz cannot be read"):
         run.arrays("diagnosis")
@@ -105,8 +100,8 @@ def test_a_damaged_archive_is_named(make) -> None:
 
 def test_what_the_experiment_does_not_name_any_more_is_not_reported(make) -> None:
     folder = make(methods=TWO, seeds=(0, 1, 2))
-    path = folder / "experiment.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "seeds": [0, 1]}))
+    for document in change_documents(folder, "experiment.json"):
+        document["seeds"] = [0, 1]
     results = read(folder)
     assert {run.seed for run in results.runs} == {0, 1}
     assert results.repeats == "2 seeds"

@@ -1,45 +1,12 @@
 """The room beside every mean, and its own table."""
 
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
-
 import pytest
 
+from fakes.report_folders import compared, set_values, texts
 from peer.research.report import room
-from peer.research.report.comparison import Comparison, compare
-from peer.research.report.results import Results, read
 
-SETTING = ("sites", "heterogeneous")
 THREE = {"Centralised": "centralised", "Local": "local", "FedSKD": "fedskd"}
 SHARES = ("Local Test: share of room, %", "Global Test: share of room, %")
-
-
-def with_values(folder: Path, value: Callable[[str, int, str], float], metric: str = "auc") -> Path:
-    """Set the metric by method, seed and model's site, on all sites' data."""
-    for path in folder.glob("runs/*/result.json"):
-        document = json.loads(path.read_text())
-        for model, row in document["matrix"].items():
-            for cell in row.values():
-                cell[metric] = value(document["method"], document["seed"], model)
-        path.write_text(json.dumps(document))
-    return folder
-
-
-def compared(folder: Path, metric: str = "auc") -> tuple[Results, Comparison]:
-    results = read(folder)
-    return results, compare(results, SETTING, metric, None, name="t")
-
-
-def texts_by_label(table: Any) -> Mapping[str, dict[str, str]]:
-    heads = [f"{column.group}: {column.name}" if column.group else column.name for column in table.columns]
-    return {
-        row.label: {
-            head: cell.format(column.digits) for head, cell, column in zip(heads, row.cells, table.columns, strict=True)
-        }
-        for row in table.rows
-    }
 
 
 VALUES = {"Local": 0.70, "Centralised": 0.90, "FedSKD": 0.80}
@@ -48,15 +15,15 @@ NOISE = {"Local": 0.0, "Centralised": 0.01, "FedSKD": 0.02}
 
 def test_every_mean_has_its_share_of_the_room(make) -> None:
     folder = make(methods=THREE, seeds=(0, 1, 2), sites=("a", "b"))
-    with_values(folder, lambda method, seed, site: VALUES[method] + seed * NOISE[method])
+    set_values(folder, lambda run, *_: VALUES[run["method"]] + run["seed"] * NOISE[run["method"]])
     results, comparison = compared(folder)
-    texts = texts_by_label(comparison.table)
-    assert [texts["FedSKD"][share] for share in SHARES] == ["57", "57"], "0.12 of 0.21"
-    assert [texts["Local"][share] for share in SHARES] == ["–", "–"]
-    assert [texts["Centralised"][share] for share in SHARES] == ["–", "–"]
+    shown = texts(comparison.table)
+    assert [shown["FedSKD"][share] for share in SHARES] == ["57", "57"], "0.12 of 0.21"
+    assert [shown["Local"][share] for share in SHARES] == ["–", "–"]
+    assert [shown["Centralised"][share] for share in SHARES] == ["–", "–"]
     table = room.table(results, comparison, name="room")
     assert table is not None
-    rows = texts_by_label(table)
+    rows = texts(table)
     assert list(rows) == ["room (Centralised)", "FedSKD"]
     assert rows["room (Centralised)"]["Local Test: gain, points"] == "21.0"
     assert rows["room (Centralised)"]["Local Test: 95 % interval"] == "+18.5 to +23.5"
@@ -69,12 +36,12 @@ def test_every_mean_has_its_share_of_the_room(make) -> None:
 def test_a_room_below_a_point_has_no_shares(make) -> None:
     folder = make(methods=THREE, seeds=(0, 1, 2), sites=("a", "b"))
     values = {"Local": 0.900, "Centralised": 0.905, "FedSKD": 0.904}
-    with_values(folder, lambda method, seed, site: values[method])
+    set_values(folder, lambda run, *_: values[run["method"]])
     results, comparison = compared(folder)
-    assert [texts_by_label(comparison.table)["FedSKD"][share] for share in SHARES] == ["no room", "no room"]
+    assert [texts(comparison.table)["FedSKD"][share] for share in SHARES] == ["no room", "no room"]
     table = room.table(results, comparison, name="room")
     assert table is not None
-    assert texts_by_label(table)["FedSKD"]["Local Test: gain, points"] == "0.4"
+    assert texts(table)["FedSKD"]["Local Test: gain, points"] == "0.4"
     assert room.document(comparison)["local"]["methods"]["FedSKD"]["share"] is None
     assert room.document(comparison)["local"]["has_room"] is False
 
@@ -88,18 +55,18 @@ def test_without_the_pooled_bound_there_is_no_column_of_it(make) -> None:
 def test_decibels_are_no_points(make) -> None:
     folder = make(kind="super_resolution", methods=THREE, seeds=(0, 1), sites=("a", "b"))
     psnr = {"Local": 25.0, "Centralised": 27.0, "FedSKD": 26.5}
-    with_values(folder, lambda method, seed, site: psnr[method] + 0.01 * seed * NOISE[method], "psnr")
+    set_values(folder, lambda run, *_: psnr[run["method"]] + 0.01 * run["seed"] * NOISE[run["method"]], "psnr")
     results, comparison = compared(folder, "psnr")
     table = room.table(results, comparison, name="room")
     assert table is not None
-    row = texts_by_label(table)["FedSKD"]
+    row = texts(table)["FedSKD"]
     assert row["Local Test: gain, dB"] == "1.50"
     assert row["Local Test: share, %"] == "75"
 
 
 def test_one_run_is_tested_over_its_sites_and_says_so(make) -> None:
     folder = make(methods=THREE, seeds=(0,), sites=("a", "b", "c"))
-    with_values(folder, lambda method, seed, site: VALUES[method] + 0.01 * "abc".index(site) * NOISE[method])
+    set_values(folder, lambda run, model, _: VALUES[run["method"]] + 0.01 * "abc".index(model) * NOISE[run["method"]])
     results, comparison = compared(folder)
     table = room.table(results, comparison, name="room")
     assert table is not None
@@ -109,7 +76,7 @@ def test_one_run_is_tested_over_its_sites_and_says_so(make) -> None:
 
 def test_scripts_get_shares_in_the_metrics_own_unit(make) -> None:
     folder = make(methods=THREE, seeds=(0, 1, 2), sites=("a", "b"))
-    with_values(folder, lambda method, seed, site: VALUES[method] + seed * NOISE[method])
+    set_values(folder, lambda run, *_: VALUES[run["method"]] + run["seed"] * NOISE[run["method"]])
     document = room.document(compared(folder)[1])["local"]
     assert document["room"]["mean"] == pytest.approx(0.21)
     assert document["methods"]["FedSKD"]["gain"]["mean"] == pytest.approx(0.12)

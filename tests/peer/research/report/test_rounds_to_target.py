@@ -1,17 +1,14 @@
 """Rounds and bytes to a target, by hand."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes.report_folders import SETTING, change_documents, compared, set_values, texts
 from peer.research.report import plotting, rounds_to_target
-from peer.research.report.comparison import compare
-from peer.research.report.results import read
 
-SETTING = ("sites", "heterogeneous")
 MIB = 1 << 20
 METHODS = {"Centralised": "centralised", "Local": "local", "FedSKD": "fedskd"}
 CURVES = {"Local": [0.5, 0.6, 0.7], "FedSKD": [0.6, 0.75, 0.9], "Centralised": [0.7, 0.8, 0.9]}
@@ -19,34 +16,20 @@ CURVES = {"Local": [0.5, 0.6, 0.7], "FedSKD": [0.6, 0.75, 0.9], "Centralised": [
 
 def with_curves(folder: Path, curve: Callable[[str, int], list[float]]) -> Path:
     """Give every site this curve, evaluated in every round, and one MiB sent in every round."""
-    for path in folder.glob("runs/*/result.json"):
-        document = json.loads(path.read_text())
+    for document in change_documents(folder):
         values = curve(document["method"], document["seed"])
         for site in document["sites"].values():
             site["rounds"] = [
                 {"round": number, "metrics": {"auc": value}} for number, value in enumerate(values, start=1)
             ]
             site["sent_bytes_by_round"] = {str(number): MIB for number in range(1, 4)}
-        for row in document["matrix"].values():
-            for cell in row.values():
-                cell["auc"] = values[-1]
-        path.write_text(json.dumps(document))
-    return folder
+    return set_values(folder, lambda run, *_: curve(run["method"], run["seed"])[-1])
 
 
-def texts(folder: Path, *targets: float) -> dict[str, dict[str, str]] | None:
-    results = read(folder)
-    comparison = compare(results, SETTING, "auc", None, name="t")
+def shown(folder: Path, *targets: float) -> dict[str, dict[str, str]] | None:
+    results, comparison = compared(folder)
     table = rounds_to_target.table(results, SETTING, comparison, targets=targets, name="t")
-    if table is None:
-        return None
-    heads = [f"{column.group}: {column.name}" for column in table.columns]
-    return {
-        row.label: {
-            head: cell.format(column.digits) for head, cell, column in zip(heads, row.cells, table.columns, strict=True)
-        }
-        for row in table.rows
-    }
+    return None if table is None else texts(table)
 
 
 @pytest.fixture
@@ -55,7 +38,7 @@ def folder(make: Any) -> Path:
 
 
 def test_by_default_the_targets_are_what_local_ends_with_and_half_of_the_room(folder: Path) -> None:
-    rows = texts(with_curves(folder, lambda method, seed: [value + 0.01 * seed for value in CURVES[method]]))
+    rows = shown(with_curves(folder, lambda method, seed: [value + 0.01 * seed for value in CURVES[method]]))
     assert rows is not None
     assert list(rows) == ["Local", "FedSKD"]
     alone, half = "Local's last: 0.705", "half of the room: 0.805"
@@ -68,19 +51,18 @@ def test_by_default_the_targets_are_what_local_ends_with_and_half_of_the_room(fo
 
 
 def test_a_target_can_be_named(folder: Path) -> None:
-    rows = texts(with_curves(folder, lambda method, seed: CURVES[method]), 0.6)
+    rows = shown(with_curves(folder, lambda method, seed: CURVES[method]), 0.6)
     assert rows is not None
     assert rows["FedSKD"]["Local Test AUC 0.600: rounds"] == "1.0"
     assert rows["Local"]["Local Test AUC 0.600: rounds"] == "2.0"
 
 
 def test_without_curves_there_is_no_table(folder: Path) -> None:
-    assert texts(with_curves(folder, lambda method, seed: CURVES[method][-1:])) is None
+    assert shown(with_curves(folder, lambda method, seed: CURVES[method][-1:])) is None
 
 
 def figure_of(folder: Path) -> plotting.ReportFigure | None:
-    results = read(folder)
-    comparison = compare(results, SETTING, "auc", None, name="t")
+    results, comparison = compared(folder)
     styles = plotting.assign_styles({label: results.method_of(label) for label in results.methods})
     with plotting.plot_style():
         return rounds_to_target.figure(results, SETTING, comparison, styles, targets=(), name="target")
@@ -88,11 +70,9 @@ def figure_of(folder: Path) -> plotting.ReportFigure | None:
 
 def test_the_figure_has_the_methods_over_rounds_and_those_that_send_over_bytes(folder: Path) -> None:
     with_curves(folder, lambda method, seed: CURVES[method])
-    for path in folder.glob("runs/*.Local.*/result.json"):
-        document = json.loads(path.read_text())
+    for document in change_documents(folder, "runs/*.Local.*/result.json"):
         for site in document["sites"].values():
             site["sent_bytes_by_round"] = {str(number): 0 for number in range(1, 4)}
-        path.write_text(json.dumps(document))
     figure = figure_of(folder)
     assert figure is not None
     lines = {method: figure.drawing.count(f"stroke: {plotting.METHOD_COLOURS[method]}") for method in METHODS.values()}

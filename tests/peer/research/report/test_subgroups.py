@@ -1,16 +1,15 @@
 """Gaps between groups and gains of subgroups."""
 
-import json
 import statistics
 
 import pytest
 
+from fakes.report_folders import SETTING, change_documents
 from peer.research.report.results import read
 from peer.research.report.subgroups import baseline, gains, gains_table, gaps, grouping_keys
 from peer.research.report.table import unit_of
 from peer.research.statistics.fairness import subgroup_areas
 
-SETTING = ("sites", "heterogeneous")
 THREE = {"Local": "local", "FedCross": "fedcross", "FedSKD": "fedskd"}
 
 
@@ -56,12 +55,10 @@ def test_without_a_baseline_there_is_no_gain(make) -> None:
 
 def test_the_datas_own_split_is_no_group(make) -> None:
     folder = make(methods=THREE, seeds=(0,), classes=2)
-    for path in folder.glob("runs/*/samples.json"):
-        samples = json.loads(path.read_text())
+    for samples in change_documents(folder, "runs/*/samples.json"):
         for entries in samples.values():
             for index, entry in enumerate(entries):
                 entry["split"] = ("training", "test")[index % 2]
-        path.write_text(json.dumps(samples))
     results = read(folder)
     assert "split" not in grouping_keys(results.runs)
     assert [gains_table.name for gains_table in gaps(results, SETTING, unit_of("auc"), name="fairness")] == [

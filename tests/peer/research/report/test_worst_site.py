@@ -1,16 +1,12 @@
 """The worst site and the gap, beside the means."""
 
+from fakes.report_folders import SETTING, compared
 from peer.research.report import worst_site
-from peer.research.report.comparison import compare
-from peer.research.report.results import read
-
-SETTING = ("sites", "heterogeneous")
 
 
 def test_the_worst_of_each_seed_and_what_has_no_gap(make) -> None:
     methods = {"Centralised": "centralised", "Local": "local", "FedAvg": "fedavg"}
-    results = read(make(methods=methods, seeds=(0, 1), sites=("a", "b", "c")))
-    comparison = compare(results, SETTING, "auc", None, name="t")
+    results, comparison = compared(make(methods=methods, seeds=(0, 1), sites=("a", "b", "c")))
     table = worst_site.table(results, comparison, name="t")
     assert table is not None
     rows = {row.label: row for row in table.rows}
@@ -25,6 +21,5 @@ def test_the_worst_of_each_seed_and_what_has_no_gap(make) -> None:
 
 
 def test_one_site_has_no_gap(make) -> None:
-    results = read(make(methods={"Local": "local"}, sites=("a",)))
-    comparison = compare(results, SETTING, "auc", None, name="t")
+    results, comparison = compared(make(methods={"Local": "local"}, sites=("a",)))
     assert worst_site.table(results, comparison, name="t") is None
