@@ -1,10 +1,9 @@
 """The page of a contact sheet: self-contained, escaped, with letters where they are known."""
 
 import re
-from html.parser import HTMLParser
-from typing import Any
 
 from fakes.contact_sheets import PICTURES, page, sample
+from fakes.html_elements import PageParser
 from peer.data.sheet_page import WARNING
 
 
@@ -34,8 +33,7 @@ def test_what_is_wrong_stands_first() -> None:
 
 def test_the_range_of_values_is_told() -> None:
     window = {"low": -160.0, "high": 240.0, "percentiles": False}
-    html = page(sample(), pictures=[PICTURES], intensity=window)
-    assert "intensity <b>−160 to 240</b>" in html
+    assert "intensity <b>−160 to 240</b>" in page(sample(), pictures=[PICTURES], intensity=window)
 
 
 def test_letters_stand_at_the_edges_of_what_is_not_augmented() -> None:
@@ -66,21 +64,5 @@ def test_signals_are_curves_and_label_maps_have_a_key() -> None:
 
 
 def test_every_element_is_closed() -> None:
-    class Balance(HTMLParser):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stack: list[str] = []
-
-        def handle_starttag(self, tag: str, attrs: Any) -> None:
-            if tag not in ("meta", "img", "br", "rect", "polyline"):
-                self.stack.append(tag)
-
-        def handle_endtag(self, tag: str) -> None:
-            assert self.stack.pop() == tag
-
-        def handle_startendtag(self, tag: str, attrs: Any) -> None:
-            pass
-
-    balance = Balance()
-    balance.feed(page(sample(), sample(label=0), sample(split="test"), pictures=[PICTURES] * 3))
-    assert balance.stack == []
+    whole = PageParser(page(sample(), sample(label=0), sample(split="test"), pictures=[PICTURES] * 3))
+    assert whole.stack == []

@@ -49,13 +49,6 @@ def test_prepare(tmp_path: Path, source: Path) -> None:
     assert "published split test: 395 expected, 2 found" in summary["warnings"]
 
 
-def test_there_are_20_diagnoses_and_the_counts_add_up() -> None:
-    assert len(derm7pt.LABELS) == 20
-    numbers = {count.name: count.expected for count in derm7pt.PUBLICATION.counts}
-    assert sum(numbers[name] for name in derm7pt.CLASSES) == numbers["samples"]
-    assert sum(numbers[f"published split {side}"] for side in derm7pt.SPLITS) == numbers["samples"]
-
-
 def test_what_is_missing_or_unknown_is_named(tmp_path: Path, source: Path) -> None:
     refuses(derm7pt, source / "images", r"images holds no meta/meta\.csv; give --source the folder with meta/meta\.csv")
     (source / "images" / "NHL" / "Nhl2.jpg").unlink()

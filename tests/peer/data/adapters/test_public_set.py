@@ -116,11 +116,6 @@ def test_locate_finds_the_first_marker_nearest_to_the_source(tmp_path: Path) -> 
     assert public_set.locate(tmp_path / "a/deep/set", "table.csv", publication=PUBLICATION).is_file()
 
 
-def test_locate_names_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no\.csv and no other\.csv; give --source the folder with table\.csv"):
-        public_set.locate(tmp_path, "no.csv", "other.csv", publication=PUBLICATION)
-
-
 def test_an_adapter_finds_its_places_before_it_makes_the_folder(tmp_path: Path) -> None:
     def gather(pool: PublicSet, table: Path, images: Path, *, side: str = "training") -> None:
         assert (table.name, images.name) == ("table.csv", "images")

@@ -51,11 +51,8 @@ def test_a_method_that_sends_nothing_has_dashes_that_a_note_explains(make) -> No
 
 
 def test_they_have_a_section_of_their_own(make) -> None:
-    def progress(title: str) -> None:
-        titles.append(title)
-
     titles: list[str] = []
-    contents = build_report(read(make(methods=TWO, links=LINKS)), resamples=10, progress=progress)
+    contents = build_report(read(make(methods=TWO, links=LINKS)), resamples=10, progress=titles.append)
     sections = {section.title: section.parts for section in contents.sections}
     assert "Members who join late and leave" in sections
     assert "Members who join late and leave" in titles

@@ -1,6 +1,5 @@
 """Whole reports of synthetic runs."""
 
-import html.parser
 import re
 import xml.etree.ElementTree
 from pathlib import Path
@@ -8,38 +7,13 @@ from typing import Any
 
 import pytest
 
+from fakes.html_elements import PageParser
 from peer.errors import DiskError
 from peer.research.report.write import report
 
 pytestmark = pytest.mark.e2e
 
-VOID = {"meta"}
 ASD = {"paper": "FedSKD", "table": "II", "dataset": "FedASD", "setting": "heterogeneous"}
-
-
-class PageParser(html.parser.HTMLParser):
-    """Whether every element is closed, and what is fetched or run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stack: list[str] = []
-        self.links: list[str] = []
-        self.ids: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        self.links += [str(values[key]) for key in ("src", "href", "xlink:href") if key in values]
-        self.ids += [str(values["id"])] if "id" in values else []
-        assert tag != "script"
-        if tag not in VOID:
-            self.stack.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.stack.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.stack.pop() == tag
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +35,7 @@ def classified(runs, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, di
 def test_the_page_is_one_file_that_fetches_nothing(classified: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = classified
     text = (folder / "report/index.html").read_text("utf-8")
-    page = PageParser()
-    page.feed(text)
+    page = PageParser(text)
     assert page.stack == []
     assert len(page.ids) == len(set(page.ids))
     assert all(link.startswith(("#", "data:")) for link in page.links)
@@ -101,7 +74,7 @@ def test_every_table_has_its_csv(classified: tuple[Path, dict[str, Any]]) -> Non
     assert {"calibration", "room-auc", "worst-site", "target"} <= names
     lines = (folder / "report/tables/auc.csv").read_text().splitlines()
     assert lines[0].startswith("method,origin,Local Test: central-us,Local Test: central-us std,")
-    assert any(summarise_method.startswith("FedSKD (published),published,79.83,6.68,") for summarise_method in lines)
+    assert any(line.startswith("FedSKD (published),published,79.83,6.68,") for line in lines)
 
 
 def test_what_is_missing_is_said(classified: tuple[Path, dict[str, Any]]) -> None:
@@ -163,12 +136,8 @@ def test_a_paper_that_prints_another_metric_is_shown_by_it_too(make) -> None:
     reference = {"paper": "dFLMoE", "table": "3", "dataset": "Sleep-EDF", "setting": "heterogeneous"}
     folder = make(kind="time_series", methods={"dFLMoE": "dflmoe"}, seeds=(0,), reference=reference, insight=False)
     (setting,) = report(folder, folder / "report", resamples=0)["results"]
-    assert [table["title"] for table in setting["tables"]] == [
-        "AUC",
-        "ACC",
-        "MF1",
-        "Worst site and gap between sites, AUC",
-    ]
+    titles = [table["title"] for table in setting["tables"]]
+    assert titles == ["AUC", "ACC", "MF1", "Worst site and gap between sites, AUC"]
 
 
 def test_a_folder_that_cannot_be_made_is_named(make, tmp_path: Path) -> None:

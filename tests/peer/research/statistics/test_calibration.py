@@ -22,13 +22,6 @@ def test_by_hand() -> None:
     assert brier_score(probabilities, labels) == pytest.approx(2 * (0.01 + 0.81 + 0.09 + 0.16) / 4)
 
 
-def test_certain_and_right_is_zero_certain_and_wrong_the_worst() -> None:
-    certain = np.eye(3)[[0, 1, 2]]
-    right, wrong = np.array([0, 1, 2]), np.array([1, 2, 0])
-    assert (expected_calibration_error(certain, right), brier_score(certain, right)) == (0.0, 0.0)
-    assert (expected_calibration_error(certain, wrong), brier_score(certain, wrong)) == (1.0, 2.0)
-
-
 def test_an_edge_belongs_to_the_lower_bin_and_empty_bins_have_no_mean() -> None:
     curve = reliability(np.array([[0.5, 0.5], [0.75, 0.25], [1.0, 0.0]]), np.array([0, 0, 0]), bins=4)
     assert curve.counts.tolist() == [0, 1, 1, 1]
