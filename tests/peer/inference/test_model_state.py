@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -133,21 +132,16 @@ def checkpoint(home: Path, state: str) -> Path:
     return folder
 
 
-def test_a_state_stays_although_the_daemon_deletes_it(tmp_path: Path) -> None:
+def test_a_state_stays_although_the_daemon_deletes_it_and_takes_no_space(tmp_path: Path) -> None:
     stored = checkpoint(tmp_path / "gen-0001", "round-000001/train")
     with model_state.pinned(lambda: state_at(tmp_path / "gen-0001", "round-000001/train")) as pinned:
+        own = Path(pinned.setting.home)
+        held = own / "checkpoints" / pinned.checkpoint / "dam.safetensors"
+        assert own.parent == tmp_path / "held", "in the site's folder"
+        assert held.samefile(stored / "dam.safetensors")
         shutil.rmtree(stored)
-        own = Path(pinned.setting.home)
-        assert (own / "checkpoints" / pinned.checkpoint / "dam.safetensors").read_text() == "round-000001/train"
+        assert held.read_text() == "round-000001/train"
     assert not own.exists()
-
-
-def test_the_copy_takes_no_space_and_lies_in_the_sites_folder(tmp_path: Path) -> None:
-    stored = checkpoint(tmp_path / "gen-0001", "round-000001/train") / "dam.safetensors"
-    with model_state.pinned(lambda: state_at(tmp_path / "gen-0001", "round-000001/train")) as pinned:
-        own = Path(pinned.setting.home)
-        assert own.parent == tmp_path / "held"
-        assert (own / "checkpoints" / pinned.checkpoint / "dam.safetensors").samefile(stored)
 
 
 def test_what_a_killed_process_left_is_deleted_and_what_another_one_uses_is_not(tmp_path: Path) -> None:
@@ -198,13 +192,7 @@ def test_after_a_restored_backup_the_generation_is_the_one_that_peers_know(folde
     assert newest.journal == folder.generation(1) / "journal.db"
 
 
-# The best round on validation data.
-
-
-def evaluated(number: int, value: float, **body: Any) -> tuple[str, int, dict[str, Any]]:
-    return "evaluated", number, {"metrics": {"validation_auc": value}, **body}
-
-
+# --- the best round on validation data -------------------------------------------------------------------------------
 def with_checkpoints(folder: SiteFolder, *names: str) -> None:
     for name in names:
         path = folder.generation(1) / "checkpoints" / name
@@ -216,19 +204,14 @@ STATES = [f"round-{number:06d}/train" for number in range(4)]
 
 
 def test_the_best_round_is_opened_and_says_why(folder: SiteFolder) -> None:
-    open_round = [("opened", number, {"sources": []}) for number in range(4)]
-    trained = [
-        ("trained", number, {"position": 0, "stage": "train", "state": STATES[number], "metrics": {}, "threads": 1,
-                             "duration_s": 1.0})
-        for number in range(4)
-    ]  # fmt: skip
     rows = [INITIALISED]
     for number, value in ((1, 0.6), (2, 0.75), (3, 0.7)):
         best = {"best_by": "validation_auc"} if number < 3 else {}
+        trained = {"position": 0, "stage": "train", "state": STATES[number], "metrics": {}, "threads": 1}
         rows += [
-            open_round[number],
-            trained[number],
-            evaluated(number, value, **best),
+            ("opened", number, {"sources": []}),
+            ("trained", number, {**trained, "duration_s": 1.0}),
+            ("evaluated", number, {"metrics": {"validation_auc": value}, **best}),
             committed(number, STATES[number]),
         ]
     begin_generation(folder, *rows)
@@ -240,10 +223,8 @@ def test_the_best_round_is_opened_and_says_why(folder: SiteFolder) -> None:
     with open_trained(folder) as (_, state):
         assert (state.committed, state.choice) == (3, "")
     shutil.rmtree(folder.generation(1) / "checkpoints" / STATES[2])
-    with (
-        pytest.raises(StateError, match="after round 2, the best, are gone; take the last"),
-        open_trained(folder, "best"),
-    ):
+    gone = pytest.raises(StateError, match="after round 2, the best, are gone; take the last")
+    with gone, open_trained(folder, "best"):
         pass
 
 

@@ -1,6 +1,5 @@
 """Files and arrays through a model in this process: what comes of each task, and what stays of the process."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,39 +8,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 
+from fakes.hospital import MakeSetting
 from peer.core import commands
-from peer.core.worker_protocol import WorkerSetting
 from peer.inference.notebook import load_model, load_trainer, predict_inputs, preserve_torch_settings
 from peer.training.device import make_reproducible
-from peer.training.settings import TrainingSettings
 from peer.training.trainer import INITIAL, Trainer
-
-MakeSetting = Callable[..., WorkerSetting]
-
-
-class Fake:
-    """A trainer that predicts with a function."""
-
-    def __init__(self, setting: WorkerSetting, answer: Callable[[Tensor], Tensor]) -> None:
-        self.settings, self.predict = TrainingSettings.of(setting), answer
-
-
-@pytest.fixture
-def volumes(make_setting: MakeSetting) -> Any:
-    """Two classes: is a cell below or above 0.5?"""
-    task = {"kind": "segmentation", "spatial_dims": 3, "in_channels": 1, "classes": 2}
-    setting = make_setting(task=task, data={"input_size": [4, 4, 4]})
-    return Fake(setting, lambda images: torch.cat([0.5 - images, images - 0.5], dim=1) * 20)
-
-
-@pytest.fixture
-def pictures(make_setting: MakeSetting) -> Any:
-    """Super-resolution by repeating every pixel."""
-    task = {"kind": "super_resolution", "spatial_dims": 2, "in_channels": 3, "classes": 3}
-    setting = make_setting(task=task, data={"input_size": [4, 4], "scale": 2})
-    return Fake(setting, lambda images: images.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3))
 
 
 # --- tasks -----------------------------------------------------------------------------------------------------------

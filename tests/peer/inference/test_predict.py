@@ -1,8 +1,6 @@
 """Predictions of new data: images, results, and skipped files with a reason."""
 
-import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,48 +12,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fakes.function_trainer import FunctionTrainer
+from fakes.hospital import MakeSetting
 from peer.core import commands
 from peer.core.worker_protocol import WorkerSetting, to_json
 from peer.inference.export.process import export
 from peer.inference.model_state import ModelState, pinned
 from peer.inference.predict import find_images, main, predict
 from peer.training.images import Preparation
-from peer.training.settings import TrainingSettings
 from peer.training.trainer import INITIAL, Trainer
 
-MakeSetting = Callable[..., WorkerSetting]
 AFFINE = np.diag([2.0, 2.0, 3.0, 1.0])
-
-
-class FunctionTrainer:
-    """A trainer that predicts with a function and records the shapes of its inputs."""
-
-    def __init__(self, setting: WorkerSetting, answer: Callable[[Tensor], Tensor]) -> None:
-        self.settings, self.answer = TrainingSettings.of(setting), answer
-        self.seen: list[tuple[int, ...]] = []
-
-    def predict(self, images: Tensor) -> Tensor:
-        self.seen.append(tuple(images.shape))
-        return self.answer(images)
-
-
-def bright_or_dark(images: Tensor) -> Tensor:
-    """Two classes: is a cell below or above 0.5?"""
-    return torch.cat([0.5 - images, images - 0.5], dim=1) * 20
-
-
-@pytest.fixture
-def volumes(make_setting: MakeSetting) -> FunctionTrainer:
-    task = {"kind": "segmentation", "spatial_dims": 3, "in_channels": 1, "classes": 2}
-    return FunctionTrainer(make_setting(task=task, data={"input_size": [4, 4, 4]}), bright_or_dark)
-
-
-@pytest.fixture
-def pictures(make_setting: MakeSetting) -> FunctionTrainer:
-    """Super-resolution by repeating every pixel."""
-    task = {"kind": "super_resolution", "spatial_dims": 2, "in_channels": 3, "classes": 3}
-    setting = make_setting(task=task, data={"input_size": [4, 4], "scale": 2})
-    return FunctionTrainer(setting, lambda images: images.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3))
 
 
 def half_bright(path: Path, shape: tuple[int, ...] = (6, 8, 10)) -> np.ndarray:
@@ -71,7 +38,7 @@ def test_classes_are_probabilities_in_the_order_of_the_inputs(make_setting: Make
     fake = FunctionTrainer(make_setting(), lambda images: torch.stack([images[:, 0, 0], images[:, 1, 0]], dim=1))
     for name, values in (("b", (1.0, 3.0)), ("a", (2.0, 2.0))):
         np.save(tmp_path / f"{name}.npy", np.repeat(np.array(values, dtype=np.float32)[:, None], 50, axis=1))
-    answer = predict(fake, [tmp_path / "b.npy", tmp_path / "a.npy"], tmp_path / "out")  # type: ignore[arg-type]
+    answer = predict(fake, [tmp_path / "b.npy", tmp_path / "a.npy"], tmp_path / "out")
     share = 1 / (1 + np.exp(-2))
     predictions = [
         {"file": str(tmp_path / "b.npy"), "class": 1, "probabilities": pytest.approx([1 - share, share], rel=1e-5)},
@@ -84,7 +51,7 @@ def test_classes_are_probabilities_in_the_order_of_the_inputs(make_setting: Make
 
 def test_a_volume_gets_a_label_map_on_its_own_grid(volumes: FunctionTrainer, tmp_path: Path) -> None:
     image = half_bright(tmp_path / "ct.nii.gz")
-    answer = predict(volumes, [tmp_path / "ct.nii.gz"], tmp_path / "out")  # type: ignore[arg-type]
+    answer = predict(volumes, [tmp_path / "ct.nii.gz"], tmp_path / "out")
     output = tmp_path / "out" / "ct.nii.gz"
     assert answer["predictions"] == [{"file": str(tmp_path / "ct.nii.gz"), "output": str(output)}]
     assert volumes.seen == [(1, 1, 4, 4, 4)]
@@ -99,7 +66,7 @@ def test_a_picture_is_enlarged_at_its_own_size_and_in_bytes(pictures: FunctionTr
     np.save(tmp_path / "in.npy", pixels.transpose(2, 0, 1) / np.float32(255))
     np.save(tmp_path / "wide.npy", np.full((3, 4, 4), 1.5, dtype=np.float32))
     inputs = [tmp_path / name for name in ("in.png", "in.npy", "wide.npy")]
-    answer = predict(pictures, inputs, tmp_path / "out")  # type: ignore[arg-type]
+    answer = predict(pictures, inputs, tmp_path / "out")
     assert pictures.seen == [(1, 3, 5, 7)] * 2
     larger = np.asarray(Image.open(tmp_path / "out" / "in.png"))
     assert np.array_equal(larger, pixels.repeat(2, axis=0).repeat(2, axis=1))
@@ -117,7 +84,7 @@ def test_what_cannot_be_used_is_named_and_the_rest_goes_on(volumes: FunctionTrai
     (tmp_path / "empty").mkdir()
     (tmp_path / "list.json").write_text("[]")
     names = ("missing.nii", "broken.nii", "four.nii", "notes.txt", "empty", "list.json", "good.nii")
-    answer = predict(volumes, [tmp_path / name for name in names], tmp_path / "out")  # type: ignore[arg-type]
+    answer = predict(volumes, [tmp_path / name for name in names], tmp_path / "out")
     assert [row["file"] for row in answer["predictions"]] == [str(tmp_path / "good.nii")]
     reasons = {Path(row["file"]).name: row["reason"] for row in answer["skipped"]}
     assert list(reasons) == list(names[:-1])
@@ -134,7 +101,7 @@ def test_what_the_network_cannot_take_is_left_out(make_setting: MakeSetting, tmp
         raise MemoryError("too large\nfor this device")
 
     np.save(tmp_path / "a.npy", np.zeros((2, 24), dtype=np.float32))
-    answer = predict(FunctionTrainer(make_setting(), refuse), [tmp_path / "a.npy"], tmp_path)  # type: ignore[arg-type]
+    answer = predict(FunctionTrainer(make_setting(), refuse), [tmp_path / "a.npy"], tmp_path)
     assert answer["skipped"] == [{"file": str(tmp_path / "a.npy"), "reason": "too large for this device"}]
 
 
@@ -143,7 +110,7 @@ def test_no_result_replaces_another(volumes: FunctionTrainer, tmp_path: Path) ->
     for path in inputs:
         path.parent.mkdir()
         half_bright(path)
-    answer = predict(volumes, inputs, tmp_path / "out")  # type: ignore[arg-type]
+    answer = predict(volumes, inputs, tmp_path / "out")
     assert len(answer["predictions"]) == 1
     reason = f"its result would replace that of {inputs[0]}; predict it by itself"
     assert answer["skipped"] == [{"file": str(inputs[1]), "reason": reason}]
@@ -154,14 +121,14 @@ def test_a_result_in_an_input_folder_is_no_input(volumes: FunctionTrainer, tmp_p
         (tmp_path / folder).mkdir()
         half_bright(tmp_path / folder / f"{folder}.nii")
     inputs = [tmp_path / "one", tmp_path / "two"]
-    answer = predict(volumes, inputs, tmp_path / "two" / "masks")  # type: ignore[arg-type]
+    answer = predict(volumes, inputs, tmp_path / "two" / "masks")
     assert [Path(row["file"]).name for row in answer["predictions"]] == ["one.nii", "two.nii"]
 
 
 # --- images ---------------------------------------------------------------------------------------------------------
 def places(inputs: list[Path], *, dims: int = 3, **data: Any) -> list[str]:
     known = SimpleNamespace(input_size=(8,) * dims, datalist=Path("datalist.json"), root=Path(), **data)
-    return [str(item.relative_path) for item in find_images(inputs, known)]  # type: ignore[arg-type]
+    return [str(item.relative_path) for item in find_images(inputs, known)]
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -190,7 +157,7 @@ def test_a_datalists_test_images_else_its_training_images(tmp_path: Path) -> Non
     path = tmp_path / "new.json"
     path.write_text(json.dumps(document))
     data = SimpleNamespace(input_size=(8,), datalist=Path("datalist.json"), root=Path())
-    images = list(find_images([path], data))  # type: ignore[arg-type]
+    images = list(find_images([path], data))
     assert [(item.name, item.images, str(item.relative_path)) for item in images[:3]] == [
         ("a/b.nii", (tmp_path / "a/b.nii",), "a/b.nii"),
         ("c1.nii", (tmp_path / "c1.nii", tmp_path / "c2.nii"), "c1.nii"),
@@ -200,7 +167,7 @@ def test_a_datalists_test_images_else_its_training_images(tmp_path: Path) -> Non
     del document["test"]
     path.write_text(json.dumps(document))
     assert places([path]) == ["t.nii"]
-    (own,) = find_images([path], SimpleNamespace(input_size=(8,), datalist=path, root=Path("root")))  # type: ignore[arg-type]
+    (own,) = find_images([path], SimpleNamespace(input_size=(8,), datalist=path, root=Path("root")))
     assert own.images == (Path("root/t.nii"),)
 
 
@@ -225,18 +192,10 @@ def test_a_worker_at_work_is_left_alone(trained: WorkerSetting) -> None:
     assert sorted(Path(trained.home).rglob("*")) == before
 
 
-def answer_of(request: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(request)))
-    main()
-    return json.loads(capsys.readouterr().out)
-
-
-def test_the_answer_is_the_models(
-    trained: WorkerSetting, signals: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_answer_is_the_models(trained: WorkerSetting, signals: Path, answer_of: Any) -> None:
     wave = signals / "test1.npz"
     request = {"setting": to_json(trained), "state": INITIAL, "sources": [], "inputs": [str(wave)], "out": "unused"}
-    (prediction,) = answer_of(request, monkeypatch, capsys)["predictions"]
+    (prediction,) = answer_of(main, request)["predictions"]
     trainer = Trainer(trained)
     trainer.load(INITIAL)
     logits = trainer.predict(Preparation(2, (24,))([wave])[None])
@@ -245,32 +204,25 @@ def test_the_answer_is_the_models(
     assert prediction["class"] == int(logits[0].argmax())
 
 
-def test_a_state_that_is_not_there_is_one_line(
-    trained: WorkerSetting, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_state_that_is_not_there_is_one_line(trained: WorkerSetting, answer_of: Any) -> None:
     request = {"setting": to_json(trained), "state": "round-000009/train", "sources": [], "inputs": [], "out": ""}
     with pytest.raises(SystemExit, match="checkpoint 'round-000009/train' is not in"):
-        answer_of(request, monkeypatch, capsys)
+        answer_of(main, request)
 
 
 # --- an exported file -----------------------------------------------------------------------------------------------
 def test_an_exported_file_answers_for_the_site_it_came_from(
-    trained: WorkerSetting,
-    facts: dict[str, Any],
-    signals: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    trained: WorkerSetting, facts: dict[str, Any], signals: Path, tmp_path: Path, answer_of: Any
 ) -> None:
     export(Trainer(trained), INITIAL, (), form="bundle", out=tmp_path / "bundle", facts=facts)
     inputs = {"inputs": [str(signals / "test1.npz")], "out": str(tmp_path / "out")}
-    site = answer_of({"setting": to_json(trained), "state": INITIAL, "sources": [], **inputs}, monkeypatch, capsys)
+    site = answer_of(main, {"setting": to_json(trained), "state": INITIAL, "sources": [], **inputs})
     request = {"model": str(tmp_path / "bundle"), "sha256": "", **inputs}
-    answer = answer_of(request, monkeypatch, capsys)
+    answer = answer_of(main, request)
     (row,), (expected,) = answer.pop("predictions"), site["predictions"]
     assert row["probabilities"] == pytest.approx(expected["probabilities"], rel=1e-4)
     assert answer == {
         "site": "alpha", "generation": 1, "round": 1, "task": "time_series", "classes": 2, "skipped": [],
     }  # fmt: skip
     with pytest.raises(SystemExit, match="its SHA-256 is"):
-        answer_of({**request, "sha256": "00" * 32}, monkeypatch, capsys)
+        answer_of(main, {**request, "sha256": "00" * 32})

@@ -127,17 +127,14 @@ def test_a_file_its_card_and_a_row_of_the_ledger(folder: SiteFolder, answering: 
     assert facts["precision"] == "fp32"
 
 
-def test_an_export_is_among_what_left(folder: SiteFolder, answering: Answering, tmp_path: Path) -> None:
+def test_an_export_is_among_what_left_and_no_part_of_a_rounds_bound(
+    folder: SiteFolder, answering: Answering, tmp_path: Path
+) -> None:
     answering(WRITES)
     exported(folder, tmp_path / "asia.onnx")
     for kind in ("egress", "transfers"):
         (row,) = folder_documents.document(folder, kind, {})
         assert (row["direction"], row["peer"], row["purpose"], row["kind"]) == ("out", "", "export", "onnx")
-
-
-def test_an_export_is_no_part_of_a_rounds_bound(folder: SiteFolder, answering: Answering, tmp_path: Path) -> None:
-    answering(WRITES)
-    exported(folder, tmp_path / "asia.onnx")
     with contextlib.closing(Ledger(folder.egress_db)) as ledger:
         assert ledger.bytes_in_round(1, 2) == 0
 

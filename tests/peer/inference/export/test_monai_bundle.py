@@ -31,7 +31,7 @@ from tests.fakes.image_files import FRAMES, PIXELS, picture, volume
 
 pytestmark = pytest.mark.e2e
 
-MakeHospital = Callable[[str], Any]
+Exported = Callable[[str], tuple[Any, dict[str, Any]]]
 REQUIRED = (
     "version changelog monai_version pytorch_version numpy_version required_packages_version task description authors "  # noqa: SIM905
     "copyright network_data_format".split()
@@ -39,8 +39,15 @@ REQUIRED = (
 """Keys of metadata.json that MONAI's specification demands."""
 
 
-def exported(hospital: Any, facts: dict[str, Any], out: Path) -> dict[str, Any]:
-    return export(hospital.trainer(), INITIAL, (), form="bundle", out=out, facts=facts)
+@pytest.fixture
+def exported(make_hospital: Callable[[str], Any], facts: dict[str, Any], tmp_path: Path) -> Exported:
+    """Make a hospital with such a task, and export its model to the folder ``bundle``: the hospital, and the card."""
+
+    def make(kind: str) -> tuple[Any, dict[str, Any]]:
+        hospital = make_hospital(kind)
+        return hospital, export(hospital.trainer(), INITIAL, (), form="bundle", out=tmp_path / "bundle", facts=facts)
+
+    return make
 
 
 def run(folder: Path, data: Path, results: Path) -> None:
@@ -65,10 +72,9 @@ def new(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["segmentation", "turned"])
 def test_a_bundle_of_a_network_of_monai_segments_as_the_site_does(
-    make_hospital: MakeHospital, facts: dict[str, Any], new: Path, tmp_path: Path, kind: str
+    exported: Exported, new: Path, tmp_path: Path, kind: str
 ) -> None:
-    hospital = make_hospital(kind)
-    card = exported(hospital, facts, tmp_path / "bundle")
+    hospital, card = exported(kind)
     text = (tmp_path / "bundle" / monai_bundle.INFERENCE).read_text()
     assert json.loads(text)["network_def"]["_target_"] == card["definition"] == "monai.networks.nets.UNet"
     assert "peer." not in text  # nothing of this program is needed
@@ -90,11 +96,9 @@ def test_a_bundle_of_a_network_of_monai_segments_as_the_site_does(
         assert np.allclose(saved.affine, expected.affine)
 
 
-def test_a_bundle_of_another_network_classifies_as_the_site_does(
-    make_hospital: MakeHospital, facts: dict[str, Any], new: Path, tmp_path: Path
-) -> None:
-    hospital = make_hospital("time_series")
-    assert exported(hospital, facts, tmp_path / "bundle")["definition"] == monai_bundle.BUILD
+def test_a_bundle_of_another_network_classifies_as_the_site_does(exported: Exported, new: Path, tmp_path: Path) -> None:
+    hospital, card = exported("time_series")
+    assert card["definition"] == monai_bundle.BUILD
     for index in range(3):
         shutil.copy(hospital.data / f"test{index}.npz", new)
     run(tmp_path / "bundle", new, tmp_path / "results")
@@ -104,11 +108,8 @@ def test_a_bundle_of_another_network_classifies_as_the_site_does(
     assert {Path(row["file"]).name: pytest.approx(row["probabilities"], abs=1e-5) for row in own} == shares
 
 
-def test_a_bundle_enlarges_pictures_of_any_size(
-    make_hospital: MakeHospital, facts: dict[str, Any], new: Path, tmp_path: Path
-) -> None:
-    hospital = make_hospital("super_resolution")
-    exported(hospital, facts, tmp_path / "bundle")
+def test_a_bundle_enlarges_pictures_of_any_size(exported: Exported, new: Path, tmp_path: Path) -> None:
+    hospital, _ = exported("super_resolution")
     shutil.copy(hospital.data / "3.png", new)
     run(tmp_path / "bundle", new, tmp_path / "results")
     (path,) = (tmp_path / "results").iterdir()
@@ -121,11 +122,8 @@ def test_a_bundle_enlarges_pictures_of_any_size(
     assert np.allclose(np.abs(np.diag(saved.affine)), [0.5, 0.5, 1, 1])
 
 
-def test_a_bundle_segments_a_picture_as_the_site_does(
-    make_hospital: MakeHospital, facts: dict[str, Any], new: Path, tmp_path: Path
-) -> None:
-    hospital = make_hospital("planes")
-    exported(hospital, facts, tmp_path / "bundle")
+def test_a_bundle_segments_a_picture_as_the_site_does(exported: Exported, new: Path, tmp_path: Path) -> None:
+    hospital, _ = exported("planes")
     shutil.copy(hospital.data / "3.png", new)
     run(tmp_path / "bundle", new, tmp_path / "results")
     (row,) = predict(hospital.trainer(), [new], tmp_path / "own")["predictions"]
@@ -135,35 +133,25 @@ def test_a_bundle_segments_a_picture_as_the_site_does(
     assert np.array_equal(np.squeeze(nibabel.load(path).get_fdata()).T, labels)
 
 
-@pytest.mark.parametrize("ending", [".png", ".npy", ".nii.gz", ".dcm"])
-def test_a_bundle_reads_a_picture_as_the_site_does(
-    make_hospital: MakeHospital, facts: dict[str, Any], tmp_path: Path, ending: str
-) -> None:
-    hospital = make_hospital("planes")
-    exported(hospital, facts, tmp_path / "bundle")
-    _, preprocessing = monai_bundle.load(tmp_path / "bundle")
-    path = picture(tmp_path / f"a{ending}", PIXELS)
-    image = preprocessing({"image": str(path)})["image"]
-    assert np.allclose(image, Preparation(1, (8, 12), "unit")([path]), atol=1e-6)
+@pytest.mark.parametrize("name", ["a.png", "a.npy", "a.nii.gz", "a.dcm"])
+def test_a_bundle_reads_a_picture_as_the_site_does(exported: Exported, tmp_path: Path, name: str) -> None:
+    exported("planes")
+    reads_as_the_site(tmp_path / "bundle", picture(tmp_path / name, PIXELS), (8, 12))
 
 
 @pytest.mark.parametrize("name", ["volume.nii.gz", "volume.npy", "frames.dcm", "series"])
-def test_a_bundle_reads_a_volume_as_the_site_does(
-    make_hospital: MakeHospital, facts: dict[str, Any], tmp_path: Path, name: str
-) -> None:
-    hospital = make_hospital("segmentation")
-    exported(hospital, facts, tmp_path / "bundle")
-    _, preprocessing = monai_bundle.load(tmp_path / "bundle")
-    path = volume(tmp_path / name, FRAMES)
-    image = preprocessing({"image": str(path)})["image"]
-    assert np.allclose(image, Preparation(1, (8, 8, 8), "unit")([path]), atol=1e-6)
+def test_a_bundle_reads_a_volume_as_the_site_does(exported: Exported, tmp_path: Path, name: str) -> None:
+    exported("segmentation")
+    reads_as_the_site(tmp_path / "bundle", volume(tmp_path / name, FRAMES), (8, 8, 8))
 
 
-def test_monai_loads_the_network_with_its_weights(
-    make_hospital: MakeHospital, facts: dict[str, Any], tmp_path: Path
-) -> None:
-    hospital = make_hospital("segmentation")
-    exported(hospital, facts, tmp_path / "bundle")
+def reads_as_the_site(bundle: Path, path: Path, size: tuple[int, ...]) -> None:
+    _, prepare = monai_bundle.load(bundle)
+    assert np.allclose(prepare({"image": str(path)})["image"], Preparation(1, size, "unit")([path]), atol=1e-6)
+
+
+def test_monai_loads_the_network_with_its_weights(exported: Exported, tmp_path: Path) -> None:
+    hospital, _ = exported("segmentation")
     with quiet():
         network = monai.bundle.load("bundle", bundle_dir=tmp_path, device="cpu", workflow_type="inference")
     image = torch.rand(1, 1, 8, 8, 8)
@@ -171,10 +159,8 @@ def test_monai_loads_the_network_with_its_weights(
         assert torch.allclose(network.eval()(image), hospital.trainer().predict(image), atol=1e-6)
 
 
-def test_the_metadata_say_what_the_specification_demands(
-    make_hospital: MakeHospital, facts: dict[str, Any], tmp_path: Path
-) -> None:
-    exported(make_hospital("segmentation"), facts, tmp_path / "bundle")
+def test_the_metadata_say_what_the_specification_demands(exported: Exported, tmp_path: Path) -> None:
+    exported("segmentation")
     metadata = json.loads((tmp_path / "bundle" / monai_bundle.METADATA).read_text())
     assert not set(REQUIRED) - metadata.keys()
     assert metadata["copyright"] == "CC-BY-4.0"
@@ -184,10 +170,8 @@ def test_the_metadata_say_what_the_specification_demands(
     assert (tmp_path / "bundle" / monai_bundle.LICENCE).read_text() == "CC-BY-4.0\n"
 
 
-def test_what_the_weights_file_holds_is_tensors_alone(
-    make_hospital: MakeHospital, facts: dict[str, Any], tmp_path: Path
-) -> None:
-    exported(make_hospital("time_series"), facts, tmp_path / "bundle")
+def test_what_the_weights_file_holds_is_tensors_alone(exported: Exported, tmp_path: Path) -> None:
+    exported("time_series")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         weights = torch.load(tmp_path / "bundle" / monai_bundle.WEIGHTS, weights_only=True)

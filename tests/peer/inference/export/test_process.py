@@ -1,7 +1,6 @@
 """The process that exports: its answer, its metrics, and one line for an error."""
 
 import dataclasses
-import io
 import json
 import zipfile
 from collections.abc import Callable
@@ -19,23 +18,13 @@ from peer.training.trainer import INITIAL, Trainer
 pytestmark = pytest.mark.e2e
 
 
-def answer_of(request: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(request)))
-    main()
-    return json.loads(capsys.readouterr().out)
-
-
 def test_it_answers_with_the_card_and_the_digest_and_leaves_the_site_alone(
-    make_hospital: Callable[[str], Any],
-    facts: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_hospital: Callable[[str], Any], facts: dict[str, Any], tmp_path: Path, answer_of: Any
 ) -> None:
     hospital = make_hospital("time_series")
     before = sorted(Path(hospital.setting.home).rglob("*"))
     request = {"setting": to_json(hospital.setting), "state": INITIAL, "sources": [], "form": "bundle"}
-    answer = answer_of({**request, "out": str(tmp_path / "m.zip"), "facts": facts}, monkeypatch, capsys)
+    answer = answer_of(main, {**request, "out": str(tmp_path / "m.zip"), "facts": facts})
     assert (answer["sha256"], answer["bytes"]) == digest(tmp_path / "m.zip")
     with zipfile.ZipFile(tmp_path / "m.zip") as archive:
         names = {name.removeprefix("m/") for name in archive.namelist()}
@@ -62,16 +51,12 @@ def test_an_export_computes_on_the_cpu_in_float32(make_hospital: Callable[[str],
 
 
 def test_a_state_that_is_not_there_is_one_line(
-    make_hospital: Callable[[str], Any],
-    facts: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_hospital: Callable[[str], Any], facts: dict[str, Any], tmp_path: Path, answer_of: Any
 ) -> None:
     request = {"setting": to_json(make_hospital("time_series").setting), "state": "round-000009/train"}
     request |= {"sources": [], "form": "onnx", "out": str(tmp_path / "m.onnx"), "facts": facts}
     with pytest.raises(SystemExit, match="checkpoint 'round-000009/train' is not in"):
-        answer_of(request, monkeypatch, capsys)
+        answer_of(main, request)
     assert not (tmp_path / "m.onnx").exists()
 
 
