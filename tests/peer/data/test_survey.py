@@ -4,12 +4,10 @@ from typing import Any
 
 import nibabel
 import numpy as np
-import pydicom
 import pytest
 from PIL import Image
-from pydicom.dataset import FileDataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
+from fakes import phantoms
 from peer.data.image_files import open_image, read_values
 from peer.data.survey import survey
 
@@ -19,17 +17,8 @@ def write_nifti(path: Path, shape: tuple[int, ...], value: float | None = None) 
     nibabel.save(nibabel.Nifti1Image(values.reshape(shape).astype(np.float32), np.eye(4)), path)
 
 
-def write_dicom(path: Path, rows: int, columns: int, *, number: int = 1) -> None:
-    meta = FileMetaDataset()
-    meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    meta.MediaStorageSOPClassUID = pydicom.uid.CTImageStorage
-    meta.MediaStorageSOPInstanceUID = generate_uid()
-    slice_ = FileDataset(path, {}, file_meta=meta, preamble=b"\0" * 128)
-    slice_.Rows, slice_.Columns, slice_.InstanceNumber = rows, columns, number
-    slice_.BitsAllocated, slice_.BitsStored, slice_.HighBit = 16, 16, 15
-    slice_.PixelRepresentation, slice_.SamplesPerPixel, slice_.PhotometricInterpretation = 0, 1, "MONOCHROME2"
-    slice_.PixelData = np.eye(rows, columns, dtype=np.uint16).tobytes()
-    slice_.save_as(path, enforce_file_format=True)
+def write_dicom(path: Path, *, number: int = 1) -> None:
+    phantoms.dataset(path, np.eye(5, 6, dtype=np.uint16), InstanceNumber=number).save_as(path)
 
 
 @pytest.fixture
@@ -41,11 +30,17 @@ def images(tmp_path: Path) -> Path:
     Image.linear_gradient("L").resize((7, 6)).save(tmp_path / "grey.jpg")
     np.save(tmp_path / "signal.npy", np.eye(2, 9))
     np.savez(tmp_path / "signal.npz", other=np.zeros(1), image=np.eye(2, 8))
-    write_dicom(tmp_path / "slice.dcm", 5, 6)
+    write_dicom(tmp_path / "slice.dcm")
     (tmp_path / "series").mkdir()
     for index in range(3):
-        write_dicom(tmp_path / "series" / f"{index}", 5, 6, number=index + 1)
+        write_dicom(tmp_path / "series" / f"{index}", number=index + 1)
     return tmp_path
+
+
+def survey_entries(folder: Path, *entries: dict[str, Any], **options: Any) -> dict[str, Any]:
+    path = folder / "datalist.json"
+    path.write_text(json.dumps({"training": entries}))
+    return survey(path, **options)
 
 
 @pytest.mark.parametrize(
@@ -65,10 +60,8 @@ def images(tmp_path: Path) -> Path:
 def test_stored_shape_of_every_format(images: Path, name: str, shape: tuple[int, ...]) -> None:
     image = open_image(images / name)
     assert image.shape == shape
-    if image.channels is None:
-        assert read_values(images / name, image).shape == shape
-    else:
-        assert read_values(images / name, image).shape == (image.channels, *image.space)
+    expected = shape if image.channels is None else (image.channels, *image.space)
+    assert read_values(images / name, image).shape == expected
 
 
 def test_a_truncated_file_has_a_shape_but_cannot_be_read_to_the_end(tmp_path: Path) -> None:
@@ -142,15 +135,8 @@ def test_survey_counts_samples_subjects_classes_and_shapes(images: Path) -> None
                 "spacings": {"1x1x1": 3}, "labels": 0, "label_shapes": {},
             },
             "test": {
-                "samples": 1,
-                "subjects": 0,
-                "unnamed": 1,
-                "classes": {"1": 1},
-                "shapes": {"3x4x5x2": 1},
-                "orientations": {"RAS": 1},
-                "spacings": {"1x1x1": 1},
-                "labels": 0,
-                "label_shapes": {},
+                "samples": 1, "subjects": 0, "unnamed": 1, "classes": {"1": 1}, "shapes": {"3x4x5x2": 1},
+                "orientations": {"RAS": 1}, "spacings": {"1x1x1": 1}, "labels": 0, "label_shapes": {},
             },
         },
         "unlabelled": 1,
@@ -170,10 +156,8 @@ def test_survey_counts_samples_subjects_classes_and_shapes(images: Path) -> None
 
 def test_survey_names_missing_and_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"no picture")
-    path = tmp_path / "datalist.json"
     entries = [{"image": "absent.png", "label": 0}, {"image": "broken.png", "label": 1}]
-    path.write_text(json.dumps({"training": entries}))
-    missing, unreadable = survey(path)["problems"]
+    missing, unreadable = survey_entries(tmp_path, *entries)["problems"]
     assert "absent.png" in missing
     assert "broken.png" in unreadable
     assert "cannot be read" in unreadable
@@ -182,18 +166,12 @@ def test_survey_names_missing_and_unreadable_files(tmp_path: Path) -> None:
 def test_survey_of_another_root(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     np.save(tmp_path / "images" / "a.npy", np.zeros(3))
-    path = tmp_path / "datalist.json"
-    path.write_text(json.dumps({"training": [{"image": "a.npy", "label": label} for label in (0, 1)]}))
-    assert survey(path, root=tmp_path / "images")["splits"]["training"]["shapes"] == {"3": 2}
+    entries = [{"image": "a.npy", "label": label} for label in (0, 1)]
+    document = survey_entries(tmp_path, *entries, root=tmp_path / "images")
+    assert document["splits"]["training"]["shapes"] == {"3": 2}
 
 
 # --- label files ----------------------------------------------------------------------------------------------------
-def survey_entries(folder: Path, *entries: dict[str, str], task: str, **options: Any) -> dict[str, Any]:
-    path = folder / "datalist.json"
-    path.write_text(json.dumps({"training": entries}))
-    return survey(path, task=task, **options)
-
-
 def write_label(path: Path, labels: object) -> None:
     array = np.asarray(labels)
     if path.suffix == ".png":

@@ -8,9 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from pydicom.dataset import FileDataset, FileMetaDataset
-from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
+from fakes import phantoms
 from peer.inference.output_files import label_map, output_path, write
 from peer.training.images import load_image
 
@@ -29,17 +28,9 @@ def nifti(path: Path, shape: tuple[int, ...]) -> Path:
 
 def dicom(path: Path, shape: tuple[int, int], *, number: int = 0) -> Path:
     """A synthetic slice of ``(rows, columns)``, 4 mm from the next."""
-    meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = CTImageStorage, generate_uid()
-    meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    file = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
-    file.SOPClassUID, file.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
-    file.SeriesInstanceUID, file.InstanceNumber, (file.Rows, file.Columns) = "1.2.3", number, shape
-    file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
-    file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation = 16, 16, 15, 0
-    file.PixelSpacing, file.ImagePositionPatient, file.SliceThickness = [2, 3], [10, 20, 4 * number], 4
-    file.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
-    file.PixelData = np.zeros(shape, dtype=np.uint16).tobytes()
+    place = {"PixelSpacing": [2, 3], "ImagePositionPatient": [10, 20, 4 * number], "SliceThickness": 4}
+    pixels, directions = np.zeros(shape, dtype=np.uint16), [1, 0, 0, 0, 1, 0]
+    file = phantoms.dataset(path, pixels, InstanceNumber=number, ImageOrientationPatient=directions, **place)
     file.save_as(path)
     return path
 

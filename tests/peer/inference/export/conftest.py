@@ -83,24 +83,26 @@ def make_hospital(make_setting: Callable[..., WorkerSetting], signals: Path) -> 
 def volumes(folder: Path) -> None:
     """Volumes that have to shrink along one axis and to grow along another, with label maps."""
     draw = np.random.default_rng(3)
-    items = []
-    for index in range(4):
-        image = draw.random((10, 6, 8), dtype=np.float32) * 100
-        for name, values in ((f"{index}.nii.gz", image), (f"{index}-label.nii.gz", (image > 50).astype(np.uint8))):
-            nibabel.save(nibabel.Nifti1Image(values, AFFINE), folder / name)
-        items.append({"image": f"{index}.nii.gz", "label": f"{index}-label.nii.gz"})
-    (folder / "datalist.json").write_text(json.dumps({"training": items[:2], "test": items[2:]}))
+    images = [draw.random((10, 6, 8), dtype=np.float32) * 100 for _ in range(4)]
+    write_pairs(folder, ".nii.gz", images, lambda path, values: nibabel.save(nibabel.Nifti1Image(values, AFFINE), path))
 
 
 def planes(folder: Path) -> None:
     """Pictures that are wider than high, with label maps."""
     draw = np.random.default_rng(5)
+    images = [draw.integers(0, 256, (7, 12), dtype=np.uint8) for _ in range(4)]
+    write_pairs(folder, ".png", images, lambda path, values: Image.fromarray(values).save(path))
+
+
+def write_pairs(
+    folder: Path, ending: str, images: list[np.ndarray], save: Callable[[Path, np.ndarray], object]
+) -> None:
+    """Images and the maps of their brighter halves, two for training and two for the test."""
     items = []
-    for index in range(4):
-        pixels = draw.integers(0, 256, (7, 12), dtype=np.uint8)
-        for name, values in ((f"{index}.png", pixels), (f"{index}-label.png", (pixels > 128).astype(np.uint8))):
-            Image.fromarray(values).save(folder / name)
-        items.append({"image": f"{index}.png", "label": f"{index}-label.png"})
+    for index, image in enumerate(images):
+        save(folder / f"{index}{ending}", image)
+        save(folder / f"{index}-label{ending}", (image > image.max() / 2).astype(np.uint8))
+        items.append({"image": f"{index}{ending}", "label": f"{index}-label{ending}"})
     (folder / "datalist.json").write_text(json.dumps({"training": items[:2], "test": items[2:]}))
 
 

@@ -72,15 +72,18 @@ def test_a_file_predicts_what_the_sites_mixture_predicts(
     card = export(trainer, site.state, site.sources, form=form, out=tmp_path / name, facts=facts)
     assert sorted(card["network"]["experts"]) == ["beta"]
     trainer.load(site.state, site.sources)
-    inputs = [site.data / "datalist.json"]
-    own = predict(trainer, inputs, tmp_path)
-    model = open_model(tmp_path / name, sha256=digest(tmp_path / name)[0])
-    predicted = predict(model, inputs, tmp_path)
+    predicts_as_the_site(tmp_path / name, trainer, site.data)
+    assert open_model(tmp_path / name).card == json.loads(json.dumps(card))
+
+
+def predicts_as_the_site(path: Path, trainer: Trainer, data: Path) -> None:
+    inputs = [data / "datalist.json"]
+    own = predict(trainer, inputs, path.parent)
+    predicted = predict(open_model(path, sha256=digest(path)[0]), inputs, path.parent)
     assert len(own["predictions"]) == 6
     assert predicted["skipped"] == own["skipped"] == []
     for mine, theirs in zip(predicted["predictions"], own["predictions"], strict=True):
         assert mine["probabilities"] == pytest.approx(theirs["probabilities"], abs=1e-5)
-    assert model.card == json.loads(json.dumps(card))
 
 
 @pytest.mark.parametrize(
@@ -104,11 +107,7 @@ def test_a_pt2_predicts_what_the_site_predicts(
 ) -> None:
     hospital, path = make_hospital("time_series"), tmp_path / "model.pt2"
     export(hospital.trainer(), INITIAL, (), form="pt2", out=path, facts=facts)
-    inputs = [hospital.data / "datalist.json"]
-    own = predict(hospital.trainer(), inputs, tmp_path)["predictions"]
-    predictions = predict(open_model(path, sha256=digest(path)[0]), inputs, tmp_path)["predictions"]
-    for mine, theirs in zip(predictions, own, strict=True):
-        assert mine["probabilities"] == pytest.approx(theirs["probabilities"], abs=1e-5)
+    predicts_as_the_site(path, hospital.trainer(), hospital.data)
 
 
 # --- refused files --------------------------------------------------------------------------------------------------
