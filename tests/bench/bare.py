@@ -17,8 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import grpc
-from transfer import LARGE, Bare, write_artifact
+from transfer import bare_channel, start_bare, write_artifact
 
 from peer.config.site_folder import SiteFolder
 from peer.core.roster import SiteName
@@ -26,24 +25,14 @@ from peer.daemon import startup
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
-from peer.transport import tls
 
 
 async def serve(own: certificates.Identity, scratch: Path, megabytes: int) -> None:
     """Serve one artifact, and fetch those of the sites that the input names."""
-    pair = (certificates.key_pem(own.key), certificates.certificate_pem(own.certificate))
-    server = grpc.aio.server(options=LARGE)
-    rpc.add_ExchangeServicer_to_server(Bare(scratch), server)
-    credentials = grpc.ssl_server_credentials([pair], certificates.certificate_pem(own.ca), require_client_auth=True)
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    await server.start()
+    server, port = await start_bare(scratch, own)
     print(port, write_artifact(scratch, megabytes).sha256, flush=True)
     peers = json.loads(sys.stdin.readline())
-    stubs = {}
-    for name, (peer_port, _) in peers.items():
-        options = (*LARGE, ("grpc.ssl_target_name_override", name))
-        channel = grpc.aio.secure_channel(f"127.0.0.1:{peer_port}", tls.channel_credentials(own), options=options)
-        stubs[name] = rpc.ExchangeStub(channel)
+    stubs = {name: rpc.ExchangeStub(bare_channel(own, name, peer_port)) for name, (peer_port, _) in peers.items()}
     while line := (await asyncio.to_thread(sys.stdin.readline)).split():
         name, *keep = line
         digest, sha256 = hashlib.sha256(), bytes.fromhex(peers[name][1])

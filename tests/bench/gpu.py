@@ -17,17 +17,21 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from row import Row, at_least, below
+from similarity import GROWTH_MAX, POSITIONS, STEP_RATIO_MAX, WIDTH
 
-STEP_RATIO_MAX = 1.15
+from fakes.datasets import write_cubes
+from losses import forward_kl, position_similarity_loss, similarity_distillation_loss
+from models import create_model
+from peer.core import commands
+from peer.core.worker_protocol import WorkerSetting
+from peer.training.device import make_reproducible, precision, with_channels_last
+from peer.training.trainer import Trainer
+
 BF16_SPEED_MIN = 1.0
 """Two plain steps in bfloat16 must not take longer than in float32, where the network is large."""
-GROWTH_MAX = 1.25
-"""The memory of the linear form may grow by this factor more than N, since allocators round up."""
-POSITIONS, WIDTH = 13824, 512
 INTERLEAVED_S, REPETITIONS_MIN = 8.0, 3
-
-
 SIMILARITY, VISIT, LAST = "an SKD step", "a step of a visit", "two plain steps with channels last"
 
 
@@ -66,10 +70,6 @@ STAGE, DRY_STAGE = {"side": 48, "count": 192, "steps": 60}, {"side": 16, "count"
 
 def measure(*, quick: bool) -> Iterator[Row]:
     """The card, then each row as soon as it is measured; what takes longest comes last."""
-    import torch
-
-    from peer.training.device import make_reproducible
-
     if not torch.cuda.is_available():
         return
     device = torch.device("cuda", 0)
@@ -120,11 +120,6 @@ def step_rows(label: str, figures: Mapping[str, StepFigure], target: float | Non
 
 def step_figures(case: Case, precision_name: str, device: Any, *, repetitions: int) -> dict[str, StepFigure]:
     """Seconds and peak memory of two plain steps, one with similarity distillation, and one of a visit."""
-    import torch
-
-    from losses import forward_kl, similarity_distillation_loss
-    from peer.training.device import precision, with_channels_last
-
     dam, ktm = networks(case, device)
     optimiser = torch.optim.Adam(chain(dam.parameters(), ktm.parameters()), lr=1e-4, fused=True)
     images = torch.rand(case.batch, 1, *case.size, device=device)
@@ -163,10 +158,6 @@ def step_figures(case: Case, precision_name: str, device: Any, *, repetitions: i
 
 def networks(case: Case, device: Any) -> list[Any]:
     """Two networks of the case, with the same weights in each call."""
-    import torch
-
-    from models import create_model
-
     torch.manual_seed(0)
     dimensions = len(case.size)
     return [
@@ -182,8 +173,6 @@ def supervised(prediction: Any) -> Any:
 
 def adam_ratio(case: Case, device: Any, repetitions: int) -> float:
     """How much longer an update of Adam takes that is not fused."""
-    import torch
-
     (network, _) = networks(case, device)
     torch.autograd.backward(supervised(network(torch.rand(case.batch, 1, *case.size, device=device)).prediction))
     updates = tuple(
@@ -195,8 +184,6 @@ def adam_ratio(case: Case, device: Any, repetitions: int) -> float:
 
 def compiled_rows(case: Case, device: Any) -> list[Row]:
     """What ``torch.compile`` takes at first, and gains in a plain step, in float32."""
-    import torch
-
     network, compiled = networks(case, device)
     compiled = torch.compile(compiled)
     images = torch.rand(case.batch, 1, *case.size, device=device)
@@ -213,16 +200,12 @@ def compiled_rows(case: Case, device: Any) -> list[Row]:
 
 
 def _plain_step(network: Any, images: Any) -> None:
-    import torch
-
     network.zero_grad()
     torch.autograd.backward(supervised(network(images).prediction))
 
 
 def stage_rows(device: Any, *, side: int, count: int, steps: int) -> list[Row]:
     """A stage of one network that reads prepared samples from the disk, against one with all in memory."""
-    from fakes.datasets import write_cubes
-
     seconds: dict[str, list[float]] = {"memory": [], "disk": []}
     with tempfile.TemporaryDirectory() as folder:
         datalist = write_cubes(Path(folder) / "data", seed=0, count=count, side=side)
@@ -236,10 +219,6 @@ def stage_rows(device: Any, *, side: int, count: int, steps: int) -> list[Row]:
 
 def stage_s(home: Path, datalist: Path, cache: str, device: Any, side: int, steps: int) -> float:
     """Seconds of a stage, its artifact and checkpoint among them."""
-    from peer.core import commands
-    from peer.core.worker_protocol import WorkerSetting
-    from peer.training.trainer import Trainer
-
     (home / "artifacts").mkdir(parents=True)
     federation = {
         "name": "bench",
@@ -280,16 +259,12 @@ def interleaved_seconds(steps: tuple[Callable[[], None], ...], repetitions: int,
 
 def synchronise(device: Any) -> None:
     """Wait for the card; a CPU works at once."""
-    import torch
-
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_bytes(step: Callable[[], None], device: Any) -> int:
     """The peak of the tensors' memory during the second run of a step; 0 on a CPU, which does not count it."""
-    import torch
-
     step()
     if device.type != "cuda":
         return 0
@@ -302,17 +277,10 @@ def peak_bytes(step: Callable[[], None], device: Any) -> int:
 
 def position_bytes(positions: int, device: Any) -> int:
     """The memory of the position term, forward and backward, in addition to its features."""
-    import torch
-
-    from losses import position_similarity_loss
-
     dam, ktm = (torch.rand(1, WIDTH, positions, requires_grad=True, device=device) for _ in range(2))
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    step = functools.partial(_position_step, position_similarity_loss, dam, ktm)
+
+    def step() -> None:
+        torch.autograd.backward(position_similarity_loss([dam], [ktm], form="linear"))
+
     return peak_bytes(step, device) - before
-
-
-def _position_step(loss: Callable[..., Any], dam: Any, ktm: Any) -> None:
-    import torch
-
-    torch.autograd.backward(loss([dam], [ktm], form="linear"))

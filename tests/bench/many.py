@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from row import Row, below
+from row import KIB_A_MB, Row, below, peak_kib
 
 from peer import __version__
 from peer.core.roster import SiteName
@@ -38,7 +38,12 @@ from peer.errors import DaemonDown
 from peer.methods.registry import PLANS
 from peer.records.journal import Journal
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from fakes.drafts import draft
+
 TESTS = Path(__file__).resolve().parents[1]
+
 METHODS: Mapping[str, str] = {
     "permutation": "fedskd",
     "circulate": "fedcross",
@@ -46,24 +51,8 @@ METHODS: Mapping[str, str] = {
     "visit": "fedvisit",
 }
 """The method that stands for each pattern; all move whole models."""
-SHARED = '[shared_model]\nname = "resnet10"\n'
 NUMBERS = 256
 """Numbers of an artifact: 1 KiB, so that its bytes do not hide the messages around it."""
-DRAFT = """
-name = "many"
-rounds = {rounds}
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "{method}"
-[pace]
-silence_s = {silence_s}
-{pace}
-{shared}
-"""
 SITE = "[data]\ninput_size = [8]\n"
 SILENCE_S = 120.0
 """Two cores start 64 daemons, one after the other: nobody counts as silent meanwhile."""
@@ -78,7 +67,6 @@ FIRST_S = 600.0
 """Until the first round is over, at most, after the last start."""
 ROUND_S = 60.0
 """For each further round, at most."""
-KIB_A_MB = 1e6 / 1024
 MESSAGES_PER_PEER_MAX = 16
 """A site's messages to one peer in a round of a few seconds, whatever the number of sites."""
 
@@ -114,21 +102,21 @@ def run_daemons(
     sites: int,
     *,
     rounds: int,
-    pace: str = "",
+    pace: Mapping[str, float] | None = None,
     limit_s: float = math.inf,
     log: Callable[[str], None] = lambda text: None,
 ) -> Any:
     """Run one federation to its last round, or for ``limit_s``; its figures, each for one site and one round.
 
     ``idle_cpu`` and ``idle_messages`` are for one site and one second, after the last round. ``pace`` has
-    further lines of the table ``[pace]``.
+    further keys of the table ``[pace]``.
     """
     end_s = time.monotonic() + limit_s
     names = [SiteName(f"site-{number:03d}") for number in range(sites)]
     method = METHODS[pattern]
     plan = PLANS[method]
-    shared = SHARED if plan.shared == "itself" else ""
-    text = DRAFT.format(rounds=rounds, method=method, shared=shared, silence_s=SILENCE_S, pace=pace)
+    shared = {"shared_model": {"name": "resnet10"}} if plan.shared == "itself" else {}
+    text = draft("many", rounds=rounds, method=method, pace={"silence_s": SILENCE_S, **(pace or {})}, **shared)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mhfl-many-")))
         began_s = time.perf_counter()
@@ -156,7 +144,7 @@ def run_daemons(
             raise RuntimeError(f"only {done} rounds are over after {limit_s:.0f} s")
         idle_s = max(IDLE_S, 2 * federation.federation.beat_s)
         idle = measure_idle(federation, names[0], seconds=idle_s) if done == rounds else {}
-        peak_mb = max(peak_mb_of(process.pid) for process in federation.daemons.values())
+        peak_mb = max(peak_kib(process.pid) for process in federation.daemons.values()) / KIB_A_MB
         federation.__exit__()
         journals = [federation.folder(name).generation(1) for name in names]
         figures = summarise([read_journal(path, done) for path in journals], done)
@@ -236,10 +224,6 @@ def total_cpu_s(federation: LocalFederation) -> float:
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def peak_mb_of(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) / KIB_A_MB
 
 
 def read_journal(home: Path, rounds: int) -> dict[str, Any]:
@@ -343,7 +327,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="the JSON file, to which the runs are added")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, at which the daemons are ended
-    pace = "" if arguments.beat_s is None else f"beat_s = {arguments.beat_s}"
+    pace = {} if arguments.beat_s is None else {"beat_s": arguments.beat_s}
     options = {"rounds": arguments.rounds, "pace": pace, "limit_s": arguments.limit_s}
     for pattern in arguments.pattern:
         for sites in arguments.sites:

@@ -22,10 +22,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from row import Row, below
+from row import KIB_A_MB, Row, below, peak_kib
 
 from peer.core.roster import SiteName
 from peer.demo.local_federation import LEAVE_S, LocalFederation
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from fakes.drafts import DERANGEMENT, draft
+from fakes.still import SITE
 
 HERE = Path(__file__).resolve().parent
 SITES = tuple(SiteName(name) for name in ("africa", "america", "asia", "europe"))
@@ -35,27 +40,6 @@ LARGE_MB = 250
 RATIO_MAX, LARGE_RATIO_MAX = 1.3, 1.2
 """The longest round beside the bare stream: below ``LARGE_MB``, and from there on."""
 MEMORY_MB_MAX = 120
-KIB_A_MB = 1e6 / 1024
-
-DRAFT = """
-name = "bench"
-rounds = {rounds}
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "fedskd"
-[schedule]
-kind = "derangement"
-[pace]
-wait_max_s = 120
-"""
-SITE = """
-[data]
-input_size = [8]
-"""
 
 
 class Durations(NamedTuple):
@@ -138,7 +122,8 @@ def run(megabytes: int, rounds: int, *options: str) -> Durations:
     """Found a federation and measure its rounds, after one exchange to warm up; the options are of ``still.py``."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        loopback = LocalFederation.create(folder, DRAFT.format(rounds=rounds + 1), dict.fromkeys(SITES, SITE))
+        text = draft("bench", rounds=rounds + 1, schedule=DERANGEMENT, pace={"wait_max_s": 120})
+        loopback = LocalFederation.create(folder, text, dict.fromkeys(SITES, SITE))
         bare = Processes("bare.py", loopback, megabytes)
         sites = Processes("still.py", loopback, megabytes, "--on-demand", *options)
         stack.callback(bare.end)
@@ -161,7 +146,8 @@ def run(megabytes: int, rounds: int, *options: str) -> Durations:
             origins = sources(ordered, number)
         sites.write(dict.fromkeys(SITES, "write"))
         sites.read()
-        return durations._replace(peak_mb=max(map(peak_mb, sites.processes.values())))
+        peak_mb = max(peak_kib(process.pid) for process in sites.processes.values()) / KIB_A_MB
+        return durations._replace(peak_mb=peak_mb)
 
 
 def bare_round(bare: Processes, lines: Mapping[SiteName, str]) -> float:
@@ -180,12 +166,6 @@ def sources(ordered: Mapping[SiteName, list[str]], round: int) -> dict[SiteName,
             raise RuntimeError(f"{name} trains in round {number} with artifacts of {origins}, expected one in {round}")
         origin_of[name] = origins[0]
     return origin_of
-
-
-def peak_mb(process: subprocess.Popen[bytes]) -> float:
-    """VmHWM of a running process."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / KIB_A_MB
 
 
 def main(megabytes: int, rounds: int = 11, *options: str) -> None:

@@ -26,19 +26,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from row import Row, below
-from transfer import AFRICA, EUROPE, FEDERATION, FolderService, admit, describe, pki, write_artifact
+from transfer import AFRICA, EUROPE, FEDERATION, FolderService, admit, describe, make_offer, pki, write_artifact
 
 from fakes import namespaces, squid
 from peer import allocator
 from peer.core import limits
-from peer.core.messages import Heartbeat, Manifest, SignedManifest
+from peer.core.messages import Heartbeat
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.relay.parking import Parkings
 from peer.relay.server import RelayServer
-from peer.transport.client import ExchangeClient, Offer, Unreachable
+from peer.transport.client import ExchangeClient, Unreachable
 from peer.transport.proxy import Proxy, direct
 from peer.transport.server import ExchangeServer
-from peer.transport.wire import ArtifactRequest
 
 GATE = SiteName("gate")
 PORT = 443
@@ -92,9 +91,7 @@ async def call(folder: Path, address: str, proxy: str, sha256: Sha256, repetitio
         address=lambda _: address,
         proxy_for=lambda peer, where: through,
     )
-    artifact = describe(folder, sha256)
-    manifest = Manifest(FEDERATION, 1, "bench", EUROPE, 1, artifact)
-    offer = Offer(ArtifactRequest("model", 1, "train", EUROPE), SignedManifest(b"", b"", b""), manifest)
+    offer = make_offer(describe(folder, sha256))
     inbox = folder / "inbox"
     inbox.mkdir(exist_ok=True)
 

@@ -19,7 +19,10 @@ starts a process for it. For example::
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
+
+KIB_A_MB = 1e6 / 1024
 
 
 class Row(NamedTuple):
@@ -40,3 +43,8 @@ def below(label: str, figure: float, unit: str, limit: float) -> Row:
 def at_least(label: str, figure: float, unit: str, limit: float) -> Row:
     """A figure that must reach the limit."""
     return Row(label, figure, unit, f"≥ {limit:g}", figure >= limit)
+
+
+def peak_kib(pid: int | str = "self") -> int:
+    """The peak memory of a running process: VmHWM."""
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0])

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, get_args
 
-from row import Row, below
+from row import KIB_A_MB, Row, below
 
 POSITIONS, WIDTH = 13824, 512
 """24³ positions, 512 = 8 samples of 64 channels: the first stage of ResNet-10 at 48³."""
@@ -27,7 +27,6 @@ GROWTH_MAX = 1.25
 """The memory of the linear form may grow by this factor more than N, since allocators round up."""
 
 Form = Literal["direct", "linear"]
-KIB_A_MB = 1e6 / 1024
 
 
 def measure(*, quick: bool) -> list[Row]:

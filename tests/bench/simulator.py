@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from many import METHODS, print_figures, write  # noqa: E402 - found beside this script
-from row import Row, below  # noqa: E402
+from row import KIB_A_MB, Row, below  # noqa: E402
 
 from peer.core import commands, events  # noqa: E402
 from peer.core.messages import Artifact  # noqa: E402
@@ -36,7 +36,6 @@ from peer.core.rules import Rules  # noqa: E402
 from peer.methods.registry import PLANS  # noqa: E402
 from peer.research.simulated_network import Perform, SimulatedNetwork, SimulatedSite, restore_site  # noqa: E402
 
-KIB_A_MB = 1e6 / 1024
 SITES, SITES_QUICK, ROUNDS = 1000, 200, 10
 LIMIT_S = 60
 GROWTH_MAX = 1.6

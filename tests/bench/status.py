@@ -13,34 +13,12 @@ import nibabel
 import numpy as np
 from row import Row, below
 
+from fakes.drafts import draft, site_text, task
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
 
 ANSWER_MS_MAX = 50.0
 SITES = tuple(f"site-{index}" for index in range(max(2, os.cpu_count() or 2)))
-DRAFT = """
-name = "status"
-rounds = 1
-[task]
-kind = "classification"
-spatial_dims = 3
-in_channels = 1
-classes = 2
-[method]
-name = "local"
-[stages.train]
-count = 100000
-"""
-SITE = """
-[data]
-datalist = "{datalist}"
-input_size = [32, 32, 32]
-[model.parameters]
-width = 16
-stem_stride = 2
-[training]
-device = "cpu"
-"""
 START_S = 300.0
 
 
@@ -49,8 +27,10 @@ def measure(*, quick: bool) -> list[Row]:
     calls = 100 if quick else 1000
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        datalist = _write_data(folder / "data")
-        with LocalFederation.create(folder, DRAFT, dict.fromkeys(SITES, SITE.format(datalist=datalist))) as loopback:
+        text = draft("status", rounds=1, method="local", task=task(3), stages={"train": {"count": 100_000}})
+        model = {"parameters": {"width": 16, "stem_stride": 2}}
+        site = site_text(32, 32, 32, datalist=_write_data(folder / "data"), model=model)
+        with LocalFederation.create(folder, text, dict.fromkeys(SITES, site)) as loopback:
             for site in SITES:
                 loopback.start(site)
             _wait_for_training(loopback)

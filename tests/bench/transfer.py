@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import grpc
-from row import Row, at_least, below
+from row import Row, at_least, below, peak_kib
 
 from peer import allocator
 from peer.core.messages import Artifact, Manifest, SignedManifest, TensorSpec
@@ -35,6 +35,7 @@ from peer.core.roster import Roster, Sha256, SiteName
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
+from peer.transport import tls
 from peer.transport.client import ExchangeClient, Offer
 from peer.transport.server import ExchangeServer, Grant
 from peer.transport.tls import Pki
@@ -93,6 +94,12 @@ def describe(folder: Path, sha256: Sha256) -> Artifact:
     return Artifact("model", EUROPE, sha256, size, 0, {}, tensors)
 
 
+def make_offer(artifact: Artifact) -> Offer:
+    """Europe's offer of an artifact, with a manifest that nobody has signed."""
+    manifest = Manifest(FEDERATION, 1, "bench", EUROPE, 1, artifact)
+    return Offer(ArtifactRequest("model", 1, "train", EUROPE), SignedManifest(b"", b"", b""), manifest)
+
+
 class FolderService:
     """What a transfer calls of `PeerService`: it sends any artifact of a folder to anybody."""
 
@@ -122,6 +129,23 @@ class Bare(rpc.ExchangeServicer):
                 yield pb.Chunk(data=chunk)
 
 
+async def start_bare(folder: Path, own: certificates.Identity) -> tuple[grpc.aio.Server, int]:
+    """Start a bare stream's server; it, and its port."""
+    pair = (certificates.key_pem(own.key), certificates.certificate_pem(own.certificate))
+    server = grpc.aio.server(options=LARGE)
+    rpc.add_ExchangeServicer_to_server(Bare(folder), server)
+    credentials = grpc.ssl_server_credentials([pair], certificates.certificate_pem(own.ca), require_client_auth=True)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    return server, port
+
+
+def bare_channel(own: certificates.Identity, name: str, port: object) -> grpc.aio.Channel:
+    """A channel to the bare stream's server of a site."""
+    options = (*LARGE, ("grpc.ssl_target_name_override", name))
+    return grpc.aio.secure_channel(f"127.0.0.1:{port}", tls.channel_credentials(own), options=options)
+
+
 async def serve(folder: Path, way: str) -> None:
     """Serve until stdin closes, then print the peak memory."""
     keys = pki(folder, EUROPE)
@@ -131,16 +155,11 @@ async def serve(folder: Path, way: str) -> None:
         await asyncio.to_thread(sys.stdin.read)
         await ours.stop()
     else:
-        own = keys.load()
-        pair = (certificates.key_pem(own.key), certificates.certificate_pem(own.certificate))
-        credentials = grpc.ssl_server_credentials([pair], certificates.certificate_pem(own.ca), True)
-        server = grpc.aio.server(options=LARGE)
-        rpc.add_ExchangeServicer_to_server(Bare(folder), server)
-        print(server.add_secure_port("127.0.0.1:0", credentials), flush=True)
-        await server.start()
+        server, port = await start_bare(folder, keys.load())
+        print(port, flush=True)
         await asyncio.to_thread(sys.stdin.read)
         await server.stop(None)
-    print(peak_mib())
+    print(peak_kib() // 1024)
 
 
 async def receive(folder: Path, ports: dict[str, str], sha256: Sha256, rounds: int) -> None:
@@ -150,18 +169,8 @@ async def receive(folder: Path, ports: dict[str, str], sha256: Sha256, rounds: i
     inbox = folder / "inbox"
     inbox.mkdir(exist_ok=True)
     client = ExchangeClient(pki=keys, federation=FEDERATION, address=lambda _: f"127.0.0.1:{ports['ours']}")
-    manifest = Manifest(FEDERATION, 1, "bench", EUROPE, 1, artifact)
-    offer = Offer(ArtifactRequest("model", 1, "train", EUROPE), SignedManifest(b"", b"", b""), manifest)
-    own = keys.load()
-    channel = grpc.aio.secure_channel(
-        f"127.0.0.1:{ports['bare']}",
-        grpc.ssl_channel_credentials(
-            certificates.certificate_pem(own.ca),
-            certificates.key_pem(own.key),
-            certificates.certificate_pem(own.certificate),
-        ),
-        options=(*LARGE, ("grpc.ssl_target_name_override", EUROPE)),
-    )
+    offer = make_offer(artifact)
+    channel = bare_channel(keys.load(), EUROPE, ports["bare"])
     stub = rpc.ExchangeStub(channel)
 
     async def ours() -> None:
@@ -174,7 +183,7 @@ async def receive(folder: Path, ports: dict[str, str], sha256: Sha256, rounds: i
         assert digest.hexdigest() == artifact.sha256
 
     await ours()
-    figures: dict[str, Any] = {"peak": peak_mib(), "bare": [], "ours": []}
+    figures: dict[str, Any] = {"peak": peak_kib() // 1024, "bare": [], "ours": []}
     await bare()
     for _ in range(rounds):
         for way in (bare, ours):
@@ -184,11 +193,6 @@ async def receive(folder: Path, ports: dict[str, str], sha256: Sha256, rounds: i
     print(json.dumps(figures))
     await client.close()
     await channel.close()
-
-
-def peak_mib() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) // 1024
 
 
 def measure(*, quick: bool) -> list[Row]:
