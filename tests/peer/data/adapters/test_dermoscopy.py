@@ -103,12 +103,10 @@ def test_the_floor_is_high_for_what_is_smooth_and_low_for_what_is_not() -> None:
     )
 
 
-def test_prepare_gives_the_same_bytes_for_a_seed_and_others_for_another(source: Path, tmp_path: Path) -> None:
-    check_seeds(partial(dermoscopy.prepare, source=source), tmp_path)
-
-
-def test_prepare_touches_nothing_in_a_folder_that_is_not_empty(source: Path) -> None:
-    check_full_folder(partial(dermoscopy.prepare, source=source), source)
+def test_a_seed_gives_the_same_bytes_and_a_folder_that_is_not_empty_stays(source: Path, tmp_path: Path) -> None:
+    prepare = partial(dermoscopy.prepare, source=source)
+    check_seeds(prepare, tmp_path)
+    check_full_folder(prepare, tmp_path)
 
 
 @pytest.fixture(scope="module")

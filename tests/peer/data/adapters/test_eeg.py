@@ -124,8 +124,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return source
 
 
-def test_prepare_gives_the_same_bytes_for_a_seed_and_others_for_another(small: Path, tmp_path: Path) -> None:
-    check_seeds(partial(eeg.prepare, recordings="blink", source=small), tmp_path)
+def test_a_seed_gives_the_same_bytes_and_a_folder_that_is_not_empty_stays(small: Path, tmp_path: Path) -> None:
+    prepare = partial(eeg.prepare, recordings="blink", source=small)
+    check_seeds(prepare, tmp_path)
+    check_full_folder(prepare, tmp_path)
 
 
 def test_prepare_writes_what_its_summary_says(small: Path, tmp_path: Path) -> None:
@@ -157,10 +159,6 @@ def test_too_few_cases_for_four_sites_are_refused(tmp_path: Path) -> None:
     for end in ("TRAIN", "TEST"):
         write(tmp_path / f"Blink_{end}.ts", *lines[: 40 if end == "TRAIN" else 1])
     refuses(eeg, tmp_path, r"Blink_TRAIN\.ts holds too few cases of a class for 4 sites", recordings="blink")
-
-
-def test_prepare_touches_nothing_in_a_folder_that_is_not_empty(small: Path, tmp_path: Path) -> None:
-    check_full_folder(partial(eeg.prepare, recordings="blink", source=small), tmp_path)
 
 
 @pytest.mark.data

@@ -94,8 +94,10 @@ def small(tmp_path: Path) -> Path:
     return annotations.close()
 
 
-def test_prepare_gives_the_same_bytes_for_a_seed_and_others_for_another(small: Path, tmp_path: Path) -> None:
-    check_seeds(partial(lidc.prepare, training_max=6, database=small), tmp_path)
+def test_a_seed_gives_the_same_bytes_and_a_folder_that_is_not_empty_stays(small: Path, tmp_path: Path) -> None:
+    prepare = partial(lidc.prepare, training_max=6, database=small)
+    check_seeds(prepare, tmp_path)
+    check_full_folder(prepare, tmp_path)
 
 
 def test_prepare_says_what_became_of_every_nodule(small: Path, tmp_path: Path) -> None:
@@ -109,10 +111,6 @@ def test_prepare_says_what_became_of_every_nodule(small: Path, tmp_path: Path) -
             "patients": 3, "nodules": 6, "malignant": 3, "malignant_share": 0.5, "clipped": 0,
             "slice_thickness_mm": site["test"]["slice_thickness_mm"],
         }  # fmt: skip
-
-
-def test_prepare_touches_nothing_in_a_folder_that_is_not_empty(small: Path, tmp_path: Path) -> None:
-    check_full_folder(partial(lidc.prepare, database=small), tmp_path)
 
 
 @pytest.fixture(scope="module")

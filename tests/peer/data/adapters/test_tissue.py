@@ -151,8 +151,10 @@ def test_the_floor_knows_grey_levels_only() -> None:
     assert tissue.grey_level_baseline({"training": training, "test": tests}) == pytest.approx(2 / 3)
 
 
-def test_prepare_gives_the_same_bytes_for_a_seed_and_others_for_another(source: Path, tmp_path: Path) -> None:
-    check_seeds(partial(tissue.prepare, size=32, source=source), tmp_path)
+def test_a_seed_gives_the_same_bytes_and_a_folder_that_is_not_empty_stays(source: Path, tmp_path: Path) -> None:
+    prepare = partial(tissue.prepare, size=32, source=source)
+    check_seeds(prepare, tmp_path)
+    check_full_folder(prepare, tmp_path)
 
 
 def test_prepare_refuses_what_is_not_the_template(source: Path, tmp_path: Path) -> None:
@@ -174,10 +176,6 @@ def test_prepare_refuses_what_is_not_the_template(source: Path, tmp_path: Path) 
     path.write_bytes(gzip.compress(b"no header", mtime=0))
     with pytest.raises(DataError, match="cannot be read"):
         tissue.read_template(tmp_path)
-
-
-def test_prepare_touches_nothing_in_a_folder_that_is_not_empty(source: Path, tmp_path: Path) -> None:
-    check_full_folder(partial(tissue.prepare, source=source), tmp_path)
 
 
 @pytest.fixture(scope="module")

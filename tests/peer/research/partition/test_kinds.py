@@ -1,12 +1,12 @@
 """The ABIDE map has the paper's institutions and the archive's ids."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fakes.partition_pools import DERM7PT, pool_of
 from peer.errors import DataError
 from peer.research.partition.divide import divide
 from peer.research.partition.groups import groups_of
@@ -44,11 +44,6 @@ def test_halves_of_an_institution_are_at_its_site(institution: str) -> None:
     assert sites == {region for region, members in ABIDE_REGIONS.items() if institution in members}
 
 
-def test_spelling_does_not_matter() -> None:
-    assert canonical_spelling("MAX_MUN") == canonical_spelling("max-mun") == "max-mun"
-
-
-MakePool = Callable[..., list[dict[str, Any]]]
 SITES = ("africa", "america", "asia")
 
 
@@ -58,17 +53,9 @@ def labels(entries: list[Any]) -> Counter[int]:
 
 
 # --- dirichlet ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("alpha", [1, 0.5])
-def test_fedskin_can_be_cross_validated_at_every_site(derm7pt: list[Any], alpha: float) -> None:
-    for seed in range(20):
-        sites = divide(derm7pt, "dirichlet", sites=SITES, seed=seed, alpha=alpha)
-        assert sum(map(len, sites.values())) == 1011
-        assert all(sum(count >= 5 for count in labels(part).values()) >= 2 for part in sites.values())
-
-
-def test_a_small_alpha_makes_sites_differ_and_a_large_one_makes_them_alike(derm7pt: list[Any]) -> None:
+def test_a_small_alpha_makes_sites_differ_and_a_large_one_makes_them_alike() -> None:
     def largest(alpha: float, seed: int) -> float:
-        sites = divide(derm7pt, "dirichlet", sites=SITES, seed=seed, alpha=alpha, samples_min=1)
+        sites = divide(DERM7PT, "dirichlet", sites=SITES, seed=seed, alpha=alpha, samples_min=1)
         shares = [max(labels(part)[label] for part in sites.values()) / size for label, size in ((1, 575), (2, 252))]
         return float(np.mean(shares))
 
@@ -77,8 +64,8 @@ def test_a_small_alpha_makes_sites_differ_and_a_large_one_makes_them_alike(derm7
     assert far > 0.6
 
 
-def test_samples_are_cut_at_the_cumulative_shares(make_pool: MakePool) -> None:
-    groups = groups_of(make_pool((40, 10)))
+def test_samples_are_cut_at_the_cumulative_shares() -> None:
+    groups = groups_of(pool_of((40, 10)))
     parts = Dirichlet(alpha=0.7).draw_parts(groups, 3, np.random.default_rng(5))
     again = np.random.default_rng(5)
     for label, size in ((0, 40), (1, 10)):
@@ -88,9 +75,9 @@ def test_samples_are_cut_at_the_cumulative_shares(make_pool: MakePool) -> None:
         assert [sum(groups[index].label == label for index in part) for part in parts] == expected.tolist()
 
 
-def test_a_draw_that_leaves_a_site_too_little_is_repeated(derm7pt: list[Any]) -> None:
+def test_a_draw_that_leaves_a_site_too_little_is_repeated() -> None:
     # With this alpha most draws leave some site with one class.
-    groups = groups_of(derm7pt)
+    groups = groups_of(DERM7PT)
     rule, draw = Dirichlet(alpha=0.1), np.random.default_rng(0)
     lacks_classes = [
         any(
@@ -101,19 +88,19 @@ def test_a_draw_that_leaves_a_site_too_little_is_repeated(derm7pt: list[Any]) ->
     ]
     assert sum(lacks_classes) > 10
     for seed in range(10):
-        sites = divide(derm7pt, "dirichlet", sites=SITES, seed=seed, alpha=0.1)
+        sites = divide(DERM7PT, "dirichlet", sites=SITES, seed=seed, alpha=0.1)
         assert all(sum(count >= 5 for count in labels(part).values()) >= 2 for part in sites.values())
 
 
-def test_images_of_one_subject_count_once(make_pool: MakePool) -> None:
+def test_images_of_one_subject_count_once() -> None:
     # Two subjects a class with fifty images each: no fold of five could have them.
     with pytest.raises(DataError, match="1000 draws gave none in which every site has 5 samples of as many subjects"):
-        divide(make_pool((2, 2), images=50), "dirichlet", sites=("a",), seed=0, alpha=1.0)
+        divide(pool_of((2, 2), images=50), "dirichlet", sites=("a",), seed=0, alpha=1.0)
 
 
-def test_what_no_draw_can_give_names_the_site_and_what_to_change(derm7pt: list[Any]) -> None:
+def test_what_no_draw_can_give_names_the_site_and_what_to_change() -> None:
     with pytest.raises(DataError) as refusal:
-        divide(derm7pt, "dirichlet", sites=SITES, seed=0, alpha=0.5, samples_min=300)
+        divide(DERM7PT, "dirichlet", sites=SITES, seed=0, alpha=0.5, samples_min=300)
     assert "300 samples" in refusal.value.message
     assert "'africa'" in refusal.value.message
     assert "raise alpha" in refusal.value.remedy
@@ -131,16 +118,16 @@ def test_labels_that_are_files_cannot_be_skewed(kind: str, options: dict[str, An
 @pytest.mark.parametrize(
     ("kind", "options"), [("dirichlet", {"alpha": 0.5}), ("shards", {"shards": 4}), ("equal", {}), ("key", {})]
 )
-def test_every_site_keeps_exactly_so_many(make_pool: MakePool, kind: str, options: dict[str, Any]) -> None:
-    entries = [entry | {"site": SITES[i % 3]} for i, entry in enumerate(make_pool((180,) * 10))]
+def test_every_site_keeps_exactly_so_many(kind: str, options: dict[str, Any]) -> None:
+    entries = [entry | {"site": SITES[i % 3]} for i, entry in enumerate(pool_of((180,) * 10))]
     sites = divide(entries, kind, sites=SITES, seed=3, per_site=100, **options)
     assert [len(part) for part in sites.values()] == [100, 100, 100]
     names = [entry["image"] for part in sites.values() for entry in part]
     assert len(set(names)) == 300
 
 
-def test_a_size_is_met_with_whole_subjects_or_refused(make_pool: MakePool) -> None:
-    pairs = make_pool((30, 30), images=2)
+def test_a_size_is_met_with_whole_subjects_or_refused() -> None:
+    pairs = pool_of((30, 30), images=2)
     sites = divide(pairs, "equal", sites=("a", "b"), seed=0, per_site=10)
     assert all(set(Counter(entry["subject"] for entry in part).values()) == {2} for part in sites.values())
     with pytest.raises(DataError, match="per_site: no 11 samples of whole subjects come together for 'a'"):
@@ -150,16 +137,16 @@ def test_a_size_is_met_with_whole_subjects_or_refused(make_pool: MakePool) -> No
 
 
 # --- shards ---------------------------------------------------------------------------------------------------------
-def test_shards_are_equal_and_of_neighbouring_classes(make_pool: MakePool) -> None:
-    groups = groups_of(make_pool((1000,) * 8))
+def test_shards_are_equal_and_of_neighbouring_classes() -> None:
+    groups = groups_of(pool_of((1000,) * 8))
     parts = Shards(shards=4).draw_parts(groups, 8, np.random.default_rng(0))
     assert [len(part) for part in parts] == [1000] * 8
     for part in parts:  # 32 shards of 250, so that each is of one class
         assert all(count % 250 == 0 for count in Counter(groups[index].label for index in part).values())
 
 
-def test_a_site_of_shards_of_one_class_only_is_drawn_again(make_pool: MakePool) -> None:
-    entries = make_pool((140, 140, 140))  # six shards of 70, two a class
+def test_a_site_of_shards_of_one_class_only_is_drawn_again() -> None:
+    entries = pool_of((140, 140, 140))  # six shards of 70, two a class
     rule, draw = Shards(shards=2), np.random.default_rng(0)
     groups = groups_of(entries)
     first = [[{groups[index].label for index in part} for part in rule.draw_parts(groups, 3, draw)] for _ in range(20)]
@@ -169,9 +156,9 @@ def test_a_site_of_shards_of_one_class_only_is_drawn_again(make_pool: MakePool) 
         assert all(len(labels(part)) == 2 for part in sites.values())
 
 
-def test_more_shards_than_subjects_are_refused(make_pool: MakePool) -> None:
+def test_more_shards_than_subjects_are_refused() -> None:
     with pytest.raises(DataError, match="10 subjects make no 12 shards; lower shards"):
-        divide(make_pool((5, 5), images=3), "shards", sites=SITES, seed=0, shards=4)
+        divide(pool_of((5, 5), images=3), "shards", sites=SITES, seed=0, shards=4)
 
 
 # --- key ------------------------------------------------------------------------------------------------------------
@@ -225,22 +212,22 @@ def test_a_subject_at_two_sites_is_refused() -> None:
 
 
 # --- equal, ratio, resolution ---------------------------------------------------------------------------------------
-def test_equal_sites_have_the_same_of_every_class(make_pool: MakePool) -> None:
-    sites = divide(make_pool((30, 60, 9), images=2), "equal", sites=SITES, seed=0)
+def test_equal_sites_have_the_same_of_every_class() -> None:
+    sites = divide(pool_of((30, 60, 9), images=2), "equal", sites=SITES, seed=0)
     assert all(labels(part) == {0: 20, 1: 40, 2: 6} for part in sites.values())
 
 
-def test_a_ratio_gives_each_site_its_share_of_every_class(make_pool: MakePool) -> None:
+def test_a_ratio_gives_each_site_its_share_of_every_class() -> None:
     # The pneumonia data: 5863 images, of which 1583 are normal.
     shares = (0.6, 0.2, 0.08, 0.06, 0.04, 0.02)
-    sites = divide(make_pool((1583, 4280)), "ratio", sites=tuple("abcdef"), seed=0, shares=shares)
+    sites = divide(pool_of((1583, 4280)), "ratio", sites=tuple("abcdef"), seed=0, shares=shares)
     assert [len(part) for part in sites.values()] == pytest.approx([5863 * share for share in shares], abs=1)
     for share, part in zip(shares, sites.values(), strict=True):
         assert labels(part)[0] == pytest.approx(1583 * share, abs=1)
 
 
-def test_resolution_gives_all_entries_to_every_site(derm7pt: list[Any]) -> None:
-    sites = divide(derm7pt, "resolution", sites=SITES, seed=0)
+def test_resolution_gives_all_entries_to_every_site() -> None:
+    sites = divide(DERM7PT, "resolution", sites=SITES, seed=0)
     assert sites["africa"] == sites["america"] == sites["asia"]
     assert len(sites["asia"]) == 1011
 
@@ -257,8 +244,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_subject_is_split_and_no_entry_lost(make_pool: MakePool, kind: str) -> None:
-    entries = [entry | {"site": SITES[int(entry["subject"][-1]) % 3]} for entry in make_pool((50, 60, 70), images=3)]
+def test_no_subject_is_split_and_no_entry_lost(kind: str) -> None:
+    entries = [entry | {"site": SITES[int(entry["subject"][-1]) % 3]} for entry in pool_of((50, 60, 70), images=3)]
     sites = divide(entries, kind, sites=SITES, seed=1, **OPTIONS[kind])
     copies_of_image = Counter(entry["image"] for part in sites.values() for entry in part)
     sites_of_subject = Counter(subject for part in sites.values() for subject in {entry["subject"] for entry in part})
@@ -268,8 +255,8 @@ def test_no_subject_is_split_and_no_entry_lost(make_pool: MakePool, kind: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_order_of_the_pool_does_not_matter_and_the_seed_does(make_pool: MakePool, kind: str) -> None:
-    entries = [entry | {"site": SITES[i % 3]} for i, entry in enumerate(make_pool((20, 60, 120)))]
+def test_the_order_of_the_pool_does_not_matter_and_the_seed_does(kind: str) -> None:
+    entries = [entry | {"site": SITES[i % 3]} for i, entry in enumerate(pool_of((20, 60, 120)))]
     first = divide(entries, kind, sites=SITES, seed=1, **OPTIONS[kind])
     assert divide(entries[::-1], kind, sites=SITES, seed=1, **OPTIONS[kind]) == first
     second = divide(entries, kind, sites=SITES, seed=2, **OPTIONS[kind])
