@@ -13,7 +13,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
+
+from peer.demo.local_federation import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 SITES = ("north", "south", "west")
@@ -120,16 +121,6 @@ def walk(folder: Path) -> None:
                 say(f"round {committed} committed at all sites")
     finally:
         type_command(program, "stop", "--all")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens at now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 if __name__ == "__main__":

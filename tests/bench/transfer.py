@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import grpc

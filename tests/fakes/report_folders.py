@@ -1,10 +1,10 @@
 """Folders of runs as a report reads them: changed, compared, and their tables as texts."""
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fakes.json_documents import change_documents
 from peer.research.report.comparison import Comparison, compare
 from peer.research.report.results import Results, read
 from peer.research.report.table import Table
@@ -12,17 +12,9 @@ from peer.research.report.table import Table
 SETTING = ("sites", "heterogeneous")
 
 
-def change_documents(folder: Path, pattern: str = "runs/*/result.json") -> Iterator[Any]:
-    """Yield each document, and write it with what the loop has changed in it."""
-    for path in folder.glob(pattern):
-        document = json.loads(path.read_text())
-        yield document
-        path.write_text(json.dumps(document))
-
-
 def set_values(folder: Path, value: Callable[[Any, str, str], float | None], metric: str = "auc") -> Path:
     """Set a metric by the run's result, the model's site and the data's; None leaves it out."""
-    for result in change_documents(folder):
+    for result in change_documents(folder, "runs/*/result.json"):
         for model, row in result["matrix"].items():
             for site, cell in row.items():
                 cell[metric] = value(result, model, site)

@@ -29,17 +29,11 @@ def test_an_overfitted_network_gives_its_training_samples_away() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("method", "rounds"),
-    [(method, {1, 2}) for method in ("fedcross", "dflmoe", "mh_pflid", "fedproto", "fedmd", "scaffold")],
-)
-def test_every_artifact_is_attacked_once_by_each_receiver_for_which_it_differs(method: str, rounds: set[int]) -> None:
-    figures = measure(
-        method,
-        augmented=False,
-        scale=QUICK | {"rounds": max(rounds) + (method == "fedcross"), "steps": 1, "minor_steps": 1},
-    )
-    assert {figure.rounds for figure in figures} == rounds  # the last model of fedcross goes to its owner alone
+@pytest.mark.parametrize("method", ["fedcross", "dflmoe", "mh_pflid", "fedproto", "fedmd", "scaffold"])
+def test_every_artifact_is_attacked_once_by_each_receiver_for_which_it_differs(method: str) -> None:
+    rounds = 3 if method == "fedcross" else 2  # the last model of fedcross goes to its owner alone
+    figures = measure(method, augmented=False, scale=QUICK | {"rounds": rounds, "steps": 1, "minor_steps": 1})
+    assert {figure.rounds for figure in figures} == {1, 2}
     of_the_sender = [figure for figure in figures if figure.victim == "the sender"]
     through_receivers = method in ("dflmoe", "mh_pflid", "fedproto")
     assert method == "fedcross" or len(of_the_sender) == 2 * 4 * (3 if through_receivers else 1)

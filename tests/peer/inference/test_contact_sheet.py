@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fakes.hospital import LENGTH, MakeSetting
+from fakes.json_documents import change_documents
 from peer.core.worker_protocol import WorkerSetting
 from peer.data.documents import ContactSheet
 from peer.inference.contact_sheet import make_sheet
@@ -54,11 +55,9 @@ def test_samples_held_out_for_validation_are_a_split_of_their_own(make_setting: 
 
 
 def test_the_same_seed_shows_the_same_samples_and_each_subject_once(make_setting: MakeSetting, signals: Path) -> None:
-    path = signals / "datalist.json"
-    document = json.loads(path.read_text())
-    for index, entry in enumerate(document["training"]):
-        entry["subject"] = f"p{index // 4}-{entry['label']}"
-    path.write_text(json.dumps(document))
+    for document in change_documents(signals, "datalist.json"):
+        for index, entry in enumerate(document["training"]):
+            entry["subject"] = f"p{index // 4}-{entry['label']}"
     sheet, _ = sheet_of(make_setting(), samples=3)
     assert sheet_of(make_setting(), samples=3)[0] == sheet
     subjects = [sample["subject"] for sample in sheet["samples"] if sample["split"] == "training"]
@@ -66,11 +65,9 @@ def test_the_same_seed_shows_the_same_samples_and_each_subject_once(make_setting
 
 
 def test_gaps_are_named(make_setting: MakeSetting, signals: Path) -> None:
-    path = signals / "datalist.json"
-    document = json.loads(path.read_text())
-    document["test"] = [{"image": entry["image"], "label": 0} for entry in document["test"]]
-    (signals / document["training"][0]["image"]).write_bytes(b"damaged")
-    path.write_text(json.dumps(document))
+    for document in change_documents(signals, "datalist.json"):
+        document["test"] = [{"image": entry["image"], "label": 0} for entry in document["test"]]
+    (signals / "training0.npz").write_bytes(b"damaged")
     sheet, _ = sheet_of(make_setting(), samples=9)
     assert sheet["gaps"][:2] == [
         "test has no sample of class 1",

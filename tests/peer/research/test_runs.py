@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fakes.datasets import write_lungs
+from fakes.json_documents import change_documents
 from peer.data.datalist import inspect_datalist
 from peer.errors import DataError, StateError
 from peer.research.experiment import Experiment
@@ -114,8 +115,8 @@ def test_an_experiment_may_grow_and_a_run_of_other_settings_is_refused(experimen
 
 def test_a_run_of_another_version_is_refused(experiment: Write, tmp_path: Path) -> None:
     (run, *_) = write_runs(experiment(), tmp_path / "out")
-    path = run.folder / "run.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": "0.0.1"}))
+    for document in change_documents(run.folder, "run.json"):
+        document["version"] = "0.0.1"
     with pytest.raises(StateError, match=r"mhfl-peer 0\.0\.1"):
         write_runs(experiment(), tmp_path / "out")
 

@@ -30,11 +30,12 @@ from peer.training.trainer import Trainer
 pytestmark = pytest.mark.e2e
 
 Write = Callable[..., Path]
+Prepare = Callable[..., list[Run]]
 SITES = ("africa", "asia", "europe")
 
 
 @pytest.fixture
-def prepared(experiment: Write, tmp_path: Path) -> Callable[..., list[Run]]:
+def prepared(experiment: Write, tmp_path: Path) -> Prepare:
     """Write the runs of an experiment: ``prepared(out, methods, **changes)``."""
 
     def prepare(out: str, methods: str, **changes: Any) -> list[Run]:
@@ -51,7 +52,7 @@ def state_digests(run: Run) -> Any:
     return json.loads((run.folder / "manifest.json").read_text())["states"]
 
 
-def test_a_run_leaves_its_tables_and_its_predictions(prepared: Callable[..., list[Run]]) -> None:
+def test_a_run_leaves_its_tables_and_its_predictions(prepared: Prepare) -> None:
     (run,) = prepared("out", "[methods.fedskd]\n")
     result = execute(run.folder)
     assert result == json.loads((run.folder / "result.json").read_text())
@@ -75,7 +76,7 @@ def test_a_run_leaves_its_tables_and_its_predictions(prepared: Callable[..., lis
     assert not list(run.folder.glob("sites/*/gen-0001"))
 
 
-def test_what_is_kept_is_what_a_daemon_would_have(prepared: Callable[..., list[Run]]) -> None:
+def test_what_is_kept_is_what_a_daemon_would_have(prepared: Prepare) -> None:
     (run,) = prepared("out", "[methods.fedskd]\n")
     execute(run.folder, keep=True)
     for name in SITES:
@@ -84,7 +85,7 @@ def test_what_is_kept_is_what_a_daemon_would_have(prepared: Callable[..., list[R
 
 
 @pytest.mark.nightly
-def test_the_best_round_on_validation_data_can_be_taken_home(prepared: Callable[..., list[Run]]) -> None:
+def test_the_best_round_on_validation_data_can_be_taken_home(prepared: Prepare) -> None:
     changes = {
         "rounds = 2\n": "rounds = 7\nevaluation_every = 1\n",
         "[training]": "validation_share = 0.4\n\n[training]",
@@ -138,9 +139,19 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(prepared, monkeypatch: pyte
     assert state_digests(run) == state_digests(whole)
 
 
-def test_sites_with_one_network_share_a_pooled_model(prepared: Callable[..., list[Run]]) -> None:
-    alike = {'asia = {name = "resnet10", width = 5': 'asia = {name = "resnet10", width = 4'}
-    (run,) = prepared("out", "[methods.centralised]\n", replace=alike)
+SMALL_INPUT = "input_sizes = {africa = [8, 8], asia = [8, 8], europe = [16, 16]}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"width = 5": "width = 4"},
+        {"width = 5": "width = 4", "width = 6": "width = 4", "input_size = [8, 8]": SMALL_INPUT},
+    ],
+    ids=["another network", "another input"],
+)
+def test_sites_with_one_network_and_input_share_a_pooled_model(prepared: Prepare, changes: dict[str, str]) -> None:
+    (run,) = prepared("out", "[methods.centralised]\n", replace=changes)
     result = execute(run.folder)
     digests = state_digests(run)
     assert digests["africa"] == digests["asia"] != digests["europe"]
@@ -149,7 +160,7 @@ def test_sites_with_one_network_share_a_pooled_model(prepared: Callable[..., lis
     assert all(entry["steps"] == 4 for entry in result["sites"].values())
 
 
-def test_averaging_ends_with_one_model(prepared: Callable[..., list[Run]]) -> None:
+def test_averaging_ends_with_one_model(prepared: Prepare) -> None:
     alike = {f"width = {width}": "width = 4" for width in (5, 6)}
     (run,) = prepared("out", "[methods.fedavg]\n", replace=alike)
     assert execute(run.folder)["single_model"]
@@ -159,7 +170,7 @@ def test_averaging_ends_with_one_model(prepared: Callable[..., list[Run]]) -> No
     "act",
     [pytest.param(act, marks=() if act in ("scale", "steps") else pytest.mark.nightly) for act in get_args(Act)],
 )
-def test_an_insider_sends_something_else_and_the_others_go_on(prepared: Callable[..., list[Run]], act: str) -> None:
+def test_an_insider_sends_something_else_and_the_others_go_on(prepared: Prepare, act: str) -> None:
     links = f'[links.bad]\ninsider = "asia"\nact = "{act}"\n'
     (run,) = [each for each in prepared("out", f"[methods.feddal]\n{links}") if each.document["links"] == "bad"]
     sites = execute(run.folder)["sites"]
@@ -169,9 +180,7 @@ def test_an_insider_sends_something_else_and_the_others_go_on(prepared: Callable
 
 
 @pytest.mark.nightly
-def test_the_last_host_of_a_forged_copy_is_named_and_the_copy_before_gets_its_rounds(
-    prepared: Callable[..., list[Run]],
-) -> None:
+def test_the_last_host_of_a_forged_copy_is_named_and_the_copy_before_gets_its_rounds(prepared: Prepare) -> None:
     links = '[links.bad]\ninsider = "asia"\nact = "zero"\n'
     honest, bad = prepared("out", f"[methods.fedcross]\n{links}", replace={"rounds = 2": "rounds = 6"})
     missing = {}
@@ -186,7 +195,7 @@ def test_the_last_host_of_a_forged_copy_is_named_and_the_copy_before_gets_its_ro
 
 
 @pytest.mark.nightly
-def test_links_fail_by_the_seed(prepared: Callable[..., list[Run]]) -> None:
+def test_links_fail_by_the_seed(prepared: Prepare) -> None:
     methods, longer = "[methods.feddal]\n[links.half]\nloss = 0.5\n", {"rounds = 2": "rounds = 6"}
 
     def missing(out: str) -> dict[str, list[list[str]]]:
@@ -199,7 +208,7 @@ def test_links_fail_by_the_seed(prepared: Callable[..., list[Run]]) -> None:
     assert missing("again") == first
 
 
-def test_a_site_that_cannot_train_is_named(prepared: Callable[..., list[Run]], tmp_path: Path) -> None:
+def test_a_site_that_cannot_train_is_named(prepared: Prepare, tmp_path: Path) -> None:
     (run,) = prepared("out", "[methods.local]\n")
     for path in (tmp_path / "pool/images").iterdir():
         path.write_bytes(b"nothing")
@@ -207,19 +216,15 @@ def test_a_site_that_cannot_train_is_named(prepared: Callable[..., list[Run]], t
         execute(run.folder)
 
 
-def test_a_simulation_needs_nothing_but_two_files_a_site(prepared: Callable[..., list[Run]]) -> None:
+def test_a_simulation_needs_two_files_a_site_and_keeps_no_outputs_unasked(prepared: Prepare) -> None:
     (run,) = prepared("out", "[methods.local]\n")
     members = Simulation(run.folder, round_key=bytes(32)).run()
     assert {name: member.memory.committed for name, member in members.items()} == dict.fromkeys(SITES, 2)
-
-
-def test_a_pooled_model_is_shared_only_where_the_input_is_the_same(prepared: Callable[..., list[Run]]) -> None:
-    changes = {f"width = {width}": "width = 4" for width in (5, 6)}
-    changes["input_size = [8, 8]"] = "input_sizes = {africa = [8, 8], asia = [8, 8], europe = [16, 16]}"
-    (run,) = prepared("out", "[methods.centralised]\n", replace=changes)
-    execute(run.folder)
-    digests = state_digests(run)
-    assert digests["africa"] == digests["asia"] != digests["europe"]
+    asia = members[SiteName("asia")]
+    asia.load_final_state()
+    metrics, outputs = evaluate(asia.trainer, asia.trainer.data.test, keep_outputs=False)
+    assert metrics["samples"] == 4
+    assert outputs == []
 
 
 def test_what_comes_again_after_a_kill_is_counted_once(prepared, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +251,7 @@ def test_what_comes_again_after_a_kill_is_counted_once(prepared, monkeypatch: py
             assert sites[name][key] == expected[name][key]
 
 
-def test_two_processes_do_not_carry_out_one_run(prepared: Callable[..., list[Run]]) -> None:
+def test_two_processes_do_not_carry_out_one_run(prepared: Prepare) -> None:
     (run,) = prepared("out", "[methods.local]\n")
     with (run.folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -256,16 +261,7 @@ def test_two_processes_do_not_carry_out_one_run(prepared: Callable[..., list[Run
     assert execute(run.folder) == {"of": "another process"}
 
 
-def test_predictions_of_label_maps_are_not_all_kept(prepared: Callable[..., list[Run]]) -> None:
-    (run,) = prepared("out", "[methods.local]\n")
-    member = Simulation(run.folder, round_key=bytes(32)).run()["asia"]
-    member.load_final_state()
-    metrics, outputs = evaluate(member.trainer, member.trainer.data.test, keep_outputs=False)
-    assert metrics["samples"] == 4
-    assert outputs == []
-
-
-def test_similarities_of_networks_with_other_grids_can_be_compared(prepared: Callable[..., list[Run]]) -> None:
+def test_similarities_of_networks_with_other_grids_can_be_compared(prepared: Prepare) -> None:
     coarser = {"width = 5, max_pool = false": "width = 5, max_pool = true"}
     (run,) = prepared(
         "out", "[methods.fedskd]\n", replace={**coarser, "rounds = 2": "rounds = 4", "[8, 8]": "[32, 32]"}
@@ -281,7 +277,7 @@ def test_similarities_of_networks_with_other_grids_can_be_compared(prepared: Cal
 @pytest.mark.nightly
 @pytest.mark.parametrize("method", ["fedmd", "kt_pfl"])
 def test_sites_of_an_experiment_predict_the_public_set_that_its_rows_pin(
-    prepared: Callable[..., list[Run]], experiment: Write, tmp_path: Path, method: str
+    prepared: Prepare, experiment: Write, tmp_path: Path, method: str
 ) -> None:
     experiment("[methods.local]\n")  # writes the pool, which also serves as public set
     digest = digest_images(inspect_datalist(tmp_path / "pool" / "pool.json").training)
@@ -294,7 +290,7 @@ def test_sites_of_an_experiment_predict_the_public_set_that_its_rows_pin(
         execute(other.folder)
 
 
-def test_a_site_can_be_left_out_and_tested_on(prepared: Callable[..., list[Run]]) -> None:
+def test_a_site_can_be_left_out_and_tested_on(prepared: Prepare) -> None:
     changes = {"rounds = 2\n": "rounds = 1\nleave_one_site_out = true\n"}
     runs = prepared("out", "[methods.local]\n[methods.fedskd]\n", replace=changes)
     labels = [".".join(run.id.split(".")[2:4]) for run in runs]

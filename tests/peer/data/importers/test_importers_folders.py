@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pydicom
 import pytest
-from pydicom.uid import generate_uid
 
 from fakes import image_files
 from peer.data.documents import DatalistImported
@@ -45,16 +44,10 @@ def bids(tmp_path: Path) -> Path:
 def test_a_bids_folder_has_its_labels_in_participants_tsv(bids: Path, tmp_path: Path, import_source: Import) -> None:
     answer = import_source(bids, suffixes=("T1w",), classes=("control", "patient"), test_share=0.0)
     assert answer["layout"] == "bids"
-    assert [(entry["subject"], entry["label"]) for entry in training(tmp_path)] == [
-        ("sub-01", 0),
-        ("sub-02", 1),
-        ("sub-03", 0),
-    ]
-    assert {row["reason"] for row in answer["left_out"]} == {
-        "no label",
-        "not in participants.tsv",
-        "no image _T1w",
-    }
+    labels = {entry["subject"]: entry["label"] for entry in training(tmp_path)}
+    assert labels == {"sub-01": 0, "sub-02": 1, "sub-03": 0}
+    reasons = {row["reason"] for row in answer["left_out"]}
+    assert reasons == {"no label", "not in participants.tsv", "no image _T1w"}
 
 
 def test_bids_suffixes_are_channels_and_label_maps_are_derivatives(
@@ -90,11 +83,8 @@ def describe(folder: Path, **parts: Any) -> None:
 
 def test_an_nnunet_folder_has_a_file_a_channel(nnunet: Path, tmp_path: Path, import_source: Import) -> None:
     answer = import_source(nnunet, test_share=0.5)
-    assert (answer["layout"], answer["task"], answer["classes"]) == (
-        "nnunet",
-        "segmentation",
-        {"0": "background", "1": "liver"},
-    )
+    assert (answer["layout"], answer["task"]) == ("nnunet", "segmentation")
+    assert answer["classes"] == {"0": "background", "1": "liver"}
     assert [len(entry["image"]) for entry in training(tmp_path)] == [2, 2]
     assert answer["left_out"][0]["examples"] == ["imagesTr/liver_003"]
     assert answer["drawn"] is not None
@@ -160,7 +150,7 @@ def pacs(tmp_path: Path) -> Path:
         )
     export(folder / "flat" / "IM.0009", patient="003", series="1.4", ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"])
     (folder / "flat" / "notes.txt").write_text("exported by nobody")
-    (folder.with_name("labels.csv")).write_text("Patient ID;label\n1;0\n2;1\n3;1\n4;0\n")
+    folder.with_name("labels.csv").write_text("Patient ID;label\n1;0\n2;1\n3;1\n4;0\n")
     return folder
 
 
@@ -212,10 +202,4 @@ def test_an_export_without_a_table_of_labels_is_refused(pacs: Path, import_sourc
         import_source(pacs)
     (pacs.parent / "empty").mkdir()
     with pytest.raises(DataError, match="holds no DICOM image"):
-        import_source(pacs.parent / "empty", labels=generate_labels(pacs.parent))
-
-
-def generate_labels(folder: Path) -> Path:
-    path = folder / "other.csv"
-    path.write_text(f"SeriesInstanceUID,label\n{generate_uid()},0\n")
-    return path
+        import_source(pacs.parent / "empty", labels=pacs.parent / "labels.csv")

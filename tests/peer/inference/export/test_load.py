@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from fakes.json_documents import change_documents
 from peer.inference.export import graph, monai_bundle
 from peer.inference.export.load import digest, open_model
 from peer.inference.export.process import export
@@ -138,28 +139,24 @@ def test_a_pickle_in_a_bundle_is_not_unpickled(folder: Path, tmp_path: Path) -> 
 
 
 def test_the_configuration_of_a_bundle_is_not_run(folder: Path, tmp_path: Path) -> None:
-    config = json.loads((folder / monai_bundle.INFERENCE).read_text())
-    config["network_def"] = f"$__import__('pathlib').Path({str(tmp_path / 'was here')!r}).touch()"
-    (folder / monai_bundle.INFERENCE).write_text(json.dumps(config))
+    for config in change_documents(folder, monai_bundle.INFERENCE):
+        config["network_def"] = f"$__import__('pathlib').Path({str(tmp_path / 'was here')!r}).touch()"
     assert open_model(folder).settings.task.kind == "time_series"
     assert not (tmp_path / "was here").exists()
 
 
-def changed(folder: Path, *keys: str, value: Any) -> None:
+def change_card(folder: Path, *keys: str, value: Any) -> None:
     """Change the bundle's card."""
-    card = json.loads((folder / monai_bundle.CARD).read_text())
-    table = card
-    for key in keys[:-1]:
-        table = table[key]
-    table[keys[-1]] = value
-    (folder / monai_bundle.CARD).write_text(json.dumps(card))
+    for table in change_documents(folder, monai_bundle.CARD):
+        for key in keys[:-1]:
+            table = table[key]
+        table[keys[-1]] = value
 
 
 def test_a_file_from_before_reads_pictures_as_it_was_trained(folder: Path) -> None:
-    changed(folder, "schema", value=1)
-    card = json.loads((folder / monai_bundle.CARD).read_text())
-    del card["input"]["axes"]
-    (folder / monai_bundle.CARD).write_text(json.dumps(card))
+    for card in change_documents(folder, monai_bundle.CARD):
+        card["schema"] = 1
+        del card["input"]["axes"]
     assert open_model(folder).settings.data.image_axes == "columns_rows"
 
 
@@ -179,7 +176,7 @@ def test_a_file_from_before_reads_pictures_as_it_was_trained(folder: Path) -> No
     ],
 )
 def test_a_card_that_says_what_cannot_be_is_refused(folder: Path, keys: tuple[str, ...], value, reason: str) -> None:
-    changed(folder, *keys, value=value)
+    change_card(folder, *keys, value=value)
     with pytest.raises(UnusableConfigurationError, match=reason):
         open_model(folder)
 
@@ -217,7 +214,7 @@ def test_an_onnx_file_of_another_program_has_no_card(tmp_path: Path) -> None:
 def test_a_mixture_that_takes_all_memory_is_not_made(make_mixing, facts: dict[str, Any], tmp_path: Path) -> None:
     site = make_mixing()
     export(Trainer(site.setting), site.state, site.sources, form="bundle", out=tmp_path / "bundle", facts=facts)
-    changed(tmp_path / "bundle", "network", "mixture", "features", value=10**12)
+    change_card(tmp_path / "bundle", "network", "mixture", "features", value=10**12)
     with pytest.raises(UnusableConfigurationError, match="its weights are not those of the network"):
         open_model(tmp_path / "bundle")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fakes.json_documents import change_documents
 from peer.data.datalist import inspect_datalist
 from peer.inference.export import model_card
 
@@ -15,9 +16,8 @@ from peer.inference.export import model_card
 def card_facts(make_hospital: Callable[[str], Any], facts: dict[str, Any]) -> dict[str, Any]:
     """The card of a site without test samples of class 1."""
     hospital = make_hospital("time_series")
-    datalist = json.loads((hospital.data / "datalist.json").read_text())
-    datalist["test"] = [entry for entry in datalist["test"] if entry["label"] == 0]
-    (hospital.data / "datalist.json").write_text(json.dumps(datalist))
+    for datalist in change_documents(hospital.data, "datalist.json"):
+        datalist["test"] = [entry for entry in datalist["test"] if entry["label"] == 0]
     settings = hospital.trainer().settings
     known = model_card.collect_facts(
         {**facts, "form": "onnx"}, settings, inspect_datalist(settings.data.datalist, task="time_series")

@@ -1,7 +1,9 @@
 """Folders of synthetic runs: what `simulate` leaves, with random numbers instead of training."""
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,20 +55,9 @@ def synthetic(
 ) -> Path:
     """Write a folder whose every number is drawn at random; the same arguments give the same folder.
 
-    Args:
-        folder: to be made.
-        kind: of the task.
-        classes: of the task; of label maps with the background.
-        folds: of a cross-validation; 0 is one split.
-        seeds: of the runs.
-        sites: who takes part.
-        methods: method by label.
-        partitions: their names.
-        models: names of the sets of networks.
-        links: what is lost.
-        spatial_dims: of dense tasks' images.
-        insight: whether runs keep features and diagnosis.
-        experiment: further or other keys of ``experiment.json``.
+    Of label maps, the background is one of the ``classes``; 0 ``folds`` are one split. ``methods`` are by
+    label. Runs without ``insight`` keep no features and no diagnosis. ``experiment`` has further or other
+    keys of ``experiment.json``.
     """
     metric = {"segmentation": "dice", "super_resolution": "psnr"}.get(kind, "auc")
     task = {"kind": kind, "spatial_dims": spatial_dims, "in_channels": 1, "classes": classes}
@@ -92,60 +83,167 @@ def synthetic(
         **experiment,
     }
     _write(folder / "experiment.json", document)
-    combinations = [
-        (partition, network_set, link, label, fold, seed)
-        for partition in partitions
-        for network_set in models
-        for link in links
-        for label in methods
-        for fold in range(max(folds, 1))
-        for seed in seeds
-    ]
-    for combination in combinations:
-        _run(folder, document, combination, sites, insight=insight)
+    for partition, network_set, link, label, fold, seed in itertools.product(
+        partitions, models, links, methods, range(max(folds, 1)), seeds
+    ):
+        name = f"{partition}.{network_set}.{link['name']}.{label}.fold-{fold}.seed-{seed}"
+        run = SyntheticRun(
+            home=folder / "runs" / name,
+            method=methods[label],
+            task=task,
+            sites=[site for site in sites if site not in link["removed"]],
+            quality=QUALITY.get(methods[label], 0.75) - 0.1 * link["loss"],
+            data=np.random.default_rng([fold, seed]),
+            draw=np.random.default_rng([fold, seed, list(methods).index(label)]),
+        )
+        which = {"partition": partition, "models": network_set, "links": link["name"], "fold": fold, "seed": seed}
+        run.write({"id": name, **which, "method": label, "metric": metric}, insight=insight)
     return folder
 
 
-def _run(
-    folder: Path, document: Mapping[str, Any], combination: tuple[Any, ...], sites: Sequence[str], *, insight: bool
-) -> None:
-    partition, network_set, link, label, fold, seed = combination
-    name = f"{partition}.{network_set}.{link['name']}.{label}.fold-{fold}.seed-{seed}"
-    home = folder / "runs" / name
-    home.mkdir(parents=True)
-    present = [site for site in sites if site not in link["removed"]]
-    method, task = document["methods"][label]["method"], document["task"]
-    data = np.random.default_rng([fold, seed])
-    draw = np.random.default_rng([fold, seed, list(document["methods"]).index(label)])
-    quality = QUALITY.get(method, 0.75) - 0.1 * link["loss"]
-    facts: dict[str, Any] = {"matrix": {}, "samples": {site: _samples(site, data) for site in present}}
-    if task["kind"] in ("classification", "time_series"):
-        _classify(home, facts, task["classes"], quality, data, draw)
-    else:
-        _dense(home, facts, task, quality, data, draw)
-    if insight:
-        _look_inside(home, method, present, task["classes"], data, draw)
-    _write(home / "samples.json", facts["samples"])
-    _write(home / "manifest.json", {"versions": {"torch": "2.13.0"}, "digest": "ab" * 32, "seconds": 12.3})
-    result = {
-        "format": 1,
-        "id": name,
-        "partition": partition,
-        "models": network_set,
-        "links": link["name"],
-        "method": label,
-        "fold": fold,
-        "seed": seed,
-        "task": task["kind"],
-        "metric": document["metric"],
-        "sites": {site: _site(site, facts, document["metric"], method, draw) for site in present},
-        "matrix": facts["matrix"],
-        "single_model": method in ("fedavg", "fedprox"),
-    }
-    _write(home / "result.json", result)
+@dataclass
+class SyntheticRun:
+    """One run; ``data`` is alike for all methods of a fold and seed, and ``draw`` is the method's own."""
+
+    home: Path
+    method: str
+    task: Mapping[str, Any]
+    sites: Sequence[str]
+    quality: float
+    data: np.random.Generator
+    draw: np.random.Generator
+    matrix: dict[str, dict[str, Any]] = field(default_factory=dict)
+    classes: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def write(self, known: Mapping[str, Any], *, insight: bool) -> None:
+        self.home.mkdir(parents=True)
+        if self.task["kind"] in ("classification", "time_series"):
+            self.classify()
+        else:
+            self.predict_images()
+        if insight:
+            self.look_inside()
+        _write(self.home / "samples.json", {site: _samples(site) for site in self.sites})
+        _write(self.home / "manifest.json", {"versions": {"torch": "2.13.0"}, "digest": "ab" * 32, "seconds": 12.3})
+        result = {
+            "format": 1,
+            **known,
+            "task": self.task["kind"],
+            "sites": {site: self.site(site) for site in self.sites},
+            "matrix": self.matrix,
+            "single_model": self.method in ("fedavg", "fedprox"),
+        }
+        _write(self.home / "result.json", result)
+
+    def classify(self) -> None:
+        arrays: dict[str, Any] = {}
+        count = self.task["classes"]
+        for site in self.sites:
+            labels = self.data.permutation(np.arange(TEST) % count)
+            arrays[f"y/{site}"] = labels.astype(np.int64)
+            self.classes[site] = {str(k): int((labels == k).sum()) for k in range(count)}
+        for model in self.sites:
+            self.matrix[model] = {}
+            for site in self.sites:
+                strength = 4 * (self.quality - 0.5) * (1.0 if site == model else 0.6)
+                labels = arrays[f"y/{site}"]
+                logits = self.draw.normal(size=(TEST, count)) + strength * np.eye(count)[labels]
+                chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+                arrays[f"p/{model}/{site}"] = chances.astype(np.float32)
+                score = self.quality * (1.0 if site == model else 0.9) + float(self.draw.normal(0, 0.02))
+                self.matrix[model][site] = {
+                    "auc": score, "accuracy": score - 0.1, "f1_macro": score - 0.12, "loss": 0.5,
+                    "samples": float(TEST),
+                }  # fmt: skip
+        np.savez_compressed(self.home / "predictions.npz", **arrays)
+
+    def predict_images(self) -> None:
+        arrays, scores, is_super_resolution = {}, {}, self.task["kind"] == "super_resolution"
+        limits = np.linspace(0.8, 0.3, self.task["classes"] - 1)
+        for index, site in enumerate(self.sites):
+            shape = (24,) * self.task["spatial_dims"]
+            grid = np.stack(np.meshgrid(*[np.linspace(-1, 1, 24)] * self.task["spatial_dims"], indexing="ij"))
+            distance = np.sqrt((grid**2).sum(axis=0)) + 0.1 * self.data.normal()
+            if is_super_resolution:
+                truth = np.clip(np.stack([0.5 + 0.5 * np.cos(6 * distance + 0.3 * index)] * 3), 0, 1)
+                source = truth[:, ::2, ::2]
+                guess = np.clip(truth + self.draw.normal(0, 0.4 * (1 - self.quality), truth.shape), 0, 1)
+                value = {"psnr": 20 + 10 * self.quality, "ssim": self.quality}
+            else:
+                truth = sum((distance < limit).astype(np.int64) for limit in limits)
+                source = (truth + 0.4 * self.data.normal(size=shape))[None]
+                noisy_distance = distance + self.draw.normal(0, 0.3 * (1 - self.quality), shape)
+                guess = sum((noisy_distance < limit).astype(np.int64) for limit in limits)
+                value = {"dice": self.quality, "pixel_accuracy": 0.9}
+            pairs = {"input": source, "truth": truth, "prediction": guess}
+            arrays |= {f"{site}/{part}": np.stack([image, image]) for part, image in pairs.items()}
+            scores[site] = [
+                {key: mean + float(self.draw.normal(0, 0.03)) for key, mean in value.items()} for _ in range(TEST)
+            ]
+            self.matrix[site] = {
+                other: {} if is_super_resolution and other != site else {**value, "samples": float(TEST)}
+                for other in self.sites
+            }
+            self.classes[site] = {}
+        np.savez_compressed(self.home / "panels.npz", **arrays)
+        _write(self.home / "scores.json", scores)
+
+    def look_inside(self) -> None:
+        features, diagnosis = {}, {}
+        classes, draw = max(self.task["classes"], 2), self.draw
+        for site in self.sites:
+            labels = np.tile(np.arange(12) % classes, len(self.sites))
+            centres = draw.normal(0, 2, size=(classes, 8))
+            features[f"{site}/features"] = (centres[labels] + draw.normal(size=(len(labels), 8))).astype(np.float32)
+            features[f"{site}/labels"] = labels.astype(np.int64)
+            features[f"{site}/origins"] = np.repeat(np.arange(len(self.sites)), 12)
+            if self.method == "fedskd":
+                for kind, side in (("batch", 16), ("position", 36), ("region", 10)):
+                    rows = self.data.normal(size=(side, 6))
+                    for role in ("dam", "ktm"):
+                        noisy = rows + draw.normal(0, 0.5, rows.shape)
+                        gram = noisy @ noisy.T
+                        square = gram / np.linalg.norm(gram, axis=1, keepdims=True)
+                        diagnosis[f"similarity/{site}/{kind}/{role}"] = square.astype(np.float32)
+            if self.method == "dflmoe":
+                weights = draw.dirichlet(np.ones(len(self.sites)))
+                diagnosis[f"experts/{site}"] = weights.astype(np.float32)
+                diagnosis[f"experts/{site}/names"] = np.array(self.sites)
+            if self.method == "mh_pflid":
+                diagnosis[f"basis/{site}"] = np.float32(0.1 + 0.3 * draw.random()) * np.ones((), np.float32)
+        np.savez_compressed(self.home / "features.npz", **features)
+        if diagnosis:
+            np.savez_compressed(self.home / "diagnosis.npz", **diagnosis)
+
+    def site(self, name: str) -> dict[str, Any]:
+        rounds = []
+        for number in range(1, ROUNDS + 1):
+            share = 1 - np.exp(-number / 3)
+            metrics = {"train_total": 1 - 0.5 * share}
+            if number % 2 == 0:
+                own = self.matrix[name][name].items()
+                metrics |= {key: float(value * share) for key, value in own if key not in ("samples", "loss")}
+            if self.method == "feddal":
+                metrics["train_consensus"] = float(0.4 + 0.5 * share + self.draw.normal(0, 0.02))
+            rounds.append({"round": number, "metrics": metrics})
+        classes = self.classes[name]
+        training = {label: 3 * count for label, count in classes.items()}
+        moved_bytes = 0 if self.method in ("local", "centralised") else int(1e5 * (2 + len(self.method)) ** 2)
+        return {
+            "model": {"name": "resnet10", "width": 8},
+            "parameters": 1_234_567,
+            "multiply_accumulates": None if name == "asia" else 98_765_432,
+            "samples": {"training": 3 * TEST, "validation": 0, "test": TEST},
+            "classes": {"training": training, "test": classes} if classes else {},
+            "steps": 20 * ROUNDS,
+            "sent_bytes": moved_bytes,
+            "received_bytes": moved_bytes,
+            "training_s": 3.5,
+            "rounds": rounds,
+        }
 
 
-def _samples(site: str, data: np.random.Generator) -> list[dict[str, Any]]:
+def _samples(site: str) -> list[dict[str, Any]]:
     return [
         {
             "image": f"{site}-{index}.npy",
@@ -155,136 +253,6 @@ def _samples(site: str, data: np.random.Generator) -> list[dict[str, Any]]:
         }
         for index in range(TEST)
     ]
-
-
-def _classify(
-    home: Path,
-    facts: dict[str, Any],
-    classes: int,
-    quality: float,
-    data: np.random.Generator,
-    draw: np.random.Generator,
-) -> None:
-    arrays: dict[str, Any] = {}
-    for site in facts["samples"]:
-        labels = data.permutation(np.arange(TEST) % classes)
-        arrays[f"y/{site}"] = labels.astype(np.int64)
-        facts.setdefault("classes", {})[site] = {str(k): int((labels == k).sum()) for k in range(classes)}
-    for model in facts["samples"]:
-        facts["matrix"][model] = {}
-        for site in facts["samples"]:
-            strength = 4 * (quality - 0.5) * (1.0 if site == model else 0.6)
-            labels = arrays[f"y/{site}"]
-            logits = draw.normal(size=(TEST, classes)) + strength * np.eye(classes)[labels]
-            chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-            arrays[f"p/{model}/{site}"] = chances.astype(np.float32)
-            score = quality * (1.0 if site == model else 0.9) + float(draw.normal(0, 0.02))
-            facts["matrix"][model][site] = {
-                "auc": score, "accuracy": score - 0.1, "f1_macro": score - 0.12, "loss": 0.5, "samples": float(TEST),
-            }  # fmt: skip
-    np.savez_compressed(home / "predictions.npz", **arrays)
-
-
-def _dense(
-    home: Path,
-    facts: dict[str, Any],
-    task: Mapping[str, Any],
-    quality: float,
-    data: np.random.Generator,
-    draw: np.random.Generator,
-) -> None:
-    arrays, scores, is_super_resolution = {}, {}, task["kind"] == "super_resolution"
-    for index, site in enumerate(facts["samples"]):
-        shape = (24,) * task["spatial_dims"]
-        grid = np.stack(np.meshgrid(*[np.linspace(-1, 1, 24)] * task["spatial_dims"], indexing="ij"))
-        distance = np.sqrt((grid**2).sum(axis=0)) + 0.1 * data.normal()
-        if is_super_resolution:
-            truth = np.clip(np.stack([0.5 + 0.5 * np.cos(6 * distance + 0.3 * index)] * 3), 0, 1)
-            source = truth[:, ::2, ::2]
-            guess = np.clip(truth + draw.normal(0, 0.4 * (1 - quality), truth.shape), 0, 1)
-        else:
-            truth = sum((distance < limit).astype(np.int64) for limit in np.linspace(0.8, 0.3, task["classes"] - 1))
-            source = (truth + 0.4 * data.normal(size=shape))[None]
-            noisy_distance = distance + draw.normal(0, 0.3 * (1 - quality), shape)
-            guess = sum(
-                (noisy_distance < limit).astype(np.int64) for limit in np.linspace(0.8, 0.3, task["classes"] - 1)
-            )
-        pairs = {"input": source, "truth": truth, "prediction": guess}
-        arrays |= {f"{site}/{part}": np.stack([image, image]) for part, image in pairs.items()}
-        value = (
-            {"psnr": 20 + 10 * quality, "ssim": quality}
-            if is_super_resolution
-            else {"dice": quality, "pixel_accuracy": 0.9}
-        )
-        scores[site] = [{key: mean + float(draw.normal(0, 0.03)) for key, mean in value.items()} for _ in range(TEST)]
-        facts["matrix"][site] = {
-            other: {} if is_super_resolution and other != site else {**value, "samples": float(TEST)}
-            for other in facts["samples"]
-        }
-        facts.setdefault("classes", {})[site] = {}
-    np.savez_compressed(home / "panels.npz", **arrays)
-    _write(home / "scores.json", scores)
-
-
-def _look_inside(
-    home: Path,
-    method: str,
-    sites: Sequence[str],
-    classes: int,
-    data: np.random.Generator,
-    draw: np.random.Generator,
-) -> None:
-    features, diagnosis = {}, {}
-    for site in sites:
-        labels = np.tile(np.arange(12) % max(classes, 2), len(sites))
-        centres = draw.normal(0, 2, size=(max(classes, 2), 8))
-        features[f"{site}/features"] = (centres[labels] + draw.normal(size=(len(labels), 8))).astype(np.float32)
-        features[f"{site}/labels"] = labels.astype(np.int64)
-        features[f"{site}/origins"] = np.repeat(np.arange(len(sites)), 12)
-        if method == "fedskd":
-            for kind, side in (("batch", 16), ("position", 36), ("region", 10)):
-                rows = data.normal(size=(side, 6))
-                for role in ("dam", "ktm"):
-                    noisy = rows + draw.normal(0, 0.5, rows.shape)
-                    gram = noisy @ noisy.T
-                    square = gram / np.linalg.norm(gram, axis=1, keepdims=True)
-                    diagnosis[f"similarity/{site}/{kind}/{role}"] = square.astype(np.float32)
-        if method == "dflmoe":
-            weights = draw.dirichlet(np.ones(len(sites)))
-            diagnosis[f"experts/{site}"] = weights.astype(np.float32)
-            diagnosis[f"experts/{site}/names"] = np.array(sites)
-        if method == "mh_pflid":
-            diagnosis[f"basis/{site}"] = np.float32(0.1 + 0.3 * draw.random()) * np.ones((), np.float32)
-    np.savez_compressed(home / "features.npz", **features)
-    if diagnosis:
-        np.savez_compressed(home / "diagnosis.npz", **diagnosis)
-
-
-def _site(site: str, facts: Mapping[str, Any], metric: str, method: str, draw: np.random.Generator) -> dict[str, Any]:
-    own = facts["matrix"][site][site]
-    rounds = []
-    for number in range(1, ROUNDS + 1):
-        share = 1 - np.exp(-number / 3)
-        metrics = {"train_total": 1 - 0.5 * share}
-        if number % 2 == 0:
-            metrics |= {name: float(value * share) for name, value in own.items() if name not in ("samples", "loss")}
-        if method == "feddal":
-            metrics["train_consensus"] = float(0.4 + 0.5 * share + draw.normal(0, 0.02))
-        rounds.append({"round": number, "metrics": metrics})
-    classes = facts["classes"][site]
-    training = {name: 3 * count for name, count in classes.items()}
-    return {
-        "model": {"name": "resnet10", "width": 8},
-        "parameters": 1_234_567,
-        "multiply_accumulates": None if site == "asia" else 98_765_432,
-        "samples": {"training": 3 * TEST, "validation": 0, "test": TEST},
-        "classes": {"training": training, "test": classes} if classes else {},
-        "steps": 20 * ROUNDS,
-        "sent_bytes": 0 if method in ("local", "centralised") else int(1e5 * (2 + len(method)) ** 2),
-        "received_bytes": 0 if method in ("local", "centralised") else int(1e5 * (2 + len(method)) ** 2),
-        "training_s": 3.5,
-        "rounds": rounds,
-    }
 
 
 def _write(path: Path, document: Any) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from fakes.report_folders import SETTING, cells, change_documents, texts
+from fakes.json_documents import change_documents
+from fakes.report_folders import SETTING, cells, texts
 from peer.research.report.comparison import compare, spread_of_steps, summary
 from peer.research.report.published import choose_comparison, reference_tables
 from peer.research.report.results import Results, read
@@ -140,7 +141,7 @@ def test_one_model_for_all_is_that_of_every_run(make) -> None:
 
 def test_classes_without_an_auc_are_counted_beside_it(make) -> None:
     folder = make(methods=THREE, classes=10)
-    for result in change_documents(folder):
+    for result in change_documents(folder, "runs/*/result.json"):
         for row in result["matrix"].values():
             row["africa"]["auc_undefined"] = 5.0 + result["seed"]
     _, comparison = compare_methods(folder)
@@ -153,7 +154,7 @@ def test_classes_without_an_auc_are_counted_beside_it(make) -> None:
 
 def test_a_row_without_runs_says_why(make) -> None:
     folder = make(methods=THREE)
-    for result in change_documents(folder):
+    for result in change_documents(folder, "runs/*/result.json"):
         result["sites"]["europe"]["model"] = {"name": "resnet18"}
     for experiment in change_documents(folder, "experiment.json"):
         experiment["methods"] |= {

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from fakes.report_folders import SETTING, change_documents, compared
+from fakes.json_documents import change_documents
+from fakes.report_folders import SETTING, compared
 from peer.classification import auc
 from peer.research.report.confidence import bootstrap_table, local_interval, paired_table
 from peer.research.report.results import read

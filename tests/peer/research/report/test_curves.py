@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakes.report_folders import change_documents
+from fakes.json_documents import change_documents
 from peer.research.report import plotting
 from peer.research.report.curves import by_site, learning, mean_over_sites
 from peer.research.report.results import read

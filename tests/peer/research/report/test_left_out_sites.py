@@ -2,7 +2,8 @@
 
 import pytest
 
-from fakes.report_folders import SETTING, change_documents, compared
+from fakes.json_documents import change_documents
+from fakes.report_folders import SETTING, compared
 from peer.research.report import left_out_sites, lost_links
 
 LINKS = (
@@ -13,7 +14,7 @@ LINKS = (
 
 def test_the_other_sites_models_at_the_site_that_did_not_take_part(make) -> None:
     folder = make(methods={"Local": "local", "FedSKD": "fedskd"}, seeds=(0, 1), sites=("a", "b", "c"), links=LINKS)
-    for document in change_documents(folder):
+    for document in change_documents(folder, "runs/*/result.json"):
         left_out = document["links"].removeprefix("leave-out-")
         for model, row in document["matrix"].items():
             if document["links"] != "all":

@@ -2,7 +2,8 @@
 
 import pytest
 
-from fakes.report_folders import SETTING, change_documents, compared
+from fakes.json_documents import change_documents
+from fakes.report_folders import SETTING, compared
 from peer.research.report.comparison import summarise_method
 from peer.research.report.lost_links import by_loss, tables
 

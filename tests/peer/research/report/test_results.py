@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakes.report_folders import change_documents
+from fakes.json_documents import change_documents
 from peer.errors import StateError, UsageError
 from peer.research.report.results import read
 

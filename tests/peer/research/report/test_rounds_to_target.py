@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from fakes.report_folders import SETTING, change_documents, compared, set_values, texts
+from fakes.json_documents import change_documents
+from fakes.report_folders import SETTING, compared, set_values, texts
 from peer.research.report import plotting, rounds_to_target
 
 MIB = 1 << 20
@@ -16,7 +17,7 @@ CURVES = {"Local": [0.5, 0.6, 0.7], "FedSKD": [0.6, 0.75, 0.9], "Centralised": [
 
 def with_curves(folder: Path, curve: Callable[[str, int], list[float]]) -> Path:
     """Give every site this curve, evaluated in every round, and one MiB sent in every round."""
-    for document in change_documents(folder):
+    for document in change_documents(folder, "runs/*/result.json"):
         values = curve(document["method"], document["seed"])
         for site in document["sites"].values():
             site["rounds"] = [

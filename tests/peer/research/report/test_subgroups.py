@@ -4,7 +4,8 @@ import statistics
 
 import pytest
 
-from fakes.report_folders import SETTING, change_documents
+from fakes.json_documents import change_documents
+from fakes.report_folders import SETTING
 from peer.research.report.results import read
 from peer.research.report.subgroups import baseline, gains, gains_table, gaps, grouping_keys
 from peer.research.report.table import unit_of
