@@ -23,6 +23,9 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from fakes.drafts import draft, task
 from peer.demo.local_federation import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,19 +33,6 @@ SITES = ("north", "south", "west")
 IMAGES, TRAINING = 150, 80
 ROUNDS = 3
 LIMIT_S = 600
-DRAFT = """
-name = "digits"
-rounds = {rounds}
-[task]
-kind = "classification"
-spatial_dims = 2
-in_channels = 1
-classes = 2
-[method]
-name = "fedvisit"
-[stages.train]
-learning_rate = 0.001
-"""
 
 
 def main() -> None:
@@ -90,8 +80,10 @@ def walk(folder: Path) -> None:
     type_command("venv/bin/pip", "install", "--quiet", "-c", "clone/constraints.txt", "./clone")
     say("installed")
     ports = iter(free_ports(len(SITES)))
-    roster = "".join(f'[[site]]\nname = "{site}"\naddress = "127.0.0.1:{next(ports)}"\n' for site in SITES)
-    (folder / "draft.toml").write_text(DRAFT.format(rounds=ROUNDS) + roster)
+    roster = [{"name": site, "address": f"127.0.0.1:{next(ports)}"} for site in SITES]
+    stages = {"train": {"learning_rate": 0.001}}
+    text = draft("digits", rounds=ROUNDS, method="fedvisit", task=task(2), stages=stages, site=roster)
+    (folder / "draft.toml").write_text(text)
     type_command(program, "federation", "create", "draft.toml", "--out", "ca")
     say("founded")
     for site in SITES:

@@ -65,9 +65,8 @@ def run_form(form: Form, positions: int, width: int) -> tuple[float, float]:
 
     torch.manual_seed(0)
     small = [torch.rand(1, 4, 8, requires_grad=True) for _ in range(2)]
-    torch.autograd.backward(
-        position_similarity_loss(small[:1], small[1:], form=form)
-    )  # libraries load code at first use
+    # Libraries load code at first use.
+    torch.autograd.backward(position_similarity_loss(small[:1], small[1:], form=form))
     dam, ktm = (torch.rand(1, width, positions, requires_grad=True) for _ in range(2))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()

@@ -23,17 +23,17 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
 from many import METHODS, print_figures, write  # noqa: E402 - found beside this script
 from row import KIB_A_MB, Row, below  # noqa: E402
 
+from fakes.simulated_sites import rules_of  # noqa: E402
 from peer.core import commands, events  # noqa: E402
 from peer.core.messages import Artifact  # noqa: E402
 from peer.core.plan import Kind, Plan  # noqa: E402
-from peer.core.roster import Roster, RoundKey, Sha256, SiteName  # noqa: E402
+from peer.core.roster import RoundKey, Sha256, SiteName  # noqa: E402
 from peer.core.rules import Rules  # noqa: E402
-from peer.methods.registry import PLANS  # noqa: E402
 from peer.research.simulated_network import Perform, SimulatedNetwork, SimulatedSite, restore_site  # noqa: E402
 
 SITES, SITES_QUICK, ROUNDS = 1000, 200, 10
@@ -78,9 +78,10 @@ def run_process(pattern: str, sites: int, *, rounds: int) -> Any:
 def run(pattern: str, sites: int, *, rounds: int) -> dict[str, Any]:
     """Run one federation to its end; its figures, most of them for one site and one round."""
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    roster = Roster.of([f"site-{number:05d}" for number in range(sites)])
-    journal = CountedRows()
-    simulated_sites = {name: make_site(name, roster, METHODS[pattern], rounds, journal) for name in roster}
+    names = [f"site-{number:05d}" for number in range(sites)]
+    rules = rules_of(names, method=METHODS[pattern], rounds=rounds, round_key=RoundKey(bytes(32)))
+    journal: Any = CountedRows()
+    simulated_sites = {name: restore_site(own, (), untrained(own), journal, None) for name, own in rules.items()}
     began_s = time.process_time()  # other load of the machine does not count
     network = CountingNetwork(simulated_sites)
     network.run()
@@ -123,19 +124,6 @@ class CountingNetwork(SimulatedNetwork):
     def _carry_out(self, name: SiteName, site: SimulatedSite, command: commands.Command) -> None:
         self.counts[type(command).__name__] += 1
         super()._carry_out(name, site, command)
-
-
-def make_site(name: SiteName, roster: Roster, method: str, rounds: int, journal: CountedRows) -> SimulatedSite:
-    rules = Rules(
-        site=name,
-        roster=roster,
-        federation=Sha256("fe" * 32),
-        round_key=RoundKey(bytes(32)),
-        method=method,
-        plan=PLANS[method],
-        rounds=rounds,
-    )
-    return restore_site(rules, (), untrained(rules), journal, None)  # type: ignore[arg-type]  # it only counts
 
 
 def untrained(rules: Rules) -> Perform:

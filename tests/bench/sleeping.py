@@ -14,15 +14,20 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
-from still import BenchWorker, create_daemon, ignore_port, run_locked
+from still import ignore_port
 from transfer import write_artifact
 
-from peer.config.site_folder import SiteFolder
+from peer import allocator
+from peer.config import logs
+from peer.config.site_folder import SiteFolder, make_private
 from peer.core import commands, events
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
+from peer.core.worker_protocol import WorkerSetting
+from peer.daemon import startup
 from peer.daemon.dispatch import Daemon
 
 STATE = "none"
@@ -30,16 +35,29 @@ SHORT_S = 0.05
 """Seconds of every order but those to train."""
 
 
-class SleepingWorker(BenchWorker):
+class SleepingWorker:
     """The worker process, for all orders of a measured round."""
 
+    pid = None
+
     def __init__(self, daemon: Daemon, megabytes: int, seconds: float) -> None:
-        super().__init__(daemon, megabytes)
+        self._daemon = daemon
+        self._megabytes = megabytes
         self._seconds = seconds
+        self._work: asyncio.Task[None] | None = None
+
+    async def use(self, setting: WorkerSetting) -> None:
+        """No setting matters to it."""
 
     async def send(self, order: commands.Command) -> None:
         """Begin to carry out an order."""
-        self._begin(self._answer(order))
+        self._work = asyncio.create_task(self._answer(order))
+
+    async def close(self) -> None:
+        """Cancel the order that the worker carries out."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait([self._work])
 
     async def _answer(self, order: Any) -> None:
         sources = getattr(order, "sources", ())
@@ -86,14 +104,21 @@ class SleepingWorker(BenchWorker):
 
 async def serve(folder: SiteFolder, megabytes: int, seconds: float) -> None:
     """Run the daemon of a new generation until it has left."""
-    daemon = create_daemon(folder)
+    federation, site, own = startup.load(folder)
+    daemon = Daemon(folder=folder, federation=federation, site=site, own=own, generation=folder.create_generation())
     daemon.worker_process = SleepingWorker(daemon, megabytes, seconds)  # type: ignore[assignment]
     await daemon.run(ignore_port)
 
 
 def main() -> None:
-    *site, megabytes, seconds = sys.argv[1:]
-    run_locked(*site, lambda folder: serve(folder, int(megabytes), float(seconds)))
+    """Lock the site's folder and serve."""
+    home, federation, name, megabytes, seconds = sys.argv[1:]
+    folder = SiteFolder(Path(home), federation, SiteName(name))
+    make_private(folder.logs)
+    with folder.locked():
+        logs.set_up(folder.logs, {}, quiet=True)
+        allocator.keep_memory_small()
+        asyncio.run(serve(folder, int(megabytes), float(seconds)))
     sys.stdout.flush()
     os._exit(0)
 

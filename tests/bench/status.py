@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
-import nibabel
-import numpy as np
 from row import Row, below
 
+from fakes.datasets import write_cubes
 from fakes.drafts import draft, site_text, task
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
@@ -29,7 +27,7 @@ def measure(*, quick: bool) -> list[Row]:
         folder = Path(name)
         text = draft("status", rounds=1, method="local", task=task(3), stages={"train": {"count": 100_000}})
         model = {"parameters": {"width": 16, "stem_stride": 2}}
-        site = site_text(32, 32, 32, datalist=_write_data(folder / "data"), model=model)
+        site = site_text(32, 32, 32, datalist=write_cubes(folder / "data", seed=0, side=32), model=model)
         with LocalFederation.create(folder, text, dict.fromkeys(SITES, site)) as loopback:
             for site in SITES:
                 loopback.start(site)
@@ -48,19 +46,6 @@ def measure(*, quick: bool) -> list[Row]:
         Row("status call while training, median", statistics.median(durations_ms), "ms"),
         below("status call while training, p99", p99_ms, "ms", ANSWER_MS_MAX),
     ]
-
-
-def _write_data(folder: Path) -> Path:
-    folder.mkdir()
-    random = np.random.default_rng(0)
-    items = []
-    for index in range(16):
-        volume = random.random((32, 32, 32), dtype=np.float32)
-        nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), folder / f"{index}.nii")
-        items.append({"image": f"{index}.nii", "label": index % 2})
-    path = folder / "datalist.json"
-    path.write_text(json.dumps({"training": items, "test": []}))
-    return path
 
 
 def _wait_for_training(loopback: LocalFederation) -> None:

@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 
 from transfer import write_artifact
@@ -37,36 +37,20 @@ from peer.transport.control import ControlServer
 STATE = "none"
 
 
-class BenchWorker:
-    """What the daemon calls of a worker process, with one order at a time."""
+class FakeWorker:
+    """The worker process, for the orders that occur before the last round's training ends."""
 
     pid = None
 
-    def __init__(self, daemon: Daemon, megabytes: int) -> None:
+    def __init__(self, daemon: Daemon, megabytes: int, lines: asyncio.StreamReader, *, on_demand: bool) -> None:
         self._daemon = daemon
         self._megabytes = megabytes
+        self._on_demand = on_demand
+        self._lines = lines
         self._work: asyncio.Task[None] | None = None
 
     async def use(self, setting: WorkerSetting) -> None:
         """No setting matters to it."""
-
-    async def close(self) -> None:
-        """Cancel the order that the worker carries out."""
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.wait([self._work])
-
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        self._work = asyncio.create_task(work)
-
-
-class FakeWorker(BenchWorker):
-    """The worker process, for the orders that occur before the last round's training ends."""
-
-    def __init__(self, daemon: Daemon, megabytes: int, lines: asyncio.StreamReader, *, on_demand: bool) -> None:
-        super().__init__(daemon, megabytes)
-        self._on_demand = on_demand
-        self._lines = lines
 
     async def send(self, order: commands.Command) -> None:
         """Begin to carry out an order."""
@@ -80,6 +64,15 @@ class FakeWorker(BenchWorker):
                 self._daemon.report(events.Halted(generation, attempt))
             case _:
                 raise ValueError(f"{type(order).__name__} does not occur in a measured round")
+
+    async def close(self) -> None:
+        """Cancel the order that the worker carries out."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        self._work = asyncio.create_task(work)
 
     async def _initialise(self, order: commands.Initialise) -> None:
         artifact = await asyncio.to_thread(self._write_artifact)
@@ -110,15 +103,10 @@ class FakeWorker(BenchWorker):
         return dataclasses.replace(artifact, owner=self._daemon.own.name)
 
 
-def create_daemon(folder: SiteFolder) -> Daemon:
-    """The daemon of a new generation."""
-    federation, site, own = startup.load(folder)
-    return Daemon(folder=folder, federation=federation, site=site, own=own, generation=folder.create_generation())
-
-
 async def serve(folder: SiteFolder, megabytes: int, *, on_demand: bool) -> None:
     """Run the daemon of a new generation until its input ends."""
-    daemon = create_daemon(folder)
+    federation, site, own = startup.load(folder)
+    daemon = Daemon(folder=folder, federation=federation, site=site, own=own, generation=folder.create_generation())
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     worker = FakeWorker(daemon, megabytes, lines, on_demand=on_demand)
@@ -150,25 +138,18 @@ def slow_down_disk(megabytes_per_s: float) -> None:
     os.fsync = sync_slowly
 
 
-def run_locked(
-    home: str, federation: str, name: str, serve: Callable[[SiteFolder], Coroutine[None, None, None]]
-) -> None:
+def main() -> None:
     """Lock the site's folder and serve."""
+    home, federation, name, megabytes, *options = sys.argv[1:]
+    for option in options:
+        if option.startswith("--disk="):
+            slow_down_disk(float(option.removeprefix("--disk=")))
     folder = SiteFolder(Path(home), federation, SiteName(name))
     make_private(folder.logs)
     with folder.locked():
         logs.set_up(folder.logs, {}, quiet=True)
         allocator.keep_memory_small()
-        asyncio.run(serve(folder))
-
-
-def main() -> None:
-    *site, megabytes = sys.argv[1:5]
-    options = sys.argv[5:]
-    for option in options:
-        if option.startswith("--disk="):
-            slow_down_disk(float(option.removeprefix("--disk=")))
-    run_locked(*site, lambda folder: serve(folder, int(megabytes), on_demand="--on-demand" in options))
+        asyncio.run(serve(folder, int(megabytes), on_demand="--on-demand" in options))
 
 
 if __name__ == "__main__":
