@@ -29,13 +29,8 @@ def test_signals_are_shown_as_curves_beside_an_augmented_version(make_setting: M
     assert [(sample["split"], sample["label"]) for sample in sheet["samples"]] == [
         (split, label) for split in ("training", "test") for label in (0, 0, 1, 1)
     ]
-    assert sheet["splits"]["training"] == {
-        "samples": 10,
-        "subjects": 10,
-        "unnamed": 0,
-        "classes": {"0": 5, "1": 5},
-        "class_subjects": {"0": 5, "1": 5},
-    }
+    counts = {"classes": {"0": 5, "1": 5}, "class_subjects": {"0": 5, "1": 5}}
+    assert sheet["splits"]["training"] == {"samples": 10, "subjects": 10, "unnamed": 0, **counts}
     training, *_, test = pictures
     assert [len(channel) for channel in training["curves"]] == [LENGTH, LENGTH]
     assert training["augmented_curves"] != training["curves"]
@@ -46,11 +41,8 @@ def test_signals_are_shown_as_curves_beside_an_augmented_version(make_setting: M
 
 def test_samples_held_out_for_validation_are_a_split_of_their_own(make_setting: MakeSetting) -> None:
     sheet, pictures = sheet_of(make_setting(data={"validation_share": 0.4, "augmentation": OFF}))
-    assert {name: split["samples"] for name, split in sheet["splits"].items()} == {
-        "training": 6,
-        "validation": 4,
-        "test": 6,
-    }
+    samples = {name: split["samples"] for name, split in sheet["splits"].items()}
+    assert samples == {"training": 6, "validation": 4, "test": 6}
     assert not any(shown["augmented_curves"] for shown in pictures)
 
 

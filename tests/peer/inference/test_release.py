@@ -20,7 +20,7 @@ from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import to_json
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DiskError, StateError, UsageError, WorkerFailed
-from peer.inference.model_state import ModelState, read_newest
+from peer.inference.model_state import read_newest
 from peer.inference.release import collect_consent, export_model
 from peer.records import folder_documents
 from peer.records.journal import Journal
@@ -89,13 +89,10 @@ print(json.dumps({{"card": {CARD!r}, "sha256": "ab" * 32, "bytes": 5}}))
 """
 
 
-def newest_state(folder: SiteFolder) -> tuple[FederationConfig, ModelState]:
-    federation = FederationConfig.load(folder.federation_toml)
-    return federation, read_newest(folder, federation, SiteConfig.load(folder.site_toml))
-
-
 def exported(folder: SiteFolder, out: Path, form: str = "onnx") -> dict[str, Any]:
-    return export_model(folder, *newest_state(folder), form=form, out=out, licence="CC-BY-4.0")
+    federation = FederationConfig.load(folder.federation_toml)
+    state = read_newest(folder, federation, SiteConfig.load(folder.site_toml))
+    return export_model(folder, federation, state, form=form, out=out, licence="CC-BY-4.0")
 
 
 def rows(folder: SiteFolder) -> list[dict[str, Any]]:

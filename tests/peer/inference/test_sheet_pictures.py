@@ -30,7 +30,6 @@ def test_planes_stand_upright_however_the_axes_run(codes: str) -> None:
     assert shown.keys() == {"axial", "coronal", "sagittal"}
     for name, top in (("axial", "A"), ("coronal", "S"), ("sagittal", "S")):
         edges = shown[name].view["edges"]
-        assert edges is not None
         assert edges["top"] == top
         picture = shown[name].cut(volume[None])[0]
         # Along a column the values fall from the top (towards A or S), along a row they follow the letter at the right.

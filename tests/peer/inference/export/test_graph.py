@@ -94,15 +94,11 @@ def test_super_resolution_takes_images_of_any_size() -> None:
         expect_equal(run, module, torch.rand(1, 11, 6))
 
 
-class Undecided(nn.Module):
-    """A network that no graph can hold: it branches on a value."""
+def test_a_network_that_branches_on_a_value_is_named() -> None:
+    class Undecided(nn.Module):
+        def forward(self, image: Tensor) -> Tensor:
+            return image**2 if image.sum() > 0 else image
 
-    def forward(self, image: Tensor) -> Tensor:
-        """Of positive images the square."""
-        return image**2 if image.sum() > 0 else image
-
-
-def test_a_network_that_no_graph_holds_is_named() -> None:
     with pytest.raises(
         UnusableConfigurationError, match=r"my_net cannot be exported to pt2: .*; export it as a bundle"
     ) as raised:
