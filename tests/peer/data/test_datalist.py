@@ -140,9 +140,8 @@ def test_without_a_class_count_labels_have_no_upper_bound(folder: Path) -> None:
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
 def test_a_datalist_of_any_editor_is_read(folder: Path, encoding: str) -> None:
     path = folder / "datalist.json"
-    path.write_bytes(
-        json.dumps({**GOOD, "name": "Köln"}, ensure_ascii=False, indent=1).replace("\n", "\r\n").encode(encoding)
-    )
+    text = json.dumps({**GOOD, "name": "Köln"}, ensure_ascii=False, indent=1).replace("\n", "\r\n")
+    path.write_bytes(text.encode(encoding))
     assert inspect_datalist(path, classes=2).problems == ()
 
 

@@ -131,39 +131,18 @@ def series(change: Callable[[list[Path]], object], **options: str) -> Callable[[
     return lambda path: change(phantoms.series(path, **options))
 
 
-def lose_slice(paths: list[Path]) -> None:
-    paths[1].unlink()
-
-
-def second_series(paths: list[Path]) -> None:
-    phantoms.change(paths[0], SeriesInstanceUID="1.2.4", SeriesNumber=7, SeriesDescription="scout")
+def change_slices(*indices: int, **tags: object) -> Callable[[list[Path]], object]:
+    """Change tags of these slices, by default of all."""
+    return lambda paths: [phantoms.change(paths[index], **tags) for index in indices or range(len(paths))]
 
 
 def copy_of_slice(paths: list[Path]) -> None:
     pydicom.dcmread(paths[1]).save_as(paths[1].with_name("copy.dcm"))
 
 
-def damage(paths: list[Path]) -> None:
-    paths[1].write_bytes(b"damaged")
-
-
 def add_notes(paths: list[Path]) -> None:
     (paths[0].parent / "notes.txt").write_text("a note")
     (paths[0].parent / ".DS_Store").write_bytes(b"\0")
-
-
-def tilt(paths: list[Path]) -> None:
-    phantoms.change(paths[1], ImageOrientationPatient=[0, 1, 0, 0, 0, -1])
-
-
-def no_places(paths: list[Path]) -> None:
-    for path in paths:
-        phantoms.change(path, ImagePositionPatient=None)
-
-
-def rescaled(paths: list[Path]) -> None:
-    for path in paths:
-        phantoms.change(path, RescaleSlope=2, RescaleIntercept=-1024)
 
 
 def image_file(pixels: np.ndarray, **tags: object) -> Callable[[Path], object]:
@@ -209,17 +188,22 @@ CASES = (
     Case("DICOM series", "InstanceNumber against the positions", AS_PAINTED, series(len, numbers="downwards"), "a"),
     Case("DICOM series", "InstanceNumber in disorder", "ordered by position", series(len, numbers="mixed"), "a"),
     Case("DICOM series", "notes.txt and hidden files beside the slices", "left out", series(add_notes), "a"),
-    Case("DICOM series", "slope and intercept", "applied", series(rescaled), "a", values=PHANTOM * 2 - 1024),
-    Case("DICOM series", "slices missing", "refused", series(lose_slice), "a",
+    Case("DICOM series", "slope and intercept", "applied",
+         series(change_slices(RescaleSlope=2, RescaleIntercept=-1024)), "a", values=PHANTOM * 2 - 1024),
+    Case("DICOM series", "slices missing", "refused", series(lambda paths: paths[1].unlink()), "a",
          refused=r"a slice is missing between e.dcm and b.dcm: 8 mm apart, others 4 mm"),
-    Case("DICOM series", "two series in one folder", "refused", series(second_series), "a",
+    Case("DICOM series", "two series in one folder", "refused",
+         series(change_slices(0, SeriesInstanceUID="1.2.4", SeriesNumber=7, SeriesDescription="scout")), "a",
          refused=r"holds 2 series: number \? \(3 files\), number 7 scout \(1 files\)"),
     Case("DICOM series", "two slices at one place", "refused", series(copy_of_slice), "a",
          refused="d.dcm lie at one place|copy.dcm lie at one place"),
-    Case("DICOM series", "a slice of another direction", "refused", series(tilt), "a", refused="differ in the axes"),
-    Case("DICOM series", "a damaged slice", "refused", series(damage), "a", refused="^d.dcm: "),
+    Case("DICOM series", "a slice of another direction", "refused",
+         series(change_slices(1, ImageOrientationPatient=[0, 1, 0, 0, 0, -1])), "a", refused="differ in the axes"),
+    Case("DICOM series", "a damaged slice", "refused",
+         series(lambda paths: paths[1].write_bytes(b"damaged")), "a", refused="^d.dcm: "),
     Case("DICOM series", "no positions", "refused where volumes are turned, else ordered by InstanceNumber",
-         series(no_places), "a", refused="says no position and orientation of its slices"),
+         series(change_slices(ImagePositionPatient=None)), "a",
+         refused="says no position and orientation of its slices"),
     *(
         Case("DICOM with frames, classic", f"axes {codes}", TURNED,
              lambda path, codes=codes: phantoms.classic(path, codes), f"{codes}.dcm")

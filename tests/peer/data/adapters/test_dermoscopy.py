@@ -2,7 +2,6 @@ import json
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -109,16 +108,10 @@ def test_a_seed_gives_the_same_bytes_and_a_folder_that_is_not_empty_stays(source
     check_full_folder(prepare, tmp_path)
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The real patches' sites."""
-    out = tmp_path_factory.mktemp("dermoscopy") / "out"
-    return out, dermoscopy.prepare(out)
-
-
 @pytest.mark.data
-def test_the_real_sites_list_what_they_hold(prepared: tuple[Path, dict[str, Any]]) -> None:
-    out, summary = prepared
+def test_the_real_sites_list_what_they_hold(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    summary = dermoscopy.prepare(out)
     assert summary == json.loads((out / "summary.json").read_text())
     images, patches = 0, 0
     for site, scale in SCALES.items():
@@ -138,15 +131,7 @@ def test_the_real_sites_list_what_they_hold(prepared: tuple[Path, dict[str, Any]
             assert small[2, -1, 0] == pytest.approx(large[2, -scale:, :scale].mean())
     assert (images, patches) == (199, 1990)
     assert "edistribute" in json.loads((out / "scale-2" / "datalist.json").read_text())["licence"]
-
-
-@pytest.mark.data
-def test_no_real_patch_is_there_twice(prepared: tuple[Path, dict[str, Any]]) -> None:
-    labels = [path.read_bytes() for path in prepared[0].glob("*/labels/*.npy")]
-    assert len(set(labels)) == len(labels) == 1990
-
-
-@pytest.mark.data
-def test_a_larger_scale_is_harder(prepared: tuple[Path, dict[str, Any]]) -> None:
-    floors = prepared[1]["floors"]["bicubic"]
-    assert 35 > floors["scale-2"] > floors["scale-4"] + 1 > floors["scale-8"] + 2 > 30
+    labels = {path.read_bytes() for path in out.glob("*/labels/*.npy")}
+    assert len(labels) == 1990, "no patch is there twice"
+    floors = summary["floors"]["bicubic"]
+    assert 35 > floors["scale-2"] > floors["scale-4"] + 1 > floors["scale-8"] + 2 > 30, "a larger scale is harder"

@@ -3,6 +3,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,9 +85,8 @@ def test_training_is_skewed_as_the_draw_says_and_no_site_lacks_a_class(seed: int
 
 
 def test_test_cases_are_dealt_out_evenly() -> None:
-    assigned = eeg.assign_to_sites(
-        [case(f"{index:03d}", int(index >= 41)) for index in range(100)], seed=0, skewed=False
-    )
+    cases = [case(f"{index:03d}", int(index >= 41)) for index in range(100)]
+    assigned = eeg.assign_to_sites(cases, seed=0, skewed=False)
     assert sum(map(len, assigned.values())) == 100
     for own in assigned.values():
         counts = Counter(item.label for item in own)
@@ -170,13 +170,7 @@ def test_too_few_cases_for_four_sites_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_the_real_sets_are_at_four_sites_that_differ(
-    recordings: str,
-    shape: tuple[int, int],
-    training: list[int],
-    test: list[int],
-    repeated: int,
-    mean_auc: float,
-    tmp_path: Path,
+    tmp_path: Path, recordings: str, shape: tuple[int, int], training: Any, test: Any, repeated: int, mean_auc: float
 ) -> None:
     summary = eeg.prepare(tmp_path / "out", recordings=recordings)
     assert summary["dropped"] == {"repeated": repeated}

@@ -30,14 +30,12 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_prepare(tmp_path: Path, source: Path) -> None:
-    (source / "IXI Sample Dataset" / "7kd5wj7v7p-3" / "IXI_sample" / "IXI035-IOP-0873").rename(
-        source / "IXI Sample Dataset" / "7kd5wj7v7p-3" / "IXI_sample" / "IXI014-HH-1236"
-    )
+    sample = source / "IXI Sample Dataset" / "7kd5wj7v7p-3" / "IXI_sample"
+    (sample / "IXI035-IOP-0873").rename(sample / "IXI014-HH-1236")
     path = source / "metadata_tiny.csv"
     path.write_text(path.read_text() + '"14","1","train"\n')
-    (source / "IXI Sample Dataset" / "7kd5wj7v7p-3" / "IXI_sample" / "IXI999-HH-0001" / "T1").mkdir(parents=True)
+    (sample / "IXI999-HH-0001" / "T1").mkdir(parents=True)
     summary, training, test = prepare(ixi, tmp_path, source=source)
-    sample = source / "IXI Sample Dataset" / "7kd5wj7v7p-3" / "IXI_sample"
     assert [entry["subject"] for entry in training] == ["IXI013", "IXI014", "IXI016"]
     assert test[0] == {
         "image": str(sample / "IXI002-Guys-0828" / "T1" / "IXI002-Guys-0828-T1.nii.gz"),

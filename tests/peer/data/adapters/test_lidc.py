@@ -2,7 +2,6 @@ import json
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import nibabel
 import numpy as np
@@ -113,17 +112,11 @@ def test_prepare_says_what_became_of_every_nodule(small: Path, tmp_path: Path) -
         }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The real task."""
-    out = tmp_path_factory.mktemp("lidc") / "out"
-    return out, lidc.prepare(out)
-
-
 @pytest.mark.data
 @pytest.mark.nightly
-def test_the_real_task_has_the_promised_sites(prepared: tuple[Path, dict[str, Any]]) -> None:
-    out, summary = prepared
+def test_the_real_task_has_the_promised_sites_and_volumes_that_monai_loads(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    summary = lidc.prepare(out)
     assert summary["nodules"] == 2654
     assert summary["dropped"]["indeterminate"] == 952
     assert summary["dropped"]["joined"] == 14
@@ -138,21 +131,10 @@ def test_the_real_task_has_the_promised_sites(prepared: tuple[Path, dict[str, An
         assert 0.25 < test["malignant_share"] < 0.45  # 0.32 of all nodules are malignant
         subjects[site] = listed.subjects("training") | listed.subjects("test")
     assert all(not subjects[first] & subjects[second] for first, second in combinations(subjects, 2))
-
-
-@pytest.mark.data
-@pytest.mark.nightly
-def test_the_scaling_takes_the_size_out_of_the_real_task(prepared: tuple[Path, dict[str, Any]]) -> None:
-    aucs = prepared[1]["floors"]
+    aucs = summary["floors"]
     assert aucs["volume"]["pooled"] > 0.85
-    assert aucs["scaled_volume"]["pooled"] == pytest.approx(0.5, abs=0.06)
+    assert aucs["scaled_volume"]["pooled"] == pytest.approx(0.5, abs=0.06), "scaling takes the size out"
     assert 0.6 < aucs["scaled_surface"]["pooled"] < 0.75
-
-
-@pytest.mark.data
-@pytest.mark.nightly
-def test_real_volumes_load_with_monai_and_hold_one_volume(prepared: tuple[Path, dict[str, Any]]) -> None:
-    out, _ = prepared
     reader = NibabelReader()
     for site in SHARES:
         document = json.loads((out / site / "datalist.json").read_text())

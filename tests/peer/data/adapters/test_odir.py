@@ -18,10 +18,8 @@ def row(patient: int, eye: str, code: str, sex: str = "Female") -> dict[str, obj
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     base = tmp_path / "in"
-    write_table(
-        base / "full_df.csv",
-        [row(0, "right", "N"), row(0, "left", "C"), row(1, "left", "D", "Male"), row(2, "right", "O")],
-    )
+    rows = [row(0, "right", "N"), row(0, "left", "C"), row(1, "left", "D", "Male"), row(2, "right", "O")]
+    write_table(base / "full_df.csv", rows)
     for name in ("0_right", "0_left", "1_left", "2_right"):
         write_picture(base / "ODIR-5K" / "ODIR-5K" / "Training Images" / f"{name}.jpg")
         write_picture(base / "preprocessed_images" / f"{name}.jpg")

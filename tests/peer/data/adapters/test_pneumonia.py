@@ -42,10 +42,7 @@ def test_prepare(tmp_path: Path, source: Path) -> None:
     ]  # fmt: skip
     assert [entry.get("pathogen") for entry in training] == [None, None, *["bacteria"] * 3, "virus", "virus"]
     assert "samples: 5856 expected, 7 found" in summary["warnings"]
-
-
-def test_a_picture_in_colour_is_copied_in_grey(tmp_path: Path, source: Path) -> None:
-    _, training, _ = prepare(pneumonia, tmp_path, source=source)
+    # The picture in colour is copied in grey.
     assert training[3]["image"] == "images/train-person12_bacteria_47.png"
     with Image.open(tmp_path / "out" / training[3]["image"]) as copy, Image.open(source / FILES[3]) as image:
         np.testing.assert_array_equal(np.asarray(copy), np.asarray(image.convert("L")))

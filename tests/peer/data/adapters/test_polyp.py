@@ -53,10 +53,7 @@ def test_prepare(tmp_path: Path, source: Path) -> None:
     assert "kvasir: 1000 expected, 1 found" in summary["warnings"]
     unknown = [warning.partition(":")[0] for warning in summary["warnings"] if "may divide a video" in warning]
     assert unknown == ["cvc-colondb", "etis"]
-
-
-def test_a_site_has_its_own_datalist_and_tiff_becomes_png(tmp_path: Path, source: Path) -> None:
-    polyp.prepare(tmp_path / "out", source=source)
+    # A site has its own datalist, and TIFF becomes PNG.
     etis = json.loads((tmp_path / "out" / "etis" / "datalist.json").read_text())
     assert [(entry["image"], entry["label"]) for entry in etis["training"]] == [
         (f"images/{name}.png", f"masks/{name}.png") for name in (1, 2, 3)

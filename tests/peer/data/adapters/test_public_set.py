@@ -158,12 +158,8 @@ def test_pictures_are_in_order_and_without_debris(tmp_path: Path) -> None:
 
 
 def test_small_conversions() -> None:
-    assert [public_set.parse_number(text) for text in ("3", "3.0", "2.5", "", "nan", "inf", "three")] == [
-        3,
-        3,
-        2.5,
-        *[None] * 4,
-    ]
+    numbers = [public_set.parse_number(text) for text in ("3", "3.0", "2.5", "", "nan", "inf", "three")]
+    assert numbers == [3, 3, 2.5, *[None] * 4]
     assert public_set.site_name(" MAX_MUN (2)") == "max-mun-2"
     public_set.check_choice("degree", 1, (1, 2))
     with pytest.raises(UsageError, match="degree is 3, none of 1, 2"):

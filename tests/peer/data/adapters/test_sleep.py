@@ -103,12 +103,8 @@ def test_faults_are_named(tmp_path: Path) -> None:
 
 
 def test_another_source_folder_or_number_is_refused(tmp_path: Path) -> None:
-    refuses(
-        sleep,
-        tmp_path / "absent",
-        r"absent is no folder; give --source the folder with SC4\*-PSG\.edf",
-        out=tmp_path / "out",
-    )
+    absent = r"absent is no folder; give --source the folder with SC4\*-PSG\.edf"
+    refuses(sleep, tmp_path / "absent", absent, out=tmp_path / "out")
     (tmp_path / "in").mkdir()
     refuses(sleep, tmp_path / "in", r"in holds no SC4\*-PSG\.edf", out=tmp_path / "out")
     (tmp_path / "in" / "SC4001E0-PSG.edf").touch()
