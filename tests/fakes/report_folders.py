@@ -10,6 +10,12 @@ from peer.research.report.results import Results, read
 from peer.research.report.table import Table
 
 SETTING = ("sites", "heterogeneous")
+TWO = {"Local": "local", "FedSKD": "fedskd"}
+
+
+def link(name: str, **keys: Any) -> dict[str, Any]:
+    """The links of a federation, of which by default none is lost."""
+    return {"name": name, "loss": 0.0, "removed": [], **keys}
 
 
 def set_values(folder: Path, value: Callable[[Any, str, str], float | None], metric: str = "auc") -> Path:

@@ -11,6 +11,7 @@ import pytest
 from peer.errors import StateError, WorkerFailed
 from peer.research import sweep as simulation_sweep
 from peer.research.experiment import Experiment
+from peer.research.runs import Run
 from peer.research.sweep import SweepProgress, count_fitting_runs, prepare, sweep
 
 pytestmark = pytest.mark.e2e
@@ -18,12 +19,16 @@ pytestmark = pytest.mark.e2e
 Write = Callable[..., Path]
 
 
+@pytest.fixture
+def runs(experiment: Write, tmp_path: Path) -> list[Run]:
+    return prepare(Experiment.load(experiment()), tmp_path / "out")
+
+
 def ignore(progress: SweepProgress) -> None:
     """Watch nothing."""
 
 
-def test_runs_are_finished_once(experiment: Write, tmp_path: Path) -> None:
-    runs = prepare(Experiment.load(experiment()), tmp_path / "out")
+def test_runs_are_finished_once(experiment: Write, runs: list[Run], tmp_path: Path) -> None:
     counts: list[tuple[int, int]] = []
     assert not sweep(
         runs, jobs=1, keep=False, watch=lambda progress: counts.append((progress.finished, progress.total))
@@ -44,8 +49,7 @@ def test_two_jobs_give_the_bits_of_one(experiment: Write, tmp_path: Path) -> Non
     assert states("one", 1) == states("two", 2)
 
 
-def test_a_failing_run_is_named_and_the_others_end(experiment: Write, tmp_path: Path) -> None:
-    runs = prepare(Experiment.load(experiment()), tmp_path / "out")
+def test_a_failing_run_is_named_and_the_others_end(runs: list[Run]) -> None:
     (runs[0].folder / "sites/asia/datalist.json").write_text('{"training": []}')
     failed = sweep(runs, jobs=1, keep=False, watch=ignore)
     assert list(failed) == [runs[0].id]
@@ -53,9 +57,7 @@ def test_a_failing_run_is_named_and_the_others_end(experiment: Write, tmp_path: 
     assert [run.is_finished() for run in runs] == [False, True]
 
 
-def test_a_killed_process_is_named_with_what_to_do(
-    experiment: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_process_is_named_with_what_to_do(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
     own_pid = os.getpid()
 
     def killed(folder: Path, keep: bool) -> tuple[str, str]:
@@ -64,7 +66,6 @@ def test_a_killed_process_is_named_with_what_to_do(
         return folder.name, ""
 
     monkeypatch.setattr(simulation_sweep, "execute_run", killed)
-    runs = prepare(Experiment.load(experiment()), tmp_path / "out")
     for run in runs:
         (run.folder / "manifest.json").write_text('{"peak_bytes": 1}')
     with pytest.raises(WorkerFailed, match=r"a process was killed.*smaller --jobs"):
@@ -72,7 +73,7 @@ def test_a_killed_process_is_named_with_what_to_do(
 
 
 def test_a_bug_while_runs_are_handed_out_is_none_of_a_killed_process(
-    experiment: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminated(Exception):  # noqa: N818 - named like the library's class, and not one of it
         pass
@@ -81,19 +82,18 @@ def test_a_bug_while_runs_are_handed_out_is_none_of_a_killed_process(
         raise Terminated
 
     monkeypatch.setattr(simulation_sweep, "execute_run", fails)
-    runs = prepare(Experiment.load(experiment()), tmp_path / "out")
     with pytest.raises(Terminated):
         sweep(runs, jobs=1, keep=False, watch=ignore)
 
 
+@pytest.mark.usefixtures("runs")
 def test_results_of_another_experiment_are_refused(experiment: Write, tmp_path: Path) -> None:
-    prepare(Experiment.load(experiment()), tmp_path / "out")
     with pytest.raises(StateError, match="trial"):
         prepare(Experiment.load(experiment(replace={'name = "trial"': 'name = "other"'})), tmp_path / "out")
 
 
-def test_what_the_report_reads_is_written(experiment: Write, tmp_path: Path) -> None:
-    prepare(Experiment.load(experiment()), tmp_path / "out")
+@pytest.mark.usefixtures("runs")
+def test_what_the_report_reads_is_written(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "out/experiment.json").read_text())
     assert list(document["methods"]) == ["local", "fedskd"]
     assert document["methods"]["fedskd"]["stages"]["train"]["count"] == 2
@@ -104,10 +104,9 @@ def test_what_the_report_reads_is_written(experiment: Write, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("peak", "fit"), [(300, 2), (600, 1), (1500, 1)])
 def test_no_more_runs_at_once_than_fit_into_memory(
-    experiment: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peak: int, fit: int
+    runs: list[Run], monkeypatch: pytest.MonkeyPatch, peak: int, fit: int
 ) -> None:
     monkeypatch.setattr(simulation_sweep, "available_memory_bytes", lambda: 1000)
-    runs = prepare(Experiment.load(experiment()), tmp_path / "out")
     for run, bytes_ in zip(runs, (100, peak), strict=True):
         (run.folder / "manifest.json").write_text(json.dumps({"peak_bytes": bytes_}))
     assert count_fitting_runs(runs) == fit
@@ -120,8 +119,8 @@ def test_the_folders_own_copy_goes_on(experiment: Write, tmp_path: Path) -> None
     assert [run.document["digest"] for run in runs_again] == [run.document["digest"] for run in first]
 
 
+@pytest.mark.usefixtures("runs")
 def test_a_damaged_experiment_is_named(experiment: Write, tmp_path: Path) -> None:
-    prepare(Experiment.load(experiment()), tmp_path / "out")
     (tmp_path / "out/experiment.json").write_text('{"format": 1, "ver')
     with pytest.raises(StateError, match=r"experiment\.json is damaged"):
         prepare(Experiment.load(experiment()), tmp_path / "out")

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fakes.report_folders import link
+
 SITES = ("africa", "america", "asia", "europe")
 QUALITY = {"local": 0.70, "centralised": 0.86, "fedskd": 0.84, "fedcross": 0.78, "dflmoe": 0.8, "feddal": 0.77}
 """How far apart the classes are for a method."""
@@ -17,7 +19,6 @@ METHODS = {
     "Centralised": "centralised", "Local": "local", "FedCross": "fedcross", "FedSKD": "fedskd", "dFLMoE": "dflmoe",
     "FedDAL": "feddal", "ProxyFL": "proxyfl", "MH-pFLID": "mh_pflid",
 }  # fmt: skip
-UNDISTURBED_LINKS = ({"name": "all", "loss": 0.0, "removed": []},)
 ROUNDS = 12
 TEST = 36
 """Samples of a site."""
@@ -48,7 +49,7 @@ def synthetic(
     methods: Mapping[str, str] = METHODS,
     partitions: Sequence[str] = ("sites",),
     models: Sequence[str] = ("heterogeneous",),
-    links: Sequence[Mapping[str, Any]] = UNDISTURBED_LINKS,
+    links: Sequence[Mapping[str, Any]] = (link("all"),),
     spatial_dims: int = 2,
     insight: bool = True,
     **experiment: Any,
@@ -83,20 +84,20 @@ def synthetic(
         **experiment,
     }
     _write(folder / "experiment.json", document)
-    for partition, network_set, link, label, fold, seed in itertools.product(
+    for partition, network_set, connection, label, fold, seed in itertools.product(
         partitions, models, links, methods, range(max(folds, 1)), seeds
     ):
-        name = f"{partition}.{network_set}.{link['name']}.{label}.fold-{fold}.seed-{seed}"
+        name = f"{partition}.{network_set}.{connection['name']}.{label}.fold-{fold}.seed-{seed}"
         run = SyntheticRun(
             home=folder / "runs" / name,
             method=methods[label],
             task=task,
-            sites=[site for site in sites if site not in link["removed"]],
-            quality=QUALITY.get(methods[label], 0.75) - 0.1 * link["loss"],
+            sites=[site for site in sites if site not in connection["removed"]],
+            quality=QUALITY.get(methods[label], 0.75) - 0.1 * connection["loss"],
             data=np.random.default_rng([fold, seed]),
             draw=np.random.default_rng([fold, seed, list(methods).index(label)]),
         )
-        which = {"partition": partition, "models": network_set, "links": link["name"], "fold": fold, "seed": seed}
+        which = {"partition": partition, "models": network_set, "links": connection["name"], "fold": fold, "seed": seed}
         run.write({"id": name, **which, "method": label, "metric": metric}, insight=insight)
     return folder
 

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from fakes.report_folders import SETTING, compared
+from fakes.report_folders import SETTING, TWO, compared, link
 from peer.research.report import lost_links
 from peer.research.report.coming_and_going import tables
 from peer.research.report.comparison import summarise_method
@@ -14,12 +14,8 @@ from peer.research.report.results import read
 
 pytestmark = pytest.mark.e2e
 
-TWO = {"Local": "local", "FedSKD": "fedskd"}
 LATE = [{"from_round": 3, "add": ["asia"], "leave": [], "expel": []}]
-LINKS = (
-    {"name": "all", "loss": 0.0, "removed": []},
-    {"name": "late", "loss": 0.0, "removed": [], "epochs": LATE},
-)
+LINKS = (link("all"), link("late", epochs=LATE))
 
 
 def test_who_stayed_and_who_joined_late_each_beside_the_whole_federation(make) -> None:
@@ -37,6 +33,7 @@ def test_who_stayed_and_who_joined_late_each_beside_the_whole_federation(make) -
     assert row.cells[5].value == pytest.approx(mean)
     assert row.cells[5].std == pytest.approx(100 * statistics.stdev(differences))
     assert table.notes[0] == "late: from round 3 on, asia joined."
+    assert lost_links.tables(results, SETTING, comparison, name="d") == []
 
 
 def test_a_method_that_sends_nothing_has_dashes_that_a_note_explains(make) -> None:
@@ -61,16 +58,11 @@ def test_they_have_a_section_of_their_own(make) -> None:
 
 def test_each_way_of_coming_and_going_has_a_table(make) -> None:
     early = [{"from_round": 2, "add": [], "leave": [], "expel": ["asia"]}]
-    links = (*LINKS, {"name": "early", "loss": 0.0, "removed": [], "epochs": early})
+    links = (*LINKS, link("early", epochs=early))
     results, comparison = compared(make(methods=TWO, links=links))
     built = tables(results, SETTING, comparison, name="d")
     assert [(table.name, len(table.columns)) for table in built] == [("d-late", 6), ("d-early", 3)]
     assert built[1].notes[0] == "early: from round 2 on, asia was expelled."
-
-
-def test_they_are_no_lost_links(make) -> None:
-    results, comparison = compared(make(methods=TWO, links=LINKS))
-    assert lost_links.tables(results, SETTING, comparison, name="d") == []
 
 
 def test_an_undisturbed_experiment_has_none(make) -> None:

@@ -2,11 +2,9 @@
 
 import pytest
 
-from fakes.report_folders import SETTING
+from fakes.report_folders import SETTING, TWO
 from peer.research.report import costs
 from peer.research.report.results import read
-
-TWO = {"Local": "local", "FedSKD": "fedskd"}
 
 
 def test_bytes_by_site_by_round_and_together(make) -> None:

@@ -31,6 +31,5 @@ def test_a_method_that_is_evaluated_at_the_end_alone_is_a_marker_and_is_named(ma
     styles = plotting.assign_styles({"Local": "local", "FedCross": "fedcross"})
     with plotting.plot_style():
         figure = learning(read(folder), ("sites", "heterogeneous"), styles, name="t")
-    assert figure is not None
     assert "A single marker: FedCross" in figure.caption
     assert styles["FedCross"].colour in figure.drawing

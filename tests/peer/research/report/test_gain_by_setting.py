@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fakes.report_folders import set_values, texts
+from fakes.report_folders import link, set_values, texts
 from peer.research.report import gain_by_setting
 from peer.research.report.comparison import compare
 from peer.research.report.gain_by_setting import Variation, variations
@@ -14,7 +14,6 @@ from peer.research.report.results import read
 
 THREE = {"Local": "local", "Centralised": "centralised", "FedSKD": "fedskd"}
 SMALL = {"methods": THREE, "sites": ("a", "b"), "insight": False}
-HONEST = {"name": "all", "loss": 0.0, "removed": []}
 
 
 def varied(folder: Path, value: Callable[[dict[str, Any], str], float]) -> list[Variation]:
@@ -58,11 +57,7 @@ def test_sets_of_networks_stand_beside_each_other_for_each_partition(make) -> No
 
 
 def test_links_are_compared_with_the_undisturbed_bounds_and_without_the_insider(make) -> None:
-    links = (
-        HONEST,
-        {**HONEST, "name": "half", "loss": 0.5},
-        {**HONEST, "name": "liar", "insider": "b", "act": "random"},
-    )
+    links = (link("all"), link("half", loss=0.5), link("liar", insider="b", act="random"))
 
     def value(document: dict[str, Any], model: str) -> float:
         insider_shift = 0.3 if model == "b" and document["links"] == "liar" else 0.0

@@ -3,16 +3,11 @@
 import pytest
 
 from fakes.json_documents import change_documents
-from fakes.report_folders import SETTING, compared
+from fakes.report_folders import SETTING, TWO, compared, link
 from peer.research.report.comparison import summarise_method
 from peer.research.report.lost_links import by_loss, tables
 
-TWO = {"Local": "local", "FedSKD": "fedskd"}
-LINKS = (
-    {"name": "all", "loss": 0.0, "removed": []},
-    {"name": "half", "loss": 0.5, "removed": []},
-    {"name": "gone", "loss": 0.0, "removed": ["asia"]},
-)
+LINKS = (link("all"), link("half", loss=0.5), link("gone", removed=["asia"]))
 
 
 def test_lost_links_by_share_and_removed_sites_beside_the_whole_federation(make) -> None:

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from fakes.json_documents import change_documents
+from fakes.report_folders import TWO
 from peer.errors import StateError, UsageError
 from peer.research.report.results import read
-
-TWO = {"Local": "local", "FedSKD": "fedskd"}
 
 
 def test_runs_are_found_by_setting_label_and_links(make) -> None:

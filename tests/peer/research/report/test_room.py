@@ -22,7 +22,6 @@ def test_every_mean_has_its_share_of_the_room(make) -> None:
     assert [shown["Local"][share] for share in SHARES] == ["–", "–"]
     assert [shown["Centralised"][share] for share in SHARES] == ["–", "–"]
     table = room.table(results, comparison, name="room")
-    assert table is not None
     rows = texts(table)
     assert list(rows) == ["room (Centralised)", "FedSKD"]
     assert rows["room (Centralised)"]["Local Test: gain, points"] == "21.0"
@@ -40,7 +39,6 @@ def test_a_room_below_a_point_has_no_shares(make) -> None:
     results, comparison = compared(folder)
     assert [texts(comparison.table)["FedSKD"][share] for share in SHARES] == ["no room", "no room"]
     table = room.table(results, comparison, name="room")
-    assert table is not None
     assert texts(table)["FedSKD"]["Local Test: gain, points"] == "0.4"
     assert room.document(comparison)["local"]["methods"]["FedSKD"]["share"] is None
     assert room.document(comparison)["local"]["has_room"] is False
@@ -58,7 +56,6 @@ def test_decibels_are_no_points(make) -> None:
     set_values(folder, lambda run, *_: psnr[run["method"]] + 0.01 * run["seed"] * NOISE[run["method"]], "psnr")
     results, comparison = compared(folder, "psnr")
     table = room.table(results, comparison, name="room")
-    assert table is not None
     row = texts(table)["FedSKD"]
     assert row["Local Test: gain, dB"] == "1.50"
     assert row["Local Test: share, %"] == "75"
@@ -69,7 +66,6 @@ def test_one_run_is_tested_over_its_sites_and_says_so(make) -> None:
     set_values(folder, lambda run, model, _: VALUES[run["method"]] + 0.01 * "abc".index(model) * NOISE[run["method"]])
     results, comparison = compared(folder)
     table = room.table(results, comparison, name="room")
-    assert table is not None
     assert "over the sites of the one run, which are not independent" in table.notes[0]
     assert room.document(comparison)["global"]["room"]["pairs"] == 3
 

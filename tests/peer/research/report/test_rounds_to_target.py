@@ -40,7 +40,6 @@ def folder(make: Any) -> Path:
 
 def test_by_default_the_targets_are_what_local_ends_with_and_half_of_the_room(folder: Path) -> None:
     rows = shown(with_curves(folder, lambda method, seed: [value + 0.01 * seed for value in CURVES[method]]))
-    assert rows is not None
     assert list(rows) == ["Local", "FedSKD"]
     alone, half = "Local's last: 0.705", "half of the room: 0.805"
     # The mean of local's ends is 0.705: its seed 0 ends at 0.70 and does not reach it.
@@ -53,7 +52,6 @@ def test_by_default_the_targets_are_what_local_ends_with_and_half_of_the_room(fo
 
 def test_a_target_can_be_named(folder: Path) -> None:
     rows = shown(with_curves(folder, lambda method, seed: CURVES[method]), 0.6)
-    assert rows is not None
     assert rows["FedSKD"]["Local Test AUC 0.600: rounds"] == "1.0"
     assert rows["Local"]["Local Test AUC 0.600: rounds"] == "2.0"
 
@@ -75,7 +73,6 @@ def test_the_figure_has_the_methods_over_rounds_and_those_that_send_over_bytes(f
         for site in document["sites"].values():
             site["sent_bytes_by_round"] = {str(number): 0 for number in range(1, 4)}
     figure = figure_of(folder)
-    assert figure is not None
     lines = {method: figure.drawing.count(f"stroke: {plotting.METHOD_COLOURS[method]}") for method in METHODS.values()}
     assert lines["fedskd"] > lines["local"] > lines["centralised"] == 0
 

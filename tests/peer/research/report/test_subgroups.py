@@ -28,10 +28,10 @@ def test_the_gap_is_that_of_the_means_over_sites(make) -> None:
     assert gap_table.name == "fairness-sex"
     assert [column.name for column in gap_table.columns] == ["female", "male", "mean", "Δ"]
     (run,) = results.select(SETTING, "FedSKD")
-    by_site = []
-    for site in run.sites:
-        pair = run.predictions(site, site)
-        by_site.append(subgroup_areas(*pair, [sample["sex"] for sample in run.samples[site]]))
+    by_site = [
+        subgroup_areas(*run.predictions(site, site), [sample["sex"] for sample in run.samples[site]])
+        for site in run.sites
+    ]
     female, male = (statistics.fmean(float(areas[sex] or 0) for areas in by_site) for sex in ("female", "male"))
     row = next(row for row in gap_table.rows if row.label == "FedSKD")
     assert [cell.value for cell in row.cells] == pytest.approx([female, male, (female + male) / 2, abs(female - male)])
@@ -62,6 +62,5 @@ def test_the_datas_own_split_is_no_group(make) -> None:
                 entry["split"] = ("training", "test")[index % 2]
     results = read(folder)
     assert "split" not in grouping_keys(results.runs)
-    assert [gains_table.name for gains_table in gaps(results, SETTING, unit_of("auc"), name="fairness")] == [
-        "fairness-sex"
-    ]
+    names = [table.name for table in gaps(results, SETTING, unit_of("auc"), name="fairness")]
+    assert names == ["fairness-sex"]

@@ -65,11 +65,8 @@ def test_groups_are_neighbours() -> None:
 
 def test_shares_are_shown_as_the_paper_beside_them_does() -> None:
     assert unit_of("auc").axis == "AUC"
-    assert (unit_of("auc", "percent").axis, unit_of("auc", "percent").factor, unit_of("auc", "percent").digits) == (
-        "AUC, %",
-        100,
-        2,
-    )
+    percent = unit_of("auc", "percent")
+    assert (percent.axis, percent.factor, percent.digits) == ("AUC, %", 100, 2)
     assert (unit_of("dice", "fraction").axis, unit_of("dice", "fraction").digits) == ("Dice", 4)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fakes.html_elements import PageParser
+from fakes.report_folders import link
 from peer.errors import DiskError
 from peer.research.report.write import report
 
@@ -25,7 +26,7 @@ def classified(runs, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, di
         seeds=(0,),
         classes=2,
         sites=("central-us", "east-us", "europe", "west-us"),
-        links=({"name": "all", "loss": 0.0, "removed": []}, {"name": "half", "loss": 0.5, "removed": []}),
+        links=(link("all"), link("half", loss=0.5)),
         reference=ASD,
     )
     (folder / "runs/sites.heterogeneous.half.FedDAL.fold-1.seed-0/result.json").unlink()

@@ -43,22 +43,6 @@ def test_whole_subjects_are_drawn() -> None:
     assert len({tuple(counts.tolist()) for counts in seen_counts}) > 50
 
 
-def test_images_of_one_subject_do_not_make_it_surer() -> None:
-    values = np.random.default_rng(1).normal(size=50)
-    names = [f"p{i}" for i in range(50)]
-
-    def width(copies: int, by_image: bool) -> float:
-        images = np.repeat(values, copies)
-        subjects = [None] * len(images) if by_image else [name for name in names for _ in range(copies)]
-        result = interval(mean_of(images), subjects, seed=0)
-        assert result.low is not None
-        assert result.high is not None
-        return result.high - result.low
-
-    assert width(16, by_image=False) == pytest.approx(width(1, by_image=False))
-    assert width(16, by_image=True) < width(1, by_image=False) / 3
-
-
 def test_resamples_without_a_value_are_counted() -> None:
     scores, positive = np.array([0.1, 0.2, 0.9]), np.array([False, False, True])
 
