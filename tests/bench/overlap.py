@@ -71,19 +71,10 @@ linger_s = 1
 [method]
 name = {method}
 """
-DERANGED = """
-[schedule]
-kind = "derangement"
-"""
-SHARED = """
-[shared_model]
-name = "resnet10"
-"""
+DERANGED = '[schedule]\nkind = "derangement"\n'
+SHARED = '[shared_model]\nname = "resnet10"\n'
 EXTRA: Mapping[str, str] = {"all_to_all": SHARED, "visit": "", OLDER: f"{DERANGED}staleness = 1\n"}
-SITE = """
-[data]
-input_size = [8]
-"""
+SITE = "[data]\ninput_size = [8]\n"
 
 
 class ThinLine:
