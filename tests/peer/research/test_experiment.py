@@ -18,8 +18,6 @@ EXAMPLES = Path(__file__).parents[3] / "deploy" / "examples"
 PUBLIC = {"[data]\n": '[data]\npublic = "public.json"\n'}
 PUBLIC_SHA256 = {False: "", True: f'public_sha256 = "{"ab" * 32}"\n'}
 """The key of a row, by whether its method predicts a public set."""
-
-
 LOCAL = "[methods.local]\n"
 PAPER = {"steps = 2\n": "steps = 2\npaper = true\n"}
 

@@ -76,11 +76,15 @@ def test_a_node_that_does_not_see_the_folder_is_named(cluster: Any, tmp_path: Pa
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_run_whose_node_died_is_carried_out_on_another(cluster: Any, tmp_path: Path) -> None:
-    ends = RayCluster(cluster.address).run(wait_in_the_first_try, [tmp_path], False, jobs=None, peak_bytes=None)
+    def run() -> list[tuple[str, str]]:
+        return list(
+            RayCluster(cluster.address).run(wait_in_the_first_try, [tmp_path], False, jobs=None, peak_bytes=None)
+        )
+
     os.mkfifo(tmp_path / "began")
     (node,) = cluster.worker_nodes
     with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(list, ends)
+        ended = pool.submit(run)
         (tmp_path / "began").read_text()
         assert not ended.done()
         cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
