@@ -10,14 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import models
+from fakes.small_sites import BATCH, EXACT, MAPS, u_net
 from models import Network, Output
 from peer.methods.averaging.stages import FEDAVG, FEDBN, FEDPROX, LG_FEDAVG, all_but_norms
-from peer.methods.method import DAM, Batch, Method
+from peer.methods.method import DAM, Method
 from peer.methods.registry import PLANS
 
-DRAW = torch.Generator().manual_seed(0)
-BATCH = Batch(torch.randn(5, 2, 40, generator=DRAW), torch.tensor([0, 1, 2, 0, 1]))
-MAPS = Batch(torch.randn(2, 1, 16, 16, generator=DRAW), torch.randint(0, 3, (2, 16, 16), generator=DRAW))
 EVERY = ("fedavg", "fedprox", "fedbn", "lg_fedavg")
 
 
@@ -43,15 +41,6 @@ def test_the_labels_train_all_of_the_local_model(site: Any, method: str) -> None
     assert Method.of(PLANS[method]).local_networks == {}
 
 
-def test_fedavg_and_fedbn_train_as_local_does_bit_by_bit(site: Any) -> None:
-    states = []
-    for method in ("local", "fedavg", "fedbn", "lg_fedavg", "fedprox"):
-        at = site(method, **({"mu": 0.0} if method == "fedprox" else {}))
-        at.step("train", BATCH, steps=3)
-        states.append(at.state())
-    assert all(torch.equal(tensor, other[name]) for other in states[1:] for name, tensor in states[0].items())
-
-
 # --- FedProx ----------------------------------------------------------------------------------------------------------
 def test_the_pull_is_half_mu_times_the_squared_distance_to_the_beginning(site: Any) -> None:
     at = site("fedprox", mu=3.0)
@@ -63,8 +52,7 @@ def test_the_pull_is_half_mu_times_the_squared_distance_to_the_beginning(site: A
         for parameter in at.networks[DAM].parameters():
             parameter += torch.randn_like(parameter)
     ((step,),) = stage.passes
-    batch = Batch(BATCH.images.double(), BATCH.targets)
-    terms = step.losses(batch, lambda name, images: stage.networks[name](images))
+    terms = step.losses(EXACT, lambda name, images: stage.networks[name](images))
     assert {name: term.weight for name, term in terms.items()} == {"ce_dam": 1.0, "proximal": 1.5}
     gaps = {name: parameter.detach() - before[name] for name, parameter in at.networks[DAM].named_parameters()}
     distance = sum(float((gap.numpy() ** 2).sum()) for gap in gaps.values())
@@ -143,8 +131,6 @@ def test_a_network_without_norms_is_sent_whole() -> None:
 @pytest.mark.parametrize("method", EVERY)
 @pytest.mark.parametrize("loss", ["dice_ce", "dice", "ce"])
 def test_segmentation_has_the_loss_that_is_chosen(make_site: Any, method: str, loss: str) -> None:
-    torch.manual_seed(0)
-    dam = models.create_model("unet", spatial_dims=2, in_channels=1, classes=3, width=2, depth=1)
-    at = make_site(method, dam, MAPS.images, task="segmentation", segmentation_loss=loss)
+    at = make_site(method, u_net(0), MAPS.images, task="segmentation", segmentation_loss=loss)
     names = {"total", f"{loss}_dam"} | ({"proximal"} if method == "fedprox" else set())
     assert at.step("train", MAPS).losses().keys() == names

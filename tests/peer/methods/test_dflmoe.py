@@ -1,6 +1,4 @@
-"""dFLMoE: both losses against a literal float64 version, the frozen parts of each stage, ablations,
-maps, images.
-"""
+"""dFLMoE: both losses in float64, the frozen parts of each stage, ablations, maps, images."""
 
 from __future__ import annotations
 
@@ -13,19 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import models
+from fakes.small_sites import BATCH, DRAW, MAPS
 from models import Network, Output
 from models.moe import Expert, Mixture
 from models.network import head_width
 from peer.methods.dflmoe.stages import build_received_mixture, check_local, check_received, check_received_model
 from peer.methods.method import DAM, MIXTURE, Batch, BuildContext, Method
 from peer.methods.registry import PLANS
+from peer.methods.supervised import supervised_loss
 
-DRAW = torch.Generator().manual_seed(0)
-BATCH = Batch(torch.randn(5, 2, 40, generator=DRAW), torch.tensor([0, 1, 2, 0, 1]))
-MAPS = Batch(torch.randn(2, 1, 16, 16, generator=DRAW), torch.randint(0, 3, (2, 16, 16), generator=DRAW))
 IMAGES = Batch(torch.rand(2, 1, 6, 6, generator=DRAW), torch.rand(2, 1, 12, 12, generator=DRAW))
 BATCHES = {"classification": BATCH, "segmentation": MAPS, "super_resolution": IMAGES}
-LOSSES = {"classification": "ce", "segmentation": "dice_ce", "super_resolution": "l1"}
 EXPERTS = ("alpha", "gamma")
 
 
@@ -73,59 +69,15 @@ def double(batch: Batch) -> Batch:
     return Batch(batch.images.double(), batch.targets.double() if floating else batch.targets)
 
 
-# --- the equations ----------------------------------------------------------------------------------------------------
-def mapped(layer: Any, x: Tensor) -> Tensor:
-    """A linear layer or a convolution, by its weights."""
-    if isinstance(layer, nn.Linear):
-        return torch.einsum("oc,bc->bo", layer.weight, x) + layer.bias
-    return F.conv2d(x, layer.weight, layer.bias, padding=layer.weight.shape[-1] // 2)
-
-
-def predictions_of(at: Any, output: Output, images: Tensor) -> list[Tensor]:
-    """Eq. 3: the experts' predictions, in the order of their sites' names."""
-    transform, predictions = at.networks[MIXTURE].transform, {"beta": mapped(at.networks[DAM].head, output.penultimate)}
-    for origin, expert in at.context.received.items():
-        if isinstance(expert, Network):
-            predictions[origin] = expert(images).prediction
-        elif transform is None:
-            predictions[origin] = mapped(expert, output.penultimate)
-        else:
-            own = transform.own[f"site:{origin}"]
-            predictions[origin] = mapped(expert, mapped(own, mapped(transform.shared, output.penultimate)))
-    return [predictions[origin] for origin in sorted(predictions)]
-
-
-def mixed_of(at: Any, output: Output, images: Tensor) -> Tensor:
-    """Eq. 6, or the gate, expert by expert."""
-    mixing, experts, feature = at.networks[MIXTURE].mixing, predictions_of(at, output, images), output.penultimate
-    space = tuple(range(2, feature.ndim))
-    whole = at.context.parameters["attention"] == "per_sample" and space
-    feature = feature.mean(space, keepdim=True) if whole else feature
-    if at.context.parameters["mixing"] == "gate":
-        origins = sorted({*at.context.received, "beta"})
-        scores = [mapped(mixing.rows[f"site:{origin}"], feature)[:, 0] for origin in origins]
-    else:
-        query = mapped(mixing.query, feature)
-        keys = [p.mean(space, keepdim=True) if whole else p for p in experts]
-        scores = [(query * key).sum(1) / query.shape[1] ** 0.5 for key in keys]
-    top = sum(torch.exp(score) for score in scores)
-    return sum((torch.exp(score) / top)[:, None] * p for score, p in zip(scores, experts, strict=True))
-
-
-def loss_of(task: str, prediction: Tensor, targets: Tensor) -> float:
-    """Section 7 by hand: cross-entropy; Dice of the foreground and cross-entropy; mean absolute difference."""
-    if task == "super_resolution":
-        return (prediction - targets).abs().mean().item()
-    p = torch.exp(prediction) / torch.exp(prediction).sum(1, keepdim=True)
-    crossed = -torch.log(p.gather(1, targets[:, None])).mean().item()
-    if task == "classification":
-        return crossed
-    dices = []
-    for image, truth in zip(p, targets, strict=True):
-        for k in range(1, 3):
-            inside = (truth == k).double()
-            dices.append(float((2 * (image[k] * inside).sum() + 1) / (image[k].sum() + inside.sum() + 1)))
-    return crossed + 1 - float(np.mean(dices))
+# --- the losses -------------------------------------------------------------------------------------------------------
+def mixed_of(at: Any, output: Output, images: Tensor) -> Any:
+    """The mixture of the experts' predictions; ``tests/models/test_moe.py`` has its equations."""
+    mixture, own = at.networks[MIXTURE], at.networks[DAM].head(output.penultimate)
+    received = at.context.received
+    if not any(isinstance(expert, Network) for expert in received.values()):
+        return mixture(output.penultimate, own, received)
+    predictions = {origin: expert(images).prediction for origin, expert in received.items()} | {"beta": own}
+    return mixture.mixing(output.penultimate, dict(sorted(predictions.items())))
 
 
 CASES = [
@@ -146,10 +98,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("method", "task", "options"), CASES)
-def test_the_losses_and_the_prediction_by_the_equations(
+def test_the_losses_and_the_prediction_are_those_of_the_own_head_and_the_mixture(
     site: Any, method: str, task: str, options: dict[str, Any]
 ) -> None:
-    at, batch, name = site(method, task, **options), double(BATCHES[task]), LOSSES[task]
+    at, batch, loss = site(method, task, **options), double(BATCHES[task]), supervised_loss(task)
+    name = loss.name
     at.method.stages["local"](at.context)  # adds the received experts
     at.exact()
     local, decide = at.terms("local", batch), at.terms("decide", batch)
@@ -157,7 +110,7 @@ def test_the_losses_and_the_prediction_by_the_equations(
     mixed = mixed_of(at, output, batch.images)
     assert {key: term.weight for key, term in local.items()} == {f"{name}_dam": 0.5, f"{name}_mixture": 0.5}
     assert {key: term.weight for key, term in decide.items()} == {f"{name}_mixture": 1.0}
-    own, together = (loss_of(task, x.detach(), batch.targets) for x in (output.prediction, mixed))
+    own, together = (loss.loss(x, batch.targets).item() for x in (output.prediction, mixed))
     assert local[f"{name}_dam"].value.item() == pytest.approx(own, rel=1e-5)
     assert local[f"{name}_mixture"].value.item() == pytest.approx(together, rel=1e-5)
     assert decide[f"{name}_mixture"].value.item() == pytest.approx(together, rel=1e-5)
@@ -171,10 +124,7 @@ def test_received_heads_align_the_body(site: Any) -> None:
     batch = double(BATCH)
     term = at.terms("local", batch)["alignment"]
     feature = at.networks[DAM](batch.images).penultimate
-    losses = [
-        loss_of("classification", mapped(head, feature).detach(), batch.targets)
-        for head in at.context.received.values()
-    ]
+    losses = [F.cross_entropy(head(feature), batch.targets).item() for head in at.context.received.values()]
     assert term.weight == 0.5
     assert term.value.item() == pytest.approx(np.mean(losses), rel=1e-5)
     torch.autograd.backward(term.value)
@@ -187,7 +137,7 @@ def test_received_heads_align_the_body(site: Any) -> None:
 @pytest.mark.parametrize("method", ["dflmoe", "dflmoe_models"])
 @pytest.mark.parametrize("task", BATCHES)
 def test_alone_the_mixture_is_the_local_model(site: Any, method: str, task: str) -> None:
-    at, batch, name = site(method, task, experts=0).exact(), double(BATCHES[task]), LOSSES[task]
+    at, batch, name = site(method, task, experts=0).exact(), double(BATCHES[task]), supervised_loss(task).name
     terms = at.terms("local", batch)
     assert torch.equal(terms[f"{name}_dam"].value, terms[f"{name}_mixture"].value)
     assert torch.equal(at.method.predict(at.context, batch.images), at.networks[DAM](batch.images).prediction)
@@ -208,16 +158,6 @@ def test_the_order_of_arrival_changes_no_bit(site: Any, method: str, mixing: str
     at.context.received.update(reversed(received.items()))
     assert torch.equal(at.method.predict(at.context, BATCH.images), predictions)
     assert not at.moved(before)
-
-
-def test_an_enlarged_image_lies_between_those_of_the_experts(site: Any) -> None:
-    at, batch = site("dflmoe", "super_resolution"), double(IMAGES)
-    at.method.stages["local"](at.context)
-    at.exact()
-    predictions = torch.stack(predictions_of(at, at.networks[DAM](batch.images), batch.images))
-    mixed = at.method.predict(at.context, batch.images)
-    assert (mixed >= predictions.amin(0) - 1e-12).all()
-    assert (mixed <= predictions.amax(0) + 1e-12).all()
 
 
 # --- trained parts ----------------------------------------------------------------------------------------------------

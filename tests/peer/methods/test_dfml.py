@@ -71,16 +71,6 @@ def test_descent_is_that_of_the_formula(site: Any) -> None:
             np.testing.assert_allclose(value, weights[name][key], rtol=1e-4, atol=1e-6)
 
 
-def test_a_site_alone_learns_from_its_labels(make_site: Any) -> None:
-    states = []
-    for method in ("dfml", "local"):
-        at = make_site(method, TwoLayers(1), BATCH.images)
-        at.context = dataclasses.replace(at.context, round=6)
-        at.step("train", BATCH, steps=3)
-        states.append(at.networks[DAM].state_dict())
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-
-
 def test_the_weight_of_the_others_is_cyclic() -> None:
     weights = [weight(round, CYCLE) for round in range(1, 18)]
     assert weights[:9] == pytest.approx([0.1, 0.188, 0.4, 0.612, 0.7, 0.612, 0.4, 0.188, 0.1], abs=1e-3)

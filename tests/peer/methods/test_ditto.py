@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from fakes.two_layers import BATCH, SINGLE, TwoLayers, arrays, cross_entropy, descend, gradient
 from peer.methods.ditto.stages import DITTO
@@ -36,15 +35,6 @@ def test_descent_is_that_of_the_formulas(site: Any) -> None:
     for network, expected_arrays in ((DAM, personal), (GLOBAL, mean)):
         for name, value in arrays(site.networks[network]).items():
             np.testing.assert_allclose(value, expected_arrays[name], rtol=1e-5, atol=1e-7)
-
-
-def test_without_a_pull_the_personal_model_is_that_of_local_training(make_site: Any) -> None:
-    states = []
-    for method, options in (("ditto", {"shared": lambda: TwoLayers(2), "lambda": 0.0}), ("local", {})):
-        at = make_site(method, TwoLayers(1), BATCH.images, **options)
-        at.step("train", BATCH, steps=3)
-        states.append(at.networks[DAM].state_dict())
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
 def test_the_global_model_alone_is_sent() -> None:

@@ -8,25 +8,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import models
+from fakes.small_sites import BATCH, resnet
 from peer.core.plan import circulating
 from peer.methods.fedcross.stages import FEDCROSS
-from peer.methods.method import DAM, VISITOR, Batch
+from peer.methods.method import DAM, VISITOR
 from peer.methods.registry import PLANS
 from peer.methods.supervised import supervised_stage
-
-BATCH = Batch(torch.randn(5, 2, 40, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1]))
-
-
-def network(seed: int, width: int = 4) -> models.Network:
-    torch.manual_seed(seed)
-    return models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=width)
 
 
 @pytest.fixture
 def site(make_site: Any) -> Any:
     """A site with a ResNet."""
-    return make_site("fedcross", network(0), BATCH.images)
+    return make_site("fedcross", resnet(0), BATCH.images)
 
 
 def test_every_round_circulates_and_nothing_is_averaged() -> None:
@@ -34,7 +27,7 @@ def test_every_round_circulates_and_nothing_is_averaged() -> None:
     assert circulating(plan, rounds=5, parameters={}) == 5
     assert "aggregate" not in plan.phases
     assert (FEDCROSS.local_networks, FEDCROSS.artifact_network) == ({}, DAM)
-    model = network(0)
+    model = resnet(0)
     assert list(FEDCROSS.artifact_tensors(model, {})) == list(model.state_dict())
 
 
@@ -47,7 +40,7 @@ def test_a_slot_at_home_is_trained_on_the_labels(site: Any) -> None:
 
 
 def test_a_visitor_is_trained_alike_and_whole(site: Any) -> None:
-    visitor, twin = network(3, width=6), network(3, width=6)
+    visitor, twin = resnet(3, width=6), resnet(3, width=6)
     before = site.state()
     loop = site.step(supervised_stage(site.context, VISITOR, visitor), BATCH)
     assert set(loop.optimisers) == {VISITOR}
@@ -56,8 +49,3 @@ def test_a_visitor_is_trained_alike_and_whole(site: Any) -> None:
     torch.autograd.backward(F.cross_entropy(twin.train()(BATCH.images).prediction, BATCH.targets))
     for mine, literal in zip(visitor.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, literal.grad)
-
-
-def test_the_local_model_predicts(site: Any) -> None:
-    site.networks[DAM].eval()
-    assert torch.equal(FEDCROSS.predict(site.context, BATCH.images), site.networks[DAM](BATCH.images).prediction)

@@ -11,7 +11,6 @@ import torch
 from fakes.two_layers import BATCH, SINGLE, TwoLayers, arrays, cross_entropy, descend, feature, gradient
 from models import Output
 from peer.methods.fedproto.stages import FEDPROTO, PROTOTYPES, pool
-from peer.methods.fedproto.table import PrototypeTable
 from peer.methods.method import DAM, Batch
 from peer.methods.registry import PLANS
 
@@ -76,15 +75,6 @@ def test_the_nearest_prototype_predicts_where_the_federation_says_so(make_site: 
     assert (prediction.argmax(1) < 2).all(), "a class without a prototype is never the nearest"
 
 
-def test_a_site_without_prototypes_trains_as_local_does(make_site: Any) -> None:
-    states = []
-    for method in ("fedproto", "local"):
-        at = make_site(method, TwoLayers(1), BATCH.images, **({"width": 4} if method == "fedproto" else {}))
-        at.step("train", BATCH, steps=3)
-        states.append(at.networks[DAM].state_dict())
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-
-
 def test_features_of_any_width_are_averaged_to_one() -> None:
     features = torch.arange(12.0).reshape(2, 6)
     assert torch.equal(pool(features, 6), features)
@@ -96,9 +86,3 @@ def test_a_head_that_takes_maps_is_refused() -> None:
     output = Output(torch.zeros(1, 3), (), torch.zeros(1, 4, 2), torch.zeros(1, 4, 2))
     problem = FEDPROTO.check_local(output, None, PLANS["fedproto"].defaults(), masks=False)
     assert problem == "the model's head takes features of shape (4, 2); a prototype is one vector"
-
-
-def test_no_weights_are_sent() -> None:
-    plan = PLANS["fedproto"]
-    assert (plan.artifact, plan.never_leaves, FEDPROTO.artifact_network) == ("prototype", ("model", "head"), PROTOTYPES)
-    assert not list(PrototypeTable(classes=3, width=4).parameters())

@@ -10,19 +10,12 @@ import torch
 from torch import Tensor
 
 import models
-from peer.methods.fedvisit.stages import check_local, check_received, train
-from peer.methods.method import DAM, Batch, StageContext, visitor_name
+from fakes.small_sites import BATCH, DRAW, EXACT, resnet
+from peer.methods.fedvisit.stages import check_local, check_received
+from peer.methods.method import DAM, Batch, visitor_name
 from peer.methods.registry import PLANS
 
-DRAW = torch.Generator().manual_seed(0)
-BATCH = Batch(torch.randn(5, 2, 40, generator=DRAW), torch.tensor([0, 1, 2, 0, 1]))
-EXACT = Batch(BATCH.images.double(), BATCH.targets)
 ALPHA, GAMMA = visitor_name("alpha"), visitor_name("gamma")
-
-
-def network(seed: int, width: int) -> models.Network:
-    torch.manual_seed(seed)
-    return models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=width)
 
 
 @pytest.fixture
@@ -30,8 +23,8 @@ def site(make_site: Any) -> Any:
     """Makes a site that two models visit."""
 
     def make(**parameters: Any) -> Any:
-        visitors = {"alpha": network(1, 6), "gamma": network(2, 2)}
-        return make_site("fedvisit", network(0, 4), BATCH.images, received=visitors, **parameters)
+        visitors = {"alpha": resnet(1, 6), "gamma": resnet(2, 2)}
+        return make_site("fedvisit", resnet(0), BATCH.images, received=visitors, **parameters)
 
     return make
 
@@ -62,16 +55,11 @@ def test_the_losses_by_the_equations(site: Any, temperature: float) -> None:
 
 
 def test_a_teacher_is_a_constant(site: Any) -> None:
-    at = site()
-    built = at.method.stages["train"](at.context)
-    (step,), _ = built.passes
-    terms = step.losses(BATCH, lambda name, images: built.networks[name](images))
-    for name, student, teacher in (("kl_from_visitor", DAM, ALPHA), ("kl_from_dam", ALPHA, DAM)):
-        for each in built.networks.values():
-            each.zero_grad(set_to_none=True)
-        terms[name].value.backward(retain_graph=True)
-        assert any(parameter.grad is not None for parameter in built.networks[student].parameters())
-        assert all(parameter.grad is None for parameter in built.networks[teacher].parameters())
+    for name, student, teacher in (("kl_from_visitor", DAM, "alpha"), ("kl_from_dam", "alpha", DAM)):
+        at = site()
+        torch.autograd.backward(at.terms("train", BATCH)[name].value)
+        assert at.learns(student)
+        assert at.untouched(teacher)
 
 
 @pytest.mark.parametrize(
@@ -88,19 +76,17 @@ def test_what_is_distilled(site: Any, distillation: str, terms: set[str]) -> Non
     assert names - {"ce_dam", "ce_visitor"} == terms
 
 
-def test_images_are_compared_by_their_mean_absolute_difference() -> None:
+def test_images_are_compared_by_their_mean_absolute_difference(make_site: Any) -> None:
     def model(seed: int) -> models.Network:
         torch.manual_seed(seed)
         return models.create_model("srresnet6", spatial_dims=2, in_channels=1, classes=1, width=4, scale=2)
 
-    parameters = PLANS["fedvisit"].defaults()
-    context = StageContext("beta", "super_resolution", parameters, {DAM: model(0)}, {"alpha": model(1)})
-    built = train(context)
     batch = Batch(torch.rand(2, 1, 8, 8, generator=DRAW), torch.rand(2, 1, 16, 16, generator=DRAW))
-    (((step,)),) = built.passes
-    terms = step.losses(batch, lambda name, images: built.networks[name](images))
+    at = make_site("fedvisit", model(0), batch.images, received={"alpha": model(1)}, task="super_resolution")
+    terms = at.terms("train", batch)
     assert set(terms) == {"l1_dam", "l1_visitor", "l1_from_visitor", "l1_from_dam"}
-    gap = (built.networks[DAM](batch.images).prediction - built.networks[ALPHA](batch.images).prediction).abs().mean()
+    own, visitor = (at.networks[name](batch.images).prediction for name in (DAM, "alpha"))
+    gap = (own - visitor).abs().mean()
     assert torch.allclose(terms["l1_from_dam"].value, gap)
 
 
@@ -127,12 +113,12 @@ def test_a_header_trains_or_is_frozen(site: Any) -> None:
 
 
 def test_without_a_visitor_the_local_model_trains_on_labels(make_site: Any) -> None:
-    at = make_site("fedvisit", network(0, 4), BATCH.images)
+    at = make_site("fedvisit", resnet(0), BATCH.images)
     assert at.terms("train", BATCH).keys() == {"ce_dam"}
 
 
 def test_stage_features_are_demanded_where_they_are_compared() -> None:
-    full = network(0, 4).eval()(BATCH.images)
+    full = resnet(0).eval()(BATCH.images)
     bare = full._replace(taps=())
     chosen = PLANS["fedvisit"].defaults()
     assert check_local(bare, None, chosen, masks=False) is None

@@ -9,18 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-import models
+from fakes.small_sites import BATCH, resnet
 from peer.core.plan import circulating
 from peer.methods.method import DAM, Batch
 from peer.methods.registry import PLANS
 
 TUNED = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox", "fedcross_ft": "fedcross", "scaffold_ft": "scaffold"}
-BATCH = Batch(torch.randn(5, 2, 40, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1]))
-
-
-def network() -> models.Network:
-    torch.manual_seed(0)
-    return models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=4)
 
 
 @pytest.mark.parametrize(("name", "base"), TUNED.items())
@@ -46,8 +40,8 @@ def test_a_last_round_only_trains() -> None:
 @pytest.mark.parametrize("name", TUNED)
 def test_fine_tuning_is_adam_on_the_cross_entropy_of_the_own_labels(make_site: Any, name: str) -> None:
     """Three steps on the head against Adam written out in float64; the body's features are given."""
-    dam = network()
-    at = make_site(name, dam, BATCH.images, shared=network).exact()
+    dam = resnet(0)
+    at = make_site(name, dam, BATCH.images, shared=lambda: resnet(0)).exact()
     body = [parameter for key, parameter in dam.named_parameters() if not key.startswith(f"{dam.head_name}.")]
     for parameter in body:
         parameter.requires_grad_(False)

@@ -39,26 +39,12 @@ def site(make_site: Any) -> Any:
     return site.exact()
 
 
-def selections(site: Any, deepest: Tensor) -> list[Tensor]:
-    """The selections of the sites alpha, beta and gamma."""
-    first, second, narrow, wide = site.networks[SELECTION].parameters()
-    result = []
-    for index in range(3):
-        embedding = F.relu(first[:, index]) @ second.T
-        logits = [
-            F.relu(torch.cat([pooled, embedding.expand(len(pooled), -1)], 1) @ narrow.T) @ wide.T
-            for pooled in (deepest.mean((2, 3)), deepest.amax((2, 3)))
-        ]
-        result.append(torch.sigmoid(logits[0] + logits[1]))
-    return result
-
-
 def run(site: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The bottleneck before the selection, the head's feature and the prediction of site beta."""
     dam = site.networks[DAM]
     shallow = dam.encoder[0](IMAGES)
     deepest = dam.encoder[1](shallow)
-    weights = selections(site, deepest)[1]
+    weights = site.networks[SELECTION](deepest, 1)
     feature = dam.decoder[0](deepest + weights[:, :, None, None] * deepest, shallow)
     return deepest, feature, dam.final_conv(feature)
 
@@ -80,7 +66,7 @@ def calibrated(site: Any) -> Tensor:
 def test_terms_are_those_of_the_formulas(site: Any) -> None:
     deepest, _, prediction = run(site)
     dice = float(dice_loss(prediction, BATCH.targets).detach())
-    alpha, beta, gamma = selections(site, deepest)
+    alpha, beta, gamma = (site.networks[SELECTION](deepest, index) for index in range(3))
     gap = float(((beta - alpha).square().mean() + (beta - gamma).square().mean()).detach()) / 2
     assert gap > 1e-4
     (term,) = site.terms("head", BATCH).values()
@@ -111,7 +97,7 @@ def test_the_contrast_moves_the_selection_alone(site: Any) -> None:
     assert site.untouched(DAM)
     gradients = [parameter.grad.clone() for parameter in site.networks[SELECTION].parameters()]
     deepest, _, _ = run(site)
-    alpha, beta, gamma = selections(site, deepest.detach())
+    alpha, beta, gamma = (site.networks[SELECTION](deepest.detach(), index) for index in range(3))
     loss = -((beta - alpha.detach()).square().mean() + (beta - gamma.detach()).square().mean()) / 2
     expected = torch.autograd.grad(loss, list(site.networks[SELECTION].parameters()))
     for gradient, by_hand in zip(gradients, expected, strict=True):

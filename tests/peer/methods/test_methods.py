@@ -54,6 +54,33 @@ def context(name: str, received: int) -> StageContext:
     return StageContext("alpha", task(name), PLANS[name].defaults(), {DAM: dam, **local_networks(name, dam)}, others)
 
 
+@pytest.mark.parametrize(
+    ("method", "base", "options"),
+    [
+        ("fedavg", "local", {}),
+        ("fedbn", "local", {}),
+        ("lg_fedavg", "local", {}),
+        ("fedprox", "local", {"mu": 0.0}),
+        ("fedproto", "local", {"width": 4}),
+        ("dfml", "local", {}),
+        ("ditto", "local", {"lambda": 0.0, "shared": lambda: network(2)}),
+        ("proxyfl", "local", {"alpha": 0.0, "shared": lambda: network(2)}),
+        ("scaffold", "fedavg", {"shared": lambda: network(2)}),
+    ],
+)
+def test_the_local_model_learns_as_without_what_the_method_adds(
+    make_site: Any, method: str, base: str, options: dict[str, Any]
+) -> None:
+    """Nothing was received, in the first round nothing is corrected, and the options take the rest away."""
+    states = []
+    for name, chosen in ((method, options), (base, {})):
+        at = make_site(name, network(0), BATCH.images, **chosen)
+        at.context = dataclasses.replace(at.context, round=6)
+        at.step("train", BATCH, steps=3)
+        states.append(at.networks[DAM].state_dict())
+    assert all(torch.equal(tensor, states[1][key]) for key, tensor in states[0].items())
+
+
 SCENES = [(name, 0) for name in METHODS] + [("fedskd", 1), ("dflmoe", 2), ("dflmoe_models", 2), ("dflmoe_averaged", 2)]
 
 
@@ -63,6 +90,13 @@ def test_methods_are_those_of_the_plans() -> None:
         assert method.artifact_network == DAM or method.artifact_network in method.local_networks
         beside = PLANS[name].shared == "beside" or PLANS[name].artifact in ("proxy", "prototype", "prediction")
         assert beside == (method.artifact_network in method.local_networks)
+
+
+@pytest.mark.parametrize(
+    ("name", "network"), [("fedmd", "predictions"), ("kt_pfl", "predictions"), ("fedproto", "prototypes")]
+)
+def test_where_anything_else_is_sent_no_model_ever_leaves(name: str, network: str) -> None:
+    assert (METHODS[name].artifact_network, PLANS[name].never_leaves) == (network, ("model", "head"))
 
 
 @pytest.mark.parametrize("name", ["LOCALE", "train"])

@@ -11,24 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import models
+from fakes.small_sites import BATCH, EXACT, MAPS, resnet, u_net
 from peer.methods.method import DAM, PROXY, Batch
-from peer.methods.proxyfl.stages import PROXYFL
-
-DRAW = torch.Generator().manual_seed(0)
-BATCH = Batch(torch.randn(5, 2, 40, generator=DRAW), torch.tensor([0, 1, 2, 0, 1]))
-EXACT = Batch(BATCH.images.double(), BATCH.targets)
-MAPS = Batch(torch.randn(2, 1, 16, 16, generator=DRAW), torch.randint(0, 3, (2, 16, 16), generator=DRAW))
-
-
-def network(seed: int, width: int) -> models.Network:
-    torch.manual_seed(seed)
-    return models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=width)
-
-
-def u_net(seed: int, depth: int) -> models.Network:
-    torch.manual_seed(seed)
-    return models.create_model("unet", spatial_dims=2, in_channels=1, classes=3, width=2, depth=depth)
 
 
 @pytest.fixture
@@ -36,7 +20,7 @@ def site(make_site: Any) -> Any:
     """Makes a site with two ResNets."""
 
     def make(**parameters: Any) -> Any:
-        return make_site("proxyfl", network(0, 4), BATCH.images, shared=partial(network, 1, 2), **parameters)
+        return make_site("proxyfl", resnet(0), BATCH.images, shared=partial(resnet, 1, 2), **parameters)
 
     return make
 
@@ -91,27 +75,10 @@ def test_both_learn_in_one_step_from_predictions_before_it(site: Any) -> None:
             torch.testing.assert_close(stepped.grad, literal.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_without_mutual_learning_the_local_model_learns_as_alone(site: Any, make_site: Any) -> None:
-    at = site(alpha=0.0)
-    alone = make_site("local", network(0, 4), BATCH.images)
-    for each in (at, alone):
-        each.step("train", BATCH, steps=2)
-    mine, theirs = (each.networks[DAM].state_dict() for each in (at, alone))
-    assert all(torch.equal(mine[name], tensor) for name, tensor in theirs.items())
-
-
 def test_losses_in_bf16_are_near_those_in_fp32(site: Any) -> None:
     exact, rough = (site().step("train", BATCH, precision=precision).losses() for precision in ("fp32", "bf16"))
     assert rough == pytest.approx(exact, rel=0.1, abs=0.01)
     assert rough != exact
-
-
-def test_the_proxy_is_sent_whole_and_the_local_model_predicts(site: Any) -> None:
-    at = site().exact()
-    proxy = at.networks[PROXY]
-    assert PROXYFL.artifact_network == PROXY
-    assert list(PROXYFL.artifact_tensors(proxy, {})) == list(proxy.state_dict())
-    assert torch.equal(PROXYFL.predict(at.context, EXACT.images), at.networks[DAM](EXACT.images).prediction)
 
 
 @pytest.mark.parametrize(("chosen", "name"), [({}, "ce"), ({"segmentation_loss": "dice_ce"}, "dice_ce")])

@@ -10,9 +10,8 @@ import torch
 
 from fakes.two_layers import BATCH, SINGLE, TwoLayers, arrays, backward, descend, logits, softmax
 from peer.methods.method import DAM, Batch
-from peer.methods.public_distillation.stages import COEFFICIENTS, FEDMD, KT_PFL, PREDICTIONS, PUBLIC
+from peer.methods.public_distillation.stages import COEFFICIENTS, PREDICTIONS
 from peer.methods.public_distillation.tables import PublicImages
-from peer.methods.registry import PLANS
 
 RATE = 0.3
 PUBLIC_BATCH = Batch(BATCH.images.flip(0), BATCH.targets)
@@ -108,12 +107,3 @@ def test_the_public_images_come_in_turn_and_no_checkpoint_holds_them() -> None:
     public = PublicImages(torch.zeros(5, 1, 2))
     assert [public.take(3).tolist() for _ in range(3)] == [[0, 1, 2], [3, 4, 0], [1, 2, 3]]
     assert public.state_dict().keys() == {"position"}
-
-
-def test_predictions_alone_are_sent() -> None:
-    for name, method in (("fedmd", FEDMD), ("kt_pfl", KT_PFL)):
-        plan = PLANS[name]
-        assert (plan.artifact, plan.never_leaves, method.artifact_network) == (
-            "prediction", ("model", "head"), PREDICTIONS,
-        )  # fmt: skip
-        assert PUBLIC in method.local_networks

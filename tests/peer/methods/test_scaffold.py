@@ -10,8 +10,7 @@ import torch
 
 from fakes.two_layers import BATCH, SINGLE, TwoLayers, arrays, cross_entropy, descend, gradient
 from peer.methods.method import DAM, Batch
-from peer.methods.registry import PLANS
-from peer.methods.scaffold.stages import CONTROL, OWN_CONTROL, SCAFFOLD
+from peer.methods.scaffold.stages import CONTROL, OWN_CONTROL
 
 RATE, STEPS = 0.3, 3
 BATCHES = BATCH, Batch(BATCH.images.flip(0) * 1.5, BATCH.targets)
@@ -52,18 +51,3 @@ def test_rounds_are_those_of_the_algorithm(make_site: Any) -> None:
                 at.networks[DAM].get_parameter(name).data.copy_(torch.from_numpy(mean[name]))
                 at.networks[CONTROL].of(name).copy_(torch.from_numpy(common[name]))
     assert any(np.abs(own[0][name] - own[1][name]).max() > 0.01 for name in mean), "the sites' gradients differ"
-
-
-def test_the_first_round_is_that_of_fedavg(make_site: Any) -> None:
-    states = []
-    for method in ("scaffold", "fedavg"):
-        at = make_site(method, TwoLayers(1), BATCH.images, shared=lambda: TwoLayers(1))
-        at.step("train", BATCH, steps=3)
-        states.append(at.networks[DAM].state_dict())
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-
-
-def test_the_control_variate_travels_beside_the_model() -> None:
-    assert (SCAFFOLD.artifact_network, SCAFFOLD.sent_beside) == (DAM, CONTROL)
-    assert PLANS["scaffold"].artifact == "model"
-    assert PLANS["scaffold_ft"].last_round == ("train:finetune",)
