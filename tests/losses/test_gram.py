@@ -88,12 +88,6 @@ def test_value_and_gradient_are_those_of_the_literal_formula(dam_width, ktm_widt
 
 
 @pytest.mark.parametrize("form", ["direct", "linear"])
-def test_gradcheck(form):
-    dam, ktm = features(3, 6, seed=3, relu=False), features(4, 6, seed=4, relu=False)
-    assert torch.autograd.gradcheck(lambda *x: dissimilarity(*x, form=form, dtype=torch.float64), (dam, ktm))
-
-
-@pytest.mark.parametrize("form", ["direct", "linear"])
 def test_a_dead_row_counts_as_zero_and_takes_no_gradient_of_its_own(form):
     dam, ktm = features(3, 4, seed=5), features(3, 4, seed=6)
     with torch.no_grad():

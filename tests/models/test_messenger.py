@@ -79,9 +79,3 @@ def test_segmentation_ends_where_it_began():
     assert output.prediction.min() < 0, "the last layer is not rectified"
     with pytest.raises(ValueError, match=r"multiples of 16, not \(16, 24, 16\); resize or pad"):
         model(torch.zeros(1, 1, 16, 24, 16))
-
-
-@pytest.mark.parametrize(("task", "dims"), [("classification", 2), ("time_series", 1)])
-def test_one_sample_cannot_train_whatever_its_size(task, dims):
-    with pytest.raises(ValueError, match=r"cannot train on one sample of .* needs a batch of at least 2$"):
-        messenger(task, dims)(torch.zeros(1, 3, *(256,) * dims))

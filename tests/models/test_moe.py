@@ -75,12 +75,6 @@ def test_without_other_heads_the_mixture_is_the_own_prediction(dims, options):
     assert torch.equal(mix(mixture, feature, {"b": heads["b"]}), heads["b"](feature))
 
 
-@pytest.mark.parametrize("options", [{}, {"mixing": "gate"}])
-def test_the_order_of_arrival_does_not_matter(options):
-    mixture, heads, feature = make_mixture(0, **options)
-    assert torch.equal(mix(mixture, feature, heads), mix(mixture, feature, dict(reversed(heads.items()))))
-
-
 def test_an_absent_expert_is_out_of_the_softmax():
     mixture, heads, feature = make_mixture(0)
     del heads["c"]
@@ -98,19 +92,6 @@ def test_gradients_reach_the_feature_and_every_weight(dims):
     mix(mixture, feature, heads).square().sum().backward()
     parameters = [*mixture.parameters(), *(p for head in heads.values() for p in head.parameters())]
     assert all(p.grad.any() for p in parameters)
-
-
-def test_vectors_do_not_know_the_difference_between_pixel_and_sample():
-    (pixel, heads, feature), (sample, _, _) = make_mixture(0), make_mixture(0, attention="per_sample")
-    sample.load_state_dict(pixel.state_dict())
-    assert torch.equal(mix(pixel, feature, heads), mix(sample, feature, heads))
-
-
-def test_per_sample_weighs_all_pixels_alike():
-    mixture, heads, feature = make_mixture(2, attention="per_sample")
-    predictions = {site: torch.randn(2, CLASSES, 3, 4, dtype=torch.float64) for site in heads}
-    assert mixture.mixing.weights(feature, predictions).shape == (2, 3, 1, 1)
-    assert make_mixture(2)[0].mixing.weights(feature, predictions).shape == (2, 3, 3, 4)
 
 
 @pytest.mark.parametrize("dims", [0, 2])

@@ -34,11 +34,6 @@ def test_the_sizes_of_the_papers_four_sites(dims, millions):
     assert sizes == pytest.approx(millions, abs=0.005)
 
 
-@pytest.mark.parametrize(("constructor", "millions"), [(resnet18, 11.18), (resnet34, 21.29), (resnet101, 42.52)])
-def test_the_sizes_of_the_deeper_ones(constructor, millions):
-    assert count_parameters(meta_network(constructor)) / 1e6 == pytest.approx(millions, abs=0.005)
-
-
 @pytest.mark.parametrize(
     ("constructor", "block", "blocks", "widths", "dims", "stride", "side"),
     [
@@ -118,7 +113,14 @@ def test_the_sizes_of_the_bottleneck_clients(constructor, thousands, stages):
 
 @pytest.mark.parametrize(
     ("constructor", "published"),
-    [(resnet50, 25_557_032), (resnet101, 44_549_160), (se_resnet18, 11_778_592), (resnext50, 25_028_904)],
+    [
+        (resnet18, 11_689_512),
+        (resnet34, 21_797_672),
+        (resnet50, 25_557_032),
+        (resnet101, 44_549_160),
+        (se_resnet18, 11_778_592),
+        (resnext50, 25_028_904),
+    ],
 )
 def test_the_sizes_that_others_print_for_imagenet(constructor, published):
     assert count_parameters(meta_network(constructor, classes=1000)) == published
