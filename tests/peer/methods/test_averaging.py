@@ -122,12 +122,6 @@ def test_what_each_sends() -> None:
     assert {method.artifact_network for method in (FEDAVG, FEDPROX, FEDBN, LG_FEDAVG)} == {DAM}
 
 
-def test_a_network_without_norms_is_sent_whole() -> None:
-    assert all_but_norms(nn.Sequential(nn.Conv1d(2, 2, 1), nn.Linear(2, 2)), {}) == [
-        "0.weight", "0.bias", "1.weight", "1.bias",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("method", EVERY)
 @pytest.mark.parametrize("loss", ["dice_ce", "dice", "ce"])
 def test_segmentation_has_the_loss_that_is_chosen(make_site: Any, method: str, loss: str) -> None:

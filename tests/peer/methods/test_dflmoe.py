@@ -409,18 +409,6 @@ def test_a_head_of_another_width_gets_a_new_transform_and_the_others_keep_theirs
 
 
 # --- artifacts and checks ---------------------------------------------------------------------------------------------
-def test_the_head_is_sent_or_the_model(site: Any) -> None:
-    for task in BATCHES:
-        dam = network(task, 0)
-        for name in ("dflmoe", "dflmoe_averaged"):
-            assert set(Method.of(PLANS[name]).artifact_tensors(dam, {})) == {
-                f"{dam.head_name}.weight",
-                f"{dam.head_name}.bias",
-            }
-        assert list(Method.of(PLANS["dflmoe_models"]).artifact_tensors(dam, {})) == list(dam.state_dict())
-    assert {Method.of(PLANS[name]).artifact_network for name in ("dflmoe", "dflmoe_models", "dflmoe_averaged")} == {DAM}
-
-
 def output(prediction: tuple[int, ...], feature: tuple[int, ...]) -> Output:
     return Output(torch.zeros(prediction), (), torch.zeros(feature), torch.zeros(feature))
 
