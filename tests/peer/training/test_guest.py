@@ -122,18 +122,14 @@ def test_a_spec_that_is_not_the_file_s_or_not_allowed_is_refused(
     assert reason in measure(alpha, dataclasses.replace(source, artifact=artifact)).refused
 
 
-def test_a_file_that_the_disk_has_damaged_is_no_fault_of_the_guest(alpha: WorkerSetting, beta: WorkerSetting) -> None:
+def test_a_file_that_is_gone_or_damaged_is_no_fault_of_the_guest(alpha: WorkerSetting, beta: WorkerSetting) -> None:
     _, source = lend(beta, steps=False)
+    with pytest.raises(UnusableConfigurationError, match="is not there any more"):
+        measure(alpha, source)
     path = artifact_path(alpha, source.artifact)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes(source.artifact.bytes))
     with pytest.raises(UnusableArtifact, match="does not have its digest"):
-        measure(alpha, source)
-
-
-def test_a_file_that_is_gone_is_no_fault_of_the_guest(alpha: WorkerSetting, beta: WorkerSetting) -> None:
-    _, source = lend(beta, steps=False)
-    with pytest.raises(UnusableConfigurationError, match="is not there any more"):
         measure(alpha, source)
 
 

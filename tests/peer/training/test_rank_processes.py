@@ -192,22 +192,17 @@ def test_a_rank_s_own_failure_ends_the_work_with_its_reason(make_setting) -> Non
         assert fault_of(caught.value) == "configuration"
 
 
-@pytest.mark.nightly
-def test_ranks_that_read_other_samples_do_not_train(make_setting, signals: Path) -> None:
+@pytest.mark.parametrize("changed", ["labels", pytest.param("samples", marks=pytest.mark.nightly)])
+def test_ranks_that_read_other_samples_or_labels_do_not_train(make_setting, signals: Path, changed: str) -> None:
     with Team(make_setting(model=UNNORMED, training={"processes": 2})) as team:
         state = initialise(team.trainer).state
-        (signals / "training3.npz").write_bytes(b"no longer an array")
-        with pytest.raises(UnusableDataError, match="rank 1 of 2 has other training samples or labels than rank 0"):
-            train(team.trainer, state)
-
-
-def test_ranks_that_read_other_labels_do_not_train(make_setting, signals: Path) -> None:
-    with Team(make_setting(model=UNNORMED, training={"processes": 2})) as team:
-        state = initialise(team.trainer).state
-        datalist = signals / "datalist.json"
-        content = json.loads(datalist.read_text())
-        content["training"][3]["label"] = 1 - content["training"][3]["label"]
-        datalist.write_text(json.dumps(content))
+        if changed == "samples":
+            (signals / "training3.npz").write_bytes(b"no longer an array")
+        else:
+            datalist = signals / "datalist.json"
+            content = json.loads(datalist.read_text())
+            content["training"][3]["label"] = 1 - content["training"][3]["label"]
+            datalist.write_text(json.dumps(content))
         with pytest.raises(UnusableDataError, match="rank 1 of 2 has other training samples or labels than rank 0"):
             train(team.trainer, state)
 

@@ -63,15 +63,6 @@ def test_paths_are_relative_to_the_site_file() -> None:
     assert data_settings.augmentation == AugmentationSettings(flip=0.0)
 
 
-def test_the_training_set_size_is_told_only_if_both_files_say_so() -> None:
-    site = {"data": {"input_size": [4]}, "model": {"name": "m"}}
-    telling_site = {**site, "egress": {"training_set_size": True}}
-    weighted = {"method": {"name": "local"}, "weighting": "samples"}
-    assert settings(weighted, telling_site).tells_samples
-    assert not settings(weighted, site).tells_samples
-    assert not settings({"method": {"name": "local"}}, telling_site).tells_samples
-
-
 def test_a_federation_without_the_key_has_columns_first() -> None:
     federation = {"method": {"name": "local"}}
     site = {"data": {"input_size": [4, 4, 4]}, "model": {"name": "resnet10"}}

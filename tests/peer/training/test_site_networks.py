@@ -224,6 +224,7 @@ class InitialArtifacts:
 
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], list[str], tuple[int, ...]]] = [
+    ("fedskd", {}, {}, ["train"], (1, 2)),
     ("feddal", {"alternating": False}, {"shared_model": SHARED}, ["train"], (3, 5)),
     ("mh_pflid", {"tie": True}, {"shared_model": MESSENGER_MODEL}, ["inject", "distill"], (2,)),
     ("proxyfl", {}, {"shared_model": SHARED}, ["train"], (2,)),
@@ -252,9 +253,11 @@ def test_an_interrupted_stage_is_the_undisturbed_one_bit_by_bit(
         options["shared_model"] = {"name": "tcn", **DROPPING["parameters"]}
     straight = make_setting(site="alpha", **options)
     halted = make_setting(site="alpha", home=Path(straight.home).with_name("halted"), **options)
-    peers, results = InitialArtifacts(make_setting, chosen, **parts), {}
+    peers, results, reports = InitialArtifacts(make_setting, chosen, **parts), {}, list[Any]()
     for setting in (straight, halted):
         sources: tuple[Source, ...] = ()
+        if method == "fedskd":
+            sources = (peers.source("beta", setting),)
         if method.startswith("dflmoe"):
             sources = peers.source("beta", setting), peers.source("gamma", setting, model={"parameters": {"width": 2}})
         trainer = Trainer(setting)
@@ -265,10 +268,12 @@ def test_an_interrupted_stage_is_the_undisturbed_one_bit_by_bit(
             for step in stops:
                 interrupt(setting, commands.Train(1, len(stages), 1, stages[-1], state, sources), after=step)
             torch.manual_seed(4242)
-            trainer = Trainer(setting)
+            trainer = Trainer(setting, report=reports.append)
         event = train(trainer, state, *sources, round=len(stages), stage=stages[-1])
         results[setting is halted] = checkpoint_files(setting, event.state), event.metrics, event.artifact
     assert results[True] == results[False]
+    assert reports[0].step == stops[-1] + 1
+    assert not (Path(halted.home) / "checkpoints" / "partial").exists()
     assert any(name.endswith(".adam.safetensors") for name in results[True][0]) or stages[-1] == "prototypes"
 
 

@@ -42,13 +42,19 @@ def test_three_families_train_predict_and_go_on_from_disk_with_the_same_bits(sit
 
 
 def test_what_is_averaged_starts_alike_and_the_rest_does_not(sites: Any, equal: Any) -> None:
-    for method, network in (("mh_pflid", "messenger"), ("feddal", "proxy"), ("proxyfl", "proxy"), ("fedavg", "dam")):
+    for method, network in (
+        ("mh_pflid", "messenger"),
+        ("feddal", "proxy"),
+        ("proxyfl", "proxy"),
+        ("fedavg", "dam"),
+        ("dflmoe_averaged", "mixture"),
+    ):
         first, *others = (sites(method).state_of(site, network) for site in SITES)
         assert all(equal(first, other) for other in others)
     assert not equal(sites("dflmoe").state_of("alpha", "dam"), sites("fedavg").state_of("alpha", "dam"))
 
 
-PLAIN_MEANS = ("fedavg", "fedprox", "fedbn", "lg_fedavg", "ditto", "fedrep")
+PLAIN_MEANS = ("fedavg", "fedprox", "fedbn", "ditto", "fedrep")
 
 
 @pytest.mark.parametrize(
@@ -57,6 +63,7 @@ PLAIN_MEANS = ("fedavg", "fedprox", "fedbn", "lg_fedavg", "ditto", "fedrep")
         "mh_pflid",
         "feddal",
         "scaffold",
+        "lg_fedavg",
         *(pytest.param(name, marks=pytest.mark.nightly) for name in PLAIN_MEANS),
     ],
 )

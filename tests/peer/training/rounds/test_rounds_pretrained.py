@@ -22,6 +22,10 @@ pytestmark = pytest.mark.e2e
 
 SITES = ("alpha", "beta", "gamma")
 SIZES = {"spatial_dims": 1, "in_channels": 2, "classes": 2}
+LIKE_THESE = (
+    "fedvisit", "dflmoe", "fedprox", "fedbn", "fedrep", "scaffold", "ditto", "apfl", "lg_fedavg", "dfml",
+    "dflmoe_models",
+)  # fmt: skip
 ADAPTERS = {"layers": ["layer1", "layer2"], "rank": 2, "alpha": 4.0}
 
 
@@ -72,18 +76,8 @@ def check_artifacts(together: Any, *, base: str) -> None:
     "method",
     [
         "fedskd",
-        pytest.param("fedvisit", marks=pytest.mark.nightly),
-        pytest.param("dflmoe", marks=pytest.mark.nightly),
         "fedavg",
-        pytest.param("fedprox", marks=pytest.mark.nightly),
-        pytest.param("fedbn", marks=pytest.mark.nightly),
-        pytest.param("fedrep", marks=pytest.mark.nightly),
-        pytest.param("scaffold", marks=pytest.mark.nightly),
-        pytest.param("ditto", marks=pytest.mark.nightly),
-        pytest.param("apfl", marks=pytest.mark.nightly),
-        pytest.param("lg_fedavg", marks=pytest.mark.nightly),
-        pytest.param("dfml", marks=pytest.mark.nightly),
-        pytest.param("dflmoe_models", marks=pytest.mark.nightly),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in LIKE_THESE),
     ],
 )
 @pytest.mark.parametrize("limit", ["adapters", pytest.param("freeze", marks=pytest.mark.nightly)])

@@ -90,16 +90,11 @@ def test_a_visiting_model_is_tried_before_it_is_trained(sites: Any) -> None:
     assert isinstance(together.do(dataclasses.replace(order, sources=(source,)), "alpha"), events.Trained)
 
 
-@pytest.mark.parametrize("method", ["fedskd", "proxyfl"])
-def test_a_source_whose_file_is_gone_is_lost_and_not_refused(sites: Any, method: str) -> None:
-    together = sites(method)
+def test_a_proxy_whose_file_is_gone_is_lost_and_not_refused(sites: Any) -> None:
+    together = sites("proxyfl")
     together.round(1)
     source = from_peer(together, "beta")
     gone = dataclasses.replace(source, artifact=dataclasses.replace(source.artifact, sha256=Sha256("ab" * 32)))
-    orders = {
-        "fedskd": commands.Train(1, 2, 1, "train", together.state["alpha"], (gone,), source.origin),
-        "proxyfl": commands.Aggregate(1, 2, 1, together.state["alpha"], (gone,)),
-    }
-    event = together.do(orders[method], "alpha")
+    event = together.do(commands.Aggregate(1, 2, 1, together.state["alpha"], (gone,)), "alpha")
     assert isinstance(event, events.ArtifactRejected)
     assert (event.lost, event.reason) == (True, "its file is gone or damaged")

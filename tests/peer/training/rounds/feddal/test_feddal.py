@@ -24,24 +24,6 @@ def test_feddal_reports_its_consensus_and_trains_both(sites: Any, equal: Any) ->
     assert not any(equal(before[name], together.state_of("alpha", name)) for name in before)
 
 
-@pytest.mark.nightly
-def test_the_switches_of_feddal_change_what_is_learnt(sites: Any, equal: Any) -> None:
-    states = {}
-    for name, parameters in {
-        "plain": {},
-        "apart": {"alternating": False},
-        "one": {"consensus": "one"},
-        "supervised": {"proxy_supervision": 1.0},
-        "composite": {"forward_kl_updates_private": True},
-    }.items():
-        together = sites("feddal", parameters=parameters)
-        together.round(1)
-        states[name] = {network: together.state_of("alpha", network) for network in ("dam", "proxy")}
-        together.forget()
-    assert not any(equal(states["plain"]["proxy"], states[name]["proxy"]) for name in ("apart", "supervised"))
-    assert not any(equal(states["plain"]["dam"], states[name]["dam"]) for name in ("apart", "composite"))
-
-
 def test_the_optimiser_of_what_is_averaged_begins_anew_and_that_of_what_stays_goes_on(sites: Any) -> None:
     together = sites("feddal")
     together.round(1)
@@ -49,8 +31,7 @@ def test_the_optimiser_of_what_is_averaged_begins_anew_and_that_of_what_stays_go
     assert sorted(path.name for path in moments) == ["dam.adam.safetensors"]
 
 
-@pytest.mark.parametrize("change", ["spec", "tensors", "values"])
-def test_a_proxy_of_another_spec_or_with_bad_values_is_refused(sites: Any, equal: Any, change: str) -> None:
+def test_a_proxy_with_bad_values_is_refused(sites: Any, equal: Any) -> None:
     together = sites("feddal")
     for site in SITES:
         event = together.train(site, "train")
@@ -58,32 +39,23 @@ def test_a_proxy_of_another_spec_or_with_bad_values_is_refused(sites: Any, equal
         together.artifact[site] = event.artifact
     together.receive("alpha", 1)
     source = together.sources_of["alpha"]["beta"]
-    reason = ""
-    if change == "spec":
-        spec = {**source.artifact.spec, "hyper": {**source.artifact.spec["hyper"], "width": 8}}
-        bad = dataclasses.replace(source.artifact, spec=spec)
-        reason = "its spec is not this site's resnet10"
-    elif change == "tensors":
-        bad = dataclasses.replace(source.artifact, tensors=source.artifact.tensors[1:])
-        reason = "is only in the spec"
-    else:
-        state = together.artifact_state("beta")
-        state["fc.bias"].fill_(float("nan"))
-        bad = write_artifact(
-            Path(together.settings["alpha"].home) / "artifacts",
-            state,
-            spec=source.artifact.spec,
-            kind="proxy",
-            owner=SiteName("beta"),
-            steps=2,
-            training_samples=None,
-        )
-        reason = "holds a NaN or an infinity"
+    state = together.artifact_state("beta")
+    state["fc.bias"].fill_(float("nan"))
+    bad = write_artifact(
+        Path(together.settings["alpha"].home) / "artifacts",
+        state,
+        spec=source.artifact.spec,
+        kind="proxy",
+        owner=SiteName("beta"),
+        steps=2,
+        training_samples=None,
+    )
     before = together.state_of("alpha", "proxy")
     command = commands.Aggregate(1, 1, 1, together.state["alpha"], (dataclasses.replace(source, artifact=bad),))
     event = together.trainers["alpha"].perform(command)
     assert isinstance(event, events.ArtifactRejected)
-    assert (event.origin, reason in event.reason) == ("beta", True)
+    assert event.origin == "beta"
+    assert "holds a NaN or an infinity" in event.reason
     assert equal(before, together.state_of("alpha", "proxy"))
 
 

@@ -1,6 +1,5 @@
-"""MH-pFLID between real trainers: what each stage trains, switches, a messenger that learns."""
+"""MH-pFLID between real trainers: a part of the messenger is averaged, and the messenger learns."""
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,26 +9,7 @@ from torch import Tensor
 SITES = ("alpha", "beta", "gamma")
 
 
-def test_each_stage_of_mh_pflid_moves_what_it_trains_and_nothing_else(sites: Any, equal: Any) -> None:
-    together = sites("mh_pflid")
-    names = ("dam", "messenger", "receiver", "transmitter")
-    snapshots = [{name: together.state_of("alpha", name) for name in names}]
-    for stage in ("inject", "distill"):
-        together.train("alpha", stage)
-        snapshots.append({name: together.state_of("alpha", name) for name in names})
-    moved = [
-        {name for name in names if not equal(before[name], after[name])}
-        for before, after in itertools.pairwise(snapshots)
-    ]
-    assert moved == [{"dam", "receiver"}, {"messenger", "transmitter"}]
-
-
-def test_the_switches_of_mh_pflid(sites: Any, equal: Any) -> None:
-    tied = sites("mh_pflid", parameters={"tie": True})
-    tied.round(1)
-    assert equal(tied.state_of("alpha", "receiver"), tied.state_of("alpha", "transmitter"))
-    added = sites("mh_pflid", parameters={"receiver": "addition", "transmitter": "addition"})
-    assert set(added.state_of("alpha", "receiver")) == {"project.weight", "project.bias"}
+def test_the_head_of_the_messenger_is_averaged_alone_where_the_federation_says_so(sites: Any) -> None:
     part = sites("mh_pflid", parameters={"average": "head"})
     part.round(1)
     heads, bodies = set(), set()
