@@ -30,7 +30,7 @@ def site(make_site: Any) -> Any:
     return lambda method, **parameters: make_site(method, network(), BATCH.images, **parameters)
 
 
-@pytest.mark.parametrize("method", EVERY)
+@pytest.mark.parametrize("method", [*EVERY, "fedcross"])
 def test_the_labels_train_all_of_the_local_model(site: Any, method: str) -> None:
     at = site(method)
     expected = F.cross_entropy(at.networks[DAM].train()(BATCH.images).prediction, BATCH.targets)

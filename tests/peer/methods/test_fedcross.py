@@ -31,14 +31,6 @@ def test_every_round_circulates_and_nothing_is_averaged() -> None:
     assert list(FEDCROSS.artifact_tensors(model, {})) == list(model.state_dict())
 
 
-def test_a_slot_at_home_is_trained_on_the_labels(site: Any) -> None:
-    expected = F.cross_entropy(site.networks[DAM].train()(BATCH.images).prediction, BATCH.targets)
-    before = site.state()
-    losses = site.step("train", BATCH).losses()
-    assert losses == pytest.approx({"total": expected.item(), "ce_dam": expected.item()})
-    assert site.moved(before) == {DAM}
-
-
 def test_a_visitor_is_trained_alike_and_whole(site: Any) -> None:
     visitor, twin = resnet(3, width=6), resnet(3, width=6)
     before = site.state()

@@ -5,15 +5,15 @@ predictions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import models
-from peer.methods.method import DAM, Batch, BuildContext, Method, StageContext
+from peer.methods.method import DAM, Batch, Method, StageContext
 from peer.methods.registry import PLANS
 from peer.methods.supervised import supervised_loss
 
@@ -32,26 +32,18 @@ def network(seed: int, width: int = 4, task: str = "classification") -> models.N
     return models.create_model(name, spatial_dims=1, in_channels=2, classes=3, width=width, **hyper)
 
 
-def local_networks(name: str, dam: models.Network) -> dict[str, nn.Module]:
-    """The method's local networks beside the local model."""
-    with torch.no_grad():
-        own, shared = dam.eval()(BATCH.images[:1]), network(9, task=task(name)).eval()(BATCH.images[:1])
-    build_context = BuildContext(
-        "alpha", task(name), 3, PLANS[name].defaults(), own, shared, lambda: network(9, task=task(name)),
-        public_images=lambda: BATCH.images,
-    )  # fmt: skip
-    networks: dict[str, nn.Module] = {}
-    for key, make in METHODS[name].local_networks.items():
-        networks[key] = make(build_context, {DAM: dam, **networks})
-    return networks
+@pytest.fixture
+def make_context(make_site: Any) -> Callable[..., StageContext]:
+    """Makes what a site under a method has, with artifacts from this many others."""
 
+    def make(name: str, received: int = 0) -> Any:
+        others: dict[str, Any] = {f"site-{seed}": network(seed, width=6) for seed in range(1, 1 + received)}
+        if PLANS[name].artifact == "head":
+            others = {site: other.head for site, other in others.items()}
+        dam, shared = network(0, task=task(name)), partial(network, 9, task=task(name))
+        return make_site(name, dam, BATCH.images, shared=shared, received=others, task=task(name)).context
 
-def context(name: str, received: int) -> StageContext:
-    dam = network(0, task=task(name))
-    others: dict[str, Any] = {f"site-{seed}": network(seed, width=6) for seed in range(1, 1 + received)}
-    if PLANS[name].artifact == "head":
-        others = {site: other.head for site, other in others.items()}
-    return StageContext("alpha", task(name), PLANS[name].defaults(), {DAM: dam, **local_networks(name, dam)}, others)
+    return make
 
 
 @pytest.mark.parametrize(
@@ -107,9 +99,9 @@ def test_an_implementation_that_is_no_method_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "received"), SCENES)
-def test_a_stage_has_finite_terms_that_move_all_that_learns(name: str, received: int) -> None:
+def test_a_stage_has_finite_terms_that_move_all_that_learns(make_context: Any, name: str, received: int) -> None:
     for build in METHODS[name].stages.values():
-        stage = build(context(name, received))
+        stage = build(make_context(name, received))
 
         def forward(network: str, *inputs: Any, part: str = "", networks: Mapping[str, Any] = stage.networks) -> Any:
             return (networks[network].get_submodule(part) if part else networks[network])(*inputs)
@@ -132,8 +124,8 @@ def test_a_stage_has_finite_terms_that_move_all_that_learns(name: str, received:
 @pytest.mark.parametrize(
     "name", [name for name in METHODS if not name.startswith("dflmoe") and name not in ("apfl", "lc_fed")]
 )
-def test_a_prediction_is_that_of_the_local_model(name: str) -> None:
-    at = context(name, 0)
+def test_a_prediction_is_that_of_the_local_model(make_context: Any, name: str) -> None:
+    at = make_context(name)
     at.dam.eval()
     assert torch.equal(METHODS[name].predict(at, BATCH.images), at.dam(BATCH.images).prediction)
 
