@@ -1,7 +1,5 @@
 """What a relay reads of a caller's first message."""
 
-from __future__ import annotations
-
 import contextlib
 import ssl
 

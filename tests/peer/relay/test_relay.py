@@ -1,7 +1,5 @@
 """A relay between real servers and clients: calls and artifacts pass, and who may not is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress
@@ -63,6 +61,13 @@ class Gate:
         async with asyncio.timeout(20), self.relay.changed:
             await self.relay.changed.wait_for(lambda: self.relay.traffic()[site]["parked"] >= count)
 
+    async def open_for(self, site, **options):
+        """Open the relay with the connections of a site parked, as europe's."""
+        await self.open()
+        parked = await self.park(site, **options)
+        await self.parked("europe")
+        return parked
+
     async def close(self):
         for parkings in self.parkings:
             await parkings.close()
@@ -77,12 +82,8 @@ async def gate(network, authority):
     await gate.close()
 
 
-async def test_calls_and_artifacts_pass_and_are_counted(gate, network, wanted):
-    europe = await network.serve("europe")
-    await gate.open()
-    await gate.park(europe)
-    await gate.parked("europe")
-    africa = network.dial("africa")
+async def test_calls_and_artifacts_pass_and_are_counted(gate, network, europe, africa, wanted):
+    await gate.open_for(europe)
     assert await africa.beat("europe", PULSE) == PULSE
     assert list(europe.server._relayed.values()) == ["127.0.0.1"]
     sample = network.sample()
@@ -96,7 +97,7 @@ async def test_calls_and_artifacts_pass_and_are_counted(gate, network, wanted):
     assert ("beat", "africa") in europe.service.calls
 
 
-async def test_bytes_of_connections_that_were_carried_together_add_up(gate, network, wanted, monkeypatch):
+async def test_bytes_of_connections_that_were_carried_together_add_up(gate, network, africa, wanted, monkeypatch):
     counts, ended = [], asyncio.Event()
 
     async def count(one, other):
@@ -107,10 +108,7 @@ async def test_bytes_of_connections_that_were_carried_together_add_up(gate, netw
 
     monkeypatch.setattr(server, "splice", count)
     europe = await network.serve("europe")
-    await gate.open()
-    await gate.park(europe)
-    await gate.parked("europe")
-    africa = network.dial("africa")
+    await gate.open_for(europe)
     sample = network.sample()
     europe.service.publish(sample)
     await africa.fetch(await africa.get_manifest("europe", wanted()), network.inbox())
@@ -121,13 +119,9 @@ async def test_bytes_of_connections_that_were_carried_together_add_up(gate, netw
     assert gate.relay.traffic()["europe"]["carried_bytes"] == sum(counts) > sample.path.stat().st_size
 
 
-async def test_a_relay_that_was_away_is_found_again(gate, network, monkeypatch):
+async def test_a_relay_that_was_away_is_found_again(gate, europe, africa, monkeypatch):
     monkeypatch.setattr(parking, "RETRY_S", (0.05,))
-    europe = await network.serve("europe")
-    await gate.open()
-    await gate.park(europe)
-    await gate.parked("europe")
-    africa = network.dial("africa")
+    await gate.open_for(europe)
     await africa.beat("europe", PULSE)
     await gate.relay.stop()
     with pytest.raises(Unreachable):
@@ -168,23 +162,19 @@ async def test_a_name_that_is_not_listed_and_a_site_that_is_away_are_told(gate, 
     assert gate.relay.refusals == {"unknown name": 3, "europe has nothing parked": 1}
 
 
-async def test_what_is_no_tls_ends(gate):
+@pytest.mark.parametrize(
+    ("content", "ends", "refusal"),
+    [(b"GET / HTTP/1.1\r\n\r\n", False, "no TLS handshake"), (b"\x16\x03\x01", True, "closed")],
+)
+async def test_what_is_no_tls_or_ends_within_its_first_message_is_hung_up_on(gate, content, ends, refusal):
     await gate.open()
     reader, writer = await asyncio.open_connection("127.0.0.1", gate.port)
-    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    writer.write(content)
+    if ends:
+        writer.write_eof()
     assert await reader.read() == b""
     writer.close()
-    assert gate.relay.refusals == {"no TLS handshake": 1}
-
-
-async def test_a_caller_that_ends_within_its_first_message_is_gone_at_once(gate):
-    await gate.open()
-    reader, writer = await asyncio.open_connection("127.0.0.1", gate.port)
-    writer.write(b"\x16\x03\x01")
-    writer.write_eof()
-    assert await reader.read() == b""
-    writer.close()
-    assert gate.relay.refusals == {"closed": 1}
+    assert gate.relay.refusals == {refusal: 1}
 
 
 async def test_callers_from_elsewhere_that_come_at_once_are_bounded(gate, monkeypatch):
@@ -249,14 +239,13 @@ async def test_a_site_that_is_no_member_any_more_is_cut_off_and_a_newcomer_parks
     await gate.parked("asia")
 
 
-async def test_connections_under_a_key_that_an_amendment_replaced_are_cut_with_what_they_carry(gate, network):
+async def test_connections_under_a_key_that_an_amendment_replaced_are_cut_with_what_they_carry(gate, network, africa):
     await gate.open(sites=("asia", "europe"))
     europe, asia = await network.serve("europe"), await network.serve("asia")
     parked, _ = await gate.park(europe), await gate.park(asia)
     await gate.parked("europe")
     await gate.parked("asia")
     key = certificates.key_digest(europe.service.pki.load().key.public_key())
-    africa = network.dial("africa")
     await africa.beat("europe", PULSE)
     await gate.parked("europe")
     held = [writer.transport for writer in gate.relay._held["europe"]]
@@ -273,9 +262,8 @@ async def test_connections_under_a_key_that_an_amendment_replaced_are_cut_with_w
         await parked.try_once()
 
 
-async def test_a_site_parks_anew_once_its_certificate_is_renewed(gate, network, authority, monkeypatch):
+async def test_a_site_parks_anew_once_its_certificate_is_renewed(gate, europe, authority, monkeypatch):
     monkeypatch.setattr(frames, "PING_S", 0.05)
-    europe = await network.serve("europe")
     await gate.open()
     pki = authority.admit("europe")
     await gate.park(europe, pki=pki)
@@ -304,8 +292,7 @@ async def test_a_certificate_with_another_key_than_the_pinned_one_cannot_park(ga
         await parking.try_once()
 
 
-async def test_a_site_of_another_federation_cannot_park(gate, network, foreign_authority):
-    europe = await network.serve("europe")
+async def test_a_site_of_another_federation_cannot_park(gate, europe, foreign_authority):
     await gate.open()
     theirs = foreign_authority.admit("europe")
     stranger = await gate.park(europe, pki=theirs)
@@ -314,8 +301,7 @@ async def test_a_site_of_another_federation_cannot_park(gate, network, foreign_a
     assert gate.relay.traffic()["europe"]["parked"] == 0
 
 
-async def test_a_relay_under_another_name_gets_no_connection(gate, network):
-    europe = await network.serve("europe")
+async def test_a_relay_under_another_name_gets_no_connection(gate, europe):
     await gate.open()
     wrong = await gate.park(europe, relay="other")
     with pytest.raises(OSError, match="NAME") as raised:
@@ -335,8 +321,7 @@ async def test_what_answers_with_the_certificate_of_another_name_is_named(networ
     assert remedy.startswith("compare the name and the address in [connect] relays")
 
 
-async def test_a_proxy_before_a_relay_is_named_with_what_to_do(gate, network, foreign_authority):
-    europe = await network.serve("europe")
+async def test_a_proxy_before_a_relay_is_named_with_what_to_do(gate, network, europe, foreign_authority):
     breaker = await network.serve("asia", pki=foreign_authority.admit("gate"))
     for served, message, remedy in (
         (HttpProxy("me:it"), "wants a user and a password", "name it as [connect] password_file"),
@@ -356,9 +341,7 @@ async def test_a_proxy_before_a_relay_is_named_with_what_to_do(gate, network, fo
 
 async def test_a_relay_that_joins_to_another_site_is_caught_by_the_certificate(gate, network, authority):
     asia = await network.serve("asia")
-    await gate.open()
-    liar = await gate.park(asia, pki=authority.admit("europe"))
-    await gate.parked("europe")
+    liar = await gate.open_for(asia, pki=authority.admit("europe"))
     assert liar.server == ("127.0.0.1", asia.port), "what is parked as europe leads to asia"
     africa = network.dial("africa")
     network.addresses["europe"] = f"127.0.0.1:{gate.port}"
@@ -373,12 +356,9 @@ async def test_a_relay_that_joins_to_another_site_is_caught_by_the_certificate(g
     assert "where it is a relay's, tell the relay's operator" in diagnosis.remedy
 
 
-async def test_a_site_whose_server_is_down_lets_the_relay_try_the_next(gate, network, monkeypatch):
+async def test_a_site_whose_server_is_down_lets_the_relay_try_the_next(gate, network, europe, monkeypatch):
     monkeypatch.setattr(frames, "READY_S", 0.2)
-    europe = await network.serve("europe")
-    await gate.open()
-    parked = await gate.park(europe)
-    await gate.parked("europe")
+    parked = await gate.open_for(europe)
     parked.server = ("127.0.0.1", 1)
     with pytest.raises(Unreachable):
         await network.dial("africa").beat("europe", PULSE)
@@ -422,12 +402,9 @@ async def test_a_connection_that_comes_as_the_relay_stops_is_closed(gate):
         assert caller.recv(1) == b""
 
 
-async def test_a_caller_hears_that_nobody_is_parked_before_its_dial_times_out(gate, network, monkeypatch):
+async def test_a_caller_hears_that_nobody_is_parked_before_its_dial_times_out(gate, europe, monkeypatch):
     monkeypatch.setattr(server, "OPEN_S", 0.3)
-    europe = await network.serve("europe")
-    await gate.open()
-    parked = await gate.park(europe)
-    await gate.parked("europe")
+    parked = await gate.open_for(europe)
     parked.carrying = CARRYING_MAX  # it gives each connection up that a caller takes
     assert await answer_to(gate.port, "europe") == server.NOBODY_PARKED
 
@@ -446,8 +423,7 @@ async def test_a_ping_that_crosses_open_is_not_answered_into_the_caller_s_bytes(
     assert bytes(writer) == answered
 
 
-async def test_the_server_counts_callers_by_the_address_that_the_relay_states(network):
-    europe = await network.serve("europe")
+async def test_the_server_counts_callers_by_the_address_that_the_relay_states(europe):
     note, guard = europe.server.note_relayed, europe.server._connections
     note(("127.0.0.1", 5), "2001:db8::7")
     note(("127.0.0.1", 6), "nonsense")
@@ -460,8 +436,7 @@ async def test_the_server_counts_callers_by_the_address_that_the_relay_states(ne
     assert guard._network_of(("127.0.0.1", 5)) == "127.0.0.1"
 
 
-async def test_a_relay_s_certificate_makes_it_no_peer(gate, network, authority):
-    europe = await network.serve("europe")
+async def test_a_relay_s_certificate_makes_it_no_peer(gate, network, europe, authority):
     with pytest.raises(Refused):
         await network.dial("gate", pki=authority.admit("gate")).beat("europe", PULSE)
     assert europe.service.calls == []

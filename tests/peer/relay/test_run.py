@@ -1,7 +1,5 @@
 """A relay that runs follows its files; files that become bad change nothing until they are mended."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """How a relay ends a connection."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """Each bound holds at its edge, and its error shows the value."""
 
-from __future__ import annotations
-
 import pytest
 
 from peer.core.messages import TensorSpec

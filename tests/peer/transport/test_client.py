@@ -1,18 +1,16 @@
 """What the client accepts from peers; every transfer ends with the right bytes or the right error."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
 import os
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import grpc
 import pytest
 
+from fakes.two_sites import offered
 from peer.core import limits
 from peer.core.messages import (
     AmendmentsReply,
@@ -37,7 +35,6 @@ from peer.transport.transfer import ARRIVED
 from peer.transport.wire import ArtifactRequest
 
 PULSE = Heartbeat(1, 3, "train", 0.5, 3, 2)
-BENCH = Path(__file__).parents[2] / "bench" / "transfer.py"
 
 
 def names(folder):
@@ -50,14 +47,6 @@ def write_part(inbox, artifact, content):
     (inbox / f"{artifact.sha256}.part").write_bytes(content + rest + ARRIVED.pack(len(content)))
 
 
-async def offered(network, wanted, *, numbers=500_000):
-    """Europe with a published sample, africa with its offer."""
-    europe, africa = await network.serve("europe"), network.dial("africa")
-    sample = network.sample(numbers=numbers)
-    europe.service.publish(sample)
-    return europe, africa, sample, await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
-
-
 @pytest.mark.parametrize("variable", ["https_proxy", "grpc_proxy", "http_proxy"])
 async def test_no_call_goes_through_a_proxy_of_the_environment(network, wanted, monkeypatch, variable):
     """Nothing listens at the proxy's port: gRPC alone would dial it, also for 127.0.0.1."""
@@ -68,8 +57,7 @@ async def test_no_call_goes_through_a_proxy_of_the_environment(network, wanted, 
     assert await africa.beat(europe.name, PULSE) == PULSE
 
 
-async def test_a_long_silence_limit_leaves_a_busy_peer_time_to_answer(network, monkeypatch):
-    europe = await network.serve("europe")
+async def test_a_long_silence_limit_leaves_a_busy_peer_time_to_answer(network, europe, monkeypatch):
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def hello(caller, greeting):
@@ -113,8 +101,7 @@ async def test_an_artifact_that_waits_for_its_turn_has_no_file_and_no_thread(net
 
 # What a peer may say of an artifact, and what is believed of it.
 @pytest.mark.parametrize("answer", list(Unavailable))
-async def test_a_peer_may_have_nothing(network, wanted, answer):
-    europe, africa = await network.serve("europe"), network.dial("africa")
+async def test_a_peer_may_have_nothing(europe, africa, wanted, answer):
     europe.service.reply = answer
     assert await africa.get_manifest(europe.name, wanted(), wait_s=0.0) is answer
 
@@ -128,32 +115,24 @@ async def test_an_offer_holds_what_was_asked_signed_and_said(network, wanted):
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "other", "reason"),
     [
-        ({"federation": "00" * 32}, "manifest: federation is 0000"),
-        ({"origin": "asia"}, "manifest: origin is asia, asked for was europe"),
-        ({"round": 2}, "manifest: it is of round 2, asked for was 3"),
-        ({"round": 4}, "manifest: it is of round 4, asked for was 3"),
+        ({"federation": "00" * 32}, {}, "manifest: federation is 0000"),
+        ({"origin": "asia"}, {}, "manifest: origin is asia, asked for was europe"),
+        ({"round": 2}, {}, "manifest: it is of round 2, asked for was 3"),
+        ({"round": 4}, {}, "manifest: it is of round 4, asked for was 3"),
+        ({}, {"kind": "head"}, "kind is .*, asked for was head"),
+        ({}, {"owner": "asia"}, "owner is .*, asked for was asia"),
     ],
 )
-async def test_a_manifest_of_something_else_is_refused(network, wanted, changes, reason):
-    europe, africa = await network.serve("europe"), network.dial("africa")
+async def test_a_manifest_of_something_else_is_refused(network, europe, africa, wanted, changes, other, reason):
     europe.service.publish(network.sample(), **changes)
     with pytest.raises(Misbehaved, match=reason):
-        await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
-
-
-@pytest.mark.parametrize(("field", "value"), [("kind", "head"), ("owner", "asia")])
-async def test_an_artifact_that_was_not_asked_for_is_refused(network, wanted, field, value):
-    europe, africa = await network.serve("europe"), network.dial("africa")
-    europe.service.publish(network.sample())
-    with pytest.raises(Misbehaved, match=f"{field} is .*, asked for was {value}"):
-        await africa.get_manifest(europe.name, wanted(**{field: value}), wait_s=0.0)
+        await africa.get_manifest(europe.name, wanted(**other), wait_s=0.0)
 
 
 @pytest.mark.parametrize(("purpose", "said"), [("train", "it is for evaluation"), ("evaluate", "it is not for")])
-async def test_what_is_lent_is_not_trained_with_and_the_other_way_round(network, wanted, purpose, said):
-    europe, africa = await network.serve("europe"), network.dial("africa")
+async def test_what_is_lent_is_not_trained_with_and_the_other_way_round(network, europe, africa, wanted, purpose, said):
     europe.service.publish(network.sample(), evaluation=purpose == "train")
     with pytest.raises(Misbehaved, match=said):
         await africa.get_manifest(europe.name, wanted(purpose=purpose), wait_s=0.0)
@@ -162,8 +141,7 @@ async def test_what_is_lent_is_not_trained_with_and_the_other_way_round(network,
     assert offer.manifest.evaluation == (purpose == "evaluate")
 
 
-async def test_an_earlier_round_is_taken_only_where_it_was_allowed(network, wanted):
-    europe, africa = await network.serve("europe"), network.dial("africa")
+async def test_an_earlier_round_is_taken_only_where_it_was_allowed(network, europe, africa, wanted):
     europe.service.publish(network.sample(), round=2)
     offer = await africa.get_manifest(europe.name, wanted(earlier=True), wait_s=0.0)
     assert offer.manifest.round == 2
@@ -172,8 +150,7 @@ async def test_an_earlier_round_is_taken_only_where_it_was_allowed(network, want
         await africa.get_manifest(europe.name, wanted(earlier=True), wait_s=0.0)
 
 
-async def test_a_manifest_is_parsed_only_after_its_signature_holds(network, wanted):
-    europe, africa = await network.serve("europe"), network.dial("africa")
+async def test_a_manifest_is_parsed_only_after_its_signature_holds(network, europe, africa, wanted):
     signed, own = europe.service.publish(network.sample()), europe.service.pki.load()
     europe.service.reply = replace(signed, body=b"\xff\xff")
     with pytest.raises(Misbehaved, match="manifest: the signature does not fit"):
@@ -186,7 +163,7 @@ async def test_a_manifest_is_parsed_only_after_its_signature_holds(network, want
 GARBAGE = b"\x0a\xff\xff\xff\xff\x0f"  # a field that is longer than the message
 
 
-async def test_manifests_are_compared_where_the_peer_compares_them(network):
+async def test_manifests_are_compared_where_the_peer_compares_them(network, africa):
     shown = []
 
     async def compare(caller, signed):
@@ -194,7 +171,6 @@ async def test_manifests_are_compared_where_the_peer_compares_them(network):
         return signed[1:]
 
     europe, asia = await network.serve("europe", compare=compare), await network.serve("asia")
-    africa = network.dial("africa")
     one, other = (europe.service.publish(network.sample(numbers=4)) for _ in range(2))
     assert await africa.compare_manifests(europe.name, (one, other)) == [other]
     assert shown == [("africa", [one, other])]
@@ -268,33 +244,34 @@ async def test_an_answer_that_is_no_message_is_a_breach_of_the_peer(network, wan
             await asyncio.wait_for(calls[call](), 30)
 
 
-async def test_a_signature_without_the_label_is_refused(network, wanted):
-    europe, africa = await network.serve("europe"), network.dial("africa")
-    signed = europe.service.publish(network.sample())
-    europe.service.reply = replace(signed, signature=certificates.sign(europe.service.pki.load().key, signed.body))
-    with pytest.raises(Misbehaved, match="the signature does not fit"):
+@pytest.mark.parametrize(
+    ("forge", "reason"),
+    [
+        (
+            lambda own, signed, network, foreign: replace(signed, signature=certificates.sign(own.key, signed.body)),
+            "the signature does not fit",
+        ),
+        (
+            lambda own, signed, network, foreign: sign_manifest(network.authority.admit("asia").load(), signed.body),
+            "the certificate names asia, not europe",
+        ),
+        (
+            lambda own, signed, network, foreign: sign_manifest(foreign.admit("europe").load(), signed.body),
+            "the certificate is not from this federation's CA",
+        ),
+    ],
+    ids=["without the label", "by another site", "under a foreign CA"],
+)
+async def test_a_manifest_that_is_not_signed_as_the_peer_s_is_refused(
+    network, europe, africa, wanted, foreign_authority, forge, reason
+):
+    signed, own = europe.service.publish(network.sample()), europe.service.pki.load()
+    europe.service.reply = forge(own, signed, network, foreign_authority)
+    with pytest.raises(Misbehaved, match=f"manifest: {reason}"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
 
 
-async def test_a_manifest_that_another_site_signed_is_refused(network, wanted):
-    europe, africa = await network.serve("europe"), network.dial("africa")
-    signed, asia = europe.service.publish(network.sample()), network.authority.admit("asia").load()
-    europe.service.reply = sign_manifest(asia, signed.body)
-    with pytest.raises(Misbehaved, match="manifest: the certificate names asia, not europe"):
-        await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
-
-
-async def test_a_manifest_under_a_foreign_ca_is_refused(network, wanted, foreign_authority):
-    europe, africa = await network.serve("europe"), network.dial("africa")
-    europe.service.publish(network.sample())
-    forged = foreign_authority.admit("europe").load()
-    europe.service.reply = sign_manifest(forged, europe.service.reply.body)
-    with pytest.raises(Misbehaved, match="manifest: the certificate is not from this federation's CA"):
-        await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
-
-
-async def test_a_manifest_under_a_refused_certificate_is_refused(network, wanted):
-    europe = await network.serve("europe")
+async def test_a_manifest_under_a_refused_certificate_is_refused(network, europe, wanted):
     signed = europe.service.publish(network.sample())
     africa = network.dial("africa", refused={certificates.certificate_sha256(signed.certificate_der)})
     with pytest.raises(Misbehaved, match="the certificate is refused here"):
@@ -314,20 +291,15 @@ async def test_a_manifest_under_another_key_than_the_pinned_one_is_refused_and_n
 
 
 # Fetching.
-async def test_progress_is_told_and_ends_at_the_size(network, wanted):
-    _, africa, sample, offer = await offered(network, wanted)
-    received = []
-    await africa.fetch(offer, network.inbox(), received.append)
-    assert received == sorted(set(received))
-    assert received[-1] == sample.artifact.bytes
-
-
 async def test_a_part_is_resumed_at_its_offset(network, wanted):
     europe, africa, sample, offer = await offered(network, wanted)
     sha256, content = sample.artifact.sha256, sample.path.read_bytes()
     write_part(network.inbox(), sample.artifact, content[:1_234_567])
-    path = await africa.fetch(offer, network.inbox())
+    received = []
+    path = await africa.fetch(offer, network.inbox(), received.append)
     assert path.read_bytes() == content
+    assert received == sorted(set(received)), "progress is told, and ends at the size"
+    assert received[-1] == sample.artifact.bytes
     assert europe.service.ledger == [
         ("intent", "africa", sha256, 1_234_567),
         ("outcome", 1, len(content) - 1_234_567, "complete"),
@@ -350,10 +322,10 @@ async def test_a_damaged_part_on_this_site_s_disk_does_not_accuse_the_peer(netwo
     assert [row[3] for row in europe.service.ledger if row[0] == "intent"] == [1000, 0]
 
 
-async def test_what_is_already_here_is_not_sent(network, wanted):
+async def test_what_is_already_here_or_on_its_way_is_not_sent(network, wanted):
     europe, africa, _, offer = await offered(network, wanted)
-    first = await africa.fetch(offer, network.inbox())
-    assert await africa.fetch(offer, network.inbox()) == first
+    paths = await asyncio.gather(*(africa.fetch(offer, network.inbox()) for _ in range(3)))
+    assert set(paths) == {await africa.fetch(offer, network.inbox())}
     assert len(europe.service.ledger) == 2
 
 
@@ -395,46 +367,28 @@ async def test_a_part_that_vanishes_is_received_again_but_not_for_ever(network, 
         assert path.read_bytes() == sample.path.read_bytes()
 
 
-async def test_two_fetches_of_one_artifact_send_it_once(network, wanted):
-    europe, africa, _, offer = await offered(network, wanted)
-    paths = await asyncio.gather(*(africa.fetch(offer, network.inbox()) for _ in range(3)))
-    assert len(set(paths)) == 1
-    assert len(europe.service.ledger) == 2
-
-
-async def test_other_bytes_than_promised_are_refused_and_deleted(network, wanted):
-    _, africa, sample, offer = await offered(network, wanted)
-    content = bytearray(sample.path.read_bytes())
-    content[-1] ^= 1
-    sample.path.write_bytes(content)
-    with pytest.raises(Misbehaved, match=r"europe: .* bytes came whose digest is not the manifest's"):
-        await africa.fetch(offer, network.inbox())
-    assert names(network.inbox()) == []
-
-
-async def test_more_bytes_than_promised_are_refused_and_deleted(network, wanted):
-    _, africa, sample, offer = await offered(network, wanted)
-    with sample.path.open("ab") as file:
-        file.write(b"x")
-    with pytest.raises(Misbehaved, match=f"more than the {sample.artifact.bytes} bytes of the manifest came"):
-        await africa.fetch(offer, network.inbox())
-    assert names(network.inbox()) == []
-
-
-@pytest.mark.parametrize("part_bytes", [0, 1000])
-async def test_fewer_bytes_than_promised_are_refused_and_deleted(network, wanted, part_bytes):
+@pytest.mark.parametrize(
+    ("change", "part_bytes", "reason"),
+    [
+        (lambda content: content[:-1] + bytes([content[-1] ^ 1]), 0, "{size} bytes came whose digest is not the"),
+        (lambda content: content + b"x", 0, "more than the {size} bytes of the manifest came"),
+        (lambda content: content[:1_000_000], 0, "the stream ended after 1000000 of {size} bytes"),
+        (lambda content: content[:1_000_000], 1000, "the stream ended after 1000000 of {size} bytes"),
+    ],
+    ids=["other", "more", "fewer", "fewer behind a part"],
+)
+async def test_other_bytes_than_promised_are_refused_and_deleted(network, wanted, change, part_bytes, reason):
     _, africa, sample, offer = await offered(network, wanted)
     content = sample.path.read_bytes()
     if part_bytes:
         write_part(network.inbox(), sample.artifact, content[:part_bytes])
-    sample.path.write_bytes(content[:1_000_000])
-    with pytest.raises(Misbehaved, match=f"the stream ended after 1000000 of {len(content)} bytes"):
+    sample.path.write_bytes(change(content))
+    with pytest.raises(Misbehaved, match=f"europe: .*{reason.format(size=len(content))}"):
         await africa.fetch(offer, network.inbox())
     assert names(network.inbox()) == []
 
 
-async def test_a_file_with_other_tensors_than_the_manifest_is_refused_and_deleted(network, wanted):
-    europe, africa = await network.serve("europe"), network.dial("africa")
+async def test_a_file_with_other_tensors_than_the_manifest_is_refused_and_deleted(network, europe, africa, wanted):
     sample = network.sample()
     tensor = replace(sample.artifact.tensors[0], name="v")
     europe.service.publish(replace(sample, artifact=replace(sample.artifact, tensors=(tensor,))))

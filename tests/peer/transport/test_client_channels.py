@@ -1,7 +1,5 @@
 """The client's channels: who is talked to at an address, renewals, and what a channel may hold."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import datetime
@@ -15,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from fakes.two_sites import offered
 from peer.core import limits
 from peer.core.messages import Heartbeat
 from peer.errors import CertificateError
@@ -35,8 +34,7 @@ async def test_an_unknown_address_is_unreachable(network):
         await network.dial("africa").beat("europe", PULSE)
 
 
-async def test_nobody_at_the_address_is_unreachable_at_once(network):
-    europe, africa = await network.serve("europe"), network.dial("africa")
+async def test_nobody_at_the_address_is_unreachable_at_once(europe, africa):
     await europe.server.stop()
     with pytest.raises(Unreachable, match="europe: "):
         await africa.beat(europe.name, PULSE)
@@ -65,10 +63,7 @@ async def test_a_peer_that_moved_is_dialled_at_its_new_address(network):
 
 
 async def test_a_transfer_goes_on_while_another_address_is_tried(network, wanted):
-    europe, africa = await network.serve("europe"), network.dial("africa")
-    sample = network.sample(numbers=4_000_000)
-    europe.service.publish(sample)
-    offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
+    europe, africa, sample, offer = await offered(network, wanted, numbers=4_000_000)
     moving = asyncio.Event()
     fetching = asyncio.create_task(africa.fetch(offer, network.inbox(), lambda _: moving.set()))
     await moving.wait()
@@ -81,8 +76,7 @@ async def test_a_transfer_goes_on_while_another_address_is_tried(network, wanted
     assert len(europe.service.ledger) == 2, "one intent, one outcome"
 
 
-async def test_a_restarted_peer_is_reached_again(network):
-    europe, africa = await network.serve("europe"), network.dial("africa")
+async def test_a_restarted_peer_is_reached_again(europe, africa):
     await africa.beat(europe.name, PULSE)
     await europe.server.stop()
     for _ in range(8):
@@ -98,8 +92,7 @@ async def test_a_restarted_peer_is_reached_again(network):
             await asyncio.sleep(0.05)
 
 
-async def test_a_renewed_certificate_is_dialled_with_and_the_open_transfer_goes_on(network, wanted):
-    europe = await network.serve("europe")
+async def test_a_renewed_certificate_is_dialled_with_and_the_open_transfer_goes_on(network, europe, wanted):
     pki = network.authority.admit("africa")
     africa = network.dial("africa", pki=pki)
     sample = network.sample(numbers=4_000_000)
@@ -215,8 +208,7 @@ async def test_two_peers_that_dial_each_other_at_once_both_succeed(network, want
     assert [path.read_bytes() for path in paths] == [ours.path.read_bytes(), theirs.path.read_bytes()]
 
 
-async def test_a_peer_s_words_are_shown_without_their_control_characters(network):
-    europe, africa = await network.serve("europe"), network.dial("africa")
+async def test_a_peer_s_words_are_shown_without_their_control_characters(europe, africa):
     europe.service.refusal = Refusal(Status.DENIED, "no\x1b[31m\nway" + "!" * 5000)
     with pytest.raises(Refused) as caught:
         await africa.beat(europe.name, PULSE)
@@ -264,8 +256,7 @@ def test_memory_does_not_grow_with_the_artifact():
         assert large[place] - small[place] < 40
 
 
-async def test_an_artifact_has_a_connection_of_its_own(network, wanted):
-    europe, africa = await network.serve("europe"), network.dial("africa")
+async def test_an_artifact_has_a_connection_of_its_own(network, europe, africa, wanted):
     europe.service.publish(network.sample())
     offer = await africa.get_manifest("europe", wanted())
     await africa.fetch(offer, network.inbox())

@@ -1,7 +1,5 @@
 """Which connections a server closes: by number, by bytes and by refused calls, and whom it spares."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -318,9 +316,8 @@ def test_a_scan_keeps_no_connection_open_and_closes_no_other() -> None:
         *(kind for kind in http2.FLOODS if "PING" not in kind and "empty" not in kind),
     ],
 )
-async def test_a_flood_ends_its_connection_and_a_peer_s_calls_go_on(network, kind: str) -> None:
+async def test_a_flood_ends_its_connection_and_a_peer_s_calls_go_on(network, africa, kind: str) -> None:
     europe, mallory = await network.serve("europe"), network.authority.admit("asia")
-    africa = network.dial("africa")
     await africa.beat(europe.name, PULSE)
     address, context = f"127.0.0.1:{europe.port}", http2.member_context(mallory.folder)
     hung_up = asyncio.create_task(flood_once(address, context, http2.FLOODS[kind]))

@@ -1,8 +1,7 @@
 """The operator's socket: documents both ways, closed to others, clear errors without a daemon."""
 
-from __future__ import annotations
-
 import asyncio
+import functools
 import os
 import socket
 import stat
@@ -52,15 +51,30 @@ class FakeService:
 
 
 @pytest.fixture
-async def daemon(tmp_path):
-    """A fake service behind a socket."""
-    folder = tmp_path / "control"
-    folder.mkdir(mode=0o700)
-    service = FakeService()
+def service():
+    return FakeService()
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where the socket is, in a folder that is the operator's alone."""
+    tmp_path.chmod(0o700)
+    return tmp_path / "control.sock"
+
+
+@pytest.fixture
+async def server(service, path):
+    """The fake service behind the socket."""
     server = ControlServer(service)
-    await server.start(folder / "control.sock")
-    yield service, server, folder / "control.sock"
+    await server.start(path)
+    yield server
     await server.stop()
+
+
+@pytest.fixture
+def ask(server, path):
+    """Asks the fake service behind its socket."""
+    return functools.partial(asked, path)
 
 
 async def asked(path, question):
@@ -73,19 +87,13 @@ async def asked(path, question):
     return await asyncio.to_thread(ask)
 
 
-async def test_a_document_is_shown_with_its_arguments(daemon):
-    _, _, path = daemon
-    shown = await asked(path, lambda client: client.show("plan", rounds=10))
+async def test_a_document_is_shown_with_its_arguments_and_an_action_is_begun(ask):
+    shown = await ask(lambda client: client.show("plan", rounds=10))
     assert shown == {"topic": "plan", "arguments": {"rounds": 10}, "name": "größe"}
+    assert await ask(lambda client: client.act("pause")) == {"will": "pause"}
 
 
-async def test_an_action_is_begun(daemon):
-    _, _, path = daemon
-    assert await asked(path, lambda client: client.act("pause")) == {"will": "pause"}
-
-
-async def test_changes_are_followed_until_the_document_ends(daemon):
-    service, _, path = daemon
+async def test_changes_are_followed_until_the_document_ends(service, ask):
     counts = []
 
     def follow(client):
@@ -94,19 +102,18 @@ async def test_changes_are_followed_until_the_document_ends(daemon):
             loop.call_soon_threadsafe(service.changed.set)
 
     loop = asyncio.get_running_loop()
-    await asked(path, follow)
+    await ask(follow)
     assert counts == [0, 1]
 
 
-async def test_a_follower_that_leaves_is_let_go(daemon):
-    service, _, path = daemon
-    first = await asked(path, lambda client: next(client.follow("status")))
+async def test_a_follower_that_leaves_is_let_go(service, ask):
+    first = await ask(lambda client: next(client.follow("status")))
     assert first == {"topic": "status", "count": 0}
     await asyncio.wait_for(service.changed.wait(), 30)
     assert service.followers == 0
 
 
-async def test_two_calls_stop_a_server_one_after_the_other(daemon, network):
+async def test_two_calls_stop_a_server_one_after_the_other(server, europe):
     """gRPC's own ``stop`` ends the process where they overlap."""
 
     class Stopping:
@@ -118,16 +125,15 @@ async def test_two_calls_stop_a_server_one_after_the_other(daemon, network):
             await asyncio.sleep(0)
             self.stops, self.busy = self.stops + 1, False
 
-    for server in (daemon[1], (await network.serve("europe")).server):
-        running, stopping = server._server, Stopping()
-        server._server = stopping
-        await asyncio.gather(server.stop(), server.stop())
+    for each in (server, europe.server):
+        running, stopping = each._server, Stopping()
+        each._server = stopping
+        await asyncio.gather(each.stop(), each.stop())
         assert stopping.stops == 1
-        server._server = running
+        each._server = running
 
 
-async def test_a_follower_is_told_that_the_daemon_ended(daemon):
-    _, server, path = daemon
+async def test_a_follower_is_told_that_the_daemon_ended(server, path):
 
     def follow(client):
         for _ in client.follow("status"):
@@ -146,30 +152,27 @@ async def test_a_follower_is_told_that_the_daemon_ended(daemon):
         (lambda client: client.act("explode"), "no action 'explode'; there are pause, resume, stop"),
     ],
 )
-async def test_an_unknown_question_is_refused_with_the_known_ones(daemon, question, reason):
+async def test_an_unknown_question_is_refused_with_the_known_ones(ask, question, reason):
     with pytest.raises(StateError, match=reason):
-        await asked(daemon[2], question)
+        await ask(question)
 
 
 @pytest.mark.parametrize("fault", [ConfigError("site.toml: threads", "set it"), ValueError("round 7 is not planned")])
-async def test_the_daemon_s_reason_reaches_the_operator(daemon, fault):
-    service, _, path = daemon
+async def test_the_daemon_s_reason_reaches_the_operator(service, ask, fault):
     service.fault = fault
     kind = StateError if isinstance(fault, ValueError) else type(fault)
     with pytest.raises(kind, match=str(fault)):
-        await asked(path, lambda client: client.act("stop"))
+        await ask(lambda client: client.act("stop"))
 
 
-async def test_a_fault_of_the_daemon_is_said_and_logged(daemon, caplog):
-    service, _, path = daemon
+async def test_a_fault_of_the_daemon_is_said_and_logged(service, ask, caplog):
     service.fault = KeyError("lost")
     with pytest.raises(StateError, match="the daemon failed: 'lost'"):
-        await asked(path, lambda client: client.show("status"))
+        await ask(lambda client: client.show("status"))
     assert "control call failed" in caplog.text
 
 
-async def test_nobody_but_the_operator_can_open_the_socket(daemon):
-    path = daemon[2]
+async def test_nobody_but_the_operator_can_open_the_socket(server, path):
     assert stat.S_ISSOCK(path.stat().st_mode)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -181,9 +184,7 @@ async def test_a_folder_that_others_can_enter_gets_no_socket(tmp_path):
     assert not (tmp_path / "control.sock").exists()
 
 
-async def test_a_socket_that_was_left_behind_is_replaced(tmp_path):
-    tmp_path.chmod(0o700)
-    path = tmp_path / "control.sock"
+async def test_a_socket_that_was_left_behind_is_replaced(path):
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
     server = ControlServer(FakeService())
@@ -200,19 +201,18 @@ async def test_a_path_that_cannot_be_bound_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("left_behind", [False, True])
-async def test_without_a_daemon_the_operator_is_told_so(tmp_path, left_behind):
-    path = tmp_path / "control.sock"
+async def test_without_a_daemon_the_operator_is_told_so(path, left_behind):
     if left_behind:
         with socket.socket(socket.AF_UNIX) as stale:
             stale.bind(str(path))
     with pytest.raises(DaemonDown, match=f"no daemon answers on {path}"):
         await asked(path, lambda client: client.show("status"))
+    with pytest.raises(DaemonDown):
+        await asked(path, lambda client: client.healthy())
 
 
-async def test_a_large_document_passes(daemon):
-    service, _, path = daemon
-    service.fault = None
-    shown = await asked(path, lambda client: client.show("events", filler="x" * 6_000_000))
+async def test_a_large_document_passes(ask):
+    shown = await ask(lambda client: client.show("events", filler="x" * 6_000_000))
     assert len(shown["arguments"]["filler"]) == 6_000_000
 
 
@@ -225,25 +225,18 @@ def test_the_command_line_s_side_imports_no_more_than_it_needs():
     assert finished.stdout == "[]\n"
 
 
-async def test_the_health_service_tells_of_daemon_and_training(daemon):
-    service, _, path = daemon
-    assert await asked(path, lambda client: (client.healthy(), client.healthy(TRAINING))) == (True, True)
+async def test_the_health_service_tells_of_daemon_and_training(service, ask):
+    assert await ask(lambda client: (client.healthy(), client.healthy(TRAINING))) == (True, True)
     service.well = False
-    assert await asked(path, lambda client: (client.healthy(), client.healthy(TRAINING))) == (True, False)
+    assert await ask(lambda client: (client.healthy(), client.healthy(TRAINING))) == (True, False)
     service.open = False
-    assert not await asked(path, lambda client: client.healthy())
+    assert not await ask(lambda client: client.healthy())
     with pytest.raises(StateError, match="there is no service 'lunch'"):
-        await asked(path, lambda client: client.healthy("lunch"))
+        await ask(lambda client: client.healthy("lunch"))
 
 
-async def test_a_daemon_that_is_down_is_not_well(tmp_path):
-    with pytest.raises(DaemonDown):
-        await asked(tmp_path / "control.sock", lambda client: client.healthy())
-
-
-def test_a_daemon_that_listens_and_does_not_answer_is_not_taken_for_none(tmp_path, monkeypatch):
+def test_a_daemon_that_listens_and_does_not_answer_is_not_taken_for_none(path, monkeypatch):
     monkeypatch.setattr("peer.transport.control.ANSWER_S", 0.2)
-    path = tmp_path / "control.sock"
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(str(path))
         mute.listen()

@@ -1,7 +1,5 @@
 """A daemon's open files: what connections, dials and the reserve take of the process's limit."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Callable, Iterator
 

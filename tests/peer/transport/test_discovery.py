@@ -1,7 +1,5 @@
 """Sites find each other on the loopback interface; false announcements cost one dial each."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

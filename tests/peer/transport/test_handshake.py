@@ -1,7 +1,5 @@
 """One handshake tells apart what gRPC reports as one failure; each fault is provoked for real."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import datetime
@@ -48,8 +46,7 @@ async def plain_server(answer):
     server.close()
 
 
-async def test_a_peer_that_is_well_has_no_fault(network):
-    europe = await network.serve("europe")
+async def test_a_peer_that_is_well_has_no_fault(network, europe):
     diagnosis = await diagnosed(network.authority.admit("africa"), europe.port)
     assert (diagnosis.fault, diagnosis.detail) == (Fault.NONE, f"127.0.0.1:{europe.port} is europe")
 

@@ -1,7 +1,5 @@
 """A safetensors file is accepted only if its header is the manifest's."""
 
-from __future__ import annotations
-
 import json
 import struct
 import tracemalloc
@@ -49,28 +47,24 @@ def test_a_header_written_by_hand_is_accepted(tmp_path, artifact):
     check_safetensors_header(path, replace(artifact, bytes=path.stat().st_size))
 
 
+def with_b(**changes):
+    """The header with other facts of one tensor."""
+    return {**ENTRIES, "b": {**ENTRIES["b"], **changes}}
+
+
 FAULTS = {
     "not there": ({"a": ENTRIES["a"], "none": ENTRIES["none"]}, "tensor 'b' is missing in the file"),
     "one more": ({**ENTRIES, "c": ENTRIES["b"]}, "tensor 'c' is missing in the manifest"),
-    "dtype": ({**ENTRIES, "b": {**ENTRIES["b"], "dtype": "I8"}}, r"tensor 'b' is I8 \[4\] in the file, U8 \[4\]"),
+    "dtype": (with_b(dtype="I8"), r"tensor 'b' is I8 \[4\] in the file, U8 \[4\]"),
     "shape": ({**ENTRIES, "a": {**ENTRIES["a"], "shape": [3, 2]}}, r"tensor 'a' is F32 \[3, 2\] in the file"),
-    "shape of booleans": ({**ENTRIES, "b": {**ENTRIES["b"], "shape": [True]}}, "lists of whole numbers"),
-    "shape negative": ({**ENTRIES, "b": {**ENTRIES["b"], "shape": [-4]}}, "lists of whole numbers"),
-    "offsets": ({**ENTRIES, "b": {**ENTRIES["b"], "data_offsets": [24]}}, "lists of whole numbers"),
-    "offset type": ({**ENTRIES, "b": {**ENTRIES["b"], "data_offsets": [24, 28.0]}}, "lists of whole numbers"),
-    "too short": (
-        {**ENTRIES, "b": {**ENTRIES["b"], "data_offsets": [24, 27]}},
-        "'b' occupies 3 bytes, its shape needs 4",
-    ),
-    "overlap": (
-        {**ENTRIES, "b": {**ENTRIES["b"], "data_offsets": [20, 24]}},
-        "begins at byte 20, the one before ends at 24",
-    ),
-    "gap": (
-        {**ENTRIES, "b": {**ENTRIES["b"], "data_offsets": [25, 29]}},
-        "begins at byte 25, the one before ends at 24",
-    ),
-    "extra key": ({**ENTRIES, "b": {**ENTRIES["b"], "code": "x"}}, "entry is not dtype, shape and data_offsets"),
+    "shape of booleans": (with_b(shape=[True]), "lists of whole numbers"),
+    "shape negative": (with_b(shape=[-4]), "lists of whole numbers"),
+    "offsets": (with_b(data_offsets=[24]), "lists of whole numbers"),
+    "offset type": (with_b(data_offsets=[24, 28.0]), "lists of whole numbers"),
+    "too short": (with_b(data_offsets=[24, 27]), "'b' occupies 3 bytes, its shape needs 4"),
+    "overlap": (with_b(data_offsets=[20, 24]), "begins at byte 20, the one before ends at 24"),
+    "gap": (with_b(data_offsets=[25, 29]), "begins at byte 25, the one before ends at 24"),
+    "extra key": (with_b(code="x"), "entry is not dtype, shape and data_offsets"),
     "entry": ({**ENTRIES, "b": [1]}, "entry is not dtype, shape and data_offsets"),
     "metadata": ({**ENTRIES, "__metadata__": {"a": 1}}, "__metadata__ is not an object of texts"),
     "list": ([1], "safetensors header is not a JSON object"),

@@ -1,7 +1,5 @@
 """A manifest survives bytes, signature and journal row; a value over a limit is refused by name."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A statement of a round is believed under its site's signature only, and within its bounds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -17,13 +15,18 @@ from peer.transport.round_proof import LABEL, RoundClaim, sign_round, verify_rou
 CLAIM = RoundClaim(Sha256("fe" * 32), SiteName("europe"), 2, 7)
 
 
-def test_a_signed_claim_is_read_as_it_was_made(authority):
-    own = authority.admit("europe").load()
+@pytest.fixture
+def own(authority):
+    """Europe's key and certificate."""
+    return authority.admit("europe").load()
+
+
+def test_a_signed_claim_is_read_as_it_was_made(own):
     assert verify_round(sign_round(own, CLAIM), own.certificate) == CLAIM
 
 
-def test_another_key_or_another_body_proves_nothing(authority):
-    own, other = authority.admit("europe").load(), authority.admit("asia").load()
+def test_another_key_or_another_body_proves_nothing(authority, own):
+    other = authority.admit("asia").load()
     signed = sign_round(own, CLAIM)
     with pytest.raises(ValueError, match="the signature does not fit"):
         verify_round(signed, other.certificate)
@@ -32,8 +35,7 @@ def test_another_key_or_another_body_proves_nothing(authority):
         verify_round(replace(signed, body=later.body), own.certificate)
 
 
-def test_the_signature_of_a_manifest_s_body_proves_no_round(authority):
-    own = authority.admit("europe").load()
+def test_the_signature_of_a_manifest_s_body_proves_no_round(own):
     body = sign_round(own, CLAIM).body
     signed = sign_manifest(own, body)
     with pytest.raises(ValueError, match="the signature does not fit"):
@@ -49,9 +51,9 @@ def test_the_signature_of_a_manifest_s_body_proves_no_round(authority):
         ({"site": "no name"}, "round_claim.site"),
     ],
 )
-def test_a_claim_outside_a_limit_is_not_signed(authority, change, reason):
+def test_a_claim_outside_a_limit_is_not_signed(own, change, reason):
     with pytest.raises(WireError, match=reason):
-        sign_round(authority.admit("europe").load(), replace(CLAIM, **change))
+        sign_round(own, replace(CLAIM, **change))
 
 
 @pytest.mark.parametrize(
@@ -62,8 +64,7 @@ def test_a_claim_outside_a_limit_is_not_signed(authority, change, reason):
         (b"\x0a" * (limits.ROUND_CLAIM_BYTES_MAX + 1), "has 257 bytes"),
     ],
 )
-def test_what_a_key_signs_is_checked_all_the_same(authority, body, reason):
-    own = authority.admit("europe").load()
+def test_what_a_key_signs_is_checked_all_the_same(own, body, reason):
     signature = certificates.sign(own.key, LABEL + body)
     with pytest.raises(WireError, match=reason):
         verify_round(SignedRound(body, signature, b"certificate"), own.certificate)

@@ -1,7 +1,5 @@
 """Which callers are admitted, which are refused and why, and that every byte is accounted for."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import datetime
@@ -13,6 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from fakes.two_sites import offered
 from peer.core import limits
 from peer.core.messages import EvaluationResult, Heartbeat, Hello, Unavailable
 from peer.errors import CertificateError, PortInUse
@@ -47,24 +46,34 @@ async def dialled(port, secret):
         yield channel
 
 
+@pytest.fixture
+async def channel(network, europe):
+    """A channel to europe with africa's certificate."""
+    async with dialled(europe.port, credentials(network.authority.admit("africa"))) as channel:
+        yield channel
+
+
+def publish(site, sample, *, offset=0):
+    """Publish a sample, and make the request of its bytes."""
+    site.service.publish(sample)
+    request = wire.ArtifactRequest("model", 3, "train", site.name)
+    return wire.encode_fetch_request(request, sha256=sample.artifact.sha256, offset=offset)
+
+
 async def status_of(call):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value.code()
 
 
-async def test_greetings_and_pulses_reach_the_desk_with_the_caller_s_name(network):
-    europe, africa = await network.serve("europe"), network.dial("africa")
+async def test_greetings_and_pulses_reach_the_desk_with_the_caller_s_name(europe, africa):
     assert await africa.hello(europe.name, GREETING) == GREETING
     assert await africa.beat(europe.name, PULSE) == PULSE
     assert europe.service.calls == [("hello", "africa"), ("beat", "africa")]
 
 
 async def test_an_artifact_is_on_record_before_its_first_byte_and_after_its_last(network, wanted):
-    europe, africa = await network.serve("europe"), network.dial("africa")
-    sample = network.sample()
-    europe.service.publish(sample)
-    offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
+    europe, africa, sample, offer = await offered(network, wanted)
     path = await africa.fetch(offer, network.inbox())
     assert path.read_bytes() == sample.path.read_bytes()
     assert europe.service.ledger == [
@@ -74,8 +83,7 @@ async def test_an_artifact_is_on_record_before_its_first_byte_and_after_its_last
 
 
 @pytest.mark.parametrize("kind", ["plaintext", "no certificate", "another CA", "expired"])
-async def test_who_cannot_prove_to_be_a_peer_reaches_nothing(network, foreign_authority, kind):
-    europe = await network.serve("europe")
+async def test_who_cannot_prove_to_be_a_peer_reaches_nothing(network, europe, foreign_authority, kind):
     pki = network.authority.admit("africa")
     if kind == "expired":
         pki = network.authority.admit("africa", at=datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=60))
@@ -118,8 +126,7 @@ async def test_a_certificate_that_the_operator_refuses_is_refused(network):
         (Status.BUSY, Unreachable),
     ],
 )
-async def test_the_desk_s_refusals_reach_the_caller_with_their_reason(network, wanted, status, expected):
-    europe, africa = await network.serve("europe"), network.dial("africa")
+async def test_the_desk_s_refusals_reach_the_caller_with_their_reason(europe, africa, wanted, status, expected):
     europe.service.refusal = Refusal(status, "the roster digests differ: größe")
     for call in (
         africa.hello(europe.name, GREETING),
@@ -132,9 +139,7 @@ async def test_the_desk_s_refusals_reach_the_caller_with_their_reason(network, w
 
 
 async def test_an_artifact_that_was_not_published_is_denied_without_an_intent(network, wanted):
-    europe, africa = await network.serve("europe"), network.dial("africa")
-    europe.service.publish(network.sample())
-    offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
+    europe, africa, _, offer = await offered(network, wanted)
     europe.service.published.clear()
     with pytest.raises(Refused, match="europe: not published here"):
         await africa.fetch(offer, network.inbox())
@@ -142,10 +147,7 @@ async def test_an_artifact_that_was_not_published_is_denied_without_an_intent(ne
 
 
 async def test_a_published_file_that_is_gone_is_said_to_be_and_accounted_for(network, wanted, caplog):
-    europe, africa = await network.serve("europe"), network.dial("africa")
-    sample = network.sample()
-    europe.service.publish(sample)
-    offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
+    europe, africa, sample, offer = await offered(network, wanted)
     sample.path.unlink()
     with pytest.raises(Refused, match="europe: the artifact cannot be read from this site's disk"):
         await africa.fetch(offer, network.inbox())
@@ -153,26 +155,17 @@ async def test_a_published_file_that_is_gone_is_said_to_be_and_accounted_for(net
     assert "artifact not readable" in caplog.text
 
 
-async def test_an_offset_beyond_the_end_is_refused_and_accounted_for(network):
-    europe, pki = await network.serve("europe"), network.authority.admit("africa")
+async def test_an_offset_beyond_the_end_is_refused_and_accounted_for(network, europe, channel):
     sample = network.sample()
-    europe.service.publish(sample)
-    request = wire.encode_fetch_request(
-        wire.ArtifactRequest("model", 3, "train", "europe"),
-        sha256=sample.artifact.sha256,
-        offset=sample.artifact.bytes + 1,
-    )
-    async with dialled(europe.port, credentials(pki)) as channel:
-        code = await status_of(rpc.ExchangeStub(channel).FetchArtifact(request, timeout=LIMIT_S).read())
+    request = publish(europe, sample, offset=sample.artifact.bytes + 1)
+    code = await status_of(rpc.ExchangeStub(channel).FetchArtifact(request, timeout=LIMIT_S).read())
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert europe.service.ledger[1:] == [("outcome", 1, 0, "broken")]
 
 
-async def test_a_message_outside_the_limits_is_refused_by_name_and_reported(network):
-    europe, pki = await network.serve("europe"), network.authority.admit("africa")
-    async with dialled(europe.port, credentials(pki)) as channel:
-        with pytest.raises(grpc.aio.AioRpcError, match=r"pulse\.phase is empty") as caught:
-            await rpc.ExchangeStub(channel).Beat(pb.Pulse(), timeout=LIMIT_S)
+async def test_a_message_outside_the_limits_is_refused_by_name_and_reported(europe, channel):
+    with pytest.raises(grpc.aio.AioRpcError, match=r"pulse\.phase is empty") as caught:
+        await rpc.ExchangeStub(channel).Beat(pb.Pulse(), timeout=LIMIT_S)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert europe.service.refused_calls == [("africa", "Beat", "pulse.phase is empty")]
     assert europe.service.calls == []
@@ -185,13 +178,11 @@ async def test_a_message_outside_the_limits_is_refused_by_name_and_reported(netw
         (b"\x1a" + b"\xff" * limits.REQUEST_BYTES_MAX, grpc.StatusCode.RESOURCE_EXHAUSTED, "larger than max"),
     ],
 )
-async def test_bytes_that_are_no_message_or_too_many_never_reach_the_desk(network, message, code, text):
-    europe, pki = await network.serve("europe"), network.authority.admit("africa")
-    async with dialled(europe.port, credentials(pki)) as channel:
-        with pytest.raises(grpc.aio.AioRpcError, match=text) as caught:
-            await channel.unary_unary("/mhfl.v1.Exchange/Beat")(message, timeout=LIMIT_S)
-        assert caught.value.code() is code
-        await rpc.ExchangeStub(channel).Beat(wire.encode_pulse(PULSE), timeout=LIMIT_S)
+async def test_bytes_that_are_no_message_or_too_many_never_reach_the_desk(europe, channel, message, code, text):
+    with pytest.raises(grpc.aio.AioRpcError, match=text) as caught:
+        await channel.unary_unary("/mhfl.v1.Exchange/Beat")(message, timeout=LIMIT_S)
+    assert caught.value.code() is code
+    await rpc.ExchangeStub(channel).Beat(wire.encode_pulse(PULSE), timeout=LIMIT_S)
     assert europe.service.calls == [("beat", "africa")]
 
 
@@ -225,27 +216,23 @@ async def test_nothing_of_a_request_is_parsed_before_the_caller_is_admitted(netw
 
 
 @pytest.mark.parametrize("method", ["/mhfl.v1.Exchange/Nothing", "/grpc.health.v1.Health/Watch", "/a/b"])
-async def test_a_method_that_no_site_answers_tells_nothing_of_the_inside(network, method):
-    europe, pki = await network.serve("europe"), network.authority.admit("africa")
-    async with dialled(europe.port, credentials(pki)) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary(method)(b"", timeout=LIMIT_S)
+async def test_a_method_that_no_site_answers_tells_nothing_of_the_inside(channel, method):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary(method)(b"", timeout=LIMIT_S)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert caught.value.details() == "this site does not answer this method"
 
 
-async def test_a_request_that_does_not_arrive_is_not_waited_for(network, monkeypatch):
+async def test_a_request_that_does_not_arrive_is_not_waited_for(channel, monkeypatch):
     monkeypatch.setattr(limits, "REQUEST_WAIT_S", 0.05)
-    europe, pki = await network.serve("europe"), network.authority.admit("africa")
-    async with dialled(europe.port, credentials(pki)) as channel:
-        call = channel.stream_unary("/mhfl.v1.Exchange/Beat")()
-        await call.wait_for_connection()
-        with pytest.raises(grpc.aio.AioRpcError, match=r"the request did not arrive within 0\.05 s"):
-            await call
-        monkeypatch.setattr(limits, "REQUEST_WAIT_S", LIMIT_S)  # the end of the stream follows its headers
-        empty = channel.stream_unary("/mhfl.v1.Exchange/Beat")(iter(()))
-        with pytest.raises(grpc.aio.AioRpcError, match="the call has no request"):
-            await empty
+    call = channel.stream_unary("/mhfl.v1.Exchange/Beat")()
+    await call.wait_for_connection()
+    with pytest.raises(grpc.aio.AioRpcError, match=r"the request did not arrive within 0\.05 s"):
+        await call
+    monkeypatch.setattr(limits, "REQUEST_WAIT_S", LIMIT_S)  # the end of the stream follows its headers
+    empty = channel.stream_unary("/mhfl.v1.Exchange/Beat")(iter(()))
+    with pytest.raises(grpc.aio.AioRpcError, match="the call has no request"):
+        await empty
 
 
 async def test_one_caller_s_refused_calls_take_no_other_caller_s_rows(network):
@@ -286,30 +273,26 @@ async def test_a_caller_has_so_many_calls_at_once_and_others_are_answered(networ
         await stub.Beat(wire.encode_pulse(PULSE), timeout=LIMIT_S)
 
 
-async def test_a_fault_of_this_site_leaks_nothing(network, caplog):
-    europe, africa = await network.serve("europe"), network.dial("africa")
+async def test_a_fault_of_this_site_or_an_answer_outside_the_limits_leaks_nothing_and_refuses_nobody(
+    europe, africa, caplog
+):
     europe.service.refusal = KeyError("/secret/path")
     with pytest.raises(Unreachable) as caught:
         await africa.beat(europe.name, PULSE)
     assert "secret" not in str(caught.value)
     assert "call failed" in caplog.text
 
-
-async def test_an_answer_outside_the_limits_is_this_site_s_fault(network, caplog):
-    europe, africa = await network.serve("europe"), network.dial("africa")
-
-    async def wrong(caller, pulse):
+    async def answer_outside_the_limits(caller, pulse):
         return replace(PULSE, phase="")
 
-    europe.service.beat = wrong
+    europe.service.beat = answer_outside_the_limits
     with pytest.raises(Unreachable, match="this call failed here"):
         await africa.beat(europe.name, PULSE)
     assert europe.service.refused_calls == []
     assert "pulse.phase is empty" in caplog.text
 
 
-async def test_evaluations_are_refused_until_somebody_takes_them(network):
-    europe, africa = await network.serve("europe"), network.dial("africa")
+async def test_evaluations_are_refused_until_somebody_takes_them(network, europe, africa):
     report = EvaluationResult(1, 3, "ab" * 32, 12, {"auc": 0.75})
     with pytest.raises(Refused, match="this site takes no evaluations"):
         await africa.put_report(europe.name, report)
@@ -348,8 +331,7 @@ async def test_a_report_outside_the_limits_does_not_reach_the_desk(network):
     async def take(caller, report):
         taken.append(report)
 
-    europe = await network.serve("europe", reports=take)
-    pki = network.authority.admit("africa")
+    europe, pki = await network.serve("europe", reports=take), network.authority.admit("africa")
     message = pb.Metrics(generation=1, round=3, sha256=b"1" * 32, samples=12, values={"auc": float("inf")})
     async with dialled(europe.port, credentials(pki)) as channel:
         code = await status_of(rpc.ExchangeStub(channel).PutMetrics(message, timeout=LIMIT_S))
@@ -382,70 +364,49 @@ def test_a_bucket_refills_with_time_and_never_beyond_its_burst():
     assert [bucket.take() for _ in range(4)] == [True, True, True, False]
 
 
-async def test_a_caller_gets_so_many_streams_at_once_and_more_when_they_end(network):
-    europe, pki = await network.serve("europe"), network.authority.admit("africa")
+async def test_a_caller_gets_so_many_streams_at_once_and_more_when_they_end(network, europe, channel):
     sample = network.sample(numbers=8_000_000)
-    europe.service.publish(sample)
-    request = wire.encode_fetch_request(
-        wire.ArtifactRequest("model", 3, "train", "europe"), sha256=sample.artifact.sha256, offset=0
-    )
-    async with dialled(europe.port, credentials(pki)) as channel:
-        stub = rpc.ExchangeStub(channel)
-        calls = [stub.FetchArtifact(request, timeout=LIMIT_S) for _ in range(limits.STREAMS_PER_PEER_MAX)]
-        for call in calls:
-            await call.read()
-        with pytest.raises(grpc.aio.AioRpcError, match="4 transfers to africa are under way"):
-            await stub.FetchArtifact(request, timeout=LIMIT_S).read()
-        calls[0].cancel()
-        await europe.service.ended.wait()
-        assert (await stub.FetchArtifact(request, timeout=LIMIT_S).read()).data
+    request = publish(europe, sample)
+    stub = rpc.ExchangeStub(channel)
+    calls = [stub.FetchArtifact(request, timeout=LIMIT_S) for _ in range(limits.STREAMS_PER_PEER_MAX)]
+    for call in calls:
+        await call.read()
+    with pytest.raises(grpc.aio.AioRpcError, match="4 transfers to africa are under way"):
+        await stub.FetchArtifact(request, timeout=LIMIT_S).read()
+    calls[0].cancel()
+    await europe.service.ended.wait()
+    assert (await stub.FetchArtifact(request, timeout=LIMIT_S).read()).data
     assert europe.service.refused_calls == [("africa", "FetchArtifact", "4 transfers to africa are under way")]
 
 
 @pytest.mark.parametrize("who", ["the caller", "the server"])
-async def test_a_stream_that_is_broken_off_is_accounted_for(network, who):
-    europe, pki = await network.serve("europe"), network.authority.admit("africa")
+async def test_a_stream_that_is_broken_off_is_accounted_for(network, europe, channel, who):
     sample = network.sample(numbers=8_000_000)
-    europe.service.publish(sample)
-    request = wire.encode_fetch_request(
-        wire.ArtifactRequest("model", 3, "train", "europe"), sha256=sample.artifact.sha256, offset=0
-    )
-    async with dialled(europe.port, credentials(pki)) as channel:
-        call = rpc.ExchangeStub(channel).FetchArtifact(request, timeout=LIMIT_S)
-        first = await call.read()
-        if who == "the caller":
-            call.cancel()
-        else:
-            await europe.server.stop()
-        await asyncio.wait_for(europe.service.ended.wait(), LIMIT_S)
+    request = publish(europe, sample)
+    call = rpc.ExchangeStub(channel).FetchArtifact(request, timeout=LIMIT_S)
+    first = await call.read()
+    if who == "the caller":
+        call.cancel()
+    else:
+        await europe.server.stop()
+    await asyncio.wait_for(europe.service.ended.wait(), LIMIT_S)
     (outcome,) = europe.service.ledger[1:]
     assert outcome[:2] == ("outcome", 1)
     assert len(first.data) <= outcome[2] < sample.artifact.bytes
     assert outcome[3] == "broken"
 
 
-async def test_a_port_in_use_is_said_to_be(network):
-    await network.serve("europe")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        site = await network.serve("asia")
-        await site.server.stop()
-        with pytest.raises(PortInUse, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
-            await site.server.start(f"127.0.0.1:{port}")
-
-
-async def test_an_address_that_is_not_here_is_said_to_be(network):
+async def test_an_address_that_cannot_be_listened_on_is_said_to_be_and_two_daemons_never_share_a_port(network, europe):
     site = await network.serve("asia")
     await site.server.stop()
-    with pytest.raises(PortInUse, match=r"cannot listen on 192\.0\.2\.1:7443: Cannot assign requested address"):
-        await site.server.start("192.0.2.1:7443")
-
-
-async def test_two_daemons_never_share_a_port(network):
-    europe, asia = await network.serve("europe"), await network.serve("asia")
-    await asia.server.stop()
-    with pytest.raises(PortInUse, match="Address already in use"):
-        await asia.server.start(f"127.0.0.1:{europe.port}")
+    with socket.create_server(("127.0.0.1", 0)) as other_program:
+        for address, reason in (
+            (f"127.0.0.1:{other_program.getsockname()[1]}", "Address already in use"),
+            (f"127.0.0.1:{europe.port}", "Address already in use"),
+            ("192.0.2.1:7443", "Cannot assign requested address"),
+        ):
+            with pytest.raises(PortInUse, match=f"cannot listen on {address}: {reason}"):
+                await site.server.start(address)
 
 
 async def test_a_server_without_its_files_does_not_listen(network):
@@ -518,15 +479,13 @@ async def test_a_renewed_certificate_that_was_not_valid_yet_is_served_once_it_is
     assert await served_certificate(europe.port, africa) != before
 
 
-async def test_the_health_service_is_for_peers_and_a_wrong_question_is_no_fault_here(network, caplog):
-    europe, pki = await network.serve("europe"), network.authority.admit("africa")
-    async with dialled(europe.port, credentials(pki)) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        for service in ("", SERVICE):
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=LIMIT_S)
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        lunch = health_pb2.HealthCheckRequest(service="lunch")
-        assert await status_of(stub.Check(lunch, timeout=LIMIT_S)) is grpc.StatusCode.NOT_FOUND
+async def test_the_health_service_is_for_peers_and_a_wrong_question_is_no_fault_here(network, europe, channel, caplog):
+    stub = health_pb2_grpc.HealthStub(channel)
+    for service in ("", SERVICE):
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=LIMIT_S)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    lunch = health_pb2.HealthCheckRequest(service="lunch")
+    assert await status_of(stub.Check(lunch, timeout=LIMIT_S)) is grpc.StatusCode.NOT_FOUND
     assert "call failed" not in caplog.text
     async with dialled(europe.port, credentials(network.authority.admit("mars"))) as channel:
         asked = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=LIMIT_S)

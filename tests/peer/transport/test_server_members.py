@@ -1,7 +1,5 @@
 """Who may call changes while the server runs: members come and go, keys and CAs change."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

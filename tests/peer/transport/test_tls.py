@@ -1,7 +1,5 @@
 """Credentials refuse files that do not fit; the caller of each call is checked again."""
 
-from __future__ import annotations
-
 import datetime
 from dataclasses import replace
 
@@ -34,45 +32,35 @@ def caller(authority, context, *, now=NOW, roster=ROSTER, refused=frozenset(), p
     return tls.caller(context, roster=roster, refused=refused, verify=verify)
 
 
-def test_a_peer_of_the_roster_is_named(authority):
-    assert caller(authority, shown(authority.admit("africa"))) == "africa"
+@pytest.mark.parametrize(
+    ("site", "names", "reason"),
+    [
+        ("africa", ("africa", "europe"), "2 names instead of one"),
+        ("mars", (), "'mars' is not in the roster"),
+        ("africa", ("europe",), "europe: the certificate names africa, not europe"),
+    ],
+)
+def test_a_caller_whose_name_is_not_a_peer_s_own_is_refused(authority, site, names, reason):
+    with pytest.raises(tls.CallerRefused, match=reason):
+        caller(authority, shown(authority.admit(site), *names))
 
 
-def test_a_caller_without_a_certificate_is_refused(authority):
-    with pytest.raises(tls.CallerRefused, match="0 names instead of one"):
-        caller(authority, {"transport_security_type": [b"ssl"]})
+def test_a_caller_without_a_certificate_or_with_one_of_another_ca_is_refused(authority, foreign_authority):
+    for context, reason in (
+        ({"transport_security_type": [b"ssl"]}, "0 names instead of one"),
+        (shown(foreign_authority.admit("africa")), "africa: the certificate is not from this federation's CA"),
+    ):
+        with pytest.raises(tls.CallerRefused, match=reason):
+            caller(authority, context)
 
 
-def test_a_caller_with_two_names_is_refused(authority):
-    with pytest.raises(tls.CallerRefused, match="2 names instead of one"):
-        caller(authority, shown(authority.admit("africa"), "africa", "europe"))
-
-
-def test_a_stranger_is_refused(authority):
-    with pytest.raises(tls.CallerRefused, match="'mars' is not in the roster"):
-        caller(authority, shown(authority.admit("mars")))
-
-
-def test_a_name_that_the_certificate_does_not_have_is_refused(authority):
-    with pytest.raises(tls.CallerRefused, match="europe: the certificate names africa, not europe"):
-        caller(authority, shown(authority.admit("africa"), "europe"))
-
-
-def test_a_certificate_that_expires_on_an_open_connection_is_refused(authority):
+def test_a_certificate_that_expires_on_an_open_connection_or_is_of_the_future_is_refused(authority):
     context = shown(authority.admit("africa", days=30))
     assert caller(authority, context, now=NOW + datetime.timedelta(days=29)) == "africa"
     with pytest.raises(tls.CallerRefused, match="africa: the certificate expired on"):
         caller(authority, context, now=NOW + datetime.timedelta(days=31))
-
-
-def test_a_certificate_of_the_future_is_refused(authority):
     with pytest.raises(tls.CallerRefused, match="africa: the certificate is not valid before"):
-        caller(authority, shown(authority.admit("africa")), now=NOW - datetime.timedelta(days=1))
-
-
-def test_a_certificate_of_another_ca_is_refused(authority, foreign_authority):
-    with pytest.raises(tls.CallerRefused, match="africa: the certificate is not from this federation's CA"):
-        caller(authority, shown(foreign_authority.admit("africa")))
+        caller(authority, context, now=NOW - datetime.timedelta(days=1))
 
 
 def test_a_certificate_on_the_refused_list_is_refused(authority):

@@ -1,7 +1,5 @@
 """The sent bytes are those on disk; received bytes get their name only if they are the manifest's."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -41,9 +39,9 @@ def incoming(folder, *, size=None, durable=True):
     return IncomingArtifact(folder, sha256=SHA256, size=len(CONTENT) if size is None else size, durable=durable)
 
 
-async def receive(folder, *chunks, check=lambda part: None, size=None):
+async def receive(folder, *chunks, check=lambda part: None, **options):
     """Feed these chunks and finish."""
-    async with incoming(folder, size=size) as receiving:
+    async with incoming(folder, **options) as receiving:
         for chunk in chunks:
             await receiving.feed(chunk)
         return await receiving.finish(check)
@@ -166,9 +164,7 @@ async def test_an_artifact_is_on_disk_before_it_has_its_name(folder, synced):
 
 
 async def test_an_artifact_that_the_disk_need_not_have_yet_is_marked_until_it_is_synced(folder, synced):
-    async with incoming(folder, durable=False) as receiving:
-        await receiving.feed(CONTENT)
-        path = await receiving.finish(lambda part: None)
+    path = await receive(folder, CONTENT, durable=False)
     assert (path.read_bytes() == CONTENT, names(folder), synced) == (True, [FINAL, UNSYNCED], [])
     sync_artifacts(folder, [SHA256])
     assert (names(folder), synced) == ([FINAL], [str(path), str(folder)])
@@ -214,13 +210,6 @@ def write_part(folder, content, *, arrived):
     (folder / PART).write_bytes((content + b"\xff" * len(CONTENT))[: len(CONTENT)] + ARRIVED.pack(arrived))
 
 
-async def test_a_part_that_was_damaged_on_disk_is_found_and_deleted(folder):
-    write_part(folder, bytes(1000), arrived=1000)
-    with pytest.raises(ArtifactWrong, match="whose digest is not the manifest's"):
-        await receive(folder, CONTENT[1000:])
-    assert names(folder) == []
-
-
 async def test_a_part_goes_on_behind_the_bytes_that_it_counts(folder):
     write_part(folder, CONTENT[:2_000_000], arrived=1_000_000)
     async with incoming(folder) as receiving:
@@ -228,6 +217,13 @@ async def test_a_part_goes_on_behind_the_bytes_that_it_counts(folder):
         await receiving.feed(CONTENT[1_000_000:])
         path = await receiving.finish(lambda part: None)
     assert path.read_bytes() == CONTENT
+
+
+async def test_a_part_that_was_damaged_on_disk_is_found_and_deleted(folder):
+    write_part(folder, bytes(1000), arrived=1000)
+    with pytest.raises(ArtifactWrong, match="whose digest is not the manifest's"):
+        await receive(folder, CONTENT[1000:])
+    assert names(folder) == []
 
 
 async def test_a_part_that_lacks_its_name_alone_is_complete(folder):
@@ -284,10 +280,12 @@ async def test_a_transfer_into_a_discarded_artifact_goes_on_where_it_stopped(fol
     (folder / DISCARDED).write_bytes(b"\xff" * len(CONTENT))
     async with incoming(folder) as first:
         await first.feed(CONTENT[:2_000_000])
-    async with incoming(folder) as second:
-        assert second.received == 2_000_000
-        await second.feed(CONTENT[2_000_000:])
-        assert (await second.finish(lambda part: None)).read_bytes() == CONTENT
+    assert (await receive(folder, CONTENT[2_000_000:])).read_bytes() == CONTENT
+
+
+def set_free(monkeypatch, free):
+    """Let the disk have so many free bytes."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 39, free))
 
 
 @contextlib.contextmanager
@@ -336,29 +334,25 @@ async def test_artifacts_that_begin_at_once_take_a_discarded_one_each(folder):
 
 async def test_an_artifact_in_the_place_of_another_needs_no_room(folder, leases, monkeypatch):
     (folder / DISCARDED).write_bytes(CONTENT)
-    free = 1000 + limits.DISK_RESERVE_BYTES
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 39, free))
+    set_free(monkeypatch, 1000 + limits.DISK_RESERVE_BYTES)
     async with incoming(folder), IncomingArtifact(folder, sha256="ab" * 32, size=1000):
         with pytest.raises(InsufficientSpace, match="1 bytes are needed, 0 are free"):
             async with IncomingArtifact(folder, sha256="cd" * 32, size=1):
                 pass
 
 
-async def test_a_wrong_digest_leaves_nothing(folder):
-    with pytest.raises(ArtifactWrong, match=f"{len(CONTENT)} bytes came whose digest"):
-        await receive(folder, CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]))
-    assert names(folder) == []
-
-
-async def test_too_many_bytes_are_not_written(folder):
-    with pytest.raises(ArtifactWrong, match=f"more than the {len(CONTENT)} bytes of the manifest"):
-        await receive(folder, CONTENT, b"x")
-    assert names(folder) == []
-
-
-async def test_too_few_bytes_are_no_artifact(folder):
-    with pytest.raises(ArtifactWrong, match="1000 bytes came"):
-        await receive(folder, CONTENT[:1000])
+@pytest.mark.parametrize(
+    ("chunks", "reason"),
+    [
+        ([CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])], f"{len(CONTENT)} bytes came whose digest"),
+        ([CONTENT, b"x"], f"more than the {len(CONTENT)} bytes of the manifest"),
+        ([CONTENT[:1000]], "1000 bytes came"),
+    ],
+    ids=["another digest", "too many", "too few"],
+)
+async def test_other_bytes_than_the_manifest_s_leave_nothing(folder, chunks, reason):
+    with pytest.raises(ArtifactWrong, match=reason):
+        await receive(folder, *chunks)
     assert names(folder) == []
 
 
@@ -410,8 +404,7 @@ async def test_an_artifact_that_cannot_fit_is_not_begun(folder):
 
 @pytest.mark.parametrize(("spare", "fits"), [(0, True), (-1, False)])
 async def test_an_artifact_leaves_the_reserve_free(folder, monkeypatch, spare, fits):
-    free = len(CONTENT) + limits.DISK_RESERVE_BYTES + spare
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 39, free))
+    set_free(monkeypatch, len(CONTENT) + limits.DISK_RESERVE_BYTES + spare)
     if fits:
         assert await receive(folder, CONTENT) == folder / FINAL
     else:
@@ -421,14 +414,13 @@ async def test_an_artifact_leaves_the_reserve_free(folder, monkeypatch, spare, f
 
 
 async def test_a_full_disk_is_nobodys_artifact(folder, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 39, 31 << 20))
+    set_free(monkeypatch, 31 << 20)
     with pytest.raises(DiskError, match=r"the disk of .* is full"):
         await receive(folder, CONTENT)
 
 
 async def test_artifacts_that_are_under_way_have_their_room(folder, monkeypatch):
-    free = len(CONTENT) + limits.DISK_RESERVE_BYTES
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 39, free))
+    set_free(monkeypatch, len(CONTENT) + limits.DISK_RESERVE_BYTES)
     async with IncomingArtifact(folder, sha256=SHA256, size=len(CONTENT)):
         with pytest.raises(InsufficientSpace, match="1 bytes are needed, 0 are free"):
             async with IncomingArtifact(folder, sha256="ab" * 32, size=1):
@@ -470,16 +462,13 @@ async def test_a_disk_that_fills_up_meanwhile_costs_this_artifact_only(folder, m
     assert names(folder) == []
 
 
-async def test_a_link_in_place_of_the_part_is_not_followed(folder, tmp_path):
+async def test_a_link_in_place_of_the_part_is_not_followed_and_a_missing_folder_is_named(folder, tmp_path):
     target = tmp_path / "target"
     target.write_bytes(b"precious")
     (folder / PART).symlink_to(target)
     with pytest.raises(DiskError, match="symbolic links"):
         await receive(folder)
     assert target.read_bytes() == b"precious"
-
-
-async def test_a_folder_that_is_missing_is_named(tmp_path):
     with pytest.raises(DiskError, match="No such file or directory"):
         await receive(tmp_path / "nowhere")
 

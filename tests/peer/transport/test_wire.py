@@ -1,7 +1,5 @@
 """Messages survive the wire bit for bit; a value over a limit is refused by name, both ways."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -69,6 +67,7 @@ def test_a_greeting_survives_the_wire(greeting):
         *[st.integers(0, 99)] * 2,
         st.none() | digests,
         st.none() | st.just(SignedRound(b"body", b"signature", b"certificate")),
+        heads,
     )
 )
 def test_a_pulse_survives_the_wire(pulse):
@@ -191,16 +190,12 @@ def test_a_proof_of_a_round_is_bounded():
         wire.decode_pulse(message)
 
 
-def test_what_a_greeting_saw_is_checked():
-    for changes, reason in [
-        ({"generation": 0}, "seen.generation"),
-        ({"round": 0}, "seen.round"),
-        ({"sha256": b""}, "seen.sha256"),
-    ]:
-        message = wire.encode_greeting(GREETING)
-        changed(message.seen, changes)
-        with pytest.raises(WireError, match=f"greeting.{reason}"):
-            wire.decode_greeting(message)
+@pytest.mark.parametrize("changes", [{"generation": 0}, {"round": 0}, {"sha256": b""}])
+def test_what_a_greeting_saw_is_checked(changes):
+    message = wire.encode_greeting(GREETING)
+    changed(message.seen, changes)
+    with pytest.raises(WireError, match=rf"greeting\.seen\.{next(iter(changes))}"):
+        wire.decode_greeting(message)
 
 
 REQUEST = wire.ArtifactRequest("head", 3, "handback", "asia")
@@ -283,11 +278,6 @@ def test_a_head_of_another_form_is_refused(head, reason):
     pulse.head.CopyFrom(head)
     with pytest.raises(WireError, match=f"pulse.{reason}"):
         wire.decode_pulse(pulse)
-
-
-def test_a_pulse_states_the_head():
-    pulse = replace(PULSE, head=ChainHead(3, "ab" * 32))
-    assert wire.decode_pulse(wire.encode_pulse(pulse)) == pulse
 
 
 def test_a_request_names_its_epoch():

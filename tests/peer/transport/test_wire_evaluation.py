@@ -1,7 +1,5 @@
 """A report survives the wire; a value outside a limit is refused by name, in both directions."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
