@@ -132,11 +132,8 @@ def test_file_round_trip() -> None:
     content = BUNDLE.encode()
     assert content.isascii()
     assert Bundle.decode(content) == BUNDLE
+    assert Bundle.decode(content.replace(b"\n", b"\r\n")) == BUNDLE, "a mail changes line ends"
     Bundle.decode(content).verify(CA_KEY.public_key())
-
-
-def test_file_survives_a_mail_that_changes_its_line_ends() -> None:
-    assert Bundle.decode(BUNDLE.encode().replace(b"\n", b"\r\n")) == BUNDLE
 
 
 def test_signature_is_over_label_zero_and_canonical_json() -> None:
@@ -165,9 +162,6 @@ def test_signature_is_over_label_zero_and_canonical_json() -> None:
 def test_no_field_can_be_changed(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="the signature does not fit"):
         replace(BUNDLE, **change).verify(CA_KEY.public_key())
-
-
-def test_another_authority_does_not_fit() -> None:
     with pytest.raises(ValueError, match="the signature does not fit"):
         BUNDLE.verify(KEY.public_key())
 

@@ -14,20 +14,23 @@ from peer.identity.certificates import P256_ORDER, encodings
 
 NOW = datetime.datetime(2026, 7, 1, 12, tzinfo=datetime.UTC)
 EUROPE = SiteName("europe")
+Authority = tuple[ec.EllipticCurvePrivateKey, x509.Certificate]
 
 
 @pytest.fixture(scope="module")
-def authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+def authority() -> Authority:
     return certificates.new_authority("trial", now=NOW)
 
 
-@pytest.mark.parametrize("number", range(20))
-def test_a_certificate_is_one_of_its_encodings(
-    authority: tuple[ec.EllipticCurvePrivateKey, x509.Certificate], number: int
-) -> None:
-    """Twenty random signatures: numbers with and without a leading zero byte, small and large s."""
+def issue_new(authority: Authority) -> x509.Certificate:
     key = certificates.new_key().public_key()
-    certificate = certificates.issue(*authority, name=EUROPE, public_key=key, now=NOW)
+    return certificates.issue(*authority, name=EUROPE, public_key=key, now=NOW)
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_a_certificate_is_one_of_its_encodings(authority: Authority, number: int) -> None:
+    """Twenty random signatures: numbers with and without a leading zero byte, small and large s."""
+    certificate = issue_new(authority)
     der = certificates.certificate_der(certificate)
     same, other = encodings(certificate)
     assert same == der
@@ -43,10 +46,8 @@ def test_the_order_is_the_curve_s() -> None:
     ec.derive_private_key(P256_ORDER - 1, ec.SECP256R1())
 
 
-def test_a_refused_certificate_is_refused_in_both_encodings(
-    authority: tuple[ec.EllipticCurvePrivateKey, x509.Certificate],
-) -> None:
-    certificate = certificates.issue(*authority, name=EUROPE, public_key=certificates.new_key().public_key(), now=NOW)
+def test_a_refused_certificate_is_refused_in_both_encodings(authority: Authority) -> None:
+    certificate = issue_new(authority)
     listed = {certificates.certificate_sha256(certificates.certificate_der(certificate))}
     disguised = x509.load_der_x509_certificate(encodings(certificate)[1])
     assert certificates.certificate_sha256(certificates.certificate_der(disguised)) not in listed
@@ -55,12 +56,10 @@ def test_a_refused_certificate_is_refused_in_both_encodings(
     assert not certificates.is_refused(authority[1], listed)
 
 
-def test_a_signature_with_a_loose_end_is_no_der(authority: tuple[ec.EllipticCurvePrivateKey, x509.Certificate]) -> None:
+def test_a_signature_with_a_loose_end_is_no_der(authority: Authority) -> None:
     """The byte before a signature counts its unused bits; where the last bit is 0 some libraries read 1 as well."""
     while True:
-        certificate = certificates.issue(
-            *authority, name=EUROPE, public_key=certificates.new_key().public_key(), now=NOW
-        )
+        certificate = issue_new(authority)
         if not certificate.signature[-1] & 1:
             break
     der = bytearray(certificates.certificate_der(certificate))

@@ -17,15 +17,7 @@ from cryptography.x509.oid import NameOID
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder
 from peer.core.roster import SiteName, federation_digest
-from peer.errors import (
-    BundleError,
-    CertificateError,
-    ConfigError,
-    DiskError,
-    FederationMismatch,
-    PeerError,
-    StateError,
-)
+from peer.errors import BundleError, CertificateError, ConfigError, DiskError, FederationMismatch, PeerError, StateError
 from peer.identity import certificates, enrolment
 from peer.identity.bundle import Bundle, seal
 from peer.identity.certificates import Identity, fingerprint, key_pem, new_key, signing_request
@@ -433,12 +425,6 @@ def test_join_needs_the_sites_own_key(authority: Authority, folder: SiteFolder) 
     (folder.pki / "site.key").unlink()
     with refused(CertificateError, r"site.key is missing"):
         enrolment.join(folder, bundle, now=NOW)
-
-
-def test_join_can_be_repeated(authority: Authority, folder: SiteFolder) -> None:
-    bundle = admit(authority, make_request(folder, authority))
-    first, second = (enrolment.join(folder, bundle, now=NOW) for _ in range(2))
-    assert first.certificate == second.certificate
 
 
 def test_an_older_bundle_does_not_undo_a_renewal(authority: Authority, folder: SiteFolder) -> None:
