@@ -58,4 +58,7 @@ def open_site(tmp_path: Path) -> Iterator[Callable[..., SiteUnderTest]]:
         each.ledger.close()
 
 
-# --- manifests -------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def site(open_site: Callable[..., SiteUnderTest]) -> SiteUnderTest:
+    """Europe's service, with the policy that a site has unless it says another."""
+    return open_site()

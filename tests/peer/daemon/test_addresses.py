@@ -28,6 +28,11 @@ def dialled(candidates: Candidates, count: int) -> list[str | None]:
     return dialled_addresses
 
 
+@pytest.fixture
+def candidates() -> Candidates:
+    return Candidates(operators=["written:1"], founders="founded:1")
+
+
 def test_a_relay_that_the_founder_or_an_amendment_names_is_dialled_and_shown() -> None:
     """Two sites may have the same one: the caller's first message says which of them it wants."""
     sites = [{"name": "africa"}, *({"name": name, "address": "relay gate h:443"} for name in ("asia", "europe"))]
@@ -40,16 +45,14 @@ def test_a_relay_that_the_founder_or_an_amendment_names_is_dialled_and_shown() -
     assert addresses.address(SiteName("venus")) is None
 
 
-def test_the_operator_s_word_comes_first_then_announcements_then_the_founder_s() -> None:
-    candidates = Candidates(operators=["written:1"], founders="founded:1")
+def test_the_operator_s_word_comes_first_then_announcements_then_the_founder_s(candidates: Candidates) -> None:
     assert candidates.current == "written:1"
     candidates.discover("old:1")
     candidates.discover("new:1")
     assert dialled(candidates, 5) == ["written:1", "new:1", "old:1", "founded:1", "written:1"]
 
 
-def test_what_works_stays_until_it_fails_twice_and_begins_the_turns_afterwards() -> None:
-    candidates = Candidates(operators=["written:1"], founders="founded:1")
+def test_what_works_stays_until_it_fails_twice_and_begins_the_turns_afterwards(candidates: Candidates) -> None:
     candidates.fail("written:1")
     assert candidates.succeed("founded:1")
     assert not candidates.succeed("founded:1"), "that is no news"
@@ -76,13 +79,6 @@ def test_an_address_answers_from_its_first_answer_until_it_fails_twice() -> None
     assert answers == [False, True, True, False]
 
 
-def test_nothing_is_dialled_until_something_is_known() -> None:
-    candidates = Candidates()
-    assert candidates.current is None
-    assert candidates.discover("new:1")
-    assert candidates.current == "new:1"
-
-
 def test_an_announcement_moves_nothing_that_works_and_is_next_when_it_fails() -> None:
     candidates = Candidates(founders="founded:1")
     candidates.succeed("founded:1")
@@ -90,16 +86,14 @@ def test_an_announcement_moves_nothing_that_works_and_is_next_when_it_fails() ->
     assert dialled(candidates, 3) == ["founded:1", "founded:1", "new:1"]
 
 
-def test_an_announcement_is_dialled_next_but_not_in_the_middle_of_a_dial() -> None:
-    candidates = Candidates(operators=["written:1"], founders="founded:1")
+def test_an_announcement_is_dialled_next_but_not_in_the_middle_of_a_dial(candidates: Candidates) -> None:
     assert candidates.current == "written:1"
     assert candidates.discover("new:1")
     assert dialled(candidates, 3) == ["written:1", "new:1", "founded:1"]
     assert not candidates.discover("new:1"), "it has its turn already"
 
 
-def test_a_flood_of_lies_pushes_out_neither_what_worked_nor_what_was_written() -> None:
-    candidates = Candidates(operators=["written:1"], founders="founded:1")
+def test_a_flood_of_lies_pushes_out_neither_what_worked_nor_what_was_written(candidates: Candidates) -> None:
     candidates.discover("true:1")
     candidates.fail("written:1")
     candidates.succeed("true:1")
@@ -114,8 +108,7 @@ def test_a_flood_of_lies_pushes_out_neither_what_worked_nor_what_was_written() -
     assert {"true:1", "written:1", "founded:1"} <= set(tried)
 
 
-def test_a_new_word_of_the_operator_is_tried_at_once_and_what_worked_after_it() -> None:
-    candidates = Candidates(operators=["written:1"], founders="founded:1")
+def test_a_new_word_of_the_operator_is_tried_at_once_and_what_worked_after_it(candidates: Candidates) -> None:
     candidates.succeed("written:1")
     candidates.set_operators(["moved:1"])
     assert not candidates.succeed("written:1"), "the answer of a dial from before"
@@ -139,6 +132,7 @@ def addresses(file: Path) -> AddressBook:
 
 
 def test_announcements_count_for_peers_alone(addresses: AddressBook) -> None:
+    assert addresses.address(SiteName("africa")) is None
     assert addresses.discover(SiteName("africa"), "10.0.0.2:1")
     assert addresses.address(SiteName("africa")) == "10.0.0.2:1"
     assert not addresses.discover(SiteName("mars"), "10.0.0.3:1")

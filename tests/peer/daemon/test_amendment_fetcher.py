@@ -1,7 +1,5 @@
 """Questions for amendments: beside calls, without an error that ends a daemon, and before a start acts."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

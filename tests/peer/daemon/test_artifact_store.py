@@ -1,7 +1,5 @@
 """The artifacts of a site on its disk: who holds one, what is discarded and when, what the disk keeps."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os
@@ -169,18 +167,12 @@ async def test_what_a_later_round_uses_need_not_be_on_disk_at_the_end_of_a_stage
     assert shelf.names(UNSYNCED_SUFFIX) == [DIGEST]
     await shelf.store.sync(3)
     assert shelf.names(UNSYNCED_SUFFIX) == []
-
-
-async def test_the_end_of_the_daemon_leaves_nothing_unsynced(shelf: Shelf) -> None:
-    shelf.receive(DIGEST, 3)
-    await shelf.store.close()
-    assert shelf.names(UNSYNCED_SUFFIX) == []
-
-
-async def test_a_discarded_artifact_loses_its_mark(shelf: Shelf) -> None:
     shelf.receive(DIGEST, 3)
     shelf.store.discard(DIGEST)
-    assert shelf.names(UNSYNCED_SUFFIX) == []
+    assert shelf.names(UNSYNCED_SUFFIX) == [], "a discarded artifact loses its mark"
+    shelf.receive(OTHER, 3)
+    await shelf.store.close()
+    assert shelf.names(UNSYNCED_SUFFIX) == [], "the end of the daemon leaves nothing unsynced"
 
 
 async def test_a_disk_that_cannot_keep_artifacts_ends_the_daemon(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:

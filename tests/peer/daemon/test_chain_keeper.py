@@ -76,8 +76,21 @@ class KeptSite:
         return [each for each in self.reported if isinstance(each, events.EpochsLearned)]
 
 
+class Answering:
+    """A client whose peer gives one reply to every question."""
+
+    def __init__(self, reply: AmendmentsReply) -> None:
+        self.reply = reply
+
+    async def get_amendments(self, peer: SiteName, *, after: int) -> AmendmentsReply:
+        return self.reply
+
+
+MakeSite = Callable[..., KeptSite]
+
+
 @pytest.fixture
-def site(tmp_path: Path) -> Callable[..., KeptSite]:
+def site(tmp_path: Path) -> MakeSite:
     return lambda name, **options: KeptSite(tmp_path, name, **options)
 
 
@@ -88,10 +101,15 @@ def chain(*changes: dict[str, Any]) -> Chain:
     return grown
 
 
+def sealed_for_africa(key: RoundKey) -> bytes:
+    public_key = certificate_key(identity("africa").certificate)
+    return seal_key(key, public_key, federation=FEDERATION.config.digest, site=SiteName("africa"))
+
+
 EXPULSION = chain({"from_round": 10, "add": (newcomer("america"),)}, {"from_round": 20, "key": 1, "expel": ASIA})
 
 
-def test_a_site_learns_the_chain_from_a_peer_and_keeps_it(site: Callable[..., KeptSite]) -> None:
+def test_a_site_learns_the_chain_from_a_peer_and_keeps_it(site: MakeSite) -> None:
     europe, africa = site("europe").have(EXPULSION, round_key(1)), site("africa")
     assert africa.keeper.head is None
     assert africa.follow(europe)
@@ -106,7 +124,7 @@ def test_a_site_learns_the_chain_from_a_peer_and_keeps_it(site: Callable[..., Ke
     assert africa.calls == [("europe", 0)]
 
 
-def test_nothing_is_asked_for_a_head_that_the_site_has(site: Callable[..., KeptSite]) -> None:
+def test_nothing_is_asked_for_a_head_that_the_site_has(site: MakeSite) -> None:
     europe, africa = site("europe"), site("africa").have(EXPULSION, round_key(1))
     for head in (None, africa.keeper.head, EXPULSION.after(1).head):
         africa.now_s += ASK_S
@@ -114,7 +132,7 @@ def test_nothing_is_asked_for_a_head_that_the_site_has(site: Callable[..., KeptS
     assert africa.calls == []
 
 
-def test_one_question_to_a_peer_in_ten_seconds_and_a_liar_delays_nobody_else(site: Callable[..., KeptSite]) -> None:
+def test_one_question_to_a_peer_in_ten_seconds_and_a_liar_delays_nobody_else(site: MakeSite) -> None:
     liar, europe, africa = site("asia"), site("europe").have(EXPULSION), site("africa")
     claim = ChainHead(9, Sha256("ab" * 32))
     assert not africa.follow(liar, claim)
@@ -126,7 +144,7 @@ def test_one_question_to_a_peer_in_ten_seconds_and_a_liar_delays_nobody_else(sit
     assert africa.follow(europe, after_s=UNANSWERED_S)
 
 
-def test_a_peer_whose_heads_are_false_is_asked_less_and_less_often(site: Callable[..., KeptSite]) -> None:
+def test_a_peer_whose_heads_are_false_is_asked_less_and_less_often(site: MakeSite) -> None:
     liar, africa = site("asia"), site("africa")
     asked_s = []
     for second in range(1800):
@@ -138,7 +156,7 @@ def test_a_peer_whose_heads_are_false_is_asked_less_and_less_often(site: Callabl
     assert waits_s == [20, 40, 80, 160, 320, 320, 320, 320]
 
 
-def test_a_true_head_forgives_the_false_ones_before(site: Callable[..., KeptSite]) -> None:
+def test_a_true_head_forgives_the_false_ones_before(site: MakeSite) -> None:
     asia, africa = site("asia"), site("africa")
     for number in range(3):
         africa.follow(asia, ChainHead(9, Sha256(f"{number:064x}")), after_s=ASK_S_MAX)
@@ -150,7 +168,7 @@ def test_a_true_head_forgives_the_false_ones_before(site: Callable[..., KeptSite
 
 
 def test_the_head_of_a_fork_of_lived_rounds_is_logged_once_and_asked_for_less_often(
-    site: Callable[..., KeptSite], caplog: pytest.LogCaptureFixture
+    site: MakeSite, caplog: pytest.LogCaptureFixture
 ) -> None:
     africa = site("africa", opened=10).have(chain({"settings": {"rounds": 200}}))
     europe = site("europe").have(chain({"settings": {"rounds": 300}}, {"settings": {"rounds": 400}}))
@@ -159,7 +177,7 @@ def test_the_head_of_a_fork_of_lived_rounds_is_logged_once_and_asked_for_less_of
     assert caplog.messages.count("chain forked") == 1
 
 
-def test_a_true_head_delays_no_question_to_a_peer_with_a_later_one(site: Callable[..., KeptSite]) -> None:
+def test_a_true_head_delays_no_question_to_a_peer_with_a_later_one(site: MakeSite) -> None:
     asia, europe, africa = site("asia").have(EXPULSION.until(1)), site("europe").have(EXPULSION), site("africa")
     assert africa.follow(asia)
     africa.now_s -= ASK_S
@@ -167,7 +185,7 @@ def test_a_true_head_delays_no_question_to_a_peer_with_a_later_one(site: Callabl
     assert africa.keeper.head == europe.keeper.head
 
 
-def test_after_a_question_that_nobody_answered_another_peer_is_asked_soon(site: Callable[..., KeptSite]) -> None:
+def test_after_a_question_that_nobody_answered_another_peer_is_asked_soon(site: MakeSite) -> None:
     europe, africa = site("europe").have(EXPULSION), site("africa")
 
     class Unplugged:
@@ -180,7 +198,7 @@ def test_after_a_question_that_nobody_answered_another_peer_is_asked_soon(site: 
     assert africa.follow(europe, after_s=UNANSWERED_S)
 
 
-def test_a_head_that_a_peer_does_not_have_is_named_once(site: Callable[..., KeptSite]) -> None:
+def test_a_head_that_a_peer_does_not_have_is_named_once(site: MakeSite) -> None:
     liar, africa = site("asia"), site("africa")
     claim = ChainHead(9, Sha256("ab" * 32))
     for _ in range(3):
@@ -189,7 +207,7 @@ def test_a_head_that_a_peer_does_not_have_is_named_once(site: Callable[..., Kept
     assert africa.learned() == []
 
 
-def test_a_peer_that_took_another_chain_since_it_stated_its_head_is_not_named(site: Callable[..., KeptSite]) -> None:
+def test_a_peer_that_took_another_chain_since_it_stated_its_head_is_not_named(site: MakeSite) -> None:
     europe, africa = site("europe").have(EXPULSION, round_key(1)), site("africa").have(EXPULSION, round_key(1))
     before = chain({"from_round": 10, "hold": True})
     assert not africa.follow(europe, before.head.head)
@@ -198,7 +216,7 @@ def test_a_peer_that_took_another_chain_since_it_stated_its_head_is_not_named(si
 
 
 def test_a_peer_that_shows_this_site_s_own_chain_again_and_again_ends_the_question(
-    site: Callable[..., KeptSite],
+    site: MakeSite,
 ) -> None:
     africa = site("africa").have(EXPULSION, round_key(1))
     own, forged = tuple(link.signed for link in EXPULSION.links), SignedAmendment(b"{}", ())
@@ -219,59 +237,33 @@ def test_a_peer_that_shows_this_site_s_own_chain_again_and_again_ends_the_questi
     assert africa.keeper.chain == EXPULSION
 
 
-def test_chains_that_are_replayed_cut_or_of_another_federation_change_nothing(site: Callable[..., KeptSite]) -> None:
+def test_chains_that_are_replayed_cut_or_of_another_federation_change_nothing(site: MakeSite) -> None:
     own = tuple(link.signed for link in EXPULSION.links)
     foreign = AmendedFederation("africa", "asia", "europe", rounds=50)
     other = foreign.sign(foreign.after(foreign.chain(), hold=True))
-    foreign_key = SealedKey(
-        1,
-        seal_key(
-            round_key(7),
-            identity("africa").key.public_key(),
-            federation=FEDERATION.config.digest,
-            site=SiteName("africa"),
-        ),
-    )
+    unsigned = FEDERATION.sign(FEDERATION.after(FEDERATION.chain(), hold=True), ("asia",), founder=False)
+    foreign_key = SealedKey(1, sealed_for_africa(round_key(7)))
     for number, (amendments, reason) in enumerate(
         (
             ((own[0], own[0]), "amendment 1 is not next in the chain, which ends with 1"),
             ((own[1],), "amendment 2 is not next in the chain, which ends with 0"),
             ((other,), "the amendment is of the federation"),
             ((replace(own[0], by=()),), "amendment 1 is not signed by the founder's CA key"),
+            ((unsigned,), "amendment 1 is not signed by the founder's CA key"),
             ((replace(own[0], body=own[0].body + b" "),), "canonical"),
         )
     ):
         africa = site("africa")
-        reply = AmendmentsReply(amendments, (foreign_key,), ())
-
-        class Forger:
-            async def get_amendments(
-                self, peer: SiteName, *, after: int, reply: AmendmentsReply = reply
-            ) -> AmendmentsReply:
-                return reply
-
+        forger = Answering(AmendmentsReply(amendments, (foreign_key,), ()))
         africa.now_s += ASK_S
-        assert not asyncio.run(africa.keeper.follow(EUROPE, ChainHead(2, Sha256("ab" * 32)), Forger())), number
+        assert not asyncio.run(africa.keeper.follow(EUROPE, ChainHead(2, Sha256("ab" * 32)), forger)), number
         assert reason in africa.refusals()[0]
         assert africa.keeper.chain == FEDERATION.chain()
         assert africa.folder.round_keys() == {}
         assert africa.learned() == []
 
 
-def test_an_amendment_that_is_not_valid_is_named_and_changes_nothing(site: Callable[..., KeptSite]) -> None:
-    africa, forger = site("africa"), site("asia").have(EXPULSION)
-    unsigned = FEDERATION.sign(FEDERATION.after(FEDERATION.chain(), hold=True), ("asia",), founder=False)
-
-    class Forger:
-        async def get_amendments(self, peer: SiteName, *, after: int) -> AmendmentsReply:
-            return AmendmentsReply((SignedAmendment(unsigned.body, unsigned.by),))
-
-    assert not asyncio.run(africa.keeper.follow(forger.name, forger.keeper.head, Forger()))
-    assert africa.refusals() == ["its amendments: amendment 1 is not signed by the founder's CA key"]
-    assert (africa.keeper.head, africa.learned()) == (None, [])
-
-
-def test_a_longer_fork_is_taken_and_who_signed_both_is_named(site: Callable[..., KeptSite]) -> None:
+def test_a_longer_fork_is_taken_and_who_signed_both_is_named(site: MakeSite) -> None:
     own = chain({"settings": {"rounds": 200}})
     africa = site("africa").have(own)
     europe = site("europe").have(chain({"settings": {"rounds": 300}}, {"settings": {"rounds": 400}}))
@@ -282,7 +274,7 @@ def test_a_longer_fork_is_taken_and_who_signed_both_is_named(site: Callable[...,
     assert africa.follow(europe) is False
 
 
-def test_a_fork_of_rounds_that_were_lived_is_not_taken(site: Callable[..., KeptSite]) -> None:
+def test_a_fork_of_rounds_that_were_lived_is_not_taken(site: MakeSite) -> None:
     own = chain({"settings": {"rounds": 200}})
     africa = site("africa", opened=10).have(own)
     europe = site("europe").have(chain({"settings": {"rounds": 300}}, {"settings": {"rounds": 400}}))
@@ -291,13 +283,13 @@ def test_a_fork_of_rounds_that_were_lived_is_not_taken(site: Callable[..., KeptS
     assert [fork.double_signers for fork in africa.folder.forks(own)] == [("the founder",)]
 
 
-def test_a_restored_site_catches_up(site: Callable[..., KeptSite]) -> None:
+def test_a_restored_site_catches_up(site: MakeSite) -> None:
     europe, africa = site("europe").have(EXPULSION, round_key(1)), site("africa", opened=50).have(EXPULSION.until(1))
     assert africa.follow(europe)
     assert africa.calls == [("europe", 1)]
 
 
-def test_a_newcomer_gets_the_keys_of_its_own_epochs_alone(site: Callable[..., KeptSite]) -> None:
+def test_a_newcomer_gets_the_keys_of_its_own_epochs_alone(site: MakeSite) -> None:
     europe, america = site("europe").have(EXPULSION, round_key(1)), site("america", key=None)
     assert america.follow(europe)
     assert set(america.folder.round_keys().values()) == {GENESIS_KEY, round_key(1)}
@@ -308,14 +300,14 @@ def test_a_newcomer_gets_the_keys_of_its_own_epochs_alone(site: Callable[..., Ke
     assert set(antarctica.folder.round_keys().values()) == {round_key(2)}
 
 
-def test_an_expelled_site_gets_no_key(site: Callable[..., KeptSite]) -> None:
+def test_an_expelled_site_gets_no_key(site: MakeSite) -> None:
     europe = site("europe").have(EXPULSION, round_key(1))
     reply = europe.keeper.answer(ASIA, certificate_der(identity("asia").certificate), 0)
     assert reply.keys == ()
     assert len(reply.amendments) == 2
 
 
-def test_an_expelled_site_learns_which_amendment_expels_it_and_nothing_later(site: Callable[..., KeptSite]) -> None:
+def test_an_expelled_site_learns_which_amendment_expels_it_and_nothing_later(site: MakeSite) -> None:
     grown = FEDERATION.extend(EXPULSION, from_round=30, key=1, add=(newcomer("antarctica"),))
     europe, asia = site("europe").have(grown, round_key(1)), site("asia")
     asia.peers[SiteName("europe")] = europe
@@ -329,35 +321,23 @@ def test_an_expelled_site_learns_which_amendment_expels_it_and_nothing_later(sit
     assert (europe.keeper.expelled, ASIA in europe.keeper.callers) == ({ASIA: 2}, False)
 
 
-def test_a_key_that_does_not_fit_is_thrown_away(site: Callable[..., KeptSite]) -> None:
-    europe, africa = site("europe").have(EXPULSION, round_key(1)), site("africa")
-
-    class Garbler:
-        async def get_amendments(self, peer: SiteName, *, after: int) -> AmendmentsReply:
-            reply = await africa.get_amendments(peer, after=after)
-            return AmendmentsReply(reply.amendments, (SealedKey(2, b"x" * 113), SealedKey(7, b"x")))
-
-    africa.peers[EUROPE] = europe
-    assert asyncio.run(africa.keeper.follow(EUROPE, europe.keeper.head, Garbler()))
-    assert africa.folder.round_keys() == {}
-    assert africa.keeper.epochs().at(20).round_key is None
-
-
-def test_of_many_copies_of_a_key_one_is_opened(site: Callable[..., KeptSite], caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "keys", [(SealedKey(2, b"x" * 113), SealedKey(7, b"x")), (SealedKey(2, b"x" * 113),) * 1000], ids=["two", "many"]
+)
+def test_keys_that_do_not_fit_are_thrown_away_and_of_many_copies_one_is_opened(
+    site: MakeSite, caplog: pytest.LogCaptureFixture, keys: tuple[SealedKey, ...]
+) -> None:
     """Opening takes time, and the peer chooses how many copies it sends."""
     europe, africa = site("europe").have(EXPULSION, round_key(1)), site("africa")
-
-    class Flooder:
-        async def get_amendments(self, peer: SiteName, *, after: int) -> AmendmentsReply:
-            reply = await africa.get_amendments(peer, after=after)
-            return AmendmentsReply(reply.amendments, (SealedKey(2, b"x" * 113),) * 1000)
-
-    africa.peers[EUROPE] = europe
-    assert asyncio.run(africa.keeper.follow(EUROPE, europe.keeper.head, Flooder()))
-    assert [record.message for record in caplog.records].count("sealed round key not usable") == 1
+    africa.now_s += ASK_S
+    garbler = Answering(AmendmentsReply(tuple(link.signed for link in EXPULSION.links), keys))
+    assert asyncio.run(africa.keeper.follow(EUROPE, europe.keeper.head, garbler))
+    assert africa.folder.round_keys() == {}
+    assert africa.keeper.epochs().at(20).round_key is None
+    assert caplog.messages.count("sealed round key not usable") == 1
 
 
-def test_a_notice_spreads_and_its_site_counts_as_leaving(site: Callable[..., KeptSite]) -> None:
+def test_a_notice_spreads_and_its_site_counts_as_leaving(site: MakeSite) -> None:
     europe, africa = site("europe"), site("africa")
     europe.folder.save_notices([FEDERATION.notice("asia")])
     europe.have(chain({"hold": True}))
@@ -370,7 +350,7 @@ def test_a_notice_spreads_and_its_site_counts_as_leaving(site: Callable[..., Kep
     assert africa.keeper.epochs().leaving == frozenset()
 
 
-def test_a_notice_that_a_replaced_key_signed_counts_no_more(site: Callable[..., KeptSite]) -> None:
+def test_a_notice_that_a_replaced_key_signed_counts_no_more(site: MakeSite) -> None:
     before = chain({"from_round": 5, "rekey": {EUROPE: pin("europe")}})
     after = FEDERATION.extend(before, from_round=10, rekey={EUROPE: pin("europe", 2)})
     africa = site("africa").have(before)
@@ -384,7 +364,7 @@ def test_a_notice_that_a_replaced_key_signed_counts_no_more(site: Callable[..., 
 
 
 def test_a_disk_that_takes_the_chain_and_not_its_notices_leaves_all_parts_of_the_site_at_one_epoch(
-    site: Callable[..., KeptSite],
+    site: MakeSite,
 ) -> None:
     before = chain({"from_round": 5, "rekey": {EUROPE: pin("europe")}})
     after = FEDERATION.extend(before, from_round=10, rekey={EUROPE: pin("europe", 2)})
@@ -398,14 +378,14 @@ def test_a_disk_that_takes_the_chain_and_not_its_notices_leaves_all_parts_of_the
     assert africa.learned()[-1].epochs == africa.keeper.epochs()
 
 
-def test_pinned_keys_change_at_once(site: Callable[..., KeptSite]) -> None:
+def test_pinned_keys_change_at_once(site: MakeSite) -> None:
     africa = site("africa").have(EXPULSION)
     assert set(africa.keeper.callers) == {"africa", "america", "europe"}
     assert africa.keeper.callers[AMERICA] == newcomer("america").key
 
 
 def test_a_site_with_the_former_key_gets_the_amendments_up_to_its_new_one_and_no_key(
-    site: Callable[..., KeptSite],
+    site: MakeSite,
 ) -> None:
     rekeyed = chain(
         {"rekey": {SiteName("africa"): pin("africa")}},
@@ -431,7 +411,7 @@ HOLDS = chain({"hold": True})
 EXPELS = chain({"expel": ASIA, "key": 1})
 
 
-def test_a_round_key_that_is_missing_is_asked_of_a_peer_with_the_same_chain(site: Callable[..., KeptSite]) -> None:
+def test_a_round_key_that_is_missing_is_asked_of_a_peer_with_the_same_chain(site: MakeSite) -> None:
     europe, africa = site("europe").have(EXPULSION, round_key(1)), site("africa").have(EXPULSION)
     africa.follow(europe)
     assert africa.calls == [("europe", 1)]
@@ -440,7 +420,7 @@ def test_a_round_key_that_is_missing_is_asked_of_a_peer_with_the_same_chain(site
     assert len(africa.calls) == 1
 
 
-def test_an_operators_amendment_is_kept_and_told(site: Callable[..., KeptSite]) -> None:
+def test_an_operators_amendment_is_kept_and_told(site: MakeSite) -> None:
     africa = site("africa")
     africa.keeper.enact(HOLDS.links[0].signed)
     assert africa.keeper.head == HOLDS.head.head
@@ -468,7 +448,7 @@ def test_an_operators_amendment_is_kept_and_told(site: Callable[..., KeptSite]) 
     ],
 )
 def test_what_cannot_be_enacted_is_named_and_changes_nothing(
-    site: Callable[..., KeptSite], amendment: dict[str, Any], by: tuple[str, ...], opened: int, reason: str
+    site: MakeSite, amendment: dict[str, Any], by: tuple[str, ...], opened: int, reason: str
 ) -> None:
     africa = site("africa", opened=opened)
     drawn = FEDERATION.after(FEDERATION.chain(), **{key: amendment[key] for key in amendment if key != "number"})
@@ -479,24 +459,17 @@ def test_what_cannot_be_enacted_is_named_and_changes_nothing(
     assert (africa.keeper.head, africa.start().head, africa.reported) == (None, None, [])
 
 
-def test_an_enacted_round_key_is_opened_from_its_sealed_copy(site: Callable[..., KeptSite]) -> None:
-    africa = site("africa")
-    key = certificate_key(identity("africa").certificate)
-    sealed = seal_key(round_key(1), key, federation=FEDERATION.config.digest, site=africa.name)
-    africa.keeper.enact(EXPELS.links[0].signed, sealed=sealed)
-    assert africa.learned()[-1].epochs.at(10).round_key == round_key(1)
-
-
-def test_an_amendment_that_is_enacted_again_brings_a_key_that_was_lost(site: Callable[..., KeptSite]) -> None:
-    africa = site("africa").have(EXPELS)
-    key = certificate_key(identity("africa").certificate)
-    sealed = seal_key(round_key(1), key, federation=FEDERATION.config.digest, site=africa.name)
-    africa.keeper.enact(EXPELS.links[0].signed, sealed=sealed)
+@pytest.mark.parametrize("again", [False, True])
+def test_an_enacted_round_key_is_opened_from_its_sealed_copy_also_where_it_was_lost(
+    site: MakeSite, again: bool
+) -> None:
+    africa = site("africa").have(EXPELS if again else FEDERATION.chain())
+    africa.keeper.enact(EXPELS.links[0].signed, sealed=sealed_for_africa(round_key(1)))
     assert africa.learned()[-1].epochs.at(10).round_key == round_key(1)
     assert africa.keeper.chain == EXPELS
 
 
-def test_a_sites_notice_is_spread_and_a_strangers_refused(site: Callable[..., KeptSite]) -> None:
+def test_a_sites_notice_is_spread_and_a_strangers_refused(site: MakeSite) -> None:
     africa = site("africa")
     with pytest.raises(AmendmentRefused, match="a notice is refused: america is no member"):
         africa.keeper.leave(FEDERATION.notice("america"))
@@ -505,7 +478,7 @@ def test_a_sites_notice_is_spread_and_a_strangers_refused(site: Callable[..., Ke
     assert africa.keeper.answer(EUROPE, certificate_der(identity("europe").certificate), 0).notices
 
 
-def test_the_file_of_an_amendment_beside_the_own_one_is_kept_as_a_fork_to_choose(site: Callable[..., KeptSite]) -> None:
+def test_the_file_of_an_amendment_beside_the_own_one_is_kept_as_a_fork_to_choose(site: MakeSite) -> None:
     """Whoever has a new key that the others do not know cannot ask them."""
     own, theirs = chain({"settings": {"rounds": 200}}), chain({"settings": {"rounds": 300}})
     africa = site("africa", opened=10).have(own)
@@ -521,7 +494,7 @@ def test_the_file_of_an_amendment_beside_the_own_one_is_kept_as_a_fork_to_choose
     assert len(africa.folder.forks(theirs)) == 1
 
 
-def test_no_operator_chooses_what_the_site_would_undo_by_itself(site: Callable[..., KeptSite]) -> None:
+def test_no_operator_chooses_what_the_site_would_undo_by_itself(site: MakeSite) -> None:
     long, short = chain(*[{"from_round": 50, "hold": True}] * 2), chain({"from_round": 60, "hold": True})
     africa, europe = site("africa").have(short), site("europe").have(long)
     assert africa.follow(europe)
@@ -534,7 +507,7 @@ def test_no_operator_chooses_what_the_site_would_undo_by_itself(site: Callable[.
     assert africa.start().chain == africa.keeper.chain == short
 
 
-def test_a_newcomer_counts_as_added_by_the_amendment_of_its_bundle_alone(site: Callable[..., KeptSite]) -> None:
+def test_a_newcomer_counts_as_added_by_the_amendment_of_its_bundle_alone(site: MakeSite) -> None:
     true = chain({"from_round": 5, "hold": True}, {"from_round": 10, "add": (newcomer("america"),)})
     asia, europe = site("asia").have(chain({"from_round": 2, "add": (newcomer("america"),)})), site("europe").have(true)
     america = site("america", key=None, opened=2)
@@ -553,7 +526,7 @@ def test_a_newcomer_counts_as_added_by_the_amendment_of_its_bundle_alone(site: C
     assert america.start().is_added
 
 
-def test_the_operator_switches_to_the_other_body_and_back(site: Callable[..., KeptSite]) -> None:
+def test_the_operator_switches_to_the_other_body_and_back(site: MakeSite) -> None:
     own, theirs = chain({"settings": {"rounds": 200}}), chain({"settings": {"rounds": 300}}, {"hold": True})
     africa, europe = site("africa", opened=10).have(own), site("europe").have(theirs)
     assert not africa.follow(europe)
@@ -567,7 +540,7 @@ def test_the_operator_switches_to_the_other_body_and_back(site: Callable[..., Ke
     assert africa.keeper.chain == own
 
 
-def test_no_operator_chooses_a_chain_whose_round_key_the_site_lacks(site: Callable[..., KeptSite]) -> None:
+def test_no_operator_chooses_a_chain_whose_round_key_the_site_lacks(site: MakeSite) -> None:
     own, theirs = chain({"hold": True}), chain({"key": 1, "expel": ASIA})
     africa, europe = site("africa", opened=10).have(own), site("europe").have(theirs)
     assert not africa.follow(europe)

@@ -1,7 +1,5 @@
 """Whole daemons in one process: real journals, real TLS on loopback, workers without torch."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -11,22 +9,25 @@ import socket
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from fakes.drafts import DERANGEMENT, draft, site_text
 from fakes.running_daemons import LIMIT_S, Running, until
 from peer.core import commands, events, limits
 from peer.core.messages import EvaluationResult, Hello, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.core.status import PeerStatus, SiteStatus
-from peer.daemon.dispatch import now
+from peer.daemon.dispatch import Daemon, now
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DiskError, PortInUse
 from peer.files import STRAYS_MAX
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
+from peer.records import folder_documents
 from peer.records.journal import Journal
 from peer.records.kept_configuration import find_change
 from peer.transport import tls, wire
@@ -47,6 +48,13 @@ async def client_of(running: Running, name: str, **addresses: str) -> AsyncItera
         yield client
     finally:
         await client.close()
+
+
+async def gathering(running: Running) -> Daemon:
+    """Start asia, which then waits for europe."""
+    asia = await running.start("asia")
+    await until(asia, lambda status: status["phase"] == "gathering")
+    return asia
 
 
 # --- a federation from beginning to end ------------------------------------------------------------------------------
@@ -85,8 +93,6 @@ async def test_two_sites_do_their_rounds_and_account_for_every_transfer(
 
 
 async def test_the_status_of_a_running_site_has_the_keys_of_a_stopped_one(running: Running) -> None:
-    from peer.records import folder_documents
-
     asia = await running.start("asia", stay=True)
     await running.start("europe", stay=True)
     status = await until(
@@ -101,8 +107,7 @@ async def test_the_status_of_a_running_site_has_the_keys_of_a_stopped_one(runnin
 
 
 async def test_a_site_that_starts_again_goes_on_where_it_was(running: Running) -> None:
-    asia = await running.start("asia")
-    await until(asia, lambda status: status["phase"] == "gathering")
+    asia = await gathering(running)
     asia.report(events.StopRequested())
     asia.report(events.StopRequested())
     assert await running.end("asia") == [commands.Exit()]
@@ -116,8 +121,7 @@ async def test_a_site_that_starts_again_goes_on_where_it_was(running: Running) -
 
 
 async def test_a_folder_of_the_version_before_is_taken_over_in_the_midst_of_the_rounds(running: Running) -> None:
-    asia = await running.start("asia")
-    await until(asia, lambda status: status["phase"] == "gathering")
+    asia = await gathering(running)
     asia.report(events.StopRequested())
     await running.end("asia")
     path = asia.home / "journal.db"
@@ -232,8 +236,7 @@ async def test_a_port_in_use_ends_the_start_and_frees_everything(running: Runnin
 
 @pytest.mark.parametrize("there", [False, True], ids=["no folder", "a file"])
 async def test_a_disk_that_takes_no_artifact_ends_the_daemon_by_name(running: Running, there: bool) -> None:
-    asia = await running.start("asia")
-    await until(asia, lambda status: status["phase"] == "gathering")
+    asia = await gathering(running)
     shutil.rmtree(asia.artifacts)
     if there:
         asia.artifacts.touch()
@@ -299,11 +302,8 @@ async def test_artifacts_larger_than_the_free_space_cost_their_rounds_and_no_dae
     assert await running.end() == [commands.Exit(), commands.Exit()]
     for name, other in (SITES, SITES[::-1]):
         rows = running.rows(name)
-        assert [(round, body["sources"]) for kind, round, body in rows if kind == "committed"] == [
-            (1, []),
-            (2, []),
-            (3, []),
-        ]
+        done = [(round, body["sources"]) for kind, round, body in rows if kind == "committed"]
+        assert done == [(1, []), (2, []), (3, [])]
         refused = [(body["origin"], body["reason"]) for kind, _, body in rows if kind == "refused"]
         assert {peer for peer, _ in refused} == {other}
         assert all("larger than the free space" in reason for _, reason in refused)
@@ -359,8 +359,7 @@ async def test_two_federation_files_that_differ_are_named_at_both_sites(running:
 
 async def test_a_question_over_the_wire_is_no_presence(running: Running) -> None:
     """`check` at a site that does not run: the other sites still wait for it."""
-    asia = await running.start("asia")
-    await until(asia, lambda status: status["phase"] == "gathering")
+    asia = await gathering(running)
     mine = asia.service.greeting(SiteName("europe"))
     question = Hello(mine.protocol, mine.federation, mine.roster, 0, 0.0, round_key_tag=mine.round_key_tag)
     async with client_of(running, "europe") as client:
@@ -380,62 +379,31 @@ async def test_a_peer_that_never_answers_does_not_keep_a_daemon_from_its_end(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(ExchangeClient, "beat", hang)
-    asia = await running.start("asia")
-    await until(asia, lambda status: status["phase"] == "gathering")
+    asia = await gathering(running)
     asia.report(events.StopRequested())
     await running.end()
 
 
 # --- remote evaluation -----------------------------------------------------------------------------------------------
-GLOBAL = """
-name = "global"
-rounds = 3
-global_test = true
-evaluation_every = 2
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "fedskd"
-[schedule]
-kind = "derangement"
-[pace]
-beat_s = 0.2
-silence_s = 15
-linger_s = 30
-"""
-LENDS = """
-[data]
-input_size = [8]
-[training]
-device = "cpu"
-[egress]
-evaluate = {}
-"""
-
-
-@pytest.fixture(scope="module")
-def lending(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LocalFederation]:
-    """Found two sites that measure each other's models, or do not."""
-
-    def make(**permits: str) -> LocalFederation:
-        texts = {name: LENDS.format(permits.get(name, "true")) for name in SITES}
-        return LocalFederation.create(tmp_path_factory.mktemp("global"), GLOBAL, texts)
-
-    return make
+GLOBAL = draft(
+    "global",
+    global_test=True,
+    evaluation_every=2,
+    schedule=DERANGEMENT,
+    pace={"beat_s": 0.2, "silence_s": 15, "linger_s": 30},
+)
 
 
 @pytest.fixture
 async def evaluating(
-    lending: Callable[..., LocalFederation], fake_worker: Callable[..., tuple[str, ...]]
+    tmp_path: Path, fake_worker: Callable[..., tuple[str, ...]]
 ) -> AsyncIterator[Callable[..., Running]]:
-    """Such sites, not started yet."""
+    """Two sites that measure each other's models or do not, not started yet."""
     started: list[Running] = []
 
-    def make(**permits: str) -> Running:
-        started.append(Running(lending(**permits), fake_worker))
+    def make(**permits: bool) -> Running:
+        texts = {name: site_text(egress={"evaluate": permits.get(name, True)}) for name in SITES}
+        started.append(Running(LocalFederation.create(tmp_path / "global", GLOBAL, texts), fake_worker))
         return started[-1]
 
     yield make
@@ -444,8 +412,6 @@ async def evaluating(
 
 
 def evaluation(running: Running, name: str) -> list[dict[str, Any]]:
-    from peer.records import folder_documents
-
     records: list[dict[str, Any]] = folder_documents.document(running.loopback.folder(name), "evaluation", {})
     return records
 
@@ -480,7 +446,7 @@ async def test_two_sites_measure_each_other_s_models_and_account_for_it(evaluati
 
 
 async def test_a_site_whose_policy_forbids_it_neither_lends_nor_measures(evaluating: Callable[..., Running]) -> None:
-    running = evaluating(asia="false")
+    running = evaluating(asia=False)
     for name in SITES:
         await running.start(name)
     await running.end()

@@ -1,7 +1,5 @@
 """Whole daemons of a federation whose members change."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from pathlib import Path
@@ -20,10 +18,22 @@ from peer.daemon.dispatch import Daemon, now
 from peer.daemon.notice_spread import NoticeWait
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DiskError
-from peer.identity import enrolment
+from peer.identity.enrolment import Authority
 from peer.membership.amendment import Amendment, Newcomer
 from peer.membership.round_keys import amendment_tag, seal_key
 from peer.membership.signatures import endorse_as_founder, sign_notice
+
+
+@pytest.fixture
+def notice(enrolled: LocalFederation) -> SignedNotice:
+    """The notice of europe, which leaves."""
+    federation, _, leaver = startup.load(enrolled.folder("europe"))
+    return sign_notice(leaver, federation=federation.digest, issued=1)
+
+
+@pytest.fixture
+def founder(founders_ca: Path) -> Authority:
+    return Authority.load(founders_ca, now=now())
 
 
 async def test_a_site_that_leaves_tells_the_others_with_its_last_heartbeats(
@@ -58,9 +68,7 @@ async def test_a_site_that_leaves_stays_until_a_peer_that_was_down_has_its_notic
     await until(europe, lambda status: europe.chain.epochs().leaving == {"asia"})
 
 
-async def test_a_member_hands_the_notice_of_another_one_on(daemon: Daemon, enrolled: LocalFederation) -> None:
-    _, _, leaver = startup.load(enrolled.folder("europe"))
-    notice = sign_notice(leaver, federation=daemon.federation.digest, issued=1)
+async def test_a_member_hands_the_notice_of_another_one_on(daemon: Daemon, notice: SignedNotice) -> None:
     africa = SiteName("africa")
     daemon.service.hear(africa, Heartbeat(1, 1, "train", notice=notice))
     assert daemon.chain.epochs().leaving == {"europe"}
@@ -68,25 +76,19 @@ async def test_a_member_hands_the_notice_of_another_one_on(daemon: Daemon, enrol
     assert daemon.service.pulse(SiteName("oslo")).notice == notice
 
 
-async def test_a_notice_that_cannot_be_written_ends_the_daemon_by_name(
-    running: Running, enrolled: LocalFederation
-) -> None:
+async def test_a_notice_that_cannot_be_written_ends_the_daemon_by_name(running: Running, notice: SignedNotice) -> None:
     asia = await running.start("asia")
     await until(asia, lambda status: status["phase"] == Phase.GATHERING)
     asia.folder.membership.touch()  # no folder can be made there
-    _, _, leaver = startup.load(enrolled.folder("europe"))
-    notice = sign_notice(leaver, federation=asia.federation.digest, issued=1)
-    await asia.service.beat(leaver.name, Heartbeat(1, 1, "train", notice=notice))
+    await asia.service.beat(SiteName("europe"), Heartbeat(1, 1, "train", notice=notice))
     with pytest.raises(DiskError, match="membership is not a folder"):
         await running.end("asia")
     del running.tasks["asia"]
     assert asia.chain.notices == {}
 
 
-async def test_a_peer_has_a_notice_once_its_own_last_word_shows_it(daemon: Daemon, enrolled: LocalFederation) -> None:
+async def test_a_peer_has_a_notice_once_its_own_last_word_shows_it(daemon: Daemon, notice: SignedNotice) -> None:
     """The notice of europe, which leaves, as asia and europe tell it to each other."""
-    _, _, leaver = startup.load(enrolled.folder("europe"))
-    notice = sign_notice(leaver, federation=daemon.federation.digest, issued=1)
     europe, service, plain = SiteName("europe"), daemon.service, Heartbeat(1, 1, "train")
     told = dataclasses.replace(plain, notice=notice)
     service.hear(europe, told, sent=service.pulse(europe))  # in an answer: europe has not heard that asia has it
@@ -119,7 +121,7 @@ async def test_a_notice_that_this_site_does_not_take_is_not_confirmed(daemon: Da
     assert answer.notice is None
 
 
-def enact(daemon: Daemon, authority: enrolment.Authority, *, from_round: int = 2, **changes: Any) -> None:
+def enact(daemon: Daemon, authority: Authority, *, from_round: int = 2, **changes: Any) -> None:
     """The founder's next amendment, with a new round key where it expels a site."""
     head, own = daemon.chain.chain.head, daemon.own
     round_key = RoundKey(b"\x2a" * 32) if "expel" in changes else authority.round_key
@@ -130,9 +132,9 @@ def enact(daemon: Daemon, authority: enrolment.Authority, *, from_round: int = 2
     daemon.chain.enact(SignedAmendment(body, (endorse_as_founder(authority.key, body),)), sealed=sealed)
 
 
-async def test_the_worker_gets_the_stages_of_the_epoch_of_its_order(daemon: Daemon, founders_ca: Path) -> None:
+async def test_the_worker_gets_the_stages_of_the_epoch_of_its_order(daemon: Daemon, founder: Authority) -> None:
     stages = {"train": {"count": 7, "unit": "step"}}
-    enact(daemon, enrolment.Authority.load(founders_ca, now=now()), settings={"stages": stages})
+    enact(daemon, founder, settings={"stages": stages})
     daemon.machine.rules = daemon.machine.rules.amended(daemon.chain.epochs())
     counts = []
     for round in (1, 2):
@@ -142,20 +144,20 @@ async def test_the_worker_gets_the_stages_of_the_epoch_of_its_order(daemon: Daem
     assert counts[1]["train"]["count"] == 7
 
 
-async def test_the_sites_of_a_member_s_relay_follow_the_amendments(daemon: Daemon, founders_ca: Path) -> None:
+async def test_the_sites_of_a_member_s_relay_follow_the_amendments(daemon: Daemon, founder: Authority) -> None:
     relay = daemon._relay(frozenset())
     before = set(daemon.machine.rules.others)
     assert set(relay.sites) == before != set()
     added = Newcomer(SiteName("oslo"), Sha256("ab" * 32), None)
-    enact(daemon, enrolment.Authority.load(founders_ca, now=now()), add=(added,))
+    enact(daemon, founder, add=(added,))
     assert set(relay.sites) == {*before, "oslo"} == set(relay.traffic())
 
 
-async def test_the_connections_of_who_is_expelled_or_has_a_new_key_are_cut(daemon: Daemon, founders_ca: Path) -> None:
+async def test_the_connections_of_who_is_expelled_or_has_a_new_key_are_cut(daemon: Daemon, founder: Authority) -> None:
     cut: list[set[SiteName]] = []
     daemon.server.follow_roster = lambda dismissed=(): cut.append(set(dismissed))  # type: ignore[method-assign]
-    authority, europe = enrolment.Authority.load(founders_ca, now=now()), SiteName("europe")
-    enact(daemon, authority, rekey={europe: Sha256("ab" * 32)})
+    europe = SiteName("europe")
+    enact(daemon, founder, rekey={europe: Sha256("ab" * 32)})
     daemon._follow_roster()
     assert cut == [{europe}, set()]
 
@@ -200,20 +202,19 @@ async def test_a_site_that_waits_for_its_amendment_ends_where_it_cannot_keep_one
 
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_a_site_that_was_expelled_while_it_was_down_learns_so_after_its_start(
-    running: Running, founders_ca: Path, leaves: bool
+    running: Running, founder: Authority, leaves: bool
 ) -> None:
     """Its own chain has an amendment, and no peer has told it of a later one before it refuses the site."""
-    authority = enrolment.Authority.load(founders_ca, now=now())
     asia, europe = await running.start("asia"), await running.start("europe", stay=True)
     for daemon in (asia, europe):
-        enact(daemon, authority, from_round=3, add=(Newcomer(SiteName("oslo"), Sha256("ab" * 32), None),))
+        enact(daemon, founder, from_round=3, add=(Newcomer(SiteName("oslo"), Sha256("ab" * 32), None),))
     if leaves:
         asia.chain.leave(sign_notice(asia.own, federation=asia.federation.digest, issued=1))
     else:
         asia.report(events.StopRequested())
     await running.end("asia")
     europe.chain._opened_round = lambda: 2
-    enact(europe, authority, from_round=3, expel=SiteName("asia"))
+    enact(europe, founder, from_round=3, expel=SiteName("asia"))
     asia = await running.start("asia")
     await running.end("asia")
     assert asia.chain.expelled == {"asia": 2}

@@ -184,19 +184,12 @@ async def test_few_peers_whose_means_differ_are_shown_the_manifests_of_a_large_f
     assert shown[4:] == [(EUROPE, set())], "of another round"
 
 
-async def test_the_second_manifest_to_one_receiver_is_the_proof_before_any_byte(member: Any, sign: Any) -> None:
-    europe = member(EUROPE)
-    europe.receive(sign(ONE))
-    europe.receive(sign(OTHER))
-    assert [subject.round for subject in europe.proofs] == [5]
-    await quiet(europe)
-
-
 async def test_a_proof_reaches_members_that_saw_neither_and_a_restart_keeps_it(member: Any, sign: Any) -> None:
     europe, africa = member(EUROPE), member(AFRICA)
     europe.down = {AFRICA}
     europe.receive(sign(ONE))
     europe.receive(sign(OTHER))
+    assert [subject.round for subject in europe.proofs] == [5], "the second manifest is the proof, before any byte"
     await quiet(europe)
     assert africa.proofs == []
     europe.journal.close()

@@ -1,7 +1,5 @@
 """Fetches and reports: each ends with exactly one event, whatever peer, wire or disk does."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import dataclasses
@@ -48,6 +46,7 @@ MANIFEST = Manifest(
     egress_head="ab" * 32,
 )
 SIGNED = SignedManifest(b"body", b"signature", b"certificate")
+REPORT = EvaluationResult(2, 3, DIGEST, 12, {"auc": 0.75})
 
 Reply = Offer | Unavailable | Exception
 
@@ -150,6 +149,33 @@ class FetchingSite:
             if not isinstance(event, events.PeerHeard):
                 return event
 
+    async def fetch(self, order: Fetch = ORDER) -> Any:
+        """How an order ends."""
+        self.fetcher.fetch(order)
+        return await self.answer()
+
+    async def begin(self, order: Fetch = ORDER) -> None:
+        """Fetch until the transfer waits for ``go_on``."""
+        self.client.go_on.clear()
+        self.client.began.clear()
+        self.fetcher.fetch(order)
+        await asyncio.wait_for(self.client.began.wait(), LIMIT_S)
+
+    async def send(self, report: EvaluationResult = REPORT) -> Any:
+        """How a report to asia ends."""
+        self.fetcher.send_report(SendReport(5, ASIA, report))
+        return await self.answer()
+
+    async def begin_report(self) -> None:
+        """Send a report until it waits for ``go_on``."""
+        self.client.go_on.clear()
+        self.fetcher.send_report(SendReport(5, ASIA, REPORT))
+        await asyncio.wait_for(self.client.began.wait(), LIMIT_S)
+
+    @property
+    def path(self) -> Path:
+        return self.store.path(DIGEST)
+
     def received(self) -> list[dict[str, Any]]:
         return [row["body"] for row in self.journal.records(("received",))]
 
@@ -166,8 +192,7 @@ async def europe(tmp_path: Path) -> AsyncIterator[FetchingSite]:
 
 
 async def test_an_artifact_that_arrives_is_journalled_with_its_signed_manifest_first(europe: FetchingSite) -> None:
-    europe.fetcher.fetch(ORDER)
-    assert await europe.answer() == events.ArtifactArrived(*ANSWER, 2, 3, "train", MANIFEST.artifact)
+    assert await europe.fetch() == events.ArtifactArrived(*ANSWER, 2, 3, "train", MANIFEST.artifact)
     (row,) = europe.received()
     assert {key: row[key] for key in ("peer", "sha256", "bytes", "outcome", "egress_count", "egress_head")} == {
         "peer": "asia",
@@ -185,12 +210,23 @@ async def test_an_artifact_that_arrives_is_journalled_with_its_signed_manifest_f
     assert europe.client.asked == [(ASIA, ArtifactRequest("model", 3, "train", ASIA, earlier=False))]
 
 
-@pytest.mark.parametrize("first", [Unavailable.NOT_YET, Unreachable(ASIA, "down"), CertificateError("expired")])
-async def test_it_asks_again_until_there_is_an_answer(europe: FetchingSite, first: Reply) -> None:
-    europe.client.replies = [first]
-    europe.fetcher.fetch(ORDER)
-    assert isinstance(await europe.answer(), events.ArtifactArrived)
-    assert len(europe.client.asked) == 2
+@pytest.mark.parametrize(
+    ("where", "first", "questions"),
+    [
+        ("replies", Unavailable.NOT_YET, 2),
+        ("replies", Unreachable(ASIA, "down"), 2),
+        ("replies", CertificateError("expired"), 2),
+        ("transfers", Unreachable(ASIA, "reset"), 1),
+        ("transfers", CertificateError("expired"), 1),
+    ],
+)
+async def test_it_asks_again_until_there_is_an_answer_and_goes_on_with_a_broken_transfer(
+    europe: FetchingSite, where: str, first: Reply, questions: int
+) -> None:
+    setattr(europe.client, where, [first])
+    assert isinstance(await europe.fetch(), events.ArtifactArrived)
+    assert len(europe.client.asked) == questions
+    assert len(europe.received()) == 1
 
 
 async def test_a_peer_that_kept_it_waiting_is_asked_again_without_a_pause(
@@ -201,47 +237,34 @@ async def test_a_peer_that_kept_it_waiting_is_asked_again_without_a_pause(
     monkeypatch.setattr("peer.daemon.fetcher.backoff_s", lambda failures: pauses.append(0.0) or 0.0)
     monkeypatch.setattr("peer.daemon.fetcher.PATIENT_S", 0.0)
     europe.client.replies = [Unavailable.NOT_YET, Unavailable.NOT_YET]
-    europe.fetcher.fetch(ORDER)
-    assert isinstance(await europe.answer(), events.ArtifactArrived)
+    assert isinstance(await europe.fetch(), events.ArtifactArrived)
     assert (len(europe.client.asked), pauses) == (3, [])
-
-
-@pytest.mark.parametrize("first", [Unreachable(ASIA, "reset"), CertificateError("expired")])
-async def test_a_broken_transfer_goes_on(europe: FetchingSite, first: Exception) -> None:
-    europe.client.transfers = [first]
-    europe.fetcher.fetch(ORDER)
-    assert isinstance(await europe.answer(), events.ArtifactArrived)
-    assert len(europe.received()) == 1
 
 
 @pytest.mark.parametrize("answer", [Unavailable.RETIRED, Unavailable.SKIPPED])
 async def test_what_will_never_come_is_said_at_once(europe: FetchingSite, answer: Unavailable) -> None:
     europe.client.replies = [answer]
-    europe.fetcher.fetch(ORDER)
-    assert await europe.answer() == events.ArtifactUnavailable(*ANSWER, "train", answer)
+    assert await europe.fetch() == events.ArtifactUnavailable(*ANSWER, "train", answer)
 
 
 @pytest.mark.parametrize("error", [Refused(ASIA, "not its turn"), Misbehaved(ASIA, "not its turn")])
 @pytest.mark.parametrize("where", ["replies", "transfers"])
 async def test_a_refusal_carries_its_reason(europe: FetchingSite, error: Exception, where: str) -> None:
     setattr(europe.client, where, [error])
-    europe.fetcher.fetch(ORDER)
-    assert await europe.answer() == events.ArtifactRefused(*ANSWER, "train", "not its turn")
+    assert await europe.fetch() == events.ArtifactRefused(*ANSWER, "train", "not its turn")
     assert europe.received() == []
 
 
 async def test_a_peer_that_retired_an_artifact_after_its_offer_is_not_at_fault(europe: FetchingSite) -> None:
     """Seed 3193 of the simulation: on a slow line, the peer was three rounds ahead before the first byte."""
     europe.client.transfers = [Missing(ASIA, "no artifact of round 3 here")]
-    europe.fetcher.fetch(ORDER)
-    assert await europe.answer() == events.ArtifactUnavailable(*ANSWER, "train", Unavailable.RETIRED)
+    assert await europe.fetch() == events.ArtifactUnavailable(*ANSWER, "train", Unavailable.RETIRED)
 
 
 async def test_an_artifact_of_another_method_is_refused_before_its_transfer(europe: FetchingSite) -> None:
     other = dataclasses.replace(MANIFEST, method="fedcross")
     europe.client.replies = [Offer(ArtifactRequest("model", 3, "train", ASIA, earlier=False), SIGNED, other)]
-    europe.fetcher.fetch(ORDER)
-    answer = await europe.answer()
+    answer = await europe.fetch()
     assert answer == events.ArtifactRefused(*ANSWER, "train", "sent an artifact of method 'fedcross'")
     assert not europe.client.began.is_set()
     assert not europe.received()
@@ -250,9 +273,10 @@ async def test_an_artifact_of_another_method_is_refused_before_its_transfer(euro
 async def test_an_artifact_above_the_site_s_bound_is_refused_before_its_transfer(europe: FetchingSite) -> None:
     europe.client.replies = [Offer(ArtifactRequest("model", 3, "train", ASIA, earlier=False), SIGNED, MANIFEST)]
     size = MANIFEST.artifact.bytes
-    europe.fetcher.fetch(dataclasses.replace(ORDER, bytes_max=size - 1))
     reason = f"its artifact has {size} bytes, this site takes {size - 1} at most ([limits] received_ratio_max)"
-    assert await europe.answer() == events.ArtifactRefused(*ANSWER, "train", reason)
+    assert await europe.fetch(dataclasses.replace(ORDER, bytes_max=size - 1)) == events.ArtifactRefused(
+        *ANSWER, "train", reason
+    )
     assert not europe.client.began.is_set()
 
 
@@ -267,9 +291,8 @@ async def test_a_disk_that_fails_ends_the_daemon_and_blames_no_peer(europe: Fetc
 
 async def test_an_artifact_larger_than_the_free_space_is_refused_and_the_daemon_goes_on(europe: FetchingSite) -> None:
     europe.client.transfers = [InsufficientSpace("larger than the free space: 9 bytes are needed, 8 are free")]
-    europe.fetcher.fetch(ORDER)
     reason = "asia's artifact is larger than the free space: 9 bytes are needed, 8 are free"
-    assert await europe.answer() == events.ArtifactRefused(*ANSWER, "train", reason)
+    assert await europe.fetch() == events.ArtifactRefused(*ANSWER, "train", reason)
     assert europe.received() == []
 
 
@@ -278,35 +301,30 @@ async def test_a_bug_ends_the_errand_and_not_in_silence(
     europe: FetchingSite, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     setattr(europe.client, where, [KeyError("a secret place")])
-    europe.fetcher.fetch(ORDER)
-    refused = await europe.answer()
+    refused = await europe.fetch()
     assert refused == events.ArtifactRefused(*ANSWER, "train", "it could not be fetched here: KeyError")
     assert [record.getMessage() for record in caplog.records] == ["artifact not fetched"]
     assert caplog.records[0].exc_info is not None
 
 
 async def test_progress_is_shown_and_a_moving_transfer_is_alive(europe: FetchingSite) -> None:
-    europe.client.go_on.clear()
-    europe.fetcher.fetch(ORDER)
-    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    await europe.begin()
     transfer = {"direction": "in", "peer": ASIA, "purpose": "train", "kind": "model", "round": 3}
     shown = {**transfer, "bytes": 7, "received": 3}
     assert europe.fetcher.receiving == {(ASIA, "train"): shown}
     assert europe.events.get_nowait() == events.PeerHeard(ASIA)
+    assert not europe.store.quiet.is_set(), "the store is told while this site receives"
     europe.client.go_on.set()
     await europe.answer()
     assert europe.fetcher.receiving == {}
+    assert europe.store.quiet.is_set()
 
 
 async def test_a_cancelled_errand_says_nothing_and_does_not_hide_the_next(europe: FetchingSite) -> None:
-    europe.client.go_on.clear()
-    europe.fetcher.fetch(ORDER)
-    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    await europe.begin()
     europe.fetcher.cancel(ASIA, "train")
     europe.fetcher.cancel(ASIA, "train")
-    europe.client.began.clear()
-    europe.fetcher.fetch(Fetch(1, 4, 8, ASIA, "model", "train", ASIA))
-    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    await europe.begin(Fetch(1, 4, 8, ASIA, "model", "train", ASIA))
     assert europe.fetcher.receiving[(ASIA, "train")]["received"] == 3
     europe.client.go_on.set()
     assert (await europe.answer()).attempt == 8
@@ -314,9 +332,7 @@ async def test_a_cancelled_errand_says_nothing_and_does_not_hide_the_next(europe
 
 
 async def test_a_new_order_to_the_same_site_replaces_the_old(europe: FetchingSite) -> None:
-    europe.client.go_on.clear()
-    europe.fetcher.fetch(ORDER)
-    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    await europe.begin()
     europe.fetcher.fetch(Fetch(1, 3, 9, ASIA, "model", "train", ASIA))
     europe.client.go_on.set()
     assert (await europe.answer()).attempt == 9
@@ -326,15 +342,12 @@ async def test_parts_that_nobody_can_wait_for_any_more_are_deleted(europe: Fetch
     old = europe.folder / f"{'0a' * 32}.part"
     old.write_bytes(b"half")
     os.utime(old, (time.time() - 101,) * 2)
-    europe.fetcher.fetch(ORDER)
-    await europe.answer()
+    await europe.fetch()
     assert not old.exists()
 
 
 async def test_no_part_is_deleted_while_one_may_be_written(europe: FetchingSite) -> None:
-    europe.client.go_on.clear()
-    europe.fetcher.fetch(ORDER)
-    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    await europe.begin()
     old = europe.folder / f"{DIGEST}.part"
     old.write_bytes(b"half")
     os.utime(old, (0, 0))
@@ -350,12 +363,8 @@ def test_the_waits_between_questions_grow_to_a_bound() -> None:
 
 
 # --- reports ---------------------------------------------------------------------------------------------------------
-REPORT = EvaluationResult(2, 3, DIGEST, 12, {"auc": 0.75})
-
-
 async def test_a_report_leaves_after_its_intent_and_its_answer_is_told(europe: FetchingSite) -> None:
-    europe.fetcher.send_report(SendReport(5, ASIA, REPORT))
-    assert await europe.answer() == events.ReportAnswered(5, ASIA, "taken")
+    assert await europe.send() == events.ReportAnswered(5, ASIA, "taken")
     assert europe.client.reports == [(ASIA, REPORT)]
     intent, outcome = europe.service.ledger
     assert intent[:3] == ("intent", ASIA, 3)
@@ -370,47 +379,39 @@ async def test_a_report_that_is_refused_is_told_with_the_reason(
     europe: FetchingSite, error: Exception, outcome: str
 ) -> None:
     europe.client.transfers = [error]
-    europe.fetcher.send_report(SendReport(5, ASIA, REPORT))
-    assert await europe.answer() == events.ReportAnswered(5, ASIA, "refused", str(error))
+    assert await europe.send() == events.ReportAnswered(5, ASIA, "refused", str(error))
     assert europe.service.ledger[-1][-1] == outcome
 
 
 @pytest.mark.parametrize("error", [Unreachable(ASIA, "the line is dead"), CertificateError("expired")])
 async def test_a_report_that_nobody_takes_has_no_answer(europe: FetchingSite, error: Exception) -> None:
     europe.client.transfers = [error]
-    europe.fetcher.send_report(SendReport(5, ASIA, REPORT))
-    answer = await europe.answer()
+    answer = await europe.send()
     assert (answer.answer, answer.reason) == ("none", str(error))
     assert europe.service.ledger[-1][-1] == "broken"
 
 
 async def test_a_report_that_the_policy_keeps_here_is_not_sent(europe: FetchingSite) -> None:
     europe.service.refusal = Refusal(Status.DENIED, "this site's policy tells asia no metrics")
-    europe.fetcher.send_report(SendReport(5, ASIA, REPORT))
-    assert (await europe.answer()).answer == "refused"
+    assert (await europe.send()).answer == "refused"
     assert europe.client.reports == []
 
 
 async def test_a_report_that_no_message_can_carry_does_not_leave(europe: FetchingSite) -> None:
-    europe.fetcher.send_report(SendReport(5, ASIA, EvaluationResult(2, 3, DIGEST, 12, {"auc": float("nan")})))
-    answer = await europe.answer()
+    answer = await europe.send(EvaluationResult(2, 3, DIGEST, 12, {"auc": float("nan")}))
     assert answer.answer == "refused"
     assert "metrics.values[auc]" in answer.reason
     assert europe.service.ledger == []
 
 
 async def test_a_report_that_is_under_way_at_the_end_is_on_record_as_broken(europe: FetchingSite) -> None:
-    europe.client.go_on.clear()
-    europe.fetcher.send_report(SendReport(5, ASIA, REPORT))
-    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    await europe.begin_report()
     await europe.fetcher.close()
     assert europe.service.ledger[-1][-1] == "broken"
 
 
 async def test_a_new_report_to_the_same_site_ends_the_former(europe: FetchingSite) -> None:
-    europe.client.go_on.clear()
-    europe.fetcher.send_report(SendReport(5, ASIA, REPORT))
-    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    await europe.begin_report()
     europe.fetcher.send_report(SendReport(6, ASIA, REPORT))
     europe.client.go_on.set()
     assert await europe.answer() == events.ReportAnswered(6, ASIA, "taken")
@@ -421,47 +422,37 @@ async def test_a_bug_while_reporting_ends_the_errand_and_not_in_silence(
     europe: FetchingSite, caplog: pytest.LogCaptureFixture
 ) -> None:
     europe.client.transfers = [KeyError("a secret place")]
-    europe.fetcher.send_report(SendReport(5, ASIA, REPORT))
-    answer = await europe.answer()
+    answer = await europe.send()
     assert (answer.answer, answer.reason) == ("refused", "it could not be sent from here: KeyError")
     assert "report not sent" in caplog.text
 
 
 # --- what is on disk --------------------------------------------------------------------------------------------------
-def path_of(europe: FetchingSite) -> Path:
-    return europe.store.path(DIGEST)
-
-
 async def test_what_has_arrived_stays_until_the_state_machine_has_judged_it(europe: FetchingSite) -> None:
     """A member that sends the same useless bytes for two rounds: what is refused for one is here for the next."""
-    europe.fetcher.fetch(ORDER)
-    arrived = await europe.answer()
+    arrived = await europe.fetch()
     europe.store.discard(DIGEST)
-    assert path_of(europe).exists()
+    assert europe.path.exists()
     europe.store.release(arrived.artifact.sha256)
-    assert not path_of(europe).exists()
+    assert not europe.path.exists()
 
 
 async def test_what_is_awaited_is_not_discarded_meanwhile(europe: FetchingSite) -> None:
-    path_of(europe).write_bytes(CONTENT)
-    europe.client.go_on.clear()
-    europe.fetcher.fetch(ORDER)
-    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    europe.path.write_bytes(CONTENT)
+    await europe.begin()
     europe.store.discard(DIGEST)
-    assert path_of(europe).exists()
+    assert europe.path.exists()
     europe.client.go_on.set()
     assert isinstance(await europe.answer(), events.ArtifactArrived)
-    assert path_of(europe).exists()
+    assert europe.path.exists()
 
 
 @pytest.mark.parametrize("ends", ["cancelled", "refused"])
 async def test_a_fetch_that_ends_without_an_artifact_holds_nothing(europe: FetchingSite, ends: str) -> None:
-    path_of(europe).write_bytes(CONTENT)
-    europe.client.go_on.clear()
+    europe.path.write_bytes(CONTENT)
     if ends == "refused":
         europe.client.transfers = [Refused(ASIA, "not its turn")]
-    europe.fetcher.fetch(ORDER)
-    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    await europe.begin()
     if ends == "refused":
         europe.client.go_on.set()
         assert isinstance(await europe.answer(), events.ArtifactRefused)
@@ -469,12 +460,11 @@ async def test_a_fetch_that_ends_without_an_artifact_holds_nothing(europe: Fetch
         task = europe.fetcher._tasks[ASIA, "train"]
         europe.fetcher.cancel(ASIA, "train")
         await asyncio.wait([task])
-    assert not path_of(europe).exists()
+    assert not europe.path.exists()
 
 
 async def test_a_model_that_comes_home_is_on_disk_before_it_has_arrived(europe: FetchingSite) -> None:
-    europe.fetcher.fetch(dataclasses.replace(ORDER, purpose="handback"))
-    assert isinstance(await europe.answer(), events.ArtifactArrived)
+    assert isinstance(await europe.fetch(dataclasses.replace(ORDER, purpose="handback")), events.ArtifactArrived)
     assert list(europe.folder.glob(f"*{UNSYNCED_SUFFIX}")) == []
 
 
@@ -483,17 +473,6 @@ async def test_discarded_artifacts_make_room_for_a_new_one(europe: FetchingSite)
     europe.store.path(former).write_bytes(b"old")
     europe.store.discard(former)
     europe.client.transfers = [InsufficientSpace("larger than the free space")]
-    europe.fetcher.fetch(ORDER)
-    assert isinstance(await europe.answer(), events.ArtifactArrived)
+    assert isinstance(await europe.fetch(), events.ArtifactArrived)
     await europe.store.sync()
     assert [file.name for file in europe.folder.iterdir()] == [f"{DIGEST}.safetensors"]
-
-
-async def test_the_store_is_told_while_this_site_receives(europe: FetchingSite) -> None:
-    europe.client.go_on.clear()
-    europe.fetcher.fetch(ORDER)
-    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
-    assert not europe.store.quiet.is_set()
-    europe.client.go_on.set()
-    await europe.answer()
-    assert europe.store.quiet.is_set()

@@ -1,7 +1,5 @@
 """Heartbeats: when which address is dialled, and that the tasks end when they should."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re
@@ -132,6 +130,12 @@ class HeartbeatSetup:
         self.diagnosed.append(address)
         return self.diagnosis
 
+    async def begin(self) -> None:
+        """Beat to europe, which answers at its founded address."""
+        self.client.served_at = self.founded
+        self.heartbeats.start(1)
+        await self.until(self.founded)
+
     async def until_problem(self, problem: str) -> None:
         async with asyncio.timeout(LIMIT_S):
             while self.heartbeats.problem(EUROPE) != problem:
@@ -141,6 +145,10 @@ class HeartbeatSetup:
         async with asyncio.timeout(LIMIT_S):
             while await self.client.asked.get() != address:
                 pass
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.fixture
@@ -161,9 +169,7 @@ async def test_a_peer_that_was_updated_between_two_heartbeats_is_greeted_again(s
 
 
 async def test_a_peer_that_moved_is_dialled_where_it_is_announced(setup: HeartbeatSetup) -> None:
-    setup.client.served_at = setup.founded
-    setup.heartbeats.start(1)
-    await setup.until(setup.founded)
+    await setup.begin()
     setup.client.served_at = "10.0.0.2:1"
     setup.heartbeats._on_address(EUROPE, "10.0.0.1:666")
     setup.heartbeats._on_address(EUROPE, "10.0.0.2:1")
@@ -175,9 +181,7 @@ async def test_a_peer_that_moved_is_dialled_where_it_is_announced(setup: Heartbe
 async def test_a_newcomer_is_greeted_where_its_amendment_says_and_a_site_that_is_gone_is_not(
     setup: HeartbeatSetup,
 ) -> None:
-    setup.client.served_at = setup.founded
-    setup.heartbeats.start(1)
-    await setup.until(setup.founded)
+    await setup.begin()
     america = SiteName("america")
     setup.addresses.follow_roster({america: "10.0.0.9:1", EUROPE: None})
     setup.heartbeats.follow_roster([america])
@@ -220,9 +224,7 @@ async def test_a_peer_that_nobody_knew_is_dialled_as_soon_as_it_is_announced(set
 
 
 async def test_an_address_that_the_operator_edits_is_dialled_without_a_restart(setup: HeartbeatSetup) -> None:
-    setup.client.served_at = setup.founded
-    setup.heartbeats.start(1)
-    await setup.until(setup.founded)
+    await setup.begin()
     setup.file.write_text(setup.file.read_text() + '[addresses]\neurope = "10.0.0.3:1"\n')
     await setup.until("10.0.0.3:1")
 
@@ -279,9 +281,7 @@ async def test_a_bug_in_a_call_is_logged_once_and_the_beats_go_on(
     async with asyncio.timeout(LIMIT_S):
         while events.PeerHeard(EUROPE, PULSE) not in setup.events:
             await setup.client.asked.get()
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == [
-        "peer cannot be called"
-    ]
+    assert errors(caplog) == ["peer cannot be called"]
 
 
 async def test_a_bug_in_the_address_book_is_logged_and_the_beats_go_on(
@@ -294,12 +294,8 @@ async def test_a_bug_in_the_address_book_is_logged_and_the_beats_go_on(
             raise faults.pop()
 
     monkeypatch.setattr(AddressBook, "reread", reread)
-    setup.client.served_at = setup.founded
-    setup.heartbeats.start(1)
-    await setup.until(setup.founded)
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == [
-        "peer cannot be called"
-    ]
+    await setup.begin()
+    assert errors(caplog) == ["peer cannot be called"]
 
 
 @pytest.mark.parametrize("content", ["rounds = " + "9" * 5000, "x = " + "[" * 5000])

@@ -16,6 +16,7 @@ from peer.membership.epoch_rules import epochs_of
 
 NAMES = ("africa", "asia", "europe")
 EUROPE = SiteName("europe")
+FEDERATION = AmendedFederation(*NAMES)
 
 
 def held(federation: AmendedFederation, chain: Chain) -> SiteMachine:
@@ -34,9 +35,8 @@ def amended(federation: AmendedFederation, *changes: dict[str, Any], by: tuple[s
 
 
 def test_the_amendment_that_began_the_hold_is_named_and_what_ends_it() -> None:
-    federation = AmendedFederation(*NAMES)
-    chain = amended(federation, {"settings": {"rounds": 50}}, {"hold": True}, {"add": (newcomer("america"),)})
-    assert why_held(held(federation, chain), chain, is_added=True, now_s=0.0) == (
+    chain = amended(FEDERATION, {"settings": {"rounds": 50}}, {"hold": True}, {"add": (newcomer("america"),)})
+    assert why_held(held(FEDERATION, chain), chain, is_added=True, now_s=0.0) == (
         "amendment 2 of 2026-06-01 00:00 UTC, signed by the founder, holds the federation from round 1 on: "
         "`mhfl-peer federation resume` ends it"
     )
@@ -51,9 +51,8 @@ def test_members_who_signed_a_hold_are_named() -> None:
 
 
 def test_an_amendment_that_asks_for_another_version_is_told_apart_from_a_hold() -> None:
-    federation = AmendedFederation(*NAMES)
-    chain = amended(federation, {"requires": Requirements(features=("telepathy",))})
-    assert "cannot apply amendment 1" in why_held(held(federation, chain), chain, is_added=True, now_s=0.0)
+    chain = amended(FEDERATION, {"requires": Requirements(features=("telepathy",))})
+    assert "cannot apply amendment 1" in why_held(held(FEDERATION, chain), chain, is_added=True, now_s=0.0)
 
 
 @pytest.mark.parametrize(("heard", "silent"), [((), "africa, asia"), (("asia",), "africa")])
@@ -69,16 +68,14 @@ def test_too_few_members_are_counted_and_the_silent_ones_named(heard: tuple[str,
 
 
 def test_a_site_that_is_not_held_says_nothing() -> None:
-    federation = AmendedFederation(*NAMES)
-    chain = amended(federation, {"hold": True})
-    machine = held(federation, chain)
+    chain = amended(FEDERATION, {"hold": True})
+    machine = held(FEDERATION, chain)
     machine.phase = Phase.TRAIN
     assert why_held(machine, chain, is_added=True, now_s=0.0) == ""
 
 
 def test_a_newcomer_is_told_that_its_amendment_has_not_arrived() -> None:
-    federation = AmendedFederation(*NAMES)
-    machine = held(federation, federation.chain())
+    machine = held(FEDERATION, FEDERATION.chain())
     machine.phase = Phase.NEW
-    reason = why_held(machine, federation.chain(), is_added=False, now_s=0.0)
+    reason = why_held(machine, FEDERATION.chain(), is_added=False, now_s=0.0)
     assert "the amendment that adds this site has not arrived: wait for it, or ask the founder" in reason

@@ -133,10 +133,6 @@ async def test_head_has_the_length_and_no_body(served: Served) -> None:
     assert answer.endswith(b"\r\n\r\n")
 
 
-async def test_the_first_page_leads_to_the_metrics(served: Served) -> None:
-    assert b'href="/metrics"' in await served.send(b"GET / HTTP/1.1\r\n\r\n")
-
-
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [
@@ -188,21 +184,18 @@ async def test_a_caller_that_sends_a_byte_now_and_then_is_hung_up_on(impatient: 
     writer.transport.abort()
 
 
-async def test_too_many_at_once_are_hung_up_on_and_make_room_again(daemon: Daemon) -> None:
-    server = MetricsServer(daemon, silence_s=LIMIT_S, connection_s=LIMIT_S)
-    served = Served(server, await server.start("127.0.0.1:0"))
+async def test_too_many_at_once_are_hung_up_on_and_make_room_again(served: Served) -> None:
     opened = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2 * CONNECTIONS_MAX)]
     ends = asyncio.as_completed([all_of(reader) for reader, _ in opened], timeout=LIMIT_S)
     assert [await next(ends) for _ in range(CONNECTIONS_MAX)] == [b""] * CONNECTIONS_MAX
-    assert server.connections == CONNECTIONS_MAX
+    assert served.server.connections == CONNECTIONS_MAX
     for _, writer in opened:
         writer.transport.abort()
     assert [await end for end in ends] == [b""] * CONNECTIONS_MAX
     async with asyncio.timeout(LIMIT_S):
-        while server.connections == CONNECTIONS_MAX:  # their threads have yet to see that the caller left
+        while served.server.connections == CONNECTIONS_MAX:  # their threads have yet to see that the caller left
             await asyncio.to_thread(threading.Event().wait, 0.01)
     await served.get()
-    await server.stop()
 
 
 async def all_of(reader: asyncio.StreamReader) -> bytes:
@@ -215,7 +208,9 @@ async def test_who_stays_after_the_answer_is_hung_up_on(impatient: Served) -> No
     reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port)
     writer.write(b"GET / HTTP/1.1\r\n\r\n")
     async with asyncio.timeout(LIMIT_S):
-        assert (await all_of(reader)).startswith(b"HTTP/1.0 200")
+        answer = await all_of(reader)
+    assert answer.startswith(b"HTTP/1.0 200")
+    assert b'href="/metrics"' in answer, "the first page leads to the metrics"
     writer.transport.abort()
 
 
@@ -258,19 +253,16 @@ async def test_a_journal_that_cannot_be_read_fails_the_scrape_and_is_named_in_th
     assert any("journal.db is damaged" in getattr(record, "reason", "") for record in caplog.records)
 
 
-async def test_a_long_ledger_is_read_once(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_ledger_is_read_once(served: Served, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(daemon, transfers=10_000)
     loads = mock.Mock(wraps=json.loads)
     monkeypatch.setattr(json, "loads", loads)
-    server = MetricsServer(daemon)
-    served = Served(server, await server.start("127.0.0.1:0"))
     assert b"mhfl_egress_rows_total 20000.0" in (await served.get())[1]
     first = loads.call_count
     assert b"mhfl_egress_rows_total 20000.0" in (await served.get())[1]
     assert (first >= 20_000, loads.call_count - first < 100) == (True, True)
     daemon.ledger.settle(daemon.ledger.intend(**SENT), bytes=9, outcome="complete")
     assert b"mhfl_egress_rows_total 20002.0" in (await served.get())[1]
-    await server.stop()
 
 
 def fill(daemon: Daemon, *, transfers: int) -> None:

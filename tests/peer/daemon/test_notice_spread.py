@@ -12,6 +12,7 @@ from peer.daemon.notice_spread import NoticeSpread, NoticeWait
 
 AFRICA, ASIA, EUROPE, OSLO = map(SiteName, ("africa", "asia", "europe", "oslo"))
 LIMIT_S = 15.0
+Notices = dict[SiteName, SignedNotice]
 
 
 def notice(site: str) -> SignedNotice:
@@ -19,13 +20,11 @@ def notice(site: str) -> SignedNotice:
 
 
 @pytest.fixture
-def known() -> dict[SiteName, SignedNotice]:
+def known() -> Notices:
     return {AFRICA: notice("africa"), OSLO: notice("oslo")}
 
 
-def test_each_notice_travels_until_the_peer_has_it_and_again_once_it_greets(
-    known: dict[SiteName, SignedNotice],
-) -> None:
+def test_each_notice_travels_until_the_peer_has_it_and_again_once_it_greets(known: Notices) -> None:
     spread = NoticeSpread(ASIA, lambda: known)
     assert {spread.next(EUROPE), spread.next(EUROPE)} == {*known.values()}
     spread.confirm(EUROPE, OSLO)
@@ -38,22 +37,18 @@ def test_each_notice_travels_until_the_peer_has_it_and_again_once_it_greets(
     assert spread.lacks(EUROPE) == [AFRICA]
 
 
-def test_the_own_notice_travels_first(known: dict[SiteName, SignedNotice]) -> None:
-    spread = NoticeSpread(OSLO, lambda: known)
-    assert [spread.next(EUROPE), spread.next(EUROPE)] == [notice("oslo")] * 2
-    spread.confirm(EUROPE, OSLO)
-    assert spread.next(EUROPE) == notice("africa")
-    assert spread.unreached([ASIA, EUROPE]) == {ASIA}
+@pytest.mark.parametrize(("own", "receiver"), [(OSLO, EUROPE), (EUROPE, OSLO)])
+def test_the_sender_s_and_the_receiver_s_own_notice_travel_first(
+    known: Notices, own: SiteName, receiver: SiteName
+) -> None:
+    spread = NoticeSpread(own, lambda: known)
+    assert [spread.next(receiver), spread.next(receiver)] == [notice("oslo")] * 2
+    spread.confirm(receiver, OSLO)
+    assert spread.next(receiver) == notice("africa")
+    assert spread.unreached([ASIA, receiver]) == ({ASIA} if own == OSLO else set())
 
 
-def test_the_receiver_s_own_notice_travels_before_those_of_third_sites(known: dict[SiteName, SignedNotice]) -> None:
-    spread = NoticeSpread(EUROPE, lambda: known)
-    assert [spread.next(OSLO), spread.next(OSLO)] == [notice("oslo")] * 2
-    spread.confirm(OSLO, OSLO)
-    assert spread.next(OSLO) == notice("africa")
-
-
-def test_an_answer_has_the_notice_of_the_call_even_if_the_caller_has_it(known: dict[SiteName, SignedNotice]) -> None:
+def test_an_answer_has_the_notice_of_the_call_even_if_the_caller_has_it(known: Notices) -> None:
     spread = NoticeSpread(ASIA, lambda: known)
     for name in known:
         spread.confirm(EUROPE, name)
@@ -66,7 +61,7 @@ async def stay(wait: NoticeWait, queue: asyncio.Queue[events.Event]) -> None:
     await asyncio.wait_for(wait.stay(queue, poll_s=LIMIT_S), LIMIT_S)
 
 
-async def test_who_leaves_stays_until_every_peer_has_its_notice(known: dict[SiteName, SignedNotice]) -> None:
+async def test_who_leaves_stays_until_every_peer_has_its_notice(known: Notices) -> None:
     spread, queue = NoticeSpread(OSLO, lambda: known), asyncio.Queue[events.Event]()
     wait = NoticeWait(spread, lambda: [ASIA, EUROPE], linger_s=3600.0)
     assert [each["deadline_s"] for each in wait.waits()] == [None, None]
@@ -83,7 +78,7 @@ async def test_who_leaves_stays_until_every_peer_has_its_notice(known: dict[Site
 
 
 async def test_the_last_peers_have_their_time_from_the_first_answer_on(
-    known: dict[SiteName, SignedNotice], monkeypatch: pytest.MonkeyPatch
+    known: Notices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
     monkeypatch.setattr(notice_spread, "loop_time", lambda: now_s)
@@ -105,7 +100,7 @@ async def test_the_last_peers_have_their_time_from_the_first_answer_on(
 
 
 async def test_the_operator_s_stop_ends_the_stay_and_so_does_its_time(
-    known: dict[SiteName, SignedNotice], caplog: pytest.LogCaptureFixture
+    known: Notices, caplog: pytest.LogCaptureFixture
 ) -> None:
     spread, queue = NoticeSpread(OSLO, lambda: known), asyncio.Queue[events.Event]()
     queue.put_nowait(events.StopRequested())
@@ -115,5 +110,5 @@ async def test_the_operator_s_stop_ends_the_stay_and_so_does_its_time(
     assert caplog.messages == ["left before every peer knew; those that know tell the others"]
 
 
-async def test_a_site_that_does_not_leave_stays_for_nobody(known: dict[SiteName, SignedNotice]) -> None:
+async def test_a_site_that_does_not_leave_stays_for_nobody(known: Notices) -> None:
     await stay(NoticeWait(NoticeSpread(EUROPE, lambda: known), lambda: [ASIA], linger_s=3600.0), asyncio.Queue())

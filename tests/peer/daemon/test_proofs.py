@@ -1,7 +1,5 @@
 """What a site proves to peers that are far behind or were restored, and which proofs it believes itself."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Iterator

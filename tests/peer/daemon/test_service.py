@@ -1,30 +1,15 @@
 """The answers to peers: who gets which artifact, what is journalled, and which calls wait."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fakes.peer_service import (
-    AFRICA,
-    ASIA,
-    EUROPE,
-    FEDERATION,
-    GLOBAL,
-    NOW,
-    SiteUnderTest,
-    asked,
-    make_artifact,
-)
+from fakes.peer_service import AFRICA, ASIA, EUROPE, FEDERATION, GLOBAL, NOW, SiteUnderTest, asked, make_artifact
 from peer.core import events
 from peer.core.limits import COPIES_PER_ARTIFACT_MAX, STEPS_MAX, TRANSFERS_PER_ARTIFACT_MAX
-from peer.core.messages import (
-    SignedManifest,
-    Unavailable,
-)
+from peer.core.messages import SignedManifest, Unavailable
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import to_json
 from peer.daemon.service import DENIED_AGAIN_S, DENIED_ROWS_MAX
@@ -35,16 +20,7 @@ from peer.transport.manifest import to_base64, verify_manifest
 from peer.transport.server import Refusal, Status
 
 
-async def test_a_published_manifest_goes_to_whose_turn_it_is(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
-    artifact = site.publish(1)
-    signed = await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0)
-    assert site.described(signed) == (1, artifact, False)
-    assert site.events == [events.PeerHeard(site.receiver(1))]
-
-
-async def test_a_manifest_has_the_ledger_s_head_and_is_in_the_journal(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+async def test_a_manifest_has_the_ledger_s_head_and_is_in_the_journal(site: SiteUnderTest) -> None:
     first = site.publish(1)
     site.service.record_sent(site.open(1, first), size=1000, outcome="complete")
     artifact = site.publish(2)
@@ -59,25 +35,20 @@ async def test_a_manifest_has_the_ledger_s_head_and_is_in_the_journal(open_site:
     assert rows[1][1] == {"artifact": artifact.sha256, **to_base64(signed)}
 
 
-async def test_a_manifest_is_waited_for_until_memory_changes(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+async def test_a_manifest_is_waited_for_until_memory_changes_or_the_caller_s_patience_ends(site: SiteUnderTest) -> None:
     waiting = asyncio.create_task(site.service.manifest(site.receiver(1), asked(1), wait_s=20.0))
     await asyncio.sleep(0)
     site.service.wake_waiting_calls()  # something else changed
     await asyncio.sleep(0)
     assert not waiting.done()
+    assert await site.service.manifest(site.receiver(1), asked(1), wait_s=0.01) == Unavailable.NOT_YET
     artifact = site.publish(1)
     site.service.wake_waiting_calls()
     assert site.described(await asyncio.wait_for(waiting, 5)) == (1, artifact, False)
+    assert site.events == [events.PeerHeard(site.receiver(1))] * 2
 
 
-async def test_a_wait_ends_with_the_caller_s_patience(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
-    assert await site.service.manifest(site.receiver(1), asked(1), wait_s=0.01) == Unavailable.NOT_YET
-
-
-async def test_a_wait_ends_when_there_will_be_none(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+async def test_a_wait_ends_when_there_will_be_none(site: SiteUnderTest) -> None:
     waiting = asyncio.create_task(site.service.manifest(site.receiver(1), asked(1), wait_s=20.0))
     await asyncio.sleep(0)
     site.remember("initialised", 0, state="initial", artifact=None, samples={}, publish=None)
@@ -85,9 +56,8 @@ async def test_a_wait_ends_when_there_will_be_none(open_site: Callable[..., Site
     assert await asyncio.wait_for(waiting, 5) == Unavailable.SKIPPED
 
 
-async def test_nothing_is_served_between_memory_and_journal(open_site: Callable[..., SiteUnderTest]) -> None:
+async def test_nothing_is_served_between_memory_and_journal(site: SiteUnderTest) -> None:
     """Memory has the artifact once the machine has decided; row and manifest come later."""
-    site = open_site()
     artifact = make_artifact(1)
     site.remember("published", 1, artifact=to_json(artifact))
     assert await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0) == Unavailable.NOT_YET
@@ -97,11 +67,8 @@ async def test_nothing_is_served_between_memory_and_journal(open_site: Callable[
     assert site.ledger.transfers() == []
 
 
-async def test_a_manifest_is_signed_again_once_an_amendment_has_changed_this_site_s_key(
-    open_site: Callable[..., SiteUnderTest],
-) -> None:
+async def test_a_manifest_is_signed_again_once_an_amendment_has_changed_this_site_s_key(site: SiteUnderTest) -> None:
     """The former key's signature counts at no peer that knows the amendment."""
-    site = open_site()
     artifact = site.publish(1)
     renewed = site.pki.admit(EUROPE)
     site.pki.pinned[EUROPE] = key_digest(renewed.key.public_key())
@@ -114,10 +81,7 @@ async def test_a_manifest_is_signed_again_once_an_amendment_has_changed_this_sit
     assert await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0) == signed
 
 
-async def test_an_expired_certificate_delays_the_manifest_and_ends_nothing(
-    open_site: Callable[..., SiteUnderTest],
-) -> None:
-    site = open_site()
+async def test_an_expired_certificate_delays_the_manifest_and_ends_nothing(site: SiteUnderTest) -> None:
     site.pki.fault = CertificateError("cert.pem has expired")
     artifact = site.publish(1)
     assert await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0) == Unavailable.NOT_YET
@@ -126,15 +90,13 @@ async def test_an_expired_certificate_delays_the_manifest_and_ends_nothing(
     assert site.described(signed) == (1, artifact, False)
 
 
-async def test_a_manifest_that_cannot_be_written_ends_no_daemon(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+async def test_a_manifest_that_cannot_be_written_ends_no_daemon(site: SiteUnderTest) -> None:
     site.publish(1, steps=STEPS_MAX + 1)
     assert await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0) == Unavailable.NOT_YET
 
 
 # --- policy and schedule ---------------------------------------------------------------------------------------------
-async def test_whose_turn_it_is_not_is_denied_and_written_down(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+async def test_whose_turn_it_is_not_is_denied_and_written_down(site: SiteUnderTest) -> None:
     artifact, stranger = site.publish(1), site.stranger(1)
     with pytest.raises(Refusal) as refused:
         await site.service.manifest(stranger, asked(1), wait_s=0.0)
@@ -147,8 +109,7 @@ async def test_whose_turn_it_is_not_is_denied_and_written_down(open_site: Callab
     assert site.events == []
 
 
-async def test_a_denial_costs_one_row_a_minute(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+async def test_a_denial_costs_one_row_a_minute(site: SiteUnderTest) -> None:
     for step_s in (0.0, DENIED_AGAIN_S - 1, 1.0, 1.0):
         site.clock.now_s += step_s
         with pytest.raises(Refusal):
@@ -156,8 +117,7 @@ async def test_a_denial_costs_one_row_a_minute(open_site: Callable[..., SiteUnde
     assert len(site.denied()) == 2
 
 
-async def test_a_caller_with_ever_new_questions_cannot_fill_the_disk(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+async def test_a_caller_with_ever_new_questions_cannot_fill_the_disk(site: SiteUnderTest) -> None:
     for minute in range(3):
         for number in range(200):
             with pytest.raises(Refusal):
@@ -167,10 +127,7 @@ async def test_a_caller_with_ever_new_questions_cannot_fill_the_disk(open_site: 
         site.clock.now_s += DENIED_AGAIN_S
 
 
-async def test_who_is_turned_away_at_the_door_costs_one_row_a_minute_too(
-    open_site: Callable[..., SiteUnderTest],
-) -> None:
-    site = open_site()
+async def test_who_is_turned_away_at_the_door_costs_one_row_a_minute_too(site: SiteUnderTest) -> None:
     for step_s in (0.0, 2.0, DENIED_AGAIN_S):
         site.clock.now_s += step_s
         site.service.record_refused_call("unknown", "Hello", "'mars' is not in the roster")
@@ -193,9 +150,8 @@ async def test_the_site_s_policy_stands_before_the_schedule(
 
 # --- transfers and the ledger ----------------------------------------------------------------------------------------
 def test_an_intent_is_on_disk_before_the_first_byte_and_an_outcome_after_the_last(
-    open_site: Callable[..., SiteUnderTest], tmp_path: Path
+    site: SiteUnderTest, tmp_path: Path
 ) -> None:
-    site = open_site()
     artifact = site.publish(1)
     grant = site.open(1, artifact)
     witness = Ledger(tmp_path / "egress.db", read_only=True)
@@ -212,10 +168,9 @@ def test_an_intent_is_on_disk_before_the_first_byte_and_an_outcome_after_the_las
 
 
 def test_a_transfer_whose_end_the_ledger_cannot_keep_ends_the_daemon(
-    open_site: Callable[..., SiteUnderTest], monkeypatch: pytest.MonkeyPatch
+    site: SiteUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seed 2245 of the simulation: the disk was full for a while, and the daemon left with an open transfer."""
-    site = open_site()
     grant = site.open(1, site.publish(1))
 
     def fail(intent: int, *, bytes: int, outcome: str) -> None:
@@ -227,9 +182,8 @@ def test_a_transfer_whose_end_the_ledger_cannot_keep_ends_the_daemon(
 
 
 async def test_an_artifact_that_is_retired_while_it_leaves_stays_to_its_last_byte(
-    open_site: Callable[..., SiteUnderTest], tmp_path: Path
+    site: SiteUnderTest, tmp_path: Path
 ) -> None:
-    site = open_site()
     artifact = site.publish(1)
     (tmp_path / "artifacts").mkdir()
     grant = site.open(1, artifact)
@@ -242,8 +196,7 @@ async def test_an_artifact_that_is_retired_while_it_leaves_stays_to_its_last_byt
 
 
 @pytest.mark.parametrize("offset", [1001, 1 << 33])
-def test_an_offset_beyond_the_artifact_is_no_row(open_site: Callable[..., SiteUnderTest], offset: int) -> None:
-    site = open_site()
+def test_an_offset_beyond_the_artifact_is_no_row(site: SiteUnderTest, offset: int) -> None:
     artifact = site.publish(1)
     with pytest.raises(Refusal) as refused:
         site.open(1, artifact, offset=offset)
@@ -251,8 +204,7 @@ def test_an_offset_beyond_the_artifact_is_no_row(open_site: Callable[..., SiteUn
     assert site.ledger.transfers() == []
 
 
-def test_another_digest_than_the_published_one_is_missing(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+def test_another_digest_than_the_published_one_is_missing(site: SiteUnderTest) -> None:
     site.publish(1)
     with pytest.raises(Refusal) as refused:
         site.open(1, make_artifact(2))
@@ -279,17 +231,15 @@ def test_the_bytes_of_a_round_are_counted_over_its_transfers(open_site: Callable
     site.open(1, artifact)
 
 
-def test_a_transfer_of_no_bytes_costs_no_row(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+def test_a_transfer_of_no_bytes_costs_no_row(site: SiteUnderTest) -> None:
     artifact = site.publish(1)
     for _ in range(3):
         site.service.record_sent(site.open(1, artifact, offset=1000), size=0, outcome="complete")
     assert (site.ledger.rows(), site.service.sending) == ([], {})
 
 
-def test_a_peer_has_so_many_complete_copies_of_an_artifact_in_a_round(open_site: Callable[..., SiteUnderTest]) -> None:
+def test_a_peer_has_so_many_complete_copies_of_an_artifact_in_a_round(site: SiteUnderTest) -> None:
     """More than a peer needs that is killed again and again before its journal has the artifact."""
-    site = open_site()
     artifact = site.publish(1)
     for _ in range(COPIES_PER_ARTIFACT_MAX):
         site.service.record_sent(site.open(1, artifact), size=1000, outcome="complete")
@@ -300,8 +250,7 @@ def test_a_peer_has_so_many_complete_copies_of_an_artifact_in_a_round(open_site:
     site.open(2, site.publish(2))
 
 
-def test_a_peer_begins_so_many_transfers_of_an_artifact_in_a_round(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+def test_a_peer_begins_so_many_transfers_of_an_artifact_in_a_round(site: SiteUnderTest) -> None:
     site.ledger._connection.execute("PRAGMA synchronous = OFF")
     artifact = site.publish(1)
     for _ in range(TRANSFERS_PER_ARTIFACT_MAX):
@@ -357,11 +306,7 @@ def test_a_bound_below_what_the_method_sends_is_told_when_it_is_published(
         assert site.denied()[0]["reason"] == "this site's policy lets at most 999 bytes leave in a round"
 
 
-# --- greetings and beats ---------------------------------------------------------------------------------------------
-
-
-async def test_who_called_and_how_long_ago_is_known(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+async def test_who_called_and_how_long_ago_is_known(site: SiteUnderTest) -> None:
     caller = site.receiver(1)
     assert site.service.called_s(caller) is None
     await site.service.beat(caller, NOW)

@@ -1,7 +1,5 @@
 """What the service serves where amendments changed the members: by the epoch of the asked round."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import Callable
@@ -29,8 +27,7 @@ def amend(site: SiteUnderTest, *, from_round: int = 1, **changes: Any) -> None:
     site.service.wake_waiting_calls()
 
 
-async def test_a_caller_of_another_epoch_is_told_so_and_not_denied(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+async def test_a_caller_of_another_epoch_is_told_so_and_not_denied(site: SiteUnderTest) -> None:
     artifact = site.publish(1)
     amend(site)
     behind = site.receiver(1)
@@ -38,22 +35,17 @@ async def test_a_caller_of_another_epoch_is_told_so_and_not_denied(open_site: Ca
     with pytest.raises(Refusal, match="another epoch for round 1") as refusal:
         site.open(1, artifact)
     assert refusal.value.status == Status.EPOCH
-    assert site.described(await site.service.manifest(behind, asked(1, epoch=DIGEST), wait_s=0.0)) == (
-        1,
-        artifact,
-        False,
-    )
+    signed = await site.service.manifest(behind, asked(1, epoch=DIGEST), wait_s=0.0)
+    assert site.described(signed) == (1, artifact, False)
     assert site.denied() == []
 
 
-async def test_a_site_that_is_behind_says_so_before_it_denies(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+async def test_a_site_that_is_behind_says_so_before_it_denies(site: SiteUnderTest) -> None:
     assert await site.service.manifest(site.stranger(1), asked(1, epoch=DIGEST), wait_s=0.0) == Unavailable.EPOCH
     assert site.denied() == []
 
 
-async def test_a_wait_ends_when_the_epoch_changes(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+async def test_a_wait_ends_when_the_epoch_changes(site: SiteUnderTest) -> None:
     waiting = asyncio.create_task(site.service.manifest(site.receiver(1), asked(1), wait_s=20.0))
     await asyncio.sleep(0)
     amend(site)
@@ -108,8 +100,7 @@ async def test_an_expelled_site_and_a_newcomer_before_its_round_get_nothing(
     assert site.ledger.transfers() == []
 
 
-def test_an_intent_says_which_epoch_and_route_it_has(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+def test_an_intent_says_which_epoch_and_route_it_has(site: SiteUnderTest) -> None:
     first = site.publish(1)
     site.open(1, first)
     amend(site, from_round=2)
@@ -119,10 +110,7 @@ def test_an_intent_says_which_epoch_and_route_it_has(open_site: Callable[..., Si
     assert [(intent.get("epoch"), intent.get("route")) for intent in intents] == [(None, None), (DIGEST, "relay")]
 
 
-async def test_greetings_and_heartbeats_state_the_head_and_report_the_caller_s(
-    open_site: Callable[..., SiteUnderTest],
-) -> None:
-    site = open_site()
+async def test_greetings_and_heartbeats_state_the_head_and_report_the_caller_s(site: SiteUnderTest) -> None:
     assert (site.service.greeting(ASIA).head, site.service.pulse(ASIA).head) == (None, None)
     amend(site)
     head = ChainHead(1, DIGEST)
@@ -133,16 +121,14 @@ async def test_greetings_and_heartbeats_state_the_head_and_report_the_caller_s(
     assert heard == [(ASIA, head)]
 
 
-def test_roster_and_round_key_are_compared_only_without_amendments(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+def test_roster_and_round_key_are_compared_only_without_amendments(site: SiteUnderTest) -> None:
     other = dataclasses.replace(site.service.greeting(ASIA), round_key_tag=Sha256("cd" * 32))
     assert "round key's tag differs" in (site.service.difference(other) or "")
     assert site.service.difference(dataclasses.replace(other, head=ChainHead(1, DIGEST))) is None
     assert site.service.difference(dataclasses.replace(other, federation=DIGEST)) is not None
 
 
-def test_a_caller_that_asks_for_amendments_too_often_is_told_to_wait(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+def test_a_caller_that_asks_for_amendments_too_often_is_told_to_wait(site: SiteUnderTest) -> None:
     calls: list[tuple[Any, ...]] = []
 
     class Chain:

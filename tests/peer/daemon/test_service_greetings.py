@@ -1,31 +1,16 @@
 """Greetings and beats: which versions two sites speak, what is believed, and what is named."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fakes.peer_service import (
-    EUROPE,
-    KEY,
-    NOW,
-    SiteUnderTest,
-    asked,
-    make_artifact,
-)
+from fakes.peer_service import ASIA, EUROPE, KEY, NOW, SiteUnderTest, asked, make_artifact
 from peer.core import events
 from peer.core.limits import PROTOCOL_VERSION
-from peer.core.messages import (
-    FEATURES,
-    Hello,
-    Manifest,
-    Seen,
-)
-from peer.core.roster import Sha256, SiteName, round_key_tag
+from peer.core.messages import FEATURES, Hello, Manifest, Seen
+from peer.core.roster import Sha256, round_key_tag
 from peer.daemon.service import common_protocol
 from peer.transport.manifest import encode_manifest, sign_manifest
 from peer.transport.round_proof import RoundClaim, sign_round, verify_round
@@ -49,11 +34,10 @@ DIFFERENCES = [
 ]
 
 
-async def test_a_greeting_is_answered_reported_and_its_clock_compared(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+async def test_a_greeting_is_answered_reported_and_its_clock_compared(site: SiteUnderTest) -> None:
     theirs = greeting(site)
-    answer = await site.service.hello(SiteName("asia"), theirs)
-    assert site.events == [events.PeerGreeted(SiteName("asia"), theirs)]
+    answer = await site.service.hello(ASIA, theirs)
+    assert site.events == [events.PeerGreeted(ASIA, theirs)]
     assert (answer.federation, answer.generation) == (site.federation.digest, 1)
     assert site.service.difference(answer) is None
     skew_s = site.service.account("asia").clock_skew_s
@@ -61,9 +45,8 @@ async def test_a_greeting_is_answered_reported_and_its_clock_compared(open_site:
     assert 59 < skew_s < 61
 
 
-async def test_a_question_is_answered_and_counts_as_nobody_s_presence(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
-    await site.service.hello(SiteName("asia"), greeting(site, generation=0))
+async def test_a_question_is_answered_and_counts_as_nobody_s_presence(site: SiteUnderTest) -> None:
+    await site.service.hello(ASIA, greeting(site, generation=0))
     assert site.events == []
     assert site.service.account("asia").clock_skew_s is None
 
@@ -77,101 +60,84 @@ def test_two_sites_speak_the_highest_common_version(protocol: int, protocol_max:
 
 
 async def test_a_greeting_without_versions_and_features_is_of_the_first_release_and_is_known(
-    open_site: Callable[..., SiteUnderTest],
+    site: SiteUnderTest,
 ) -> None:
-    site = open_site()
-    answer = await site.service.hello(SiteName("asia"), greeting(site, software="mhfl-peer 0.2.0"))
+    seen = Seen(7, 5, "ab" * 32)
+    answer = await site.service.hello(ASIA, greeting(site, software="mhfl-peer 0.2.0", seen=seen))
     assert (answer.protocol, answer.protocol_max, answer.features) == (1, 1, FEATURES)
     known = site.service.account("asia").greeting
     assert known is not None
     assert (known.software, known.features) == ("mhfl-peer 0.2.0", ())
+    (greeted,) = site.events
+    assert isinstance(greeted, events.PeerGreeted)
+    assert greeted.greeting.seen is None, "what it says it has is neither believed nor a breach"
 
 
 @pytest.mark.parametrize("proven", [False, True])
 async def test_only_this_site_s_own_signature_shows_that_a_backup_was_restored_here(
-    open_site: Callable[..., SiteUnderTest], proven: bool
+    site: SiteUnderTest, proven: bool
 ) -> None:
     """A lie cost the site its open round and a thousand generations at each start."""
-    site, asia = open_site(), SiteName("asia")
     artifact = make_artifact(5)
     manifest = Manifest(site.federation.digest, 1, "fedskd", EUROPE, 5, artifact)
     signed = sign_manifest(site.pki.identity, encode_manifest(manifest))
     seen = Seen(1 if proven else 1001, 5, artifact.sha256, signed)
-    await site.service.hello(asia, greeting(site, seen=seen))
+    await site.service.hello(ASIA, greeting(site, seen=seen))
     *refusals, greeted = site.events
     assert isinstance(greeted, events.PeerGreeted)
     assert greeted.greeting.seen == (seen if proven else None)
     reason = "claims to have an artifact of this site: the manifest is of another artifact"
-    assert refusals == ([] if proven else [events.PeerRefused(asia, reason)])
-
-
-async def test_what_a_peer_of_0_2_0_says_it_has_is_neither_believed_nor_a_breach(
-    open_site: Callable[..., SiteUnderTest],
-) -> None:
-    site = open_site()
-    await site.service.hello(SiteName("asia"), greeting(site, seen=Seen(7, 5, "ab" * 32)))
-    (greeted,) = site.events
-    assert isinstance(greeted, events.PeerGreeted)
-    assert greeted.greeting.seen is None
+    assert refusals == ([] if proven else [events.PeerRefused(ASIA, reason)])
 
 
 async def test_a_round_far_ahead_is_reported_as_proved_only_under_the_peer_s_signature(
-    open_site: Callable[..., SiteUnderTest],
+    site: SiteUnderTest,
 ) -> None:
-    site, asia = open_site(), SiteName("asia")
-    claim = RoundClaim(site.federation.digest, asia, 1, 5)
-    pulse = replace(NOW, round=5, proof=sign_round(site.pki.admit(asia), claim))
-    await site.service.beat(asia, pulse)
-    heard = events.PeerHeard(asia, replace(pulse, proof=None))
-    assert site.events == [events.RoundProved(asia, 5), heard]
+    claim = RoundClaim(site.federation.digest, ASIA, 1, 5)
+    pulse = replace(NOW, round=5, proof=sign_round(site.pki.admit(ASIA), claim))
+    await site.service.beat(ASIA, pulse)
+    heard = events.PeerHeard(ASIA, replace(pulse, proof=None))
+    assert site.events == [events.RoundProved(ASIA, 5), heard]
     site.events.clear()
-    await site.service.beat(asia, replace(pulse, proof=sign_round(site.pki.identity, claim)))
+    await site.service.beat(ASIA, replace(pulse, proof=sign_round(site.pki.identity, claim)))
     reason = "its proof of round 5 does not hold: the certificate names europe, not asia"
-    assert site.events == [events.PeerRefused(asia, reason), heard]
+    assert site.events == [events.PeerRefused(ASIA, reason), heard]
 
 
 async def test_a_beat_is_answered_with_a_proof_where_the_caller_is_far_behind(
-    open_site: Callable[..., SiteUnderTest],
+    site: SiteUnderTest,
 ) -> None:
-    site, asia = open_site(), SiteName("asia")
     site.publish(5)
     site.machine.memory.committed = 5
-    site.machine.peers.hear(asia, NOW, 0.0)
-    answer = await site.service.beat(asia, NOW)
+    site.machine.peers.hear(ASIA, NOW, 0.0)
+    answer = await site.service.beat(ASIA, NOW)
     assert answer.proof is not None
     assert verify_round(answer.proof, site.pki.identity.certificate).round == 5
 
 
 @pytest.mark.parametrize(("changes", "words"), DIFFERENCES)
-async def test_what_differs_is_named_to_both_sides(
-    open_site: Callable[..., SiteUnderTest], changes: dict[str, Any], words: str
-) -> None:
-    site = open_site()
+async def test_what_differs_is_named_to_both_sides(site: SiteUnderTest, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(Refusal) as refused:
-        await site.service.hello(SiteName("asia"), greeting(site, **changes))
+        await site.service.hello(ASIA, greeting(site, **changes))
     assert refused.value.status is Status.MISMATCH
     assert refused.value.reason.startswith(words)
     assert str(next(iter(changes.values()))) in refused.value.reason
-    assert site.events == [events.PeerRefused(SiteName("asia"), refused.value.reason)]
+    assert site.events == [events.PeerRefused(ASIA, refused.value.reason)]
 
 
 @pytest.mark.parametrize(("changes", "words"), DIFFERENCES)
 async def test_a_question_that_differs_is_answered_and_leaves_no_trace(
-    open_site: Callable[..., SiteUnderTest], changes: dict[str, Any], words: str
+    site: SiteUnderTest, changes: dict[str, Any], words: str
 ) -> None:
     """`check` with an edited federation.toml, beside a daemon that runs with the right one."""
-    site = open_site()
-    await site.service.hello(SiteName("asia"), greeting(site))
+    await site.service.hello(ASIA, greeting(site))
     with pytest.raises(Refusal, match=words):
-        await site.service.hello(SiteName("asia"), greeting(site, generation=0, **changes))
-    await site.service.beat(SiteName("asia"), NOW)
+        await site.service.hello(ASIA, greeting(site, generation=0, **changes))
+    await site.service.beat(ASIA, NOW)
     assert [type(event) for event in site.events] == [events.PeerGreeted, events.PeerHeard]
 
 
-async def test_a_member_of_another_federation_takes_no_part_until_it_greets_as_ours(
-    open_site: Callable[..., SiteUnderTest],
-) -> None:
-    site = open_site()
+async def test_a_member_of_another_federation_takes_no_part_until_it_greets_as_ours(site: SiteUnderTest) -> None:
     site.publish(1)
     caller = site.receiver(1)
     with pytest.raises(Refusal):
@@ -185,8 +151,7 @@ async def test_a_member_of_another_federation_takes_no_part_until_it_greets_as_o
     assert site.events[-1] == events.PeerHeard(caller, NOW)
 
 
-async def test_what_was_spoken_is_counted_for_each_peer(open_site: Callable[..., SiteUnderTest]) -> None:
-    site = open_site()
+async def test_what_was_spoken_is_counted_for_each_peer(site: SiteUnderTest) -> None:
     site.publish(1)
     caller = site.receiver(1)
     await site.service.hello(caller, greeting(site))
@@ -198,6 +163,3 @@ async def test_what_was_spoken_is_counted_for_each_peer(open_site: Callable[...,
     assert site.service.account(caller).spoken.messages == 3
     assert site.service.account(caller).spoken.bytes > sent_bytes + manifest
     assert site.service.account(site.stranger(1)).spoken.messages == 0
-
-
-# --- remote evaluation -----------------------------------------------------------------------------------------------

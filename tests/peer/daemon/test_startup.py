@@ -1,7 +1,5 @@
 """From a folder to a running process and its exit code: refusals, signals, systemd."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

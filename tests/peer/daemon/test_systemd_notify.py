@@ -1,6 +1,7 @@
 """Messages to systemd, and how often they are sent."""
 
 import asyncio
+import itertools
 import os
 import resource
 import socket
@@ -37,41 +38,35 @@ def test_the_watchdog_is_for_this_process_alone(environ: dict[str, str], limit_s
     assert systemd_notify.watchdog_s(environ) == limit_s
 
 
-async def test_systemd_hears_of_changes_and_signs_of_life(systemd: socket.socket) -> None:
-    words = iter(["round 1 of 2, train", "round 1 of 2, train", "round 2 of 2, train"])
-    environ = {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "100000"}
-    watching = asyncio.create_task(systemd_notify.watch(lambda: next(words), environ=environ))
-    heard = [await asyncio.to_thread(systemd.recv, 200) for _ in range(3)]
+@pytest.mark.parametrize(
+    ("watchdog", "every_s", "words", "heard"),
+    [
+        (
+            {"WATCHDOG_USEC": "100000"},
+            LIMIT_S,
+            ["round 1, train", "round 1, train", "round 2, train"],
+            [b"STATUS=round 1, train\nWATCHDOG=1", b"WATCHDOG=1", b"STATUS=round 2, train\nWATCHDOG=1"],
+        ),
+        ({}, 0.01, ["one", "one", "two"], [b"STATUS=one", b"STATUS=two"]),
+        # A worker's reason may have line feeds, after which systemd would read another message.
+        ({}, 0.01, ["out of memory\nWATCHDOG=trigger\n"], [b"STATUS=out of memory WATCHDOG=trigger"]),
+    ],
+    ids=["signs of life", "changes alone", "one line"],
+)
+async def test_systemd_hears_of_changes_and_signs_of_life_each_in_one_line(
+    systemd: socket.socket, watchdog: dict[str, str], every_s: float, words: list[str], heard: list[bytes]
+) -> None:
+    telling = itertools.chain(words, itertools.repeat(words[-1]))
+    environ = {"NOTIFY_SOCKET": systemd.getsockname(), **watchdog}
+    watching = asyncio.create_task(systemd_notify.watch(lambda: next(telling), every_s=every_s, environ=environ))
+    messages = [await asyncio.to_thread(systemd.recv, 200) for _ in heard]
     watching.cancel()
-    assert heard == [
-        b"STATUS=round 1 of 2, train\nWATCHDOG=1",
-        b"WATCHDOG=1",
-        b"STATUS=round 2 of 2, train\nWATCHDOG=1",
-    ]
-
-
-async def test_without_a_watchdog_only_changes_are_told(systemd: socket.socket) -> None:
-    words = iter(["one", "one", "two"])
-    environ = {"NOTIFY_SOCKET": systemd.getsockname()}
-    watching = asyncio.create_task(systemd_notify.watch(lambda: next(words), every_s=0.01, environ=environ))
-    heard = [await asyncio.to_thread(systemd.recv, 200) for _ in range(2)]
-    watching.cancel()
-    assert heard == [b"STATUS=one", b"STATUS=two"]
+    assert messages == heard
 
 
 async def test_nobody_is_told_where_nobody_asked() -> None:
     async with asyncio.timeout(LIMIT_S):
         await systemd_notify.watch(lambda: pytest.fail("nobody asks"), environ={})
-
-
-async def test_what_is_told_is_one_line_whatever_it_holds(systemd: socket.socket) -> None:
-    """A worker's reason may have line feeds, after which systemd would read another message."""
-    environ = {"NOTIFY_SOCKET": systemd.getsockname()}
-    failed = "round 1 of 2, failed: out of memory\nWATCHDOG=trigger\n"
-    watching = asyncio.create_task(systemd_notify.watch(lambda: failed, environ=environ))
-    heard = await asyncio.to_thread(systemd.recv, 200)
-    watching.cancel()
-    assert heard == b"STATUS=round 1 of 2, failed: out of memory WATCHDOG=trigger"
 
 
 def test_a_process_without_a_descriptor_to_spare_goes_on(

@@ -18,7 +18,7 @@ from peer.core.commands import Halt, Source
 from peer.core.limits import WORKER_LINE_BYTES_MAX
 from peer.core.messages import Artifact, TensorSpec
 from peer.core.roster import Sha256, SiteName
-from peer.daemon.worker_process import LOG_BYTES_MAX, NICEST, WORKER, EvaluationProcess, WorkerProcess, describe_exit
+from peer.daemon.worker_process import LOG_BYTES_MAX, NICEST, WORKER, EvaluationProcess, WorkerProcess
 from peer.daemon.worker_watchdog import ProgressMonitor
 
 SETTING = worker_protocol.WorkerSetting("asia", "ab" * 32, {}, {}, "/nowhere", "/nowhere")
@@ -136,6 +136,8 @@ take()
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
+        ("sys.exit(0)", "exit code 0: it said nothing$"),
+        ("os._exit(9)", "exit code 9: it said nothing$"),
         ("import no_such_module", "exit code 1: ModuleNotFoundError: No module named 'no_such_module'"),
         ("os.kill(os.getpid(), signal.SIGKILL)", r"signal 9 \(out of memory\?\): it said nothing"),
         ("take(); take(); os.abort()", "signal 6: it said nothing"),
@@ -147,9 +149,23 @@ take()
         ("take(); take(); say('Persist'); take()", "answer makes no sense: no message of type 'Persist'"),
         (f"take(); take()\nwhile True: connection.sendall(b'x' * {WORKER_LINE_BYTES_MAX})", "answer makes no sense: "),
     ],
-    ids=["import", "kill", "abort", "words", "half a line", "garbage", "no type", "field", "command", "endless"],
+    ids=[
+        "end",
+        "exit",
+        "import",
+        "kill",
+        "abort",
+        "words",
+        "half a line",
+        "garbage",
+        "no type",
+        "field",
+        "command",
+        "endless",
+    ],
 )
 async def test_a_death_is_told_once_about_the_order_in_hand(setup: WorkerSetup, script: str, reason: str) -> None:
+    setup.log.write_text("CUDA out of memory\n")  # the last words of an earlier worker
     worker_process = setup.worker_process(script)
     await worker_process.send(Halt(3, 7))
     failed = await setup.next()
@@ -304,31 +320,23 @@ async def test_nothing_starts_after_close(setup: WorkerSetup) -> None:
     assert not setup.log.exists()
 
 
-async def test_a_worker_that_is_no_program_counts_as_one_that_died(setup: WorkerSetup) -> None:
+async def test_a_worker_that_is_no_program_or_has_no_log_counts_as_one_that_died(setup: WorkerSetup) -> None:
     worker_process = setup.worker_process("", command=("/no/such/program",))
     await worker_process.send(Halt(1, 4))
     failed = await setup.next()
     assert (failed.attempt, failed.fault) == (4, "crash")
     assert "cannot be started" in failed.reason
     assert "/no/such/program" in failed.reason
-
-
-async def test_a_log_that_cannot_be_written_counts_as_a_death_too(setup: WorkerSetup) -> None:
-    setup.log.mkdir()
+    setup.log.unlink()
+    setup.log.mkdir()  # which cannot be written
     worker_process = setup.worker_process(HALTS)
     await worker_process.send(Halt(1, 1))
     assert "cannot be started" in (await setup.next()).reason
 
 
-async def test_the_reason_is_never_the_last_words_of_an_earlier_worker(setup: WorkerSetup) -> None:
-    setup.log.write_text("CUDA out of memory\n")
-    worker_process = setup.worker_process("os._exit(9)")
-    await worker_process.send(Halt(1, 1))
-    assert (await setup.next()).reason == "the worker ended with exit code 9: it said nothing"
-
-
-async def test_a_long_log_is_put_aside(setup: WorkerSetup, make_long: Callable[[Path], None]) -> None:
-    make_long(setup.log)
+async def test_a_long_log_is_put_aside(setup: WorkerSetup) -> None:
+    setup.log.touch()
+    os.truncate(setup.log, LOG_BYTES_MAX + 1)
     worker_process = setup.worker_process(HALTS)
     await worker_process.send(Halt(1, 1))
     await setup.next()
@@ -353,21 +361,6 @@ wait_for_the_end()
     assert sorted(path.name for path in setup.log.parent.iterdir()) == ["worker.log", "worker.log.1"]
     numbers = [int(line) for line in b"".join(logs).split()]
     assert numbers == list(range(numbers[0], lines)), "the newest lines, and none is lost between the two files"
-
-
-@pytest.fixture
-def make_long() -> Callable[[Path], None]:
-    """Makes a sparse log file that is over its limit."""
-
-    def make(path: Path) -> None:
-        path.touch()
-        os.truncate(path, LOG_BYTES_MAX + 1)
-
-    return make
-
-
-def test_exits_in_words() -> None:
-    assert [describe_exit(code) for code in (0, 3, -15)] == ["exit code 0", "exit code 3", "signal 15"]
 
 
 # --- the second worker -----------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """The watchdog of the worker: how long it may give no sign of progress, by its own pace and CPU time."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
