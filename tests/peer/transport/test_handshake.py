@@ -46,9 +46,11 @@ async def plain_server(answer):
     server.close()
 
 
-async def test_a_peer_that_is_well_has_no_fault(network, europe):
-    diagnosis = await diagnosed(network.authority.admit("africa"), europe.port)
-    assert (diagnosis.fault, diagnosis.detail) == (Fault.NONE, f"127.0.0.1:{europe.port} is europe")
+async def test_a_peer_that_is_well_has_no_fault_and_another_site_at_the_address_is_named(network, europe):
+    asia, pki = await network.serve("asia"), network.authority.admit("africa")
+    for port, fault, detail in ((europe.port, Fault.NONE, "europe"), (asia.port, Fault.WRONG_NAME, "asia, not europe")):
+        diagnosis = await diagnosed(pki, port)
+        assert (diagnosis.fault, diagnosis.detail) == (fault, f"127.0.0.1:{port} is {detail}")
 
 
 async def test_the_certificate_that_a_peer_shows(network):
@@ -69,12 +71,6 @@ async def test_no_certificate_is_shown_where_nobody_answers_or_a_stranger(author
         await asyncio.to_thread(shown_certificate, "127.0.0.1", port, pki=pki, site="asia")
 
 
-async def test_another_site_at_the_address_is_named(network):
-    asia = await network.serve("asia")
-    diagnosis = await diagnosed(network.authority.admit("africa"), asia.port)
-    assert (diagnosis.fault, diagnosis.detail) == (Fault.WRONG_NAME, f"127.0.0.1:{asia.port} is asia, not europe")
-
-
 @pytest.mark.parametrize(
     ("alert", "fault", "detail", "remedy"),
     [
@@ -89,12 +85,17 @@ async def test_a_relay_s_alerts_are_told_apart_from_what_is_no_tls(authority, al
     assert diagnosis.remedy.startswith(remedy)
 
 
-async def test_nobody_at_the_address_is_unreachable(authority):
+async def test_nobody_at_the_address_or_a_handshake_that_takes_too_long_is_no_fault_of_the_peer(authority):
+    pki = authority.admit("africa")
     async with plain_server(b"") as port:
         pass
-    diagnosis = await diagnosed(authority.admit("africa"), port)
+    diagnosis = await diagnosed(pki, port)
     assert diagnosis.fault is Fault.UNREACHABLE
     assert "Connection refused" in diagnosis.detail
+    async with plain_server(None) as port:
+        diagnosis = await diagnosed(pki, port, timeout_s=0.2)
+    assert diagnosis.fault is Fault.UNREACHABLE
+    assert diagnosis.detail == f"127.0.0.1:{port} did not finish the TLS handshake in 0.2 s"
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
@@ -102,13 +103,6 @@ async def test_something_else_at_the_address_does_not_speak_tls(authority, answe
     async with plain_server(answer) as port:
         diagnosis = await diagnosed(authority.admit("africa"), port, timeout_s=0.2)
     assert diagnosis.fault is Fault.NOT_TLS
-
-
-async def test_a_handshake_that_takes_too_long_is_no_fault_of_the_peer(authority):
-    async with plain_server(None) as port:
-        diagnosis = await diagnosed(authority.admit("africa"), port, timeout_s=0.2)
-    assert diagnosis.fault is Fault.UNREACHABLE
-    assert diagnosis.detail == f"127.0.0.1:{port} did not finish the TLS handshake in 0.2 s"
 
 
 async def test_a_peer_of_another_federation_has_a_foreign_ca(authority, foreign_authority):

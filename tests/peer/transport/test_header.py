@@ -42,11 +42,6 @@ def test_what_the_format_s_own_library_writes_is_accepted(tmp_path, artifact):
     check_safetensors_header(path, replace(artifact, bytes=path.stat().st_size))
 
 
-def test_a_header_written_by_hand_is_accepted(tmp_path, artifact):
-    path = written(tmp_path, ENTRIES)
-    check_safetensors_header(path, replace(artifact, bytes=path.stat().st_size))
-
-
 def with_b(**changes):
     """The header with other facts of one tensor."""
     return {**ENTRIES, "b": {**ENTRIES["b"], **changes}}
@@ -92,8 +87,12 @@ def test_bytes_behind_the_last_tensor_are_refused(tmp_path, artifact):
 def test_a_file_of_another_size_is_refused(tmp_path, artifact):
     path = written(tmp_path, ENTRIES)
     size = path.stat().st_size
+    check_safetensors_header(path, replace(artifact, bytes=size))
     with pytest.raises(WireError, match=f"the file has {size} bytes, the manifest says {size + 1}"):
         check_safetensors_header(path, replace(artifact, bytes=size + 1))
+    path.write_bytes(b"\x01")  # shorter than the length of a header
+    with pytest.raises(WireError, match="safetensors header"):
+        check_safetensors_header(path, replace(artifact, bytes=1))
 
 
 @pytest.mark.parametrize("length", [10_000, limits.SAFETENSORS_HEADER_BYTES_MAX + 1, (1 << 64) - 1])
@@ -101,13 +100,6 @@ def test_a_header_longer_than_the_file_is_not_read(tmp_path, artifact, length):
     path = written(tmp_path, ENTRIES, length=length)
     with pytest.raises(WireError, match=f"safetensors header has {length} bytes, over the limit of"):
         check_safetensors_header(path, replace(artifact, bytes=path.stat().st_size))
-
-
-def test_a_file_shorter_than_the_length_field_is_refused(tmp_path, artifact):
-    path = tmp_path / "file"
-    path.write_bytes(b"\x01")
-    with pytest.raises(WireError, match="safetensors header"):
-        check_safetensors_header(path, replace(artifact, bytes=1))
 
 
 EMPTY_LISTS = b'{"a":[' + b"[]," * 1_390_000 + b"[]]}"
