@@ -121,9 +121,12 @@ async def test_bytes_of_connections_that_were_carried_together_add_up(gate, netw
 
 async def test_a_relay_that_was_away_is_found_again(gate, europe, africa, monkeypatch):
     monkeypatch.setattr(parking, "RETRY_S", (0.05,))
-    await gate.open_for(europe)
+    parked = await gate.open_for(europe)
     await africa.beat("europe", PULSE)
     await gate.relay.stop()
+    with pytest.raises(OSError, match="Connect call failed") as raised:
+        await parked.try_once()
+    assert parked.explain(raised.value)[0].startswith(f"nothing can be parked at 127.0.0.1:{gate.port}: ")
     with pytest.raises(Unreachable):
         await africa.beat("europe", PULSE)
     await gate.open(port=gate.port)

@@ -181,7 +181,7 @@ def test_a_connection_without_a_peer_s_call_has_few_bytes_and_little_time() -> N
     # The longest greeting: with the proof of a long manifest, certificates in the handshake and in the proof, headers.
     talkative.received += limits.SHOWN_BYTES_MAX + 3 * limits.CERTIFICATE_BYTES_MAX + 16 * limits.TEXT_BYTES_MAX
     assert table.closed() == []
-    talkative.received += limits.FIRST_CALL_BYTES_MAX
+    talkative.received = limits.FIRST_CALL_BYTES_MAX + 1
     assert table.closed() == [1]
     table.now_s += limits.FIRST_CALL_S + 1
     assert table.closed() == [2]
