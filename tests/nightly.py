@@ -26,13 +26,7 @@ def main() -> int:
     pytest = ["-m", "pytest", "--numprocesses", str(2 * cores), "--dist", "loadfile", "-m", "nightly", "-r", "s"]
     parts = {
         "nightly tests": pytest,
-        "simulation": [
-            "tests/simulation/run.py",
-            "--seeds",
-            f"{first}:{first + SEEDS}",
-            "--jobs",
-            str(cores),
-        ],
+        "simulation": ["tests/simulation/run.py", "--seeds", f"{first}:{first + SEEDS}", "--jobs", str(cores)],
         "fuzz": ["tests/fuzz/run.py", "--seconds", str(FUZZ_S)],
         "chaos": ["tests/chaos/run.py", "--seconds", str(CHAOS_S)],
     }

@@ -33,7 +33,7 @@ from peer.membership.amendment import Amendment, AmendmentRefused
 from peer.membership.chain import amended, check_place
 from peer.membership.documents import ProposalSigned, words_of
 from peer.membership.epoch_rules import Genesis
-from peer.membership.folder import decode_chain
+from peer.membership.folder import CHAIN_FILE, FILES, decode_chain
 from peer.membership.proposal import (
     SIGNING_S,
     Proposal,
@@ -200,10 +200,12 @@ def _read(file: Path) -> Proposal:
 
 def _next_in_file(site: SiteChain, file: Path) -> Proposal:
     """The proposal in a file, or the first amendment of the chain in it that the site's chain lacks."""
-    try:
-        theirs = decode_chain(read_received_file(file), site.genesis.config)
-    except AmendmentRefused:
+    content = read_received_file(file)
+    if FILES[CHAIN_FILE].encode() not in content:
         return _read(file)
+    theirs = decode_chain(content, site.genesis.config)
+    if not theirs.links:
+        raise AmendmentRefused(f"{file} holds no amendment", "ask a site that has one for the file")
     own = {link.after.digest for link in site.chain.links}
     lacking = [link for link in theirs.links if link.after.digest not in own]
     return Proposal((lacking or theirs.links[-1:])[0].signed)
