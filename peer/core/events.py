@@ -321,7 +321,8 @@ class Halted(Event):
 class ArtifactRejected(Event):
     """The worker found a received artifact unusable before it loaded it on the device.
 
-    ``lost`` says that its file is gone or damaged, which is not its origin's fault.
+    ``lost`` says that its file is gone or damaged, ``short`` that this site had too little memory to
+    read it. Neither is its origin's fault.
     """
 
     generation: int
@@ -331,6 +332,7 @@ class ArtifactRejected(Event):
     sha256: Sha256
     reason: str
     lost: bool = False
+    short: bool = False
 
 
 @dataclass(frozen=True, slots=True)

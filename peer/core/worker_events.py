@@ -171,6 +171,10 @@ def reject(site: SiteState, event: events.ArtifactRejected) -> None:
     if event.lost and source.origin != site.lived_rules.site:
         _fetch_again(site, event.sha256)
         return
+    if event.short and source.origin != site.lived_rules.site:
+        rounds.leave_out(site, event.sha256, missing_as="unused")
+        rounds.go_on(site)
+        return
     if source.origin != site.lived_rules.site and fetches.ask_earlier(site, source):
         rounds.review(site)
         return
@@ -218,7 +222,7 @@ def reject_home(site: SiteState, event: events.ArtifactRejected) -> None:
         if fetches.ask_earlier(site, rejected):
             rounds.review(site)
             return
-        if not event.lost:
+        if not (event.lost or event.short):
             site.refuse(event.origin, event.reason)
         site.persist(rows.DiscardedRow(site.memory.committed, sha256=event.sha256))
         site.emit(commands.Discard(event.sha256))

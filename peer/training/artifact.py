@@ -29,12 +29,7 @@ from peer.core.plan import Kind, Wire
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import map_artifacts
 from peer.files import artifact_path, write_file
-from peer.training.errors import (
-    UnusableArtifact,
-    UnusableConfigurationError,
-    UnusableWeightsError,
-    raise_shortage,
-)
+from peer.training.errors import UnusableConfigurationError, UnusableWeightsError, refuse
 from peer.training.settings import TaskSettings
 from peer.training.tensors import State, as_received, as_sent, describe, non_finite, pack, unpack
 from peer.training.weights import fit_base, refuse_base
@@ -232,13 +227,13 @@ def _all_names(network: Network) -> list[str]:
 
 @contextmanager
 def _blame_artifact(source: Source) -> Iterator[None]:
-    """Turn errors into an ``UnusableArtifact`` of this source, but for those of this site's files and memory."""
+    """Turn errors into an ``UnusableArtifact`` of this source, but for those of this site's files."""
     try:
         yield
     except UnusableWeightsError:
         raise
-    except (UnusableConfigurationError, ValueError) as error:
-        raise UnusableArtifact(source, str(error)) from error
+    except (UnusableConfigurationError, ValueError, MemoryError) as error:
+        raise refuse(source, error) from error
 
 
 def _build_head_on_meta(artifact: Artifact, task: TaskSettings, allow: Collection[str]) -> tuple[str, nn.Module]:
@@ -270,7 +265,6 @@ def _build_on_meta(artifact: Artifact, task: TaskSettings, allow: Collection[str
         with torch.device("meta"), _bounded_construction():
             return models.build(artifact.spec)
     except Exception as error:
-        raise_shortage(error)
         raise ValueError(f"its spec cannot be built: {error}") from error
 
 
@@ -323,7 +317,6 @@ def _read_state_file(folder: Path, artifact: Artifact, expected: State, wire: Wi
             raise ValueError(f"its file has {path.stat().st_size} bytes, the manifest says {artifact.bytes}")
         content = path.read_bytes()
     except OSError as error:
-        raise_shortage(error)
         raise ValueError(f"its file cannot be read: {error.strerror}") from error
     if hashlib.sha256(content).hexdigest() != artifact.sha256:
         raise ValueError("its file does not have its digest")
@@ -331,7 +324,6 @@ def _read_state_file(folder: Path, artifact: Artifact, expected: State, wire: Wi
         state = unpack(content)
         tensors = describe(state)
     except Exception as error:
-        raise_shortage(error)
         raise ValueError(f"its file is no safetensors of known types: {error}") from error
     _compare("the file", tensors, "the manifest", artifact.tensors)
     bad = non_finite(state)

@@ -28,7 +28,7 @@ from peer.files import artifact_path
 from peer.methods.method import Method
 from peer.training.aggregation import Aggregation, aggregate, aggregate_prototypes, find_leap
 from peer.training.artifact import read_head, read_network, read_state, write_artifact
-from peer.training.errors import UnusableArtifact, UnusableConfigurationError, raise_shortage
+from peer.training.errors import UnusableArtifact, UnusableConfigurationError, refuse
 from peer.training.network import probe, probe_head
 from peer.training.settings import TrainingSettings
 from peer.training.site_networks import SiteNetworks
@@ -110,8 +110,7 @@ class ArtifactExchange:
                 return module, probe(module, self._settings.task, data.input_size, scale=data.scale or 1)
             return module, probe_head(module, self._networks.output)
         except Exception as error:
-            raise_shortage(error)
-            raise UnusableArtifact(source, str(error)) from error
+            raise refuse(source, error) from error
 
     def receive_all(self, sources: Sequence[Source]) -> dict[str, nn.Module]:
         """The sources' networks or heads by origin, each of which the method can use here."""

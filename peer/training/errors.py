@@ -47,12 +47,12 @@ class DivergenceError(WorkError):
 class UnusableArtifact(Exception):  # noqa: N818 - the name is the fact
     """A received artifact must not be used; the message is the reason.
 
-    The fault is its origin's, not this site's.
+    The fault is its origin's, unless this site was ``short`` of memory when it read the artifact.
     """
 
-    def __init__(self, source: Source, reason: str) -> None:
+    def __init__(self, source: Source, reason: str, *, short: bool = False) -> None:
         super().__init__(reason)
-        self.source = source
+        self.source, self.short = source, short
 
 
 class WorkInterrupted(Exception):  # noqa: N818 - no error: a Halt came
@@ -63,16 +63,24 @@ def fault_of(error: BaseException) -> str:
     """One of ``peer.core.events.FAULTS``."""
     if isinstance(error, WorkError):
         return error.fault
-    short = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    if short or isinstance(error, MemoryError | torch.OutOfMemoryError) or ALLOCATION in str(error):
+    refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    failed = isinstance(error, RuntimeError) and ALLOCATION in str(error)  # another error may quote a sender's text
+    if refused or failed or isinstance(error, MemoryError | torch.OutOfMemoryError):
         return "memory"
     return "crash"
 
 
-def raise_shortage(error: BaseException) -> None:
-    """Raise the error again if it says that this site lacks memory, for which no artifact is to blame."""
-    if fault_of(error) == "memory":
-        raise error
+def refuse(source: Source, error: Exception) -> UnusableArtifact:
+    """Make the refusal of an artifact from what went wrong when it was read or tried.
+
+    An error that a lack of memory caused makes it one for which nobody is to blame.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if fault_of(cause) == "memory":
+            return UnusableArtifact(source, reason_of(cause), short=True)
+        cause = cause.__cause__
+    return UnusableArtifact(source, str(error))
 
 
 def reason_of(error: BaseException) -> str:

@@ -23,7 +23,7 @@ from peer.methods.supervised import supervised_loss
 from peer.training.artifact import is_whole, read_network
 from peer.training.data import DataSplit
 from peer.training.device import choose_device, make_reproducible
-from peer.training.errors import UnusableArtifact, UnusableConfigurationError, raise_shortage
+from peer.training.errors import UnusableArtifact, UnusableConfigurationError, refuse
 from peer.training.metrics import measure
 from peer.training.network import BaseWeights, local_spec, probe
 from peer.training.settings import TrainingSettings
@@ -52,7 +52,7 @@ class GuestEvaluator:
         try:
             network = self._read_lent_model(command)
         except UnusableArtifact as error:
-            if not is_whole(self._settings.artifacts, command.source.artifact):
+            if error.short or not is_whole(self._settings.artifacts, command.source.artifact):
                 raise
             return events.Measured(*order, {}, str(error))
 
@@ -98,8 +98,7 @@ class GuestEvaluator:
         try:
             probe(network, settings.task, settings.data.input_size, scale=settings.data.scale or 1)
         except Exception as error:
-            raise_shortage(error)
-            raise UnusableArtifact(source, str(error)) from error
+            raise refuse(source, error) from error
         return network.to(self._device).eval()
 
 

@@ -566,7 +566,7 @@ class Trainer:
         source, order = error.source, (command.generation, command.round, command.attempt)
         lost = not is_whole(self.settings.artifacts, source.artifact)
         reason = "its file is gone or damaged" if lost else str(error)
-        return events.ArtifactRejected(*order, source.origin, source.artifact.sha256, reason, lost)
+        return events.ArtifactRejected(*order, source.origin, source.artifact.sha256, reason, lost, error.short)
 
     def _wait(self, command: commands.Command, ahead: int) -> None:
         """Report how many turns at the device come first; a halt ends the wait, too."""

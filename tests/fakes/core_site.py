@@ -281,12 +281,18 @@ class Solo:
         return [self.deliver(origin) for origin in list(self.fetches)][-1]
 
     def reject(
-        self, sha256: str, *, origin: str = "asia", reason: str = "3 values are not finite", lost: bool = False
+        self,
+        sha256: str,
+        *,
+        origin: str = "asia",
+        reason: str = "3 values are not finite",
+        lost: bool = False,
+        short: bool = False,
     ) -> list[commands.Command]:
-        """The worker finds an artifact unusable, or its file gone."""
+        """The worker finds an artifact unusable, or its file gone, or has too little memory to read it."""
         order = (self.order.generation, self.order.round, self.order.attempt)
         reason = "its file is gone" if lost else reason
-        return self.feed(events.ArtifactRejected(*order, SiteName(origin), Sha256(sha256), reason, lost))
+        return self.feed(events.ArtifactRejected(*order, SiteName(origin), Sha256(sha256), reason, lost, short))
 
     def learn(self, from_round: int = 1, **changes: Any) -> list[commands.Command]:
         """The site learns of one more amendment; see ``amend``."""

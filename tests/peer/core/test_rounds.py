@@ -193,6 +193,19 @@ def test_of_several_artifacts_the_largest_is_left_out_first(solo: Any, fault: st
     assert site.kinds.count("refused") == 0  # only a check tells whose fault it is
 
 
+def test_what_this_site_cannot_read_for_want_of_memory_is_left_out_alone_and_names_nobody(solo: Any) -> None:
+    """Not the largest one: a sender could have others' artifacts left out by one that takes memory."""
+    site = solo(method="feddal", sites=("africa", "america", "asia", "europe")).begin()
+    site.finish()
+    site.deliver_all()
+    smallest = min(site.order.sources, key=lambda source: source.artifact.bytes)
+    rest = {source.origin for source in site.order.sources} - {smallest.origin}
+    site.reject(smallest.artifact.sha256, origin=smallest.origin, short=True)
+    assert {source.origin for source in site.order.sources} == rest
+    assert site.body("chosen")["missing"] == {smallest.origin: "unused"}
+    assert site.kinds.count("refused") == 0
+
+
 def test_a_rejected_stale_artifact_does_not_come_again(solo: Any) -> None:
     site = solo(**TWO, fallback="stale", staleness_rounds_max=3).begin()
     site.deliver("asia")

@@ -20,7 +20,7 @@ from peer.core.plan import Wire
 from peer.core.roster import Sha256, SiteName
 from peer.files import artifact_path
 from peer.training.artifact import is_whole, read_network, with_tensors, write_artifact
-from peer.training.errors import UnusableArtifact, fault_of
+from peer.training.errors import UnusableArtifact
 from peer.training.settings import TaskSettings
 from peer.training.tensors import State, as_received, as_sent, state_of
 
@@ -206,27 +206,34 @@ def test_what_must_not_be_used_is_refused(tmp_path: Path, network: models.Networ
     assert is_whole(tmp_path, artifact) == (change is not corrupt and artifact.sha256 != "0" * 64)
 
 
-@pytest.mark.parametrize("short", ["safetensors.safe_open", "models.build", "pathlib.Path.read_bytes"])
+@pytest.mark.parametrize(
+    ("short", "error"),
+    [
+        ("models.build", MemoryError("Cannot allocate")),
+        ("peer.training.artifact.unpack", MemoryError("Cannot allocate")),
+        ("pathlib.Path.read_bytes", OSError(errno.ENOMEM, "Cannot allocate memory")),
+    ],
+)
 def test_a_lack_of_memory_is_nobody_s_fault(
-    tmp_path: Path, network: models.Network, short: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, network: models.Network, short: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel and libraries say so in several ways, none of which may name the sender."""
-    artifact = write(tmp_path, network)
-    received = source(dataclasses.replace(artifact, tensors=()) if short == "safetensors.safe_open" else artifact)
-    error = OSError(errno.ENOMEM, "Cannot allocate memory") if "read" in short else MemoryError("Cannot allocate")
+    received = source(write(tmp_path, network))
 
     def fail(*args: Any, **settings: Any) -> Any:
         raise error
 
     monkeypatch.setattr(short, fail)
+    with pytest.raises(UnusableArtifact) as caught:
+        read_network(tmp_path, received, TASK, allow=())
+    assert (caught.value.source, caught.value.short) == (received, True)
 
-    def read() -> models.Network:
-        order = with_tensors(commands.Train(1, 1, 2, "train", "state", (received,)), tmp_path)
-        return read_network(tmp_path, order.sources[0], TASK, allow=())
 
-    with pytest.raises(type(error)) as caught:
-        read()
-    assert fault_of(caught.value) == "memory"
+def test_a_sender_cannot_claim_a_lack_of_memory(tmp_path: Path, network: models.Network) -> None:
+    spec = {**network.spec, "name": "can't allocate memory"}
+    with pytest.raises(UnusableArtifact, match="can't allocate memory") as caught:
+        read_network(tmp_path, source(dataclasses.replace(write(tmp_path, network), spec=spec)), TASK, allow=())
+    assert not caught.value.short
 
 
 def test_a_class_of_this_site_must_be_allowed(tmp_path: Path) -> None:
