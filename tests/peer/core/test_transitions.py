@@ -238,6 +238,7 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
         "fault": st.sampled_from(events.FAULTS),
         "reason": st.sampled_from(["because", "for another reason"]),
         "lost": st.booleans(),
+        "short": st.booleans(),
         "pulse": st.none() | PULSES,
         "greeting": GREETINGS,
         "epochs": grown(site),
