@@ -530,8 +530,12 @@ class PeerService:
         """
         self._accounts[caller].called_at_s = self._clock()
         self._refuse_mismatch(caller)
-        if request.epoch != access.epoch_digest(self._machine.rules, caller=caller, for_round=request.for_round):
+        rules = self._machine.rules
+        if request.epoch != access.epoch_digest(rules, caller=caller, for_round=request.for_round):
             return Unavailable.EPOCH
+        left = caller in rules.epochs.gone and rules.epochs.expelled_by(caller) is None
+        if left and request.purpose == "evaluate":  # the caller may not know yet, and is not to take it for a fault
+            return Unavailable.RETIRED
         self._admit(caller, request)
         return access.answer(
             self._machine.rules,

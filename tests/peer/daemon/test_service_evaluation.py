@@ -57,6 +57,16 @@ async def test_what_is_lent_is_no_artifact_to_train_with(lender: SiteUnderTest) 
     assert refused.value.status is Status.MISSING
 
 
+async def test_a_site_that_has_left_gets_no_lent_model_and_takes_it_for_no_fault(lender: SiteUnderTest) -> None:
+    artifact, rules = lender.lend(2), lender.machine.rules
+    lender.machine.rules = rules.amended(replace(rules.epochs, leaving=frozenset({ASIA})))
+    assert await lender.service.manifest(ASIA, borrowed(2), wait_s=0.0) == Unavailable.RETIRED
+    with pytest.raises(Refusal) as refused:
+        lender.service.open_artifact(ASIA, borrowed(2), sha256=artifact.sha256, offset=0)
+    assert refused.value.status is Status.MISSING
+    assert (lender.denied(), lender.ledger.transfers()) == ([], [])
+
+
 @pytest.mark.parametrize(("round", "caller"), [(3, ASIA), (6, ASIA), (2, SiteName("mars"))])
 async def test_other_rounds_and_strangers_are_denied(lender: SiteUnderTest, round: int, caller: SiteName) -> None:
     lender.lend(2)
