@@ -26,7 +26,9 @@ test: $(VENV)/.test ## the quick tests
 ci: $(VENV)/.test ## what a change must pass: lint, and all tests but the nightly ones; .ci/run calls it
 	$(MAKE) --jobs 2 lint tests
 
+# Collecting first compiles each test once, where otherwise each process compiles them all.
 tests: $(VENV)/.test
+	@$(PYTEST) --collect-only --quiet >$(VENV)/.collected 2>&1 || true
 	$(PYTEST) --numprocesses $$((2 * $(CORES))) -m 'not nightly'
 
 nightly: $(VENV)/.fuzz ## the long rest: nightly tests, 10,000 seeds, fuzz, chaos; its result goes into tests/nightly.txt

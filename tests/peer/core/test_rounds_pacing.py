@@ -197,11 +197,13 @@ def test_a_claim_counts_up_to_the_round_after_the_proven_one(solo: Any) -> None:
     assert site.body("skipped")["proven"] == {"asia": 10}
 
 
-def test_a_proof_of_a_round_after_the_last_one_proves_nothing(solo: Any) -> None:
+@pytest.mark.parametrize(("proven", "opened"), [(51, 40), (52, 3)])
+def test_a_proof_of_a_round_after_the_last_one_proves_nothing(solo: Any, proven: int, opened: int) -> None:
+    """A site that has done all rounds signs that it is in the round after the last one."""
     site = solo(sites=("asia", "europe"), rows=committed(2), rounds=50)
-    site.prove("asia", round=52)
+    site.prove("asia", round=proven)
     site.beat("asia", 40)
-    assert number(site) == 3
+    assert number(site) == opened
 
 
 def test_a_round_after_the_last_one_is_refused_by_name_and_moves_nobody(solo: Any) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from fakes.sites import TRANSFER
 from peer.core import events, rows
 from peer.core.messages import Heartbeat
 from peer.core.roster import SiteName
+from peer.daemon import operator_service
 from peer.daemon.dispatch import Daemon
-from peer.daemon.operator_service import FOLLOW_MAX_S, FOLLOW_MIN_S, OperatorService
+from peer.daemon.operator_service import OperatorService
 from peer.errors import DaemonDown, MembershipError, StateError
 from peer.identity.certificates import read_key
 from peer.membership.amendment import notice_to_base64
@@ -22,6 +23,8 @@ from peer.membership.epoch_rules import Genesis
 from peer.membership.proposal import make
 from peer.membership.signatures import endorse_as_founder, sign_notice
 from peer.transport.control import ACTIONS, DOCUMENTS, ControlClient, ControlServer
+
+HOURS_S = 7200.0
 
 
 @pytest.fixture
@@ -114,24 +117,30 @@ async def test_what_there_is_not_is_refused(daemon: Daemon, ask: Callable[..., A
         await ask("act", "destroy")
 
 
-async def test_followers_see_what_happens_soon_and_waiting_times_move_anyway(daemon: Daemon) -> None:
-    loop = asyncio.get_running_loop()
-
-    async def seconds_until_the_next(documents: AsyncGenerator[object, None]) -> float:
-        began_s = loop.time()
-        await anext(documents)
-        return loop.time() - began_s
-
-    followers = [OperatorService(daemon).follow("status", {}) for _ in range(5)]
-    firsts_s = [await seconds_until_the_next(documents) for documents in followers]
-    assert min(firsts_s) < FOLLOW_MIN_S, "nothing is waited for; a busy machine delays a few of them"
-    unchanged_s = await seconds_until_the_next(followers[0])
-    assert unchanged_s >= 0.9 * FOLLOW_MAX_S
-    daemon.changed.set()
-    changed_s = [await seconds_until_the_next(documents) for documents in followers[:3]]
-    assert 0.9 * FOLLOW_MIN_S <= min(changed_s) < unchanged_s
-    for documents in followers:
-        await documents.aclose()
+@pytest.mark.parametrize(
+    ("least_s", "most_s", "changes", "arrives"),
+    [
+        pytest.param(0.0, HOURS_S, True, True, id="what happens is shown"),
+        pytest.param(0.0, HOURS_S, False, False, id="without a change nothing is"),
+        pytest.param(0.0, 0.1, False, True, id="but times of waiting move anyway"),
+        pytest.param(HOURS_S, 2 * HOURS_S, True, False, id="and changes are not shown one by one"),
+    ],
+)
+async def test_followers_see_what_happens(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, least_s: float, most_s: float, changes: bool, arrives: bool
+) -> None:
+    monkeypatch.setattr(operator_service, "FOLLOW_MIN_S", least_s)
+    monkeypatch.setattr(operator_service, "FOLLOW_MAX_S", most_s)
+    documents = OperatorService(daemon).follow("status", {})
+    await anext(documents)  # at once
+    following = asyncio.ensure_future(anext(documents))
+    if changes:
+        daemon.changed.set()
+    shown, waiting = await asyncio.wait([following], timeout=60 if arrives else 0.2)
+    assert (bool(shown), bool(waiting)) == (arrives, not arrives)
+    following.cancel()
+    await asyncio.wait([following])
+    await documents.aclose()
 
 
 @pytest.mark.parametrize("topic", ["status", "rounds"])

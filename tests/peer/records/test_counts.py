@@ -137,7 +137,7 @@ def test_strangers_names_are_not_taken_over(records: SiteRecords, counts: Counts
     counts.read_more()
     assert counts.denied == {"africa": 0, "asia": 2, STRANGER: 2}
     assert counts.refusals == {"africa": 1, "asia": 0}
-    assert counts.agreed[("asia", False)] == 1
+    assert counts.agreed == {("africa", True): 0, ("africa", False): 0, ("asia", True): 0, ("asia", False): 1}
     assert counts.faults == {"memory": 1}
 
 
