@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
-import signal
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes import stopping_worker
+from peer.core.roster import SiteName
 from peer.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.nightly, pytest.mark.e2e, pytest.mark.timeout(600)]
 
+DAEMON = Path(__file__).parents[1] / "fakes" / "daemon.py"
 SCHEDULE = '[schedule]\nkind = "derangement"\n'
+
+
+class StoppingLocalFederation(LocalFederation):
+    """Sites whose workers stop themselves."""
+
+    program = (sys.executable, "-P", str(DAEMON), json.dumps([sys.executable, "-P", stopping_worker.__file__]))
 
 
 def test_a_stopped_worker_is_started_again_and_the_round_ends_with_the_same_bits(
@@ -25,21 +36,15 @@ def test_a_stopped_worker_is_started_again_and_the_round_ends_with_the_same_bits
     for name in sites:
         calm.start(name)
     assert set(tools.finish(calm).values()) == {0}
-    for name in sites:
-        hung.start(name)
-
-    def training() -> Any:
-        status = hung.show("asia", "status")
-        return status if status["phase"] == "train" and status["round"] >= 2 and status["training"] else None
-
-    pid = tools.wait_until(training)["worker_pid"]
-    os.kill(pid, signal.SIGSTOP)
+    hung.daemons[SiteName("asia")] = StoppingLocalFederation(hung.home, hung.federation).start("asia")
+    hung.start("europe")
     assert set(tools.finish(hung).values()) == {0}, hung.console("asia")[-3000:]
     (failure,) = [body for kind, _, body in tools.rows(hung, "asia") if kind == "work_failed"]
     assert failure["fault"] == "hang"
     assert "did not compute" in failure["reason"]
+    mark = hung.folder("asia").generation(1) / stopping_worker.MARK
     with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+        os.kill(int(mark.read_text()), 0)
     for name in sites:
         bits = [record["artifact_sha256"] for record in tools.records(calm, name)]
         assert len(bits) == 3

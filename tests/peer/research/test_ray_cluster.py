@@ -1,5 +1,6 @@
 """Runs on a Ray cluster of two nodes on this machine: the bits of joblib's, and a node that dies."""
 
+import contextlib
 import importlib
 import json
 import os
@@ -34,7 +35,10 @@ def cluster() -> Iterator[Any]:
     """A head that carries out nothing, and a node of one processor."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     head = {"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-    nodes = importlib.import_module("ray.cluster_utils").Cluster(initialize_head=True, head_node_args=head)
+    nodes = importlib.import_module("ray.cluster_utils").Cluster()
+    while nodes.head_node is None:  # Ray gives up a node that a busy machine has not started after 30 s
+        with contextlib.suppress(Exception):
+            nodes.add_node(**head)
     nodes.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
     yield nodes
     nodes.shutdown()
