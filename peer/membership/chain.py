@@ -153,10 +153,10 @@ def check_place(amendment: Amendment, before: Membership) -> None:
             f"{before.from_round}",
             f"let it begin with round {before.from_round} or later",
         )
-    if amendment.from_round > before.rounds:
+    if amendment.from_round > (last := max(before.rounds, before.from_round)):
         raise AmendmentRefused(
             f"amendment {amendment.number} is from round {amendment.from_round}, after the last one, {before.rounds}",
-            f"let it begin with round {before.rounds} at the latest",
+            f"let it begin with round {last} at the latest",
         )
     if not amendment.changes:
         raise AmendmentRefused(f"amendment {amendment.number} changes nothing", "say what it shall change")

@@ -219,7 +219,7 @@ def first_round(chain: Chain, *, reached_round: int, lead_rounds_max: int, signi
     """
     head = chain.head
     signing_rounds = min(signing_rounds, max(0, head.rounds - reached_round) // SIGNING_ROUNDS_SHARE)
-    return min(max(reached_round + lead_rounds_max + 1 + signing_rounds, head.from_round), head.rounds)
+    return max(min(reached_round + lead_rounds_max + 1 + signing_rounds, head.rounds), head.from_round)
 
 
 def count_signatures(chain: Chain, proposal: Proposal) -> SignatureCount:

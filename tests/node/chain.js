@@ -114,7 +114,8 @@ function extended(before, { body: hex, by }) {
   refuseUnless(isTime(amendment.issued), "issued");
   refuseUnless(amendment.federation === before.federation, "another federation");
   refuseUnless(amendment.number === before.number + 1 && amendment.previous === before.digest, "not next");
-  refuseUnless(before.from_round <= amendment.from_round && amendment.from_round <= before.rounds, "from_round");
+  const last = Math.max(before.rounds, before.from_round);
+  refuseUnless(before.from_round <= amendment.from_round && amendment.from_round <= last, "from_round");
   for (const key of Object.keys(amendment.set ?? {})) refuseUnless(SET.includes(key), `set.${key}`);
   refuseUnless(!steers(Object.keys(amendment)) && !steers(amendment.set ?? {}), "a control character");
   const members = { ...before.members };

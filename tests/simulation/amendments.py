@@ -262,7 +262,7 @@ class Operators:
         """Sign the next amendment of a site's chain and enact it there."""
         chain = site.keeper.chain
         from_round = max(from_round, chain.head.from_round)
-        if from_round > chain.head.rounds:
+        if from_round > max(chain.head.rounds, chain.head.from_round):
             return False
         return self._enact(site, chain, from_round, changes)
 

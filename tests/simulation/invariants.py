@@ -144,6 +144,7 @@ class Referee:
         audit = Audit(stored)
         on_disk = {Sha256(path.stem) for path in daemon.artifacts.glob("*.safetensors")}
         may_be_gone = not_used_yet(stored) | site.vanished
+        site.vanished |= (audit.memory.needed_digests() & may_be_gone) - on_disk  # later starts miss them, too
         audit.memory.forget_missing_files(on_disk | (audit.memory.needed_digests() - may_be_gone))
         if audit.memory != daemon.machine.memory:
             self.fail(f"{site.name}: a file is gone, or is not whole, that a row names")

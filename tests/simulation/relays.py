@@ -118,6 +118,7 @@ class Relays:
         self.processes: dict[str, Process] = {}
         self.servers: dict[str, RelayServer] = {}
         self.started_s: dict[str, float] = {}
+        self.gone: set[str] = set()
         self._listeners: dict[str, Listener] = {}
         self._tunnels: dict[int, Tunnel] = {}
         self._numbers = itertools.count(1)
@@ -347,9 +348,11 @@ def relaying_member_killed(run: Simulation, relay: str, fault: Fault) -> Undo:
 
 
 def relay_gone(run: Simulation, relay: str, fault: Fault) -> Undo:
-    """The relay's machine goes down for good, where each of its sites has another."""
-    if len(run.relays.servers) == 1 or any(relays == (relay,) for relays in run.shape.relayed.values()):
+    """The relay's machine goes down for good, where each of its sites keeps another."""
+    gone = run.relays.gone | {relay}
+    if any(gone.issuperset(relays) for relays in run.shape.relayed.values()):
         return relay_killed(run, relay, fault)
+    run.relays.gone = gone
     run.relays.kill(relay, power=True)
     return lambda: None
 

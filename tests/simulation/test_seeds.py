@@ -20,7 +20,7 @@ QUICK = 20
 IN_CI = 250
 
 
-FOUND = (4131577685, 726205864)
+FOUND = (4131577685, 726205864, 4064451262, 4064451848, 4064452323)
 """Seeds that found a fault, which is mended."""
 
 

@@ -100,6 +100,16 @@ def test_a_hold_can_be_ended_when_only_rounds_are_left_that_somebody_began() -> 
         drawn(held, reached=100, from_round=100, hold=False, settings={"rounds": 120})
 
 
+def test_a_hold_can_be_ended_when_the_federation_ends_before_the_amendment_s_own_round() -> None:
+    """Such an amendment must not be the last one of the chain: nobody could open the rounds before it."""
+    everybody = ("africa", "asia", "europe")
+    held = MEMBERS.extend(MEMBERS.chain(), everybody, from_round=10, hold=True, settings={"rounds": 9})
+    first = first_round(held, reached_round=3, lead_rounds_max=2)
+    assert first == 10
+    ended = MEMBERS.extend(held, everybody, from_round=first, hold=False)
+    assert MEMBERS.extend(ended, everybody, from_round=10, settings={"rounds": 12}).head.rounds == 12
+
+
 def test_of_two_members_none_expels_the_other() -> None:
     two = AmendedFederation("africa", "asia", members=1)
     with pytest.raises(AmendmentRefused, match="2 of 2 members would have to sign, and asia does not"):
