@@ -33,9 +33,9 @@ def all_there(site: SiteState) -> bool:
 
 
 def ahead(site: SiteState, round: int) -> dict[SiteName, int]:
-    """The peers of the next round that are in this round or a later one, each with its round."""
+    """The peers of the next round, or of this one, that are in this round or a later one, each with its round."""
     rounds = site.peers.rounds(
-        site.rules.others_in(site.memory.committed + 1),
+        dict.fromkeys((*site.rules.others_in(site.memory.committed + 1), *site.rules.others_in(round))),
         site.now_s,
         patience_s=site.patience_s,
         unproven_max=site.rules.unproven_round_max(site.memory.committed),

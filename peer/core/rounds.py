@@ -344,9 +344,9 @@ def set_pace(site: SiteState) -> None:
             rounds[standing.round] += count
     middle = liveness.lower_median(rounds)
     if middle is not None and rules.circulating < following < middle - site.pace.lag_rounds_max:
-        ahead = peer_progress.ahead(site, middle)
-        if len(ahead) >= min(2, others_count):
-            following = _jump(site, min(middle, rules.rounds), ahead)
+        target, ahead = min(middle, rules.rounds), peer_progress.ahead(site, middle)
+        if len(ahead) >= min(2, max(others_count, rules.others_count_in(target))):
+            following = _jump(site, target, ahead)
             if site.is_held(following):
                 _hold(site)
                 return

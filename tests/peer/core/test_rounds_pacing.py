@@ -189,6 +189,17 @@ def test_liars_that_prove_nothing_make_nobody_skip_a_round(
     assert site.kinds.count("skipped") == 1, "only the one that the journal began with"
 
 
+@pytest.mark.parametrize(("said", "opened"), [("asia", 3), ("africa asia", 20)])
+def test_a_round_of_more_members_is_jumped_to_on_the_word_of_two(solo: Any, said: str, opened: int) -> None:
+    """The only other member of the next round may lie about one in which this site hears others, too."""
+    site = solo(sites=("asia", "europe"), rows=committed(2), rounds=50)
+    site.learn(4, members="africa asia europe")
+    for name in said.split():
+        site.prove(name, round=20)
+        site.beat(name, 20)
+    assert number(site) == opened
+
+
 def test_a_claim_counts_up_to_the_round_after_the_proven_one(solo: Any) -> None:
     site = solo(sites=("asia", "europe"), rows=committed(2), rounds=50)
     site.prove("asia", round=9)
