@@ -197,9 +197,11 @@ class Operators:
                     return
 
     def chain(self) -> Chain | None:
-        """The chain that all members should follow: of those that sites have, the one that is preferred."""
+        """The chain that all members should follow: the preferred one of all sites, also of those that ended."""
         best: Chain | None = None
-        for site in self._members():
+        for site in filter(self._may_take_part, self._run.sites.values()):
+            if site.keeper is None:
+                continue
             if best is None or compare(best, site.keeper.chain, opened_round=0)[0] == Choice.TAKEN:
                 best = site.keeper.chain
         return best
@@ -232,8 +234,12 @@ class Operators:
 
     def _takes_part(self, site: Site) -> bool:
         """Whether an honest site is one that nobody sent away, and is not yet done."""
+        return self._may_take_part(site) and not site.left
+
+    def _may_take_part(self, site: Site) -> bool:
+        """Whether an honest site is one that nobody sent away."""
         expelled = {name for each in self._run.sites.values() for name in each.expelled}
-        return site.liar is None and not site.left and site.name not in self._left | expelled
+        return site.liar is None and site.name not in self._left | expelled
 
     def _members(self) -> list[Site]:
         return [site for site in self._run.sites.values() if self._takes_part(site) and site.keeper is not None]
