@@ -51,9 +51,9 @@ BLATANT_MIN = 3
 """So many lies that cannot be believed reach a receiver that asks again after a crash."""
 
 
-def speak_alike(one: Site, two: Site, newest: int) -> bool:
-    """Whether two sites' newest programs, so many each, all have a version of the protocol in common."""
-    pairs = [(a, b) for a in one.programs[-newest:] for b in two.programs[-newest:]]
+def speak_alike(one: Site, two: Site) -> bool:
+    """Whether two sites' newest two programs all have a version of the protocol in common."""
+    pairs = [(a, b) for a in one.programs[-2:] for b in two.programs[-2:]]
     return all(a.speaks_with(b) for a, b in pairs)
 
 
@@ -292,7 +292,7 @@ class Referee:
         shut_out = reason.startswith(repr(site.name)) and keeper is not None and site.name not in keeper.callers
         switched = origin in self.switched and reason.startswith(AFTER_THE_LAST)
         rekeyed = site.name in self.rekeyed and reason.startswith(f"{site.name}: {PINNED}")
-        others = reason.startswith(NO_COMMON_VERSION) and not speak_alike(site, self.sites[origin], 2)
+        others = reason.startswith(NO_COMMON_VERSION) and not speak_alike(site, self.sites[origin])
         excused = others or restored or shut_out or switched or rekeyed
         if not reason.startswith(FORK) and not excused:
             self.require(origin in self.guilty, f"{site.name} accuses {origin}, who is innocent: {reason}")
@@ -466,9 +466,11 @@ class Referee:
             pinned = site.keeper.pins.get(SiteName(caller))
             own = pinned is None or pinned == certificate_key_digest(pem)
             self.require(own, f"{callee} sends an artifact to {caller} under a key that is not the pinned one")
+        ends = site, self.sites[caller]
         greeted_s = self.greeted_s.get(frozenset((callee, caller)), 0.0)
-        both_know = greeted_s > max(site.started_s, self.sites[caller].started_s) and self.now() > greeted_s + GREETED_S
-        apart = both_know and not speak_alike(site, self.sites[caller], 1)
+        both_know = greeted_s > max(end.started_s for end in ends) and self.now() > greeted_s + GREETED_S
+        running = [end.process.program for end in ends if end.process is not None and end.process.program is not None]
+        apart = both_know and len(running) == len(ends) and not running[0].speaks_with(running[1])
         self.require(not apart, f"{callee} sends an artifact to {caller}, whose protocol it does not speak")
 
     def called(self, caller: str, callee: str, path: str, status: str) -> None:
