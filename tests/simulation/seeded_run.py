@@ -329,7 +329,8 @@ class Simulation:
     async def _await_operators(self) -> None:
         """Until operators look again; where sites stay, they are stopped once all are done and hear each other."""
         for _ in range(int(OPERATOR_S / LOOK_S)):
-            if self.shape.stay and not self._settled and not self.operators.unreached():
+            starting = any(site.running and site.daemon is None for site in self.sites.values())
+            if self.shape.stay and not (self._settled or starting or self.operators.unreached()):
                 self._settled = True
                 for site in self.sites.values():
                     if site.liar is None:
