@@ -15,13 +15,13 @@ from cryptography import x509
 
 from peer.core import limits
 from peer.core.machine import SiteMachine
-from peer.core.messages import Heartbeat, Seen, SignedRound
+from peer.core.messages import Heartbeat, Manifest, Seen, SignedRound
 from peer.core.roster import Sha256, SiteName
 from peer.errors import CertificateError
 from peer.identity.certificates import OtherKey, is_refused, verify_any_certificate
 from peer.records.journal import Journal
 from peer.transport.bounds import WireError
-from peer.transport.manifest import from_base64, verify_manifest
+from peer.transport.manifest import decode_manifest, from_base64, verify_manifest
 from peer.transport.round_proof import RoundClaim, sign_round, verify_round
 from peer.transport.tls import Pki
 
@@ -86,11 +86,15 @@ class ClaimProofs:
         seen, known = self._machine.seen(peer), self._seen.get(peer)
         if seen is None or (known is not None and seen == replace(known, manifest=None)):
             return known if seen is not None else None
-        parts = self._journal.received_manifest(peer, seen.sha256)
-        signed = from_base64(parts) if parts is not None and "signature" in parts else None
-        if signed is not None and len(signed.body) > limits.SHOWN_BYTES_MAX:
-            signed = None  # the peer's server would refuse the greeting
-        self._seen[peer] = replace(seen, manifest=signed)
+        received = self._journal.received_artifact(peer, seen.sha256)
+        signed = [from_base64(parts) for parts in received if "signature" in parts]
+        fitting = [
+            manifest
+            for manifest in signed
+            if len(manifest.body) <= limits.SHOWN_BYTES_MAX  # else the peer's server would refuse the greeting
+            and _place(decode_manifest(manifest.body)) == (seen.generation, seen.round)
+        ]
+        self._seen[peer] = replace(seen, manifest=fitting[0] if fitting else None)
         return self._seen[peer]
 
     def verify_seen(self, seen: Seen) -> None:
@@ -107,10 +111,14 @@ class ClaimProofs:
         authorities = (self._ca, *self._pki.later())
         own = verify_any_certificate(seen.manifest.certificate_der, authorities, site, None, pinned=None)
         manifest = verify_manifest(seen.manifest, own)
-        stated = (manifest.federation, manifest.origin, manifest.generation, manifest.round, manifest.artifact.sha256)
+        stated = (manifest.federation, manifest.origin, *_place(manifest), manifest.artifact.sha256)
         if stated != (self._federation, site, seen.generation, seen.round, seen.sha256) or manifest.evaluation:
             raise ValueError("the manifest is of another artifact")
 
     @functools.cached_property
     def _ca(self) -> x509.Certificate:
         return self._pki.load().ca
+
+
+def _place(manifest: Manifest) -> tuple[int, int]:
+    return manifest.generation, manifest.round

@@ -342,12 +342,12 @@ class Journal:
         where = "WHERE kind = ? AND json_extract(body, '$.best_by') IS NOT NULL ORDER BY seq DESC LIMIT 1"
         return [(row["kind"], row["round"], row["body"]) for row in self._select(where, (rows.EvaluatedRow.kind,))]
 
-    def received_manifest(self, peer: str, sha256: str) -> Mapping[str, Any] | None:
-        """The newest row ``received`` of this artifact from this peer, which has its signed manifest."""
+    def received_artifact(self, peer: str, sha256: str) -> Iterator[Mapping[str, Any]]:
+        """The rows ``received`` of this artifact from this peer, newest first; it may serve several rounds."""
         of_artifact = "json_extract(body, '$.peer') = ? AND json_extract(body, '$.sha256') = ?"
-        where = f"WHERE kind = ? AND {of_artifact} ORDER BY seq DESC LIMIT 1"
-        newest = next(self._select(where, (rows.ReceivedRow.kind, peer, sha256)), None)
-        return newest["body"] if newest is not None else None
+        where = f"WHERE kind = ? AND {of_artifact} ORDER BY seq DESC"
+        for record in self._select(where, (rows.ReceivedRow.kind, peer, sha256)):
+            yield record["body"]
 
     def received_in_round(self, round: int, *, peer: str | None = None) -> list[Mapping[str, Any]]:
         """The rows ``received`` of a round, from one peer or from all."""

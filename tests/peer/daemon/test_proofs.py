@@ -216,9 +216,14 @@ def seen_by(asia: ProvingSite, signed: SignedManifest) -> Seen | None:
     """What asia tells of europe's artifact of round 9, which it received."""
     digests = asia.machine.memory.first_digests.setdefault(EUROPE, {})
     digests[(1, 9, EUROPE)] = ARTIFACT.sha256
+    journal_received(asia, signed)
+    return asia.proofs.seen(EUROPE)
+
+
+def journal_received(asia: ProvingSite, signed: SignedManifest, *, round: int = 9) -> None:
     parts = to_base64(signed)
     row = rows.ReceivedRow(
-        9,
+        round,
         peer=EUROPE,
         purpose="train",
         kind_of_artifact="model",
@@ -230,7 +235,6 @@ def seen_by(asia: ProvingSite, signed: SignedManifest) -> Seen | None:
         certificate_der=parts["certificate_der"],
     )
     asia.journal.write(row)
-    return asia.proofs.seen(EUROPE)
 
 
 def test_what_was_seen_comes_with_the_manifest_from_the_journal(site: Any, authority: Authority) -> None:
@@ -241,6 +245,19 @@ def test_what_was_seen_comes_with_the_manifest_from_the_journal(site: Any, autho
     assert seen == Seen(1, 9, ARTIFACT.sha256, signed)
     assert asia.proofs.seen(EUROPE) is seen, "a greeting does not read the journal again"
     europe.proofs.verify_seen(seen)
+
+
+def test_of_an_artifact_that_serves_two_rounds_the_manifest_of_the_seen_one_is_shown(
+    site: Any, authority: Authority
+) -> None:
+    """The later one was received, and the site was killed before the state machine knew of it."""
+    asia, identity = site("asia"), authority.admit("europe")
+    journal_received(asia, signed_manifest(identity, round=10), round=10)
+    signed = signed_manifest(identity)
+    seen = seen_by(asia, signed)
+    journal_received(asia, signed_manifest(identity, round=10), round=10)
+    asia.proofs._seen.clear()
+    assert asia.proofs.seen(EUROPE) == seen == Seen(1, 9, ARTIFACT.sha256, signed)
 
 
 def test_a_manifest_that_the_peer_s_server_would_refuse_is_left_out(site: Any, authority: Authority) -> None:
