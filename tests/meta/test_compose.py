@@ -343,14 +343,6 @@ def test_the_build_context_has_the_sources_and_nothing_else(root: Path, files: l
     assert any(fnmatch("peer/core/__pycache__", pattern) for pattern in left_out)
 
 
-@pytest.mark.parametrize("line", ["start --sight europe", "federation admit x.csr --out y", "no-such-command"])
-def test_a_wrong_command_in_a_script_is_found(tmp_path: Path, line: str) -> None:
-    script = tmp_path / "wrong.sh"
-    script.write_text(f'[ -e "$here" ] || exec {PROGRAM} {line} > /dev/null\n')
-    ((words),) = commands_in(script)
-    assert problem(words)
-
-
 @pytest.mark.parametrize("founded", [False, True])
 def test_a_new_ca_discards_what_an_earlier_one_left_in_the_mail(root: Path, tmp_path: Path, founded: bool) -> None:
     program, mail, ca = tmp_path / PROGRAM, tmp_path / "mail", tmp_path / "ca"

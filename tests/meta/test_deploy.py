@@ -90,17 +90,6 @@ def test_every_alert_says_what_it_is_and_is_explained_and_tried(root: Path) -> N
         assert rule["annotations"]["runbook_url"] == f"deploy/prometheus/README.md#{rule['alert'].lower()}"
 
 
-def test_the_table_of_metrics_is_the_program_s(root: Path) -> None:
-    kinds = {"_total": "counter", "_info": "info"}
-    expected = [
-        f"| `{name}` | {next((kind for end, kind in kinds.items() if name.endswith(end)), 'gauge')} | "
-        f"{', '.join(f'`{label}`' for label in meaning.labels)} | {meaning.text} |"
-        for name, meaning in METRICS.items()
-    ]
-    lines = (root / "deploy" / "reference.md").read_text().splitlines()
-    assert [line for line in lines if line.startswith("| `mhfl_")] == expected, "it should have\n" + "\n".join(expected)
-
-
 def promtool(root: Path, *arguments: str | Path) -> None:
     """Run promtool in the folder of the rules; show its output if it fails."""
     program = shutil.which("promtool")

@@ -1,4 +1,4 @@
-"""Commands and links of the documents exist, and their exit codes are the program's."""
+"""Commands and links of the documents exist."""
 
 import re
 import shlex
@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from peer.cli import INTERNAL_ERROR, PROGRAM, main
-from peer.errors import EXIT_CODES
+from peer.cli import PROGRAM, main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "deploy").rglob("*.md"))]
@@ -28,8 +27,6 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 SHELL = ("", "bash", "console", "sh", "shell", "text")
 OPERATOR = re.compile(r"[();<>|&]+")
-EXIT_CODE_SECTION = re.compile(r"^#+ [^\n]*exit codes?[^\n]*\n(.*?)(?=^#|\Z)", re.MULTILINE | re.DOTALL | re.IGNORECASE)
-EXIT_CODE_ROW = re.compile(r"^\|\s*`?(\d+)`?\s*\|(.*)$", re.MULTILINE)
 
 
 def simple_commands(document: str) -> Iterator[list[str]]:
@@ -148,15 +145,6 @@ def test_prose_is_wrapped(root: Path, name: str) -> None:
 
 def test_readme_is_short(root: Path) -> None:
     assert len((root / "README.md").read_text().splitlines()) <= README_LINES_MAX
-
-
-def test_the_table_of_exit_codes_is_the_programs(root: Path) -> None:
-    section = EXIT_CODE_SECTION.search((root / "deploy" / "reference.md").read_text())
-    assert section, "reference.md has no section with 'exit codes' in its heading"
-    documented = {int(code): text for code, text in EXIT_CODE_ROW.findall(section.group(1))}
-    expected = "\n".join(f"| {code} | {row.meaning} | {row.remedy} |" for code, row in EXIT_CODES.items())
-    assert documented.keys() - {0, INTERNAL_ERROR} == EXIT_CODES.keys(), f"the table should have\n{expected}"
-    assert all(row.meaning in documented[code] for code, row in EXIT_CODES.items()), f"it should have\n{expected}"
 
 
 @pytest.mark.parametrize(
