@@ -14,6 +14,7 @@ import pytest
 
 from fakes.datasets import write_cubes
 from fakes.warm import Warm
+from peer.core import site_memory
 from peer.core.roster import SiteName
 from peer.daemon import startup
 from peer.data.datalist import inspect_datalist
@@ -62,21 +63,15 @@ MODEL = 'name = "resnet10"\n[model.parameters]\nwidth = {width}\nstem_stride = 2
 
 
 @pytest.fixture(scope="session")
-def warm_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    """A process that has imported torch and MONAI, and forks workers."""
-    server = Warm(tmp_path_factory.mktemp("warm"))
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="session")
-def warm(warm_workers: Warm) -> type[LocalFederation]:
-    """Federations of real daemons whose real workers need not import torch and MONAI each."""
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[LocalFederation]]:
+    """Federations of real daemons whose real workers a process forks that has imported torch and MONAI."""
+    workers = Warm(tmp_path_factory.mktemp("warm"))
 
     class WarmLoopback(LocalFederation):
-        program = (sys.executable, "-P", str(DAEMON), json.dumps(warm_workers.command("peer.training.worker")))
+        program = (sys.executable, "-P", str(DAEMON), json.dumps(workers.command("peer.training.worker")))
 
-    return WarmLoopback
+    yield WarmLoopback
+    workers.close()
 
 
 @pytest.fixture(scope="session")
@@ -152,6 +147,12 @@ def wait_until(holds: Callable[[], Any], *, limit_s: float = END_S, what: Any = 
     raise AssertionError(what() if callable(what) else what) from down
 
 
+def start(loopback: LocalFederation, names: Iterable[str], *options: str) -> None:
+    """Start the daemons of these sites."""
+    for name in names:
+        loopback.start(name, *options)
+
+
 def until_done(loopback: LocalFederation, names: Iterable[str], *, limit_s: float = END_S) -> None:
     """Wait until the rounds of each site are over. A daemon that ends meanwhile fails the test at once."""
 
@@ -207,10 +208,10 @@ def weights(home: Path, state: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def simulated(tmp_path: Path) -> Callable[[LocalFederation], Simulation]:
-    """The same federation in memory, of the same two files a site and the same round key."""
+def assert_simulated(tmp_path: Path) -> Callable[[LocalFederation], None]:
+    """Runs the same federation in memory, of the same files and round key; every network has the same bits."""
 
-    def run(loopback: LocalFederation) -> Simulation:
+    def run(loopback: LocalFederation) -> None:
         for name in loopback.federation.roster:
             folder = loopback.folder(name)
             (tmp_path / "sites" / name).mkdir(parents=True)
@@ -218,7 +219,11 @@ def simulated(tmp_path: Path) -> Callable[[LocalFederation], Simulation]:
             shutil.copy(folder.federation_toml, tmp_path)
         simulation = Simulation(tmp_path, round_key=startup.load(folder)[2].round_key)
         simulation.run()
-        return simulation
+        for name in loopback.federation.roster:
+            state = site_memory.recover(rows(loopback, name)).state
+            real = weights(loopback.folder(name).generation(1), state)
+            assert real
+            assert real == weights(simulation.home(name), state), f"{name} has other weights"
 
     return run
 
@@ -229,12 +234,12 @@ def tools() -> Any:
 
     class Tools:
         wait_until = staticmethod(wait_until)
+        start = staticmethod(start)
         until_done = staticmethod(until_done)
         finish = staticmethod(finish)
         finish_well = staticmethod(finish_well)
         rows = staticmethod(rows)
         records = staticmethod(records)
-        weights = staticmethod(weights)
         sites = SITES
 
     return Tools

@@ -12,17 +12,15 @@ from typing import Any
 
 import pytest
 from adversary import attacks
-from adversary.member import MODEL, Artifact, Member, Server, safetensors
+from adversary.member import Artifact, safetensors
 
-from peer.audit.verification import verify
 from peer.demo.local_federation import LocalFederation
-from peer.pb import peer_pb2 as pb
+from tests.e2e.hostile import ALIKE, HONEST, MALLORY, Mallory
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-HONEST = ("asia", "europe")
-MALLORY = "mallory"
 ROUNDS = 20
+PACE = "wait_max_s = 60\ndeadline_floor_s = 60\nbeat_s = 0.5\nsilence_s = 10\ngather_s = 60"
 TENSORS = 3000
 """So many take the honest sites long enough to look through that much happens meanwhile."""
 
@@ -38,54 +36,35 @@ def useless() -> Artifact:
     return Artifact(content, spec, [(name, "F32", (1,)) for name in names])
 
 
+class Repeater(Mallory):
+    useless = useless()
+
+    def artifact(self, site: str, asked: Any) -> Artifact:
+        return self.useless
+
+    def manifest(self, site: str, asked: Any) -> bytes:
+        return attacks.honest(self.member, self.useless, asked.for_round)
+
+
 def test_bytes_that_are_refused_in_every_round_cost_their_sender_alone(
     found: Callable[..., LocalFederation], tools: Any
 ) -> None:
-    loopback = found(
-        sites=(*HONEST, MALLORY),
-        rounds=ROUNDS,
-        method="fedavg",
-        steps=1,
-        pace="wait_max_s = 60\ndeadline_floor_s = 60\nbeat_s = 0.5\nsilence_s = 10\ngather_s = 60",
-        linger_s=2,
-        shared='[shared_model]\nname = "resnet10"\nwidth = 8\nstem_stride = 2',
-        models=dict.fromkeys((*HONEST, MALLORY), 'name = "resnet10"\n[model.parameters]\nwidth = 8\nstem_stride = 2'),
-    )
-    folder, artifact = loopback.folder(MALLORY), useless()
-    member = Member(folder.pki, folder.federation_toml, MALLORY, kind=MODEL, method="fedavg")
-
-    def pulse(request: bytes) -> bytes:
-        """As far as the site that asks."""
-        beat = pb.Pulse.FromString(request)
-        rounds = {"round": beat.round, "published_round": beat.round, "committed_round": max(0, beat.round - 1)}
-        return member.pulse(**rounds).SerializeToString()
-
-    def manifest(request: bytes) -> bytes:
-        return attacks.honest(member, artifact, pb.ManifestRequest.FromString(request).for_round)
-
-    server = Server(
-        member,
-        {
-            "Hello": lambda site, request, context: member.greeting().SerializeToString(),
-            "Beat": lambda site, request, context: pulse(request),
-            "GetManifest": lambda site, request, context: manifest(request),
-            "FetchArtifact": lambda site, request, context: attacks.whole(
-                artifact, pb.FetchRequest.FromString(request).offset
-            ),
-        },
-    )
-    with loopback:
-        try:
-            for name in HONEST:
-                loopback.start(name, "--stay")
-            tools.until_done(loopback, HONEST, limit_s=300)
-            for name in HONEST:
-                records = tools.records(loopback, name)
-                assert [record["round"] for record in records] == list(range(1, ROUNDS + 1))
-                assert all(record["missing"] == {MALLORY: "refused"} for record in records)
-                refused = [body for kind, _, body in tools.rows(loopback, name) if kind == "refused"]
-                assert {body["origin"] for body in refused} == {MALLORY}
-        finally:
-            server.stop()
-            member.close()
-    assert all(verify(loopback.folder(name))["problems"] == [] for name in HONEST)
+    loopback = found(sites=(*HONEST, MALLORY), rounds=ROUNDS, steps=1, pace=PACE, linger_s=2, **ALIKE)
+    after = Repeater(loopback).play(tools).after
+    after.check(rounds=ROUNDS)
+    for name in HONEST:
+        assert all(record["missing"] == {MALLORY: "refused"} for record in after.records[name])
+        assert all(record["contributors"] == list(HONEST) for record in after.records[name])
+        assert {body["origin"] for body in after.refusals(name)} == {MALLORY}
+        reasons = [body["reason"] for body in after.refusals(name)]
+        assert all("its spec is not this site's resnet10, with which it is averaged" in reason for reason in reasons)
+        shown = after.status[name]["refusals"]
+        assert {(refusal["site"], refusal["reason"]) for refusal in shown} == {(MALLORY, reason) for reason in reasons}
+        assert "work_failed" not in [kind for kind, _, _ in after.rows[name]]
+        received = [body for kind, _, body in after.rows[name] if kind == "received"]
+        forged = {body["sha256"] for body in received if body["peer"] == MALLORY}
+        kept = {path.stem for path in (after.folders[name].generation(1) / "artifacts").iterdir()}
+        assert forged
+        assert not forged & kept
+    means = {tuple(record["aggregate_sha256"] for record in after.records[name]) for name in HONEST}
+    assert len(means) == 1, "who refuses the same has the same mean"

@@ -1,37 +1,29 @@
 """A host that keeps no rule: its returns are refused with its name, or missing, and the owners' rounds go on.
 
-The member (``tests/adversary``) was written from ``proto/``. It hosts the models of two real sites,
-and each round it gives them back in another wrong way.
+It hosts the models of two real sites, and each round it gives them back in another wrong way.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 import pytest
-from adversary.attacks import REFUSED, whole
-from adversary.member import COME_HOME, MODEL, NOT_YET, RETURN, SKIPPED, Artifact, Member, Server, safetensors
+from adversary.attacks import REFUSED
+from adversary.member import COME_HOME, MODEL, NOT_YET, RETURN, SKIPPED, Artifact, safetensors
 
 from peer.demo.local_federation import LocalFederation
 from peer.pb import peer_pb2 as pb
+from tests.e2e.hostile import HONEST, MALLORY, RESNET, Mallory
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-HONEST = ("asia", "europe")
-MALLORY = "mallory"
 PACE = "wait_max_s = 30\ndeadline_floor_s = 30\nbeat_s = 0.5\nsilence_s = 10\ngather_s = 60"
-MODELS = {
-    "asia": 'name = "resnet10"\nparameters = {width = 8, stem_stride = 2}',
-    "europe": 'name = "mobilenet_v2"\nparameters = {width = 8}',
-    MALLORY: 'name = "resnet10"\nparameters = {width = 8, stem_stride = 2}',
-}
+MODELS = {"asia": RESNET, "europe": 'name = "mobilenet_v2"\nparameters = {width = 8}', MALLORY: RESNET}
 
 
 def numbers(change: Callable[[float], float]) -> Callable[[Artifact, Artifact], Artifact]:
@@ -88,37 +80,19 @@ RETURNS: Mapping[str, Return] = {
 NAMES = list(RETURNS)
 
 
-class Host:
+class Host(Mallory):
     """Serves a model of its own, and one lie a round about each model that visited."""
 
     def __init__(self, loopback: LocalFederation) -> None:
-        folder = loopback.folder(MALLORY)
-        self.member = Member(folder.pki, folder.federation_toml, MALLORY, kind=MODEL, method="fedvisit")
-        self.over, self._lock = threading.Event(), threading.Lock()
         self._models: dict[tuple[str, int], Artifact] = {}
         self.statuses: set[str] = set()
-        answers = {
-            "Hello": lambda site, request, context: self.member.greeting().SerializeToString(),
-            "Beat": lambda site, request, context: self._pulse(request),
-            "GetManifest": self._manifest,
-            "FetchArtifact": self._chunks,
-        }
-        self.server = Server(self.member, answers)
-
-    def _pulse(self, request: bytes) -> bytes:
-        beat = pb.Pulse.FromString(request)
-        rounds = {"round": beat.round, "published_round": beat.round, "committed_round": max(0, beat.round - 1)}
-        return self.member.pulse(**rounds).SerializeToString()
+        super().__init__(loopback)
 
     def model(self, site: str, round: int) -> Artifact:
         """The model of a site that visits in a round."""
-        with self._lock:
-            while (site, round) not in self._models:
-                try:
-                    self._models[site, round] = Artifact.of(*self.member.take(site, round))
-                except (grpc.RpcError, ValueError):
-                    if self.over.wait(0.1):
-                        raise
+        with self.lock:
+            if (site, round) not in self._models:
+                self._models[site, round] = self.take(site, round)
             return self._models[site, round]
 
     def artifact(self, site: str, asked: Any) -> Artifact:
@@ -128,8 +102,7 @@ class Host:
         foreign = other if site != "asia" else self.model("europe", 1)
         return RETURNS[NAMES[asked.for_round - 1]].forge(self.model(site, asked.for_round), foreign)
 
-    def _manifest(self, site: str, request: bytes, context: grpc.ServicerContext) -> bytes:
-        asked = pb.ManifestRequest.FromString(request)
+    def manifest(self, site: str, asked: Any) -> bytes:
         artifact, round = self.artifact(site, asked), asked.for_round
         claims: dict[str, Any] = {}
         if asked.kind == RETURN:
@@ -142,11 +115,7 @@ class Host:
         signed = self.member.manifest(round, Artifact(artifact.content, artifact.spec, artifact.tensors, claims))
         return pb.ManifestReply(manifest=signed).SerializeToString()
 
-    def _chunks(self, site: str, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        asked = pb.FetchRequest.FromString(request)
-        yield from whole(self.artifact(site, asked), asked.offset)
-
-    def ask_for_others(self) -> None:
+    def attack(self) -> None:
         """Ask the honest sites for what is not the host's, again and again until the end."""
         while not self.over.wait(0.3):
             for victim in HONEST:
@@ -158,56 +127,28 @@ class Host:
                     asked = self.member.asks(1, owner=owner, kind=kind, purpose=purpose)
                     self.statuses.add(self.member.status(victim, "GetManifest", asked.SerializeToString()))
 
-    def close(self) -> None:
-        self.server.stop()
-        self.member.close()
-
 
 @pytest.fixture(scope="module")
-def aftermath(found: Callable[..., LocalFederation], tools: Any) -> Any:
-    """The rows and rounds of the honest sites, and how the host's wrong calls ended."""
-    loopback = found(
-        sites=(*HONEST, MALLORY), rounds=len(NAMES), method="fedvisit", steps=1, pace=PACE, linger_s=2, models=MODELS
-    )
-    host = Host(loopback)
-    caller = threading.Thread(target=host.ask_for_others, daemon=True)
-    caller.start()
-    with loopback:
-        try:
-            for name in HONEST:
-                loopback.start(name, "--stay")
-            tools.until_done(loopback, HONEST, limit_s=400)
-            rows = {name: tools.rows(loopback, name) for name in HONEST}
-            records = {name: tools.records(loopback, name) for name in HONEST}
-        finally:
-            host.over.set()
-            caller.join(30)
-            host.close()
-    return rows, records, host.statuses
+def host(found: Callable[..., LocalFederation], tools: Any) -> Host:
+    """The host, after the last round."""
+    options = {"method": "fedvisit", "steps": 1, "pace": PACE, "linger_s": 2, "models": MODELS}
+    return Host(found(sites=(*HONEST, MALLORY), rounds=len(NAMES), **options)).play(tools)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_wrong_return_costs_itself_and_has_its_author(aftermath: Any, name: str) -> None:
-    rows, records, _ = aftermath
+def test_each_wrong_return_costs_itself_and_has_its_author(host: Host, name: str) -> None:
     lie, round = RETURNS[name], NAMES.index(name) + 1
     for site in HONEST:
         (other,) = set(HONEST) - {site}
-        record = records[site][round - 1]
-        reasons = [
-            body["reason"]
-            for kind, at, body in rows[site]
-            if kind == "refused" and at == round and body["origin"] == MALLORY
-        ]
+        record = host.after.records[site][round - 1]
+        reasons = [body["reason"] for body in host.after.refusals(site, round) if body["origin"] == MALLORY]
         assert record["missing_returns"].get(MALLORY, "") == lie.missing, reasons
         assert other in {source["site"] for source in record["returned"]}, record
         assert bool(reasons) == (lie.missing == "refused"), reasons
         assert any(lie.reason in reason for reason in reasons) or not lie.reason, reasons
 
 
-def test_the_rounds_go_on_and_nobody_else_is_named(aftermath: Any) -> None:
-    rows, records, statuses = aftermath
-    for site in HONEST:
-        assert [record["round"] for record in records[site]] == list(range(1, len(NAMES) + 1))
-        assert {body["origin"] for kind, _, body in rows[site] if kind == "refused"} <= {MALLORY}
-    assert statuses & REFUSED
-    assert statuses <= REFUSED | {"UNAVAILABLE"}
+def test_the_rounds_go_on_and_nobody_else_is_named(host: Host) -> None:
+    host.after.check(rounds=len(NAMES))
+    assert host.statuses & REFUSED
+    assert host.statuses <= REFUSED | {"UNAVAILABLE"}

@@ -1,14 +1,12 @@
 """Every method between real daemons: whole rounds over TLS, one kind leaves, and a simulation has the same bits."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 
-from peer.core import site_memory
 from peer.demo.local_federation import LocalFederation
 from peer.methods.registry import PLANS
 from peer.records.ledger import Ledger
@@ -68,8 +66,7 @@ def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[..., Loca
         options["cold"] = method == COLD and not schedule
         options |= {"kind": "segmentation"} if dense else {}
         with found(sites=sites, method=method, rounds=ROUNDS, **options) as loopback:
-            for name in sites:
-                loopback.start(name)
+            tools.start(loopback, sites)
             tools.finish_well(loopback)
         return loopback
 
@@ -85,7 +82,7 @@ def test_each_pair_of_pattern_and_artifacts_has_its_method() -> None:
 @pytest.mark.parametrize(
     "method", [pytest.param(name, marks=() if name in PAIRS else pytest.mark.nightly) for name in sorted(PLANS)]
 )
-def test_families_come_to_the_last_round_and_to_the_simulators_bits(run, simulated, tools, method: str) -> None:
+def test_families_come_to_the_last_round_and_to_the_simulators_bits(run, assert_simulated, tools, method: str) -> None:
     loopback, plan = run(method), PLANS[method]
     sites = loopback.federation.roster.names
     records = {name: tools.records(loopback, name) for name in sites}
@@ -105,84 +102,33 @@ def test_families_come_to_the_last_round_and_to_the_simulators_bits(run, simulat
         for round in range(ROUNDS - len(plan.last_round)):
             assert len({records[name][round]["aggregate_sha256"] for name in sites}) == 1
             assert all(records[name][round]["contributors"] == sorted(sites) for name in sites)
-    simulation = simulated(loopback)
-    for name in sites:
-        real, home = loopback.folder(name).generation(1), simulation.home(name)
-        state = site_memory.recover(tools.rows(loopback, name)).state
-        assert tools.weights(real, state)
-        assert tools.weights(real, state) == tools.weights(home, state), f"{name} has other weights"
+    assert_simulated(loopback)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("method", ["fedavg", "fedvisit"])
-def test_weights_travel_as_bfloat16_with_the_simulators_bits(run, simulated, tools, method: str) -> None:
+def test_weights_travel_as_bfloat16_with_the_simulators_bits(run, assert_simulated, tools, method: str) -> None:
     loopback = run(method, top='wire = "bfloat16"')
-    simulation = simulated(loopback)
+    assert_simulated(loopback)
     for name in loopback.federation.roster.names:
         real = loopback.folder(name).generation(1)
         artifacts = [safetensors.torch.load_file(path) for path in (real / "artifacts").glob("*.safetensors")]
         floats = {tensor.dtype for each in artifacts for tensor in each.values() if tensor.is_floating_point()}
         assert floats == {torch.bfloat16}
         assert not any(record["missing"] for record in tools.records(loopback, name))
-        state = site_memory.recover(tools.rows(loopback, name)).state
-        assert tools.weights(real, state) == tools.weights(simulation.home(name), state), f"{name} has other weights"
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("method", ["fedskd", "fedproto"])
-def test_artifacts_of_the_round_before_give_the_simulators_bits(run, simulated, tools, method: str) -> None:
+def test_artifacts_of_the_round_before_give_the_simulators_bits(run, assert_simulated, tools, method: str) -> None:
     loopback = run(method, schedule="[schedule]\nstaleness = 1\n")
-    simulation, names = simulated(loopback), loopback.federation.roster.names
+    assert_simulated(loopback)
+    names = loopback.federation.roster.names
     records = {name: tools.records(loopback, name) for name in names}
     for name in names:
-        rows = tools.rows(loopback, name)
-        served = [body["artifact"]["sha256"] for kind, _, body in rows if kind == "published"]
+        served = [body["artifact"]["sha256"] for kind, _, body in tools.rows(loopback, name) if kind == "published"]
         assert len(served) == ROUNDS
         assert served[0] == served[1] != served[2]
         assert not any(record["missing"] for record in records[name])
-        state, folder = site_memory.recover(rows).state, loopback.folder(name).generation(1)
-        assert tools.weights(folder, state) == tools.weights(simulation.home(name), state), f"{name} has other weights"
     if method == "fedproto":
         assert all(len({records[name][round]["aggregate_sha256"] for name in names}) == 1 for round in range(ROUNDS))
-
-
-@pytest.mark.nightly
-def test_the_private_model_of_feddal_never_leaves(run: Callable[[str], LocalFederation], tools: Any) -> None:
-    loopback = run("feddal")
-    for name in tools.sites:
-        secrets = []
-        folder = loopback.folder(name)
-        for path in (folder.generation(1) / "checkpoints").rglob("dam.safetensors"):
-            secrets += [
-                tensor.numpy().tobytes() for tensor in safetensors.torch.load_file(path).values() if tensor.numel() > 64
-            ]
-        assert secrets
-        elsewhere = [path for path in Path(loopback.home).rglob("*.safetensors") if name not in path.parts]
-        assert elsewhere
-        for path in [*elsewhere, *(folder.generation(1) / "artifacts").iterdir()]:
-            content = path.read_bytes()
-            assert not any(secret in content for secret in secrets)
-
-
-@pytest.mark.nightly
-def test_sites_killed_in_a_round_of_visits_come_to_the_simulators_bits(found, simulated, tools) -> None:
-    """One dies while it waits for its returns, one while it trains two visitors; nobody gives them up."""
-    stages = '[stages.train]\nunit = "step"\ncount = 40\nlearning_rate = 1e-3\n'
-    pace = "silence_s = 300\nwait_max_s = 300\ndeadline_floor_s = 300\nbeat_s = 0.5"
-    with found(method="fedvisit", rounds=ROUNDS, stages=stages, models=FAMILIES, pace=pace) as loopback:
-        for name in tools.sites:
-            loopback.start(name)
-        for name, phase in (("asia", "returns"), ("europe", "train"), ("africa", "returns")):
-            tools.wait_until(lambda name=name, phase=phase: loopback.show(name, "status")["phase"] == phase)
-            loopback.kill(name)
-            loopback.start(name)
-        tools.finish_well(loopback)
-    for name in loopback.federation.roster.names:
-        for record in tools.records(loopback, name):
-            assert len(record["returned"]) == 2
-            assert not record["missing"] | record["missing_returns"]
-    simulation = simulated(loopback)
-    for name in loopback.federation.roster.names:
-        state = site_memory.recover(tools.rows(loopback, name)).state
-        real = tools.weights(loopback.folder(name).generation(1), state)
-        assert real == tools.weights(simulation.home(name), state), f"{name} has other weights"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -59,8 +60,10 @@ def mhfl_peer(*words: str | Path, check: bool = False, **environment: str) -> su
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=check)
 
 
-def heads_and_bodies(home: Path, state: str) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """The local model of a checkpoint: the tensors of its head, and all others."""
+def head_and_body(federation: LocalFederation, name: str, tools: Any) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """The tensors of the head of a site's last local model, and all others."""
+    state = site_memory.recover(tools.rows(federation, name)).state
+    home = federation.folder(name).generation(1)
     tensors = safetensors.torch.load_file(home / "checkpoints" / state / "dam.safetensors")
     content = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
     head = {name: value for name, value in content.items() if name.startswith("fc.")}
@@ -98,22 +101,14 @@ def test_the_daemons_read_the_plan_without_torch(installed: Path) -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_its_method_data_and_network_come_to_the_simulators_bits(federation: LocalFederation, simulated, tools) -> None:
+def test_its_method_data_and_network_come_to_the_simulators_bits(federation, assert_simulated, tools) -> None:
     sites = federation.federation.roster.names
-    for name in sites:
-        federation.start(name)
-    assert tools.finish(federation) == dict.fromkeys(sites, 0), [federation.console(name)[-2000:] for name in sites]
-    simulation = simulated(federation)
-    heads, bodies = [], []
+    tools.start(federation, sites)
+    tools.finish_well(federation)
+    assert_simulated(federation)
     for name in sites:
         record = tools.records(federation, name)[-1]
         assert (record["round"], record["contributors"], record["missing"]) == (3, list(sites), {})
-        real = federation.folder(name).generation(1)
-        state = site_memory.recover(tools.rows(federation, name)).state
-        assert tools.weights(real, state)
-        assert tools.weights(real, state) == tools.weights(simulation.home(name), state), f"{name} has other weights"
-        head, body = heads_and_bodies(real, state)
-        heads.append(head)
-        bodies.append(body)
-    assert bodies == [bodies[0]] * len(sites), "bodies are averaged"
+    heads, bodies = zip(*(head_and_body(federation, name, tools) for name in sites), strict=True)
+    assert all(bodies[0] == other for other in bodies[1:]), "bodies are averaged"
     assert all(heads[0] != other for other in heads[1:]), "heads stay"

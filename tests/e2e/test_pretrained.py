@@ -64,7 +64,7 @@ def learned_and_frozen(loopback: LocalFederation, tools: Any, name: str, spec: A
     "method", ["fedskd", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("fedvisit", "dflmoe", "fedavg"))]
 )
 def test_only_what_learns_travels_also_when_daemons_are_killed(
-    found: Callable[..., LocalFederation], simulated: Any, tools: Any, encoder: Path, method: str
+    found: Callable[..., LocalFederation], assert_simulated: Any, tools: Any, encoder: Path, method: str
 ) -> None:
     plan, digest = PLANS[method], hashlib.sha256(encoder.read_bytes()).hexdigest()
     pretrained = f'name = "resnet10"\n{WIDTHS}\nweights = "{encoder}"\nweights_sha256 = "{digest}"\n'
@@ -79,8 +79,7 @@ def test_only_what_learns_travels_also_when_daemons_are_killed(
         "pace": PACE,
     }
     with found(method=method, rounds=ROUNDS, checkpoint_s=0.5, **options) as loopback:
-        for name in tools.sites:
-            loopback.start(name)
+        tools.start(loopback, tools.sites)
         for name in ("asia", "africa", "europe"):  # one whose encoder is frozen, and a receiver of it
             tools.wait_until(lambda name=name: loopback.show(name, "status")["phase"] == "train")
             loopback.kill(name)
@@ -122,8 +121,4 @@ def test_only_what_learns_travels_also_when_daemons_are_killed(
         for path in (loopback.folder(name).generation(1) / "artifacts").iterdir():
             content = path.read_bytes()
             assert not any(secret in content for secret in secrets), f"{path.name} at {name} holds frozen weights"
-    simulation = simulated(loopback)
-    for name in tools.sites:
-        state = site_memory.recover(tools.rows(loopback, name)).state
-        real = tools.weights(loopback.folder(name).generation(1), state)
-        assert real == tools.weights(simulation.home(name), state), f"{name} has other weights"
+    assert_simulated(loopback)
