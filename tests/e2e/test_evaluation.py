@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,22 +18,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 ROUNDS = 3
 GLOBAL = "global_test = true\nevaluation_every = 2"
 PERMITS = "[egress]\nevaluate = true\nevaluation_samples_min = 4\n"
-PROXY = '[shared_model]\nname = "resnet10"\nwidth = 4\nstem_stride = 2'
-
-
-@pytest.fixture
-def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[..., LocalFederation]:
-    """Run a federation to its end; ``meddle`` is called while it runs."""
-
-    def run(*, meddle: Callable[[LocalFederation], None] = lambda loopback: None, **options: Any) -> LocalFederation:
-        with found(rounds=ROUNDS, top=GLOBAL, linger_s=120, **options) as loopback:
-            for name in loopback.federation.roster:
-                loopback.start(name)
-            meddle(loopback)
-            tools.finish_well(loopback)
-        return loopback
-
-    return run
 
 
 def shown(loopback: LocalFederation, name: str) -> list[dict[str, Any]]:
@@ -70,14 +53,16 @@ def by_hand(loopback: LocalFederation, tools: Any) -> dict[str, dict[str, dict[s
     return matrix
 
 
-def test_every_site_learns_how_its_model_does_everywhere_though_one_is_killed_again_and_again(run, tools) -> None:
-    def kill_twice(loopback: LocalFederation) -> None:
+def test_every_site_learns_how_its_model_does_everywhere_though_one_is_killed_again_and_again(
+    found: Callable[..., LocalFederation], tools: Any
+) -> None:
+    with found(rounds=ROUNDS, top=GLOBAL, linger_s=120, site=PERMITS) as loopback:
+        tools.start(loopback, tools.sites)
         for kind in ("guest", "measured"):
             tools.wait_until(lambda kind=kind: kind in [row[0] for row in tools.rows(loopback, "europe")])
             loopback.kill("europe")
             loopback.start("europe")
-
-    loopback = run(site=PERMITS, meddle=kill_twice)
+        tools.finish_well(loopback)
     matrix = by_hand(loopback, tools)
     for name in tools.sites:
         records = shown(loopback, name)
@@ -99,21 +84,3 @@ def test_every_site_learns_how_its_model_does_everywhere_though_one_is_killed_ag
         assert [round for kind, round, _ in rows if kind == "committed"] == [1, 2, 3]
         reports = [(body["site"], round) for kind, round, body in rows if kind == "report"]
         assert len(reports) == len(set(reports))
-
-
-@pytest.mark.nightly
-def test_a_method_whose_private_model_may_not_leave_says_so(run: Callable[..., LocalFederation], tools: Any) -> None:
-    stages = '[stages.train]\nunit = "step"\ncount = 4\nlearning_rate = 1e-3\n'
-    loopback = run(sites=tools.sites[:2], method="feddal", stages=stages, shared=PROXY, site=PERMITS)
-    for name in loopback.federation.roster:
-        for record in shown(loopback, name):
-            for site, cell in record["cells"].items():
-                if site == name:
-                    assert cell["counts"]["samples"] == 8
-                else:
-                    assert cell == {"reason": "not permitted: the method lets no private model leave its site"}
-            assert record["global_test"] is None
-            assert {mean["sites"] for mean in record["mean"].values()} == {1}
-        assert transfers(loopback, name, "model") == transfers(loopback, name, "metrics") == []
-        assert "guest" not in [kind for kind, _, _ in tools.rows(loopback, name)]
-        assert not (Path(loopback.folder(name).logs) / "examiner.log").exists()
