@@ -17,17 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from still import ignore_port
+from still import FakeWorker, ignore_port, make_daemon, run_locked
 from transfer import write_artifact
 
-from peer import allocator
-from peer.config import logs
-from peer.config.site_folder import SiteFolder, make_private
+from peer.config.site_folder import SiteFolder
 from peer.core import commands, events
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
-from peer.core.worker_protocol import WorkerSetting
-from peer.daemon import startup
 from peer.daemon.dispatch import Daemon
 
 STATE = "none"
@@ -35,29 +31,16 @@ SHORT_S = 0.05
 """Seconds of every order but those to train."""
 
 
-class SleepingWorker:
-    """The worker process, for all orders of a measured round."""
-
-    pid = None
+class SleepingWorker(FakeWorker):
+    """Carries out all orders of a measured round."""
 
     def __init__(self, daemon: Daemon, megabytes: int, seconds: float) -> None:
-        self._daemon = daemon
-        self._megabytes = megabytes
+        super().__init__(daemon, megabytes)
         self._seconds = seconds
-        self._work: asyncio.Task[None] | None = None
-
-    async def use(self, setting: WorkerSetting) -> None:
-        """No setting matters to it."""
 
     async def send(self, order: commands.Command) -> None:
         """Begin to carry out an order."""
-        self._work = asyncio.create_task(self._answer(order))
-
-    async def close(self) -> None:
-        """Cancel the order that the worker carries out."""
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.wait([self._work])
+        self._begin(self._answer(order))
 
     async def _answer(self, order: Any) -> None:
         sources = getattr(order, "sources", ())
@@ -104,21 +87,16 @@ class SleepingWorker:
 
 async def serve(folder: SiteFolder, megabytes: int, seconds: float) -> None:
     """Run the daemon of a new generation until it has left."""
-    federation, site, own = startup.load(folder)
-    daemon = Daemon(folder=folder, federation=federation, site=site, own=own, generation=folder.create_generation())
+    daemon = make_daemon(folder)
     daemon.worker_process = SleepingWorker(daemon, megabytes, seconds)  # type: ignore[assignment]
     await daemon.run(ignore_port)
 
 
 def main() -> None:
-    """Lock the site's folder and serve."""
+    """Serve a site."""
     home, federation, name, megabytes, seconds = sys.argv[1:]
     folder = SiteFolder(Path(home), federation, SiteName(name))
-    make_private(folder.logs)
-    with folder.locked():
-        logs.set_up(folder.logs, {}, quiet=True)
-        allocator.keep_memory_small()
-        asyncio.run(serve(folder, int(megabytes), float(seconds)))
+    run_locked(folder, serve(folder, int(megabytes), float(seconds)))
     sys.stdout.flush()
     os._exit(0)
 

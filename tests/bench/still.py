@@ -38,19 +38,35 @@ STATE = "none"
 
 
 class FakeWorker:
-    """The worker process, for the orders that occur before the last round's training ends."""
+    """What a daemon calls of its worker process; a subclass carries out its orders."""
 
     pid = None
 
-    def __init__(self, daemon: Daemon, megabytes: int, lines: asyncio.StreamReader, *, on_demand: bool) -> None:
+    def __init__(self, daemon: Daemon, megabytes: int) -> None:
         self._daemon = daemon
         self._megabytes = megabytes
-        self._on_demand = on_demand
-        self._lines = lines
         self._work: asyncio.Task[None] | None = None
 
     async def use(self, setting: WorkerSetting) -> None:
         """No setting matters to it."""
+
+    async def close(self) -> None:
+        """Cancel the order that the worker carries out."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        self._work = asyncio.create_task(work)
+
+
+class StillWorker(FakeWorker):
+    """Carries out the orders that occur before the last round's training ends."""
+
+    def __init__(self, daemon: Daemon, megabytes: int, lines: asyncio.StreamReader, *, on_demand: bool) -> None:
+        super().__init__(daemon, megabytes)
+        self._on_demand = on_demand
+        self._lines = lines
 
     async def send(self, order: commands.Command) -> None:
         """Begin to carry out an order."""
@@ -64,15 +80,6 @@ class FakeWorker:
                 self._daemon.report(events.Halted(generation, attempt))
             case _:
                 raise ValueError(f"{type(order).__name__} does not occur in a measured round")
-
-    async def close(self) -> None:
-        """Cancel the order that the worker carries out."""
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.wait([self._work])
-
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        self._work = asyncio.create_task(work)
 
     async def _initialise(self, order: commands.Initialise) -> None:
         artifact = await asyncio.to_thread(self._write_artifact)
@@ -103,13 +110,18 @@ class FakeWorker:
         return dataclasses.replace(artifact, owner=self._daemon.own.name)
 
 
+def make_daemon(folder: SiteFolder) -> Daemon:
+    """The daemon of a new generation."""
+    federation, site, own = startup.load(folder)
+    return Daemon(folder=folder, federation=federation, site=site, own=own, generation=folder.create_generation())
+
+
 async def serve(folder: SiteFolder, megabytes: int, *, on_demand: bool) -> None:
     """Run the daemon of a new generation until its input ends."""
-    federation, site, own = startup.load(folder)
-    daemon = Daemon(folder=folder, federation=federation, site=site, own=own, generation=folder.create_generation())
+    daemon = make_daemon(folder)
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    worker = FakeWorker(daemon, megabytes, lines, on_demand=on_demand)
+    worker = StillWorker(daemon, megabytes, lines, on_demand=on_demand)
     daemon.worker_process = worker  # type: ignore[assignment]  # has what the daemon calls
     control = ControlServer(OperatorService(daemon))
     await control.start(folder.prepare_control_socket())
@@ -138,18 +150,23 @@ def slow_down_disk(megabytes_per_s: float) -> None:
     os.fsync = sync_slowly
 
 
+def run_locked(folder: SiteFolder, work: Coroutine[None, None, None]) -> None:
+    """Lock the site's folder, as ``start`` does, and serve until the work is over."""
+    make_private(folder.logs)
+    with folder.locked():
+        logs.set_up(folder.logs, {}, quiet=True)
+        allocator.keep_memory_small()
+        asyncio.run(work)
+
+
 def main() -> None:
-    """Lock the site's folder and serve."""
+    """Serve a site."""
     home, federation, name, megabytes, *options = sys.argv[1:]
     for option in options:
         if option.startswith("--disk="):
             slow_down_disk(float(option.removeprefix("--disk=")))
     folder = SiteFolder(Path(home), federation, SiteName(name))
-    make_private(folder.logs)
-    with folder.locked():
-        logs.set_up(folder.logs, {}, quiet=True)
-        allocator.keep_memory_small()
-        asyncio.run(serve(folder, int(megabytes), on_demand="--on-demand" in options))
+    run_locked(folder, serve(folder, int(megabytes), on_demand="--on-demand" in options))
 
 
 if __name__ == "__main__":
