@@ -38,28 +38,19 @@ COMMAND = re.compile(rf"(?:^|[;|&(] *)(?:exec +)?({PROGRAM} .*)$")
 STAGE = re.compile(r"(\S+)(?: +AS +(\S+))?")
 
 
-@pytest.fixture(scope="module")
-def compose(root: Path) -> dict[str, Any]:
-    """The network's parsed compose.yaml."""
-    return dict(yaml.safe_load((root / DEPLOY / "compose.yaml").read_text()))
+def parsed(name: str) -> dict[str, Any]:
+    """A file of services."""
+    return dict(yaml.safe_load((Path(__file__).parents[2] / DEPLOY / name).read_text()))
 
 
-@pytest.fixture(scope="module")
-def closed(root: Path) -> dict[str, Any]:
-    """The parsed compose.closed.yaml."""
-    return dict(yaml.safe_load((root / DEPLOY / "compose.closed.yaml").read_text()))
+OPEN, CLOSED = parsed("compose.yaml"), parsed("compose.closed.yaml")
+TROUBLE = parsed("compose.trouble.yaml")
+"""What it adds to compose.yaml."""
 
 
-@pytest.fixture(scope="module", params=["open", "closed"])
-def either(request: pytest.FixtureRequest, compose: dict[str, Any], closed: dict[str, Any]) -> dict[str, Any]:
-    """Each of the two."""
-    return compose if request.param == "open" else closed
-
-
-@pytest.fixture(scope="module")
-def trouble(root: Path) -> dict[str, Any]:
-    """The parsed compose.trouble.yaml, which adds to compose.yaml."""
-    return dict(yaml.safe_load((root / DEPLOY / "compose.trouble.yaml").read_text()))
+@pytest.fixture(params=[OPEN, CLOSED], ids=["open", "closed"])
+def either(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return dict(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +103,8 @@ def test_there_is_one_service_for_each_site_of_the_draft(either: dict[str, Any],
         assert [word for word in named if not word.startswith("relay=")] == list(federation.roster)
 
 
-def test_no_container_has_more_than_it_needs(either: dict[str, Any], trouble: dict[str, Any]) -> None:
-    added = {name: service for name, service in trouble["services"].items() if name not in either["services"]}
+def test_no_container_has_more_than_it_needs(either: dict[str, Any]) -> None:
+    added = {name: service for name, service in TROUBLE["services"].items() if name not in either["services"]}
     for name, service in {**either["services"], **added}.items():
         assert service["read_only"] is True, name
         assert service["mem_limit"], name
@@ -136,10 +127,10 @@ def test_sites_are_looked_after_and_stopped_in_peace(either: dict[str, Any]) -> 
         assert "depends_on" not in service, "podman restarts nothing whose dependencies have ended"
 
 
-def test_sites_share_a_network_without_a_way_out_and_the_ca_has_none(compose: dict[str, Any]) -> None:
-    assert compose["networks"] == {"federation": {"internal": True}}
-    assert all(service["networks"] == ["federation"] for service in hospitals(compose).values())
-    assert all(compose["services"][name]["network_mode"] == "none" for name in ("founder", "data"))
+def test_sites_share_a_network_without_a_way_out_and_the_ca_has_none() -> None:
+    assert OPEN["networks"] == {"federation": {"internal": True}}
+    assert all(service["networks"] == ["federation"] for service in hospitals(OPEN).values())
+    assert all(OPEN["services"][name]["network_mode"] == "none" for name in ("founder", "data"))
 
 
 def test_only_the_enrolment_folder_is_shared(either: dict[str, Any]) -> None:
@@ -160,8 +151,8 @@ def test_only_the_enrolment_folder_is_shared(either: dict[str, Any]) -> None:
     assert not mounts
 
 
-def test_the_closed_network_joins_nobody_who_should_not_meet(closed: dict[str, Any]) -> None:
-    services, networks = closed["services"], closed["networks"]
+def test_the_closed_network_joins_nobody_who_should_not_meet() -> None:
+    services, networks = CLOSED["services"], CLOSED["networks"]
     assert all(network == {"internal": True} for network in networks.values())
     members = {
         network: {name for name, each in services.items() if network in each.get("networks", ())}
@@ -173,12 +164,12 @@ def test_the_closed_network_joins_nobody_who_should_not_meet(closed: dict[str, A
 
 
 def test_the_closed_sites_listen_to_nobody_and_are_found_at_the_relay(
-    root: Path, closed: dict[str, Any], federation: FederationConfig, tmp_path: Path
+    root: Path, federation: FederationConfig, tmp_path: Path
 ) -> None:
-    proxy, gate = closed["services"]["proxy"], closed["services"]["gate"]
+    proxy, gate = CLOSED["services"]["proxy"], CLOSED["services"]["gate"]
     script = re.search("sed '(.+)'", (root / NETWORK / "site.sh").read_text())
     assert script is not None, "site.sh takes parts of the drafts"
-    for site, service in hospitals(closed).items():
+    for site, service in hospitals(CLOSED).items():
         (folder,) = service["command"][2:]
         top = (root / NETWORK / folder / f"{site}.toml").read_text()
         draft = root / NETWORK / "sites" / f"{site}.toml"
@@ -198,10 +189,8 @@ def test_the_closed_sites_listen_to_nobody_and_are_found_at_the_relay(
     assert proxy["command"][3] == "7443", "the port of every address that asia dials"
 
 
-def test_what_the_services_run_exists_and_may_be_run(
-    root: Path, compose: dict[str, Any], trouble: dict[str, Any], closed: dict[str, Any]
-) -> None:
-    named = {*files_run(compose), *files_run(trouble), *files_run(closed)}
+def test_what_the_services_run_exists_and_may_be_run(root: Path) -> None:
+    named = {*files_run(OPEN), *files_run(TROUBLE), *files_run(CLOSED)}
     assert named == {"data.sh", "founder.sh", "site.sh", "killed.sh", "cut.py", "relay.sh", "proxy.py"}
     for name in named:
         assert (root / NETWORK / name).is_file()
@@ -211,10 +200,8 @@ def test_what_the_services_run_exists_and_may_be_run(
         assert not runs or "\nset -eu\n" in script.read_text(), f"{script.name} goes on after errors"
 
 
-def test_trouble_is_for_sites_of_the_network(
-    compose: dict[str, Any], trouble: dict[str, Any], federation: FederationConfig
-) -> None:
-    killed, cut = trouble["services"]["america"], trouble["services"]["cut"]
+def test_trouble_is_for_sites_of_the_network(federation: FederationConfig) -> None:
+    killed, cut = TROUBLE["services"]["america"], TROUBLE["services"]["cut"]
     assert killed["command"][0].endswith("/killed.sh")
     assert killed["command"][1] == "america"
     assert killed.keys() == {"command"}, "the restart policy is the network's"
@@ -226,9 +213,9 @@ def test_trouble_is_for_sites_of_the_network(
 
 
 def test_the_image_is_built_once_and_never_pulled(
-    root: Path, either: dict[str, Any], trouble: dict[str, Any], stages: dict[str, list[tuple[str, str]]]
+    root: Path, either: dict[str, Any], stages: dict[str, list[tuple[str, str]]]
 ) -> None:
-    services = {**trouble["services"], **either["services"]}
+    services = {**TROUBLE["services"], **either["services"]}
     assert len({service["image"] for service in services.values()}) == 1
     builds = {name: service["build"] for name, service in services.items() if "build" in service}
     assert builds.keys() == {"data"}, "podman-compose builds for every service that says so, all at once"
