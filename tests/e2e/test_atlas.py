@@ -32,8 +32,7 @@ def test_region_similarity_trains_over_the_wire_with_116_aal_regions(tmp_path: P
     assert "synthetic" in json.dumps(summary).lower()
     sites = {name: site_of(tmp_path / "data" / name, width) for name, width in SITES.items()}
     with LocalFederation.create(tmp_path / "federation", DRAFT, sites) as loopback:
-        for name in sites:
-            loopback.start(name)
+        tools.start(loopback, sites)
         tools.finish_well(loopback)
     for name in sites:
         records = tools.records(loopback, name)

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes.cli import run, run_json
 from peer.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
-
-
-def command(loopback: LocalFederation, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run a command as an operator does."""
-    return subprocess.run(
-        [*LocalFederation.program, "--home", str(loopback.home), *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def test_a_backup_of_a_running_site_restores_it_and_its_peers_go_on_with_it(
@@ -35,13 +23,10 @@ def test_a_backup_of_a_running_site_restores_it_and_its_peers_go_on_with_it(
 ) -> None:
     rounds = 14
     three = copied(found(rounds=rounds, steps=10, top='[schedule]\nkind = "derangement"\n'))
-    for name in tools.sites:
-        three.start(name)
+    tools.start(three, tools.sites)
     tools.wait_until(lambda: three.show("asia", "status")["committed"] >= 1)
-    file = tmp_path / "asia.tar"
-    done = command(three, "backup", file, "--site", "asia", "--with-key", "--json")
-    assert done.returncode == 0, done.stderr
-    backup = json.loads(done.stdout)
+    file, home = tmp_path / "asia.tar", ("--home", three.home)
+    backup = run_json(*home, "backup", file, "--site", "asia", "--with-key")
 
     def remembered() -> bool:
         arrived = [row for name in ("africa", "europe") for row in tools.rows(three, name) if row[0] == "arrived"]
@@ -50,30 +35,25 @@ def test_a_backup_of_a_running_site_restores_it_and_its_peers_go_on_with_it(
     tools.wait_until(remembered)
     three.kill("asia")
     shutil.rmtree(three.folder("asia").path)
-    done = command(three, "restore", file, "--site", "asia", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["round"] == backup["round"]
-    generation = json.loads(done.stdout)["generation"]
+    restored = run_json(*home, "restore", file, "--site", "asia")
+    assert restored["round"] == backup["round"]
     three.start("asia")
-    codes = tools.finish(three)
-    assert codes == dict.fromkeys(codes, 0), {name: three.console(name)[-2000:] for name in codes}
+    tools.finish_well(three)
 
-    assert (tools.records(three, "asia")[-1]["round"], tools.records(three, "asia")[-1]["generation"]) == (
-        rounds,
-        generation,
-    )
+    last = tools.records(three, "asia")[-1]
+    assert (last["round"], last["generation"]) == (rounds, restored["generation"])
     rows = tools.rows(three, "asia")
     assert [body["reported_by"] for kind, _, body in rows if kind == "regenerated"] == ["asia"]
     refused = [body for name in tools.sites for kind, _, body in tools.rows(three, name) if kind == "refused"]
     assert refused == []
-    assert command(three, "egress", "verify", "--site", "asia").returncode == 0
+    run_json(*home, "egress", "verify", "--site", "asia")
     codes = {}
     for name in ("africa", "europe"):
         witness = tmp_path / f"{name}.json"
-        assert command(three, "egress", "witness", "--site", name, "--of", "asia", "--out", witness).returncode == 0
-        done = command(three, "egress", "verify", "--site", "asia", "--witness", witness)
-        codes[name] = done.returncode
-        if done.returncode:
+        run_json(*home, "egress", "witness", "--site", name, "--of", "asia", "--out", witness)
+        done = run(*home, "egress", "verify", "--site", "asia", "--witness", witness)
+        codes[name] = done.exit_code
+        if done.exit_code:
             assert "the journal says that an older backup was restored on" in done.stderr
     assert set(codes.values()) <= {0, 18}
     assert 18 in codes.values(), "the rows that the backup lacks are visible for good"

@@ -1,19 +1,18 @@
 """``mhfl-peer demo`` as a newcomer runs it, with less training: daemons, pooled bound, table and page."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from fakes.cli import run_process
 
 pytestmark = [pytest.mark.e2e, pytest.mark.data, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 def test_a_demonstration_runs_daemons_and_the_pooled_bound_and_draws_its_page(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "peer.cli", "demo", "--out", tmp_path / "demo", "--json"]
-    command += ["--rounds", "2", "--steps", "2", "--set", "visits=2"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    words = ("--rounds", 2, "--steps", 2, "--set", "visits=2")
+    answer = run_process("demo", "--out", tmp_path / "demo", "--json", *words, timeout=None)
     assert answer.returncode == 0, answer.stderr[-2000:]
     document = json.loads(answer.stdout)
     assert list(document["methods"]) == ["local", "fedvisit", "centralised"]

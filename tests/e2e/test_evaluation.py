@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fakes.cli import run_json
 from peer.core.worker_protocol import WorkerSetting, to_json
 from peer.daemon.startup import load
 from peer.demo.local_federation import LocalFederation
@@ -18,13 +19,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 ROUNDS = 3
 GLOBAL = "global_test = true\nevaluation_every = 2"
 PERMITS = "[egress]\nevaluate = true\nevaluation_samples_min = 4\n"
-
-
-def shown(loopback: LocalFederation, name: str) -> list[dict[str, Any]]:
-    """What `mhfl-peer evaluation --json` says of a site."""
-    words = ["--home", str(loopback.home), "evaluation", "--site", name, "--json"]
-    finished = subprocess.run([sys.executable, "-m", "peer.cli", *words], capture_output=True, text=True, check=True)
-    return list(json.loads(finished.stdout))
 
 
 def transfers(loopback: LocalFederation, name: str, kind: str) -> list[tuple[str, int]]:
@@ -65,7 +59,7 @@ def test_every_site_learns_how_its_model_does_everywhere_though_one_is_killed_ag
         tools.finish_well(loopback)
     matrix = by_hand(loopback, tools)
     for name in tools.sites:
-        records = shown(loopback, name)
+        records = run_json("--home", loopback.home, "evaluation", "--site", name)
         assert [record["round"] for record in records] == [2, 3]
         last = records[-1]
         assert last["global_test"] is not None, last

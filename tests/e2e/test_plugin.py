@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 
+from fakes.cli import run_process
 from peer.core import site_memory
 from peer.daemon.dispatch import now
 from peer.demo.local_federation import LocalFederation
@@ -42,7 +43,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def federation(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
     """Two sites of the example's experiment as a federation of daemons, founded and enrolled."""
     root = tmp_path_factory.mktemp("federation")
-    mhfl_peer("simulate", EXAMPLE / "experiment.toml", "--out", root / "runs", "--dry-run", check=True)
+    run_process("simulate", EXAMPLE / "experiment.toml", "--out", root / "runs", "--dry-run", check=True)
     (run,) = (root / "runs" / "runs").glob("*.fedper.*")
     draft = (run / "federation.toml").read_text().partition(ROSTER)[0] + "\n[pace]\nlinger_s = 20.0\n"
     sites = {}
@@ -52,12 +53,6 @@ def federation(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         sites[folder.name] = text
     with LocalFederation.create(root, draft, sites) as loopback:
         yield loopback
-
-
-def mhfl_peer(*words: str | Path, check: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the program as a process of its own."""
-    command = [sys.executable, "-P", "-m", "peer.cli", *map(str, words)]
-    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=check)
 
 
 def head_and_body(federation: LocalFederation, name: str, tools: Any) -> tuple[dict[str, bytes], dict[str, bytes]]:
@@ -84,7 +79,8 @@ def test_a_site_without_the_package_refuses_with_what_to_install(federation: Loc
         "check": (*here, "--json"),
         "site": ("join", "--home", federation.home, bundle),
     }
-    answers = {name: mhfl_peer(name, *words, PYTHONPATH="") for name, words in commands.items()}
+    without = {**os.environ, "PYTHONPATH": ""}
+    answers = {name: run_process(name, *words, env=without) for name, words in commands.items()}
     for answer in answers.values():
         said = answer.stdout + answer.stderr
         assert REASON in said

@@ -5,8 +5,6 @@ Then it is taken away, and does the same where no site is.
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import nibabel
 import numpy as np
 import pytest
 
+from fakes.cli import run_json
 from fakes.drafts import draft, site_text, task
 from peer.demo.local_federation import LocalFederation
 
@@ -54,15 +53,6 @@ def site(tmp_path: Path) -> str:
     return text.replace("[data]\n", "[data]\nvalidation_share = 0.3\n")
 
 
-def run(*words: str | Path) -> dict[str, Any]:
-    """The JSON document of a command."""
-    command = [sys.executable, "-m", "peer.cli", *map(str, words), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
-
-
 def segmented(document: dict[str, Any]) -> np.ndarray:
     """The label map of the only image."""
     (row,) = document["predictions"]
@@ -84,13 +74,15 @@ def test_the_model_of_a_running_site_segments_a_volume_of_another_size(site: str
         )
         home = loopback.folder("europe").generation(1)
         before = {path: path.stat().st_mtime_ns for path in home.rglob("*") if path.suffix != ".db-shm"}
-        document = run("--home", loopback.home, "predict", *inputs, "--out", tmp_path / "masks")
-        best = run("--home", loopback.home, "predict", *inputs, "--round", "best", "--out", tmp_path / "best")
+        document = run_json("--home", loopback.home, "predict", *inputs, "--out", tmp_path / "masks")
+        best = run_json("--home", loopback.home, "predict", *inputs, "--round", "best", "--out", tmp_path / "best")
         rounds = {record["round"]: record["metrics"] for record in loopback.show("europe", "rounds")}
-        export = run("--home", loopback.home, "export", "--format", "onnx", "--out", taken)
+        export = run_json("--home", loopback.home, "export", "--format", "onnx", "--out", taken)
         assert {path: path.stat().st_mtime_ns for path in before} == before
         (left,) = loopback.show("europe", "egress")
-    elsewhere = run("predict", *inputs, "--model", taken, "--sha256", export["sha256"], "--out", tmp_path / "elsewhere")
+    elsewhere = run_json(
+        "predict", *inputs, "--model", taken, "--sha256", export["sha256"], "--out", tmp_path / "elsewhere"
+    )
     for shown in (document, elsewhere):
         assert (shown["site"], shown["round"], shown["task"]) == ("europe", ROUNDS, "segmentation")
         assert [Path(row["file"]).name for row in shown["skipped"]] == ["broken.nii.gz"]

@@ -11,15 +11,16 @@ from fakes.relay_process import RelayProcess, make_relay
 from peer.config.site_folder import write_atomically
 from peer.demo.local_federation import LocalFederation, free_ports
 
-from .conftest import finish_well, records, wait_until
-
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+ROUNDS = 12
+"""So many are not over before the relay is killed."""
 
 
 @pytest.fixture
 def relayed(found: Callable[..., LocalFederation]) -> Iterator[tuple[LocalFederation, RelayProcess]]:
     """A federation in which asia listens where nobody looks, and parks at the relay."""
-    loopback = found(rounds=4, steps=3)
+    loopback = found(rounds=ROUNDS, steps=3)
     (port,) = free_ports(1)
     made = loopback.home.parent
     folder = make_relay(made / "ca", made / "gate", listen=f"127.0.0.1:{port}")
@@ -37,16 +38,13 @@ def relayed(found: Callable[..., LocalFederation]) -> Iterator[tuple[LocalFedera
     assert relay.stop() == 0, relay.console
 
 
-def test_every_round_is_whole_although_the_relay_is_killed(relayed: tuple[LocalFederation, RelayProcess]) -> None:
+def test_every_round_is_whole_although_the_relay_is_killed(
+    relayed: tuple[LocalFederation, RelayProcess], tools: Any
+) -> None:
     loopback, relay = relayed
     with loopback:
-        for name in loopback.federation.roster:
-            loopback.start(name)
-
-        def committed() -> Any:
-            return loopback.show("asia", "status")["committed"] >= 1
-
-        wait_until(committed)
+        tools.start(loopback, loopback.federation.roster)
+        tools.wait_until(lambda: loopback.show("asia", "status")["committed"] >= 1)
         (held,) = loopback.show("asia", "status")["relays"]
         assert (held["name"], held["problem"]) == ("gate", "")
         checked = run_json("relay", "check", "--folder", relay.folder.path)
@@ -54,13 +52,14 @@ def test_every_round_is_whole_although_the_relay_is_killed(relayed: tuple[LocalF
         assert loopback.show("europe", "status")["peers"]["asia"]["route"] == "relay gate"
         relay.kill()
         relay.start_again()
-        finish_well(loopback)
-    assert [row["round"] for row in records(loopback, "asia")] == [1, 2, 3, 4]
+        tools.finish_well(loopback)
+    assert [row["round"] for row in tools.records(loopback, "asia")] == list(range(1, ROUNDS + 1))
 
     def carried() -> Any:
         traffic = relay.folder.status()["sites"]["asia"]
         return traffic["carried_connections"] + traffic["carrying"] > 0
 
-    wait_until(carried)  # the relay writes its status every 2 s
-    assert not any("asia" in row["missing"] for name in ("africa", "europe") for row in records(loopback, name)[:1])
+    tools.wait_until(carried)  # the relay writes its status every 2 s
+    first = [tools.records(loopback, name)[0] for name in ("africa", "europe")]
+    assert not any("asia" in row["missing"] for row in first)
     assert relay.console.count("relaying") == 2

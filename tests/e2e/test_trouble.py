@@ -48,18 +48,37 @@ def test_a_dead_peer_costs_its_receivers_the_silence_and_five_seconds_and_the_ru
     assert all(set(reasons) <= {"asia"} for reasons in missing)
 
 
-def test_a_model_that_cannot_be_built_is_named_and_ends_the_start_with_its_code(
+def start_in_vain(loopback: LocalFederation, old: str, new: str) -> tuple[int, str]:
+    """Change asia's site.toml and start it: its exit code, and its last line."""
+    site_toml = loopback.folder("asia").site_toml
+    site_toml.write_text(site_toml.read_text().replace(old, new))
+    code = loopback.start("asia").wait(120)
+    assert "Traceback" not in loopback.console("asia")
+    last = loopback.console("asia").strip().splitlines()[-1]
+    assert last.startswith("mhfl-peer: ")
+    return code, last
+
+
+def test_a_model_that_cannot_be_built_ends_the_start(
     enrolled: LocalFederation, copied: Callable[[LocalFederation], LocalFederation]
 ) -> None:
-    three = copied(enrolled)
-    site_toml = three.folder("asia").site_toml
-    site_toml.write_text(site_toml.read_text().replace("width = 8", "widht = 8"))
-    assert three.start("asia").wait(120) == 11
-    assert "Traceback" not in three.console("asia")
-    last = three.console("asia").strip().splitlines()[-1]
-    assert last.startswith("mhfl-peer: ")
+    code, last = start_in_vain(copied(enrolled), "width = 8", "widht = 8")
+    assert code == 11
     assert "widht" in last
     assert "width" in last
+
+
+def test_a_model_that_changed_ends_the_start(
+    enrolled: LocalFederation, copied: Callable[[LocalFederation], LocalFederation], tools: Any
+) -> None:
+    three = copied(enrolled)
+    three.start("asia")
+    tools.wait_until(lambda: three.show("asia", "status")["phase"] == "gathering")
+    three.kill("asia")
+    code, last = start_in_vain(three, "width = 8", "width = 9")
+    assert code == 6
+    assert "model.parameters.width" in last
+    assert "--accept-change" in last
 
 
 @pytest.fixture

@@ -60,8 +60,7 @@ def kill_worker(federation: LocalFederation, site: str, tools: Any) -> bool:
 def test_a_hundred_rounds_without_a_stall_although_a_holder_of_the_device_is_killed(tmp_path: Path, tools: Any) -> None:
     with found(tmp_path, "hearts") as hearts, found(tmp_path, "lungs") as lungs:
         for federation in (hearts, lungs):
-            for site in HOSPITALS:
-                federation.start(site)
+            tools.start(federation, HOSPITALS)
         tools.wait_until(lambda: hearts.show("asia", "status")["committed"] >= 10)
         assert any(kill_worker(hearts, "asia", tools) for _ in range(10))
         for federation in (hearts, lungs):

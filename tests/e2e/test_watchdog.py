@@ -33,12 +33,11 @@ def test_a_stopped_worker_is_started_again_and_the_round_ends_with_the_same_bits
     sites = ("asia", "europe")
     enrolled = found(sites=sites, rounds=3, steps=60, top=SCHEDULE, site="hang_s = 8.0\n", cold=True)
     calm, hung = copied(enrolled), copied(enrolled)
-    for name in sites:
-        calm.start(name)
-    assert set(tools.finish(calm).values()) == {0}
+    tools.start(calm, sites)
+    tools.finish_well(calm)
     hung.daemons[SiteName("asia")] = StoppingLocalFederation(hung.home, hung.federation).start("asia")
     hung.start("europe")
-    assert set(tools.finish(hung).values()) == {0}, hung.console("asia")[-3000:]
+    tools.finish_well(hung)
     (failure,) = [body for kind, _, body in tools.rows(hung, "asia") if kind == "work_failed"]
     assert failure["fault"] == "hang"
     assert "did not compute" in failure["reason"]
