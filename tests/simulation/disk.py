@@ -19,7 +19,7 @@ import random
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -43,24 +43,12 @@ class PendingWrite:
     truncates: bool = False
 
 
-@dataclass(slots=True)
-class Node:
-    """A file's content, whatever its name."""
-
-    writes: list[PendingWrite] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class EntryChange:
-    """A change of a folder that is not durable yet, and how to take it back."""
-
-    undo: Callable[[], None]
-
-
 class Disk:
     """Args:
     root: the site's folder; the disk holds everything under it.
     rng: decides what a crash leaves.
+
+    ``_pending`` has what is not durable yet of each file, ``_undo`` of each folder how to take its changes back.
     """
 
     def __init__(self, root: Path, rng: random.Random) -> None:
@@ -69,8 +57,8 @@ class Disk:
         self.crash_at: int | None = None
         self.full, self.was_full, self.slow_s = False, False, 0.0
         self.newest_worker: Any = None
-        self._nodes: dict[str, Node] = {}
-        self._changes: dict[str, list[EntryChange]] = {}
+        self._pending: dict[str, list[PendingWrite]] = {}
+        self._undo: dict[str, list[Callable[[], None]]] = {}
 
     # --- what the layer above calls ---
     def write(
@@ -80,32 +68,30 @@ class Disk:
         if self._due():
             data = data[: self._rng.randrange(len(data) + 1)]
             if data:
-                self._node(path).writes.append(PendingWrite(offset, old[: len(data)], data, size))
+                self._pend(path, PendingWrite(offset, old[: len(data)], data, size))
                 apply(data)
             self._crash()
-        if self.full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._node(path).writes.append(PendingWrite(offset, old, data, size))
+        self._check_space()
+        self._pend(path, PendingWrite(offset, old, data, size))
         apply(data)
 
     def truncate(self, path: str, length: int, *, size: int, old: bytes, apply: Callable[[], Any]) -> None:
         self._gate()
         if length < size:
-            self._node(path).writes.append(PendingWrite(length, old, b"", size, truncates=True))
+            self._pend(path, PendingWrite(length, old, b"", size, truncates=True))
         apply()
 
     def sync(self, path: str) -> None:
         """Make the content of a file, or the entries of a folder, durable."""
         self._gate()
-        if path in self._nodes:
-            self._nodes[path].writes.clear()
+        if path in self._pending:
+            self._pending[path].clear()
         else:
-            self._changes.pop(path, None)
+            self._undo.pop(path, None)
 
     def create(self, path: str, apply: Callable[[], Any]) -> Any:
         self._gate()
-        if self.full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._check_space()
         result = apply()
         self._change(path, lambda: self._forget(path))
         return result
@@ -113,20 +99,17 @@ class Disk:
     def rename(self, source: str, target: str, apply: Callable[[], Any]) -> None:
         self._gate()
         replaced = _content(target)
-        replaced_node = self._nodes.pop(target, None)
+        replaced_writes = self._pending.pop(target, None)
         apply()
-        node = self._nodes.pop(source, None)
-        if node is not None:
-            self._nodes[target] = node
+        if source in self._pending:
+            self._pending[target] = self._pending.pop(source)
 
         def undo() -> None:
             REAL["rename"](target, source)
-            if target in self._nodes:
-                self._nodes[source] = self._nodes.pop(target)
+            if target in self._pending:
+                self._pending[source] = self._pending.pop(target)
             if replaced is not None:
-                _restore(target, replaced)
-                if replaced_node is not None:
-                    self._nodes[target] = replaced_node
+                self._restore(target, replaced, replaced_writes)
 
         self._change(target, undo)
 
@@ -134,39 +117,31 @@ class Disk:
         self._gate()
         content = _content(path)
         apply()
-        node = self._nodes.pop(path, None)
-        if content is None:
-            return
-
-        def undo() -> None:
-            _restore(path, content)
-            if node is not None:
-                self._nodes[path] = node
-
-        self._change(path, undo)
+        writes = self._pending.pop(path, None)
+        if content is not None:
+            self._change(path, lambda: self._restore(path, content, writes))
 
     def unsynced(self, path: str) -> bool:
         """Whether a crash of the machine could lose a part of the file."""
-        node = self._nodes.get(path)
-        return node is not None and bool(node.writes)
+        return bool(self._pending.get(path))
 
     # --- crashes ---
     def lose_power(self) -> None:
         """Leave what a crash of the machine may leave, and start with it as durable."""
-        for folder in sorted(self._changes):
-            changes = self._changes[folder]
-            for change in reversed(changes[self._rng.randint(0, len(changes)) :]):
-                change.undo()
-        for path in sorted(self._nodes):
-            writes = self._nodes[path].writes
+        for folder in sorted(self._undo):
+            changes = self._undo[folder]
+            for undo in reversed(changes[self._rng.randint(0, len(changes)) :]):
+                undo()
+        for path in sorted(self._pending):
+            writes = self._pending[path]
             if writes and os.path.exists(path):
                 self._tear(path, writes)
         self.settle()
 
     def settle(self) -> None:
         """Take the files as they are for durable."""
-        self._changes.clear()
-        self._nodes.clear()
+        self._undo.clear()
+        self._pending.clear()
         for folder, _, names in os.walk(self.root):
             for name in names:
                 if name.endswith("-shm"):
@@ -191,16 +166,27 @@ class Disk:
                     file.seek(write.offset)
                     file.write(write.after[:length])
 
-    def _node(self, path: str) -> Node:
-        return self._nodes.setdefault(path, Node())
+    def _pend(self, path: str, write: PendingWrite) -> None:
+        self._pending.setdefault(path, []).append(write)
 
     def _change(self, path: str, undo: Callable[[], None]) -> None:
-        self._changes.setdefault(os.path.dirname(path), []).append(EntryChange(undo))
+        self._undo.setdefault(os.path.dirname(path), []).append(undo)
 
     def _forget(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             REAL["unlink"](path)
-        self._nodes.pop(path, None)
+        self._pending.pop(path, None)
+
+    def _restore(self, path: str, content: bytes, writes: list[PendingWrite] | None) -> None:
+        """Put a file back, with what was not durable of it."""
+        with open(path, "wb") as file:
+            file.write(content)
+        if writes is not None:
+            self._pending[path] = writes
+
+    def _check_space(self) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _due(self) -> bool:
         """Count an operation; whether the process crashes in it."""
@@ -215,10 +201,8 @@ class Disk:
             self._crash()
 
     def _crash(self) -> None:
-        process = PROCESS.get()
-        assert process is not None
         self.crash_at = None
-        process.crash()
+        PROCESS.get().crash()
         raise Crash
 
 
@@ -228,11 +212,6 @@ def _content(path: str) -> bytes | None:
             return file.read()
     except FileNotFoundError:
         return None
-
-
-def _restore(path: str, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
 
 
 # --- SQLite ---
@@ -503,7 +482,6 @@ class Connection:
     def __init__(self, path: str, *, read_only: bool, uri: bool) -> None:
         flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
         self._process = PROCESS.get()
-        self.text_factory: Any = str
         if self._process is not None:
             self._process.check()
         try:
