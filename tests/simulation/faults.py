@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import random
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from peer.core import events
 from simulation.network import Link
@@ -94,19 +94,29 @@ def draw_liars(rng: random.Random, shape: Shape) -> tuple[str, ...]:
     return tuple(rng.sample(shape.names, rng.randint(1, max(1, (len(shape.names) - 1) // 2))))
 
 
+def draw_fault(
+    rng: random.Random,
+    kinds: Iterable[str],
+    site: Callable[[], str],
+    *,
+    begins: Sequence[float] = (),
+    lasts_s: Sequence[float] = (1.0, 5.0, 20.0, 60.0),
+) -> Fault:
+    """One of these kinds; ``begins`` are the parts of the time for faults of which one has its begin."""
+    return Fault(
+        at_s=rng.random() * FAULTS_END_S * (rng.choice(begins) if begins else 1.0),
+        kind=rng.choice(tuple(kinds)),
+        site=site(),
+        lasts_s=rng.choice(lasts_s) * (0.5 + rng.random()),
+        amount=rng.random(),
+    )
+
+
 def draw_faults(rng: random.Random, shape: Shape) -> list[Fault]:
-    kinds = tuple(FAULTS)
-    faults = [
-        Fault(
-            at_s=rng.random() * FAULTS_END_S * rng.choice((0.1, 0.3, 0.6, 1.0)),
-            kind=rng.choice(kinds),
-            site=rng.choice(shape.names),
-            lasts_s=rng.choice((1.0, 5.0, 20.0, 60.0)) * (0.5 + rng.random()),
-            amount=rng.random(),
-        )
+    return [
+        draw_fault(rng, FAULTS, lambda: rng.choice(shape.names), begins=(0.1, 0.3, 0.6, 1.0))
         for _ in range(rng.randint(0, FAULTS_MAX))
     ]
-    return sorted(faults, key=lambda fault: fault.at_s)
 
 
 def draw_storage_faults(rng: random.Random, shape: Shape, *, slow: bool) -> list[Fault]:
@@ -119,13 +129,7 @@ def draw_storage_faults(rng: random.Random, shape: Shape, *, slow: bool) -> list
     if rng.random() > STORAGE_SHARE:
         return []
     return [
-        Fault(
-            at_s=rng.random() * FAULTS_END_S,
-            kind=rng.choice(tuple(STORAGE_FAULTS)),
-            site=rng.choice(shape.names),
-            lasts_s=rng.choice((5.0, 20.0)) * (0.5 + rng.random()),
-            amount=rng.random(),
-        )
+        draw_fault(rng, STORAGE_FAULTS, lambda: rng.choice(shape.names), lasts_s=(5.0, 20.0))
         for _ in range(rng.randint(1, 3))
     ]
 
@@ -133,15 +137,16 @@ def draw_storage_faults(rng: random.Random, shape: Shape, *, slow: bool) -> list
 Undo = Callable[[], None]
 
 
+def change(what: Any, name: str, value: Any, *, mended: Any) -> Undo:
+    """Set an attribute until it is mended."""
+    setattr(what, name, value)
+    return lambda: setattr(what, name, mended)
+
+
 def crash_at_write(run: Simulation, site: Site, fault: Fault) -> Undo:
     """The process dies in one of its next writes, with the machine or without it."""
-    site.disk.crash_at = site.disk.operations + 1 + int(fault.amount * 80)
     site.power, site.down_s = fault.amount * 1000 % 2 < 1.2, fault.lasts_s
-
-    def undo() -> None:
-        site.disk.crash_at = None
-
-    return undo
+    return change(site.disk, "crash_at", site.disk.operations + 1 + int(fault.amount * 80), mended=None)
 
 
 def kill(run: Simulation, site: Site, fault: Fault) -> Undo:
@@ -183,22 +188,13 @@ def clock_jump(run: Simulation, site: Site, fault: Fault) -> Undo:
 
 
 def full_disk(run: Simulation, site: Site, fault: Fault) -> Undo:
-    site.disk.full = site.disk.was_full = True
-
-    def undo() -> None:
-        site.disk.full = False
-
-    return undo
+    site.disk.was_full = True
+    return change(site.disk, "full", True, mended=False)
 
 
 def slow_disk(run: Simulation, site: Site, fault: Fault) -> Undo:
     """What a thread does with files takes long: much may happen between two looks at one file."""
-    site.disk.slow_s = 2.0 * fault.amount
-
-    def undo() -> None:
-        site.disk.slow_s = 0.0
-
-    return undo
+    return change(site.disk, "slow_s", 2.0 * fault.amount, mended=0.0)
 
 
 def vanishing_file(run: Simulation, site: Site, fault: Fault) -> Undo:
@@ -231,30 +227,15 @@ def received_files(site: Site) -> list[Path]:
 
 
 def slow_worker(run: Simulation, site: Site, fault: Fault) -> Undo:
-    site.pace.work_s = 2.0 + 30.0 * fault.amount
-
-    def undo() -> None:
-        site.pace.work_s = 1.0
-
-    return undo
+    return change(site.pace, "work_s", 2.0 + 30.0 * fault.amount, mended=1.0)
 
 
 def hung_worker(run: Simulation, site: Site, fault: Fault) -> Undo:
-    site.pace.hung_until_s = run.loop.time() + 4 * fault.lasts_s
-
-    def undo() -> None:
-        site.pace.hung_until_s = 0.0
-
-    return undo
+    return change(site.pace, "hung_until_s", run.loop.time() + 4 * fault.lasts_s, mended=0.0)
 
 
 def dying_worker(run: Simulation, site: Site, fault: Fault) -> Undo:
-    site.pace.crashes = 1 + int(4 * fault.amount)
-
-    def undo() -> None:
-        site.pace.crashes = 0
-
-    return undo
+    return change(site.pace, "crashes", 1 + int(4 * fault.amount), mended=0)
 
 
 def pause(run: Simulation, site: Site, fault: Fault) -> Undo:
@@ -267,8 +248,7 @@ def pause(run: Simulation, site: Site, fault: Fault) -> Undo:
 def stop(run: Simulation, site: Site, fault: Fault) -> Undo:
     """The operator stops the site; it starts again later."""
     site.down_s = fault.lasts_s
-    if site.daemon is not None:
-        site.daemon.report(events.StopRequested())
+    run.stop(site)
     return lambda: None
 
 
@@ -305,7 +285,6 @@ FAULTS: Mapping[str, Callable[[Simulation, Site, Fault], Undo]] = {
     function.__name__: function
     for function in (
         crash_at_write,
-        crash_at_write,
         kill,
         partition,
         one_way,
@@ -335,13 +314,6 @@ def links_of(run: Simulation, place: str) -> list[tuple[str, str]]:
 
 
 def change_links(run: Simulation, pairs: list[tuple[str, str]], **changes: float) -> Undo:
-    for pair in pairs:
-        for name, value in changes.items():
-            setattr(run.network.link(*pair), name, value)
-
-    def undo() -> None:
-        for pair in pairs:
-            for name in changes:
-                setattr(run.network.link(*pair), name, getattr(Link(), name))
-
-    return undo
+    links = [run.network.link(*pair) for pair in pairs]
+    undo = [change(link, name, changes[name], mended=getattr(Link, name)) for link in links for name in changes]
+    return lambda: [mend() for mend in undo]

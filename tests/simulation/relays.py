@@ -24,7 +24,7 @@ from peer.relay import server as relay_server
 from peer.relay.client_hello import ClientHello
 from peer.relay.server import NOBODY_PARKED, UNKNOWN_NAME, Parked, RelayServer
 from peer.transport import tls
-from simulation.faults import FAULTS_END_S, Fault, Undo, change_links, links_of
+from simulation.faults import Fault, Undo, change, change_links, draw_fault, links_of
 from simulation.loop import PROCESS, Process
 from simulation.network import KEEPALIVE_S, Failed, Network, SimulatedServer
 from simulation.sites import NAMES, RELAY_PORT, Shape
@@ -40,6 +40,7 @@ RELAYED_SHARE = 0.08
 RELAYING_SHARE = 0.05
 CONNECTIONS_MAX = 512
 FAULTS_MAX = 4
+FAULTS_BEGIN = (0.3, 0.6, 1.0)
 ALERTS = {UNKNOWN_NAME: "TLSV1_UNRECOGNIZED_NAME", NOBODY_PARKED: "TLSV1_ALERT_INTERNAL_ERROR"}
 
 
@@ -171,23 +172,18 @@ class Relays:
 
         def bind(host: str, port: int) -> Listener:
             process = PROCESS.get()
-            assert process is not None
             address = f"{process.site}:{port}"
-            listener = Listener(process, lambda: self._listeners.pop(address, None))
-            self._listeners[address] = listener
+            listener = self._listeners[address] = Listener(process, lambda: self._listeners.pop(address, None))
             return listener
 
         async def peek(connection: AcceptedSocket) -> ClientHello:
             return connection.hello
 
-        async def dial(*where: Any, **how: Any) -> StreamEnd:
-            return await self._dial_stream(*where, **how)
-
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch.object(relay_server, "bind", bind))
             stack.enter_context(mock.patch.object(relay_server, "peek_client_hello", peek))
             stack.enter_context(mock.patch.object(tls, "stream_context", lambda *_: Context()))
-            self._run.loop.dial = dial
+            self._run.loop.dial = self._dial_stream
             self._network.relays = self
             yield
 
@@ -199,10 +195,8 @@ class Relays:
     ) -> StreamEnd:
         """A connection of the present process: to its own server, or to a relay for parking."""
         process = PROCESS.get()
-        assert process is not None
         if host == "127.0.0.1":
             return self._reach_own_server(process, f"{process.site}:{port}")
-        assert ssl is not None
         end, accepted = await self._connect(
             process, f"{host}:{port}", ClientHello(server_hostname, tuple(ssl.protocols))
         )
@@ -294,13 +288,7 @@ def with_relays(rng: random.Random, shape: Shape) -> tuple[Shape, list[Fault]]:
     parks = tuple((name, tuple(rng.sample(relays, rng.randint(1, len(relays))))) for name in sorted(relayed))
     changed = dataclasses.replace(shape, relays=parks, stay=True)
     faults = [
-        Fault(
-            at_s=rng.random() * FAULTS_END_S * rng.choice((0.3, 0.6, 1.0)),
-            kind=rng.choice(tuple(RELAY_FAULTS)),
-            site=rng.choice(changed.relay_names),
-            lasts_s=rng.choice((1.0, 5.0, 20.0, 60.0)) * (0.5 + rng.random()),
-            amount=rng.random(),
-        )
+        draw_fault(rng, RELAY_FAULTS, lambda: rng.choice(changed.relay_names), begins=FAULTS_BEGIN)
         for _ in range(rng.randint(1, FAULTS_MAX))
     ]
     return changed, faults
@@ -321,13 +309,7 @@ def with_relaying_member(
     relayed = {name for name in others if rng.random() < 0.7} | {next(n for n in shape.names if n != relaying)}
     parks = tuple((name, (relaying,)) for name in sorted(relayed))
     faults = [
-        Fault(
-            at_s=rng.random() * FAULTS_END_S * rng.choice((0.3, 0.6, 1.0)),
-            kind=rng.choice(tuple(RELAYING_FAULTS)),
-            site=relaying,
-            lasts_s=rng.choice((1.0, 5.0, 20.0, 60.0)) * (0.5 + rng.random()),
-            amount=rng.random(),
-        )
+        draw_fault(rng, RELAYING_FAULTS, lambda: relaying, begins=FAULTS_BEGIN)
         for _ in range(rng.randint(1, FAULTS_MAX))
     ]
     return dataclasses.replace(shape, relays=parks, relaying=relaying, stay=True), faults
@@ -368,23 +350,15 @@ def relay_slow(run: Simulation, relay: str, fault: Fault) -> Undo:
 
 def relay_refuses(run: Simulation, relay: str, fault: Fault) -> Undo:
     """The relay's operator takes a site from its list for a while."""
-    server, sites = run.relays.servers[relay], frozenset(NAMES)
-    server.sites = sites - {rng_choice(fault.amount, sorted(run.shape.relayed))}
-
-    def undo() -> None:
-        server.sites = sites
-
-    return undo
+    sites, relayed = frozenset(NAMES), sorted(run.shape.relayed)
+    refused = relayed[int(fault.amount * len(relayed))]
+    return change(run.relays.servers[relay], "sites", sites - {refused}, mended=sites)
 
 
 def parked_forgotten(run: Simulation, relay: str, fault: Fault) -> Undo:
     """A firewall forgets parked connections, and neither end hears of it."""
     run.relays.forget_parked(relay, 0.5 + fault.amount)
     return lambda: None
-
-
-def rng_choice(amount: float, names: list[str]) -> str:
-    return names[int(amount * len(names)) % len(names)]
 
 
 RELAY_FAULTS: Mapping[str, Callable[[Simulation, str, Fault], Undo]] = {
