@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,8 @@ REKEYED_SHARE = 0.4
 ROUNDS = 6
 ACTS_MAX = 3
 ACTS_END_S = 20.0
+KINDS = ("join", "leave", "expel", "hold", "set_rounds", "fork")
+"""What is drawn where members change; new keys and requirements are drawn apart."""
 TRY_S = 3.0
 TRIES = 8
 ISSUED = 1_577_836_800
@@ -54,7 +56,7 @@ class Act:
 
     Attributes:
         at_s: seconds after the start.
-        kind: a key of ``KINDS``.
+        kind: the name of the operators' method.
         site: where it is enacted, if that site can.
         subject: the site that joins, leaves or is expelled.
         ahead: how many rounds after that site's present one the amendment begins.
@@ -83,7 +85,7 @@ def with_amendments(rng: random.Random, shape: Shape) -> tuple[Shape, list[Act]]
     newcomers = list(NAMES[len(names) :])
     acts = []
     for _ in range(rng.randint(1, ACTS_MAX)):
-        kind = rng.choice(tuple(KINDS))
+        kind = rng.choice(KINDS)
         subject = newcomers.pop(0) if kind == "join" and newcomers else rng.choice(names)
         at_s, ahead, wait_s = rng.random() * ACTS_END_S, rng.choice((1, 1, 2, 3)), rng.choice((0.5, 5.0, 30.0))
         acts.append(Act(at_s, kind, rng.choice(names), subject, ahead, wait_s))
@@ -125,7 +127,7 @@ class Operators:
         rng: draws who signs, and new round keys.
     """
 
-    def __init__(self, run: Simulation, acts: list[Act], rng: random.Random) -> None:
+    def __init__(self, run: Simulation, acts: Sequence[Act], rng: random.Random) -> None:
         self._run, self._acts, self._rng = run, acts, rng
         self._left: set[str] = set()
         self._drawn: dict[Sha256, tuple[str, Proposal]] = {}
@@ -143,7 +145,7 @@ class Operators:
             candidates = [name for name in self._run.shape.names if name not in (act.site, act.subject)]
             self._rng.shuffle(candidates)
             for name in (act.site, *candidates):
-                if self._can(name) and await ALL_KINDS[act.kind](self, self._run.sites[name], act):
+                if self._can(name) and await getattr(self, act.kind)(self._run.sites[name], act):
                     self._run.trace(f"OPERATORS {act} done at {name}")
                     return
             await asyncio.sleep(TRY_S)
@@ -252,8 +254,6 @@ class Operators:
     def _act(self, site: Site, action: str, **arguments: Any) -> bool:
         """An action of the site's control socket; whether it was carried out."""
         daemon, process = site.daemon, site.process
-        assert daemon is not None
-        assert process is not None
         try:
             process.context().run(MembershipActions(daemon.chain, site.folder).act, action, arguments)
         except (errors.PeerError, AmendmentRefused) as error:
@@ -309,13 +309,12 @@ class Operators:
     async def join(self, site: Site, act: Act) -> bool:
         """A hospital joins; its daemon starts a while after its admission."""
         if act.subject in self._run.sites:
-            return self._set_rounds(site, act)  # no name is left
+            return await self.set_rounds(site, act)  # no name is left
         name = SiteName(act.subject)
         newcomer = Newcomer(name, pinned(name), self._run.shape.routes(name)[0])
         if not self.amend(site, self._first(site, act), add=(newcomer,)):
             return False
         added = site.keeper.chain.head.head
-        assert added is not None
         joined = self._run.admit(name)
         MembershipFolder(joined.folder.membership).save_joined(added)
         await asyncio.sleep(act.wait_s)
@@ -353,9 +352,6 @@ class Operators:
         return self.amend(site, self._first(site, act), hold=True)
 
     async def set_rounds(self, site: Site, act: Act) -> bool:
-        return self._set_rounds(site, act)
-
-    def _set_rounds(self, site: Site, act: Act) -> bool:
         """One round more, or one less where that is still possible."""
         rounds, first = site.keeper.chain.head.rounds, self._first(site, act)
         change = self._rng.choice((-1, 1))
@@ -401,29 +397,7 @@ class Operators:
         return self.amend(site, self._first(site, act), requires=requires)
 
     def _first(self, site: Site, act: Act) -> int:
-        daemon = site.daemon
-        assert daemon is not None
-        return daemon.machine.number + act.ahead
-
-
-KINDS: Mapping[str, Callable[[Operators, Site, Act], Any]] = {
-    function.__name__: function
-    for function in (
-        Operators.join,
-        Operators.leave,
-        Operators.expel,
-        Operators.hold,
-        Operators.set_rounds,
-        Operators.fork,
-    )
-}
-
-
-ALL_KINDS: Mapping[str, Callable[[Operators, Site, Act], Any]] = {
-    **KINDS,
-    "rekey": Operators.rekey,
-    "require": Operators.require,
-}
+        return site.daemon.machine.number + act.ahead
 
 
 def first_difference(one: Chain, two: Chain) -> int:

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,12 @@ from peer.identity.certificates import certificate_der
 from peer.membership.round_keys import amendment_tag
 from peer.transport import transfer
 from simulation import programs
-from simulation.amendments import Act, Operators, identity, with_amendments, with_rekeys, with_requirement
+from simulation.amendments import Operators, identity, with_amendments, with_rekeys, with_requirement
 from simulation.disk import Disks
 from simulation.faults import (
     FAULTS,
     FAULTS_END_S,
     STORAGE_FAULTS,
-    Fault,
     Undo,
     draw_faults,
     draw_liars,
@@ -54,13 +53,12 @@ from simulation.liars import (
 )
 from simulation.loop import PROCESS, START_S, Crash, InlineExecutor, Process, Stuck, VirtualLoop
 from simulation.network import Failed, Network
-from simulation.programs import Roll, Upgrade, with_upgrades
+from simulation.programs import Upgrade, with_upgrades
 from simulation.relays import RELAY_FAULTS, RELAYING_FAULTS, Relays, with_relaying_member, with_relays
 from simulation.sites import (
     EPOCH_S,
     FINAL,
     NAMES,
-    Shape,
     Site,
     genesis_key,
     parsed_federation,
@@ -108,59 +106,34 @@ class ErrorLog(logging.Handler):
 class Simulation:
     """Args:
     seed: decides everything that happens.
-    shape, faults, liars, acts: in place of those that the seed draws; liars with their habits.
     keep_lines: keep the trace's lines, not only their digest.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        *,
-        shape: Shape | None = None,
-        faults: Sequence[Fault] | None = None,
-        liars: Mapping[str, tuple[str, ...]] | None = None,
-        acts: Sequence[Act] | None = None,
-        keep_lines: bool = False,
-    ) -> None:
+    def __init__(self, seed: int, *, keep_lines: bool = False) -> None:
         self.seed, self._keep_lines = seed, keep_lines
         rng = self.stream("plan")
-        drawn_shape = with_visits(self.stream("visitors"), draw_shape(rng, small=seed % LARGE_EVERY != 1))
-        self.shape = shape or with_staleness(self.stream("staleness"), drawn_shape)
-        self.faults = draw_faults(rng, self.shape) if faults is None else faults
-        drawn = {name: draw_habits(self.stream(f"habits of {name}")) for name in draw_liars(rng, self.shape)}
-        self.liars = drawn if liars is None else liars
-        amended, drawn_acts = with_amendments(self.stream("epochs"), self.shape)
-        amended, drawn_acts = with_rekeys(self.stream("rekeys"), amended, drawn_acts)
-        self.shape, drawn_acts = (amended, drawn_acts) if shape is None else (shape, [])
-        self.acts = drawn_acts if acts is None else acts
-        relayed, relay_faults = with_relays(self.stream("relays"), self.shape)
-        relayed, relaying_faults = with_relaying_member(
-            self.stream("member as relay"), relayed, self.acts, drawn if liars is None else liars
-        )
-        relay_faults += relaying_faults
-        if shape is None and faults is None:
-            self.shape, self.faults = relayed, sorted([*self.faults, *relay_faults], key=lambda fault: fault.at_s)
-        upgraded, self.roll = with_upgrades(self.stream("upgrades"), self.shape, self.acts)
-        if shape is None and faults is None:
-            self.shape, self.acts = (
-                upgraded,
-                with_requirement(self.stream("requires"), self.shape, self.acts, self.roll),
-            )
-        else:
-            self.roll = Roll()
-        if liars is None and self.acts:
-            chain = {name: draw_chain_habits(self.stream(f"chain habits of {name}")) for name in drawn}
-            amending = {name: draw_amending_habits(self.stream(f"amendments of {name}")) for name in drawn}
-            self.liars = {name: amending[name] + chain[name] + habits for name, habits in drawn.items()}
-        if liars is None:
-            repeating = {name: draw_repeating_habits(self.stream(f"repeats of {name}")) for name in drawn}
-            self.liars = {name: repeating[name] + habits for name, habits in self.liars.items()}
-        if faults is None:
-            slow = any(set(habits) & set(REPEATING_HABITS) for habits in self.liars.values())
-            storage_faults = draw_storage_faults(self.stream("storage"), self.shape, slow=slow)
-            self.faults = sorted([*self.faults, *storage_faults], key=lambda fault: fault.at_s)
+        shape = with_visits(self.stream("visitors"), draw_shape(rng, small=seed % LARGE_EVERY != 1))
+        shape = with_staleness(self.stream("staleness"), shape)
+        faults = draw_faults(rng, shape)
+        liars = {name: draw_habits(self.stream(f"habits of {name}")) for name in draw_liars(rng, shape)}
+        shape, acts = with_amendments(self.stream("epochs"), shape)
+        shape, acts = with_rekeys(self.stream("rekeys"), shape, acts)
+        shape, relay_faults = with_relays(self.stream("relays"), shape)
+        shape, relaying_faults = with_relaying_member(self.stream("member as relay"), shape, acts, liars)
+        self.shape, self.roll = with_upgrades(self.stream("upgrades"), shape, acts)
+        self.acts = with_requirement(self.stream("requires"), self.shape, acts, self.roll)
+        for name, habits in liars.items():
+            if acts:
+                habits = draw_chain_habits(self.stream(f"chain habits of {name}")) + habits
+                habits = draw_amending_habits(self.stream(f"amendments of {name}")) + habits
+            liars[name] = draw_repeating_habits(self.stream(f"repeats of {name}")) + habits
+        self.liars = liars
+        slow = any(set(habits) & set(REPEATING_HABITS) for habits in liars.values())
+        storage_faults = draw_storage_faults(self.stream("storage"), self.shape, slow=slow)
+        all_faults = [*faults, *relay_faults, *relaying_faults, *storage_faults]
+        self.faults = sorted(all_faults, key=lambda fault: fault.at_s)
         self._settled = False
-        self.operators = Operators(self, list(self.acts), self.stream("operators"))
+        self.operators = Operators(self, self.acts, self.stream("operators"))
         self._hash, self._lines = hashlib.sha256(), list[str]()
         self.loop: VirtualLoop
         self.sites: dict[str, Site] = {}
@@ -338,10 +311,6 @@ class Simulation:
             self.stop_if_finished()
             await asyncio.sleep(LOOK_S)
 
-    def _plan_ended(self, plan: asyncio.Task[None]) -> None:
-        if not plan.cancelled():
-            self.referee.fail(f"the simulation itself fails: {plan.exception()!r}")
-
     def finished(self) -> bool:
         if self.shape.stay:
             return self._settled and not any(site.running for site in self.sites.values() if site.liar is None)
@@ -358,7 +327,6 @@ class Simulation:
         site.start(watch=self._watch, crashed=self._crashed, ended=self._ended)
 
     def _watch(self, site: Site) -> None:
-        assert site.daemon is not None
         site.keeper = site.daemon.chain
         if site.program is not None:
             self.referee.require(not site.journal_is_newer, f"{site.name} opens a journal of a newer program")
