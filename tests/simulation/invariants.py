@@ -138,7 +138,6 @@ class Referee:
     def watch(self, site: Site) -> None:
         """Check what a starting daemon finds on its disk, then each of its events."""
         daemon = site.daemon
-        assert daemon is not None
         stored = list(daemon.journal.rows())
         self._compare_records(site, stored)
         audit = Audit(stored)
@@ -208,12 +207,9 @@ class Referee:
         self.records.pop(site.name, None)
         site.keeper = None
         self.restored_sites.add(site.name)
-        for pair in [pair for pair in self.bytes_left if pair[0] == site.name]:
-            del self.bytes_left[pair]
-        for key in [key for key in self.used_first if key[0] == site.name]:
-            del self.used_first[key]
-        for key in [key for key in self.received if key[0] == site.name]:
-            del self.received[key]
+        for known in (self.bytes_left, self.used_first, self.received):
+            for key in [key for key in known if key[0] == site.name]:
+                del known[key]
 
     def check_ledger(self, site: Site) -> None:
         """The ledger of a site that has left in order: whole, and without a transfer whose end is unknown."""
@@ -229,14 +225,12 @@ class Referee:
                 self.require(left <= told, f"{sender} has sent {left} bytes to {receiver}, its ledger says {told}")
 
     def _require_durable(self, site: Site, database: Path, what: str) -> None:
-        unsynced = site.disk.unsynced(f"{database}-wal")
-        if unsynced:
-            self.fail(f"{site.name} goes on before {what} is durable in {database.name}")
+        durable = not site.disk.unsynced(f"{database}-wal")
+        self.require(durable, f"{site.name} goes on before {what} is durable in {database.name}")
 
     def _compare_records(self, site: Site, stored: Sequence[Row]) -> None:
         """Nothing that was on disk may be lost; the ledger must be whole."""
         known, daemon = self.records.setdefault(site.name, Records()), site.daemon
-        assert daemon is not None
         rows = [(kind, round, json.dumps(body, sort_keys=True)) for kind, round, body in stored]
         self.require(rows[: len(known.rows)] == known.rows, f"{site.name}: the journal has lost a row")
         count, hash = known.head
@@ -300,7 +294,6 @@ class Referee:
     def _check_model(self, site: Site, state: str) -> None:
         """The model has learnt in each committed round once, and in no other."""
         daemon = site.daemon
-        assert daemon is not None
         rules, rounds = daemon.machine.rules, self.records[site.name].committed
         history = json.loads((daemon.home / "checkpoints" / state).read_bytes())["history"]
         stages = [(round, stage) for round, stage, _ in history if stage != "home"]
@@ -312,7 +305,6 @@ class Referee:
     def _check_membership(self, site: Site, kind: str, round: int, body: Mapping[str, Any]) -> None:
         """A site follows the amendments that it knows, until it has chosen a round's sources."""
         known, daemon = self.records[site.name], site.daemon
-        assert daemon is not None
         rules = daemon.machine.rules
         if kind == "amended":
             known_digest = body.get("digest") is None or body["digest"] in self.authorised
@@ -338,8 +330,6 @@ class Referee:
 
     def _check_disk(self, site: Site) -> None:
         daemon = site.daemon
-        assert daemon is not None
-        assert site.process is not None
         rules = daemon.machine.rules
         kept = (rules.pace.artifact_rounds_max + 1) * (1 + rules.visits)  # of the site itself: published and lent ones
         files = sum(path.suffix != UNSYNCED_SUFFIX for path in daemon.artifacts.iterdir())
@@ -363,8 +353,8 @@ class Referee:
                 self.require(name in self.refused, f"nobody names {name}, who lied to {dict(site.liar.blatant)}")
 
     # --- the worker ---
-    def made(self, site: str, round: int, kind: str, sha256: str) -> None:
-        self.trace(f"{site} made {kind} {round}")
+    def made(self, site: str, round: int, owner: str) -> None:
+        self.trace(f"{site} made {owner} {round}")
 
     def used(self, site: str, order: Mapping[str, Any], source: Mapping[str, Any]) -> None:
         """A source must be what its origin signed for that round, and of the round that is due."""
@@ -400,7 +390,6 @@ class Referee:
             return data
         if call == "GetManifest" and part == "answer":
             self._manifest(sender, receiver, data)
-        if call == "GetManifest" and part == "answer":
             self._scheduled(sender, receiver, data)
         if part == "chunk":
             self.require(receiver not in site.expelled, f"{sender} sends an artifact to {receiver}, which is expelled")

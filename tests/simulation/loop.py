@@ -163,7 +163,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     async def subprocess_exec(self, protocol_factory: Any, *command: Any, **options: Any) -> Any:  # type: ignore[override]
         process = PROCESS.get()
-        assert process is not None
         process.check()
         protocol = protocol_factory()
         return self._spawn(process, tuple(map(str, command))), protocol
@@ -171,7 +170,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
     async def create_connection(self, protocol_factory: Any, *where: Any, sock: Any = None, **options: Any) -> Any:  # type: ignore[override]
         """The daemon's end of the line to the worker that it has just started, or of a stream."""
         process, protocol = PROCESS.get(), protocol_factory()
-        assert process is not None
         if isinstance(sock, AcceptedSocket):
             sock.end.use(protocol)
             return sock.end, protocol
@@ -179,7 +177,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             end = await self.dial(*where, **options)
             end.use(protocol)
             return end, protocol
-        assert process.disk is not None
         sock.close()
         return process.disk.newest_worker.connect(protocol), protocol
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
-import functools
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import grpc
@@ -26,6 +25,7 @@ from peer.transport import server as peer_server
 from simulation.loop import PROCESS, Process
 
 if TYPE_CHECKING:
+    from simulation.invariants import Referee
     from simulation.programs import Program
     from simulation.relays import Relays, Tunnel
     from simulation.streams import StreamEnd
@@ -65,19 +65,6 @@ class Failed(grpc.aio.AioRpcError):
         super().__init__(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
 
 
-class Observer(Protocol):
-    """What the network tells of the messages; ``simulation.invariants`` and liars."""
-
-    def message(self, sender: str, receiver: str, path: str, part: str, data: bytes) -> bytes:
-        """A message leaves; returns its bytes as they travel."""
-
-    def serves(self, callee: str, caller: str, pem: bytes) -> None:
-        """A site sends bytes of an artifact to a caller that shows this certificate."""
-
-    def called(self, caller: str, callee: str, path: str, status: str) -> None:
-        """A call has ended."""
-
-
 @dataclass
 class Link:
     """One direction between two sites."""
@@ -97,12 +84,12 @@ class Network:
         rng: decides delays and losses.
         certificate: the certificate in a site's folder now, in PEM.
         program: the version of the program that a site runs.
-        observer: sees every message.
+        observer: sees every message, changes those of liars, and hears how each call ended.
     """
 
     rng: random.Random
     certificate: Callable[[str], bytes]
-    observer: Observer
+    observer: Referee
     program: Callable[[str], Program | None]
     relays: Relays | None = None
     servers: dict[str, SimulatedServer] = field(default_factory=dict)
@@ -175,14 +162,6 @@ class Network:
             end.silent = False
 
 
-@dataclass
-class Details:
-    """What gRPC tells a handler's lookup about the call."""
-
-    method: str
-    invocation_metadata: tuple[Any, ...] = ()
-
-
 class SimulatedServer:
     """In place of ``grpc.aio.Server``."""
 
@@ -191,10 +170,7 @@ class SimulatedServer:
         self._handlers: list[Any] = []
         self._address = ""
         self._calls: dict[asyncio.Task[Any], None] = {}
-        process = PROCESS.get()
-        assert process is not None
-        self.process = process
-        self._context: contextvars.Context | None = None
+        self.process = PROCESS.get()
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         self._handlers += handlers
@@ -220,7 +196,7 @@ class SimulatedServer:
 
     def handler(self, path: str) -> Any:
         for handler in self._handlers:
-            method = handler.service(Details(path))
+            method = handler.service(SimpleNamespace(method=path, invocation_metadata=()))
             if method is not None:
                 return method
         raise Failed(STATUS.UNIMPLEMENTED, "Method not found!")
@@ -248,7 +224,6 @@ class SimulatedServer:
             raise
         except Exception as error:  # as gRPC does
             raise Failed(STATUS.UNKNOWN, f"Unexpected {type(error)}: {error}") from error
-        return None
 
 
 async def _one(request: bytes) -> AsyncIterator[bytes]:
@@ -262,15 +237,8 @@ class SimulatedContext:
     def __init__(self, call: Call) -> None:
         self._call, self._network = call, call.network
         self.code, self.details = STATUS.UNKNOWN, ""
-        self._ahead = 0
-
-    @functools.cached_property
-    def chunks(self) -> asyncio.Queue[bytes | Failed]:
-        return asyncio.Queue()
-
-    @functools.cached_property
-    def _taken(self) -> asyncio.Event:
-        return asyncio.Event()
+        self.chunks: asyncio.Queue[bytes | Failed] = asyncio.Queue()
+        self._ahead, self._taken = 0, asyncio.Event()
 
     def auth_context(self) -> dict[str, Any]:
         return {
@@ -335,9 +303,7 @@ class SimulatedChannel:
 
     def __init__(self, network: Network, address: str, name: str, pem: bytes) -> None:
         self._network, self._address, self._name, self._pem = network, address, name, pem
-        process = PROCESS.get()
-        assert process is not None
-        self._process = process
+        self._process = PROCESS.get()
         self._tunnel: Tunnel | None = None
         self._dialling = asyncio.Lock()
 

@@ -32,7 +32,7 @@ from peer.membership.folder import MembershipFolder
 from peer.records.kept_configuration import keep_configuration
 from simulation.disk import Disk, close_connections, put_file
 from simulation.liars import Liar
-from simulation.loop import Crash, Process
+from simulation.loop import Process
 from simulation.worker import Pace
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ class Shape:
             fallback=self.fallback,
             parameters=self.parameters,
             linger_s=self.linger_s,
-            top=f"{self.top}\nca_certificate = {toml_text(enrolled()[0])}{governance}",
+            top=f'{self.top}\nca_certificate = """{enrolled()[0]}"""{governance}',
         )
         shared = SHARED if self.method == "fedavg" else ""
         roster = [{"name": name, "address": self.routes(name)[0]} for name in self.names]
@@ -241,10 +241,6 @@ def pinned(name: str) -> Sha256:
     """The key that a chain pins for a site."""
     certificate = x509.load_pem_x509_certificate(enrolled()[1][name][certificates.CERTIFICATE_FILE])
     return certificates.key_digest(certificates.certificate_key(certificate))
-
-
-def toml_text(text: str) -> str:
-    return f'"""{text}"""'
 
 
 @functools.lru_cache(maxsize=256)
@@ -396,7 +392,6 @@ class Site:
     def bury(self, *, power: bool) -> None:
         """Clear up after a crash; with ``power`` the machine went down with the process."""
         process, self.process, self.daemon = self.process, None, None
-        assert process is not None
         process.dead = True
         for task in list(process.tasks):
             task.cancel()
@@ -409,4 +404,3 @@ class Site:
 
 FINAL = (errors.StateError, errors.ConfigError, errors.UsageError, errors.CertificateError)
 """Errors after which no restart helps: an honest site must not meet one."""
-__all__ = ["FINAL", "Crash", "Shape", "Site"]

@@ -18,33 +18,20 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from peer import files
 from peer.core import limits
 from peer.methods.registry import PLANS
 from simulation.loop import Process
 
+if TYPE_CHECKING:
+    from simulation.invariants import Referee
+
 NUMBERS = 16
 """Of an artifact, while no fault makes it larger."""
 NOT_A_NUMBER = b"\xff" * 4
 PIDS = itertools.count(1 << 23)  # above the system's largest: no signal meets a real process
-
-
-class Watcher(Protocol):
-    """What the worker tells of its work; ``simulation.invariants``."""
-
-    def fail(self, reason: str) -> None:
-        """An invariant does not hold."""
-
-    def may_vanish(self, site: str, sha256: str) -> bool:
-        """Whether a fault has deleted this file of a site."""
-
-    def made(self, site: str, round: int, kind: str, sha256: str) -> None:
-        """The worker has written an artifact."""
-
-    def used(self, site: str, order: Mapping[str, Any], source: Mapping[str, Any]) -> None:
-        """The worker trains or averages with an artifact."""
 
 
 @dataclass
@@ -78,7 +65,7 @@ class SimulatedWorker:
     process: Process
     pace: Pace
     rng: random.Random
-    watcher: Watcher
+    watcher: Referee
     pid: int = field(default_factory=lambda: next(PIDS))
     code: int | None = None
 
@@ -213,7 +200,7 @@ class Unusable(Exception):  # noqa: N818 - the name is the fact
 class Hands:
     """Carries out orders: reads and writes the files of a site."""
 
-    def __init__(self, setting: Mapping[str, Any], pace: Pace, rng: random.Random, watcher: Watcher) -> None:
+    def __init__(self, setting: Mapping[str, Any], pace: Pace, rng: random.Random, watcher: Referee) -> None:
         self._site, self._home = setting["site_name"], Path(setting["home"])
         self._plan = PLANS[setting["federation"]["method"]["name"]]
         self._pace, self._rng, self._watcher = pace, rng, watcher
@@ -288,7 +275,7 @@ class Hands:
         content = artifact_file(self._rng.randbytes(4 * numbers))
         digest = hashlib.sha256(content).hexdigest()
         files.write_file(files.artifact_path(self._home / "artifacts", digest), content)
-        self._watcher.made(self._site, round, owner or self._site, digest)
+        self._watcher.made(self._site, round, owner or self._site)
         tensors = [{"name": "w", "dtype": "F32", "shape": [numbers]}]
         own = {
             "kind": kind or self._plan.artifact or "model",
@@ -321,7 +308,7 @@ class Hands:
         return loaded
 
 
-def spawn(pace_of: Callable[[str], Pace], rng_of: Callable[[str], random.Random], watcher: Watcher) -> Any:
+def spawn(pace_of: Callable[[str], Pace], rng_of: Callable[[str], random.Random], watcher: Referee) -> Any:
     """How the loop starts a worker."""
 
     def start(process: Process, command: tuple[str, ...]) -> SimulatedWorker:
