@@ -28,6 +28,7 @@ from simulation.worker import NOT_A_NUMBER, NUMBERS, artifact_file
 
 HUGE = (0, 1, (1 << 31) - 1, 1 << 40, (1 << 53) + 1, (1 << 63) - 1)
 USELESS = artifact_file(NOT_A_NUMBER * NUMBERS)
+METHODS = pb.DESCRIPTOR.services_by_name["Exchange"].methods_by_name
 REPEATS_SHARE = 0.2
 TEXTS = ("done", "gone", "train", "paused", "leaving", "no such phase", "", "\x1b[2J", "x" * 2000, "é" * 400)
 
@@ -66,7 +67,6 @@ class Liar:
         head: the head of its daemon's chain.
         certificate_der: its certificate.
         blatant: by receiver, the lies that it cannot have taken for the truth.
-        told: by habit, the number of lies.
         shown: by the digest that a receiver was shown, the digest of the artifact itself.
         replaced: by receiver and round, the digest of the artifact in whose place the useless one was shown.
         asked: by caller, its last request for a manifest.
@@ -84,7 +84,6 @@ class Liar:
     round_key_tag: str = ""
     head: pb.Head = field(default_factory=pb.Head)
     blatant: Counter[str] = field(default_factory=Counter)
-    told: Counter[str] = field(default_factory=Counter)
     shown: dict[bytes, bytes] = field(default_factory=dict)
     replaced: dict[tuple[str, int], bytes] = field(default_factory=dict)
     asked: dict[str, pb.ManifestRequest] = field(default_factory=dict)
@@ -93,12 +92,14 @@ class Liar:
 
     def change(self, receiver: str, call: str, part: str, data: bytes) -> bytes:
         """The bytes that leave in place of these."""
-        for habit in self.habits:
-            calls, lie = ALL_HABITS[habit]
-            if (call, part) in calls:
-                self.told[habit] += 1
-                return lie(self, receiver, data)
-        return change_chunk(self, receiver, data) if part == "chunk" else data
+        method = METHODS[call]
+        message = getattr(pb, (method.input_type if part == "request" else method.output_type).name)()
+        lies = (lie for lie, types in map(ALL_HABITS.__getitem__, self.habits) if type(message) in types)
+        lie = next(lies, change_chunk if part == "chunk" else None)
+        if lie is None:
+            return data
+        message.ParseFromString(data)
+        return lie(self, receiver, message) or message.SerializeToString()
 
     def receive(self, sender: str, call: str, data: bytes) -> bytes:
         """What the liar's daemon sees of a request: a receiver names the digest that it was shown."""
@@ -116,10 +117,9 @@ class Liar:
         request.sha256 = self.shown.get(request.sha256, request.sha256)
         return request.SerializeToString()
 
-    def sign(self, manifest: pb.Manifest, reply: pb.ManifestReply) -> bytes:
+    def sign(self, manifest: pb.Manifest, reply: pb.ManifestReply) -> None:
         reply.manifest.body = manifest.SerializeToString(deterministic=True)
         reply.manifest.signature = certificates.sign(self.key, LABEL + reply.manifest.body)
-        return reply.SerializeToString()
 
     def next_amendment(self, body: bytes) -> pb.Amendment:
         """An amendment after this one, which the liar alone has signed."""
@@ -142,28 +142,24 @@ class Liar:
         return pb.Amendment(body=own, by=[pb.Endorsement(certificate_der=self.certificate_der, signature=signature)])
 
 
-Lie = Callable[[Liar, str, bytes], bytes]
+Lie = Callable[[Liar, str, Any], bytes | None]
+"""Changes a message to a receiver, or returns other bytes in its place."""
 
 
-def claim_later_round(liar: Liar, receiver: str, data: bytes) -> bytes:
+def claim_later_round(liar: Liar, receiver: str, pulse: pb.Pulse) -> None:
     """Claim to be in the last round, or after it."""
-    pulse = pb.Pulse.FromString(data)
     pulse.round = liar.rng.choice((liar.rounds, liar.rounds, liar.rounds + 1, 10**6))
     pulse.committed_round = liar.rng.choice((pulse.committed_round, liar.rounds, 10**6))
-    return pulse.SerializeToString()
 
 
-def claim_first_round(liar: Liar, receiver: str, data: bytes) -> bytes:
+def claim_first_round(liar: Liar, receiver: str, pulse: pb.Pulse) -> None:
     """Claim to train in round 1 for ever."""
-    pulse = pb.Pulse.FromString(data)
     pulse.round, pulse.committed_round, pulse.phase = 1, 0, "train"
     pulse.progress = liar.rng.random()
-    return pulse.SerializeToString()
 
 
-def spoil_pulse(liar: Liar, receiver: str, data: bytes) -> bytes:
+def spoil_pulse(liar: Liar, receiver: str, pulse: pb.Pulse) -> None:
     """A field of the heartbeat has a senseless value."""
-    pulse = pb.Pulse.FromString(data)
     name = liar.rng.choice(("phase", "progress", "aggregate", "generation", "published_round"))
     if name == "phase":
         pulse.phase = liar.rng.choice(TEXTS)
@@ -173,21 +169,17 @@ def spoil_pulse(liar: Liar, receiver: str, data: bytes) -> bytes:
         pulse.aggregate = liar.rng.randbytes(liar.rng.choice((0, 1, 32, 33)))
     else:
         setattr(pulse, name, liar.rng.choice(HUGE))
-    return pulse.SerializeToString()
 
 
-def claim_restored_backup(liar: Liar, receiver: str, data: bytes) -> bytes:
+def claim_restored_backup(liar: Liar, receiver: str, greeting: pb.Greeting) -> None:
     """Claim to have seen a later generation of the receiver."""
-    greeting = pb.Greeting.FromString(data)
     greeting.seen.generation = liar.rng.choice((1, 2, 900, 10**6))
     greeting.seen.round = liar.rng.choice((1, liar.rounds, 10**6))
     greeting.seen.sha256 = liar.rng.randbytes(32)
-    return greeting.SerializeToString()
 
 
-def spoil_greeting(liar: Liar, receiver: str, data: bytes) -> bytes:
+def spoil_greeting(liar: Liar, receiver: str, greeting: pb.Greeting) -> None:
     """A field of the greeting has a senseless or a foreign value."""
-    greeting = pb.Greeting.FromString(data)
     name = liar.rng.choice(("protocol", "federation", "roster", "generation", "clock_s", "software", "round_key_tag"))
     if name in ("federation", "roster", "round_key_tag"):
         setattr(greeting, name, liar.rng.randbytes(liar.rng.choice((0, 31, 32))))
@@ -197,19 +189,17 @@ def spoil_greeting(liar: Liar, receiver: str, data: bytes) -> bytes:
         greeting.clock_s = liar.rng.choice((float("nan"), -1.0, 0.0, 1e18))
     else:
         setattr(greeting, name, liar.rng.choice((2, 7, (1 << 31) - 1)))
-    return greeting.SerializeToString()
 
 
-def _manifest(data: bytes) -> tuple[pb.ManifestReply, pb.Manifest | None]:
-    reply = pb.ManifestReply.FromString(data)
-    return reply, pb.Manifest.FromString(reply.manifest.body) if reply.HasField("manifest") else None
+def _manifest(reply: pb.ManifestReply) -> pb.Manifest | None:
+    return pb.Manifest.FromString(reply.manifest.body) if reply.HasField("manifest") else None
 
 
-def sign_wrong_manifest(liar: Liar, receiver: str, data: bytes) -> bytes:
+def sign_wrong_manifest(liar: Liar, receiver: str, reply: pb.ManifestReply) -> None:
     """A manifest of another round, owner, method, federation or kind, or about other bytes."""
-    reply, manifest = _manifest(data)
+    manifest = _manifest(reply)
     if manifest is None:
-        return data
+        return
     name = liar.rng.choice(("round", "owner", "method", "federation", "origin", "kind", "sha256", "bytes", "tensors"))
     if name == "round":
         manifest.round += liar.rng.choice((1, 2, 10**5))
@@ -226,79 +216,74 @@ def sign_wrong_manifest(liar: Liar, receiver: str, data: bytes) -> bytes:
     else:
         manifest.tensors[0].shape[0] += 1
     liar.blatant[receiver] += 1
-    return liar.sign(manifest, reply)
+    liar.sign(manifest, reply)
 
 
-def exaggerate(liar: Liar, receiver: str, data: bytes) -> bytes:
+def exaggerate(liar: Liar, receiver: str, reply: pb.ManifestReply) -> None:
     """A manifest with the largest numbers that are permitted, or larger ones."""
-    reply, manifest = _manifest(data)
+    manifest = _manifest(reply)
     if manifest is None:
-        return data
+        return
     name = liar.rng.choice(("steps", "training_samples", "bytes", "egress_count", "generation"))
     setattr(manifest, name, liar.rng.choice((1 << 33, 1 << 40, 1 << 53, (1 << 63) - 1)))
     if name == "egress_count":
         manifest.egress_head = liar.rng.randbytes(32)
-    return liar.sign(manifest, reply)
+    liar.sign(manifest, reply)
 
 
-def forge_signature(liar: Liar, receiver: str, data: bytes) -> bytes:
-    reply, manifest = _manifest(data)
+def forge_signature(liar: Liar, receiver: str, reply: pb.ManifestReply) -> None:
+    manifest = _manifest(reply)
     if manifest is None:
-        return data
+        return
     reply.manifest.signature = liar.rng.randbytes(70)
     liar.blatant[receiver] += 1
-    return reply.SerializeToString()
 
 
-def never_ready(liar: Liar, receiver: str, data: bytes) -> bytes:
+def never_ready(liar: Liar, receiver: str, reply: pb.ManifestReply) -> None:
     """Answer for ever that the artifact does not exist yet."""
-    return pb.ManifestReply(unavailable=pb.UNAVAILABLE_NOT_YET).SerializeToString()
+    reply.unavailable = pb.UNAVAILABLE_NOT_YET
 
 
-def skip(liar: Liar, receiver: str, data: bytes) -> bytes:
-    return pb.ManifestReply(
-        unavailable=liar.rng.choice((pb.UNAVAILABLE_RETIRED, pb.UNAVAILABLE_SKIPPED, 77))
-    ).SerializeToString()
+def skip(liar: Liar, receiver: str, reply: pb.ManifestReply) -> None:
+    reply.unavailable = liar.rng.choice((pb.UNAVAILABLE_RETIRED, pb.UNAVAILABLE_SKIPPED, 77))
 
 
-def equivocate(liar: Liar, receiver: str, data: bytes) -> bytes:
+def equivocate(liar: Liar, receiver: str, reply: pb.ManifestReply) -> None:
     """Show each receiver a model of its own for the same round."""
-    reply, manifest = _manifest(data)
+    manifest = _manifest(reply)
     if manifest is None:
-        return data
+        return
     path = artifact_path(liar.artifacts, manifest.sha256.hex())
     if path.exists():
         digest = hashlib.sha256(_for(receiver, path.read_bytes())).digest()
         liar.shown[digest] = manifest.sha256
         manifest.sha256 = digest
-    return liar.sign(manifest, reply)
+    liar.sign(manifest, reply)
 
 
-def repeat_useless_bytes(liar: Liar, receiver: str, data: bytes) -> bytes:
+def repeat_useless_bytes(liar: Liar, receiver: str, reply: pb.ManifestReply) -> None:
     """Show, for every round and before its time, the same bytes that no worker takes."""
-    reply, manifest = _manifest(data)
+    manifest = _manifest(reply)
     asked = liar.asked.get(receiver)
     if manifest is None and reply.unavailable == pb.UNAVAILABLE_NOT_YET and liar.template and asked is not None:
         manifest = pb.Manifest.FromString(liar.template)
         manifest.round, reply.manifest.certificate_der = asked.for_round, liar.certificate_der
         liar.signed_ahead = max(liar.signed_ahead, asked.for_round)
     elif manifest is None or manifest.evaluation or manifest.bytes != len(USELESS):
-        return data
+        return
     else:
         liar.replaced[receiver, manifest.round] = manifest.sha256
         liar.template = manifest.SerializeToString()
     manifest.sha256 = hashlib.sha256(USELESS).digest()
-    return liar.sign(manifest, reply)
+    liar.sign(manifest, reply)
 
 
-def change_chunk(liar: Liar, receiver: str, data: bytes) -> bytes:
+def change_chunk(liar: Liar, receiver: str, chunk: pb.Chunk) -> None:
     """The bytes of what the receiver was shown; artifacts here fit into one chunk."""
-    content = pb.Chunk.FromString(data).data
     if "equivocate" in liar.habits:
-        content = _for(receiver, content)
+        chunk.data = _for(receiver, chunk.data)
     elif "repeat_useless_bytes" in liar.habits:
-        content = USELESS[-len(content) :]
-    return pb.Chunk(data=content).SerializeToString()
+        chunk.data = USELESS[-len(chunk.data) :]
 
 
 def _for(receiver: str, content: bytes) -> bytes:
@@ -306,9 +291,9 @@ def _for(receiver: str, content: bytes) -> bytes:
     return content[:-1] + bytes([sum(receiver.encode()) % 256])
 
 
-def damage_chunk(liar: Liar, receiver: str, data: bytes) -> bytes:
+def damage_chunk(liar: Liar, receiver: str, chunk: pb.Chunk) -> None:
     """A byte of the artifact is another one, or some are missing, or too many."""
-    content = bytearray(pb.Chunk.FromString(data).data)
+    content = bytearray(chunk.data)
     how = liar.rng.choice(("flip", "cut", "extend"))
     if how == "flip":
         content[liar.rng.randrange(len(content))] ^= 1 << liar.rng.randrange(8)
@@ -317,71 +302,51 @@ def damage_chunk(liar: Liar, receiver: str, data: bytes) -> bytes:
     else:
         content += b"x" * 1000
     liar.blatant[receiver] += 1
-    return pb.Chunk(data=bytes(content)).SerializeToString()
+    chunk.data = bytes(content)
 
 
-def send_garbage(liar: Liar, receiver: str, data: bytes) -> bytes:
+def send_garbage(liar: Liar, receiver: str, message: Message) -> bytes:
     return liar.rng.randbytes(liar.rng.choice((1, 10, 1000)))
 
 
-def ask_for_anything(liar: Liar, receiver: str, data: bytes) -> bytes:
+def ask_for_anything(liar: Liar, receiver: str, request: pb.ManifestRequest) -> None:
     """A request for an artifact that the schedule does not give to the liar."""
-    request: Message = pb.ManifestRequest.FromString(data)
     name = liar.rng.choice(("for_round", "owner", "purpose", "kind"))
     value = {"for_round": liar.rng.choice((0, 1, 2, 10**7)), "owner": receiver}.get(name, liar.rng.choice((0, 1, 2, 9)))
     setattr(request, name, value)
-    return request.SerializeToString()
 
 
-def fetch_anything(liar: Liar, receiver: str, data: bytes) -> bytes:
+def fetch_anything(liar: Liar, receiver: str, request: pb.FetchRequest) -> None:
     """A fetch of other bytes, or from an offset beyond the end."""
-    request = pb.FetchRequest.FromString(data)
     if liar.rng.random() < 0.5:
         request.offset = liar.rng.choice(HUGE)
     else:
         request.sha256 = liar.rng.randbytes(32)
-    return request.SerializeToString()
 
 
-def report_anything(liar: Liar, receiver: str, data: bytes) -> bytes:
+def report_anything(liar: Liar, receiver: str, report: pb.Metrics) -> None:
     """Metrics without sense on the receiver's model."""
-    report = pb.Metrics.FromString(data)
     name = liar.rng.choice([field.name for field in report.DESCRIPTOR.fields if field.type == field.TYPE_UINT64])
     setattr(report, name, liar.rng.choice(HUGE[:-1]))
-    return report.SerializeToString()
 
 
-def _false_head(liar: Liar, head: pb.Head) -> None:
+def state_false_head(liar: Liar, receiver: str, message: pb.Pulse | pb.Greeting) -> None:
     """The head of a chain that nobody has: further than the true one, of as many amendments, or without sense."""
+    head = message.head
     head.number = liar.rng.choice((head.number + 1, max(1, head.number), *HUGE))
     head.digest = liar.rng.randbytes(liar.rng.choice((0, 31, 32, 32, 32, 32)))
 
 
-def state_false_head(liar: Liar, receiver: str, data: bytes) -> bytes:
-    pulse = pb.Pulse.FromString(data)
-    _false_head(liar, pulse.head)
-    return pulse.SerializeToString()
-
-
-def greet_with_false_head(liar: Liar, receiver: str, data: bytes) -> bytes:
-    greeting = pb.Greeting.FromString(data)
-    _false_head(liar, greeting.head)
-    return greeting.SerializeToString()
-
-
-def forge_notice(liar: Liar, receiver: str, data: bytes) -> bytes:
+def forge_notice(liar: Liar, receiver: str, pulse: pb.Pulse) -> None:
     """A notice that the receiver leaves, under the liar's own signature."""
-    pulse = pb.Pulse.FromString(data)
     content = {"federation": liar.federation, "site": receiver, "issued": 1}
     pulse.notice.body = canonical_json(content)
     pulse.notice.signature = certificates.sign(liar.key, NOTICE_LABEL + pulse.notice.body)
     pulse.notice.certificate_der = liar.certificate_der
-    return pulse.SerializeToString()
 
 
-def forge_amendments(liar: Liar, receiver: str, data: bytes) -> bytes:
+def forge_amendments(liar: Liar, receiver: str, reply: pb.Amendments) -> None:
     """A chain that is cut, replayed, changed under its signatures, not canonical or too large; foreign keys."""
-    reply = pb.Amendments.FromString(data)
     how = liar.rng.choice(("cut", "replay", "change", "space", "large", "unsigned", "own", "keys", "notices", "none"))
     if how == "keys":
         reply.keys.add(number=liar.rng.choice((0, 1, 2, 1 << 31)), sealed=liar.rng.randbytes(113))
@@ -402,71 +367,59 @@ def forge_amendments(liar: Liar, receiver: str, data: bytes) -> bytes:
         reply.amendments.append(liar.next_amendment(reply.amendments[-1].body))
     elif how == "unsigned":
         del reply.amendments[-1].by[:]
-    return reply.SerializeToString()
 
 
-def state_own_amendment(liar: Liar, receiver: str, data: bytes) -> bytes:
+def state_own_amendment(liar: Liar, receiver: str, pulse: pb.Pulse) -> None:
     """The head of an amendment that the liar alone has signed, and will show."""
-    pulse = pb.Pulse.FromString(data)
     liar.head.CopyFrom(pulse.head)
     pulse.head.number += 1
     pulse.head.digest = hashlib.sha256(liar.own_amendment(liar.head).body).digest()
-    return pulse.SerializeToString()
 
 
-def show_own_amendment(liar: Liar, receiver: str, data: bytes) -> bytes:
-    reply = pb.Amendments.FromString(data)
+def show_own_amendment(liar: Liar, receiver: str, reply: pb.Amendments) -> None:
     last = hashlib.sha256(reply.amendments[-1].body).digest() if reply.amendments else liar.head.digest
     if last == liar.head.digest:
         reply.amendments.append(liar.own_amendment(liar.head))
-    return reply.SerializeToString()
 
 
-def ask_for_any_amendment(liar: Liar, receiver: str, data: bytes) -> bytes:
-    return pb.After(number=liar.rng.choice((*HUGE, 1 << 20))).SerializeToString()
+def ask_for_any_amendment(liar: Liar, receiver: str, request: pb.After) -> None:
+    request.number = liar.rng.choice((*HUGE, 1 << 20))
 
 
-BEATS = {("Beat", "request"), ("Beat", "answer")}
-GREETINGS = {("Hello", "request"), ("Hello", "answer")}
-MANIFESTS = {("GetManifest", "answer")}
-EVERYTHING = BEATS | GREETINGS | MANIFESTS | {("GetManifest", "request"), ("FetchArtifact", "request")}
-HABITS: Mapping[str, tuple[set[tuple[str, str]], Lie]] = {
-    lie.__name__: (calls, lie)
-    for calls, lie in (
-        (BEATS, claim_later_round),
-        (BEATS, claim_first_round),
-        (BEATS, spoil_pulse),
-        (GREETINGS, claim_restored_backup),
-        (GREETINGS, spoil_greeting),
-        (MANIFESTS, sign_wrong_manifest),
-        (MANIFESTS, exaggerate),
-        (MANIFESTS, forge_signature),
-        (MANIFESTS, never_ready),
-        (MANIFESTS, skip),
-        (MANIFESTS, equivocate),
-        ({("FetchArtifact", "chunk")}, damage_chunk),
-        (EVERYTHING, send_garbage),
-        ({("GetManifest", "request")}, ask_for_anything),
-        ({("FetchArtifact", "request")}, fetch_anything),
-        ({("PutMetrics", "request")}, report_anything),
+Habits = Mapping[str, tuple[Lie, set[type[Message]]]]
+"""By name, how a liar changes messages, and of which types."""
+HABITS: Habits = {
+    lie.__name__: (lie, set(types))
+    for lie, *types in (
+        (claim_later_round, pb.Pulse),
+        (claim_first_round, pb.Pulse),
+        (spoil_pulse, pb.Pulse),
+        (claim_restored_backup, pb.Greeting),
+        (spoil_greeting, pb.Greeting),
+        (sign_wrong_manifest, pb.ManifestReply),
+        (exaggerate, pb.ManifestReply),
+        (forge_signature, pb.ManifestReply),
+        (never_ready, pb.ManifestReply),
+        (skip, pb.ManifestReply),
+        (equivocate, pb.ManifestReply),
+        (damage_chunk, pb.Chunk),
+        (send_garbage, pb.Pulse, pb.Greeting, pb.ManifestReply, pb.ManifestRequest, pb.FetchRequest),
+        (ask_for_anything, pb.ManifestRequest),
+        (fetch_anything, pb.FetchRequest),
+        (report_anything, pb.Metrics),
     )
 }
-CHAIN_HABITS: Mapping[str, tuple[set[tuple[str, str]], Lie]] = {
-    lie.__name__: (calls, lie)
-    for calls, lie in (
-        (BEATS, state_false_head),
-        (BEATS, forge_notice),
-        (GREETINGS, greet_with_false_head),
-        ({("GetAmendments", "answer")}, forge_amendments),
-        ({("GetAmendments", "request")}, ask_for_any_amendment),
-    )
+CHAIN_HABITS: Habits = {
+    "state_false_head": (state_false_head, {pb.Pulse}),
+    "forge_notice": (forge_notice, {pb.Pulse}),
+    "greet_with_false_head": (state_false_head, {pb.Greeting}),
+    "forge_amendments": (forge_amendments, {pb.Amendments}),
+    "ask_for_any_amendment": (ask_for_any_amendment, {pb.After}),
 }
-AMENDING_HABITS: Mapping[str, tuple[set[tuple[str, str]], Lie]] = {
-    "state_own_amendment": (BEATS, state_own_amendment),
-    "show_own_amendment": ({("GetAmendments", "answer")}, show_own_amendment),
+AMENDING_HABITS: Habits = {
+    "state_own_amendment": (state_own_amendment, {pb.Pulse}),
+    "show_own_amendment": (show_own_amendment, {pb.Amendments}),
 }
 """A liar has both or none."""
-REPEATING_HABITS: Mapping[str, tuple[set[tuple[str, str]], Lie]] = {
-    "repeat_useless_bytes": (MANIFESTS, repeat_useless_bytes)
-}
+REPEATING_HABITS: Habits = {"repeat_useless_bytes": (repeat_useless_bytes, {pb.ManifestReply})}
 ALL_HABITS = {**HABITS, **CHAIN_HABITS, **AMENDING_HABITS, **REPEATING_HABITS}
