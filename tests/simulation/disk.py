@@ -26,7 +26,7 @@ from unittest import mock
 
 import apsw
 
-from simulation.loop import PROCESS, Crash, Process
+from simulation.loop import PROCESS, Crash
 
 SECTOR_BYTES = 512
 CAPACITY_BYTES = 1 << 30
@@ -538,9 +538,3 @@ class Connection:
         failure = kind(str(error))
         failure.sqlite_errorcode = FAILURES.get(type(error), sqlite3.SQLITE_CORRUPT)
         return failure
-
-
-def close_connections(process: Process) -> None:
-    """Close what a dead process had open, without an effect on its files."""
-    for connection in list(process.connections):
-        connection.close()

@@ -47,12 +47,10 @@ class Process:
         ends: its ends of streams.
         program: which version of the program it runs.
         dead: whether the process has crashed. Nothing that it still does has an effect.
-        skew_s: what its wall clock shows beyond the true time.
     """
 
-    def __init__(self, site: str, number: int, disk: Disk | None, skew_s: float = 0.0) -> None:
-        self.site, self.number, self.disk, self.skew_s = site, number, disk, skew_s
-        self.dead = False
+    def __init__(self, site: str, disk: Disk | None) -> None:
+        self.site, self.disk, self.dead = site, disk, False
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.connections: list[Any] = []
         self.ends: dict[Any, None] = {}

@@ -27,7 +27,7 @@ from peer.transport import tls
 from simulation.faults import Fault, Undo, change, change_links, draw_fault, links_of
 from simulation.loop import PROCESS, Process
 from simulation.network import KEEPALIVE_S, Failed, Network, SimulatedServer
-from simulation.sites import NAMES, RELAY_PORT, Shape
+from simulation.sites import NAMES, RELAY_PORT, Shape, end_process
 from simulation.streams import AcceptedSocket, Listener, StreamEnd, TlsSession, stream_pair
 
 if TYPE_CHECKING:
@@ -123,7 +123,6 @@ class Relays:
         self._listeners: dict[str, Listener] = {}
         self._tunnels: dict[int, Tunnel] = {}
         self._numbers = itertools.count(1)
-        self._lives = itertools.count(1)
         self._ports = itertools.cycle(range(40_000, 60_000))
 
     # --- lives ---
@@ -131,7 +130,7 @@ class Relays:
         if name in self.processes:
             return
         self._run.trace(f"relay {name} starts")
-        process = self.processes[name] = Process(name, next(self._lives), None)
+        process = self.processes[name] = Process(name, None)
         self._network.machine_is_up(name)
         context: Any = Context
         server = RelayServer(name, context, frozenset(NAMES), connections=CONNECTIONS_MAX)
@@ -146,8 +145,7 @@ class Relays:
         process.dead = True
         self._listeners.pop(f"{name}:{RELAY_PORT}", None)
         self._network.down(process, power=power)
-        for task in list(process.tasks):
-            task.cancel()
+        end_process(process)
 
     def serves(self, site: str) -> bool:
         """Whether a new caller could reach the site: it needs no relay, or has a connection parked at one that runs."""

@@ -244,9 +244,8 @@ class Simulation:
 
     def _wall_clock(self) -> float:
         process = PROCESS.get()
-        site = self.sites.get(process.site) if process is not None else None
-        skew_s = 0.0 if site is None else site.skew_s
-        return EPOCH_S + self.loop.time() + skew_s
+        site = None if process is None else self.sites.get(process.site)
+        return EPOCH_S + self.loop.time() + (0.0 if site is None else site.skew_s)
 
     async def _play(self) -> None:
         for relay in self.shape.relay_names:

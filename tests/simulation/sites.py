@@ -30,7 +30,7 @@ from peer.daemon.dispatch import Daemon
 from peer.identity import certificates
 from peer.membership.folder import MembershipFolder
 from peer.records.kept_configuration import keep_configuration
-from simulation.disk import Disk, close_connections, put_file
+from simulation.disk import Disk, put_file
 from simulation.liars import Liar
 from simulation.loop import Process
 from simulation.worker import Pace
@@ -262,7 +262,6 @@ class Site:
     pace: Pace = field(default_factory=Pace)
     process: Process | None = None
     daemon: Daemon | None = None
-    lives: int = 0
     left: bool = False
     keeper: ChainKeeper | None = None
     power: bool = True
@@ -271,7 +270,6 @@ class Site:
     programs: list[Program] = field(default_factory=list)
     journal_ahead: int = 0
     started_s: float = 0.0
-    refusals: list[str] = field(default_factory=list)
     vanished: set[str] = field(default_factory=set)
 
     @classmethod
@@ -342,8 +340,7 @@ class Site:
             crashed: called when the process dies in a write.
             ended: called when the daemon has ended, with its error; not after a crash.
         """
-        self.lives += 1
-        process = self.process = Process(self.name, self.lives, self.disk, self.skew_s)
+        process = self.process = Process(self.name, self.disk)
         process.program, self.started_s = self.program, asyncio.get_running_loop().time()
         process.on_crash = lambda: crashed(self)
         task = asyncio.get_running_loop().create_task(self._run(process, watch), context=process.context())
@@ -351,10 +348,7 @@ class Site:
         def finish(task: asyncio.Task[commands.Exit]) -> None:
             error = None if task.cancelled() else task.exception()
             if not process.dead:
-                process.dead = True
-                for other in list(process.tasks):
-                    other.cancel()
-                process.context().run(close_connections, process)
+                end_process(process)
                 for end in list(process.ends):
                     end.die(power=False)
                 self.disk.settle()
@@ -392,14 +386,20 @@ class Site:
     def bury(self, *, power: bool) -> None:
         """Clear up after a crash; with ``power`` the machine went down with the process."""
         process, self.process, self.daemon = self.process, None, None
-        process.dead = True
-        for task in list(process.tasks):
-            task.cancel()
-        process.context().run(close_connections, process)
+        end_process(process)
         if power:
             self.disk.lose_power()
         else:
             self.disk.settle()
+
+
+def end_process(process: Process) -> None:
+    """Let nothing of a process go on, nor have an effect on its files."""
+    process.dead = True
+    for task in list(process.tasks):
+        task.cancel()
+    for connection in list(process.connections):
+        process.context().run(connection.close)
 
 
 FINAL = (errors.StateError, errors.ConfigError, errors.UsageError, errors.CertificateError)

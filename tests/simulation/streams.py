@@ -110,11 +110,7 @@ class StreamEnd(asyncio.Transport):
             self._send(b"")
             self._end(None)
 
-    def abort(self) -> None:
-        self.close()
-
-    def get_protocol(self) -> Any:
-        return self._protocol
+    abort = close
 
     # --- the line ---
     def _send(self, data: bytes) -> None:
