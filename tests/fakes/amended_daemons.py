@@ -1,21 +1,18 @@
 """Real daemons without training, whose operators amend the federation with the commands."""
 
 import contextlib
-import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fakes import daemon
 from fakes.cli import run_json
 from fakes.drafts import site_text
 from peer.core.roster import SiteName
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
 
-FAKES = Path(__file__).parent
-WORKER = [sys.executable, "-I", "-S", str(FAKES / "worker.py"), "paced", "64", "all_to_all", "model", "train"]
 SITE = site_text(model={"name": "resnet10"})
 LIMIT_S = 120.0
 
@@ -23,7 +20,7 @@ LIMIT_S = 120.0
 class AmendedDaemons(LocalFederation):
     """Daemons whose operators call the commands in this process."""
 
-    program = (sys.executable, "-P", str(FAKES / "daemon.py"), json.dumps(WORKER))
+    program = daemon.program("paced", 64, "all_to_all", "model", "train")
     limit_s = LIMIT_S
 
     def call(self, *words: object) -> Any:

@@ -15,6 +15,12 @@ from peer.config import site_folder
 from peer.daemon import startup
 
 
+def program(*worker: object) -> tuple[str, ...]:
+    """What starts such daemons, for ``LocalFederation``: their worker is ``worker.py`` with these arguments."""
+    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("worker.py")), *map(str, worker)]
+    return (sys.executable, "-P", __file__, json.dumps(command))
+
+
 def main() -> int:
     """Run the daemon; the exit code of ``mhfl-peer start``."""
     parser = argparse.ArgumentParser()

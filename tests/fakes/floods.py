@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import resource
-import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from adversary import http2
 
-from fakes.drafts import draft
+from fakes import daemon
+from fakes.drafts import draft, site_text
 from peer.demo.local_federation import LocalFederation
 
-FAKES = Path(__file__).parent
-WORKER = (sys.executable, "-I", "-S", str(FAKES / "worker.py"), "paced", "64")
-SITE = '[data]\ndatalist = "datalist.json"\ninput_size = [8]\n[training]\ndevice = "cpu"\n'
 PACE = {"beat_s": 1, "silence_s": 15, "linger_s": 5}
 FLOOD_S = 14.0
 CONNECTIONS = 4
@@ -29,7 +25,7 @@ spawn = multiprocessing.get_context("spawn")
 
 
 class FloodedFederation(LocalFederation):
-    program = (sys.executable, str(FAKES / "daemon.py"), json.dumps(WORKER))
+    program = daemon.program("paced", 64)
 
 
 class Flooded(NamedTuple):
@@ -42,7 +38,7 @@ class Flooded(NamedTuple):
 
 def flood(folder: Path, kinds: list[str]) -> Flooded:
     """Flood one of two honest sites, which wait for no third one, until it has gone on for three rounds."""
-    sites = dict.fromkeys(("asia", "europe", "mallory"), SITE)
+    sites = dict.fromkeys(("asia", "europe", "mallory"), site_text())
     with FloodedFederation.create(folder, draft("trial", rounds=100000, pace=PACE), sites) as federation:
         for site in ("asia", "europe"):
             federation.start(site, "--without", "mallory")

@@ -5,8 +5,8 @@ from pathlib import Path
 import nibabel
 import numpy as np
 from PIL import Image
-from pydicom.dataset import FileDataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+
+from fakes import phantoms
 
 PIXELS = np.zeros((3, 5))
 PIXELS[0, 4], PIXELS[2, 0] = 200, 100  # the corners at the top right and at the bottom left
@@ -21,21 +21,9 @@ def nifti(path: Path, array: np.ndarray) -> Path:
 
 def dicom(path: Path, pixels: np.ndarray, *, number: int = 1) -> Path:
     """A slice ``(rows, columns)``, or frames of them."""
-    meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
-    meta.MediaStorageSOPInstanceUID = generate_uid()
-    meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    file = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
-    file.SOPClassUID, file.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
-    *frames, file.Rows, file.Columns = pixels.shape
-    if frames:
-        file.NumberOfFrames = frames[0]
-    file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
-    file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation = 16, 16, 15, 0
-    file.PixelSpacing, file.ImagePositionPatient, file.InstanceNumber = [1, 1], [0, 0, number], number
-    file.ImageOrientationPatient, file.SliceThickness = [1, 0, 0, 0, 1, 0], 1
-    file.PixelData = pixels.astype(np.uint16).tobytes()
-    file.save_as(path)
+    place = {"ImagePositionPatient": [0, 0, number], "ImageOrientationPatient": [1, 0, 0, 0, 1, 0]}
+    tags = {"PixelSpacing": [1, 1], "SliceThickness": 1, "InstanceNumber": number, **place}
+    phantoms.dataset(path, pixels.astype(np.uint16), **tags).save_as(path)
     return path
 
 

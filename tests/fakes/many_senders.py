@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -18,32 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from adversary.member import MODEL, Artifact, Member, Server
+from adversary.member import MODEL, Artifact, Member, Server, safetensors
 
+from fakes import daemon
+from fakes.cli import ROOT
+from fakes.drafts import draft
 from peer.core import limits
 from peer.core.roster import SiteName
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
 from peer.pb import peer_pb2 as pb
 
-TESTS = Path(__file__).resolve().parents[1]
 RECEIVER = SiteName("receiver")
 PEERS = 31
-DRAFT = """
-name = "many"
-rounds = 1
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "fedavg"
-[shared_model]
-name = "resnet10"
-[pace]
-silence_s = 120
-"""
+DRAFT = draft("many", rounds=1, method="fedavg", shared_model={"name": "resnet10"}, pace={"silence_s": 120})
 SITE = "[data]\ninput_size = [8]\n[limits]\nreceived_ratio_max = 1e9\n"
 POLL_S = 0.2
 LIMIT_S = 300.0
@@ -52,24 +39,7 @@ LIMIT_S = 300.0
 class ReceivingFederation(LocalFederation):
     """A federation whose one real daemon has a worker without torch."""
 
-    program = (
-        sys.executable,
-        "-P",
-        str(TESTS / "fakes" / "daemon.py"),
-        json.dumps(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                str(TESTS / "fakes" / "worker.py"),
-                "obeys",
-                "256",
-                "all_to_all",
-                "model",
-                "train",
-            ]
-        ),
-    )
+    program = daemon.program("obeys", 256, "all_to_all", "model", "train")
 
 
 class Sender:
@@ -105,7 +75,7 @@ def make_artifact(name: str, megabytes: int) -> Artifact:
     """A safetensors file that no other site has."""
     size = megabytes << 20
     header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
-    content = struct.pack("<Q", len(header)) + header + name.encode().ljust(64) + bytes(size - 64)
+    content = safetensors(header, name.encode().ljust(64) + bytes(size - 64))
     return Artifact(content, '{"name":"resnet10"}', [("w", "U8", (size,))])
 
 
@@ -117,16 +87,16 @@ def receive(folder: Path, megabytes: int, *, peers: int = PEERS) -> dict[str, An
         for name in names:
             stack.callback(Sender(federation, name, megabytes).close)
         stack.enter_context(federation)
-        daemon = federation.start(RECEIVER, "--stay", environment={"PYTHONPATH": str(TESTS.parent)})
+        receiver = federation.start(RECEIVER, "--stay", environment={"PYTHONPATH": str(ROOT)})
         began_s = time.monotonic()
         while time.monotonic() < began_s + LIMIT_S:
-            if daemon.poll() is not None:
+            if receiver.poll() is not None:
                 raise RuntimeError(f"the daemon ended: {federation.console(RECEIVER)[-2000:]}")
             with contextlib.suppress(DaemonDown):
                 if federation.show(RECEIVER, "status")["committed"]:
                     break
             time.sleep(POLL_S)
-        peak = peak_mb(daemon.pid)
+        peak = peak_mb(receiver.pid)
         (record,) = federation.show(RECEIVER, "rounds")
     return {"peak_mb": peak, "sources": len(record["sources"]), "seconds": time.monotonic() - began_s}
 
