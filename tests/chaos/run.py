@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import resource
@@ -28,13 +27,19 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+ROOT = Path(__file__).parents[2]
+sys.path[:1] = [str(ROOT), str(ROOT / "tests")]
 
-from peer.audit.verification import verify
-from peer.demo.local_federation import LocalFederation
-from peer.errors import PeerError
-from peer.records.history import committed_rounds
-from peer.records.journal import Journal
+from fakes import namespaces  # noqa: E402
+from fakes.drafts import draft, site_text  # noqa: E402
+from fakes.hospital import LENGTH, write_signals  # noqa: E402
+from fakes.namespaces import Hosts  # noqa: E402
+from peer.audit.verification import verify  # noqa: E402
+from peer.config import toml  # noqa: E402
+from peer.demo.local_federation import LocalFederation  # noqa: E402
+from peer.errors import PeerError  # noqa: E402
+from peer.records.history import committed_rounds  # noqa: E402
+from peer.records.journal import Journal  # noqa: E402
 
 NAMES = ("asia", "africa", "america", "europe", "oceania")
 DISK_MIB = 96
@@ -43,40 +48,20 @@ PAUSE_S = (0.5, 4.0)
 END_S = 300.0
 EXITS = {0: "in order", -signal.SIGKILL: "killed", 9: "disk full", 15: "worker out of memory"}
 """The only ends of a daemon that these faults may cause."""
-DRAFT = """
-name = "chaos"
-rounds = {rounds}
-[task]
-kind = "time_series"
-spatial_dims = 1
-in_channels = 2
-classes = 2
-[method]
-name = "fedskd"
-[stages.train]
-unit = "step"
-count = 6
-learning_rate = 1e-3
-[pace]
-linger_s = 3600
-wait_max_s = 60
-deadline_floor_s = 2
-silence_s = 3
-beat_s = 0.5
-isolated_s = 5
-"""
-SITE = """
-[data]
-datalist = "{datalist}"
-input_size = [24]
-[model]
-name = "resnet10"
-parameters = {{width = {width}}}
-[training]
-device = "cpu"
-threads = 1
-batch_size = 4
-"""
+DRAFT = draft(
+    "chaos",
+    rounds=100_000,
+    task={"kind": "time_series", "spatial_dims": 1, "in_channels": 2, "classes": 2},
+    stages={"train": {"unit": "step", "count": 6, "learning_rate": 1e-3}},
+    pace={
+        "linger_s": 3600,
+        "wait_max_s": 60,
+        "deadline_floor_s": 2,
+        "silence_s": 3,
+        "beat_s": 0.5,
+        "isolated_s": 5,
+    },
+)
 
 
 def main() -> int:
@@ -115,43 +100,17 @@ def sh(*words: object, check: bool = True) -> None:
 class Machine:
     """Where the sites live: a folder each, and if possible a network and a disk each."""
 
-    def __init__(self, folder: Path, sites: tuple[str, ...], *, networks: bool) -> None:
+    def __init__(self, folder: Path, sites: tuple[str, ...], networks: Hosts | None) -> None:
         self.folder, self.sites, self.networks = folder, sites, networks
-        self.tag = f"mhfl{os.getpid() % 10000}"
         self.words = "a network and a disk for each" if networks else "no networks and disks of their own (not root)"
 
     def disk(self, site: str) -> Path:
         """The folder that holds everything of the site."""
         return self.folder / "home" / "chaos" / site
 
-    def address(self, site: str) -> str:
-        return f"10.77.{os.getpid() % 250}.{self.sites.index(site) + 1}" if self.networks else "127.0.0.1"
-
-    def space(self, site: str) -> str:
-        return f"{self.tag}-{site}"
-
-    def link(self, site: str) -> str:
-        return f"{self.tag}{self.sites.index(site)}"
-
     def inside(self, site: str, *words: object) -> list[str]:
         """A command in the site's network."""
-        prefix = ["ip", "netns", "exec", self.space(site)] if self.networks else []
-        return [*prefix, *map(str, words)]
-
-    def raise_networks(self) -> None:
-        sh("ip", "link", "add", self.tag, "type", "bridge")
-        sh("ip", "link", "set", self.tag, "up")
-        for site in self.sites:
-            space, link = self.space(site), self.link(site)
-            sh("ip", "netns", "add", space)
-            sh("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", space)
-            sh("ip", "link", "set", link, "master", self.tag, "up")
-            for words in (
-                ("ip", "addr", "add", f"{self.address(site)}/24", "dev", "eth0"),
-                ("ip", "link", "set", "eth0", "up"),
-                ("ip", "link", "set", "lo", "up"),
-            ):
-                sh(*self.inside(site, *words))
+        return self.networks.inside(site, *words) if self.networks else [*map(str, words)]
 
     def raise_disk(self, site: str) -> None:
         """Move a site's folder to a small disk in memory."""
@@ -163,33 +122,21 @@ class Machine:
         shutil.copytree(moved, folder, dirs_exist_ok=True, symlinks=True)
         shutil.rmtree(moved)
 
-    def clear(self) -> None:
-        for site in self.sites:
-            sh("umount", "-l", self.disk(site), check=False)
-            sh("ip", "netns", "del", self.space(site), check=False)
-            sh("ip", "link", "del", self.link(site), check=False)
-        sh("ip", "link", "del", self.tag, check=False)
-
 
 @contextlib.contextmanager
 def isolated(sites: tuple[str, ...]) -> Iterator[Machine]:
     """A machine for the sites, which is cleared at the end."""
-    tools = all(shutil.which(tool) for tool in ("ip", "iptables", "tc", "mount"))
     folder = Path(tempfile.mkdtemp(prefix="mhfl-chaos-"))
-    machine = Machine(folder, sites, networks=tools and os.geteuid() == 0)
-    try:
-        if machine.networks:
-            try:
-                machine.raise_networks()
-            except subprocess.CalledProcessError as error:
-                machine.clear()
-                machine = Machine(folder, sites, networks=False)
-                machine.words += f": {error.stderr.decode().strip()}"
+    missing = namespaces.missing() or ("" if shutil.which("mount") else "not in PATH: mount")
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        networks = None
+        with contextlib.suppress(subprocess.CalledProcessError):  # some containers have namespaces and no bridges
+            networks = None if missing else stack.enter_context(namespaces.hosts(*sites))
+        machine = Machine(folder, sites, networks)
+        for site in sites if networks else ():
+            stack.callback(sh, "umount", "-l", machine.disk(site), check=False)
         yield machine
-    finally:
-        if machine.networks:
-            machine.clear()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Site(LocalFederation):
@@ -208,10 +155,15 @@ class Federation:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         texts = {
-            name: SITE.format(datalist=write_signals(machine.folder / "data" / name, seed=index), width=4 + index)
+            name: site_text(
+                LENGTH,
+                datalist=write_signals(machine.folder / "data" / name, seed=index, sizes={"training": 16, "test": 8}),
+                model={"name": "resnet10", "parameters": {"width": 4 + index}},
+                training={"device": "cpu", "threads": 1, "batch_size": 4},
+            )
             for index, name in enumerate(machine.sites)
         }
-        self.sites = Site.create(machine.folder / "made", DRAFT.format(rounds=100000), texts)
+        self.sites = Site.create(machine.folder / "made", DRAFT, texts)
         shutil.move(self.sites.home, machine.folder / "home")
         self.sites.home = machine.folder / "home"
         self.sites.machine = machine
@@ -220,21 +172,17 @@ class Federation:
         self.healing: list[tuple[float, Callable[[], None]]] = []
         self.stopped_until: dict[str, float] = {}
         for name in machine.sites:
-            self._address(name)
             if machine.networks:
+                self._address(name)
                 machine.raise_disk(name)
             self.sites.start(name)
 
     def _address(self, name: str) -> None:
         """Let a site listen in its own network, and find the others there."""
-        if not self.machine.networks:
-            return
         path = self.sites.folder(name).site_toml
         _, _, text = path.read_text().partition("\n")
-        others = "\n".join(
-            f'{other} = "{self.machine.address(other)}:7443"' for other in self.machine.sites if other != name
-        )
-        path.write_text(f'listen = "{self.machine.address(name)}:7443"\n{text}\n[addresses]\n{others}\n')
+        at = {site: f"{address}:7443" for site, address in self.machine.networks.address.items()}
+        path.write_text(toml.text({"listen": at.pop(name)}) + text + toml.text({"addresses": at}))
 
     def suffer(self, draw: random.Random, *, seconds: float) -> Counter[str]:
         """Break things until the time is over, then heal everything and wait for common rounds."""
@@ -449,21 +397,6 @@ class Federation:
 
     def _heal(self, seconds: float, heal: Callable[[], None]) -> None:
         self.healing.append((time.monotonic() + seconds, heal))
-
-
-def write_signals(folder: Path, *, seed: int, count: int = 24) -> Path:
-    """A datalist of two-channel signals whose class is their frequency."""
-    draw = np.random.default_rng(seed)
-    folder.mkdir(parents=True)
-    items = []
-    for index in range(count):
-        label = index % 2
-        wave = np.sin(np.arange(24) * (0.3 + 0.5 * label)) + 0.1 * draw.standard_normal((2, 24))
-        np.savez(folder / f"{index}.npz", image=wave.astype(np.float32))
-        items.append({"image": f"{index}.npz", "label": label, "subject": f"{seed}-{index}"})
-    path = folder / "datalist.json"
-    path.write_text(json.dumps({"training": items[: count * 2 // 3], "test": items[count * 2 // 3 :]}))
-    return path
 
 
 if __name__ == "__main__":

@@ -20,19 +20,23 @@ SIZES = {"training": 10, "test": 6}
 @pytest.fixture
 def signals(tmp_path: Path) -> Path:
     """The folder of a datalist over two-channel signals of two classes."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    draw = np.random.default_rng(7)
-    datalist: dict[str, list[dict[str, Any]]] = {}
-    for split, count in SIZES.items():
-        datalist[split] = []
+    return write_signals(tmp_path / "data", seed=7, sizes=SIZES).parent
+
+
+def write_signals(folder: Path, *, seed: int, sizes: Mapping[str, int]) -> Path:
+    """Write signals whose class is their frequency, so many of each split; their datalist."""
+    folder.mkdir(parents=True)
+    draw = np.random.default_rng(seed)
+    datalist: dict[str, list[dict[str, Any]]] = {split: [] for split in sizes}
+    for split, count in sizes.items():
         for index in range(count):
             label = index % 2
             wave = np.sin(np.arange(LENGTH) * (0.3 + 0.5 * label)) + 0.1 * draw.standard_normal((2, LENGTH))
             np.savez(folder / f"{split}{index}.npz", image=wave.astype(np.float32))
             datalist[split].append({"image": f"{split}{index}.npz", "label": label, "subject": f"{split}-{index}"})
-    (folder / "datalist.json").write_text(json.dumps(datalist))
-    return folder
+    path = folder / "datalist.json"
+    path.write_text(json.dumps(datalist))
+    return path
 
 
 MakeSetting = Callable[..., WorkerSetting]
