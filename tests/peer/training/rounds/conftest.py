@@ -14,7 +14,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from fakes.training import initialise, perform
+from fakes.training import artifact_path, initialise, perform
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.messages import Artifact
@@ -22,6 +22,7 @@ from peer.core.plan import Plan
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import WorkerSetting
 from peer.methods.registry import PLANS
+from peer.training.artifact import write_artifact
 from peer.training.trainer import Trainer
 
 SITES = ("alpha", "beta", "gamma")
@@ -90,13 +91,7 @@ class Sites:
                     sent = self.sent.get(site)
                     self.do(commands.Aggregate(1, number, 1, self.state[site], self.sources(site), sent=sent), site)
             else:
-                for site in SITES:
-                    stage = phase.removeprefix("train:")
-                    command = commands.Train(1, number, 1, stage, self.state[site], self.sources(site))
-                    event = self.do(command, site)
-                    assert isinstance(event, events.Trained), event
-                    self.artifact[site] = event.artifact or self.artifact[site]
-                    self.returned[site] = event.returned
+                self.train_all(phase.removeprefix("train:"), number=number)
         for site, sources in self.sources_of.items():
             last_received = sources if self.plan.keeps_last_received else {}
             self.sources_of[site] = {
@@ -117,13 +112,20 @@ class Sites:
 
     def path_of(self, artifact: Artifact, site: str) -> Path:
         """Where the site has an artifact."""
-        return Path(self.settings[site].home) / "artifacts" / f"{artifact.sha256}.safetensors"
+        return artifact_path(self.settings[site], artifact)
 
     def artifact_state(self, site: str) -> State:
         """The state in the site's last artifact."""
         artifact = self.artifact[site]
-        assert artifact is not None
         return safetensors.torch.load_file(self.path_of(artifact, site))
+
+    def forge(self, source: Source, change: Callable[[State], object]) -> Source:
+        """The source with a changed state in its file, as alpha has it."""
+        artifact, path = source.artifact, self.path_of(source.artifact, "alpha")
+        state = safetensors.torch.load_file(path)
+        change(state)
+        facts = {name: getattr(artifact, name) for name in ("spec", "kind", "owner", "steps", "training_samples")}
+        return dataclasses.replace(source, artifact=write_artifact(path.parent, state, **facts))
 
     def restart(self) -> None:
         """New trainers, which read the folders of the old ones."""
@@ -156,7 +158,6 @@ class Sites:
         """Fetch what the others have trained of each site's model."""
         for site in SITES:
             artifact = self.artifact[site]
-            assert artifact is not None
             self.sent[site] = Source(SiteName(site), number, artifact)
             self.sources_of[site] = {}
             for host in SITES:
@@ -165,6 +166,14 @@ class Sites:
                         if not (path := self.path_of(copy, site)).exists():
                             shutil.copy(self.path_of(copy, host), path)
                         self.sources_of[site][host] = Source(SiteName(host), number, copy)
+
+    def train_all(self, stage: str, *, number: int = 1) -> None:
+        """One stage of every site, with what it has received."""
+        for site in SITES:
+            event = self.train(site, stage, self.sources(site), number=number)
+            assert isinstance(event, events.Trained), event
+            self.artifact[site] = event.artifact or self.artifact[site]
+            self.returned[site] = event.returned
 
     def train(self, site: str, stage: str, sources: tuple[Source, ...] = (), *, number: int = 1) -> events.Event:
         """One stage of one site alone."""

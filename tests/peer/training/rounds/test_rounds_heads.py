@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 
 from peer.core import commands, events
@@ -40,17 +39,12 @@ def segmented(sites: Any, signals: Path, make_setting: Callable[..., WorkerSetti
     )
 
 
-def sent(together: Any, site: str) -> dict[str, torch.Tensor]:
-    artifact = together.artifact[site]
-    return safetensors.torch.load_file(together.path_of(artifact, site))
-
-
 def test_rounds_average_the_body_and_keep_the_newest_head_of_each_site(segmented: Any) -> None:
     segmented.round(1)
-    first = {site: sent(segmented, site) for site in SITES}
+    first = {site: segmented.artifact_state(site) for site in SITES}
     segmented.events.clear()
     segmented.round(2, lost=frozenset({("beta", "alpha")}))
-    second = {site: sent(segmented, site) for site in SITES}
+    second = {site: segmented.artifact_state(site) for site in SITES}
     head = f"{segmented.trainers['alpha'].site_networks.dam.head_name}."
     for site in SITES:
         own, selection = segmented.state_of(site, "dam"), segmented.state_of(site, "selection")

@@ -1,8 +1,7 @@
 """The merge of a model with its copies that other sites trained: the average, its bounds, and what is refused."""
 
 import dataclasses
-import hashlib
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,42 +12,34 @@ from torch import Tensor
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.messages import Artifact
-from peer.core.roster import Sha256, SiteName
-from peer.training.tensors import pack
+from peer.core.roster import SiteName
 
 pytestmark = pytest.mark.e2e
 
 SITES = ("alpha", "beta", "gamma")
 
 
-def returns(together: Any, number: int = 1) -> dict[str, Source]:
+def returns(together: Any) -> dict[str, Source]:
     """A round up to the returns; those of alpha's model, by host."""
     for site in SITES:
-        together.receive(site, number)
-    for site in SITES:
-        event = together.train(site, "train", together.sources(site), number=number)
-        assert isinstance(event, events.Trained)
-        together.returned[site] = event.returned
-    together.come_home(number)
+        together.receive(site, 1)
+    together.train_all("train")
+    together.come_home(1)
     return dict(together.sources_of["alpha"])
 
 
-def merge(together: Any, *sources: Source, site: str = "alpha") -> Any:
-    sent = together.sent[site]
-    return together.do(commands.Aggregate(1, 1, 1, together.state[site], tuple(sources), sent=sent), site)
+def merge(together: Any, *sources: Source) -> Any:
+    sent = together.sent["alpha"]
+    return together.do(commands.Aggregate(1, 1, 1, together.state["alpha"], sources, sent=sent), "alpha")
 
 
-def state(together: Any, artifact: Artifact, site: str = "alpha") -> dict[str, Tensor]:
-    return safetensors.torch.load_file(together.path_of(artifact, site))
+def state(together: Any, artifact: Artifact) -> dict[str, Tensor]:
+    return safetensors.torch.load_file(together.path_of(artifact, "alpha"))
 
 
-def forge(together: Any, source: Source, change: Any, **fields: Any) -> Source:
+def forge(together: Any, source: Source, change: Callable[[str, Tensor], Tensor]) -> Source:
     """The source with other values in its file."""
-    content = pack({name: change(name, value) for name, value in state(together, source.artifact).items()})
-    digest = Sha256(hashlib.sha256(content).hexdigest())
-    artifact = dataclasses.replace(source.artifact, sha256=digest, bytes=len(content), **fields)
-    Path(together.path_of(artifact, "alpha")).write_bytes(content)
-    return dataclasses.replace(source, artifact=artifact)
+    return together.forge(source, lambda state: state.update({name: change(name, state[name]) for name in state}))
 
 
 @pytest.fixture

@@ -7,12 +7,11 @@ import shutil
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.roster import Sha256, SiteName
-from peer.training.artifact import write_artifact
-from peer.training.tensors import unpack
 
 pytestmark = pytest.mark.e2e
 
@@ -26,22 +25,13 @@ def from_peer(together: Any, site: str) -> Source:
 
 def scaled(together: Any, source: Source) -> Source:
     """The artifact with weights a thousand times as large, on alpha's disk."""
-    artifact = source.artifact
-    state = unpack(together.path_of(artifact, "alpha").read_bytes())
-    state = {
-        name: value * 1000 if value.is_floating_point() and "running" not in name else value
-        for name, value in state.items()
-    }
-    forged = write_artifact(
-        together.path_of(artifact, "alpha").parent,
-        state,
-        spec=artifact.spec,
-        kind=artifact.kind,
-        owner=artifact.owner,
-        steps=artifact.steps,
-        training_samples=None,
-    )
-    return dataclasses.replace(source, artifact=forged)
+
+    def scale(state: dict[str, Tensor]) -> None:
+        for name, value in state.items():
+            if value.is_floating_point() and "running" not in name:
+                state[name] = value * 1000
+
+    return together.forge(source, scale)
 
 
 @pytest.mark.parametrize(

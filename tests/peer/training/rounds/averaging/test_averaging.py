@@ -66,8 +66,7 @@ def test_a_body_is_the_site_s_own_after_the_mean(sites: Any) -> None:
 def test_a_head_that_has_no_mean_with_this_one_is_refused(sites: Any, beta: dict[str, Any], reason: str) -> None:
     alike = {"name": "resnet10", "parameters": {"width": 4, "projection": 10}}
     together = sites("lg_fedavg", models={"alpha": alike, "beta": beta, "gamma": alike})
-    for site in SITES:
-        together.artifact[site] = together.train(site, "train").artifact
+    together.train_all("train")
     together.events.clear()
     together.receive("alpha", 1)
     event = together.do(commands.Aggregate(1, 1, 1, together.state["alpha"], together.sources("alpha")), "alpha")

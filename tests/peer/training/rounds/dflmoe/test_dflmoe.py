@@ -1,6 +1,5 @@
 """dFLMoE between real trainers: absent and stale heads, and mixtures that are averaged."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,11 +8,8 @@ import torch
 from torch import Tensor
 
 from peer.core import events
-from peer.training.artifact import write_artifact
 
 pytestmark = pytest.mark.e2e
-
-SITES = ("alpha", "beta", "gamma")
 
 
 def test_a_lost_link_keeps_the_old_head(sites: Any) -> None:
@@ -41,14 +37,11 @@ def test_a_head_that_was_lost_since_is_left_out_of_the_measurement(sites: Any) -
 
 
 # --- table 9: transform and attention averaged ----------------------------------------------------------------------
-def stage_a(sites: Any, **options: Any) -> Any:
+def stage_a(sites: Any) -> Any:
     """Three sites in their second round, after their local stage and the exchange."""
-    together = sites("dflmoe_averaged", **options)
+    together = sites("dflmoe_averaged")
     together.round(1)
-    for site in SITES:
-        event = together.train(site, "local", together.sources(site), number=2)
-        assert isinstance(event, events.Trained)
-        together.artifact[site] = event.artifact
+    together.train_all("local", number=2)
     return together
 
 
@@ -107,14 +100,10 @@ def test_a_mixture_that_is_not_like_this_one_is_refused(sites: Any, equal: Any) 
     together = stage_a(sites)
     together.receive("alpha", 2)
     source, before = together.sources_of["alpha"]["beta"], together.state_of("alpha", "mixture")
-    honest = source.artifact
-    facts = {"spec": honest.spec, "kind": "head", "owner": honest.owner, "steps": 1, "training_samples": None}
     for change, reason in CHANGES:
-        state = together.artifact_state("beta")
-        change(state)
-        artifact = write_artifact(together.path_of(honest, "alpha").parent, state, **facts)
-        event = together.train("alpha", "decide", (dataclasses.replace(source, artifact=artifact),), number=2)
+        forged = together.forge(source, change)
+        event = together.train("alpha", "decide", (forged,), number=2)
         assert isinstance(event, events.ArtifactRejected)
-        assert (event.origin, event.sha256) == ("beta", artifact.sha256)
+        assert (event.origin, event.sha256) == ("beta", forged.artifact.sha256)
         assert reason in event.reason
         assert equal(before, together.state_of("alpha", "mixture"))

@@ -1,16 +1,10 @@
 """FedDAL between real trainers: both networks learn, switches, bad proxies, and that the proxy learns the task."""
 
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from peer.core import commands, events
-from peer.core.roster import SiteName
-from peer.training.artifact import write_artifact
-
-SITES = ("alpha", "beta", "gamma")
 
 
 def test_feddal_reports_its_consensus_and_trains_both(sites: Any, equal: Any) -> None:
@@ -33,26 +27,11 @@ def test_the_optimiser_of_what_is_averaged_begins_anew_and_that_of_what_stays_go
 
 def test_a_proxy_with_bad_values_is_refused(sites: Any, equal: Any) -> None:
     together = sites("feddal")
-    for site in SITES:
-        event = together.train(site, "train")
-        assert isinstance(event, events.Trained)
-        together.artifact[site] = event.artifact
+    together.train_all("train")
     together.receive("alpha", 1)
-    source = together.sources_of["alpha"]["beta"]
-    state = together.artifact_state("beta")
-    state["fc.bias"].fill_(float("nan"))
-    bad = write_artifact(
-        Path(together.settings["alpha"].home) / "artifacts",
-        state,
-        spec=source.artifact.spec,
-        kind="proxy",
-        owner=SiteName("beta"),
-        steps=2,
-        training_samples=None,
-    )
+    bad = together.forge(together.sources_of["alpha"]["beta"], lambda state: state["fc.bias"].fill_(float("nan")))
     before = together.state_of("alpha", "proxy")
-    command = commands.Aggregate(1, 1, 1, together.state["alpha"], (dataclasses.replace(source, artifact=bad),))
-    event = together.trainers["alpha"].perform(command)
+    event = together.trainers["alpha"].perform(commands.Aggregate(1, 1, 1, together.state["alpha"], (bad,)))
     assert isinstance(event, events.ArtifactRejected)
     assert event.origin == "beta"
     assert "holds a NaN or an infinity" in event.reason
