@@ -172,18 +172,7 @@ def wrong_calls(member: Member, victim: str, round: int) -> Iterator[Call]:
 
 def run(member: Member, victim: str, call: Call) -> str:
     """The name of the status with which a call ended."""
-    options = dict(call.options or {})
-    channel = member.channel(victim)
-    path = f"/mhfl.v1.Exchange/{call.method}"
-    try:
-        if call.method == "FetchArtifact":
-            for _ in channel.unary_stream(path)(call.request, timeout=10, **options):
-                pass
-        else:
-            channel.unary_unary(path)(call.request, timeout=10, **options)
-    except grpc.RpcError as error:
-        return str(error.code().name)
-    return "OK"
+    return member.status(victim, call.method, call.request, **(call.options or {}))
 
 
 @dataclass(frozen=True)
@@ -230,25 +219,13 @@ def signed_otherwise(member: Member, artifact: Artifact, round: int) -> bytes:
     return pb.ManifestReply(manifest=member.sign(body, label=b"mhfl/bundle/v1\x00")).SerializeToString()
 
 
-def of_the_round_before(member: Member, artifact: Artifact, round: int) -> bytes:
-    return honest(member, artifact, round - 1)
-
-
 def whole(artifact: Artifact, offset: int) -> Iterator[bytes]:
     for at in range(offset, len(artifact.content), 1 << 18):
         yield pb.Chunk(data=artifact.content[at : at + (1 << 18)]).SerializeToString()
 
 
-def altered(artifact: Artifact, offset: int) -> Iterator[bytes]:
-    yield from whole(Artifact(artifact.content[:-1] + b"\x01", "", []), offset)
-
-
-def shortened(artifact: Artifact, offset: int) -> Iterator[bytes]:
-    yield from whole(Artifact(artifact.content[:-8], "", []), offset)
-
-
-def lengthened(artifact: Artifact, offset: int) -> Iterator[bytes]:
-    yield from whole(Artifact(artifact.content + b"\x00", "", []), offset)
+def changed(change: Callable[[bytes], bytes]) -> Callable[[Artifact, int], Iterator[bytes]]:
+    return lambda artifact, offset: whole(Artifact(change(artifact.content), "", []), offset)
 
 
 def oversized(artifact: Artifact, offset: int) -> Iterator[bytes]:
@@ -292,12 +269,12 @@ LIES: Mapping[str, Lie] = {
     "another origin": Lie("origin", claims(origin="europe")),
     "another owner": Lie("owner", claims(owner="europe")),
     "another kind": Lie("kind", claims(kind=HEAD)),
-    "the round before": Lie("round", of_the_round_before),
+    "the round before": Lie("round", lambda member, artifact, round: honest(member, artifact, round - 1)),
     "another label under the signature": Lie("signature", signed_otherwise),
     "an answer that is no message": Lie("", lambda *_: b"\xff" * 100),
-    "another last byte": Lie("digest", honest, chunks=altered),
-    "an early end": Lie("", honest, chunks=shortened),
-    "one byte too many": Lie("", honest, chunks=lengthened),
+    "another last byte": Lie("digest", honest, chunks=changed(lambda content: content[:-1] + b"\x01")),
+    "an early end": Lie("", honest, chunks=changed(lambda content: content[:-8])),
+    "one byte too many": Lie("", honest, chunks=changed(lambda content: content + b"\x00")),
     "chunks of two MiB": Lie("", honest, chunks=oversized),
     "chunks that are no messages": Lie("", honest, chunks=garbage),
     "a byte now and then": Lie("", honest, missing="slow", chunks=dripped),

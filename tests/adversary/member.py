@@ -102,29 +102,25 @@ class Member:
             self._channels[site] = grpc.secure_channel(self.addresses[site], credentials, options)
         return self._channels[site]
 
-    def call(self, site: str, method: str, request: bytes, *, metadata: Any = None, timeout_s: float = CALL_S) -> bytes:
+    def call(self, site: str, method: str, request: bytes, *, timeout: float = CALL_S, **options: Any) -> bytes:
         """The bytes of the answer; ``grpc.RpcError`` with the status."""
         unary = self.channel(site).unary_unary(f"/{SERVICE}/{method}")
-        answer: bytes = unary(request, timeout=timeout_s, metadata=metadata)
+        answer: bytes = unary(request, timeout=timeout, **options)
         return answer
+
+    def stream(self, site: str, request: bytes, **options: Any) -> Iterator[bytes]:
+        """The messages of ``FetchArtifact``, as they come."""
+        calls = self.channel(site).unary_stream(f"/{SERVICE}/FetchArtifact")
+        yield from calls(request, timeout=CALL_S, **options)
 
     def status(self, site: str, method: str, request: bytes, **options: Any) -> str:
         """The name of the status that a call ends with."""
         try:
-            self.call(site, method, request, **options)
-        except grpc.RpcError as error:
-            return str(error.code().name)
-        return "OK"
-
-    def stream(self, site: str, request: bytes, *, timeout_s: float = CALL_S) -> Iterator[bytes]:
-        """The messages of ``FetchArtifact``, as they come."""
-        calls = self.channel(site).unary_stream(f"/{SERVICE}/FetchArtifact")
-        yield from calls(request, timeout=timeout_s)
-
-    def stream_status(self, site: str, request: bytes) -> str:
-        try:
-            for _ in self.stream(site, request):
-                pass
+            if method == "FetchArtifact":
+                for _ in self.stream(site, request, **options):
+                    pass
+            else:
+                self.call(site, method, request, **options)
         except grpc.RpcError as error:
             return str(error.code().name)
         return "OK"
@@ -150,28 +146,23 @@ class Member:
         return pb.ManifestRequest(**{**fields, **claims})
 
     def fetches(self, round: int, sha256: bytes, **claims: Any) -> pb.FetchRequest:
-        fields = {
-            "kind": self.kind,
-            "for_round": round,
-            "purpose": TRAIN,
-            "owner": self.name,
-            "sha256": sha256,
-            "offset": 0,
-        }
+        fields = {"kind": self.kind, "for_round": round, "purpose": TRAIN, "owner": self.name, "sha256": sha256}
         return pb.FetchRequest(**{**fields, **claims})
 
     def take(self, site: str, round: int) -> tuple[pb.Manifest, bytes]:
         """A site's artifact of a round, as a member in order takes it."""
         reply = pb.ManifestReply.FromString(
-            self.call(site, "GetManifest", self.asks(round, owner=site, wait_s=5.0).SerializeToString(), timeout_s=15)
+            self.call(site, "GetManifest", self.asks(round, owner=site, wait_s=5.0).SerializeToString(), timeout=15)
         )
         manifest = pb.Manifest.FromString(reply.manifest.body)
         request = self.fetches(round, manifest.sha256, owner=site).SerializeToString()
         return manifest, b"".join(pb.Chunk.FromString(message).data for message in self.stream(site, request))
 
-    def sign(self, body: bytes, *, label: bytes = LABEL, certificate: bytes | None = None) -> pb.SignedManifest:
-        signature = self.key.sign(label + body, ec.ECDSA(hashes.SHA256()))
-        return pb.SignedManifest(body=body, signature=signature, certificate_der=certificate or self.der)
+    def signature(self, label: bytes, body: bytes) -> bytes:
+        return self.key.sign(label + body, ec.ECDSA(hashes.SHA256()))
+
+    def sign(self, body: bytes, *, label: bytes = LABEL) -> pb.SignedManifest:
+        return pb.SignedManifest(body=body, signature=self.signature(label, body), certificate_der=self.der)
 
     def amendment(self, **claims: Any) -> bytes:
         """The body of a first amendment of the federation."""
@@ -182,15 +173,13 @@ class Member:
 
     def endorsement(self, body: bytes) -> pb.Endorsement:
         """The member's own signature under an amendment."""
-        signature = self.key.sign(b"mhfl/amendment/v1\x00" + body, ec.ECDSA(hashes.SHA256()))
-        return pb.Endorsement(certificate_der=self.der, signature=signature)
+        return pb.Endorsement(certificate_der=self.der, signature=self.signature(b"mhfl/amendment/v1\x00", body))
 
     def notice(self, site: str) -> pb.Notice:
         """A notice that a site leaves, which the member has signed."""
         fields = {"federation": self.federation.hex(), "site": site, "issued": 1}
         body = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
-        signature = self.key.sign(b"mhfl/leave/v1\x00" + body, ec.ECDSA(hashes.SHA256()))
-        return pb.Notice(body=body, signature=signature, certificate_der=self.der)
+        return pb.Notice(body=body, signature=self.signature(b"mhfl/leave/v1\x00", body), certificate_der=self.der)
 
     def manifest(self, round: int, artifact: Artifact) -> pb.SignedManifest:
         """The signed manifest of an artifact, with its claims in place of the truth."""
