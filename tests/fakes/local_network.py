@@ -155,58 +155,11 @@ class Site:
 
 
 @dataclass
-class Cutter:
-    """A TCP proxy to a port that cuts the connection, in turn cleanly and abruptly, after so many bytes."""
+class Proxy:
+    """A TCP proxy to a port."""
 
     port: int
-    after: Callable[[], int]
-    cuts: int = 0
-    lines: list[tuple[asyncio.StreamWriter, ...]] = field(default_factory=list)
-
-    async def start(self) -> int:
-        self.server = await asyncio.start_server(self._join, "127.0.0.1", 0)
-        return self.server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        self.server.close()
-        for line in self.lines:
-            for writer in line:
-                writer.transport.abort()
-
-    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        beyond_reader, beyond_writer = await asyncio.open_connection("127.0.0.1", self.port)
-        line = (writer, beyond_writer)
-        self.lines.append(line)
-        left = self.after()
-
-        async def carry(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-            nonlocal left
-            with contextlib.suppress(OSError):
-                while (data := await source.read(1 << 16)) and left > 0:
-                    left -= len(data)
-                    target.write(data)
-                    await target.drain()
-
-        carrying = [
-            asyncio.ensure_future(carry(reader, beyond_writer)),
-            asyncio.ensure_future(carry(beyond_reader, writer)),
-        ]
-        await asyncio.wait(carrying, return_when=asyncio.FIRST_COMPLETED)
-        self.cuts += left <= 0
-        for end in line:
-            end.transport.abort() if self.cuts % 2 else end.close()
-        await asyncio.wait(carrying)
-        self.lines.remove(line)
-
-
-@dataclass
-class LongLine:
-    """A TCP proxy to a port that delays every byte by ``delay_s``."""
-
-    port: int
-    delay_s: float
-    carried: int = 0
-    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    writers: list[asyncio.StreamWriter] = field(default_factory=list, init=False)
 
     async def start(self) -> int:
         self.server = await asyncio.start_server(self._join, "127.0.0.1", 0)
@@ -217,6 +170,49 @@ class LongLine:
         for writer in self.writers:
             writer.transport.abort()
 
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        beyond_reader, beyond_writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers += [writer, beyond_writer]
+        await self.carry((reader, beyond_writer), (beyond_reader, writer))
+
+    async def carry(self, *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+        """Carry a connection's bytes both ways until it ends."""
+        raise NotImplementedError
+
+
+@dataclass
+class Cutter(Proxy):
+    """Cuts the connection, in turn cleanly and abruptly, after so many bytes."""
+
+    after: Callable[[], int]
+    cuts: int = 0
+
+    async def carry(self, *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+        left = self.after()
+
+        async def carry(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            nonlocal left
+            with contextlib.suppress(OSError):
+                while (data := await source.read(1 << 16)) and left > 0:
+                    left -= len(data)
+                    target.write(data)
+                    await target.drain()
+
+        carrying = [asyncio.ensure_future(carry(*way)) for way in ways]
+        await asyncio.wait(carrying, return_when=asyncio.FIRST_COMPLETED)
+        self.cuts += left <= 0
+        for _, end in ways:
+            end.transport.abort() if self.cuts % 2 else end.close()
+        await asyncio.wait(carrying)
+
+
+@dataclass
+class LongLine(Proxy):
+    """Delays every byte by ``delay_s``."""
+
+    delay_s: float
+    carried: int = 0
+
     async def quiet(self) -> None:
         """Wait until no byte is under way."""
         carried = -1
@@ -224,9 +220,7 @@ class LongLine:
             carried = self.carried
             await asyncio.sleep(10 * self.delay_s)
 
-    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        beyond_reader, beyond_writer = await asyncio.open_connection("127.0.0.1", self.port)
-        self.writers += [writer, beyond_writer]
+    async def carry(self, *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
         loop = asyncio.get_running_loop()
 
         async def carry(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
@@ -235,7 +229,7 @@ class LongLine:
                     self.carried += len(data)
                     loop.call_later(self.delay_s, target.write, data)
 
-        await asyncio.gather(carry(reader, beyond_writer), carry(beyond_reader, writer))
+        await asyncio.gather(*(carry(*way) for way in ways))
 
 
 @dataclass
@@ -247,7 +241,7 @@ class LocalNetwork:
     addresses: dict[str, str] = field(default_factory=dict)
     servers: list[ExchangeServer] = field(default_factory=list)
     clients: list[ExchangeClient] = field(default_factory=list)
-    lines: list[Cutter | LongLine] = field(default_factory=list)
+    proxies: list[Proxy] = field(default_factory=list)
 
     async def serve(
         self, name: str, *, pki: Pki | None = None, roster: Collection[SiteName] = ROSTER, **options: Any
@@ -260,19 +254,17 @@ class LocalNetwork:
         self.addresses[name] = f"127.0.0.1:{port}"
         return Site(SiteName(name), service, server, port)
 
+    async def put_before(self, site: Site, proxy: Any) -> Any:
+        """Let others reach the site through a proxy."""
+        self.addresses[site.name] = f"127.0.0.1:{await proxy.start()}"
+        self.proxies.append(proxy)
+        return proxy
+
     async def cut(self, site: Site, after: Callable[[], int]) -> Cutter:
-        """Put a proxy that cuts connections before the site."""
-        cutter = Cutter(site.port, after)
-        self.addresses[site.name] = f"127.0.0.1:{await cutter.start()}"
-        self.lines.append(cutter)
-        return cutter
+        return await self.put_before(site, Cutter(site.port, after))
 
     async def lengthen(self, site: Site, *, delay_s: float) -> LongLine:
-        """Put a proxy that delays every byte before the site."""
-        line = LongLine(site.port, delay_s)
-        self.addresses[site.name] = f"127.0.0.1:{await line.start()}"
-        self.lines.append(line)
-        return line
+        return await self.put_before(site, LongLine(site.port, delay_s))
 
     def dial(self, name: str, *, pki: Pki | None = None, **options: Any) -> ExchangeClient:
         pki = pki or self.authority.admit(name)
@@ -310,8 +302,8 @@ async def network(authority: Authority, tmp_path: Path) -> AsyncIterator[LocalNe
     yield network
     for client in network.clients:
         await client.close()
-    for line in network.lines:
-        await line.stop()
+    for proxy in network.proxies:
+        await proxy.stop()
     for server in network.servers:
         await server.stop()
 

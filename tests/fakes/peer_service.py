@@ -11,16 +11,12 @@ from typing import Any
 
 from cryptography import x509
 
+from fakes.drafts import DERANGEMENT, draft
 from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.core import events
 from peer.core.machine import SiteMachine
-from peer.core.messages import (
-    Artifact,
-    Heartbeat,
-    SignedManifest,
-    TensorSpec,
-)
+from peer.core.messages import Artifact, Heartbeat, SignedManifest, TensorSpec
 from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.core.rows import decode
 from peer.core.worker_protocol import to_json
@@ -33,25 +29,8 @@ from peer.records.ledger import Ledger
 from peer.transport.manifest import verify_manifest
 from peer.transport.wire import ArtifactRequest
 
-FEDERATION = """
-name = "trial"
-rounds = 5
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "fedskd"
-[schedule]
-kind = "derangement"
-[[site]]
-name = "africa"
-[[site]]
-name = "asia"
-[[site]]
-name = "europe"
-"""
+SITES = AFRICA, ASIA, EUROPE = SiteName("africa"), SiteName("asia"), SiteName("europe")
+FEDERATION = draft("trial", rounds=5, schedule=DERANGEMENT, site=[{"name": name} for name in SITES])
 GLOBAL = FEDERATION.replace("rounds = 5", "rounds = 5\nglobal_test = true\nevaluation_every = 2")
 SITE = """
 [data]
@@ -59,7 +38,6 @@ input_size = [8]
 [egress]
 """
 KEY = RoundKey(b"\x07" * 32)
-EUROPE, ASIA, AFRICA = SiteName("europe"), SiteName("asia"), SiteName("africa")
 NOW = Heartbeat(1, 1, "train", 0.5, 1, 0)
 
 
