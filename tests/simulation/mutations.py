@@ -119,35 +119,38 @@ def no_signature() -> Iterator[Any]:
     yield patch(certificates, "verify_signature", lambda *parts: None)
 
 
-def any_round() -> Iterator[Any]:
-    """The round of an artifact is not compared with the one that is due."""
+def _comparing(change: Callable[[Any, Any, Any], Any], words: str) -> Iterator[Any]:
+    """Manifests are compared as if they had this change, and a problem with these words is none."""
     compare, problem = client.ExchangeClient._compare, transitions._problem
 
-    def compare_all_else(self: Any, manifest: Any, request: Any, peer: str) -> None:
-        compare(self, dataclasses.replace(manifest, round=request.for_round), request, peer)
+    def compare_all_else(self: Any, manifest: Any, request: Any, peer: Any) -> None:
+        compare(self, change(manifest, request, peer), request, peer)
 
     def overlook(site: Any, wanted: Any, event: Any) -> str:
         reason = problem(site, wanted, event)
-        return "" if "sent the artifact of round" in reason else reason
+        return "" if words in reason else reason
 
     yield patch(client.ExchangeClient, "_compare", compare_all_else)
     yield patch(transitions, "_problem", overlook)
+
+
+def any_round() -> Iterator[Any]:
+    """The round of an artifact is not compared with the one that is due."""
+
+    def change(manifest: Any, request: Any, peer: Any) -> Any:
+        return dataclasses.replace(manifest, round=request.for_round)
+
+    yield from _comparing(change, "sent the artifact of round")
 
 
 def any_owner() -> Iterator[Any]:
     """Origin and owner of an artifact are not compared with those that were asked for."""
-    compare, problem = client.ExchangeClient._compare, transitions._problem
 
-    def compare_all_else(self: Any, manifest: Any, request: Any, peer: Any) -> None:
+    def change(manifest: Any, request: Any, peer: Any) -> Any:
         artifact = dataclasses.replace(manifest.artifact, owner=request.owner)
-        compare(self, dataclasses.replace(manifest, origin=peer, artifact=artifact), request, peer)
+        return dataclasses.replace(manifest, origin=peer, artifact=artifact)
 
-    def overlook(site: Any, wanted: Any, event: Any) -> str:
-        reason = problem(site, wanted, event)
-        return "" if " where " in reason else reason
-
-    yield patch(client.ExchangeClient, "_compare", compare_all_else)
-    yield patch(transitions, "_problem", overlook)
+    yield from _comparing(change, " where ")
 
 
 def same_generation_after_a_backup() -> Iterator[Any]:
