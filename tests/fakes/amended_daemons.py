@@ -17,17 +17,10 @@ SITE = site_text(model={"name": "resnet10"})
 LIMIT_S = 120.0
 
 
-class AmendedDaemons(LocalFederation):
-    """Daemons whose operators call the commands in this process."""
+class WatchedDaemons(LocalFederation):
+    """Daemons without training that a test waits for."""
 
-    program = daemon.program("paced", 64, "all_to_all", "model", "train")
     limit_s = LIMIT_S
-
-    def call(self, *words: object) -> Any:
-        return run_json("--home", self.home, *words)
-
-    def govern(self, site: str, command: str, *words: object) -> Any:
-        return self.call("federation", command, "--site", site, *words)
 
     def until(self, name: str, holds: Callable[[dict[str, Any]], bool], document: str = "status") -> dict[str, Any]:
         """The first status, or other document, of a running site that satisfies a condition."""
@@ -39,6 +32,18 @@ class AmendedDaemons(LocalFederation):
                     return dict(shown)
             time.sleep(0.1)
         raise AssertionError(f"{name} never was as it should: {shown}; {self.console(name)[-3000:]}")
+
+
+class AmendedDaemons(WatchedDaemons):
+    """Daemons whose operators call the commands in this process."""
+
+    program = daemon.program("paced", 64, "all_to_all", "model", "train")
+
+    def call(self, *words: object) -> Any:
+        return run_json("--home", self.home, *words)
+
+    def govern(self, site: str, command: str, *words: object) -> Any:
+        return self.call("federation", command, "--site", site, *words)
 
     def follow(self, number: int, *names: str) -> None:
         """Wait until these sites have the amendment."""

@@ -6,26 +6,26 @@ import multiprocessing
 import resource
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from adversary import http2
 
 from fakes import daemon
+from fakes.amended_daemons import WatchedDaemons
 from fakes.drafts import draft, site_text
-from peer.demo.local_federation import LocalFederation
 
 PACE = {"beat_s": 1, "silence_s": 15, "linger_s": 5}
 FLOOD_S = 14.0
 CONNECTIONS = 4
 STRANGERS = 6000
-STARTED_S = 60.0
 STRANGE = "strangers"
 KINDS = [*http2.FLOODS, STRANGE]
 spawn = multiprocessing.get_context("spawn")
 
 
-class FloodedFederation(LocalFederation):
+class FloodedFederation(WatchedDaemons):
     program = daemon.program("paced", 64)
+    limit_s = 60.0
 
 
 class Flooded(NamedTuple):
@@ -42,33 +42,18 @@ def flood(folder: Path, kinds: list[str]) -> Flooded:
     with FloodedFederation.create(folder, draft("trial", rounds=100000, pace=PACE), sites) as federation:
         for site in ("asia", "europe"):
             federation.start(site, "--without", "mallory")
-        before = wait_for_round(federation, 2)
+        before = federation.until("asia", lambda status: status["committed"] >= 2)
         pki = str(federation.folder("mallory").pki)
         attacker = spawn.Process(target=attack, args=(before["listen"], pki, kinds))
         attacker.start()
         attacker.join()
         if attacker.exitcode:
             raise RuntimeError(f"the attacker ended with {attacker.exitcode}")
-        after = wait_for_round(federation, before["committed"] + 3)
+        after = federation.until("asia", lambda status: status["committed"] >= before["committed"] + 3)
         lines = Path(f"/proc/{before['pid']}/status").read_text().splitlines()
         peak_kb = int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
         log = (federation.folder("asia").logs / "daemon.log").stat().st_size
         return Flooded(after["pid"] == before["pid"], peak_kb / 1024, log)
-
-
-def wait_for_round(federation: LocalFederation, committed: int) -> dict[str, Any]:
-    """The status of asia once it has committed a round."""
-    end_s = time.monotonic() + STARTED_S
-    while True:
-        try:
-            status = federation.show("asia", "status")
-            if status["committed"] >= committed:
-                return dict(status)
-        except Exception:
-            if time.monotonic() > end_s:
-                raise
-        assert time.monotonic() < end_s, federation.console("asia")
-        time.sleep(0.1)
 
 
 def attack(address: str, pki: str, kinds: list[str]) -> None:

@@ -20,25 +20,24 @@ import grpc
 from adversary.member import MODEL, Artifact, Member, Server, safetensors
 
 from fakes import daemon
+from fakes.amended_daemons import WatchedDaemons
 from fakes.cli import ROOT
 from fakes.drafts import draft
 from peer.core import limits
 from peer.core.roster import SiteName
 from peer.demo.local_federation import LocalFederation
-from peer.errors import DaemonDown
 from peer.pb import peer_pb2 as pb
 
 RECEIVER = SiteName("receiver")
 PEERS = 31
 DRAFT = draft("many", rounds=1, method="fedavg", shared_model={"name": "resnet10"}, pace={"silence_s": 120})
 SITE = "[data]\ninput_size = [8]\n[limits]\nreceived_ratio_max = 1e9\n"
-POLL_S = 0.2
-LIMIT_S = 300.0
 
 
-class ReceivingFederation(LocalFederation):
+class ReceivingFederation(WatchedDaemons):
     """A federation whose one real daemon has a worker without torch."""
 
+    limit_s = 300.0
     program = daemon.program("obeys", 256, "all_to_all", "model", "train")
 
 
@@ -89,13 +88,7 @@ def receive(folder: Path, megabytes: int, *, peers: int = PEERS) -> dict[str, An
         stack.enter_context(federation)
         receiver = federation.start(RECEIVER, "--stay", environment={"PYTHONPATH": str(ROOT)})
         began_s = time.monotonic()
-        while time.monotonic() < began_s + LIMIT_S:
-            if receiver.poll() is not None:
-                raise RuntimeError(f"the daemon ended: {federation.console(RECEIVER)[-2000:]}")
-            with contextlib.suppress(DaemonDown):
-                if federation.show(RECEIVER, "status")["committed"]:
-                    break
-            time.sleep(POLL_S)
+        federation.until(RECEIVER, lambda status: status["committed"])
         peak = peak_mb(receiver.pid)
         (record,) = federation.show(RECEIVER, "rounds")
     return {"peak_mb": peak, "sources": len(record["sources"]), "seconds": time.monotonic() - began_s}

@@ -55,15 +55,11 @@ class Bench:
 
     def load(self) -> str:
         """The error of `start`, and of `check`, about the site's files."""
-        with pytest.raises(PeerError) as caught:
-            startup.load(self.folder)
-        return str(caught.value)
+        return error_of(PeerError, startup.load, self.folder)
 
     def start(self) -> str:
         """The error of a `start` that gets as far as the folder's content."""
-        with pytest.raises(PeerError) as caught:
-            startup.run(self.folder, startup.Options(quiet=True))
-        return str(caught.value)
+        return error_of(PeerError, startup.run, self.folder, startup.Options(quiet=True))
 
     def cli(self, *words: object) -> str:
         self.monkeypatch.chdir(self.tmp)
@@ -86,6 +82,13 @@ def _since_founding(time: str) -> str:
     """The time as if the federation had been founded on a certain day."""
     days = round((datetime.strptime(time, "%Y-%m-%d %H:%M").replace(tzinfo=UTC) - now()) / timedelta(days=1))
     return f"{FOUNDED + timedelta(days=days):%Y-%m-%d %H:%M}"
+
+
+def error_of(kind: type[Exception], call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+    """What the call says that ends with this error."""
+    with pytest.raises(kind) as caught:
+        call(*arguments, **options)
+    return str(caught.value)
 
 
 Make = Callable[[Bench], str]
@@ -111,12 +114,8 @@ def site_bytes(content: bytes) -> Make:
 
 
 def federation(**keys: Any) -> Make:
-    def make(bench: Bench) -> str:
-        with pytest.raises(PeerError) as caught:
-            FederationConfig.parse(draft(**{"name": "trial", **SITES, **keys}), "draft.toml")
-        return str(caught.value)
-
-    return make
+    text = draft(**{"name": "trial", **SITES, **keys})
+    return lambda bench: error_of(PeerError, FederationConfig.parse, text, "draft.toml")
 
 
 def data(*training: Any, test: Any = TEST, keys: Mapping[str, Any] | None = None, text: str = "") -> Make:
@@ -127,11 +126,14 @@ def data(*training: Any, test: Any = TEST, keys: Mapping[str, Any] | None = None
             (bench.folder.path / str(item["image"])).touch()
         content = {"training": [*training, *TRAINING[len(training) :]], "test": test} if keys is None else keys
         (bench.folder.path / "datalist.json").write_text(text or json.dumps(content))
-        federation_config, site_config, _ = startup.load(bench.folder)
-        finding, _ = local.check_data(federation_config, site_config)
-        return in_one_line(finding)
+        return checked_data(bench)
 
     return make
+
+
+def checked_data(bench: Bench) -> str:
+    federation_config, site_config, _ = startup.load(bench.folder)
+    return in_one_line(local.check_data(federation_config, site_config)[0])
 
 
 def in_one_line(finding: Finding) -> str:
@@ -147,8 +149,7 @@ def datalist_at(name: str, *, folder: bool = False, content: str = "") -> Make:
         elif content:
             path.write_text(content)
         bench.folder.site_toml.write_text(site_text(datalist=name))
-        federation_config, site_config, _ = startup.load(bench.folder)
-        return in_one_line(local.check_data(federation_config, site_config)[0])
+        return checked_data(bench)
 
     return make
 
@@ -159,9 +160,7 @@ def model(**table: Any) -> Make:
         from peer.training.network import build_spec
 
         sizes = {"spatial_dims": 2, "in_channels": 1, "classes": 2}
-        with pytest.raises(UnusableConfigurationError) as caught:
-            build_spec({**sizes, "hyper": {}, **table}, "[model]")
-        return str(caught.value)
+        return error_of(UnusableConfigurationError, build_spec, {**sizes, "hyper": {}, **table}, "[model]")
 
     return make
 
@@ -173,9 +172,7 @@ def cuda_absent(bench: Bench) -> str:
     from peer.training.errors import UnusableConfigurationError
 
     bench.monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(UnusableConfigurationError) as caught:
-        choose_device("cuda")
-    return str(caught.value)
+    return error_of(UnusableConfigurationError, choose_device, "cuda")
 
 
 def cli(*words: object) -> Make:
@@ -212,10 +209,9 @@ def key_open(bench: Bench) -> str:
 
 def at_another_time(days: int) -> Make:
     def make(bench: Bench) -> str:
-        pki, ca_certificate = bench.folder.pki, bench.loopback.federation.ca_certificate
-        with pytest.raises(PeerError) as caught:
-            Identity.load(pki, name=bench.folder.site, ca_certificate=ca_certificate, now=now() + timedelta(days=days))
-        return str(caught.value)
+        folder, ca = bench.folder, bench.loopback.federation.ca_certificate
+        then = now() + timedelta(days=days)
+        return error_of(PeerError, Identity.load, folder.pki, name=folder.site, ca_certificate=ca, now=then)
 
     return make
 
@@ -293,12 +289,10 @@ def other_user(bench: Bench) -> str:
     bench.loopback.home.chmod(0)
     os.seteuid(user or 65534)  # root may read everything
     try:
-        with pytest.raises(PeerError) as caught:
-            find_site(bench.loopback.home, "asia")
+        return error_of(PeerError, find_site, bench.loopback.home, "asia")
     finally:
         os.seteuid(user)
         bench.loopback.home.chmod(0o700)
-    return str(caught.value)
 
 
 def frozen(bench: Bench) -> str:

@@ -13,14 +13,14 @@ from peer.identity import certificates, enrolment
 from peer.relay.folder import RelayFolder
 
 
-def make_relay(ca: Path, folder: Path, *, listen: str, name: str = "gate") -> RelayFolder:
-    """A relay's folder with the certificate of a federation's CA."""
+def make_relay(ca: Path, folder: Path, *, listen: str) -> RelayFolder:
+    """The folder of the relay gate with the certificate of a federation's CA."""
     now = datetime.now(UTC)
     relay = RelayFolder(folder)
-    request, fingerprint = relay.make((ca / "federation.toml").read_text(), "federation.toml", SiteName(name))
+    request, fingerprint = relay.make((ca / "federation.toml").read_text(), "federation.toml", SiteName("gate"))
     certified = enrolment.Authority.load(ca, now=now).certify_relay(request, fingerprint=fingerprint, now=now)
     relay.join(certificates.certificate_pem(certified), now)
-    relay.relay_toml.write_text(f'name = "{name}"\nlisten = "{listen}"\n')
+    relay.relay_toml.write_text(f'name = "gate"\nlisten = "{listen}"\n')
     return relay
 
 
@@ -29,12 +29,13 @@ class RelayProcess:
 
     def __init__(self, folder: RelayFolder, prefix: Sequence[str] = ()) -> None:
         self.folder, self._prefix = folder, prefix
-        self.process = self._start()
+        self.start_again()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def start_again(self) -> None:
         words = [sys.executable, "-P", "-m", "peer.cli", "relay", "start", "--folder", str(self.folder.path)]
         with (self.folder.path / "console.log").open("ab") as output:
-            return subprocess.Popen([*self._prefix, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            command = [*self._prefix, *words]
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
     @property
     def console(self) -> str:
@@ -43,9 +44,6 @@ class RelayProcess:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-
-    def start_again(self) -> None:
-        self.process = self._start()
 
     def stop(self) -> int:
         """End it in order; its exit code."""

@@ -24,22 +24,14 @@ class StillProcess:
     """
 
     def __init__(self, loopback: LocalFederation, name: str, megabytes: int, prefix: Sequence[str] = ()) -> None:
-        command = [
-            *prefix,
-            sys.executable,
-            str(STILL),
-            str(loopback.home),
-            loopback.federation.name,
-            name,
-            str(megabytes),
-        ]
+        where = (loopback.home, loopback.federation.name, name, megabytes)
+        command = [*prefix, sys.executable, *map(str, (STILL, *where))]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._lines: queue.Queue[str] = queue.Queue()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def _listen(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self._lines.put(line.strip())
 
