@@ -53,14 +53,7 @@ DRAFT = draft(
     rounds=100_000,
     task={"kind": "time_series", "spatial_dims": 1, "in_channels": 2, "classes": 2},
     stages={"train": {"unit": "step", "count": 6, "learning_rate": 1e-3}},
-    pace={
-        "linger_s": 3600,
-        "wait_max_s": 60,
-        "deadline_floor_s": 2,
-        "silence_s": 3,
-        "beat_s": 0.5,
-        "isolated_s": 5,
-    },
+    pace={"linger_s": 3600, "wait_max_s": 60, "deadline_floor_s": 2, "silence_s": 3, "beat_s": 0.5, "isolated_s": 5},
 )
 
 
