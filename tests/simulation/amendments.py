@@ -167,6 +167,7 @@ class Operators:
                 else:  # whoever has a new key that the others do not know cannot ask them: its operator gets a file
                     signed = Proposal(best.links[number - 1].signed)
                     self._act(site, "enact", proposal=signed.encode().decode())
+        self._add_again(best)
         self._enact_again(best)
         self._rekey_again(best)
         if best.head.hold:
@@ -174,6 +175,16 @@ class Operators:
                 same = site.keeper.chain.head.digest == best.head.digest
                 if same and self._can(site.name) and self.amend(site, best.head.from_round, hold=False):
                     return
+
+    def _add_again(self, best: Chain) -> None:
+        """Enact what newcomers alone still have: the site that admitted them was restored, and hears no stranger."""
+        knowing = [site.name for site in self._members() if site.keeper.chain.head.digest == best.head.digest]
+        for site in self._members():
+            chain = site.keeper.chain
+            behind = len(chain.links) < len(best.links) and not first_difference(chain, best)
+            if behind and self._can(site.name) and not any(name in chain.head.keys for name in knowing):
+                signed = Proposal(best.links[len(chain.links)].signed)
+                self._act(site, "enact", proposal=signed.encode().decode())
 
     def _enact_again(self, best: Chain) -> None:
         """Enact the file of an expulsion once more at its operator's site, which has lost the key with a backup."""

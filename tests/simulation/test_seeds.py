@@ -32,6 +32,7 @@ FOUND = (
     4064455887,
     4064457139,
     4064457669,
+    4064458518,
 )
 """Seeds that found a fault, which is mended."""
 
