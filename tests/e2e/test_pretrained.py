@@ -81,7 +81,7 @@ def test_only_what_learns_travels_also_when_daemons_are_killed(
     with found(method=method, rounds=ROUNDS, checkpoint_s=0.5, **options) as loopback:
         tools.start(loopback, tools.sites)
         for name in ("asia", "africa", "europe"):  # one whose encoder is frozen, and a receiver of it
-            tools.wait_until(lambda name=name: loopback.show(name, "status")["phase"] == "train")
+            tools.wait_until(lambda name=name: loopback.show(name, "status")["round"] >= 1)
             loopback.kill(name)
             loopback.start(name)
         tools.finish_well(loopback, limit_s=600)
