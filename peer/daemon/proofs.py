@@ -87,14 +87,14 @@ class ClaimProofs:
         if seen is None or (known is not None and seen == replace(known, manifest=None)):
             return known if seen is not None else None
         received = self._journal.received_artifact(peer, seen.sha256)
-        signed = [from_base64(parts) for parts in received if "signature" in parts]
-        fitting = [
+        signed = (from_base64(parts) for parts in received if "signature" in parts)
+        fitting = (
             manifest
             for manifest in signed
             if len(manifest.body) <= limits.SHOWN_BYTES_MAX  # else the peer's server would refuse the greeting
             and _place(decode_manifest(manifest.body)) == (seen.generation, seen.round)
-        ]
-        self._seen[peer] = replace(seen, manifest=fitting[0] if fitting else None)
+        )
+        self._seen[peer] = replace(seen, manifest=next(fitting, None))
         return self._seen[peer]
 
     def verify_seen(self, seen: Seen) -> None:

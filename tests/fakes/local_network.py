@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import datetime
@@ -155,7 +156,7 @@ class Site:
 
 
 @dataclass
-class Proxy:
+class Proxy(abc.ABC):
     """A TCP proxy to a port."""
 
     port: int
@@ -175,9 +176,9 @@ class Proxy:
         self.writers += [writer, beyond_writer]
         await self.carry((reader, beyond_writer), (beyond_reader, writer))
 
+    @abc.abstractmethod
     async def carry(self, *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
         """Carry a connection's bytes both ways until it ends."""
-        raise NotImplementedError
 
 
 @dataclass

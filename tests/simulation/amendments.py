@@ -171,14 +171,11 @@ class Operators:
         self._enact_again(best)
         self._rekey_again(best)
         if best.head.hold:
-            for site in self._members():
-                same = site.keeper.chain.head.digest == best.head.digest
-                if same and self._can(site.name) and self.amend(site, best.head.from_round, hold=False):
-                    return
+            self._amend_best(best, hold=False)
 
     def _add_again(self, best: Chain) -> None:
         """Enact what newcomers alone still have: the site that admitted them was restored, and hears no stranger."""
-        knowing = [site.name for site in self._members() if site.keeper.chain.head.digest == best.head.digest]
+        knowing = [site.name for site in self._members() if same_head(site, best)]
         for site in self._members():
             chain = site.keeper.chain
             behind = len(chain.links) < len(best.links) and not first_difference(chain, best)
@@ -193,8 +190,7 @@ class Operators:
             if proposal is None or not self._can(name):
                 continue
             site = self._run.sites[name]
-            same = site.keeper.chain.head.digest == best.head.digest
-            if same and site.keeper.epochs().all[link.after.number].round_key is None:
+            if same_head(site, best) and site.keeper.epochs().all[link.after.number].round_key is None:
                 self._act(site, "enact", proposal=proposal.encode().decode())
 
     def _rekey_again(self, best: Chain) -> None:
@@ -203,11 +199,15 @@ class Operators:
             _, key = renewed(subject.name) if subject.key_is_new else ({}, None)
             if key is None or best.head.keys.get(SiteName(subject.name)) in (None, key):
                 continue
-            for site in self._members():
-                same = site.keeper.chain.head.digest == best.head.digest
-                new = {SiteName(subject.name): key}
-                if same and self._can(site.name) and self.amend(site, best.head.from_round, rekey=new):
-                    return
+            if self._amend_best(best, rekey={SiteName(subject.name): key}):
+                return
+
+    def _amend_best(self, best: Chain, **changes: Any) -> bool:
+        """Amend that chain at the first member that follows it and can."""
+        return any(
+            same_head(site, best) and self._can(site.name) and self.amend(site, best.head.from_round, **changes)
+            for site in self._members()
+        )
 
     def chain(self) -> Chain | None:
         """The chain that all members should follow: the preferred one of all sites, also of those that ended."""
@@ -234,9 +234,7 @@ class Operators:
         missing = [site.name for site in sites if site.daemon is None or site.daemon.machine.phase != Phase.DONE]
         reached = self._run.referee.reached_since_mended()
         pairs = [(one.name, two.name) for one in sites for two in sites if one is not two]
-        same = {
-            site.name for site in self._members() if best is None or site.keeper.chain.head.digest == best.head.digest
-        }
+        same = {site.name for site in self._members() if best is None or same_head(site, best)}
         relays = self._run.relays
         missing += [f"{site.name}, which has nothing parked" for site in sites if not relays.serves(site.name)]
         return missing + [f"{one} to {two}" for one, two in pairs if (one, two) not in reached and {one, two} <= same]
@@ -371,7 +369,7 @@ class Operators:
     async def fork(self, site: Site, act: Act) -> bool:
         """Two bodies of one number are signed, and two sites enact one each."""
         others = [each for each in self._members() if each is not site and self._can(each.name)]
-        alike = [each for each in others if each.keeper.chain.head.digest == site.keeper.chain.head.digest]
+        alike = [each for each in others if same_head(each, site.keeper.chain)]
         if not alike:
             return False
         rounds, other = site.keeper.chain.head.rounds, self._rng.choice(alike)
@@ -409,6 +407,11 @@ class Operators:
 
     def _first(self, site: Site, act: Act) -> int:
         return site.daemon.machine.number + act.ahead
+
+
+def same_head(site: Site, chain: Chain) -> bool:
+    """Whether a site's newest amendment is that of a chain."""
+    return site.keeper.chain.head.digest == chain.head.digest
 
 
 def first_difference(one: Chain, two: Chain) -> int:
