@@ -8,6 +8,8 @@ one command, one group, or commands that share their code.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -21,7 +23,7 @@ import click
 from click.exceptions import NoArgsIsHelpError
 from click.shell_completion import CompletionItem
 
-from peer.errors import Interrupted, PeerError, UsageError, one_line
+from peer.errors import DiskError, Interrupted, PeerError, UsageError, one_line
 
 PROGRAM = "mhfl-peer"
 INTERNAL_ERROR = 1
@@ -196,12 +198,17 @@ class LazyGroup(click.Group):
             result = super().main(*args, **{"prog_name": PROGRAM, **extra, "standalone_mode": False, "obj": settings})
             sys.stdout.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit is quiet too
+            _discard_output()
             sys.exit(INTERNAL_ERROR)
         except Exception as error:
             words = extra.get("args") or (args[0] if args else None) or sys.argv[1:]
             sys.exit(_report(error, debug=settings.debug, called=_called_command(self, words)))
         sys.exit(result if isinstance(result, int) else 0)
+
+
+def _discard_output() -> None:
+    """Let the flush at exit write nowhere: it would fail again, and change the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _called_command(group: click.Group, words: Sequence[str]) -> str:
@@ -225,7 +232,8 @@ def _report(error: Exception, *, debug: bool, called: str = PROGRAM) -> int:
         called: the called command, for errors of click that do not know it.
     """
     if debug:
-        traceback.print_exception(error)
+        with contextlib.suppress(OSError):
+            traceback.print_exception(error)
     if isinstance(error, NoArgsIsHelpError):
         error.show()
         return error.exit_code
@@ -236,12 +244,17 @@ def _report(error: Exception, *, debug: bool, called: str = PROGRAM) -> int:
         error = UsageError(error.format_message().rstrip("."))
     elif isinstance(error, click.Abort):
         error = Interrupted("interrupted")
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        error = DiskError(f"{error.filename or 'output'}: {error.strerror}")
+        _discard_output()
     if isinstance(error, PeerError):
-        click.echo(f"{PROGRAM}: {error}", err=True)
-        return error.exit_code
-    reason = one_line(f"{type(error).__name__}: {error}")
-    click.echo(f"{PROGRAM}: internal error: {reason}; run it again with --debug and report the traceback", err=True)
-    return INTERNAL_ERROR
+        text, code = str(error), error.exit_code
+    else:
+        reason = one_line(f"{type(error).__name__}: {error}")
+        text, code = f"internal error: {reason}; run it again with --debug and report the traceback", INTERNAL_ERROR
+    with contextlib.suppress(OSError):  # the console may be on a full disk: the exit code still says what happened
+        click.echo(f"{PROGRAM}: {text}", err=True)
+    return code
 
 
 @click.group(

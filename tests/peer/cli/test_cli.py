@@ -14,7 +14,7 @@ import pytest
 from fakes.cli import PROGRAM, ROOT
 from fakes.cli import run as call
 from peer.cli import COMMANDS, _report, main
-from peer.errors import ConfigError
+from peer.errors import ConfigError, DiskError, UsageError
 
 FEDERATION = ROOT / "deploy" / "examples" / "federation.toml"
 OWN = ("federation", "site")
@@ -168,6 +168,14 @@ def test_closed_pipe_is_quiet() -> None:
     result = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (result.returncode, result.stderr) == (1, b"")
+
+
+def test_a_full_disk_under_the_output_is_said_and_one_under_the_console_keeps_the_exit_code() -> None:
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run([*PROGRAM, "methods"], stdout=full, stderr=subprocess.PIPE, check=False)
+        lost = subprocess.run([*PROGRAM, "--debug", "no-command"], stdout=full, stderr=full, check=False)
+    assert (result.returncode, lost.returncode) == (DiskError.exit_code, UsageError.exit_code)
+    assert result.stderr == b"mhfl-peer: output: No space left on device; " + DiskError.usual_remedy.encode() + b"\n"
 
 
 def test_shared_options_stand_anywhere(tmp_path: Path) -> None:
