@@ -30,16 +30,21 @@ def states(runs: list[Run]) -> list[object]:
     return [json.loads((run.folder / "manifest.json").read_text())["states"] for run in runs]
 
 
+def add_node(nodes: Any, **options: Any) -> None:
+    """Add a node; Ray gives up one that a busy machine has not started after 30 s."""
+    before = len(nodes.list_all_nodes())
+    while len(nodes.list_all_nodes()) == before:
+        with contextlib.suppress(Exception):
+            nodes.add_node(**options, object_store_memory=STORE_BYTES)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A head that carries out nothing, and a node of one processor."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    head = {"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False}
     nodes = importlib.import_module("ray.cluster_utils").Cluster()
-    while nodes.head_node is None:  # Ray gives up a node that a busy machine has not started after 30 s
-        with contextlib.suppress(Exception):
-            nodes.add_node(**head)
-    nodes.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+    add_node(nodes, num_cpus=0, include_dashboard=False)
+    add_node(nodes, num_cpus=1)
     yield nodes
     nodes.shutdown()
 
@@ -91,7 +96,7 @@ def test_a_run_whose_node_died_is_carried_out_on_another(cluster: Any, tmp_path:
         ended = pool.submit(run)
         (tmp_path / "began").read_text()
         assert not ended.done()
-        cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+        add_node(cluster, num_cpus=1)
         cluster.remove_node(node, allow_graceful=False)
         assert ended.result(timeout=120) == [(tmp_path.name, "")]
 
