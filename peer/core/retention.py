@@ -17,7 +17,7 @@ def tidy(site: SiteState, needed_before: set[Sha256]) -> None:
     """
     rules, memory, epoch = site.lived_rules, site.memory, site.epoch
     fetched = {name for early in site.early for name, want in early.wants.items() if want.open}
-    repeated = fetched if rules.staleness else set()  # by staleness, these may send the same file for the next round
+    repeated = fetched if rules.staleness else set()  # by staleness, these may send their last file again
     expelled, newest = site.rules.epochs.head.expelled, dict[SiteName, int]()
     for source in memory.received.values():
         if source.round <= memory.committed:  # one of a later round arrived early, and replaces nothing yet
@@ -28,7 +28,7 @@ def tidy(site: SiteState, needed_before: set[Sha256]) -> None:
         age = memory.committed - source.round
         may_replace = last and epoch.fallback == "stale" and age < epoch.staleness_rounds_max
         used = age >= 0 or (memory.model_is_home and source.artifact.owner == rules.site)
-        kept = cached or may_replace or source.origin in repeated
+        kept = cached or may_replace or (last and source.origin in repeated)
         if source.origin in expelled or (used and not kept):
             site.persist(rows.DiscardedRow(memory.committed, sha256=digest))
     old = memory.committed - epoch.pace.artifact_rounds_max

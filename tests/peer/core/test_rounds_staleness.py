@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fakes.core_site import of
+from fakes.core_site import discarded, of
 from peer.core import commands
 from peer.core.messages import Heartbeat
 from peer.core.phases import Phase
@@ -110,6 +110,14 @@ def test_a_file_that_comes_again_for_the_next_round_stays_while_it_is_asked_for(
     site.deliver("asia")
     out = site.finish()
     assert [order.sha256 for order in of(out, commands.Discard)] == [initial.sha256]
+
+
+def test_a_peer_that_is_always_late_leaves_its_last_file_alone(solo: Any, artifact: Any) -> None:
+    site = solo(**TWO, rounds=4).begin()
+    for round in (1, 2, 3):
+        site.deliver("asia")
+        before = [artifact("asia", f"asia for {round - 1}").sha256] if round > 1 else []
+        assert discarded(site.finish()) == before, "the next one is fetched, and may be the file of this round"
 
 
 def test_a_mean_of_tables_takes_the_own_table_of_the_same_round(solo: Any) -> None:
