@@ -174,12 +174,13 @@ class Operators:
             self._amend_best(best, hold=False)
 
     def _add_again(self, best: Chain) -> None:
-        """Enact what newcomers alone still have: the site that admitted them was restored, and hears no stranger."""
-        knowing = [site.name for site in self._members() if same_head(site, best)]
+        """Enact at a restored site what only those still have whom it does not know, or not with their new keys."""
+        knowing = [SiteName(site.name) for site in self._members() if same_head(site, best)]
         for site in self._members():
             chain = site.keeper.chain
             behind = len(chain.links) < len(best.links) and not first_difference(chain, best)
-            if behind and self._can(site.name) and not any(name in chain.head.keys for name in knowing):
+            hears = any(chain.head.keys.get(name) == best.head.keys.get(name) for name in knowing)
+            if behind and self._can(site.name) and not hears:
                 signed = Proposal(best.links[len(chain.links)].signed)
                 self._act(site, "enact", proposal=signed.encode().decode())
 

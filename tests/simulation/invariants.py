@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import errno
 import functools
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -263,8 +265,10 @@ class Referee:
             self.reached[site.name] = max(self.reached[site.name], round)
         if kind == "skipped":
             others = [reached for name, reached in self.reached.items() if name not in self.guilty | {site.name}]
-            if not others:  # a liar is the only peer, and has signed for a round that it is not in
-                others = [each.liar.signed_ahead for each in self.sites.values() if each.liar is not None]
+            if not others:  # a liar is the only peer: it is in its daemon's round, or has signed for a later one
+                liars = [each for each in self.sites.values() if each.liar is not None]
+                rounds = [each.daemon.machine.number for each in liars if each.daemon is not None]
+                others = [*rounds, *(each.liar.signed_ahead for each in liars)]
             self.require(
                 round <= max(others, default=0), f"{site.name} skips to round {round} that no honest site is in"
             )
@@ -278,7 +282,7 @@ class Referee:
         names its signers. A site whose backup was restored may show another artifact until the receiver
         greets it; one whose operator has switched to a shorter federation may be in a round after its
         end. A site may say that another refuses its calls, if the other's chain does not have it, or
-        pins another key of it.
+        pins another key of it. An artifact that met a full disk was too large for it.
         """
         self.refused.setdefault(origin, []).append(reason)
         restored = origin in self.restored_sites and reason.startswith(SECOND_ARTIFACT)
@@ -287,7 +291,8 @@ class Referee:
         switched = origin in self.switched and reason.startswith(AFTER_THE_LAST)
         rekeyed = site.name in self.rekeyed and reason.startswith(f"{site.name}: {PINNED}")
         others = reason.startswith(NO_COMMON_VERSION) and not speak_alike(site, self.sites[origin])
-        excused = others or restored or shut_out or switched or rekeyed
+        filled = site.disk.was_full and reason.endswith(os.strerror(errno.ENOSPC))
+        excused = others or restored or shut_out or switched or rekeyed or filled
         if not reason.startswith(FORK) and not excused:
             self.require(origin in self.guilty, f"{site.name} accuses {origin}, who is innocent: {reason}")
 

@@ -171,8 +171,12 @@ class Relays:
         def bind(host: str, port: int) -> Listener:
             process = PROCESS.get()
             address = f"{process.site}:{port}"
-            listener = self._listeners[address] = Listener(process, lambda: self._listeners.pop(address, None))
+            listener = self._listeners[address] = Listener(process, lambda: close(address, listener))
             return listener
+
+        def close(address: str, listener: Listener) -> None:
+            if self._listeners.get(address) is listener:  # what a process that died does late ends no other's
+                del self._listeners[address]
 
         async def peek(connection: AcceptedSocket) -> ClientHello:
             return connection.hello
