@@ -181,8 +181,11 @@ class Operators:
             behind = len(chain.links) < len(best.links) and not first_difference(chain, best)
             hears = any(chain.head.keys.get(name) == best.head.keys.get(name) for name in knowing)
             if behind and self._can(site.name) and not hears:
-                signed = Proposal(best.links[len(chain.links)].signed)
-                self._act(site, "enact", proposal=signed.encode().decode())
+                link = best.links[len(chain.links)]
+                taken = self._act(site, "enact", proposal=Proposal(link.signed).encode().decode())
+                past = link.after.from_round <= site.daemon.machine.number
+                if past and not taken and chain.head.keys.keys().isdisjoint(knowing):
+                    self._left.update(knowing)  # the members have lived the round of those that alone know it
 
     def _enact_again(self, best: Chain) -> None:
         """Enact the file of an expulsion once more at its operator's site, which has lost the key with a backup."""

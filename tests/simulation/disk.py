@@ -181,6 +181,7 @@ class Disk:
         """Put a file back, with what was not durable of it."""
         with open(path, "wb") as file:
             file.write(content)
+        os.chmod(path, 0o600)  # secrets are among them
         if writes is not None:
             self._pending[path] = writes
 
