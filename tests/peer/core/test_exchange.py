@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -100,6 +101,16 @@ def test_wait_max_ends_every_wait(rules: Any) -> None:
     assert dropped(current) == {}
     current.give_up(near("africa", "america", at_s=499.0), own, 500.0)
     assert dropped(current) == {"africa": "slow", "america": "slow"}
+
+
+def test_the_wants_are_checked_again_at_each_end_of_a_wait_that_is_still_to_come(rules: Any) -> None:
+    own = rules("europe", FIVE, method="feddal", pace=PaceRules(wait_max_s=500.0))
+    current = waiting("all_to_all", "africa", slow_s=100.0)
+    current.wants["africa"].patience_s = 40.0
+    ends_s = [15.0, 40.0, 100.0, 500.0]  # africa's silence, the patience with it, the adaptive deadline, the bound
+    assert [current.due_s(near("africa", at_s=0.0), own, now_s) for now_s in (0.0, *ends_s)] == [
+        [end_s] for end_s in (*ends_s, math.inf)
+    ]
 
 
 def test_the_quorum_is_half_of_the_others_unless_it_is_set(rules: Any) -> None:

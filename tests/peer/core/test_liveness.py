@@ -144,6 +144,8 @@ def test_the_counts_are_those_of_every_peer_looked_up(steps: list[tuple[Any, ...
         rules = {"patience_s": patience.__getitem__, "unproven_max": committed + 1}
         heard = near.recount(now_s, **rules)
         assert heard.counts == Counter(looked_up(near, name, now_s, **rules) for name in heard)
+        others = Counter(looked_up(near, name, now_s, **rules) for name in heard if name != SIX[0])
+        assert dict(heard.counts_without(SIX[0])) == others
         assert all(near.silent_at_s(name) >= heard.recount_s for name in near.present(heard, now_s))
 
 

@@ -473,7 +473,10 @@ def test_a_leaving_site_fetches_its_own_model_from_where_it_was_trained_last(tra
     assert travelling.site.phase == Phase.HANDBACK
     fetched = [(command.origin, command.round, command.purpose, command.owner) for command in of(out, commands.Fetch)]
     assert fetched == [(holder, 2, "handback", "europe")]
+    first, second = (name for name in travelling.rules.others if name != holder)
+    assert of(travelling.learn(leaving=first), commands.Fetch, commands.CancelFetch) == []
     travelling.deliver(holder)
+    assert of(travelling.learn(leaving=second), commands.Halt) == []
     assert travelling.site.phase == Phase.ADOPT
     travelling.finish()
     assert travelling.site.phase == Phase.LEAVING

@@ -356,6 +356,20 @@ def test_whatever_a_site_goes_back_to_is_kept(solo: Any) -> None:
     assert refused == ["claims a round after the last one (6)"], "none is refused for a divergence"
 
 
+def test_an_artifact_that_no_receiver_may_ask_for_any_more_is_served_no_more(solo: Any) -> None:
+    site = solo(**TWO, method="fedavg_ft", rounds=3, pace=PaceRules(artifact_rounds_max=1)).begin()
+    for round in (1, 2):
+        site.finish()
+        site.deliver("asia")
+        site.finish()
+        site.beat("asia", round)
+    assert list(site.site.memory.published) == [(2, "europe")]
+    site.finish()
+    site.finish()
+    assert site.site.memory.committed == 3
+    assert not site.site.memory.published
+
+
 def test_a_worker_that_names_another_stage_publishes_nothing_early(solo: Any, artifact: Any) -> None:
     site = solo(**TWO, method="mh_pflid", rounds=6).begin()
     assert site.order.stage == "inject"

@@ -6,7 +6,7 @@ from typing import Any
 
 from fakes.core_site import discarded
 from peer.core import commands, copies, events, exchange
-from peer.core.limits import LOST_FILES_MAX
+from peer.core.limits import LOST_FILES_MAX, WORKER_RESTARTS_MAX
 from peer.core.messages import Unavailable
 from peer.core.phases import Phase
 
@@ -224,6 +224,28 @@ def test_an_own_copy_that_is_unusable_leaves_the_model_as_it_is(solo: Any) -> No
     assert site.site.memory.model_is_home
     assert site.site.memory.state == site.body("initialised")["state"]
     assert site.kinds.count("refused") == 0
+
+
+def test_a_model_of_which_no_copy_is_left_stays_as_it_is(solo: Any) -> None:
+    site = travelled(solo)
+    site.restart(lost=site.site.memory.published[1, "europe"].sha256)
+    site.greet()
+    site.unavailable("asia", Unavailable.SKIPPED)
+    assert site.site.memory.model_is_home
+    assert site.body("adopted")["state"] == ""
+    assert "slot_lost" in site.kinds
+
+
+def test_crashes_before_the_model_is_home_count_no_more_when_it_is(solo: Any) -> None:
+    site = travelled(solo)
+    site.deliver("asia")
+    for _ in range(WORKER_RESTARTS_MAX):
+        site.fail()
+    assert site.site.phase == Phase.ADOPT
+    site.finish()
+    site.deliver("asia")
+    site.fail()
+    assert [source.origin for source in site.order.sources] == ["asia"], "one crash costs no peer its artifact"
 
 
 def test_a_model_is_asked_home_from_its_holder_alone(solo: Any, artifact: Any) -> None:

@@ -98,6 +98,8 @@ def test_what_a_peer_cost_outlives_a_restart(site: Any) -> None:
     assert before_s < WAIT_MAX_S
     site.restart()
     assert site.site.patience_s("asia") == before_s
+    site.finish()
+    assert site.site.patience_s("asia") > before_s, "the allowance grows with the time that the site trained"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,13 @@ def test_a_clock_that_rings_early_is_set_again(solo: Any) -> None:
     assert site.site.phase != Phase.GATHERING
 
 
+def test_between_rounds_the_waits_are_those_of_the_next_one(solo: Any) -> None:
+    site = solo(sites=("asia", "europe"), pace=PaceRules(gather_s=50))
+    site.finish()
+    site.learn(1, pace=PaceRules(gather_s=20))
+    assert site.wake_s == 1020.0
+
+
 @pytest.mark.parametrize("began_s", [1000.1, 1000.3, 1001.7])
 @pytest.mark.parametrize("wait_s", [33.3, 60.0, 75.1])
 def test_a_wait_ends_at_the_very_second_that_the_clock_was_set_to(solo: Any, began_s: float, wait_s: float) -> None:
