@@ -12,7 +12,7 @@ import pytest
 
 from peer.core.access import CHANGE_NO_ANSWER, answer, denial, unasked
 from peer.core.commands import Source
-from peer.core.epochs import Epochs
+from peer.core.epochs import Epochs, PaceRules
 from peer.core.messages import EvaluationResult, Purpose, Unavailable
 from peer.core.roster import SiteName
 from peer.core.rows import ArrivedRow, ComparedRow, DiscardedRow, EvaluatedRow
@@ -93,6 +93,13 @@ def test_a_circulating_model_is_served_by_its_holder_and_by_its_owner(rules: Any
     assert asked(holder, for_round=3, owner="america") is None
     assert asked(rules("africa", FOUR, method="fedcross"), caller="america", for_round=2, owner="america") is None
     assert "asia is not where" in (asked(first, for_round=3, owner="america") or "")
+    pace = PaceRules(artifact_rounds_max=1)
+    for name in FOUR:
+        own = rules(name, FOUR, method="fedcross", rounds=9, pace=pace)
+        for round, caller in itertools.product(range(3, 10), own.others):
+            slot = own.turn(round, caller)
+            held = name in {slot, *(own.holder(round - age, slot) for age in (0, 1, 2))}
+            assert (asked(own, caller=caller, for_round=round, owner=slot) is None) == held
 
 
 def test_a_copy_that_was_trained_into_another_one_is_served_to_compare_both(rules: Any, artifact: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fakes.core_site import of, persisted
+from fakes.core_site import discarded, of, persisted
 from peer.core import commands, events, global_test, limits, status
 from peer.core.global_test_memory import NO_ANSWER, evaluation_records
 from peer.core.messages import Heartbeat, Unavailable
@@ -326,6 +326,22 @@ def test_guests_are_deleted_once_the_policy_forbids_them(europe: Any, solo: Any)
     strict = solo("europe", **{**TWO, "evaluation_permitted": False}, rows=europe.audit.rows)
     assert strict.body("settled")["reason"].startswith("not permitted by europe")
     assert sha256 not in strict.site.memory.needed_digests()
+
+
+def test_of_sites_that_are_gone_nothing_is_fetched_or_kept_but_what_is_being_measured(solo: Any, artifact: Any) -> None:
+    site = solo("europe", (*FOUR, "oceania"), rounds=20, **LENDING).begin()
+    for name in site.rules.others:
+        site.beat(name, 4)
+    for name in ("africa", "america", "oceania"):
+        site.lend(name)
+    out = site.learn(leaving="africa america asia")
+    assert commands.CancelFetch("asia", "evaluate") in out
+    settled = {body["origin"]: body["reason"] for kind, _, body in site.audit.rows if kind == "settled"}
+    assert settled == {"america": "gone", "asia": "gone"}
+    assert discarded(out) == [artifact("america", "america after 4").sha256]
+    site.examine()
+    assert site.body("measured")["origin"] == "africa"
+    assert site.measure_order.source.origin == "oceania"
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from peer.core.commands import Source
-from peer.core.global_test_memory import NO_ANSWER, REASONS, ROWS, Evaluation, evaluation_records, record
+from peer.core.global_test_memory import NO_ANSWER, REASONS, ROWS, Evaluation, LentModel, evaluation_records, record
 from peer.core.messages import UNMEASURED, EvaluationResult
 from peer.core.rows import GuestRow, LapsedRow, MeasuredRow, MislaidRow, ReportRow, SettledRow
 from peer.core.worker_protocol import to_json
@@ -71,6 +71,14 @@ def test_a_guest_whose_file_is_gone_is_fetched_again(artifact: Any) -> None:
     memory.forget_missing_files(set())
     assert memory.borrowed[KEY].source is None
     assert memory.borrowed[KEY].sha256 == model.sha256, "another model under the same name would show"
+
+
+def test_a_lent_model_is_needed_until_its_file_is_gone(artifact: Any) -> None:
+    model = artifact("europe", "after 4")
+    memory = Evaluation(lent={4: LentModel(model)})
+    assert memory.needed_digests() == {model.sha256}
+    memory.forget_missing_files(set())
+    assert memory.needed_digests() == set()
 
 
 def test_rows_of_a_model_that_is_lent_no_more_change_nothing(artifact: Any) -> None:

@@ -18,6 +18,7 @@ from peer.methods.registry import PLANS
         ({"stages": {"other": Work("step", 1, 0.1)}}, r"phases name the stages \['train'\], the table has \['other'\]"),
         ({"parameters": {"package": Parameter(1, "")}}, "a parameter must not be called 'package'"),
         ({"circulating_share": "rho"}, "there is no parameter 'rho'"),
+        ({"visits": "activation"}, "the pattern `visit`, and no other, has a parameter"),
     ],
 )
 def test_a_plan_that_contradicts_itself_is_refused(changes: dict[str, Any], reason: str) -> None:

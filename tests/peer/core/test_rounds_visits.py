@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fakes.core_site import of
+from fakes.core_site import amend, of
 from peer.core import access, commands
 from peer.core.messages import Unavailable
 from peer.core.phases import Phase
@@ -64,6 +64,8 @@ def test_visits_are_at_most_the_other_sites(rules: Any) -> None:
     assert rules("asia", ("asia",), **VISIT).visits == 0
     assert rules("asia", FOUR, **VISIT, parameters={"visits": 3}).visits == 3
     assert rules("asia", FOUR).visits == 0
+    grows = rules("asia", FOUR[1:3], **VISIT)
+    assert grows.amended(amend(grows.epochs, 3, members=" ".join(FOUR))).visits == 2
 
 
 def test_hosts_and_visitors_are_each_other_s(rules: Any) -> None:
@@ -294,6 +296,23 @@ def test_a_lost_result_after_returns_left_takes_a_new_generation(solo: Any) -> N
     lost = recover(site.audit.rows, present=memory.needed_digests() - {merged})
     assert lost.generation == 2
     assert lost.open is None
+
+
+def test_a_lost_result_of_a_round_in_which_no_return_left_takes_no_new_generation(solo: Any) -> None:
+    site = to_returns(solo("europe", FOUR, **VISIT, evaluation_every=1))
+    site.deliver_all()
+    site.finish()
+    site.finish()
+    for name in list(site.fetches):
+        site.unavailable(name, Unavailable.SKIPPED)
+    site.finish()
+    site.deliver_all()
+    site.finish()
+    memory = site.site.memory
+    assert (site.site.phase, memory.open.number) == (Phase.EVALUATE, 2)
+    assert {artifact.kind for (round, _), artifact in memory.published.items() if round == 1} == {"model", "return"}
+    lost = recover(site.audit.rows, present=memory.needed_digests() - {memory.open.artifact.sha256})
+    assert (lost.generation, lost.open) == (1, None)
 
 
 def test_a_return_that_is_gone_is_fetched_again_and_nothing_is_trained_twice(solo: Any) -> None:
