@@ -19,7 +19,7 @@ from peer.audit import evidence_files, verification
 from peer.config.site_folder import SiteFolder
 from peer.daemon.dispatch import now
 from peer.documents import LedgerVerified
-from peer.errors import FederationMismatch, PeerMisbehaved, StateError, UsageError
+from peer.errors import CertificateError, FederationMismatch, PeerMisbehaved, StateError, UsageError
 from peer.identity import certificates, enrolment
 from peer.identity.bundle import Bundle
 from peer.records.journal import chain_hash
@@ -275,6 +275,17 @@ def test_a_site_whose_certificate_has_expired_still_answers_to_its_auditor(books
     document = verification.verify_export(export(folder, tmp_path / "asia.json"), folder.federation_toml)
     assert document["problems"] == []
     assert any("its certificate was not valid on" in text for text in document["unproven"])
+
+
+def test_a_site_that_the_genesis_does_not_have_signs_without_the_genesis_round_key(
+    asia: SiteFolder, tmp_path: Path
+) -> None:
+    (asia.pki / certificates.ROUND_KEY_FILE).unlink()
+    with pytest.raises(CertificateError, match=certificates.ROUND_KEY_FILE):
+        verification.export(asia)
+    genesis = asia.federation_toml.read_text()
+    asia.federation_toml.write_text(genesis.replace('name = "asia"', 'name = "africa"'))
+    assert verification.verify_export(export(asia, tmp_path / "asia.json"), None)["problems"] == []
 
 
 def test_when_an_export_was_made_is_told(asia: SiteFolder, tmp_path: Path) -> None:

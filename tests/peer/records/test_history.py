@@ -2,6 +2,7 @@
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,17 @@ from peer.records.history import (
     PACE_ROUNDS,
     CommittedRound,
     History,
+    HistoryReader,
+    HistoryRow,
     RecentRounds,
+    Transfer,
     committed_rounds,
     duration,
     recent_rounds,
     recent_rounds_on_disk,
 )
 from peer.records.journal import Journal
+from peer.records.ledger import Ledger
 
 COMMITTED = round_body(missing={"europe": "silent"}, metrics={"loss": 0.1})
 
@@ -104,3 +109,33 @@ def test_a_row_that_lacks_a_key_is_damage_that_names_the_journal(tmp_path: Path)
         pytest.raises(StateError, match=r"journal\.db is damaged"),
     ):
         recent_rounds(journal)
+
+
+def test_rows_are_read_a_few_at_a_time_one_generation_after_the_other_and_then_the_ledger(books: Any) -> None:
+    class Reader(HistoryReader):
+        def begin_generation(self, generation: int) -> None:
+            read.append(f"generation {generation}")
+
+        def add_row(self, row: HistoryRow) -> None:
+            read.append(f"{row.generation}: {row.kind}")
+
+        def add_intent(self, seq: int, transfer: Transfer) -> None:
+            read.append("intent")
+
+    folder, read = books.loopback.folder("asia"), list[str]()
+    for generation in (1, 2):
+        append_rows(folder, *[("paused", round, {}) for round in (1, 2, 3)], generation=generation)
+    with contextlib.closing(Ledger(folder.egress_db)) as ledger:
+        facts = {"purpose": "train", "kind": "model", "sha256": "ab" * 32}
+        for round in (1, 2, 3):
+            ledger.intend(peer=SiteName("europe"), round=round, generation=1, bytes=64, **facts)
+    reader = Reader(folder, kinds=["paused"], ledger=True)
+    for rows, more in (
+        (["generation 1", *["1: paused"] * 3], True),
+        (["generation 2", *["2: paused"] * 3], True),
+        (["intent"] * 3, True),
+        ([], False),
+    ):
+        read.clear()
+        assert (reader.read_more(3), read) == (more, rows)
+    assert reader.rows_read == 9

@@ -138,7 +138,8 @@ def test_attention_says_why_a_site_departed_and_not_that_it_should_be_started() 
 def test_attention_names_what_is_urgent_first() -> None:
     silent = {name: {**HEARD} for name in SITES if name != "asia"}
     silent["europe"] |= {"state": "silent", "last_seen_s": 90.0}
-    refusals = group_refusals("asia", [{"site": "africa", "round": 2, "reason": "too large"}])
+    refused: list[RefusedEntry] = [{"site": "africa", "round": round, "reason": "late"} for round in (3, 5)]
+    refusals = group_refusals("asia", [{"site": "africa", "round": 2, "reason": "too large"}, *refused])
     snapshot = site_snapshot(
         "asia",
         peers=silent,
@@ -156,6 +157,7 @@ def test_attention_names_what_is_urgent_first() -> None:
         "africa True its certificate has expired",
         "asia False its certificate expires in 12 days",
         "africa False asia refused it (in round 2): too large",
+        "africa False asia refused it (2 times, last in round 5): late",
     ):
         assert any(text.startswith(start) for text in texts), (start, texts)
 
