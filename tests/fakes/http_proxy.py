@@ -16,11 +16,13 @@ class HttpProxy:
     Attributes:
         answer: instead of a tunnel.
         instead: the port to which every tunnel leads in place of its target.
+        hesitates_s: how long it waits before it answers.
     """
 
     login: str = ""
     answer: bytes = b""
     instead: int = 0
+    hesitates_s: float = 0.0
     port: int = 0
     targets: list[str] = field(default_factory=list)
 
@@ -36,6 +38,7 @@ class HttpProxy:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             target = head.split()[1]
             self.targets.append(target)
+            await asyncio.sleep(self.hesitates_s)
             expected = f"Basic {base64.b64encode(self.login.encode()).decode()}"
             if self.login and f"proxy-authorization: {expected}".lower() not in head.lower():
                 writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")

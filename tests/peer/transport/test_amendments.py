@@ -26,6 +26,10 @@ def test_as_many_whole_amendments_as_fit_are_sent() -> None:
     assert len(message.amendments) == 3
     assert len(message.keys) == 2
     assert message.ByteSize() <= limits.AMENDMENTS_MESSAGE_BYTES_MAX
+    short = SignedAmendment(b"x" * 200, SIGNED.by)
+    many = amendments.encode_amendments(AmendmentsReply((short,) * 5000))
+    assert 4000 < len(many.amendments) < 5000
+    assert many.ByteSize() <= limits.AMENDMENTS_MESSAGE_BYTES_MAX
 
 
 def test_the_longest_amendment_of_the_largest_federation_is_sent() -> None:

@@ -251,6 +251,13 @@ def test_the_process_s_own_accepted_connections_are_listed_counted_and_closed(
 
 def test_a_quiet_process_closes_at_once_what_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     scanned, enforce = threading.Event(), ConnectionGuard.enforce
+    passed_over, is_due = threading.Semaphore(0), ScanTimes.is_due
+
+    def is_due_and_tell(times: ScanTimes, scan_s: float) -> bool:
+        due = is_due(times, scan_s)
+        if not due:
+            passed_over.release()
+        return due
 
     def enforce_and_tell(guard: ConnectionGuard, present: list[AcceptedSocket]) -> None:
         enforce(guard, present)
@@ -259,12 +266,14 @@ def test_a_quiet_process_closes_at_once_what_has_a_reason(monkeypatch: pytest.Mo
     monkeypatch.setattr(connections, "QUIET_SCAN_S", 10 * LIMIT_S)
     monkeypatch.setattr(connections, "OWN_SHARE", 1e-9)
     monkeypatch.setattr(ConnectionGuard, "enforce", enforce_and_tell)
+    monkeypatch.setattr(ScanTimes, "is_due", is_due_and_tell)
     guard = ConnectionGuard(ConnectionBounds.of(2, 100))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         guard.start(listener.getsockname()[1])
         try:
             with socket.create_connection(listener.getsockname(), LIMIT_S) as caller, listener.accept()[0]:
                 assert scanned.wait(LIMIT_S)
+                assert all(passed_over.acquire(timeout=LIMIT_S) for _ in range(2))
                 host, port = caller.getsockname()
                 guard.admitted(f"ipv4:{host}:{port}", AFRICA)
                 guard.dismiss({AFRICA})

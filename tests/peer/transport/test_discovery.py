@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from zeroconf import InterfaceChoice, IPVersion
 
 from peer.core.roster import Sha256, SiteName
 from peer.transport.discovery import (
@@ -220,6 +221,31 @@ async def test_a_network_that_is_not_there_is_waited_for_with_one_warning(
             await looks.get()
     assert log_lines.lines.get_nowait() == "discovery does not work; trying again: no such network"
     assert log_lines.lines.empty()
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "addresses", "opened_on"),
+    [
+        ((LOOPBACK,), (LOOPBACK,), {"interfaces": [LOOPBACK]}),
+        ((), ("192.0.2.1",), {"interfaces": InterfaceChoice.All, "ip_version": IPVersion.V4Only}),
+        ((), ("192.0.2.1", "2001:db8::1"), {"interfaces": InterfaceChoice.All, "ip_version": IPVersion.All}),
+    ],
+)
+async def test_a_site_with_addresses_of_its_own_speaks_on_their_interfaces_alone(
+    network: Network, monkeypatch: pytest.MonkeyPatch, interfaces: Any, addresses: Any, opened_on: dict[str, Any]
+) -> None:
+    opened = asyncio.Queue[dict[str, Any]]()
+
+    def refuse(**options: Any) -> None:
+        opened.put_nowait(options)
+        raise OSError("no such network")
+
+    monkeypatch.setattr("zeroconf.asyncio.AsyncZeroconf", refuse)
+    discovery = Discovery(site=SiteName("asia"), federation=FEDERATION, peers=[], on_address=network.on_address)
+    network.open.append(discovery)
+    discovery.start(lambda: AnnouncedAddress(1001, addresses, interfaces))
+    async with asyncio.timeout(LIMIT_S):
+        assert await opened.get() == opened_on
 
 
 # --- what an announcement says --------------------------------------------------------------------------------------

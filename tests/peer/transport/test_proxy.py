@@ -147,6 +147,13 @@ def test_a_proxy_that_answers_a_byte_now_and_then_holds_nobody():
         listener.close()
 
 
+async def test_a_proxy_that_hesitates_within_the_limit_is_heard_out(network, europe):
+    async with HttpProxy(hesitates_s=0.05).serving() as proxy:
+        way = Proxy("127.0.0.1", proxy.port)
+        with await asyncio.to_thread(way.connect, "127.0.0.1", europe.port, timeout_s=30.0):
+            assert proxy.targets == [f"127.0.0.1:{europe.port}"]
+
+
 async def diagnosed(authority, port, proxy):
     return await asyncio.to_thread(
         diagnose, "127.0.0.1", port, pki=authority.admit("africa"), site="europe", timeout_s=5.0, proxy=proxy

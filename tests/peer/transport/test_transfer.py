@@ -385,6 +385,26 @@ async def test_a_cancelled_receiver_keeps_its_part_and_no_descriptor(folder):
     assert descriptors() == before
 
 
+@pytest.mark.parametrize(("artifacts", "queued"), [(1, 4), (4, 2), (9, 0)])
+async def test_artifacts_that_arrive_at_once_share_what_may_be_queued_for_the_disk(
+    folder, monkeypatch, artifacts, queued
+):
+    release, write = threading.Event(), os.write
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(artifacts - 1):
+            await stack.enter_async_context(IncomingArtifact(folder, sha256=f"{number:064x}", size=1))
+        receiving = await stack.enter_async_context(incoming(folder))
+        monkeypatch.setattr(os, "write", lambda *arguments: release.wait() and write(*arguments))
+        fed = [asyncio.create_task(receiving.feed(b"x"))]
+        await asyncio.sleep(0)  # up to where it waits for the disk, if it does
+        while fed[-1].done() and len(fed) < 20:
+            fed.append(asyncio.create_task(receiving.feed(b"x")))
+            await asyncio.sleep(0)
+        release.set()
+        await fed[-1]
+    assert len(fed) == queued + 1
+
+
 async def test_a_full_disk_is_named_and_gets_its_space_back(folder):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
