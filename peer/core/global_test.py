@@ -108,9 +108,7 @@ def awaited(site: SiteState) -> list[SiteName]:
     """Reachable peers that have yet to report on this site's model, or to get a report on theirs."""
     if site.rules.evaluation_denied is not None:
         return []
-    tasks, unsettled = site.evaluation_tasks, {key[0] for key in _unsettled(site)}
-    if tasks.measuring is not None:
-        unsettled.add(tasks.measuring.key[0])
+    fetching, unsettled = site.evaluation_tasks.fetching, {key[0] for key in _unsettled(site)}
     lent_models = [lent for lent in site.memory.evaluation.lent.values() if lent.artifact is not None]
     return [
         name
@@ -118,7 +116,7 @@ def awaited(site: SiteState) -> list[SiteName]:
         if _reachable(site, name)
         and (
             name in unsettled
-            or name in tasks.fetching
+            or name in fetching
             or _next_to_fetch(site, name) is not None
             or any(name not in lent.reports for lent in lent_models)
         )

@@ -341,7 +341,7 @@ class IncomingArtifact:
             raise ArtifactWrong(f"more than the {self._size} bytes of the manifest came")
         self._unwritten.append(self._thread.submit(self._write, chunk))
         self.received += len(chunk)
-        await self._catch_up(min(UNWRITTEN_CHUNKS_MAX, UNWRITTEN_IN_ALL // max(1, len(self._under_way))))
+        await self._catch_up(min(UNWRITTEN_CHUNKS_MAX, UNWRITTEN_IN_ALL // len(self._under_way)))
 
     async def finish(self, check: Callable[[Path], None]) -> Path:
         """Verify the digest, ``check`` the file, and give it its final name.

@@ -341,13 +341,3 @@ async def flood_once(address: str, context, frames: Callable) -> bool:
         return True
 
     return await asyncio.wait_for(asyncio.to_thread(send), LIMIT_S)
-
-
-async def test_a_site_of_another_roster_is_refused_by_name_before_its_connection_is_closed(network) -> None:
-    europe, mars = await network.serve("europe"), network.authority.admit("mars")
-    with http2.Connection(f"127.0.0.1:{europe.port}", http2.member_context(mars.folder)) as connection:
-        for number in range(1, 201, 2):
-            connection.send(http2.call(number, f"{http2.EXCHANGE}/Beat", b""))
-        answers = await asyncio.to_thread(connection.wait_for_end, LIMIT_S)
-    assert b"is not in the roster" in answers
-    assert europe.service.calls == []

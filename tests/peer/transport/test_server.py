@@ -245,13 +245,17 @@ async def test_one_caller_s_refused_calls_take_no_other_caller_s_rows(network):
     assert callers == ["africa"] * 20 + ["asia"] * 20
 
 
-async def test_a_connection_on_which_calls_are_refused_again_and_again_is_closed(channel):
-    await status_of(rpc.ExchangeStub(channel).Beat(pb.Pulse(), timeout=LIMIT_S))
-    closed = asyncio.create_task(channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
-    for _ in range(500):  # more would have too many bytes
-        if not closed.done():
-            await status_of(rpc.ExchangeStub(channel).Beat(pb.Pulse(), timeout=LIMIT_S))
-    await asyncio.wait_for(closed, LIMIT_S)
+async def test_a_site_of_another_roster_is_refused_by_name_until_its_connection_is_closed(network, europe):
+    async with dialled(europe.port, credentials(network.authority.admit("mars"))) as channel:
+        beat = rpc.ExchangeStub(channel).Beat
+        with pytest.raises(grpc.aio.AioRpcError, match="is not in the roster"):
+            await beat(pb.Pulse(), timeout=LIMIT_S)
+        closed = asyncio.create_task(channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
+        for _ in range(500):  # more would have too many bytes
+            if not closed.done():
+                await status_of(beat(pb.Pulse(), timeout=LIMIT_S))
+        await asyncio.wait_for(closed, LIMIT_S)
+    assert europe.service.calls == []
 
 
 async def test_a_caller_has_so_many_calls_at_once_and_others_are_answered(network, wanted):
