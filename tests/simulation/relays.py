@@ -118,7 +118,6 @@ class Relays:
         self._network: Network = run.network
         self.processes: dict[str, Process] = {}
         self.servers: dict[str, RelayServer] = {}
-        self.started_s: dict[str, float] = {}
         self.gone: set[str] = set()
         self._listeners: dict[str, Listener] = {}
         self._tunnels: dict[int, Tunnel] = {}
@@ -134,7 +133,7 @@ class Relays:
         self._network.machine_is_up(name)
         context: Any = Context
         server = RelayServer(name, context, frozenset(NAMES), connections=CONNECTIONS_MAX)
-        self.servers[name], self.started_s[name] = server, self._run.loop.time()
+        self.servers[name] = server
         self._run.loop.create_task(server.start("0.0.0.0", RELAY_PORT), context=process.context())
 
     def kill(self, name: str, *, power: bool) -> None:
