@@ -40,6 +40,8 @@ BUSY = frozenset({Phase.INITIALISING, Phase.TRAIN, Phase.AGGREGATE, Phase.EVALUA
 
 IN_ROUND = frozenset({Phase.EXCHANGE, Phase.TRAIN, Phase.AGGREGATE})
 """Phases whose order a method's plan determines."""
+BETWEEN = frozenset({Phase.PACING, Phase.ISOLATED, Phase.HELD})
+"""Phases in which a site waits for its next round."""
 IDLE_STOP = frozenset({Phase.PAUSED, Phase.GONE})
 """Phases that the operator can enforce while the worker has no order."""
 BUSY_STOP = frozenset({Phase.PAUSED, Phase.LEAVING})

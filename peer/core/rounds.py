@@ -13,7 +13,7 @@ from peer.core import commands, copies, exchange, fetches, global_test, liveness
 from peer.core.commands import Source
 from peer.core.exchange import Exchange
 from peer.core.messages import Artifact, Purpose, Seen
-from peer.core.phases import BUSY, Phase
+from peer.core.phases import BETWEEN, BUSY, Phase
 from peer.core.roster import Sha256, SiteName
 from peer.core.site_memory import later_generation
 from peer.core.state import SiteState
@@ -269,11 +269,11 @@ def go_on(site: SiteState) -> None:
         review(site)
     elif circulated and rules.evaluates(memory.committed) and not memory.evaluated_after_handback:
         _evaluate(site, memory.committed, memory.state)
-    elif memory.committed == 0 and rules.plan.pattern != "none" and not memory.joined:
+    elif memory.committed or rules.plan.pattern == "none" or memory.joined or site.phase in BETWEEN:
+        set_pace(site)
+    else:
         site.enter(Phase.GATHERING)
         check_gathered(site)
-    else:
-        set_pace(site)
 
 
 def _join(site: SiteState) -> None:

@@ -15,13 +15,12 @@ from peer.core import commands, events, global_test, membership, rounds, rows, w
 from peer.core.commands import Source
 from peer.core.exchange import Exchange, Want
 from peer.core.messages import Artifact, Unavailable
-from peer.core.phases import BUSY, Phase
+from peer.core.phases import BETWEEN, BUSY, Phase
 from peer.core.roster import SiteName
 from peer.core.state import HALT_S, SiteState
 
 Handler = Callable[[SiteState, Any], None]
 
-BETWEEN = (Phase.PACING, Phase.ISOLATED, Phase.HELD)
 WAITING = (Phase.EXCHANGE, Phase.RETURNS, Phase.HANDBACK)
 RUNNING = tuple(phase for phase in Phase if phase != Phase.NEW)
 

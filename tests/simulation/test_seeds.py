@@ -41,6 +41,7 @@ FOUND = (
     197888846,
     197888992,
     197892732,
+    3759813783,
 )
 """Seeds that found a fault, which is mended."""
 

@@ -10,6 +10,7 @@ import pytest
 
 from peer.core import commands, events, limits, status
 from peer.core.commands import Source
+from peer.core.epochs import PaceRules
 from peer.core.limits import FIRST_DIGESTS_PER_PEER_MAX
 from peer.core.messages import Seen
 from peer.core.phases import Phase
@@ -192,6 +193,15 @@ def test_a_restored_backup_begins_a_new_generation(solo: Any) -> None:
     assert [command.round for command in out if isinstance(command, commands.Publish)] == [1]
     site.restart()
     assert site.site.memory.generation == 2, "the new generation is remembered"
+
+
+def test_a_restored_site_that_is_alone_before_round_1_learns_so_from_the_first_peer_that_greets(solo: Any) -> None:
+    site = trained_once(solo, pace=PaceRules(gather_s=60.0))
+    site.restart([row for row in site.audit.rows if row[0] in ("began", "initialised")])
+    site.wait(3_600)
+    assert site.site.phase == Phase.ISOLATED
+    site.greet("asia", seen=Seen(1, 2, "ab" * 32))
+    assert (site.site.memory.generation, site.site.phase) == (2, Phase.EXCHANGE)
 
 
 def test_a_backup_that_two_machines_copied_gets_a_generation_of_its_own_on_each(solo: Any) -> None:
