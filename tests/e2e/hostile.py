@@ -5,6 +5,7 @@ The member (``tests/adversary``) was written from ``proto/`` and has a real cert
 
 from __future__ import annotations
 
+import abc
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -52,7 +53,7 @@ class Aftermath:
             assert verify(self.folders[site])["problems"] == []
 
 
-class Mallory:
+class Mallory(abc.ABC):
     """Greets the honest sites, keeps pace with them, and serves the manifests and files of a subclass."""
 
     def __init__(self, loopback: LocalFederation) -> None:
@@ -78,11 +79,13 @@ class Mallory:
         rounds = {"round": beat.round, "published_round": beat.round, "committed_round": max(0, beat.round - 1)}
         return self.member.pulse(**rounds, **more).SerializeToString()
 
+    @abc.abstractmethod
     def artifact(self, site: str, asked: Any) -> Artifact:
-        raise NotImplementedError
+        """What it serves to a site that asks."""
 
+    @abc.abstractmethod
     def manifest(self, site: str, asked: Any) -> bytes:
-        raise NotImplementedError
+        """What it says of that."""
 
     def chunks(self, site: str, asked: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
         return whole(self.artifact(site, asked), asked.offset)
@@ -97,7 +100,7 @@ class Mallory:
                 if self.over.wait(0.1):
                     raise
 
-    def attack(self) -> None:
+    def attack(self) -> None:  # noqa: B027 - not every member calls
         """Call the honest sites while they train, until ``over``."""
 
     def play(self, tools: Any) -> Self:
@@ -119,5 +122,5 @@ class Mallory:
                 self.member.close()
         return self
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 - not every member tries more
         """Wait until all has been tried: quick rounds may be over sooner."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import errno
 import functools
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -282,7 +280,7 @@ class Referee:
         names its signers. A site whose backup was restored may show another artifact until the receiver
         greets it; one whose operator has switched to a shorter federation may be in a round after its
         end. A site may say that another refuses its calls, if the other's chain does not have it, or
-        pins another key of it. An artifact that met a full disk was too large for it.
+        pins another key of it.
         """
         self.refused.setdefault(origin, []).append(reason)
         restored = origin in self.restored_sites and reason.startswith(SECOND_ARTIFACT)
@@ -291,8 +289,7 @@ class Referee:
         switched = origin in self.switched and reason.startswith(AFTER_THE_LAST)
         rekeyed = site.name in self.rekeyed and reason.startswith(f"{site.name}: {PINNED}")
         others = reason.startswith(NO_COMMON_VERSION) and not speak_alike(site, self.sites[origin])
-        filled = site.disk.was_full and reason.endswith(os.strerror(errno.ENOSPC))
-        excused = others or restored or shut_out or switched or rekeyed or filled
+        excused = others or restored or shut_out or switched or rekeyed
         if not reason.startswith(FORK) and not excused:
             self.require(origin in self.guilty, f"{site.name} accuses {origin}, who is innocent: {reason}")
 
