@@ -245,7 +245,7 @@ def _report(error: Exception, *, debug: bool, called: str = PROGRAM) -> int:
     elif isinstance(error, click.Abort):
         error = Interrupted("interrupted")
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        error = DiskError(f"{error.filename or 'output'}: {error.strerror}")
+        error = DiskError(f"{error.filename or 'the output or another file'}: {error.strerror}")
         _discard_output()
     if isinstance(error, PeerError):
         text, code = str(error), error.exit_code

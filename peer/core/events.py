@@ -124,7 +124,11 @@ class ArtifactUnavailable(Event):
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRefused(Event):
-    """The fetched artifact was refused for its digest, signature, names, shapes, values, size or turn."""
+    """The fetched artifact was refused for its digest, signature, names, shapes, values, size or turn.
+
+    ``blameless`` says that this site's disk had no room for it, or that this program failed: its
+    origin is not named.
+    """
 
     generation: int
     round: int
@@ -132,6 +136,7 @@ class ArtifactRefused(Event):
     origin: SiteName
     purpose: Purpose
     reason: str
+    blameless: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,8 @@ def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
     if key is None:
         site.ignore(event, "this lent model is not waited for")
         return
-    site.refuse(event.origin, event.reason)
+    if not event.blameless:
+        site.refuse(event.origin, event.reason)
     _conclude(site, key, "not_received")
 
 

@@ -34,7 +34,7 @@ MISSING: Mapping[str, str] = {
     "epoch": "knows other members for this round",
     "refused": "sent what was not acceptable",
     "lost": "sent a file that this site's disk then lost or damaged",
-    "unused": "sent what this site left out after its own worker had failed with it",
+    "unused": "sent what this site left out, because its own disk or worker had failed with it",
 }
 """Why a peer did not contribute: each reason in a row ``chosen``, as the end of a sentence."""
 CAUSES: Mapping[str, str] = {
@@ -49,7 +49,7 @@ CAUSES: Mapping[str, str] = {
     "PeerRefused": "{peer} broke the protocol",
     "ArtifactArrived": "an artifact arrived from {peer}",
     "ArtifactUnavailable": "{peer} answered that it has none",
-    "ArtifactRefused": "what {peer} sent was refused",
+    "ArtifactRefused": "what {peer} sent was not taken",
     "ArtifactRejected": "the worker rejected what {peer} sent",
     "Initialised": "the initial model was made",
     "Queued": "the worker's turn at the GPU was near or there",

@@ -235,12 +235,15 @@ def miss(site: SiteState, event: events.ArtifactUnavailable) -> None:
 
 
 def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
-    """The fetched artifact was not acceptable: name the origin, and go on as if it were silent."""
+    """The fetched artifact was not acceptable: go on as if its origin were silent, and name it if it is at fault."""
     current, wanted = _asked(site, event), _wanted(site, event)
-    if wanted is None or current is None or not current.for_comparison:  # an older release gives no earlier copy
+    compared = wanted is not None and current is not None and current.for_comparison
+    if not event.blameless and not compared:  # an older release gives no earlier copy
         site.refuse(event.origin, event.reason, fetched_for=current)
-    if wanted is not None:
-        wanted.drop("refused", site.now_s)
+    if wanted is None and event.blameless:
+        ignore(site, event)
+    elif wanted is not None:
+        wanted.drop("unused" if event.blameless else "refused", site.now_s)
         rounds.review(site)
 
 

@@ -131,7 +131,8 @@ class ArtifactFetcher:
         except (Refused, Misbehaved) as error:
             self._report(events.ArtifactRefused(*answer, command.purpose, error.reason))
         except InsufficientSpace as error:
-            self._report(events.ArtifactRefused(*answer, command.purpose, f"{command.origin}'s artifact is {error}"))
+            log.warning("no room for an artifact", extra={"peer": command.origin, "reason": str(error)})
+            self._report(events.ArtifactRefused(*answer, command.purpose, str(error), blameless=True))
         except errors.PeerError as error:
             self._fail(error)
         except OSError as error:
@@ -139,7 +140,7 @@ class ArtifactFetcher:
         except Exception as error:  # a bug of ours: the round goes on without this artifact, and says why
             log.exception("artifact not fetched", extra={"peer": command.origin, "round": command.round})
             reason = f"it could not be fetched here: {type(error).__name__}"
-            self._report(events.ArtifactRefused(*answer, command.purpose, reason))
+            self._report(events.ArtifactRefused(*answer, command.purpose, reason, blameless=True))
 
     async def _send_report(self, command: commands.SendReport) -> None:
         peer, report = command.site, command.report

@@ -315,7 +315,7 @@ class ExchangeClient:
         Raises:
             Unreachable, Refused: as the peer's answer was.
             Misbehaved: the bytes are not those of the manifest; the part is deleted.
-            InsufficientSpace: the artifact is larger than the free space here; the part is deleted.
+            InsufficientSpace: this site has no room for the artifact; the part is deleted.
             DiskError: this site's disk failed.
         """
         artifact = offer.manifest.artifact

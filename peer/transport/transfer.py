@@ -68,7 +68,7 @@ class PartVanished(Exception):  # noqa: N818 - the name is the fact
 
 
 class InsufficientSpace(Exception):  # noqa: N818 - the name is the fact
-    """The artifact is larger than the free space; the part is deleted, the site goes on."""
+    """This site has no room for the artifact; the part is deleted, the site goes on."""
 
 
 def sync_artifacts(folder: Path, digests: Iterable[Sha256]) -> None:
@@ -467,7 +467,7 @@ class IncomingArtifact:
         except OSError as error:
             self._discard()
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise InsufficientSpace(f"larger than the free space: {error.strerror}") from error
+                raise InsufficientSpace(f"the disk has no room for it: {error.strerror}") from error
             raise DiskError(f"{self._part} cannot be written: {error.strerror}") from error
 
     def _discard(self) -> None:

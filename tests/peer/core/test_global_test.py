@@ -190,11 +190,12 @@ def test_something_else_than_the_model_is_refused(europe: Any, artifact: Any, ch
     assert europe.reports[0].report.unmeasured == "not_received"
 
 
-def test_a_guest_that_cannot_be_had_is_reported_as_such(europe: Any) -> None:
+@pytest.mark.parametrize("blameless", [False, True])
+def test_a_guest_that_cannot_be_had_is_reported_as_such(europe: Any, blameless: bool) -> None:
     order = europe.evaluation_fetches.pop("asia")
     fields = (order.generation, order.round, order.attempt, order.origin, order.purpose)
-    europe.feed(events.ArtifactRefused(*fields, "the digest is another"))
-    assert europe.body("refused")["origin"] == "asia"
+    europe.feed(events.ArtifactRefused(*fields, "the digest is another", blameless))
+    assert ("refused" in europe.kinds) != blameless
     assert (europe.reports[0].report.unmeasured, europe.reports[0].report.sha256) == ("not_received", None)
 
 

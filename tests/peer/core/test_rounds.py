@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakes.core_site import discarded
-from peer.core import commands
+from peer.core import commands, events
 from peer.core.epochs import PaceRules
 from peer.core.limits import LOST_FILES_MAX, WORKER_RESTARTS_MAX
 from peer.core.messages import Unavailable
@@ -204,6 +204,15 @@ def test_what_this_site_cannot_read_for_want_of_memory_is_left_out_alone_and_nam
     assert {source.origin for source in site.order.sources} == rest
     assert site.body("chosen")["missing"] == {smallest.origin: "unused"}
     assert site.kinds.count("refused") == 0
+
+
+def test_what_this_site_could_not_store_is_left_out_and_nobody_is_named(solo: Any) -> None:
+    site = solo(**TWO).begin()
+    order = site.fetches.pop("asia")
+    fields = (order.generation, order.round, order.attempt, order.origin, order.purpose)
+    site.feed(events.ArtifactRefused(*fields, "no room", blameless=True))
+    assert site.body("chosen")["missing"] == {"asia": "unused"}
+    assert "refused" not in site.kinds
 
 
 def test_a_rejected_stale_artifact_does_not_come_again(solo: Any) -> None:

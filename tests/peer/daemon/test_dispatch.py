@@ -292,7 +292,7 @@ async def test_a_manifest_that_a_full_disk_took_back_is_not_served(
     assert await asia.service.manifest(SiteName("europe"), request, wait_s=0.0) == Unavailable.NOT_YET
 
 
-async def test_artifacts_larger_than_the_free_space_cost_their_rounds_and_no_daemon(
+async def test_artifacts_without_room_cost_their_rounds_and_no_daemon(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = shutil.disk_usage(running.loopback.home)
@@ -304,10 +304,9 @@ async def test_artifacts_larger_than_the_free_space_cost_their_rounds_and_no_dae
         rows = running.rows(name)
         done = [(round, body["sources"]) for kind, round, body in rows if kind == "committed"]
         assert done == [(1, []), (2, []), (3, [])]
-        refused = [(body["origin"], body["reason"]) for kind, _, body in rows if kind == "refused"]
-        assert {peer for peer, _ in refused} == {other}
-        assert all("larger than the free space" in reason for _, reason in refused)
-        assert "received" not in running.kinds(name)
+        missing = [body["missing"] for kind, _, body in rows if kind == "chosen"]
+        assert missing == [{other: "unused"}] * 3
+        assert {"received", "refused"}.isdisjoint(running.kinds(name))
 
 
 async def test_an_artifact_that_a_loss_of_power_tore_goes_at_the_start(

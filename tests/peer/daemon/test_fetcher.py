@@ -289,10 +289,10 @@ async def test_a_disk_that_fails_ends_the_daemon_and_blames_no_peer(europe: Fetc
     assert "disk is full" in fault.message
 
 
-async def test_an_artifact_larger_than_the_free_space_is_refused_and_the_daemon_goes_on(europe: FetchingSite) -> None:
-    europe.client.transfers = [InsufficientSpace("larger than the free space: 9 bytes are needed, 8 are free")]
-    reason = "asia's artifact is larger than the free space: 9 bytes are needed, 8 are free"
-    assert await europe.fetch() == events.ArtifactRefused(*ANSWER, "train", reason)
+async def test_an_artifact_without_room_is_left_out_and_nobody_is_named(europe: FetchingSite) -> None:
+    europe.client.transfers = [InsufficientSpace("9 bytes are needed, 8 are free")]
+    refused = events.ArtifactRefused(*ANSWER, "train", "9 bytes are needed, 8 are free", blameless=True)
+    assert await europe.fetch() == refused
     assert europe.received() == []
 
 
@@ -302,7 +302,8 @@ async def test_a_bug_ends_the_errand_and_not_in_silence(
 ) -> None:
     setattr(europe.client, where, [KeyError("a secret place")])
     refused = await europe.fetch()
-    assert refused == events.ArtifactRefused(*ANSWER, "train", "it could not be fetched here: KeyError")
+    reason = "it could not be fetched here: KeyError"
+    assert refused == events.ArtifactRefused(*ANSWER, "train", reason, blameless=True)
     assert [record.getMessage() for record in caplog.records] == ["artifact not fetched"]
     assert caplog.records[0].exc_info is not None
 
@@ -472,7 +473,7 @@ async def test_discarded_artifacts_make_room_for_a_new_one(europe: FetchingSite)
     former = Sha256("00" * 32)
     europe.store.path(former).write_bytes(b"old")
     europe.store.discard(former)
-    europe.client.transfers = [InsufficientSpace("larger than the free space")]
+    europe.client.transfers = [InsufficientSpace("no room")]
     assert isinstance(await europe.fetch(), events.ArtifactArrived)
     await europe.store.sync()
     assert [file.name for file in europe.folder.iterdir()] == [f"{DIGEST}.safetensors"]

@@ -417,7 +417,7 @@ async def test_a_full_disk_is_named_and_gets_its_space_back(folder):
 
 
 async def test_an_artifact_that_cannot_fit_is_not_begun(folder):
-    with pytest.raises(InsufficientSpace, match=f"free space: {1 << 60} bytes are needed, [0-9]+ are free"):
+    with pytest.raises(InsufficientSpace, match=f"no room for it: {1 << 60} bytes are needed, [0-9]+ are free"):
         await receive(folder, size=1 << 60)
     assert names(folder) == []
 
@@ -477,7 +477,7 @@ async def test_a_disk_that_fills_up_meanwhile_costs_this_artifact_only(folder, m
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", write)
-    with pytest.raises(InsufficientSpace, match="larger than the free space: No space left on device"):
+    with pytest.raises(InsufficientSpace, match="no room for it: No space left on device"):
         await receive(folder, CONTENT)
     assert names(folder) == []
 
