@@ -23,7 +23,8 @@ def main() -> int:
     first = int(commit[:8], 16) + CI_SEEDS
     changed = " and what was not committed" if _git("status", "--porcelain") else ""
     cores = os.cpu_count() or 1
-    pytest = ["-m", "pytest", "--numprocesses", str(2 * cores), "--dist", "loadfile", "-m", "nightly", "-r", "s"]
+    pytest = ["-m", "pytest", "--numprocesses", str(2 * cores), "--dist", "loadfile", "-m", "nightly"]
+    pytest += ["--timeout", "900", "-r", "s"]
     parts = {
         "nightly tests": pytest,
         "simulation": ["tests/simulation/run.py", "--seeds", f"{first}:{first + SEEDS}", "--jobs", str(cores)],

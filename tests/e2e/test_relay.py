@@ -49,7 +49,7 @@ def test_every_round_is_whole_although_the_relay_is_killed(
         assert (held["name"], held["problem"]) == ("gate", "")
         checked = run_json("relay", "check", "--folder", relay.folder.path)
         assert checked["answers"] == [relay.folder.load()[0].listen]
-        assert loopback.show("europe", "status")["peers"]["asia"]["route"] == "relay gate"
+        tools.wait_until(lambda: loopback.show("europe", "status")["peers"]["asia"]["route"] == "relay gate")
         relay.kill()
         relay.start_again()
         tools.finish_well(loopback)

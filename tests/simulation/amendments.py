@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from peer import errors
+from peer.core.machine import SiteMachine
 from peer.core.messages import SignedAmendment
 from peer.core.phases import Phase
 from peer.core.roster import RoundKey, Sha256, SiteName
@@ -159,7 +160,10 @@ class Operators:
         best = self.chain()
         if best is None:
             return
-        for site in self._members():
+        members = self._members()
+        if len(members) == 1 and self._can(members[0].name) and _has_no_round(members[0].daemon.machine):
+            self._left.add(members[0].name)  # a newcomer whom the others have not met before they ended
+        for site in members:
             number = first_difference(site.keeper.chain, best)
             if number and self._can(site.name):
                 if self._act(site, "choose", digest=best.after(number).digest):
@@ -203,14 +207,15 @@ class Operators:
             _, key = renewed(subject.name) if subject.key_is_new else ({}, None)
             if key is None or best.head.keys.get(SiteName(subject.name)) in (None, key):
                 continue
-            if self._amend_best(best, rekey={SiteName(subject.name): key}):
+            if self._amend_best(best, soon=False, rekey={SiteName(subject.name): key}):
                 return
 
-    def _amend_best(self, best: Chain, **changes: Any) -> bool:
-        """Amend that chain at the first member that follows it and can."""
+    def _amend_best(self, best: Chain, *, soon: bool = True, **changes: Any) -> bool:
+        """Amend that chain at the first member that follows it and can; not ``soon``, from its next round on."""
         return any(
-            same_head(site, best) and self._can(site.name) and self.amend(site, best.head.from_round, **changes)
+            self.amend(site, best.head.from_round if soon else site.daemon.machine.number + 1, **changes)
             for site in self._members()
+            if same_head(site, best) and self._can(site.name)
         )
 
     def chain(self) -> Chain | None:
@@ -411,6 +416,12 @@ class Operators:
 
     def _first(self, site: Site, act: Act) -> int:
         return site.daemon.machine.number + act.ahead
+
+
+def _has_no_round(newcomer: SiteMachine) -> bool:
+    """Whether a site that joined later has committed none of its rounds, and opened none."""
+    memory, first = newcomer.memory, newcomer.rules.first_round
+    return memory.open is None and memory.committed < first and first > 1
 
 
 def same_head(site: Site, chain: Chain) -> bool:

@@ -234,8 +234,8 @@ async def test_a_sender_runs_at_most_one_window_ahead_of_a_reader_that_stops(net
         call.cancel()
         await asyncio.wait_for(europe.service.ended.wait(), 30)
     _, _, sent, outcome = europe.service.ledger[-1]
-    assert outcome == "broken"
-    assert sent - received <= 2 * limits.STREAM_WINDOW_BYTES, "the window, and what was under way when it was full"
+    assert outcome == "broken"  # without a window all would have been sent by now
+    assert sent - received <= 3 * limits.STREAM_WINDOW_BYTES, "the window, what TCP read ahead, and chunks in work"
 
 
 def test_memory_does_not_grow_with_the_artifact():
