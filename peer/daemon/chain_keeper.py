@@ -387,14 +387,17 @@ class ChainKeeper:
         notices: tuple[SignedNotice, ...] = ()
         while head is None or chain.head.number < head.number:
             reply = await source.get_amendments(peer, after=chain.head.number)
-            if not reply.amendments:
-                break
+            may_differ = not from_genesis and chain.links and chain.head.digest == own.head.digest
             try:
+                if not (reply.amendments or may_differ):
+                    break
                 chain = chain.with_all(reply.amendments)
             except AmendmentRefused:
-                if from_genesis or chain.head.digest != own.head.digest or not chain.links:
+                if not may_differ:
                     raise
-                chain, from_genesis = own.until(0), True  # the peer's chain may differ before this site's head
+                reply = AmendmentsReply(())
+            if not reply.amendments:  # the peer's chain differs before this site's head, or has no more for its key
+                chain, from_genesis = own.until(0), True
                 continue
             self._compare_pin(chain)
             notices = reply.notices

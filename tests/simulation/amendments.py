@@ -171,6 +171,9 @@ class Operators:
                 else:  # whoever has a new key that the others do not know cannot ask them: its operator gets a file
                     signed = Proposal(best.links[number - 1].signed)
                     self._act(site, "enact", proposal=signed.encode().decode())
+                    former = site.keeper.chain.head.keys.get(SiteName(site.name))
+                    if former not in (None, best.head.keys.get(SiteName(site.name))):
+                        self._amend_best(best, soon=False, rekey={SiteName(site.name): former})
         self._add_again(best)
         self._enact_again(best)
         self._rekey_again(best)

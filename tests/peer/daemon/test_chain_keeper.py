@@ -407,6 +407,24 @@ def test_a_site_with_the_former_key_gets_the_amendments_up_to_its_new_one_and_no
     assert europe.keeper.answer(africa.name, renewed, 2).keys
 
 
+@pytest.mark.parametrize("rounds", range(200, 204))  # of two chains as long, the smaller digest decides
+def test_a_site_whose_key_another_chain_replaced_sees_where_that_begins_and_names_nobody_for_less(
+    site: MakeSite, rounds: int
+) -> None:
+    pinned = {"rekey": {SiteName("africa"): pin("africa")}}
+    replaced = {"rekey": {SiteName("africa"): pin("africa", 2)}}
+    theirs, own = chain(pinned, replaced, {"hold": True}), chain(pinned, {"settings": {"rounds": rounds}})
+    europe, africa = site("europe").have(theirs), site("africa").have(own)
+    for _ in range(3):
+        africa.follow(europe)
+    assert [fork.number for fork in africa.folder.forks(africa.keeper.chain)] == [2]
+    assert africa.refusals() == ["has another amendment 2 than this site; signed both: the founder"]
+    again = FEDERATION.extend(theirs, **pinned)
+    europe.have(again)
+    africa.follow(europe)
+    assert africa.keeper.chain == again
+
+
 HOLDS = chain({"hold": True})
 EXPELS = chain({"expel": ASIA, "key": 1})
 
