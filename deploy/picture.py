@@ -15,10 +15,10 @@ from pathlib import Path
 DEPLOY = Path(__file__).resolve().parent
 sys.path.insert(0, str(DEPLOY.parent))
 
-from peer.config.rules import make_rules  # noqa: E402
-from peer.config.schema import FederationConfig  # noqa: E402 - found beside this script, whether installed or not
 from peer.core.roster import RoundKey  # noqa: E402
 from peer.core.status import plan_of  # noqa: E402
+from peer.site.config.rules import make_rules  # noqa: E402
+from peer.site.config.schema import FederationConfig  # noqa: E402 - found beside this script, whether installed or not
 
 PICTURE = DEPLOY / "picture.svg"
 ROUND_KEY = RoundKey(bytes([206]) * 32)

@@ -22,14 +22,14 @@ DEPLOY = Path(__file__).resolve().parent
 sys.path.insert(0, str(DEPLOY.parent))
 
 from peer import documents  # noqa: E402 - found beside this script, whether installed or not
-from peer.config.schema import FederationConfig, SiteConfig  # noqa: E402
 from peer.daemon.metrics import METRICS  # noqa: E402
-from peer.data import documents as data_documents  # noqa: E402
 from peer.errors import EXIT_CODES  # noqa: E402
-from peer.membership import documents as membership_documents  # noqa: E402
-from peer.records import documents as records  # noqa: E402
-from peer.relay import documents as relay_documents  # noqa: E402
-from peer.research.experiment import Experiment  # noqa: E402
+from peer.lab.experiments.experiment import Experiment  # noqa: E402
+from peer.net.relay import documents as relay_documents  # noqa: E402
+from peer.site.config.schema import FederationConfig, SiteConfig  # noqa: E402
+from peer.site.membership import documents as membership_documents  # noqa: E402
+from peer.site.records import documents as records  # noqa: E402
+from peer.train.data import documents as data_documents  # noqa: E402
 
 PAGE = DEPLOY / "reference.md"
 FILES = (("federation.toml", FederationConfig), ("site.toml", SiteConfig), ("experiment.toml", Experiment))

@@ -31,17 +31,18 @@ sys.path.insert(0, str(ROOT))
 
 from peer import __version__  # noqa: E402 - found beside this script, whether installed or not
 from peer.audit import evidence_files, verification  # noqa: E402
-from peer.dashboard.collect import FederationReader  # noqa: E402
-from peer.dashboard.egress_page import read_report, write_report  # noqa: E402
-from peer.dashboard.page import write_page  # noqa: E402
-from peer.data.adapters import prepared_folder, tissue  # noqa: E402
-from peer.demo.local_federation import LocalFederation  # noqa: E402
-from peer.demo.presets import PresetSize, study  # noqa: E402
-from peer.demo.run import configuration, train_simulated, write_references  # noqa: E402
 from peer.errors import DaemonDown  # noqa: E402
-from peer.research.pool import gather  # noqa: E402
-from peer.research.result_files import CENTRALISED  # noqa: E402
-from peer.research.runs import build_runs  # noqa: E402
+from peer.lab.datasets import tissue  # noqa: E402
+from peer.lab.demo.local_federation import LocalFederation  # noqa: E402
+from peer.lab.demo.presets import PresetSize, study  # noqa: E402
+from peer.lab.demo.run import configuration, train_simulated, write_references  # noqa: E402
+from peer.lab.experiments.pool import gather  # noqa: E402
+from peer.lab.experiments.result_files import CENTRALISED  # noqa: E402
+from peer.lab.experiments.runs import build_runs  # noqa: E402
+from peer.train.data import prepared_folder  # noqa: E402
+from peer.view.dashboard.collect import FederationReader  # noqa: E402
+from peer.view.dashboard.egress_page import read_report, write_report  # noqa: E402
+from peer.view.dashboard.page import write_page  # noqa: E402
 
 DASHBOARD, OFFICERS, SHEET = ("dashboard-wide", "dashboard-narrow"), "egress-report", "contact-sheet"
 SHARED = ("peer/web_page.py", "peer/web_page.css")
@@ -50,12 +51,22 @@ SOURCES = {
         DASHBOARD,
         (
             *SHARED,
-            *(f"peer/dashboard/{name}" for name in ("page.py", "page.css", "elements.py", "ring.py", "chart.py")),
-            "peer/records/snapshot.py",
+            *(f"peer/view/dashboard/{name}" for name in ("page.py", "page.css", "elements.py", "ring.py", "chart.py")),
+            "peer/site/records/snapshot.py",
         ),
     ),
-    OFFICERS: (*SHARED, "peer/dashboard/egress_page.py", "peer/dashboard/elements.py", "peer/dashboard/page.css"),
-    SHEET: (*SHARED, "peer/data/sheet_page.py", "peer/inference/sheet_pictures.py", "peer/inference/contact_sheet.py"),
+    OFFICERS: (
+        *SHARED,
+        "peer/view/dashboard/egress_page.py",
+        "peer/view/dashboard/elements.py",
+        "peer/view/dashboard/page.css",
+    ),
+    SHEET: (
+        *SHARED,
+        "peer/train/data/sheet_page.py",
+        "peer/train/inference/sheet_pictures.py",
+        "peer/train/inference/contact_sheet.py",
+    ),
 }
 """The modules that draw each picture's page."""
 KEY = "Sources"

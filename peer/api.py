@@ -31,19 +31,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from peer.config.schema import FederationConfig, SiteConfig
-from peer.config.site_folder import SiteFolder, find_site, home_folder
 from peer.core.global_test_memory import evaluation_records
 from peer.errors import DaemonDown, DataError, ModelError, PeerError
-from peer.records import folder_documents
-from peer.records.history import CommittedRound, History
-from peer.records.members import members_of
+from peer.site.config.schema import FederationConfig, SiteConfig
+from peer.site.config.site_folder import SiteFolder, find_site, home_folder
+from peer.site.records import folder_documents
+from peer.site.records.history import CommittedRound, History
+from peer.site.records.members import members_of
 
 if TYPE_CHECKING:
-    from peer.inference.export.predictor import Predictor
-    from peer.inference.model_state import ModelState, Round
-    from peer.inference.notebook import Input
-    from peer.training.trainer import Trainer
+    from peer.train.inference.export.predictor import Predictor
+    from peer.train.inference.model_state import ModelState, Round
+    from peer.train.inference.notebook import Input
+    from peer.train.trainer import Trainer
 
 Record: TypeAlias = dict[str, Any]
 
@@ -100,7 +100,7 @@ class SiteHandle:
         with contextlib.suppress(DaemonDown):
             socket = self.folder.control_socket()
             if socket.exists():
-                from peer.transport.control import ControlClient
+                from peer.net.transport.control import ControlClient
 
                 with ControlClient(socket) as client:
                     status: Record = client.show("status")
@@ -224,10 +224,10 @@ class SiteHandle:
             >>> site.model()(torch.zeros(1, 1, 8)).shape
             torch.Size([1, 2])
         """
-        from peer.inference import model_state
+        from peer.train.inference import model_state
 
         with model_state.open_trained(self.folder, round) as (_, state), self._wrap_errors("the model"):
-            from peer.inference.notebook import load_model
+            from peer.train.inference.notebook import load_model
 
             return load_model(state.setting, state.checkpoint, state.sources)
 
@@ -260,10 +260,10 @@ class SiteHandle:
             >>> record["file"], record["problem"], round(record["class_0"] + record["class_1"], 5)
             ('0', '', 1.0)
         """
-        from peer.inference import model_state
+        from peer.train.inference import model_state
 
         with model_state.open_trained(self.folder, round) as (_, state), self._wrap_errors("the prediction"):
-            from peer.inference.notebook import predict_inputs
+            from peer.train.inference.notebook import predict_inputs
 
             records = predict_inputs(self._trainer(state, device), inputs)
         if records and all(record["problem"] for record in records):
@@ -277,7 +277,7 @@ class SiteHandle:
 
     def _trainer(self, state: ModelState, device: str) -> Trainer:
         """A trainer with the state's networks; the last one is cached."""
-        from peer.inference.notebook import load_trainer
+        from peer.train.inference.notebook import load_trainer
 
         key = (state.generation, state.checkpoint, state.sources, device)
         if self._cached_trainer is None or self._cached_trainer[0] != key:
@@ -291,7 +291,7 @@ class SiteHandle:
     @contextlib.contextmanager
     def _wrap_errors(self, subject: str) -> Iterator[None]:
         """Turn an exception of the training code into a ``ModelError`` that names the site."""
-        from peer.training.errors import reason_of
+        from peer.train.errors import reason_of
 
         try:
             yield

@@ -1,7 +1,7 @@
 """The documents that commands print with ``--json``, except those with records of a site.
 
-``DOCUMENTS`` maps a command to the type of its document; ``peer.records.documents`` and
-``peer.data.documents`` have the others.
+``DOCUMENTS`` maps a command to the type of its document; ``peer.site.records.documents`` and
+``peer.train.data.documents`` have the others.
 Each key is ``Annotated`` with its meaning: ``deploy/reference.py`` generates a page of keys, types
 and meanings.
 """

@@ -26,13 +26,13 @@ from typing import Annotated, BinaryIO, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from peer.audit.evidence_files import trust
-from peer.config.schema import FederationConfig
-from peer.config.site_folder import SiteFolder, make_private, must_be_new
 from peer.core import rows, site_memory
 from peer.core.roster import SITE_NAME, Sha256, SiteName
 from peer.errors import CertificateError, DiskError, StateError, UsageError
 from peer.files import ARTIFACT_SUFFIX, UNFINISHED, artifact_path, sync_folder
-from peer.identity.certificates import (
+from peer.site.config.schema import FederationConfig
+from peer.site.config.site_folder import SiteFolder, make_private, must_be_new
+from peer.site.identity.certificates import (
     CA_FILE,
     CERTIFICATE_FILE,
     KEY_FILE,
@@ -40,10 +40,10 @@ from peer.identity.certificates import (
     ROUND_KEY_FILE,
     Identity,
 )
-from peer.membership.folder import MembershipFolder
-from peer.records.history import open_journals
-from peer.records.journal import JOURNAL, Journal, storage
-from peer.records.ledger import Ledger
+from peer.site.membership.folder import MembershipFolder
+from peer.site.records.history import open_journals
+from peer.site.records.journal import JOURNAL, Journal, storage
+from peer.site.records.ledger import Ledger
 
 VERSION: Literal[1] = 1
 MANIFEST = "manifest.json"

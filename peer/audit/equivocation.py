@@ -15,16 +15,16 @@ from typing import Literal, NamedTuple, Self
 from cryptography import x509
 
 from peer.audit.evidence_files import EvidenceDocument, read, read_manifest, trust
-from peer.config.site_folder import SiteFolder
 from peer.core.messages import Manifest, SignedManifest
 from peer.core.plan import Kind
 from peer.core.roster import Sha256, SiteName
 from peer.errors import FederationMismatch, PeerMisbehaved, StateError
-from peer.identity.certificates import UNREADABLE
-from peer.records.history import open_journals
-from peer.records.journal import Journal
-from peer.transport.bounds import SHOWN_CHARACTERS
-from peer.transport.manifest import from_base64, to_base64
+from peer.net.transport.bounds import SHOWN_CHARACTERS
+from peer.net.transport.manifest import from_base64, to_base64
+from peer.site.config.site_folder import SiteFolder
+from peer.site.identity.certificates import UNREADABLE
+from peer.site.records.history import open_journals
+from peer.site.records.journal import Journal
 
 
 class ManifestSubject(NamedTuple):

@@ -19,15 +19,15 @@ from typing import Annotated, Any, Literal, TypeVar
 from cryptography import x509
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from peer.config.schema import FederationConfig
 from peer.core.messages import Manifest, SignedManifest
 from peer.core.roster import Sha256
 from peer.errors import DiskError, FederationMismatch, PeerMisbehaved, UsageError
-from peer.identity import certificates
-from peer.membership.folder import MembershipFolder
-from peer.records.journal import GENESIS
-from peer.records.ledger import ChainVerifier, Head
-from peer.transport.manifest import from_base64, verify_manifest
+from peer.net.transport.manifest import from_base64, verify_manifest
+from peer.site.config.schema import FederationConfig
+from peer.site.identity import certificates
+from peer.site.membership.folder import MembershipFolder
+from peer.site.records.journal import GENESIS
+from peer.site.records.ledger import ChainVerifier, Head
 
 LABEL = b"mhfl/egress/v1\x00"
 VERSION: Literal[1] = 1

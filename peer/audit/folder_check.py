@@ -13,15 +13,15 @@ from typing import Any
 from cryptography import x509
 
 from peer.audit.evidence_files import SignedHead
-from peer.config.schema import FederationConfig
-from peer.config.site_folder import SiteFolder
 from peer.core.messages import PURPOSES, Manifest
 from peer.errors import StateError
-from peer.identity import certificates
-from peer.records import history
-from peer.records.journal import Journal
-from peer.records.ledger import Ledger
-from peer.transport.manifest import decode_manifest, from_base64
+from peer.net.transport.manifest import decode_manifest, from_base64
+from peer.site.config.schema import FederationConfig
+from peer.site.config.site_folder import SiteFolder
+from peer.site.identity import certificates
+from peer.site.records import history
+from peer.site.records.journal import Journal
+from peer.site.records.ledger import Ledger
 
 INTENTS_CHECKED = 64
 """The newest ledger rows that a start reads: it must be quick, and another site's ledger shows in

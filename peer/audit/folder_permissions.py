@@ -14,9 +14,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from peer.config.site_folder import SiteFolder
 from peer.errors import StateError
 from peer.files import STRAY_FOLDER
+from peer.site.config.site_folder import SiteFolder
 
 WRITE_BY_OTHERS = 0o022
 ANY_BY_OTHERS = 0o077

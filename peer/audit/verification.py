@@ -18,17 +18,17 @@ from cryptography import x509
 
 from peer.audit import evidence_files
 from peer.audit.evidence_files import Export, ReceivedManifest, Restoration, SignedHead, Witness, WitnessEvidence
-from peer.config.site_folder import SiteFolder
-from peer.config.toml import suggestion
 from peer.core.roster import Sha256
 from peer.documents import LedgerExtent, LedgerFindings, LedgerVerified
 from peer.errors import FederationMismatch, StateError, UsageError
-from peer.identity import certificates
-from peer.membership.folder import MembershipFolder
-from peer.records import history
-from peer.records.journal import Journal
-from peer.records.ledger import ChainVerifier, Ledger
-from peer.transport.manifest import decode_manifest, from_base64
+from peer.net.transport.manifest import decode_manifest, from_base64
+from peer.site.config.site_folder import SiteFolder
+from peer.site.config.toml import suggestion
+from peer.site.identity import certificates
+from peer.site.membership.folder import MembershipFolder
+from peer.site.records import history
+from peer.site.records.journal import Journal
+from peer.site.records.ledger import ChainVerifier, Ledger
 
 
 def verify(folder: SiteFolder, witnesses: Sequence[Path] = ()) -> LedgerVerified:

@@ -142,13 +142,13 @@ def round_option(command: AnyCallable) -> AnyCallable:
 
 
 def chosen_round(which: str | None) -> Literal["best"] | None:
-    """The round for ``peer.inference.model_state.open_trained``."""
+    """The round for ``peer.train.inference.model_state.open_trained``."""
     return "best" if which == "best" else None
 
 
 def complete_site(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """The sites of the home folder, as ``federation/site`` where a name is not unique or this was begun."""
-    from peer.config import site_folder
+    from peer.site.config import site_folder
 
     settings = context.find_object(Settings) or Settings()
     folders = site_folder.sites(site_folder.home_folder(settings.home))

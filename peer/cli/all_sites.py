@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from peer.cli import Settings, output, pass_settings, shared_options
-from peer.config import site_folder
-from peer.config.schema import FederationConfig, SiteConfig
-from peer.config.site_folder import SiteFolder, make_private
 from peer.errors import EXIT_CODES, DaemonDown, PeerError, UsageError, one_line
-from peer.records.documents import ListedSite, SiteOutcome
-from peer.records.history import duration
+from peer.site.config import site_folder
+from peer.site.config.schema import FederationConfig, SiteConfig
+from peer.site.config.site_folder import SiteFolder, make_private
+from peer.site.records.documents import ListedSite, SiteOutcome
+from peer.site.records.history import duration
 
 PROGRAM = (sys.executable, "-P", "-m", "peer.cli")
 POLL_S = 0.1
@@ -112,7 +112,7 @@ def start_all(
 
     A site that its chain says is no member is left alone: its daemon would serve for a moment, and end.
     """
-    from peer.records.members import Members
+    from peer.site.records.members import Members
 
     started: dict[SiteFolder, int] = {}
     outcomes: dict[SiteFolder, SiteOutcome] = {}
@@ -153,7 +153,7 @@ def _launch(folder: SiteFolder, command: Sequence[str]) -> int:
 
 def _await(folder: SiteFolder, pid: int, ends_s: float) -> SiteOutcome:
     """How the start ended."""
-    from peer.transport.control import ControlClient
+    from peer.net.transport.control import ControlClient
 
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)

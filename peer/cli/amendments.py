@@ -12,22 +12,22 @@ import click
 
 from peer.cli import GIVEN_FILE, Settings, output, pass_settings, shared_options, site_option
 from peer.cli.governance import SiteChain, complete_member, render_enacted
-from peer.config import site_folder, toml
-from peer.config.site_folder import find_site
 from peer.core import roster
 from peer.core.limits import PROTOCOL_VERSION_MAX
 from peer.core.messages import AMENDMENTS, FEATURES
 from peer.core.roster import Sha256, SiteName
 from peer.errors import CertificateError, ConfigError, LockedError, MembershipError, UsageError
-from peer.identity import certificates
-from peer.identity.bundle import read_received_file
-from peer.identity.enrolment import CA_KEY_FILE
-from peer.membership import proposal
-from peer.membership.amendment import AmendmentRefused, Governance, Newcomer, Requirements
-from peer.membership.chain import merged
-from peer.membership.folder import MembershipFolder
-from peer.membership.proposal import Proposal
-from peer.membership.signatures import endorse_as_founder, notices_of
+from peer.site.config import site_folder, toml
+from peer.site.config.site_folder import find_site
+from peer.site.identity import certificates
+from peer.site.identity.bundle import read_received_file
+from peer.site.identity.enrolment import CA_KEY_FILE
+from peer.site.membership import proposal
+from peer.site.membership.amendment import AmendmentRefused, Governance, Newcomer, Requirements
+from peer.site.membership.chain import merged
+from peer.site.membership.folder import MembershipFolder
+from peer.site.membership.proposal import Proposal
+from peer.site.membership.signatures import endorse_as_founder, notices_of
 
 NO_CA = "name the CA folder that `federation create` wrote with --ca"
 NO_ADDRESS = (

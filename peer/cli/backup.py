@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli import GIVEN_FILE, Settings, output, pass_settings, rendering, shared_options, site_option
-from peer.config import site_folder
 from peer.documents import SiteBackedUp, SiteRestored
+from peer.site.config import site_folder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli import Settings, output, pass_settings, rendering, shared_options, site_option
-from peer.config import site_folder
-from peer.config.site_folder import must_be_new, write_atomically
 from peer.errors import Interrupted, UsageError
-from peer.records.documents import BugReported
+from peer.site.config import site_folder
+from peer.site.config.site_folder import must_be_new, write_atomically
+from peer.site.records.documents import BugReported
 
 if TYPE_CHECKING:
-    from peer.preflight.finding import Finding
+    from peer.view.preflight.finding import Finding
 
 
 @click.command(short_help="Write versions, settings, log tails and findings to one file, without keys and data.")
@@ -39,7 +39,7 @@ def bugreport(
     \b
     mhfl-peer bugreport --site europe --out europe.zip
     """
-    from peer.preflight import bug_report
+    from peer.view.preflight import bug_report
 
     must_be_new(out)
     if as_json and not yes:
@@ -47,7 +47,7 @@ def bugreport(
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
 
     def findings() -> Iterable[Finding]:
-        from peer.preflight.check import check
+        from peer.view.preflight.check import check
 
         return check(folder, train=False)
 

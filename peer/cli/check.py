@@ -8,9 +8,9 @@ from typing import Any, cast
 import click
 
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
-from peer.config import site_folder
 from peer.documents import CheckFinding, CheckResult
 from peer.errors import CheckFailed
+from peer.site.config import site_folder
 
 STYLE = {"ok": "green", "warning": "yellow", "failure": "red"}
 
@@ -35,13 +35,13 @@ def check(settings: Settings, site_name: str | None, fast: bool, as_json: bool) 
     mhfl-peer check --site europe
     mhfl-peer check --site europe --fast --json
     """
-    from peer.preflight.local import check_packages
+    from peer.view.preflight.local import check_packages
 
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     with output.stages("checking the installed packages", quiet=as_json) as begin:
         findings = list(check_packages())
         if not findings:  # with a wrong package, the other checks cannot be imported or trusted
-            from peer.preflight.check import check as run_checks
+            from peer.view.preflight.check import check as run_checks
 
             findings += run_checks(folder, train=not fast, begin=begin)
     failures = [finding for finding in findings if finding.verdict == "failure"]

@@ -21,18 +21,18 @@ from models.spec import HYPER, ONE_DIMENSIONAL, installed_model, suggestion
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
 from peer.cli.check import render_findings
 from peer.cli.models import FAMILIES, family
-from peer.config import toml, toml_edit
-from peer.config.monai_bundle import is_bundle
-from peer.config.schema import FederationConfig, SiteConfig, check_site
-from peer.config.site_folder import SiteFolder, find_site, home_folder, write_atomically
-from peer.config.site_tables import AXIS_OF, check_orientation
-from peer.config.value_types import MODEL_NAME
 from peer.core.tasks import ROWS_COLUMNS
-from peer.data.datalist import inspect_datalist
 from peer.documents import CheckFinding, ConfigurationChange, SiteConfigured
 from peer.errors import CheckFailed, ConfigError, ModelError, StateError, UsageError
-from peer.membership.folder import MembershipFolder
-from peer.preflight.proposals import neighbours_ports, propose_address, propose_input_size, propose_scale
+from peer.site.config import toml, toml_edit
+from peer.site.config.monai_bundle import is_bundle
+from peer.site.config.schema import FederationConfig, SiteConfig, check_site
+from peer.site.config.site_folder import SiteFolder, find_site, home_folder, write_atomically
+from peer.site.config.site_tables import AXIS_OF, check_orientation
+from peer.site.config.value_types import MODEL_NAME
+from peer.site.membership.folder import MembershipFolder
+from peer.train.data.datalist import inspect_datalist
+from peer.view.preflight.proposals import neighbours_ports, propose_address, propose_input_size, propose_scale
 
 LAYERS = (sys.executable, "-P", "-m", "peer.cli", "models", "--json", "--layers")
 """In a process of its own: it imports torch, and the class of a network from elsewhere."""
@@ -187,7 +187,7 @@ def _ask_all(interview: Interview, folder: SiteFolder, federation: FederationCon
 
 # --- data ------------------------------------------------------------------------------------------------------------
 def _ask_data(interview: Interview, folder: SiteFolder, federation: FederationConfig) -> None:
-    from peer.data.survey import survey
+    from peer.train.data.survey import survey
 
     task, ask = federation.task, interview.ask
     root = interview.current("data.root")
@@ -460,11 +460,11 @@ def _write(
 
 def _try(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> list[CheckFinding]:
     """The findings of `check` about data and a training step."""
-    from peer.preflight.local import check_packages
+    from peer.view.preflight.local import check_packages
 
     findings = list(check_packages())
     if not findings:
-        from peer.preflight.check import try_configuration
+        from peer.view.preflight.check import try_configuration
 
         with output.working("trying a step of each stage, about a minute"):
             findings = list(try_configuration(folder, federation, site))

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from peer.config import toml
-from peer.config.schema import FederationConfig, SiteConfig, TaskConfig, geometry_problems
-from peer.config.site_tables import DataConfig
 from peer.core.tasks import ROWS_COLUMNS
 from peer.core.worker_protocol import WorkerSetting, to_json
-from peer.data.datalist import inspect_datalist, named
-from peer.data.documents import ContactSheet, DatalistInspected
-from peer.data.image_files import Shape, StoredImage, open_image, turn_to
 from peer.documents import DatalistSurvey
 from peer.errors import ConfigError, DataError, UsageError
+from peer.site.config import toml
+from peer.site.config.schema import FederationConfig, SiteConfig, TaskConfig, geometry_problems
+from peer.site.config.site_tables import DataConfig
+from peer.train.data.datalist import inspect_datalist, named
+from peer.train.data.documents import ContactSheet, DatalistInspected
+from peer.train.data.image_files import Shape, StoredImage, open_image, turn_to
 
 if TYPE_CHECKING:
-    from peer.config.site_folder import SiteFolder
+    from peer.site.config.site_folder import SiteFolder
 
 REMEDY = "or give --site NAME for a site's own settings"
 
@@ -166,12 +166,12 @@ def survey_arguments(setting: WorkerSetting) -> tuple[Path, Path | None, str, in
 
 def write(page: Path, setting: WorkerSetting, document: DatalistInspected, *, samples: int) -> ContactSheet:
     """Have a process with torch prepare the samples; write the page, readable by this user alone."""
-    from peer.config.site_folder import write_atomically
-    from peer.data import sheet_page
-    from peer.inference import model_state
+    from peer.site.config.site_folder import write_atomically
+    from peer.train.data import sheet_page
+    from peer.train.inference import model_state
 
     request = {"setting": to_json(setting), "samples": samples}
-    answer = model_state.run_module("peer.inference.contact_sheet", request, name="the contact sheet")
+    answer = model_state.run_module("peer.train.inference.contact_sheet", request, name="the contact sheet")
     sheet = cast(ContactSheet, {**answer["sheet"], "page": str(page)})
     write_atomically(page, sheet_page.render(document, sheet, answer["pictures"]).encode(errors="surrogateescape"))
     return sheet

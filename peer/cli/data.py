@@ -12,11 +12,11 @@ import click
 
 from peer.cli import GIVEN_FILE, GIVEN_PATH, Settings, output, pass_settings, shared_options, site_option
 from peer.cli.data_import import import_command
-from peer.config import site_folder
 from peer.core.tasks import CLASSIFYING
-from peer.data.adapters import PUBLISHED, dataset_module, installed_datasets
 from peer.errors import DataError, UsageError
 from peer.extras import missing_package
+from peer.lab.datasets import PUBLISHED, dataset_module, installed_datasets
+from peer.site.config import site_folder
 
 PATH = click.Path(path_type=Path)
 COUNT_COLUMNS = (
@@ -101,7 +101,7 @@ def inspect(
     mhfl-peer data inspect ct.json --orientation RAS --spacing 1x1x2 --intensity window 40 400 --html sheet.html
     """
     from peer.cli import contact_sheet
-    from peer.data.survey import survey
+    from peer.train.data.survey import survey
 
     samples = options.pop("samples")
     document: Any
@@ -138,7 +138,7 @@ def validate(datalist: Path, root: Path | None, task: str, classes: int | None, 
     mhfl-peer data validate datalist.json
     mhfl-peer data validate datalist.json --classes 3
     """
-    from peer.data.survey import survey
+    from peer.train.data.survey import survey
 
     document = survey(datalist, root=root, task=task, classes=classes, whole=True)
     output.emit(document, as_json=as_json, render=_render_survey)

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from peer.cli import GIVEN_FILE, GIVEN_PATH, output, shared_options
-from peer.data.datalist import SPLITS
 from peer.errors import UsageError
+from peer.train.data.datalist import SPLITS
 
 PATH = click.Path(path_type=Path)
 ROLES = (
@@ -100,8 +100,8 @@ def import_command(source: Path, out: Path, layout: str | None, as_json: bool, *
     mhfl-peer data import Dataset001_Liver --out datalist.json
     mhfl-peer data import export --out datalist.json --labels labels.csv --series '*thin*'
     """
-    from peer.data.importers.candidates import ImportOptions
-    from peer.data.importers.datalist_writer import import_datalist
+    from peer.train.data.importers.candidates import ImportOptions
+    from peer.train.data.importers.datalist_writer import import_datalist
 
     document = import_datalist(source, out, ImportOptions(**options), layout)
     output.emit(document, as_json=as_json, render=_render)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli import output, rendering, shared_options
-from peer.config.toml import suggestion
-from peer.demo.presets import STUDIES, PresetSize, problem
 from peer.errors import UsageError
+from peer.lab.demo.presets import STUDIES, PresetSize, problem
+from peer.lab.experiments.result_files import CENTRALISED
 from peer.methods.registry import PLANS
-from peer.research.result_files import CENTRALISED
+from peer.site.config.toml import suggestion
 
 if TYPE_CHECKING:
-    from peer.demo.run import DemoProgress
+    from peer.lab.demo.run import DemoProgress
 
 SITE_COLUMNS = ("site", "training", "test", "model", "sent")
 METHODS = tuple(name for name in PLANS if name != "local")
@@ -81,7 +81,7 @@ def demo(
     mhfl-peer demo --method fedskd --set gamma=10
     mhfl-peer demo --study eeg-blink --method dflmoe --method mh_pflid
     """
-    from peer.demo import run as demonstration
+    from peer.lab.demo import run as demonstration
 
     for method in methods:
         if (reason := problem(study, method)) is not None:

@@ -11,11 +11,11 @@ import click
 
 from peer.cli import GIVEN_FILE, Settings, output, pass_settings, rendering, shared_options, site_option
 from peer.cli.watch import show, watch_option
-from peer.config import site_folder
-from peer.config.site_folder import SiteFolder, must_be_new, write_atomically
 from peer.documents import LedgerExported, WitnessWritten
 from peer.errors import LedgerBroken, UsageError
-from peer.records.documents import EgressReported
+from peer.site.config import site_folder
+from peer.site.config.site_folder import SiteFolder, must_be_new, write_atomically
+from peer.site.records.documents import EgressReported
 
 PATH = click.Path(path_type=Path, dir_okay=False)
 witness_option = click.option(
@@ -102,10 +102,10 @@ def egress(
 
 def _check_peers(settings: Settings, site_name: str | None, peers: tuple[str, ...]) -> None:
     """Refuse a name that no site has or had: an empty list would say that nothing was sent to it."""
-    from peer.config.schema import FederationConfig
-    from peer.config.toml import suggestion
-    from peer.membership.folder import MembershipFolder
-    from peer.records import folder_documents
+    from peer.site.config.schema import FederationConfig
+    from peer.site.config.toml import suggestion
+    from peer.site.membership.folder import MembershipFolder
+    from peer.site.records import folder_documents
 
     if peers:
         folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
@@ -273,7 +273,7 @@ def report(
     import time
 
     from peer import __version__
-    from peer.dashboard import egress_page
+    from peer.view.dashboard import egress_page
 
     folder = _folder(context, settings, site_name)
     content = egress_page.read_report(folder, witnesses, time_s=time.time())

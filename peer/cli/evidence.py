@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli import GIVEN_FILE, Settings, output, pass_settings, rendering, shared_options, site_option
-from peer.config import site_folder
-from peer.config.site_folder import must_be_new, write_atomically
 from peer.documents import EvidenceShown
 from peer.errors import UsageError
+from peer.site.config import site_folder
+from peer.site.config.site_folder import must_be_new, write_atomically
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

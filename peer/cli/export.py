@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from peer.cli import Settings, chosen_round, output, pass_settings, round_option, shared_options, site_option
-from peer.config import site_folder
 from peer.errors import UsageError
+from peer.site.config import site_folder
 
 FORMATS = ("bundle", "pt2", "onnx")
 NOT_STATED = "not stated"
@@ -52,7 +52,7 @@ def export(
     mhfl-peer export --site europe --format bundle --out europe --licence CC-BY-4.0
     mhfl-peer export --site europe --round best --format onnx --out europe.onnx
     """
-    from peer.inference import model_state, release
+    from peer.train.inference import model_state, release
 
     if not licence.strip():
         raise UsageError("--licence is empty", "name a licence, or leave the option out")

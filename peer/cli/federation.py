@@ -16,18 +16,18 @@ from peer.cli.amendments import amend, hold, resume
 from peer.cli.governance import longest_chain
 from peer.cli.members import accept, choose
 from peer.cli.proposals import approve, enact, propose
-from peer.config import site_folder, toml
-from peer.config.schema import FederationConfig
-from peer.config.site_folder import must_be_new, write_atomically
 from peer.core.messages import ChainHead
 from peer.core.tasks import ROWS_COLUMNS
 from peer.documents import CertificateAuthority, FederationCreated, FederationShown, RelayCertified, SiteAdmitted
 from peer.errors import BundleError, UsageError
-from peer.identity import certificates
-from peer.identity.bundle import read_received_file
-from peer.identity.enrolment import FEDERATION_FILE, Authority
-from peer.membership.chain import Chain
-from peer.membership.folder import MembershipFolder
+from peer.site.config import site_folder, toml
+from peer.site.config.schema import FederationConfig
+from peer.site.config.site_folder import must_be_new, write_atomically
+from peer.site.identity import certificates
+from peer.site.identity.bundle import read_received_file
+from peer.site.identity.enrolment import FEDERATION_FILE, Authority
+from peer.site.membership.chain import Chain
+from peer.site.membership.folder import MembershipFolder
 
 PATH = click.Path(path_type=Path)
 KEYS_SHOWN = ("rounds", "seed", "weighting", "quorum", "global_test", "evaluation_every", "image_axes")

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli import Settings, output
-from peer.config import toml
-from peer.config.schema import FederationConfig
-from peer.config.site_folder import SiteFolder, find_site, home_folder, sites
 from peer.core.roster import SiteName
 from peer.errors import DaemonDown, FederationMismatch, MembershipError, PeerError
-from peer.identity.certificates import Identity, read_authority
-from peer.membership.amendment import body_digest
-from peer.membership.chain import Chain
-from peer.membership.epoch_rules import Genesis
-from peer.membership.folder import MembershipFolder
-from peer.membership.proposal import first_round
+from peer.site.config import toml
+from peer.site.config.schema import FederationConfig
+from peer.site.config.site_folder import SiteFolder, find_site, home_folder, sites
+from peer.site.identity.certificates import Identity, read_authority
+from peer.site.membership.amendment import body_digest
+from peer.site.membership.chain import Chain
+from peer.site.membership.epoch_rules import Genesis
+from peer.site.membership.folder import MembershipFolder
+from peer.site.membership.proposal import first_round
 
 if TYPE_CHECKING:
-    from peer.records.history import RecentRounds
-    from peer.transport.control import ControlClient
+    from peer.net.transport.control import ControlClient
+    from peer.site.records.history import RecentRounds
 
 TOLD = ("enact", "leave")
 """Actions that concern the other sites."""
@@ -128,7 +128,7 @@ class SiteChain:
     @functools.cached_property
     def recent(self) -> RecentRounds:
         """The rounds that this site committed last."""
-        from peer.records.history import recent_rounds_on_disk
+        from peer.site.records.history import recent_rounds_on_disk
 
         return recent_rounds_on_disk(self.folder)
 
@@ -207,7 +207,7 @@ class SiteChain:
 
     def _ask(self, call: Callable[[ControlClient], Any]) -> tuple[bool, Any]:
         """Whether a daemon runs here, and its answer; ``DaemonDown`` where one listens that does not answer."""
-        from peer.transport.control import ControlClient, DaemonSilent
+        from peer.net.transport.control import ControlClient, DaemonSilent
 
         try:
             if (socket := self.folder.control_socket()).exists():

@@ -12,9 +12,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from peer.cli import COMMANDS, PROGRAM, main, output, shared_options
-from peer.config.toml import suggestion
 from peer.documents import HelpPage
 from peer.errors import UsageError
+from peer.site.config.toml import suggestion
 
 PACKAGE = Path(__file__).parents[1]
 TOPICS: Mapping[str, str] = {

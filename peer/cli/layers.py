@@ -10,9 +10,9 @@ from typing import Any
 
 from models.spec import HYPER, installed_model
 from peer.cli import output
-from peer.config.monai_bundle import BundleNetwork
 from peer.errors import UsageError
 from peer.model_documents import ModelLayers
+from peer.site.config.monai_bundle import BundleNetwork
 
 SIDE = 64
 """The sides of an input without ``--input-size``: five halvings leave two cells."""

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from peer.cli import Settings, all_sites, output, pass_settings, shared_options, site_option
-from peer.config import site_folder
-from peer.config.site_folder import SiteFolder
 from peer.errors import DaemonDown, LockedError, PeerError, UsageError, WorkerFailed
-from peer.records.documents import SiteOutcome
+from peer.site.config import site_folder
+from peer.site.config.site_folder import SiteFolder
+from peer.site.records.documents import SiteOutcome
 
 POLL_S = 0.1
 STOP_S = 120.0
@@ -118,7 +118,7 @@ def health(settings: Settings, site_name: str | None, training: bool, as_json: b
     mhfl-peer health --site europe
     mhfl-peer health --site europe --training
     """
-    from peer.transport.control import TRAINING, ControlClient
+    from peer.net.transport.control import TRAINING, ControlClient
 
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     with ControlClient(folder.control_socket()) as client:
@@ -138,7 +138,7 @@ def _render_health(document: Any) -> str:
 
 
 def _act(folder: SiteFolder, action: str) -> Any:
-    from peer.transport.control import ControlClient
+    from peer.net.transport.control import ControlClient
 
     try:
         with ControlClient(folder.control_socket()) as client:

@@ -11,10 +11,10 @@ import click
 
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
 from peer.cli.governance import AT_REST, SiteChain, complete_fork, complete_newcomer
-from peer.config.site_folder import find_site, home_folder
 from peer.errors import DaemonDown, MembershipError, UsageError
-from peer.membership.amendment import notice_to_base64
-from peer.membership.signatures import sign_notice
+from peer.site.config.site_folder import find_site, home_folder
+from peer.site.membership.amendment import notice_to_base64
+from peer.site.membership.signatures import sign_notice
 
 ANSWERS_S = 15.0
 """How long ``leave`` waits for the first answer, and again for the last: longer than a daemon then stays."""
@@ -75,7 +75,7 @@ def _wait_for_peers(site: SiteChain, unreached: list[str]) -> list[str]:
 
     The daemon states last, when it ends, who has not answered.
     """
-    from peer.transport.control import ControlClient
+    from peer.net.transport.control import ControlClient
 
     end_s, reached = time.monotonic() + ANSWERS_S, False
     with (

@@ -13,10 +13,10 @@ import click
 from models.spec import HYPER, ONE_DIMENSIONAL, suggestion
 from peer.cli import output, rendering, shared_options
 from peer.cli.layers import SIDE, describe_layers, render_layers
-from peer.config.monai_bundle import is_bundle, read_bundle
 from peer.core.tasks import CLASSIFYING, METRICS
 from peer.errors import UsageError
 from peer.model_documents import ModelDescription, ModelLayers, ModelList
+from peer.site.config.monai_bundle import is_bundle, read_bundle
 
 FAMILIES = {kind: CLASSIFYING if kind in CLASSIFYING else frozenset({kind}) for kind in METRICS}
 """Task kind -> families that fit it; those of classifying tasks differ only in dimensions."""

@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from peer.cli import Settings, complete_site, output, pass_settings, rendering, shared_options
-from peer.config import site_folder
-from peer.config.site_folder import SiteFolder
 from peer.errors import UsageError, one_line
-from peer.records.documents import DashboardServed
-from peer.records.history import duration
+from peer.site.config import site_folder
+from peer.site.config.site_folder import SiteFolder
+from peer.site.records.documents import DashboardServed
+from peer.site.records.history import duration
 
 STATE_STYLE = {
     **rendering.STATE_STYLE,
@@ -62,7 +62,7 @@ def overview(settings: Settings, site_names: tuple[str, ...], as_json: bool) -> 
     mhfl-peer overview
     mhfl-peer overview --site europe --json
     """
-    from peer.dashboard.collect import FederationReader
+    from peer.view.dashboard.collect import FederationReader
 
     snapshots = FederationReader(_folders(settings, site_names), records=False).read()
     output.emit([snapshot.overview for snapshot in snapshots], as_json=as_json, render=_render)
@@ -92,7 +92,7 @@ def dashboard(settings: Settings, site_names: tuple[str, ...], port: int, as_jso
     mhfl-peer dashboard
     mhfl-peer dashboard --site europe --port 8080
     """
-    from peer.dashboard.server import DashboardServer
+    from peer.view.dashboard.server import DashboardServer
 
     folders = _folders(settings, site_names)
     server = DashboardServer(folders, port=port)

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
-from peer.config import site_folder
-from peer.config.site_folder import SiteFolder
 from peer.core.roster import NO_ROUND_KEY
 from peer.errors import CertificateError, DaemonDown
+from peer.site.config import site_folder
+from peer.site.config.site_folder import SiteFolder
 
 
 @click.command(short_help="Show who receives from whom in the coming rounds.")
@@ -48,7 +48,7 @@ def _coming_round(folder: SiteFolder) -> int:
 
 def _plan_of_daemon(folder: SiteFolder, *, rounds: int, first: int) -> Any:
     """The plan of the running daemon; ``None`` where none listens."""
-    from peer.transport.control import ControlClient, DaemonSilent
+    from peer.net.transport.control import ControlClient, DaemonSilent
 
     try:
         if (socket := folder.control_socket()).exists():
@@ -63,10 +63,10 @@ def _plan_of_daemon(folder: SiteFolder, *, rounds: int, first: int) -> Any:
 
 def _plan_at_rest(folder: SiteFolder, *, rounds: int, first: int) -> Mapping[str, Any]:
     """The plan by the chain in the folder; ``CertificateError`` for a round whose key this site does not have."""
-    from peer.config.rules import make_rules
     from peer.core import status
     from peer.daemon import startup
     from peer.daemon.chain_keeper import keeper_at_rest
+    from peer.site.config.rules import make_rules
 
     federation, _, own = startup.load(folder)
     rules = make_rules(federation, own.name, own.round_key or NO_ROUND_KEY, without=frozenset(), stay=False)

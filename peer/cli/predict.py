@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli import Settings, chosen_round, output, pass_settings, round_option, shared_options, site_option
-from peer.config import site_folder
 from peer.core.tasks import CLASSIFYING
 from peer.documents import PredictionsWritten
 from peer.errors import DataError, UsageError
 from peer.extras import require_extra
+from peer.site.config import site_folder
 
 if TYPE_CHECKING:
-    from peer.config.site_folder import SiteFolder
+    from peer.site.config.site_folder import SiteFolder
 
 PATH = click.Path(path_type=Path)
 TABLE = "predictions.csv"
@@ -89,7 +89,7 @@ def predict(
 
 
 def _predict_with_site(folder: SiteFolder, inputs: Sequence[Path], out: Path, which: str | None) -> PredictionsWritten:
-    from peer.inference import model_state
+    from peer.train.inference import model_state
 
     with model_state.exit_on_sigterm(), model_state.open_trained(folder, chosen_round(which)) as (federation, state):
         task = federation.task
@@ -144,7 +144,7 @@ def _predict_with_file(model: Path, sha256: str, inputs: Sequence[Path], out: Pa
 
 def _make_room(out: Path, *, table: bool) -> None:
     """Create the output's folder; ``StateError`` where something is there already."""
-    from peer.data.adapters.prepared_folder import make_empty
+    from peer.train.data.prepared_folder import make_empty
 
     if table:
         site_folder.must_be_new(_table(out))
@@ -158,10 +158,10 @@ def _table(out: Path) -> Path:
 
 
 def _run_prediction(document: Mapping[str, Any], inputs: Sequence[Path], out: Path) -> dict[str, Any]:
-    from peer.inference import model_state
+    from peer.train.inference import model_state
 
     request = {**document, "inputs": list(map(str, inputs)), "out": str(out)}
-    answer: dict[str, Any] = model_state.run_module("peer.inference.predict", request, name="the prediction")
+    answer: dict[str, Any] = model_state.run_module("peer.train.inference.predict", request, name="the prediction")
     return answer
 
 

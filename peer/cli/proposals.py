@@ -23,18 +23,18 @@ from peer.cli.amendments import (
     sign_as_founder,
 )
 from peer.cli.governance import SiteChain, longest_chain, render_enacted
-from peer.config import toml
-from peer.config.site_folder import find_site, home_folder, must_be_new, write_atomically
 from peer.core.roster import SiteName
 from peer.errors import CertificateError, LockedError, MembershipError, StateError, UsageError
-from peer.identity.bundle import read_received_file
-from peer.identity.enrolment import FEDERATION_FILE
-from peer.membership.amendment import Amendment, AmendmentRefused
-from peer.membership.chain import amended, check_place
-from peer.membership.documents import ProposalSigned, words_of
-from peer.membership.epoch_rules import Genesis
-from peer.membership.folder import CHAIN_FILE, FILES, decode_chain
-from peer.membership.proposal import (
+from peer.site.config import toml
+from peer.site.config.site_folder import find_site, home_folder, must_be_new, write_atomically
+from peer.site.identity.bundle import read_received_file
+from peer.site.identity.enrolment import FEDERATION_FILE
+from peer.site.membership.amendment import Amendment, AmendmentRefused
+from peer.site.membership.chain import amended, check_place
+from peer.site.membership.documents import ProposalSigned, words_of
+from peer.site.membership.epoch_rules import Genesis
+from peer.site.membership.folder import CHAIN_FILE, FILES, decode_chain
+from peer.site.membership.proposal import (
     SIGNING_S,
     Proposal,
     SignatureCount,
@@ -43,8 +43,8 @@ from peer.membership.proposal import (
     count_signatures,
     ends_hold_only,
 )
-from peer.membership.signatures import FOUNDER
-from peer.membership.wording import changes_in_words
+from peer.site.membership.signatures import FOUNDER
+from peer.site.membership.wording import changes_in_words
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 SIGNS_NEXT = "send it to who signs next, with `mhfl-peer federation approve`"
@@ -217,7 +217,7 @@ def _sign(site: SiteChain, proposal: Proposal, *, instead: bool) -> Proposal:
 
 
 def _member_keys(site: SiteChain) -> tuple[Mapping[SiteName, Any], Mapping[SiteName, str]]:
-    from peer.preflight.member_keys import member_keys
+    from peer.view.preflight.member_keys import member_keys
 
     return member_keys(site.folder, site.genesis.config, site.chain.head, site.status)
 
@@ -318,7 +318,7 @@ def _time_left(site: SiteChain, amendment: Amendment) -> tuple[int | None, float
 
 
 def _time_left_in_words(until_round: int | None, left_s: float | None) -> Iterator[str]:
-    from peer.records.history import duration  # here: a shell that completes names needs no journal
+    from peer.site.records.history import duration  # here: a shell that completes names needs no journal
 
     if until_round is not None:
         about = "" if left_s is None else f", in about {duration(left_s)}"

@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from peer.cli import GIVEN_FILE, output, shared_options
-from peer.config import toml
-from peer.config.site_folder import make_private, must_be_new, write_atomically
 from peer.core.roster import site_name
 from peer.errors import ConfigError, DaemonDown, PeerUnreachable, PortInUse, UsageError
-from peer.relay.documents import RelayAmended, RelayChecked, RelayJoined, RelayRequested, RelayStatus
+from peer.net.relay.documents import RelayAmended, RelayChecked, RelayJoined, RelayRequested, RelayStatus
+from peer.site.config import toml
+from peer.site.config.site_folder import make_private, must_be_new, write_atomically
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 folder_option = click.option(
@@ -51,7 +51,7 @@ def init(file: Path, name: str, folder: Path, out: Path | None, as_json: bool) -
     \b
     mhfl-peer relay init --federation federation.toml --name gate
     """
-    from peer.relay.folder import RelayFolder
+    from peer.net.relay.folder import RelayFolder
 
     out = out or Path(f"{name}.csr")
     must_be_new(out)
@@ -81,9 +81,9 @@ def join(certificate: Path, folder: Path, as_json: bool) -> None:
     \b
     mhfl-peer relay join gate.pem
     """
-    from peer.identity.bundle import read_received_file
-    from peer.identity.certificates import certificate_days
-    from peer.relay.folder import RelayFolder
+    from peer.net.relay.folder import RelayFolder
+    from peer.site.identity.bundle import read_received_file
+    from peer.site.identity.certificates import certificate_days
 
     now = datetime.now(UTC)
     joined = RelayFolder(folder).join(read_received_file(certificate), now)
@@ -104,7 +104,7 @@ def amend(chain: Path, folder: Path, as_json: bool) -> None:
     mhfl-peer federation show --site europe --chain chain.json
     mhfl-peer relay amend chain.json
     """
-    from peer.relay.folder import RelayFolder
+    from peer.net.relay.folder import RelayFolder
 
     place = RelayFolder(folder)
     place.load()
@@ -128,9 +128,9 @@ def start(folder: Path) -> None:
     \b
     mhfl-peer relay start --folder relay
     """
-    from peer.config import logs
-    from peer.relay.folder import RelayFolder
-    from peer.relay.run import run
+    from peer.net.relay.folder import RelayFolder
+    from peer.net.relay.run import run
+    from peer.site.config import logs
 
     place = RelayFolder(folder)
     config, _ = place.load()
@@ -150,7 +150,7 @@ def status(folder: Path, as_json: bool) -> None:
     \b
     mhfl-peer relay status --json
     """
-    from peer.relay.folder import RelayFolder
+    from peer.net.relay.folder import RelayFolder
 
     place, problem = RelayFolder(folder), ""
     running = (folder / "lock").exists() and place.is_running()
@@ -187,11 +187,11 @@ def check(addresses: tuple[str, ...], folder: Path, as_json: bool) -> None:
     import asyncio
     import ssl
 
-    from peer.config.toml import split_address
-    from peer.identity.certificates import certificate_days
-    from peer.relay.folder import STATUS_FILE, RelayFolder
-    from peer.relay.probe import probe
-    from peer.relay.server import bind, connections_max
+    from peer.net.relay.folder import STATUS_FILE, RelayFolder
+    from peer.net.relay.probe import probe
+    from peer.net.relay.server import bind, connections_max
+    from peer.site.config.toml import split_address
+    from peer.site.identity.certificates import certificate_days
 
     place, now = RelayFolder(folder), datetime.now(UTC)
     config, _ = place.load()

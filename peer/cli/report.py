@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from peer.cli import output, shared_options
-from peer.research.result_files import SHARE_OF_ROOM
+from peer.lab.experiments.result_files import SHARE_OF_ROOM
 
 STYLES = {1: "bold", 2: "underline"}
 """Style of the best and of the second best value of a column, by rank."""
@@ -58,7 +58,7 @@ def report(
     mhfl-peer report digits --out tables
     mhfl-peer report digits --ddof 1 --target 0.9
     """
-    from peer.research.report.write import report as write_report
+    from peer.lab.report.write import report as write_report
 
     out = out or folder / "report"
     options: dict[str, Any] = {"resamples": resamples, "ddof": ddof, "targets": targets}

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
-from peer.config import site_folder
-from peer.config.site_folder import SiteFolder
 from peer.documents import ScalarRun, ScalarsWritten
 from peer.errors import UsageError
+from peer.site.config import site_folder
+from peer.site.config.site_folder import SiteFolder
 
 if TYPE_CHECKING:
-    from peer.tracking.scalars import GenerationScalars
-    from peer.tracking.trackers import Tracker
+    from peer.view.tracking.scalars import GenerationScalars
+    from peer.view.tracking.trackers import Tracker
 
 POLL_S = 2.0
 """Interval in which `--follow` looks whether the journal has grown; a round takes longer."""
@@ -65,7 +65,7 @@ def scalars(
 
 
 def _trackers(tensorboard: Path | None, mlflow: str | None) -> Iterator[tuple[str, Tracker]]:
-    from peer.tracking.trackers import MLflow, TensorBoard, database_file
+    from peer.view.tracking.trackers import MLflow, TensorBoard, database_file
 
     if tensorboard is None and mlflow is None:
         raise UsageError("nowhere to write to", "give --tensorboard DIR or --mlflow sqlite:///FILE")
@@ -77,7 +77,7 @@ def _trackers(tensorboard: Path | None, mlflow: str | None) -> Iterator[tuple[st
 
 
 def _write_scalars(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> ScalarsWritten:
-    from peer.tracking import scalars
+    from peer.view.tracking import scalars
 
     runs = scalars.read_runs(folder)
     added = {name: sum(tracker.add(run) for run in runs) for name, tracker in trackers.items()}
@@ -86,7 +86,7 @@ def _write_scalars(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> Scala
 
 def _follow(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> Iterator[ScalarsWritten]:
     """A document now and after every addition, until the newest generation is over."""
-    from peer.tracking.scalars import stamp
+    from peer.view.tracking.scalars import stamp
 
     last_stamp: object = None
     while True:

@@ -15,7 +15,7 @@ from peer.errors import UsageError, WorkerFailed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from peer.research.sweep import SweepProgress
+    from peer.lab.experiments.sweep import SweepProgress
 
 
 def _shard(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int]:
@@ -95,9 +95,9 @@ def simulate(
     mhfl-peer simulate experiment.toml --out /shared/runs --engine ray --address auto
     mhfl-peer simulate experiment.toml --out /shared/runs --shard 3/10
     """
-    from peer.research.experiment import Experiment
-    from peer.research.ray_cluster import RayCluster
-    from peer.research.sweep import estimate_seconds, prepare, shard_of, sweep
+    from peer.lab.experiments.experiment import Experiment
+    from peer.lab.experiments.ray_cluster import RayCluster
+    from peer.lab.experiments.sweep import estimate_seconds, prepare, shard_of, sweep
 
     cluster = None
     if engine == "ray":

@@ -12,17 +12,17 @@ import click
 from peer.cli import GIVEN_FILE, Settings, output, pass_settings, shared_options
 from peer.cli.configure import configure
 from peer.cli.template import NEWCOMERS_LISTEN, site_toml
-from peer.config import toml
-from peer.config.schema import FederationConfig
-from peer.config.site_folder import SiteFolder, home_folder, must_be_new, sites, write_atomically
 from peer.core.roster import site_name
-from peer.data.datalist import SELF_LABELLED
 from peer.documents import SiteInitialised, SiteJoined
 from peer.errors import BundleError, ConfigError, UsageError
-from peer.identity import certificates, enrolment
-from peer.identity.bundle import Bundle, read_received_file
-from peer.membership.folder import MembershipFolder
 from peer.methods.registry import PackageMissing
+from peer.site.config import toml
+from peer.site.config.schema import FederationConfig
+from peer.site.config.site_folder import SiteFolder, home_folder, must_be_new, sites, write_atomically
+from peer.site.identity import certificates, enrolment
+from peer.site.identity.bundle import Bundle, read_received_file
+from peer.site.membership.folder import MembershipFolder
+from peer.train.data.datalist import SELF_LABELLED
 
 PATH = click.Path(path_type=Path)
 

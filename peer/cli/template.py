@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib import resources
 
-from peer.config.site_tables import is_loopback
-from peer.config.toml import split_address, split_route
 from peer.core.tasks import ROWS_COLUMNS
+from peer.site.config.site_tables import is_loopback
+from peer.site.config.toml import split_address, split_route
 
 VOLUME_DIMS = 3
 SIZES = {1: "[1024]", 2: "[224, 224]", 3: "[32, 32, 32]"}

@@ -16,9 +16,9 @@ from typing import Any
 import click
 
 from peer.cli import Settings, output, pass_settings, rendering, shared_options, site_option
-from peer.config import site_folder
-from peer.config.site_folder import SiteFolder
 from peer.errors import DaemonDown, StateError, UsageError
+from peer.site.config import site_folder
+from peer.site.config.site_folder import SiteFolder
 
 POLL_DOWN_S = 2.0
 """Interval in which `--watch` reads the journal of a site whose daemon is down."""
@@ -32,7 +32,7 @@ def read_document(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -
         socket = folder.control_socket()
         if not socket.exists():
             return _read_from_disk(folder, name, arguments)
-        from peer.transport.control import ControlClient
+        from peer.net.transport.control import ControlClient
 
         with ControlClient(socket) as client:
             return client.show(name, **arguments)
@@ -42,10 +42,10 @@ def read_document(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -
 
 def _read_from_disk(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Any:
     if name == "membership":
-        from peer.membership.documents import membership_shown
+        from peer.site.membership.documents import membership_shown
 
         return membership_shown(folder, {})
-    from peer.records import folder_documents
+    from peer.site.records import folder_documents
 
     if name in ("status", "peers"):
         status = folder_documents.status_when_down(folder)
@@ -64,7 +64,7 @@ def _follow(folder: SiteFolder, name: str, arguments: Mapping[str, Any], select:
 
 def _poll(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Iterator[Any]:
     """The document again and again: from the daemon while it runs, else from the disk."""
-    from peer.transport.control import ControlClient
+    from peer.net.transport.control import ControlClient
 
     while True:
         try:
@@ -157,8 +157,8 @@ def status(settings: Settings, site_name: str | None, watch: bool, page: Path | 
     if watch:
         raise UsageError("--html writes the page once", "leave --watch out, or use `mhfl-peer dashboard`")
     from peer import __version__
-    from peer.dashboard.collect import FederationReader
-    from peer.dashboard.page import write_page
+    from peer.view.dashboard.collect import FederationReader
+    from peer.view.dashboard.page import write_page
 
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     snapshots = FederationReader([folder]).read()

@@ -1,7 +1,7 @@
 """The epochs of a federation: who its members are, and what holds, in each round.
 
 The genesis ``federation.toml`` is epoch 0. Each amendment of the chain makes the next one.
-``peer.membership`` builds the epochs from the genesis and the chain. The epoch of a round is a pure
+``peer.site.membership`` builds the epochs from the genesis and the chain. The epoch of a round is a pure
 function of both, so sites with the same chain agree on every order. Across epochs sites match by
 name; a name that left is never used again.
 """

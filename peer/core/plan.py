@@ -230,7 +230,7 @@ def circulating(plan: Plan, *, rounds: int, parameters: Mapping[str, object]) ->
 def visits(plan: Plan, *, sites: int, parameters: Mapping[str, object]) -> int:
     """How many sites train a copy of each model in a round; 0 where no model visits.
 
-    A roster with fewer other sites lowers the default. ``peer.config`` refuses a larger number in a file.
+    A roster with fewer other sites lowers the default. ``peer.site.config`` refuses a larger number in a file.
     """
     if plan.visits is None:
         return 0

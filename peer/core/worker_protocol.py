@@ -94,7 +94,7 @@ def encode_order(order: commands.Command) -> bytes:
     """The order as a line, without the tensor lists of its sources.
 
     The daemon has compared each list with the header of the artifact's file, where the worker reads
-    it (``peer.training.artifact.with_tensors``). With the lists, a hundred honest sites, or a few
+    it (``peer.train.artifact.with_tensors``). With the lists, a hundred honest sites, or a few
     whose manifests are as long as permitted, would fill the line.
     """
     return encode(map_artifacts(order, lambda artifact: dataclasses.replace(artifact, tensors=())))

@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import overload
 
-from peer.config.reload import SiteTomlWatcher
-from peer.config.schema import FederationConfig, SiteConfig
-from peer.config.toml import check_route, split_route, suggestion
 from peer.core.roster import SiteName
 from peer.errors import ConfigError
-from peer.transport.proxy import Choose
+from peer.net.transport.proxy import Choose
+from peer.site.config.reload import SiteTomlWatcher
+from peer.site.config.schema import FederationConfig, SiteConfig
+from peer.site.config.toml import check_route, split_route, suggestion
 
 log = logging.getLogger(__name__)
 

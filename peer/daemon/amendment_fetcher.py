@@ -12,7 +12,7 @@ from peer.core import events
 from peer.core.messages import ChainHead
 from peer.core.roster import SiteName
 from peer.daemon.chain_keeper import ChainKeeper
-from peer.transport.client import ExchangeClient, ExchangeError, NotAdmitted
+from peer.net.transport.client import ExchangeClient, ExchangeError, NotAdmitted
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from peer import errors
 from peer.core.roster import Sha256
 from peer.files import ARTIFACT_SUFFIX, artifact_path, put_aside
-from peer.transport.transfer import (
+from peer.net.transport.transfer import (
     DISCARDED_SUFFIX,
     PART_SUFFIX,
     UNSYNCED_SUFFIX,

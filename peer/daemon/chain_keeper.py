@@ -17,23 +17,23 @@ from typing import Protocol, TypeVar
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from peer.config.schema import FederationConfig
-from peer.config.site_folder import SiteFolder
 from peer.core import events
 from peer.core.epochs import Epochs
 from peer.core.limits import AMENDMENTS_MAX
 from peer.core.messages import AmendmentsReply, ChainHead, SealedKey, SignedAmendment, SignedNotice
 from peer.core.roster import RoundKey, Sha256, SiteName
-from peer.identity.certificates import Identity, certificate_key, key_digest
-from peer.membership.amendment import AmendmentRefused, body_digest, decode
-from peer.membership.chain import Chain, Membership
-from peer.membership.epoch_rules import Genesis, epochs_of, upgrade_reason
-from peer.membership.folder import MembershipFolder
-from peer.membership.forks import Choice, compare, prove
-from peer.membership.proposal import check_not_past
-from peer.membership.round_keys import amendment_tag, open_key, seal_key
-from peer.membership.signatures import verify_notice
-from peer.records.journal import Journal
+from peer.site.config.schema import FederationConfig
+from peer.site.config.site_folder import SiteFolder
+from peer.site.identity.certificates import Identity, certificate_key, key_digest
+from peer.site.membership.amendment import AmendmentRefused, body_digest, decode
+from peer.site.membership.chain import Chain, Membership
+from peer.site.membership.epoch_rules import Genesis, epochs_of, upgrade_reason
+from peer.site.membership.folder import MembershipFolder
+from peer.site.membership.forks import Choice, compare, prove
+from peer.site.membership.proposal import check_not_past
+from peer.site.membership.round_keys import amendment_tag, open_key, seal_key
+from peer.site.membership.signatures import verify_notice
+from peer.site.records.journal import Journal
 
 log = logging.getLogger(__name__)
 

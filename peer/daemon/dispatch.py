@@ -21,11 +21,6 @@ from typing import Any
 from cryptography import x509
 
 from peer import __version__, errors
-from peer.config.reload import RefusedCertificates
-from peer.config.rules import make_rules
-from peer.config.schema import FederationConfig, SiteConfig
-from peer.config.site_folder import SiteFolder
-from peer.config.toml import split_address, split_relay
 from peer.core import access, commands, events, rows, site_memory, worker_protocol
 from peer.core import status as status_document
 from peer.core.epochs import Epochs
@@ -49,19 +44,24 @@ from peer.daemon.row_log import log_row
 from peer.daemon.service import PeerService, common_protocol
 from peer.daemon.worker_process import WORKER, EvaluationProcess, WorkerProcess
 from peer.files import STRAY_FOLDER
-from peer.identity import certificates
-from peer.membership.folder import MembershipFolder
-from peer.records.history import CommittedRound, RecentRounds, recent_rounds
-from peer.records.journal import Journal
-from peer.records.ledger import Ledger
-from peer.relay.parking import Parkings
-from peer.relay.server import PARKED_PER_SITE_MAX, RelayServer
-from peer.transport import handshake, tls
-from peer.transport.client import ExchangeClient
-from peer.transport.descriptors import relay_connections
-from peer.transport.rates import loop_time
-from peer.transport.server import ExchangeServer
-from peer.transport.transfer import STREAMS_AT_ONCE
+from peer.net.relay.parking import Parkings
+from peer.net.relay.server import PARKED_PER_SITE_MAX, RelayServer
+from peer.net.transport import handshake, tls
+from peer.net.transport.client import ExchangeClient
+from peer.net.transport.descriptors import relay_connections
+from peer.net.transport.rates import loop_time
+from peer.net.transport.server import ExchangeServer
+from peer.net.transport.transfer import STREAMS_AT_ONCE
+from peer.site.config.reload import RefusedCertificates
+from peer.site.config.rules import make_rules
+from peer.site.config.schema import FederationConfig, SiteConfig
+from peer.site.config.site_folder import SiteFolder
+from peer.site.config.toml import split_address, split_relay
+from peer.site.identity import certificates
+from peer.site.membership.folder import MembershipFolder
+from peer.site.records.history import CommittedRound, RecentRounds, recent_rounds
+from peer.site.records.journal import Journal
+from peer.site.records.ledger import Ledger
 
 log = logging.getLogger(__name__)
 

@@ -22,13 +22,13 @@ from peer.core.messages import COMPARES_MANIFESTS, Manifest, SignedManifest
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.service import PeerService
 from peer.errors import CertificateError
-from peer.identity.certificates import is_refused
-from peer.records.journal import Journal
-from peer.transport.bounds import WireError
-from peer.transport.client import ExchangeClient, ExchangeError
-from peer.transport.manifest import from_base64, to_base64
-from peer.transport.rates import TokenBucket, loop_time
-from peer.transport.server import Refusal, Status
+from peer.net.transport.bounds import WireError
+from peer.net.transport.client import ExchangeClient, ExchangeError
+from peer.net.transport.manifest import from_base64, to_base64
+from peer.net.transport.rates import TokenBucket, loop_time
+from peer.net.transport.server import Refusal, Status
+from peer.site.identity.certificates import is_refused
+from peer.site.records.journal import Journal
 
 log = logging.getLogger(__name__)
 

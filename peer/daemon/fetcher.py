@@ -15,15 +15,15 @@ from peer.core.roster import SiteName
 from peer.core.status import TransferInProgress
 from peer.daemon.artifact_store import ArtifactStore
 from peer.daemon.service import PeerService
-from peer.records.journal import Journal
-from peer.transport import wire
-from peer.transport.bounds import WireError
-from peer.transport.client import ExchangeClient, Misbehaved, Missing, NotAdmitted, Offer, Refused, Unreachable
-from peer.transport.manifest import to_base64
-from peer.transport.server import Outcome, Refusal
-from peer.transport.tls import NO_DESCRIPTORS
-from peer.transport.transfer import InsufficientSpace
-from peer.transport.wire import encode_report
+from peer.net.transport import wire
+from peer.net.transport.bounds import WireError
+from peer.net.transport.client import ExchangeClient, Misbehaved, Missing, NotAdmitted, Offer, Refused, Unreachable
+from peer.net.transport.manifest import to_base64
+from peer.net.transport.server import Outcome, Refusal
+from peer.net.transport.tls import NO_DESCRIPTORS
+from peer.net.transport.transfer import InsufficientSpace
+from peer.net.transport.wire import encode_report
+from peer.site.records.journal import Journal
 
 log = logging.getLogger(__name__)
 

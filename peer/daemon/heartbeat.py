@@ -9,17 +9,17 @@ import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from peer import errors
-from peer.config.schema import FederationConfig, SiteConfig
-from peer.config.toml import split_address
 from peer.core import events, limits
 from peer.core.messages import ChainHead
 from peer.core.roster import SiteName
 from peer.daemon.addresses import AddressBook
 from peer.daemon.fetcher import backoff_s
 from peer.daemon.service import PeerService
-from peer.transport.client import ExchangeClient, Misbehaved, NotAdmitted, Refused, Unreachable
-from peer.transport.discovery import Discovery, served_at
-from peer.transport.handshake import Diagnosis, Fault
+from peer.net.transport.client import ExchangeClient, Misbehaved, NotAdmitted, Refused, Unreachable
+from peer.net.transport.discovery import Discovery, served_at
+from peer.net.transport.handshake import Diagnosis, Fault
+from peer.site.config.schema import FederationConfig, SiteConfig
+from peer.site.config.toml import split_address
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import datetime
 from peer.core.machine import SiteMachine
 from peer.core.phases import Phase
 from peer.core.roster import SiteName
-from peer.membership.chain import Chain
-from peer.membership.signatures import FOUNDER, signers
-from peer.records.members import AMENDMENT_MISSING
+from peer.site.membership.chain import Chain
+from peer.site.membership.signatures import FOUNDER, signers
+from peer.site.records.members import AMENDMENT_MISSING
 
 
 def why_held(machine: SiteMachine, chain: Chain, *, is_added: bool, now_s: float) -> str:

@@ -20,7 +20,7 @@ from peer.core.liveness import slow_after_s
 from peer.core.phases import QUEUED, Phase
 from peer.core.status import PEER_STATES, WAIT_WORDS, SiteStatus
 from peer.daemon.dispatch import Daemon
-from peer.records.counts import Counts, TransferLabels, known_or_other
+from peer.site.records.counts import Counts, TransferLabels, known_or_other
 
 
 class Meaning(NamedTuple):

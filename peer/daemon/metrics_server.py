@@ -24,13 +24,13 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 from prometheus_client.registry import Collector
 
-from peer.config.toml import split_address
 from peer.daemon.dispatch import Daemon
 from peer.daemon.metrics import Surroundings, families
 from peer.errors import PeerError, PortInUse
-from peer.identity.certificates import find_certificate
-from peer.records.counts import Counts
-from peer.transport.http_server import CONNECTION_S, POLL_S, SERVER, SILENCE_S, BoundedServer
+from peer.net.transport.http_server import CONNECTION_S, POLL_S, SERVER, SILENCE_S, BoundedServer
+from peer.site.config.toml import split_address
+from peer.site.identity.certificates import find_certificate
+from peer.site.records.counts import Counts
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from peer.core import events
 from peer.core.messages import SignedNotice
 from peer.core.roster import SiteName
 from peer.core.status import PeerWait, peer_wait
-from peer.transport.rates import loop_time
+from peer.net.transport.rates import loop_time
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from peer.core.messages import ChainHead
 from peer.core.roster import SiteName
 from peer.daemon.dispatch import Daemon
 from peer.daemon.governance import MembershipActions
-from peer.membership.documents import membership_shown
-from peer.records import folder_documents
-from peer.transport.control import MEMBERSHIP_ACTIONS
+from peer.net.transport.control import MEMBERSHIP_ACTIONS
+from peer.site.membership.documents import membership_shown
+from peer.site.records import folder_documents
 
 FOLLOW_MIN_S = 0.25
 """Between two documents: a person sees no more than four a second, a slow terminal fewer."""

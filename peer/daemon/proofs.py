@@ -18,12 +18,12 @@ from peer.core.machine import SiteMachine
 from peer.core.messages import Heartbeat, Manifest, Seen, SignedRound
 from peer.core.roster import Sha256, SiteName
 from peer.errors import CertificateError
-from peer.identity.certificates import OtherKey, is_refused, verify_any_certificate
-from peer.records.journal import Journal
-from peer.transport.bounds import WireError
-from peer.transport.manifest import decode_manifest, from_base64, verify_manifest
-from peer.transport.round_proof import RoundClaim, sign_round, verify_round
-from peer.transport.tls import Pki
+from peer.net.transport.bounds import WireError
+from peer.net.transport.manifest import decode_manifest, from_base64, verify_manifest
+from peer.net.transport.round_proof import RoundClaim, sign_round, verify_round
+from peer.net.transport.tls import Pki
+from peer.site.identity.certificates import OtherKey, is_refused, verify_any_certificate
+from peer.site.records.journal import Journal
 
 
 class ClaimProofs:

@@ -8,12 +8,12 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from peer.config.schema import SiteConfig
-from peer.config.toml import split_address, split_proxy
 from peer.core.roster import SiteName
 from peer.errors import CertificateError, ConfigError
-from peer.identity.certificates import read_file
-from peer.transport.proxy import Choose, Proxy
+from peer.net.transport.proxy import Choose, Proxy
+from peer.site.config.schema import SiteConfig
+from peer.site.config.toml import split_address, split_proxy
+from peer.site.identity.certificates import read_file
 
 VARIABLE = re.compile(r".*_proxy", re.IGNORECASE)
 HTTP_PORT = 80

@@ -2,7 +2,7 @@
 
 Every byte that leaves passes policy, schedule and ledger here, in that order.
 
-``peer.transport.server`` authenticates and validates the calls. The service serves the site's
+``peer.net.transport.server`` authenticates and validates the calls. The service serves the site's
 published artifacts; the caller's messages become events for the state machine.
 """
 
@@ -20,7 +20,6 @@ from typing import cast
 from cryptography import x509
 
 from peer import __version__
-from peer.config.schema import FederationConfig, SiteConfig
 from peer.core import access, events, limits, rows
 from peer.core.machine import SiteMachine
 from peer.core.messages import (
@@ -45,15 +44,16 @@ from peer.daemon.notice_spread import NoticeSpread
 from peer.daemon.peer_account import PeerAccount
 from peer.daemon.proofs import ClaimProofs
 from peer.errors import CertificateError, PeerError
-from peer.identity.certificates import OtherKey, verify_pinned
-from peer.records.journal import Journal
-from peer.records.ledger import Ledger
-from peer.transport import wire
-from peer.transport.bounds import WireError
-from peer.transport.manifest import encode_manifest, sign_manifest, to_base64
-from peer.transport.rates import TokenBucket
-from peer.transport.server import Grant, Outcome, Refusal, Status
-from peer.transport.tls import Pki
+from peer.net.transport import wire
+from peer.net.transport.bounds import WireError
+from peer.net.transport.manifest import encode_manifest, sign_manifest, to_base64
+from peer.net.transport.rates import TokenBucket
+from peer.net.transport.server import Grant, Outcome, Refusal, Status
+from peer.net.transport.tls import Pki
+from peer.site.config.schema import FederationConfig, SiteConfig
+from peer.site.identity.certificates import OtherKey, verify_pinned
+from peer.site.records.journal import Journal
+from peer.site.records.ledger import Ledger
 
 log = logging.getLogger(__name__)
 

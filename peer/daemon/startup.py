@@ -16,22 +16,22 @@ from peer import errors
 from peer.allocator import keep_memory_small
 from peer.audit.folder_check import INTENTS_CHECKED, check_folder
 from peer.audit.folder_permissions import check_permissions
-from peer.config import logs
-from peer.config.schema import FederationConfig, SiteConfig, check_site
-from peer.config.site_folder import SiteFolder, make_private
 from peer.core import commands, events
 from peer.core.roster import SiteName
 from peer.daemon.dispatch import Daemon, now
 from peer.daemon.operator_service import FOLLOW_MAX_S, OperatorService
 from peer.daemon.systemd_notify import notify, watch
 from peer.daemon.worker_process import WORKER
-from peer.identity.certificates import Identity, read_authority
-from peer.identity.expiry import ExpiryWatcher
-from peer.membership.folder import MembershipFolder
-from peer.records.journal import Journal
-from peer.records.kept_configuration import keep_configuration
-from peer.records.ledger import Ledger
-from peer.transport.control import ControlServer
+from peer.net.transport.control import ControlServer
+from peer.site.config import logs
+from peer.site.config.schema import FederationConfig, SiteConfig, check_site
+from peer.site.config.site_folder import SiteFolder, make_private
+from peer.site.identity.certificates import Identity, read_authority
+from peer.site.identity.expiry import ExpiryWatcher
+from peer.site.membership.folder import MembershipFolder
+from peer.site.records.journal import Journal
+from peer.site.records.kept_configuration import keep_configuration
+from peer.site.records.ledger import Ledger
 
 log = logging.getLogger(__name__)
 

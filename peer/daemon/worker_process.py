@@ -26,7 +26,7 @@ from peer.errors import one_line
 
 log = logging.getLogger(__name__)
 
-WORKER = (sys.executable, "-P", "-m", "peer.training.worker")
+WORKER = (sys.executable, "-P", "-m", "peer.train.worker")
 """``-P``: Python must not import a ``models`` or ``peer`` from the daemon's working directory."""
 NICE = 10
 """Priority of the worker: the daemon must answer peers and operators while every core trains."""

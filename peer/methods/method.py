@@ -1,4 +1,4 @@
-"""The declaration of a method. It runs no loop, opens no file and logs nothing: ``peer.training``
+"""The declaration of a method. It runs no loop, opens no file and logs nothing: ``peer.train``
 does, alike for all.
 
 A stage of a method is a function from a ``StageContext`` (the site's networks, the received ones,

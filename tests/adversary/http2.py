@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
-from peer.identity.certificates import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from peer.site.identity.certificates import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9

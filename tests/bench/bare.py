@@ -19,12 +19,12 @@ from pathlib import Path
 
 from transfer import bare_channel, start_bare, write_artifact
 
-from peer.config.site_folder import SiteFolder
 from peer.core.roster import SiteName
 from peer.daemon import startup
-from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
+from peer.site.config.site_folder import SiteFolder
+from peer.site.identity import certificates
 
 
 async def serve(own: certificates.Identity, scratch: Path, megabytes: int) -> None:

@@ -19,11 +19,11 @@ from row import Row, below
 
 from peer.core.messages import AmendmentsReply, ChainHead, Heartbeat, SealedKey
 from peer.core.roster import SiteName
-from peer.membership.chain import Chain
-from peer.membership.folder import CHAIN_FILE, MembershipFolder
-from peer.membership.round_keys import seal_key
-from peer.transport import wire
-from peer.transport.amendments import encode_amendments
+from peer.net.transport import wire
+from peer.net.transport.amendments import encode_amendments
+from peer.site.membership.chain import Chain
+from peer.site.membership.folder import CHAIN_FILE, MembershipFolder
+from peer.site.membership.round_keys import seal_key
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

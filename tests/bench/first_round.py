@@ -26,7 +26,7 @@ from sklearn.datasets import load_digits
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fakes.drafts import draft, task
-from peer.demo.local_federation import free_ports
+from peer.lab.demo.local_federation import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 SITES = ("north", "south", "west")

@@ -26,8 +26,8 @@ from losses import forward_kl, position_similarity_loss, similarity_distillation
 from models import create_model
 from peer.core import commands
 from peer.core.worker_protocol import WorkerSetting
-from peer.training.device import make_reproducible, precision, with_channels_last
-from peer.training.trainer import Trainer
+from peer.train.device import make_reproducible, precision, with_channels_last
+from peer.train.trainer import Trainer
 
 BF16_SPEED_MIN = 1.0
 """Two plain steps in bfloat16 must not take longer than in float32, where the network is large."""

@@ -33,10 +33,10 @@ from row import KIB_A_MB, Row, below, peak_kib
 
 from peer import __version__
 from peer.core.roster import SiteName
-from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
+from peer.lab.demo.local_federation import LocalFederation
 from peer.methods.registry import PLANS
-from peer.records.journal import Journal
+from peer.site.records.journal import Journal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peer.research.report.plotting import assign_styles, new_figure, plot_style, render, set_log_axis
+from peer.lab.report.plotting import assign_styles, new_figure, plot_style, render, set_log_axis
 
 DAEMONS = {
     "messages": "messages of a site in a round",

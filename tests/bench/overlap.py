@@ -28,9 +28,9 @@ from typing import Any
 from row import Row, below
 
 from peer.core.roster import SiteName
-from peer.demo.local_federation import LocalFederation, free_ports
-from peer.records.journal import Journal
-from peer.records.ledger import Ledger
+from peer.lab.demo.local_federation import LocalFederation, free_ports
+from peer.site.records.journal import Journal
+from peer.site.records.ledger import Ledger
 
 HERE = Path(__file__).resolve().parent
 TRAINS_S: Mapping[SiteName, float] = {

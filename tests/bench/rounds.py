@@ -25,7 +25,7 @@ from typing import NamedTuple
 from row import KIB_A_MB, Row, below, peak_kib
 
 from peer.core.roster import SiteName
-from peer.demo.local_federation import LEAVE_S, LocalFederation
+from peer.lab.demo.local_federation import LEAVE_S, LocalFederation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

@@ -31,11 +31,11 @@ from peer import allocator
 from peer.core import limits
 from peer.core.messages import Heartbeat
 from peer.core.roster import Roster, Sha256, SiteName
-from peer.relay.parking import Parkings
-from peer.relay.server import RelayServer
-from peer.transport.client import ExchangeClient, Unreachable
-from peer.transport.proxy import Proxy, direct
-from peer.transport.server import ExchangeServer
+from peer.net.relay.parking import Parkings
+from peer.net.relay.server import RelayServer
+from peer.net.transport.client import ExchangeClient, Unreachable
+from peer.net.transport.proxy import Proxy, direct
+from peer.net.transport.server import ExchangeServer
 
 GATE = SiteName("gate")
 PORT = 443

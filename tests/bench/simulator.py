@@ -34,7 +34,7 @@ from peer.core.messages import Artifact  # noqa: E402
 from peer.core.plan import Kind, Plan  # noqa: E402
 from peer.core.roster import RoundKey, Sha256, SiteName  # noqa: E402
 from peer.core.rules import Rules  # noqa: E402
-from peer.research.simulated_network import Perform, SimulatedNetwork, SimulatedSite, restore_site  # noqa: E402
+from peer.lab.experiments.simulated_network import Perform, SimulatedNetwork, SimulatedSite, restore_site  # noqa: E402
 
 SITES, SITES_QUICK, ROUNDS = 1000, 200, 10
 LIMIT_S = 60

@@ -20,11 +20,11 @@ from typing import Any
 from still import FakeWorker, ignore_port, make_daemon, run_locked
 from transfer import write_artifact
 
-from peer.config.site_folder import SiteFolder
 from peer.core import commands, events
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.dispatch import Daemon
+from peer.site.config.site_folder import SiteFolder
 
 STATE = "none"
 SHORT_S = 0.05

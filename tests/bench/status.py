@@ -12,8 +12,8 @@ from row import Row, below
 
 from fakes.datasets import write_cubes
 from fakes.drafts import draft, site_text, task
-from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
+from peer.lab.demo.local_federation import LocalFederation
 
 ANSWER_MS_MAX = 50.0
 SITES = tuple(f"site-{index}" for index in range(max(2, os.cpu_count() or 2)))

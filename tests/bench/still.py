@@ -23,8 +23,6 @@ from pathlib import Path
 from transfer import write_artifact
 
 from peer import allocator
-from peer.config import logs
-from peer.config.site_folder import SiteFolder, make_private
 from peer.core import commands, events
 from peer.core.messages import Artifact
 from peer.core.roster import SiteName
@@ -32,7 +30,9 @@ from peer.core.worker_protocol import WorkerSetting
 from peer.daemon import startup
 from peer.daemon.dispatch import Daemon
 from peer.daemon.operator_service import OperatorService
-from peer.transport.control import ControlServer
+from peer.net.transport.control import ControlServer
+from peer.site.config import logs
+from peer.site.config.site_folder import SiteFolder, make_private
 
 STATE = "none"
 

@@ -31,14 +31,14 @@ from row import Row, at_least, below, peak_kib
 from peer import allocator
 from peer.core.messages import Artifact, Manifest, SignedManifest, TensorSpec
 from peer.core.roster import Roster, Sha256, SiteName
-from peer.identity import certificates
+from peer.net.transport import tls
+from peer.net.transport.client import ExchangeClient, Offer
+from peer.net.transport.server import ExchangeServer, Grant
+from peer.net.transport.tls import Pki
+from peer.net.transport.wire import ArtifactRequest
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
-from peer.transport import tls
-from peer.transport.client import ExchangeClient, Offer
-from peer.transport.server import ExchangeServer, Grant
-from peer.transport.tls import Pki
-from peer.transport.wire import ArtifactRequest
+from peer.site.identity import certificates
 
 RATIO_MIN = 0.6
 MEMORY_MIB_MAX = 120.0

@@ -35,11 +35,11 @@ from fakes.drafts import draft, site_text  # noqa: E402
 from fakes.hospital import LENGTH, write_signals  # noqa: E402
 from fakes.namespaces import Hosts  # noqa: E402
 from peer.audit.verification import verify  # noqa: E402
-from peer.config import toml  # noqa: E402
-from peer.demo.local_federation import LocalFederation  # noqa: E402
 from peer.errors import PeerError  # noqa: E402
-from peer.records.history import committed_rounds  # noqa: E402
-from peer.records.journal import Journal  # noqa: E402
+from peer.lab.demo.local_federation import LocalFederation  # noqa: E402
+from peer.site.config import toml  # noqa: E402
+from peer.site.records.history import committed_rounds  # noqa: E402
+from peer.site.records.journal import Journal  # noqa: E402
 
 NAMES = ("asia", "africa", "america", "europe", "oceania")
 DISK_MIB = 96

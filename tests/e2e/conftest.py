@@ -17,14 +17,14 @@ from fakes.warm import Warm
 from peer.core import site_memory
 from peer.core.roster import SiteName
 from peer.daemon import startup
-from peer.data.datalist import inspect_datalist
-from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
+from peer.lab.demo.local_federation import LocalFederation
+from peer.lab.experiments.simulation import Simulation
 from peer.methods.registry import PLANS
-from peer.records.history import committed_rounds
-from peer.records.journal import Journal
-from peer.research.simulation import Simulation
-from peer.training.public_set import digest_images
+from peer.site.records.history import committed_rounds
+from peer.site.records.journal import Journal
+from peer.train.data.datalist import inspect_datalist
+from peer.train.public_set import digest_images
 
 SITES = ("asia", "europe", "africa")
 END_S = 240.0
@@ -68,7 +68,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[LocalFederat
     workers = Warm(tmp_path_factory.mktemp("warm"))
 
     class WarmLoopback(LocalFederation):
-        program = (sys.executable, "-P", str(DAEMON), json.dumps(workers.command("peer.training.worker")))
+        program = (sys.executable, "-P", str(DAEMON), json.dumps(workers.command("peer.train.worker")))
 
     yield WarmLoopback
     workers.close()

@@ -16,7 +16,7 @@ from adversary.attacks import whole
 from adversary.member import MODEL, Artifact, Member, Server
 
 from peer.audit.verification import verify
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 from peer.pb import peer_pb2 as pb
 
 HONEST = ("asia", "europe")

@@ -16,7 +16,7 @@ import pytest
 from adversary import attacks
 from adversary.member import Artifact
 
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 from peer.pb import peer_pb2 as pb
 from tests.e2e.hostile import ALIKE, HONEST, MALLORY, Mallory
 

@@ -10,10 +10,10 @@ from adversary.member import MODEL, Member
 
 from fakes.amended_daemons import SITE, AmendedDaemons
 from fakes.drafts import draft
-from peer.config.site_folder import SiteFolder
 from peer.core.limits import AMENDMENT_CALLS_BURST, AMENDMENT_CALLS_PER_SECOND_MAX
 from peer.core.roster import SiteName
 from peer.pb import peer_pb2 as pb
+from peer.site.config.site_folder import SiteFolder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

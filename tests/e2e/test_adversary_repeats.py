@@ -14,7 +14,7 @@ import pytest
 from adversary import attacks
 from adversary.member import Artifact, safetensors
 
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 from tests.e2e.hostile import ALIKE, HONEST, MALLORY, Mallory
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

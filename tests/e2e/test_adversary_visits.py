@@ -16,7 +16,7 @@ import pytest
 from adversary.attacks import REFUSED
 from adversary.member import COME_HOME, MODEL, NOT_YET, RETURN, SKIPPED, Artifact, safetensors
 
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 from peer.pb import peer_pb2 as pb
 from tests.e2e.hostile import HONEST, MALLORY, RESNET, Mallory
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fakes.drafts import draft, site_text, task
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.data, pytest.mark.timeout(600)]
 
@@ -26,7 +26,7 @@ def site_of(folder: Path, width: int) -> str:
 
 @pytest.mark.nightly
 def test_region_similarity_trains_over_the_wire_with_116_aal_regions(tmp_path: Path, tools: Any) -> None:
-    from peer.data.adapters import atlas
+    from peer.lab.datasets import atlas
 
     summary = atlas.prepare(tmp_path / "data")
     assert "synthetic" in json.dumps(summary).lower()

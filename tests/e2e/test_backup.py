@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fakes.cli import run, run_json
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 

@@ -23,10 +23,10 @@ from fakes.drafts import DERANGEMENT, draft
 from fakes.relay_process import RelayProcess, make_relay
 from fakes.squid import PROXY_PORT, Squid
 from fakes.still import StillProcess
-from peer.config import toml
 from peer.core.roster import SiteName
-from peer.demo.local_federation import LocalFederation
-from peer.records.ledger import Ledger
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.config import toml
+from peer.site.records.ledger import Ledger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -10,8 +10,8 @@ import pytest
 
 from fakes.drafts import DERANGEMENT, draft
 from fakes.still import SITE, StillProcess
-from peer.demo.local_federation import LocalFederation
-from peer.records.journal import Journal
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.records.journal import Journal
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

@@ -11,8 +11,8 @@ import pytest
 from fakes.cli import run_json
 from peer.core.worker_protocol import WorkerSetting, to_json
 from peer.daemon.startup import load
-from peer.demo.local_federation import LocalFederation
-from peer.records.ledger import Ledger
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.records.ledger import Ledger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -41,7 +41,7 @@ def by_hand(loopback: LocalFederation, tools: Any) -> dict[str, dict[str, dict[s
         setting = WorkerSetting(name, federation.digest, *documents, home, str(folder.path))
         state = [body["state"] for kind, _, body in tools.rows(loopback, name) if kind == "committed"][-1]
         sites.append({"setting": to_json(setting), "state": state, "sources": []})
-    command = [sys.executable, "-m", "peer.research.cross_site"]
+    command = [sys.executable, "-m", "peer.lab.experiments.cross_site"]
     finished = subprocess.run(command, input=json.dumps({"sites": sites}), capture_output=True, text=True, check=True)
     matrix: dict[str, dict[str, dict[str, float]]] = json.loads(finished.stdout)
     return matrix

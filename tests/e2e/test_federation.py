@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from peer.config.rules import make_rules
 from peer.core.rules import Rules
 from peer.daemon.dispatch import now
 from peer.daemon.startup import load
-from peer.demo.local_federation import LocalFederation
-from peer.identity import certificates
-from peer.records.ledger import Ledger
-from peer.transport.manifest import from_base64, verify_manifest
+from peer.lab.demo.local_federation import LocalFederation
+from peer.net.transport.manifest import from_base64, verify_manifest
+from peer.site.config.rules import make_rules
+from peer.site.identity import certificates
+from peer.site.records.ledger import Ledger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

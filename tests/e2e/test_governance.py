@@ -8,11 +8,11 @@ import pytest
 
 from fakes.amended_daemons import SITE, AmendedDaemons
 from fakes.drafts import draft
-from peer.config import toml
-from peer.config.site_folder import SiteFolder
 from peer.core.roster import SiteName
-from peer.demo.local_federation import free_ports
-from peer.identity.certificates import KEY_FILE, key_digest, read_key
+from peer.lab.demo.local_federation import free_ports
+from peer.site.config import toml
+from peer.site.config.site_folder import SiteFolder
+from peer.site.identity.certificates import KEY_FILE, key_digest, read_key
 
 pytestmark = pytest.mark.nightly
 FOUNDERS = ("africa", "asia", "europe", "oceania")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.demo.local_federation import LocalFederation
 from peer.errors import Interrupted
+from peer.lab.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

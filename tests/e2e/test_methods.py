@@ -7,9 +7,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 from peer.methods.registry import PLANS
-from peer.records.ledger import Ledger
+from peer.site.records.ledger import Ledger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -46,7 +46,7 @@ PAIRS = frozenset(
 
 
 COLD = "fedskd"
-"""Its sites are started as an operator starts them: ``mhfl-peer start`` and ``python -m peer.training.worker``."""
+"""Its sites are started as an operator starts them: ``mhfl-peer start`` and ``python -m peer.train.worker``."""
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from fakes.drafts import DERANGEMENT, draft
 from fakes.still import SITE, StillProcess
 from peer.core import limits
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

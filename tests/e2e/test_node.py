@@ -17,20 +17,20 @@ import pytest
 
 from fakes.drafts import DERANGEMENT, draft
 from fakes.still import SITE, StillProcess
-from peer.config.schema import FederationConfig
 from peer.core import schedule
 from peer.core.messages import SignedAmendment
 from peer.core.roster import RoundKey, SiteName
 from peer.daemon.dispatch import now
-from peer.demo.local_federation import LocalFederation
-from peer.identity import certificates, enrolment
-from peer.identity.certificates import read_round_key
-from peer.membership.amendment import Amendment, Newcomer
-from peer.membership.chain import Chain
-from peer.membership.folder import MembershipFolder
-from peer.membership.round_keys import amendment_tag
-from peer.membership.signatures import endorse_as_founder
-from peer.records.journal import Journal
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.config.schema import FederationConfig
+from peer.site.identity import certificates, enrolment
+from peer.site.identity.certificates import read_round_key
+from peer.site.membership.amendment import Amendment, Newcomer
+from peer.site.membership.chain import Chain
+from peer.site.membership.folder import MembershipFolder
+from peer.site.membership.round_keys import amendment_tag
+from peer.site.membership.signatures import endorse_as_founder
+from peer.site.records.journal import Journal
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

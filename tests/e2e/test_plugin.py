@@ -14,8 +14,8 @@ import safetensors.torch
 from fakes.cli import run_process
 from peer.core import site_memory
 from peer.daemon.dispatch import now
-from peer.demo.local_federation import LocalFederation
-from peer.identity import enrolment
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.identity import enrolment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

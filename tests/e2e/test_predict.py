@@ -14,7 +14,7 @@ import pytest
 
 from fakes.cli import run_json
 from fakes.drafts import draft, site_text, task
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -14,9 +14,9 @@ from torch import Tensor
 import models
 from models.learning import base_tensors, name_in_file
 from peer.core import site_memory
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 from peer.methods.registry import PLANS
-from peer.transport.manifest import decode_manifest
+from peer.net.transport.manifest import decode_manifest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -8,8 +8,8 @@ import pytest
 
 from fakes.cli import run_json
 from fakes.relay_process import RelayProcess, make_relay
-from peer.config.site_folder import write_atomically
-from peer.demo.local_federation import LocalFederation, free_ports
+from peer.lab.demo.local_federation import LocalFederation, free_ports
+from peer.site.config.site_folder import write_atomically
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -20,16 +20,16 @@ from cryptography import x509
 from fakes.drafts import DERANGEMENT, draft
 from fakes.still import LIMIT_S, SITE, StillProcess
 from peer.audit import evidence_files, verification
-from peer.config.site_folder import write_atomically
 from peer.core.messages import Heartbeat
 from peer.core.roster import SiteName
 from peer.daemon.dispatch import now
-from peer.demo.local_federation import LocalFederation, free_ports
-from peer.identity import certificates, enrolment
-from peer.identity.bundle import Bundle
-from peer.transport.client import ExchangeClient, Refused
-from peer.transport.manifest import from_base64
-from peer.transport.tls import Pki
+from peer.lab.demo.local_federation import LocalFederation, free_ports
+from peer.net.transport.client import ExchangeClient, Refused
+from peer.net.transport.manifest import from_base64
+from peer.net.transport.tls import Pki
+from peer.site.config.site_folder import write_atomically
+from peer.site.identity import certificates, enrolment
+from peer.site.identity.bundle import Bundle
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -20,20 +20,20 @@ from adversary.attacks import METHODS
 from fakes.amended_daemons import LIMIT_S, AmendedDaemons
 from fakes.drafts import draft, site_text
 from fakes.transcript import Transcript
-from peer.config import toml
-from peer.config.site_folder import SiteFolder
 from peer.core.limits import PROTOCOL_VERSION
 from peer.core.messages import EvaluationResult, Heartbeat, Hello
 from peer.core.roster import Sha256, SiteName
-from peer.demo.local_federation import free_ports
-from peer.identity.certificates import KEY_FILE, key_digest, read_key
-from peer.membership.amendment import decode
-from peer.membership.folder import MembershipFolder
-from peer.membership.signatures import FOUNDER
-from peer.preflight.peers import site_pki
-from peer.records.journal import Journal
-from peer.transport.client import ExchangeClient, NotAdmitted, Offer
-from peer.transport.wire import ArtifactRequest
+from peer.lab.demo.local_federation import free_ports
+from peer.net.transport.client import ExchangeClient, NotAdmitted, Offer
+from peer.net.transport.wire import ArtifactRequest
+from peer.site.config import toml
+from peer.site.config.site_folder import SiteFolder
+from peer.site.identity.certificates import KEY_FILE, key_digest, read_key
+from peer.site.membership.amendment import decode
+from peer.site.membership.folder import MembershipFolder
+from peer.site.membership.signatures import FOUNDER
+from peer.site.records.journal import Journal
+from peer.view.preflight.peers import site_pki
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(600)]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from peer.core import limits
-from peer.demo.local_federation import LocalFederation
 from peer.errors import PeerError
+from peer.lab.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fakes.drafts import draft
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

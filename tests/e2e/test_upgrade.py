@@ -18,8 +18,8 @@ import pytest
 
 from fakes.transcript import Transcript
 from peer.core.messages import FEATURES
-from peer.demo.local_federation import LocalFederation
-from peer.records.journal import Journal
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.records.journal import Journal
 
 pytestmark = [
     pytest.mark.nightly,

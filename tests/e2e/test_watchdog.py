@@ -13,7 +13,7 @@ import pytest
 
 from fakes import stopping_worker
 from peer.core.roster import SiteName
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.nightly, pytest.mark.e2e, pytest.mark.timeout(600)]
 

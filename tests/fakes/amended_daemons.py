@@ -10,8 +10,8 @@ from fakes import daemon
 from fakes.cli import run_json
 from fakes.drafts import site_text
 from peer.core.roster import SiteName
-from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
+from peer.lab.demo.local_federation import LocalFederation
 
 SITE = site_text(model={"name": "resnet10"})
 LIMIT_S = 120.0

@@ -6,15 +6,15 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-from peer.config.schema import FederationConfig
 from peer.core.messages import Endorsement, SignedAmendment, SignedNotice
 from peer.core.roster import RoundKey, Sha256, SiteName
-from peer.identity import certificates
-from peer.identity.certificates import Identity
-from peer.membership.amendment import Amendment, Newcomer
-from peer.membership.chain import Chain
-from peer.membership.round_keys import amendment_tag
-from peer.membership.signatures import endorse, endorse_as_founder, sign_notice
+from peer.site.config.schema import FederationConfig
+from peer.site.identity import certificates
+from peer.site.identity.certificates import Identity
+from peer.site.membership.amendment import Amendment, Newcomer
+from peer.site.membership.chain import Chain
+from peer.site.membership.round_keys import amendment_tag
+from peer.site.membership.signatures import endorse, endorse_as_founder, sign_notice
 from tests.fakes.drafts import draft
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from peer.data.documents import ContactSheet, DatalistInspected, SheetSample
-from peer.data.sheet_page import render
+from peer.train.data.documents import ContactSheet, DatalistInspected, SheetSample
+from peer.train.data.sheet_page import render
 
 EDGES = {"left": "L", "right": "R", "top": "A", "bottom": "P"}
 

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from peer import errors
-from peer.config import site_folder
 from peer.daemon import startup
+from peer.site.config import site_folder
 
 
 def program(*worker: object) -> tuple[str, ...]:

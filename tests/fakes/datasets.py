@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from peer.data.survey import survey
 from peer.errors import DataError, StateError
+from peer.train.data.survey import survey
 
 Entries = list[dict[str, Any]]
 

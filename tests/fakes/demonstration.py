@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from peer.demo import gains
 from peer.documents import DemoMethod, DemoResult
-from peer.research.result_files import CENTRALISED
+from peer.lab.demo import gains
+from peer.lab.experiments.result_files import CENTRALISED
 
 SITES = ("africa", "asia")
 ROUNDS = 3

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from peer.config import toml
+from peer.site.config import toml
 
 DERANGEMENT = {"kind": "derangement"}
 

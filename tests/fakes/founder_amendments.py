@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from peer.config.site_folder import SiteFolder
 from peer.core.messages import SignedAmendment
 from peer.daemon.dispatch import now
-from peer.identity.enrolment import Authority
-from peer.membership.amendment import Amendment
-from peer.membership.chain import Chain
-from peer.membership.folder import MembershipFolder
-from peer.membership.round_keys import amendment_tag
-from peer.membership.signatures import endorse_as_founder
+from peer.site.config.site_folder import SiteFolder
+from peer.site.identity.enrolment import Authority
+from peer.site.membership.amendment import Amendment
+from peer.site.membership.chain import Chain
+from peer.site.membership.folder import MembershipFolder
+from peer.site.membership.round_keys import amendment_tag
+from peer.site.membership.signatures import endorse_as_founder
 
 
 def extend(chain: Chain, authority: Authority, **changes: Any) -> Chain:

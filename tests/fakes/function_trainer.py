@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from peer.core.worker_protocol import WorkerSetting
-from peer.training.settings import TrainingSettings
+from peer.train.settings import TrainingSettings
 
 
 class FunctionTrainer:

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from fakes.drafts import draft, site_text
-from peer.config.schema import FederationConfig
-from peer.config.site_folder import SiteFolder
 from peer.core.roster import site_name
 from peer.daemon.dispatch import now
-from peer.identity import enrolment
-from peer.identity.bundle import Bundle
-from peer.identity.certificates import KEY_FILE, key_digest, read_key
-from peer.membership.chain import Chain
-from peer.membership.folder import MembershipFolder
+from peer.site.config.schema import FederationConfig
+from peer.site.config.site_folder import SiteFolder
+from peer.site.identity import enrolment
+from peer.site.identity.bundle import Bundle
+from peer.site.identity.certificates import KEY_FILE, key_digest, read_key
+from peer.site.membership.chain import Chain
+from peer.site.membership.folder import MembershipFolder
 
 SILENT = "127.0.0.1"
 """Where every site is said to be, at a port at which nothing answers."""

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from peer.core.worker_protocol import WorkerSetting
-from peer.data.datalist import inspect_datalist
 from peer.methods.registry import PLANS
-from peer.training.public_set import digest_images
+from peer.train.data.datalist import inspect_datalist
+from peer.train.public_set import digest_images
 
 LENGTH = 24
 SIZES = {"training": 10, "test": 6}

@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from peer.core.messages import Artifact, Heartbeat, Hello, Manifest, SignedManifest, TensorSpec, Unavailable
 from peer.core.roster import Roster, Sha256, SiteName
-from peer.identity import certificates
-from peer.transport.client import ExchangeClient
-from peer.transport.manifest import encode_manifest, sign_manifest
-from peer.transport.server import ExchangeServer, Grant, Refusal, Status
-from peer.transport.tls import Pki
-from peer.transport.wire import ArtifactRequest
+from peer.net.transport.client import ExchangeClient
+from peer.net.transport.manifest import encode_manifest, sign_manifest
+from peer.net.transport.server import ExchangeServer, Grant, Refusal, Status
+from peer.net.transport.tls import Pki
+from peer.net.transport.wire import ArtifactRequest
+from peer.site.identity import certificates
 
 UTC = datetime.UTC
 FEDERATION = Sha256("fe" * 32)

@@ -25,7 +25,7 @@ from fakes.cli import ROOT
 from fakes.drafts import draft
 from peer.core import limits
 from peer.core.roster import SiteName
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 from peer.pb import peer_pb2 as pb
 
 RECEIVER = SiteName("receiver")

@@ -20,19 +20,19 @@ from fakes.drafts import draft, site_text
 from fakes.sites import append_rows
 from peer.cli.amendments import make_proposal
 from peer.cli.governance import SiteChain
-from peer.config import toml
-from peer.config.schema import FederationConfig
-from peer.config.site_folder import SiteFolder, find_site
 from peer.core.roster import SiteName
 from peer.daemon import startup
 from peer.daemon.dispatch import now
-from peer.demo.local_federation import LocalFederation
 from peer.errors import PeerError
-from peer.identity import certificates
-from peer.identity.certificates import Identity
-from peer.preflight import local
-from peer.preflight.finding import Finding
-from peer.records.ledger import Ledger
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.config import toml
+from peer.site.config.schema import FederationConfig
+from peer.site.config.site_folder import SiteFolder, find_site
+from peer.site.identity import certificates
+from peer.site.identity.certificates import Identity
+from peer.site.records.ledger import Ledger
+from peer.view.preflight import local
+from peer.view.preflight.finding import Finding
 
 FOUNDED = datetime(2026, 11, 22, 10, tzinfo=UTC)
 SITES = {"site": [{"name": name, "address": f"{name}.example:7443"} for name in ("asia", "europe")]}
@@ -156,8 +156,8 @@ def datalist_at(name: str, *, folder: bool = False, content: str = "") -> Make:
 
 def model(**table: Any) -> Make:
     def make(bench: Bench) -> str:
-        from peer.training.errors import UnusableConfigurationError
-        from peer.training.network import build_spec
+        from peer.train.errors import UnusableConfigurationError
+        from peer.train.network import build_spec
 
         sizes = {"spatial_dims": 2, "in_channels": 1, "classes": 2}
         return error_of(UnusableConfigurationError, build_spec, {**sizes, "hyper": {}, **table}, "[model]")
@@ -168,8 +168,8 @@ def model(**table: Any) -> Make:
 def cuda_absent(bench: Bench) -> str:
     import torch
 
-    from peer.training.device import choose_device
-    from peer.training.errors import UnusableConfigurationError
+    from peer.train.device import choose_device
+    from peer.train.errors import UnusableConfigurationError
 
     bench.monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     return error_of(UnusableConfigurationError, choose_device, "cuda")

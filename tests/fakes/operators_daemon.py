@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from peer.config.site_folder import SiteFolder
 from peer.core.messages import ChainHead
 from peer.errors import DaemonDown
-from peer.transport.control import DaemonSilent
+from peer.net.transport.control import DaemonSilent
+from peer.site.config.site_folder import SiteFolder
 
 
 class OperatorsDaemon:
@@ -20,7 +20,7 @@ class OperatorsDaemon:
         self.documents: dict[str, Any] = {}
         monkeypatch.setattr(SiteFolder, "control_socket", lambda other: other.path / "socket")  # of any length
         folder.control_socket().touch()
-        monkeypatch.setattr("peer.transport.control.ControlClient", self._client)
+        monkeypatch.setattr("peer.net.transport.control.ControlClient", self._client)
 
     def _client(self, path: object) -> "OperatorsDaemon":
         return self

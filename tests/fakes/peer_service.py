@@ -12,8 +12,6 @@ from typing import Any
 from cryptography import x509
 
 from fakes.drafts import DERANGEMENT, draft
-from peer.config.rules import make_rules
-from peer.config.schema import FederationConfig, SiteConfig
 from peer.core import events
 from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, Heartbeat, SignedManifest, TensorSpec
@@ -23,11 +21,13 @@ from peer.core.worker_protocol import to_json
 from peer.daemon.artifact_store import ArtifactStore
 from peer.daemon.service import PeerService
 from peer.errors import CertificateError, PeerError
-from peer.identity import certificates
-from peer.records.journal import Journal
-from peer.records.ledger import Ledger
-from peer.transport.manifest import verify_manifest
-from peer.transport.wire import ArtifactRequest
+from peer.net.transport.manifest import verify_manifest
+from peer.net.transport.wire import ArtifactRequest
+from peer.site.config.rules import make_rules
+from peer.site.config.schema import FederationConfig, SiteConfig
+from peer.site.identity import certificates
+from peer.site.records.journal import Journal
+from peer.site.records.ledger import Ledger
 
 SITES = AFRICA, ASIA, EUROPE = SiteName("africa"), SiteName("asia"), SiteName("europe")
 FEDERATION = draft("trial", rounds=5, schedule=DERANGEMENT, site=[{"name": name} for name in SITES])

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from peer.training.ranks import Ranks
+from peer.train.ranks import Ranks
 
 Result = TypeVar("Result")
 

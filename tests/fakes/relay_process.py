@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from peer.core.roster import SiteName
-from peer.identity import certificates, enrolment
-from peer.relay.folder import RelayFolder
+from peer.net.relay.folder import RelayFolder
+from peer.site.identity import certificates, enrolment
 
 
 def make_relay(ca: Path, folder: Path, *, listen: str) -> RelayFolder:

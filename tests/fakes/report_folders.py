@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from fakes.json_documents import change_documents
-from peer.research.report.comparison import Comparison, compare
-from peer.research.report.results import Results, read
-from peer.research.report.table import Table
+from peer.lab.report.comparison import Comparison, compare
+from peer.lab.report.results import Results, read
+from peer.lab.report.table import Table
 
 SETTING = ("sites", "heterogeneous")
 TWO = {"Local": "local", "FedSKD": "fedskd"}

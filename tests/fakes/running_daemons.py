@@ -9,9 +9,9 @@ from typing import Any
 from peer.core import commands, events
 from peer.daemon import startup
 from peer.daemon.dispatch import Daemon
-from peer.demo.local_federation import LocalFederation
-from peer.records.journal import Journal
-from peer.records.ledger import Ledger
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.records.journal import Journal
+from peer.site.records.ledger import Ledger
 
 LIMIT_S = 60.0
 

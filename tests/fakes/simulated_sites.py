@@ -9,7 +9,7 @@ from fakes.core_site import carry_out, make_rules
 from peer.core.epochs import PaceRules
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
-from peer.research.simulated_network import Perform, SimulatedSite, restore_site
+from peer.lab.experiments.simulated_network import Perform, SimulatedSite, restore_site
 
 
 class MemoryJournal(list[tuple[str, int, Any]]):

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from peer.config.site_folder import SiteFolder
 from peer.core.rows import CommittedRow
-from peer.records.documents import RoundRecord
-from peer.records.journal import Journal
+from peer.site.config.site_folder import SiteFolder
+from peer.site.records.documents import RoundRecord
+from peer.site.records.journal import Journal
 
 Row = tuple[str, int, dict[str, Any]]
 TRANSFER = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}

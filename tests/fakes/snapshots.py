@@ -1,10 +1,10 @@
-"""A federation of painted sites, as ``peer.dashboard.collect`` would read them."""
+"""A federation of painted sites, as ``peer.view.dashboard.collect`` would read them."""
 
 from typing import Any
 
-from peer.dashboard.collect import FederationSnapshot
-from peer.records.documents import Route
-from peer.records.snapshot import SiteSnapshot, overview, planned_route
+from peer.site.records.documents import Route
+from peer.site.records.snapshot import SiteSnapshot, overview, planned_route
+from peer.view.dashboard.collect import FederationSnapshot
 
 SITES = ("africa", "america", "asia", "europe")
 NOW_S = 1_795_000_000.0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from peer.identity import certificates
+from peer.site.identity import certificates
 
 PROXY_PORT = 3128
 LIMIT_S = 60.0

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 
 STILL = Path(__file__).resolve().parents[1] / "bench" / "still.py"
 LIMIT_S = 120.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from peer.core import commands
 from peer.core.worker_protocol import WorkerSetting
-from peer.training import worker
+from peer.train import worker
 
 ROUND = 2
 STEPS = 10

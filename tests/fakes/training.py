@@ -15,8 +15,8 @@ from peer.core.commands import Source
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256
 from peer.core.worker_protocol import WorkerSetting
-from peer.training.errors import WorkInterrupted
-from peer.training.trainer import Trainer
+from peer.train.errors import WorkInterrupted
+from peer.train.trainer import Trainer
 
 ANSWERS: dict[type, type] = {
     commands.Initialise: events.Initialised, commands.Train: events.Trained, commands.Aggregate: events.Aggregated,

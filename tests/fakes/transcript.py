@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 
 from fakes.cli import run
-from peer.config.site_folder import write_atomically
 from peer.errors import EXIT_CODES
+from peer.site.config.site_folder import write_atomically
 
 
 class Transcript:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from fakes.local_network import LocalNetwork, Sample, Site
-from peer.transport.client import ExchangeClient, Offer
-from peer.transport.wire import ArtifactRequest
+from peer.net.transport.client import ExchangeClient, Offer
+from peer.net.transport.wire import ArtifactRequest
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def serve(path: str) -> None:
     from models.lean_monai import load_monai
 
     load_monai()
-    for name in ("models", "peer.training.guest", "peer.training.trainer"):
+    for name in ("models", "peer.train.guest", "peer.train.trainer"):
         importlib.import_module(name)
     import torch
 

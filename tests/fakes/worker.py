@@ -90,7 +90,7 @@ def turn(order):
     """Its turn at the device, where site.toml has a folder for the tickets; two at once end in an error."""
     if setting["site"]["training"]["gpu"] != "turns":
         return contextlib.nullcontext()
-    from peer.training.device_queue import DeviceQueue
+    from peer.train.device_queue import DeviceQueue
 
     folder = pathlib.Path(setting["site"]["training"]["gpu_folder"])
 
@@ -119,7 +119,7 @@ for line in lines:
         unreadable = int(mode == "one unreadable")
         if unreadable:
             print(
-                "WARNING peer.training.data sample unreadable: image=a b.png reason=it has 3 channels", file=sys.stderr
+                "WARNING peer.train.samples sample unreadable: image=a b.png reason=it has 3 channels", file=sys.stderr
             )
         figures = {"threads": 1, "device": "cpu", "samples": {"training": 4, "test": 2, "unreadable": unreadable}}
         first = artifact("initial") if published == "commit" else None

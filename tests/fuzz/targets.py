@@ -20,21 +20,21 @@ from google.protobuf.message import DecodeError
 
 from models.spec import remote_spec_problem, spec_problem
 from peer.audit import evidence_files
-from peer.config import toml
-from peer.config.schema import FederationConfig, SiteConfig
 from peer.core import worker_protocol
 from peer.core.roster import Sha256, SiteName
 from peer.core.rows import decode as decode_row
 from peer.errors import PeerError
-from peer.identity import certificates
-from peer.identity.bundle import Bundle
+from peer.net.transport import wire
+from peer.net.transport.bounds import WireError
+from peer.net.transport.discovery import announced
+from peer.net.transport.header import check_safetensors_header
+from peer.net.transport.manifest import decode_manifest, encode_manifest, from_base64, verify_manifest
 from peer.pb import peer_pb2 as pb
-from peer.records.ledger import ChainVerifier
-from peer.transport import wire
-from peer.transport.bounds import WireError
-from peer.transport.discovery import announced
-from peer.transport.header import check_safetensors_header
-from peer.transport.manifest import decode_manifest, encode_manifest, from_base64, verify_manifest
+from peer.site.config import toml
+from peer.site.config.schema import FederationConfig, SiteConfig
+from peer.site.identity import certificates
+from peer.site.identity.bundle import Bundle
+from peer.site.records.ledger import ChainVerifier
 
 ROOT = Path(__file__).parents[2]
 VECTORS = {path.stem: json.loads(path.read_text("utf-8")) for path in (ROOT / "proto" / "vectors").glob("*.json")}

@@ -21,15 +21,15 @@ import torch
 from fakes.datasets import write_cubes
 from fakes.hospital import make_setting, signals
 from fakes.training import initialise, train
-from peer.config.site_folder import SiteFolder
 from peer.core.worker_protocol import WorkerSetting
 from peer.daemon import startup
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
+from peer.lab.experiments.simulation import Simulation
 from peer.methods.registry import PLANS
-from peer.records.history import committed_rounds
-from peer.records.journal import Journal
-from peer.research.simulation import Simulation
-from peer.training.trainer import Trainer
+from peer.site.config.site_folder import SiteFolder
+from peer.site.records.history import committed_rounds
+from peer.site.records.journal import Journal
+from peer.train.trainer import Trainer
 
 __all__ = ["make_setting", "signals"]
 

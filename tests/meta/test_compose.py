@@ -21,10 +21,10 @@ import pytest
 import yaml
 
 from peer.cli import PROGRAM
-from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED
-from peer.demo.local_federation import free_ports
-from peer.transport.proxy import Proxy, ProxyRefused
+from peer.lab.demo.local_federation import free_ports
+from peer.net.transport.proxy import Proxy, ProxyRefused
+from peer.site.config.schema import FederationConfig, SiteConfig, check_site
 from tests.meta.test_readme import problem, simple_commands
 
 DEPLOY = Path("deploy")

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from peer.config.schema import FederationConfig, SiteConfig, check_site
-from peer.config.site_folder import SiteFolder, write_atomically
 from peer.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED
 from peer.core.roster import SiteName
 from peer.daemon.metrics import METRICS
 from peer.errors import EXIT_CODES
-from peer.identity import enrolment
+from peer.site.config.schema import FederationConfig, SiteConfig, check_site
+from peer.site.config.site_folder import SiteFolder, write_atomically
+from peer.site.identity import enrolment
 
 PROMETHEUS, GRAFANA = Path("deploy", "prometheus"), Path("deploy", "grafana", "mhfl-peer.json")
 SYSTEMD, KUBERNETES = Path("deploy", "systemd"), Path("deploy", "kubernetes")

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from fakes.drafts import draft
 from peer import documents
 from peer.cli import PROGRAM, main
-from peer.data import documents as data_documents
-from peer.membership import documents as membership_documents
-from peer.records import documents as records
-from peer.relay import documents as relay_documents
+from peer.net.relay import documents as relay_documents
+from peer.site.membership import documents as membership_documents
+from peer.site.records import documents as records
+from peer.train.data import documents as data_documents
 from tests.meta.test_readme import problem
 
 WITHOUT_JSON = {

@@ -10,37 +10,40 @@ from typing import Any
 
 import pytest
 
-OWN_LAYER = """
-audit cli config core daemon dashboard data demo identity inference membership methods pb preflight records relay
-research tracking training transport
-"""
-"""Packages of ``peer`` that are a layer of their own."""
+WINGS = {
+    "lab": "datasets demo partition report statistics",
+    "net": "relay transport",
+    "site": "config identity membership records",
+    "train": "data inference",
+    "view": "dashboard preflight tracking",
+}
+"""Wing of ``peer`` -> its packages, each a layer of its own."""
 # Module or package -> its layer; the longest name that fits counts. "peer" are the modules beside
 # the packages.
 LAYER = {
-    **{f"peer.{name}": name for name in OWN_LAYER.split()},
+    **{f"peer.{name}": name for name in ("audit", "cli", "core", "daemon", "methods", "pb")},
+    **{f"peer.{wing}": "ground" for wing in WINGS},
+    **{f"peer.{wing}.{name}": name for wing, names in WINGS.items() for name in names.split()},
     "losses": "losses",
     "models": "models",
     "models.spec": "spec",
     "peer": "ground",
     "peer.__main__": "cli",
     "peer.api": "notebook",
-    "peer.data.adapters": "data",
-    "peer.data.importers": "data",
-    "peer.inference.export": "inference",
-    "peer.inference.model_state": "model-files",
-    "peer.inference.release": "model-files",
+    "peer.lab.experiments": "experiments",
+    "peer.lab.experiments.cross_site": "simulation",
+    "peer.lab.experiments.collect": "simulation",
+    "peer.lab.experiments.diagnosis": "simulation",
+    "peer.lab.experiments.simulated_network": "simulation",
+    "peer.lab.experiments.insider": "simulation",
+    "peer.lab.experiments.simulation": "simulation",
     "peer.methods.parameters": "plans",
     "peer.methods.registry": "plans",
-    "peer.research.cross_site": "simulation",
-    "peer.research.collect": "simulation",
-    "peer.research.diagnosis": "simulation",
-    "peer.research.simulated_network": "simulation",
-    "peer.research.insider": "simulation",
-    "peer.research.simulation": "simulation",
-    "peer.research.partition": "partition",
-    "peer.research.report": "report",
-    "peer.research.statistics": "statistics",
+    "peer.train": "training",
+    "peer.train.data.importers": "data",
+    "peer.train.inference.export": "inference",
+    "peer.train.inference.model_state": "model-files",
+    "peer.train.inference.release": "model-files",
 }
 SITE = "ground core config identity membership records transport"
 OPERATION = f"{SITE} plans relay audit daemon data model-files"
@@ -59,6 +62,7 @@ MAY_IMPORT = {
     "membership": "ground core config identity",
     "records": "ground core config identity membership",
     "data": "ground core",
+    "datasets": "ground core data",
     "transport": "ground core pb identity",
     "audit": SITE,
     "relay": "ground core config identity membership transport",
@@ -69,16 +73,16 @@ MAY_IMPORT = {
     "dashboard": f"{SITE} audit tracking",
     "methods": "peer.core.plan models losses",
     "training": "ground core plans methods models spec losses "
-    "peer.data.consistency peer.data.datalist peer.data.image_files",
+    "peer.train.data.consistency peer.train.data.datalist peer.train.data.image_files",
     "inference": "ground plans core methods models spec training model-files data",
-    "partition": "ground core config peer.data.datalist",
+    "partition": "ground core config peer.train.data.datalist",
     "statistics": "ground core",
-    "report": "ground core statistics peer.research.result_files",
-    "research": "ground plans core config data partition spec",
-    "simulation": "ground plans core config data methods models partition records research spec statistics training",
-    "demo": "ground plans research statistics report core config identity records transport daemon data model-files",
+    "report": "ground core statistics peer.lab.experiments.result_files",
+    "experiments": "ground plans core config data datasets partition spec",
+    "simulation": "ground plans core config data methods models partition records experiments spec statistics training",
+    "demo": f"{SITE} plans datasets experiments statistics report daemon data model-files",
     "notebook": "ground core config records transport model-files inference training",
-    "cli": f"{OPERATION} dashboard preflight tracking partition statistics report research demo spec "
+    "cli": f"{OPERATION} dashboard preflight tracking datasets partition statistics report experiments demo spec "
     "models.footprint models.layers",
 }
 CORE_STDLIB = frozenset(

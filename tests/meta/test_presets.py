@@ -12,13 +12,13 @@ import pytest
 
 from fakes.datasets import write_lungs
 from models.spec import HYPER, hyper_problem, remote_spec_problem
-from peer.config.schema import FederationConfig, NamedParameters
-from peer.data.adapters import PACKAGED, PUBLISHED
-from peer.research.experiment import Experiment
-from peer.research.report import published
-from peer.research.report.comparison import match_sites
-from peer.research.report.published import Published, normalise_name, reference_tables
-from peer.research.sweep import prepare
+from peer.lab.datasets import PACKAGED, PUBLISHED
+from peer.lab.experiments.experiment import Experiment
+from peer.lab.experiments.sweep import prepare
+from peer.lab.report import published
+from peer.lab.report.comparison import match_sites
+from peer.lab.report.published import Published, normalise_name, reference_tables
+from peer.site.config.schema import FederationConfig, NamedParameters
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 PRESETS = sorted((EXAMPLES / "experiments").glob("[!_]*.toml"))

@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 import importlib, json, sys
-from peer.training import trainer
+from peer.train import trainer
 from models.lean_monai import LEFT_OUT, load_monai
 loaded = [name for name in LEFT_OUT if name in sys.modules]
 load_monai()

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-PACKAGES = ("peer/core", "peer/transport", "peer/membership", "peer/records", "peer/audit")
+PACKAGES = ("peer/core", "peer/net/transport", "peer/site/membership", "peer/site/records", "peer/audit")
 Lines = dict[str, int]
 MEMORY_BYTES_MAX = 12 << 30  # a mutant without end must not take all memory, nor the disk
 FILE_BYTES_MAX = 8 << 30

@@ -17,13 +17,13 @@ from fakes.drafts import DERANGEMENT, draft, site_text
 from peer.core.messages import Artifact, Manifest, SignedManifest, TensorSpec
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.dispatch import now
-from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
-from peer.identity import certificates
-from peer.records.journal import Journal
-from peer.records.ledger import Head, Ledger
-from peer.transport.control import ControlClient
-from peer.transport.manifest import encode_manifest, sign_manifest, to_base64
+from peer.lab.demo.local_federation import LocalFederation
+from peer.net.transport.control import ControlClient
+from peer.net.transport.manifest import encode_manifest, sign_manifest, to_base64
+from peer.site.identity import certificates
+from peer.site.records.journal import Journal
+from peer.site.records.ledger import Head, Ledger
 
 ROOT = Path(__file__).parents[2]
 FAKES = ROOT / "tests" / "fakes"

@@ -15,18 +15,18 @@ import torch
 from fakes.drafts import draft, site_text
 from fakes.sites import append_rows, round_body
 from peer import api
-from peer.config.schema import FederationConfig, SiteConfig
-from peer.config.site_folder import SiteFolder
 from peer.core import commands, events
 from peer.core.worker_protocol import to_json
-from peer.demo.local_federation import LocalFederation
 from peer.errors import ConfigError, DataError, ModelError, StateError
-from peer.inference import model_state
-from peer.inference.notebook import preserve_torch_settings
-from peer.inference.predict import predict
-from peer.records.journal import Journal
-from peer.records.ledger import Ledger
-from peer.training.trainer import INITIAL, Trainer
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.config.schema import FederationConfig, SiteConfig
+from peer.site.config.site_folder import SiteFolder
+from peer.site.records.journal import Journal
+from peer.site.records.ledger import Ledger
+from peer.train.inference import model_state
+from peer.train.inference.notebook import preserve_torch_settings
+from peer.train.inference.predict import predict
+from peer.train.trainer import INITIAL, Trainer
 
 DRAFT = draft("trial", stages={"train": {"unit": "step", "count": 2}})
 DOCUMENTED = re.compile(r"``(\w+)``")

@@ -10,46 +10,61 @@ from pathlib import Path
 import pytest
 
 from fakes.mistakes import MISTAKES, SECTIONS, Bench
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 
 PAGE = Path(__file__).parents[2] / "deploy" / "mistakes.md"
 
 
 WITHOUT_MESSAGE: Mapping[str, tuple[str, str]] = {
-    "a TOML file with a byte order mark, or with Windows line ends": ("is read as any other", "config/test_toml.py"),
-    "a datalist with a byte order mark, or in UTF-16": ("is read as any other", "data/test_datalist.py"),
-    "umlauts and blanks in paths": ("work", "data/test_datalist.py"),
-    "a path relative to the shell's folder": ("is relative to site.toml, and named in full", "config/test_schema.py"),
-    "bf16 without a GPU": ("is a warning of `check`, which says to take fp32", "preflight/test_training.py"),
-    "one image that cannot be read": ("is named by `check`, with the reason", "preflight/test_training.py"),
+    "a TOML file with a byte order mark, or with Windows line ends": (
+        "is read as any other",
+        "site/config/test_toml.py",
+    ),
+    "a datalist with a byte order mark, or in UTF-16": ("is read as any other", "train/data/test_datalist.py"),
+    "umlauts and blanks in paths": ("work", "train/data/test_datalist.py"),
+    "a path relative to the shell's folder": (
+        "is relative to site.toml, and named in full",
+        "site/config/test_schema.py",
+    ),
+    "bf16 without a GPU": ("is a warning of `check`, which says to take fp32", "view/preflight/test_training.py"),
+    "one image that cannot be read": ("is named by `check`, with the reason", "view/preflight/test_training.py"),
     "more images that cannot be read than allowed": (
         "are named, with the key that allows them",
-        "training/test_data.py",
+        "train/test_samples.py",
     ),
-    "one class alone": ("is refused before training", "training/test_data.py"),
-    "regions that are not there": ("are named by the full `check`", "training/test_images.py"),
-    "a bundle of another site": ("is refused, and the site's files stay", "identity/test_enrolment.py"),
-    "federation.toml edited at one site": ("is refused by every peer, and `check` names it", "preflight/test_peers.py"),
+    "one class alone": ("is refused before training", "train/test_samples.py"),
+    "regions that are not there": ("are named by the full `check`", "train/test_images.py"),
+    "a bundle of another site": ("is refused, and the site's files stay", "site/identity/test_enrolment.py"),
+    "federation.toml edited at one site": (
+        "is refused by every peer, and `check` names it",
+        "view/preflight/test_peers.py",
+    ),
     "another model or other data in the midst": (
         "is refused until `--accept-change`",
-        "records/test_kept_configuration.py",
+        "site/records/test_kept_configuration.py",
     ),
     "a damaged ledger": ("is named with its row, and keeps `start` from running", "audit/test_verification.py"),
-    "a folder that cannot be written": ("fails in `check`", "preflight/test_local.py"),
-    "a network that lets nothing through": ("is a warning of `check`, for each direction", "preflight/test_peers.py"),
+    "a folder that cannot be written": ("fails in `check`", "view/preflight/test_local.py"),
+    "a network that lets nothing through": (
+        "is a warning of `check`, for each direction",
+        "view/preflight/test_peers.py",
+    ),
     "a proxy that wants a password, or another one": (
         "is named with the key to set; no peer is blamed",
-        "transport/test_proxy.py",
+        "net/transport/test_proxy.py",
     ),
     "a proxy that opens the TLS": (
         "is named with its certificate's issuer, and is sent nothing",
-        "transport/test_proxy.py",
+        "net/transport/test_proxy.py",
     ),
-    "a relay at another address, or under another name": ("is named with what answers there", "relay/test_relay.py"),
-    "a relay that leads to another site": ("is named, and is sent nothing", "relay/test_relay.py"),
+    "a relay at another address, or under another name": (
+        "is named with what answers there",
+        "net/relay/test_relay.py",
+    ),
+    "a relay that leads to another site": ("is named, and is sent nothing", "net/relay/test_relay.py"),
     "a relay that does not list the site, or has nothing of it parked": (
         "is named, with which of the two",
-        "transport/test_handshake.py",
+        "net/transport/test_handshake.py",
     ),
     "a Python package that is missing": ("is named with the command that installs it", "test_extras.py"),
     "Ctrl-C at any time of a start": ("ends it in peace", "../e2e/test_interrupt.py"),

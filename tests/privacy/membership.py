@@ -28,21 +28,21 @@ import models
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.roster import SiteName
-from peer.data.adapters import digits
-from peer.data.datalist import inspect_datalist
+from peer.lab.datasets import digits
+from peer.lab.experiments.experiment import Experiment
+from peer.lab.experiments.runs import Run
+from peer.lab.experiments.simulation import Simulation
+from peer.lab.experiments.sweep import prepare
 from peer.methods.fedproto.stages import pool
 from peer.methods.method import DAM, MIXTURE, TRANSMITTER
 from peer.methods.public_distillation.stages import PUBLIC
 from peer.methods.registry import find_plan
 from peer.methods.scaffold.stages import CONTROL
-from peer.research.experiment import Experiment
-from peer.research.runs import Run
-from peer.research.simulation import Simulation
-from peer.research.sweep import prepare
-from peer.training.artifact import read_network, read_state
-from peer.training.data import DataSplit
-from peer.training.public_set import digest_images
-from peer.training.trainer import Trainer
+from peer.train.artifact import read_network, read_state
+from peer.train.data.datalist import inspect_datalist
+from peer.train.public_set import digest_images
+from peer.train.samples import DataSplit
+from peer.train.trainer import Trainer
 
 METHODS = (
     *("fedskd", "fedvisit", "fedcross", "fedavg", "scaffold", "dflmoe", "proxyfl", "mh_pflid", "feddal"),

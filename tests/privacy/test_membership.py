@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from privacy.membership import QUICK, Figure, measure, membership_auc, table_rows
 from torch import nn
 
-from peer.training.data import DataSplit
+from peer.train.samples import DataSplit
 
 
 def split_of(images: torch.Tensor, labels: torch.Tensor) -> DataSplit:

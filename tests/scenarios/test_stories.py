@@ -10,8 +10,8 @@ import pytest
 
 from peer.core import events, liveness, story
 from peer.core.messages import Unavailable
-from peer.records.folder_documents import why
-from peer.records.journal import Journal
+from peer.site.records.folder_documents import why
+from peer.site.records.journal import Journal
 
 Tell = Callable[[str, int], dict[str, Any]]
 

@@ -22,15 +22,22 @@ from peer.core.messages import SignedAmendment
 from peer.core.phases import Phase
 from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.daemon.governance import MembershipActions
-from peer.identity import certificates
-from peer.identity.certificates import Identity
-from peer.membership.amendment import Amendment, AmendmentRefused, Newcomer, Requirements, body_digest, notice_to_base64
-from peer.membership.chain import Chain
-from peer.membership.folder import MembershipFolder
-from peer.membership.forks import Choice, compare
-from peer.membership.proposal import Proposal
-from peer.membership.round_keys import amendment_tag, seal_key
-from peer.membership.signatures import endorse, endorse_as_founder, quorum, sign_notice
+from peer.site.identity import certificates
+from peer.site.identity.certificates import Identity
+from peer.site.membership.amendment import (
+    Amendment,
+    AmendmentRefused,
+    Newcomer,
+    Requirements,
+    body_digest,
+    notice_to_base64,
+)
+from peer.site.membership.chain import Chain
+from peer.site.membership.folder import MembershipFolder
+from peer.site.membership.forks import Choice, compare
+from peer.site.membership.proposal import Proposal
+from peer.site.membership.round_keys import amendment_tag, seal_key
+from peer.site.membership.signatures import endorse, endorse_as_founder, quorum, sign_notice
 from simulation.loop import Crash
 from simulation.programs import NEW_FEATURE, Roll
 from simulation.sites import NAMES, Shape, Site, authority, enrolled, genesis_key, pinned, renewed

@@ -21,12 +21,12 @@ from peer.core import commands
 from peer.core.messages import Manifest, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.core.site_memory import Row
-from peer.identity import certificates
+from peer.net.transport import wire
+from peer.net.transport.manifest import decode_manifest, verify_manifest
+from peer.net.transport.transfer import UNSYNCED_SUFFIX
 from peer.pb import peer_pb2 as pb
-from peer.records.ledger import Ledger
-from peer.transport import wire
-from peer.transport.manifest import decode_manifest, verify_manifest
-from peer.transport.transfer import UNSYNCED_SUFFIX
+from peer.site.identity import certificates
+from peer.site.records.ledger import Ledger
 from simulation.audit import Audit
 from simulation.loop import START_S
 

@@ -19,11 +19,11 @@ from google.protobuf.message import Message
 
 from peer.core.roster import canonical_json
 from peer.files import artifact_path
-from peer.identity import certificates
-from peer.membership.amendment import MANDATORY
-from peer.membership.signatures import AMENDMENT_LABEL, NOTICE_LABEL
+from peer.net.transport.manifest import LABEL
 from peer.pb import peer_pb2 as pb
-from peer.transport.manifest import LABEL
+from peer.site.identity import certificates
+from peer.site.membership.amendment import MANDATORY
+from peer.site.membership.signatures import AMENDMENT_LABEL, NOTICE_LABEL
 from simulation.worker import NOT_A_NUMBER, NUMBERS, artifact_file
 
 HUGE = (0, 1, (1 << 31) - 1, 1 << 40, (1 << 53) + 1, (1 << 63) - 1)

@@ -38,12 +38,12 @@ from peer.core import (  # noqa: E402
 )
 from peer.core.machine import SiteMachine  # noqa: E402
 from peer.daemon import artifact_store, chain_keeper, dispatch, fetcher, heartbeat, proofs, service  # noqa: E402
-from peer.identity import certificates  # noqa: E402
-from peer.membership import chain, epoch_rules, signatures  # noqa: E402
-from peer.records import journal, ledger  # noqa: E402
-from peer.relay import frames, parking  # noqa: E402
-from peer.relay import server as relay_server  # noqa: E402
-from peer.transport import client, tls, transfer  # noqa: E402
+from peer.net.relay import frames, parking  # noqa: E402
+from peer.net.relay import server as relay_server  # noqa: E402
+from peer.net.transport import client, tls, transfer  # noqa: E402
+from peer.site.identity import certificates  # noqa: E402
+from peer.site.membership import chain, epoch_rules, signatures  # noqa: E402
+from peer.site.records import journal, ledger  # noqa: E402
 from simulation.seeded_run import Simulation  # noqa: E402
 
 patch = mock.patch.object

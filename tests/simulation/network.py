@@ -21,7 +21,7 @@ from unittest import mock
 import grpc
 
 from peer.daemon.heartbeat import Heartbeats
-from peer.transport import server as peer_server
+from peer.net.transport import server as peer_server
 from simulation.loop import PROCESS, Process
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from simulation.streams import StreamEnd
 
 STATUS = grpc.StatusCode
-KEEPALIVE_S = 10.0  # until both ends notice a cut line, as with peer.transport.tls
+KEEPALIVE_S = 10.0  # until both ends notice a cut line, as with peer.net.transport.tls
 WINDOW_BYTES = 256 << 10
 CREDENTIALS = ("dynamic_ssl_server_credentials", "ssl_server_certificate_configuration")
 

@@ -21,9 +21,9 @@ from google.protobuf.message import DecodeError
 from peer.core import limits
 from peer.core.messages import FEATURES
 from peer.daemon import service
-from peer.membership import epoch_rules
 from peer.pb import peer_pb2 as pb
-from peer.records import journal
+from peer.site.membership import epoch_rules
+from peer.site.records import journal
 from simulation.faults import FAULTS_END_S
 from simulation.loop import PROCESS
 from simulation.network import Failed

@@ -20,10 +20,10 @@ from unittest import mock
 import grpc
 
 from peer.core import limits
-from peer.relay import server as relay_server
-from peer.relay.client_hello import ClientHello
-from peer.relay.server import NOBODY_PARKED, UNKNOWN_NAME, Parked, RelayServer
-from peer.transport import tls
+from peer.net.relay import server as relay_server
+from peer.net.relay.client_hello import ClientHello
+from peer.net.relay.server import NOBODY_PARKED, UNKNOWN_NAME, Parked, RelayServer
+from peer.net.transport import tls
 from simulation.faults import Fault, Undo, change, change_links, draw_fault, links_of
 from simulation.loop import PROCESS, Process
 from simulation.network import KEEPALIVE_S, Failed, Network, SimulatedServer

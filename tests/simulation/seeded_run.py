@@ -23,9 +23,9 @@ from unittest import mock
 from peer import errors
 from peer.core import events
 from peer.daemon import worker_process
-from peer.identity.certificates import certificate_der
-from peer.membership.round_keys import amendment_tag
-from peer.transport import transfer
+from peer.net.transport import transfer
+from peer.site.identity.certificates import certificate_der
+from peer.site.membership.round_keys import amendment_tag
 from simulation import programs
 from simulation.amendments import Operators, identity, with_amendments, with_rekeys, with_requirement
 from simulation.disk import Disks

@@ -19,17 +19,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from peer import errors
 from peer.audit.folder_check import check_folder
-from peer.config import toml
-from peer.config.schema import FederationConfig, SiteConfig
-from peer.config.site_folder import SiteFolder
 from peer.core import commands
 from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.daemon import startup
 from peer.daemon.chain_keeper import ChainKeeper
 from peer.daemon.dispatch import Daemon
-from peer.identity import certificates
-from peer.membership.folder import MembershipFolder
-from peer.records.kept_configuration import keep_configuration
+from peer.site.config import toml
+from peer.site.config.schema import FederationConfig, SiteConfig
+from peer.site.config.site_folder import SiteFolder
+from peer.site.identity import certificates
+from peer.site.membership.folder import MembershipFolder
+from peer.site.records.kept_configuration import keep_configuration
 from simulation.disk import Disk, put_file
 from simulation.liars import Liar
 from simulation.loop import Process

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from peer.relay.client_hello import ClientHello
+from peer.net.relay.client_hello import ClientHello
 
 if TYPE_CHECKING:
     from simulation.loop import Process

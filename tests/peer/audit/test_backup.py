@@ -25,18 +25,18 @@ from peer.audit import verification
 from peer.audit.backup import MANIFEST, back_up, restore
 from peer.audit.folder_check import check_folder
 from peer.audit.folder_permissions import check_permissions
-from peer.config.site_folder import SiteFolder
 from peer.core.messages import ChainHead
 from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.core.site_memory import REMEMBERED, recover
 from peer.daemon import startup
-from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES, LockedError, StateError, UsageError
-from peer.membership.amendment import body_digest
-from peer.membership.chain import Chain
-from peer.membership.folder import MembershipFolder
-from peer.records.journal import Journal
-from peer.records.ledger import Ledger
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.config.site_folder import SiteFolder
+from peer.site.membership.amendment import body_digest
+from peer.site.membership.chain import Chain
+from peer.site.membership.folder import MembershipFolder
+from peer.site.records.journal import Journal
+from peer.site.records.ledger import Ledger
 
 pytestmark = pytest.mark.e2e
 
@@ -411,8 +411,8 @@ def test_the_copies_of_journal_and_ledger_are_of_one_moment(asia: SiteFolder, tm
 WRITER = """
 import sys
 from pathlib import Path
-from peer.records.journal import Journal
-from peer.records.ledger import Ledger
+from peer.site.records.journal import Journal
+from peer.site.records.ledger import Ledger
 journal, ledger = Journal(Path(sys.argv[1])), Ledger(Path(sys.argv[2]))
 while True:
     facts = {"peer": "europe", "purpose": "train", "kind": "model", "round": 2, "generation": 1, "bytes": 1}

@@ -14,15 +14,15 @@ from peer.audit.equivocation import EvidenceFile, prove, read_proofs, verify_any
 from peer.core.messages import SignedAmendment, SignedManifest
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.dispatch import now
-from peer.demo.local_federation import LocalFederation
 from peer.errors import FederationMismatch, PeerMisbehaved
-from peer.identity import certificates, enrolment
-from peer.identity.certificates import Identity
-from peer.membership.amendment import Amendment
-from peer.membership.chain import Chain
-from peer.membership.folder import MembershipFolder
-from peer.membership.signatures import endorse_as_founder
-from peer.transport.manifest import decode_manifest, encode_manifest, sign_manifest
+from peer.lab.demo.local_federation import LocalFederation
+from peer.net.transport.manifest import decode_manifest, encode_manifest, sign_manifest
+from peer.site.identity import certificates, enrolment
+from peer.site.identity.certificates import Identity
+from peer.site.membership.amendment import Amendment
+from peer.site.membership.chain import Chain
+from peer.site.membership.folder import MembershipFolder
+from peer.site.membership.signatures import endorse_as_founder
 
 ONE, OTHER = Sha256("ab" * 32), Sha256("cd" * 32)
 Sign = Callable[..., SignedManifest]

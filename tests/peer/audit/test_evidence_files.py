@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from peer.audit import evidence_files, verification
 from peer.audit.evidence_files import Export, Witness
-from peer.demo.local_federation import LocalFederation
 from peer.errors import DiskError, FederationMismatch, PeerMisbehaved, UsageError
-from peer.identity import certificates
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.identity import certificates
 
 
 @pytest.fixture

@@ -15,18 +15,18 @@ from unittest import mock
 import pytest
 
 from peer.audit.folder_check import check_folder
-from peer.config.schema import FederationConfig
-from peer.config.site_folder import SiteFolder
 from peer.daemon import startup
 from peer.daemon.dispatch import now
-from peer.demo.local_federation import LocalFederation
 from peer.errors import CertificateError, StateError
-from peer.identity import enrolment
-from peer.identity.bundle import Bundle
-from peer.identity.certificates import Identity
-from peer.identity.enrolment import Authority
-from peer.records.ledger import Head, Ledger
-from peer.transport.manifest import to_base64
+from peer.lab.demo.local_federation import LocalFederation
+from peer.net.transport.manifest import to_base64
+from peer.site.config.schema import FederationConfig
+from peer.site.config.site_folder import SiteFolder
+from peer.site.identity import enrolment
+from peer.site.identity.bundle import Bundle
+from peer.site.identity.certificates import Identity
+from peer.site.identity.enrolment import Authority
+from peer.site.records.ledger import Head, Ledger
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from peer.audit.folder_permissions import check_permissions
-from peer.config.site_folder import SiteFolder
-from peer.demo.local_federation import LocalFederation
 from peer.errors import StateError
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.config.site_folder import SiteFolder
 
 
 @pytest.fixture

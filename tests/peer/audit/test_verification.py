@@ -16,15 +16,15 @@ import pytest
 
 from fakes.databases import edit
 from peer.audit import evidence_files, verification
-from peer.config.site_folder import SiteFolder
 from peer.daemon.dispatch import now
 from peer.documents import LedgerVerified
 from peer.errors import CertificateError, FederationMismatch, PeerMisbehaved, StateError, UsageError
-from peer.identity import certificates, enrolment
-from peer.identity.bundle import Bundle
-from peer.records.journal import chain_hash
-from peer.records.ledger import Head, Ledger
-from peer.transport.manifest import decode_manifest, from_base64, to_base64
+from peer.net.transport.manifest import decode_manifest, from_base64, to_base64
+from peer.site.config.site_folder import SiteFolder
+from peer.site.identity import certificates, enrolment
+from peer.site.identity.bundle import Bundle
+from peer.site.records.journal import chain_hash
+from peer.site.records.ledger import Head, Ledger
 
 KEYS = LedgerVerified.__annotations__.keys()
 

@@ -6,7 +6,7 @@ import pytest
 
 from fakes.cli import ROOT, run
 from fakes.governed import GovernedFederation
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 
 
 @pytest.fixture

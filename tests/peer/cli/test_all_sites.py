@@ -11,10 +11,10 @@ import pytest
 from fakes.cli import refused_in_one_line, run, run_json
 from fakes.governed import GovernedFederation
 from peer.cli.all_sites import START_S, start_all
-from peer.config import site_folder
-from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES, DaemonDown, PortInUse
-from peer.membership.folder import MembershipFolder
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.config import site_folder
+from peer.site.membership.folder import MembershipFolder
 
 DAEMON = Path(__file__).parents[2] / "fakes" / "daemon.py"
 

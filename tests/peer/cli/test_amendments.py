@@ -13,16 +13,16 @@ from fakes.operators_daemon import OperatorsDaemon
 from fakes.sites import append_rows
 from peer.cli.amendments import make_proposal
 from peer.cli.governance import SiteChain
-from peer.config.site_folder import SiteFolder
 from peer.core.messages import ChainHead
 from peer.core.roster import Sha256, SiteName
 from peer.daemon import startup
 from peer.daemon.dispatch import now
 from peer.errors import MembershipError
-from peer.identity import certificates
-from peer.membership.amendment import Requirements
-from peer.membership.folder import MembershipFolder
-from peer.membership.signatures import sign_notice
+from peer.site.config.site_folder import SiteFolder
+from peer.site.identity import certificates
+from peer.site.membership.amendment import Requirements
+from peer.site.membership.folder import MembershipFolder
+from peer.site.membership.signatures import sign_notice
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 from click.testing import Result
 
 from fakes.cli import run
-from peer.config.site_folder import SiteFolder
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.config.site_folder import SiteFolder
 
 
 def call(*words: str) -> Result:

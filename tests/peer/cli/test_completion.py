@@ -14,9 +14,9 @@ from fakes.governed import GovernedFederation
 from peer.cli import COMMANDS, PROGRAM, main
 from peer.cli.completion import SHELLS, VARIABLE
 from peer.core.roster import SiteName
-from peer.identity import certificates
-from peer.membership.folder import MembershipFolder
-from peer.membership.forks import prove
+from peer.site.identity import certificates
+from peer.site.membership.folder import MembershipFolder
+from peer.site.membership.forks import prove
 
 
 def complete(line: str) -> list[str]:

@@ -16,9 +16,9 @@ from fakes.drafts import draft, task
 from fakes.image_files import picture
 from peer.cli import main
 from peer.cli.configure import Interview, take_layers
-from peer.config.toml_edit import edit
-from peer.demo.local_federation import free_ports
 from peer.errors import ModelError
+from peer.lab.demo.local_federation import free_ports
+from peer.site.config.toml_edit import edit
 
 CALL = ("site", "configure")
 QUICK = (*CALL, "--no-try", "--yes")

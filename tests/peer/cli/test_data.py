@@ -17,8 +17,8 @@ from fakes.datasets import write_picture
 from fakes.drafts import draft
 from fakes.sites import replace_module
 from peer.cli.data import COMMANDS
-from peer.data.adapters import DATASETS, PACKAGED, PUBLISHED, abide, breakhis, eeg, sleep, tissue
 from peer.errors import DataError, StateError, UsageError
+from peer.lab.datasets import DATASETS, PACKAGED, PUBLISHED, abide, breakhis, eeg, sleep, tissue
 
 
 def run(*arguments: object) -> Result:
@@ -218,7 +218,7 @@ def test_no_command_of_the_group_imports_torch(datalist: Path) -> None:
 def test_a_data_set_of_a_package_has_a_command_with_the_options_of_its_prepare(distribution, tmp_path: Path) -> None:
     assert "figures" not in run("prepare", "--help").stdout
     distribution(
-        "some-data", "1.0", "mhfl_peer.datasets", figures="peer.data.adapters.digits", films="peer.data.adapters.polyp"
+        "some-data", "1.0", "mhfl_peer.datasets", figures="peer.lab.datasets.digits", films="peer.lab.datasets.polyp"
     )
     assert "figures  " in run("prepare", "--help").stdout
     assert "--seed INTEGER" in run("prepare", "figures", "--help").stdout
@@ -246,7 +246,7 @@ json.dump({"sheet": sheet, "pictures": []}, sys.stdout)
 
 @pytest.fixture
 def sheet_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replace_module("peer.inference.contact_sheet", STAND_IN, tmp_path, monkeypatch)
+    replace_module("peer.train.inference.contact_sheet", STAND_IN, tmp_path, monkeypatch)
 
 
 @pytest.mark.usefixtures("sheet_module")

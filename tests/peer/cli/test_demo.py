@@ -8,7 +8,7 @@ import pytest
 from fakes.cli import drawn, refused
 from fakes.demonstration import demonstration
 from peer.cli.demo import _render, _render_progress
-from peer.demo.run import DemoProgress
+from peer.lab.demo.run import DemoProgress
 
 
 def status(**changes: Any) -> dict[str, Any]:

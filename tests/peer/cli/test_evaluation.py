@@ -7,7 +7,7 @@ import pytest
 
 from fakes.cli import run
 from fakes.sites import append_rows
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 
 REPORT = {"generation": 1, "round": 1, "sha256": "ab" * 32, "samples": 20, "metrics": {"auc": 0.7}, "unmeasured": ""}
 OWN = ("evaluated", 1, {"metrics": {"auc": 0.5, "loss": 0.25, "samples": 30.0}})

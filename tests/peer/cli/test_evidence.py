@@ -14,9 +14,9 @@ from click.testing import Result
 from fakes.cli import refused, run
 from peer.core import rows
 from peer.core.roster import Sha256
-from peer.demo.local_federation import LocalFederation
 from peer.documents import DOCUMENTS
-from peer.transport.manifest import decode_manifest, encode_manifest, sign_manifest, to_base64
+from peer.lab.demo.local_federation import LocalFederation
+from peer.net.transport.manifest import decode_manifest, encode_manifest, sign_manifest, to_base64
 
 ONE, OTHER = Sha256("ab" * 32), Sha256("cd" * 32)
 

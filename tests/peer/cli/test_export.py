@@ -6,7 +6,7 @@ from pathlib import Path
 from fakes.cli import drawn, refused
 from fakes.sites import INITIALISED, append_rows
 from peer.cli.export import _render
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 
 EXPORT = ("export", "--site", "asia")
 DOCUMENT = {

@@ -9,9 +9,9 @@ import pytest
 from fakes.cli import ROOT, refused, run_json
 from fakes.cli import run as call
 from fakes.governed import GovernedFederation
-from peer.config import toml
-from peer.config.schema import FederationConfig
 from peer.methods.registry import PLANS
+from peer.site.config import toml
+from peer.site.config.schema import FederationConfig
 
 EXAMPLE = ROOT / "deploy" / "examples" / "federation.toml"
 

@@ -10,11 +10,11 @@ import pytest
 from fakes.cli import refused, run_json
 from fakes.drafts import task
 from fakes.governed import GovernedFederation
-from peer.config.schema import SiteConfig
 from peer.core.messages import ChainHead
 from peer.daemon import startup
 from peer.errors import ConfigError
-from peer.membership.folder import MembershipFolder
+from peer.site.config.schema import SiteConfig
+from peer.site.membership.folder import MembershipFolder
 
 
 def init(federation: GovernedFederation, name: str = "oslo", *words: str, out: str = "oslo.csr") -> dict[str, str]:

@@ -11,9 +11,9 @@ import pytest
 from click.testing import Result
 
 from fakes.cli import refused_in_one_line, run, run_json, run_process
-from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
-from peer.transport.control import ControlServer, OperatorCalls
+from peer.lab.demo.local_federation import LocalFederation
+from peer.net.transport.control import ControlServer, OperatorCalls
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("at_home")]
 

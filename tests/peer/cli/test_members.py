@@ -13,11 +13,11 @@ from fakes.operators_daemon import OperatorsDaemon
 from fakes.sites import append_rows
 from peer.core import rows
 from peer.core.roster import SiteName
-from peer.identity import certificates
-from peer.membership.folder import MembershipFolder
-from peer.membership.forks import prove
-from peer.records.journal import Journal
-from peer.transport.control import DaemonSilent
+from peer.net.transport.control import DaemonSilent
+from peer.site.identity import certificates
+from peer.site.membership.folder import MembershipFolder
+from peer.site.membership.forks import prove
+from peer.site.records.journal import Journal
 
 
 def amend(federation: GovernedFederation, *words: object, site: str = "asia") -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fakes.cli import PROGRAM, ROOT, refused_in_one_line, run, run_json
 from fakes.sites import append_rows
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 
 pytestmark = pytest.mark.usefixtures("at_home")
 LIMIT_S = 60.0

@@ -11,10 +11,10 @@ from click.testing import Result
 from fakes.cli import drawn, refused, run
 from fakes.sites import INITIALISED, append_rows, committed, replace_module
 from peer.cli.predict import _render
-from peer.config.schema import FederationConfig, SiteConfig
-from peer.config.site_folder import SiteFolder
-from peer.demo.local_federation import LocalFederation
-from peer.records.kept_configuration import keep_configuration
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.config.schema import FederationConfig, SiteConfig
+from peer.site.config.site_folder import SiteFolder
+from peer.site.records.kept_configuration import keep_configuration
 
 pytestmark = pytest.mark.usefixtures("at_home")
 STATE = "round-000001/train"
@@ -49,7 +49,7 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict
     def stand_in(answer: dict[str, Any]) -> Path:
         request = tmp_path / "request.json"
         program = f"import sys; open({str(request)!r}, 'w').write(sys.stdin.read()); print({json.dumps(answer)!r})"
-        replace_module("peer.inference.predict", program, tmp_path, monkeypatch)
+        replace_module("peer.train.inference.predict", program, tmp_path, monkeypatch)
         monkeypatch.chdir(tmp_path)
         for name in ("new.json", "a.nii", "broken.npy"):
             (tmp_path / name).touch()

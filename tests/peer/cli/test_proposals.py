@@ -12,8 +12,8 @@ from fakes.operators_daemon import OperatorsDaemon
 from fakes.sites import append_paced_rounds, append_rows
 from peer.core.messages import ChainHead
 from peer.core.roster import Sha256, SiteName
-from peer.identity import certificates
-from peer.membership.folder import MembershipFolder
+from peer.site.identity import certificates
+from peer.site.membership.folder import MembershipFolder
 
 
 @pytest.fixture(scope="module")

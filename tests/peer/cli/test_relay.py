@@ -15,8 +15,8 @@ from fakes.cli import refused, run, run_json
 from fakes.governed import GovernedFederation
 from fakes.relay_process import RelayProcess, make_relay
 from peer.core.roster import SiteName
-from peer.identity import certificates
-from peer.relay.folder import STATUS_FILE, RelayFolder
+from peer.net.relay.folder import STATUS_FILE, RelayFolder
+from peer.site.identity import certificates
 
 
 @pytest.fixture

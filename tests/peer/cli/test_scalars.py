@@ -10,8 +10,8 @@ from click.testing import Result
 
 from fakes.cli import PROGRAM, ROOT, refused_in_one_line, run
 from fakes.sites import append_rows, round_body
-from peer.config.site_folder import SiteFolder
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.config.site_folder import SiteFolder
 
 LIMIT_S = 60.0
 ROUND = round_body(metrics={"train_total": 0.5})

@@ -10,8 +10,8 @@ import pytest
 from fakes.cli import ROOT, refused, run_json
 from fakes.cli import run as call
 from peer.cli.template import site_toml
-from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.core.roster import SiteName
+from peer.site.config.schema import FederationConfig, SiteConfig, check_site
 
 EXAMPLE = ROOT / "deploy" / "examples" / "federation.toml"
 

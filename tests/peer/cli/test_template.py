@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from peer.cli.template import site_toml
-from peer.config.schema import SiteConfig
+from peer.site.config.schema import SiteConfig
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "examples" / "site.toml"
 

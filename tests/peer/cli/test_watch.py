@@ -13,9 +13,9 @@ import pytest
 
 from fakes.cli import PROGRAM, ROOT, refused, refused_in_one_line, run, run_json
 from fakes.sites import TRANSFER, append_rows, round_body
-from peer.config.site_folder import SiteFolder
-from peer.demo.local_federation import LocalFederation
-from peer.records.ledger import Ledger
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.config.site_folder import SiteFolder
+from peer.site.records.ledger import Ledger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("at_home")]
 

@@ -17,8 +17,8 @@ from peer.core.phases import Phase
 from peer.core.rows import ArrivedRow
 from peer.core.site_memory import REMEMBERED, Memory, later_generation, recover, used_sources
 from peer.core.worker_protocol import to_json
-from peer.records.documents import RoundRecord
-from peer.records.history import committed_rounds
+from peer.site.records.documents import RoundRecord
+from peer.site.records.history import committed_rounds
 
 ALONE = {"sites": ("asia", "europe"), "schedule_kind": "derangement"}
 

@@ -11,7 +11,7 @@ from fakes.running_daemons import Running
 from peer.core import events
 from peer.daemon import startup
 from peer.daemon.dispatch import Daemon
-from peer.demo.local_federation import LocalFederation
+from peer.lab.demo.local_federation import LocalFederation
 
 
 class RecordingDaemon(Daemon):

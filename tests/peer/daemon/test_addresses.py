@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from fakes.drafts import draft
-from peer.config import toml
-from peer.config.schema import FederationConfig, SiteConfig
 from peer.core.roster import SiteName
 from peer.daemon.addresses import DISCOVERED_MAX, AddressBook, Candidates
+from peer.site.config import toml
+from peer.site.config.schema import FederationConfig, SiteConfig
 
 EUROPE = SiteName("europe")
 ADDRESSES = {"asia": "asia.example:1", "europe": "europe.example:1"}

@@ -11,9 +11,9 @@ from peer.core.roster import SiteName
 from peer.daemon.amendment_fetcher import AmendmentFetcher
 from peer.daemon.chain_keeper import ChainKeeper
 from peer.errors import DiskError, PeerError
-from peer.membership.chain import Chain
-from peer.membership.folder import MembershipFolder
-from peer.transport.client import NotAdmitted, Unreachable
+from peer.net.transport.client import NotAdmitted, Unreachable
+from peer.site.membership.chain import Chain
+from peer.site.membership.folder import MembershipFolder
 from tests.fakes.chains import GENESIS_KEY, AmendedFederation, identity
 
 FEDERATION = AmendedFederation("africa", "asia", "europe")

@@ -13,7 +13,7 @@ from peer.core.roster import Sha256
 from peer.daemon import artifact_store
 from peer.daemon.artifact_store import ArtifactStore
 from peer.errors import DiskError, PeerError
-from peer.transport.transfer import DISCARDED_SUFFIX, UNSYNCED_SUFFIX
+from peer.net.transport.transfer import DISCARDED_SUFFIX, UNSYNCED_SUFFIX
 
 LIMIT_S = 10.0
 DIGEST, OTHER = Sha256("ab" * 32), Sha256("cd" * 32)

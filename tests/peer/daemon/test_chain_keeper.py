@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from peer.config.site_folder import SiteFolder, make_private
 from peer.core import events, rows
 from peer.core.messages import AmendmentsReply, ChainHead, SealedKey, SignedAmendment
 from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.daemon.chain_keeper import ASK_S, ASK_S_MAX, UNANSWERED_S, ChainKeeper, keeper_at_rest
 from peer.errors import DiskError
-from peer.identity.certificates import certificate_der, certificate_key
-from peer.membership.amendment import AmendmentRefused
-from peer.membership.chain import Chain
-from peer.membership.folder import NOTICES_FILE, MembershipFolder
-from peer.membership.round_keys import amendment_tag, seal_key
-from peer.records.journal import Journal
-from peer.transport.client import Unreachable
+from peer.net.transport.client import Unreachable
+from peer.site.config.site_folder import SiteFolder, make_private
+from peer.site.identity.certificates import certificate_der, certificate_key
+from peer.site.membership.amendment import AmendmentRefused
+from peer.site.membership.chain import Chain
+from peer.site.membership.folder import NOTICES_FILE, MembershipFolder
+from peer.site.membership.round_keys import amendment_tag, seal_key
+from peer.site.records.journal import Journal
 from tests.fakes.chains import GENESIS_KEY, AmendedFederation, identity, newcomer, pin, round_key
 
 FEDERATION = AmendedFederation("africa", "asia", "europe")

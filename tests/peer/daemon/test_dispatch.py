@@ -22,17 +22,17 @@ from peer.core.messages import EvaluationResult, Hello, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.core.status import PeerStatus, SiteStatus
 from peer.daemon.dispatch import Daemon, now
-from peer.demo.local_federation import LocalFederation
 from peer.errors import DiskError, PortInUse
 from peer.files import STRAYS_MAX
-from peer.identity import certificates
+from peer.lab.demo.local_federation import LocalFederation
+from peer.net.transport import tls, wire
+from peer.net.transport.client import SERVICE, ExchangeClient, Offer, Refused
+from peer.net.transport.transfer import UNSYNCED_SUFFIX
 from peer.pb import peer_pb2 as pb
-from peer.records import folder_documents
-from peer.records.journal import Journal
-from peer.records.kept_configuration import find_change
-from peer.transport import tls, wire
-from peer.transport.client import SERVICE, ExchangeClient, Offer, Refused
-from peer.transport.transfer import UNSYNCED_SUFFIX
+from peer.site.identity import certificates
+from peer.site.records import folder_documents
+from peer.site.records.journal import Journal
+from peer.site.records.kept_configuration import find_change
 
 SITES = ("asia", "europe")
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from fakes.running_daemons import LIMIT_S, Running, until
-from peer.config.schema import FederationConfig
 from peer.core import commands, events
 from peer.core.messages import Heartbeat, SignedAmendment, SignedNotice
 from peer.core.phases import Phase
@@ -16,12 +15,13 @@ from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.daemon import startup
 from peer.daemon.dispatch import Daemon, now
 from peer.daemon.notice_spread import NoticeWait
-from peer.demo.local_federation import LocalFederation
 from peer.errors import DiskError
-from peer.identity.enrolment import Authority
-from peer.membership.amendment import Amendment, Newcomer
-from peer.membership.round_keys import amendment_tag, seal_key
-from peer.membership.signatures import endorse_as_founder, sign_notice
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.config.schema import FederationConfig
+from peer.site.identity.enrolment import Authority
+from peer.site.membership.amendment import Amendment, Newcomer
+from peer.site.membership.round_keys import amendment_tag, seal_key
+from peer.site.membership.signatures import endorse_as_founder, sign_notice
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ from peer.core.messages import FEATURES, Artifact, Hello, Manifest, SignedManife
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.evidence import EquivocationWatch
 from peer.daemon.peer_account import PeerAccount
-from peer.demo.local_federation import LocalFederation
-from peer.identity import certificates
-from peer.records.history import History
-from peer.transport.client import Unreachable
-from peer.transport.manifest import decode_manifest, encode_manifest, sign_manifest, to_base64
-from peer.transport.server import Refusal, Status
+from peer.lab.demo.local_federation import LocalFederation
+from peer.net.transport.client import Unreachable
+from peer.net.transport.manifest import decode_manifest, encode_manifest, sign_manifest, to_base64
+from peer.net.transport.server import Refusal, Status
+from peer.site.identity import certificates
+from peer.site.records.history import History
 
 AFRICA, ASIA, EUROPE = map(SiteName, ("africa", "asia", "europe"))
 ONE, OTHER = Sha256("ab" * 32), Sha256("cd" * 32)

@@ -23,11 +23,11 @@ from peer.daemon.artifact_store import ArtifactStore
 from peer.daemon.fetcher import ArtifactFetcher, backoff_s
 from peer.errors import CertificateError, DiskError, PeerError
 from peer.methods.registry import PLANS
-from peer.records.journal import Journal
-from peer.transport.client import Misbehaved, Missing, Offer, Refused, Unreachable
-from peer.transport.server import Refusal, Status
-from peer.transport.transfer import UNSYNCED_SUFFIX, InsufficientSpace
-from peer.transport.wire import ArtifactRequest
+from peer.net.transport.client import Misbehaved, Missing, Offer, Refused, Unreachable
+from peer.net.transport.server import Refusal, Status
+from peer.net.transport.transfer import UNSYNCED_SUFFIX, InsufficientSpace
+from peer.net.transport.wire import ArtifactRequest
+from peer.site.records.journal import Journal
 
 ASIA, EUROPE = SiteName("asia"), SiteName("europe")
 ORDER = Fetch(1, 3, 7, ASIA, "model", "train", ASIA)

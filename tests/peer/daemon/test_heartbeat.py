@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from peer.config.schema import FederationConfig, SiteConfig
-from peer.config.site_folder import SiteFolder
 from peer.core import events
 from peer.core.messages import ChainHead, Heartbeat, Hello, SignedNotice
 from peer.core.roster import Sha256, SiteName
@@ -18,9 +16,11 @@ from peer.daemon.addresses import AddressBook
 from peer.daemon.heartbeat import GREETINGS_AT_ONCE, Heartbeats
 from peer.daemon.notice_spread import NoticeSpread
 from peer.daemon.peer_account import PeerAccount
-from peer.demo.local_federation import LocalFederation
-from peer.transport.client import Refused, Unreachable
-from peer.transport.handshake import Diagnosis, Fault
+from peer.lab.demo.local_federation import LocalFederation
+from peer.net.transport.client import Refused, Unreachable
+from peer.net.transport.handshake import Diagnosis, Fault
+from peer.site.config.schema import FederationConfig, SiteConfig
+from peer.site.config.site_folder import SiteFolder
 
 pytestmark = pytest.mark.e2e
 

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from fakes.chains import GENESIS_KEY, AmendedFederation, newcomer
-from peer.config.rules import make_rules
 from peer.core.machine import SiteMachine
 from peer.core.phases import Phase
 from peer.core.roster import SiteName
 from peer.daemon.hold_status import why_held
-from peer.membership.amendment import Requirements
-from peer.membership.chain import Chain
-from peer.membership.epoch_rules import epochs_of
+from peer.site.config.rules import make_rules
+from peer.site.membership.amendment import Requirements
+from peer.site.membership.chain import Chain
+from peer.site.membership.epoch_rules import epochs_of
 
 NAMES = ("africa", "asia", "europe")
 EUROPE = SiteName("europe")

@@ -17,8 +17,8 @@ from peer.core.roster import SiteName
 from peer.core.rows import OpenedRow
 from peer.daemon.dispatch import Daemon
 from peer.daemon.metrics import METRICS, METRICS_SHOWN_MAX, Surroundings, families
-from peer.records.counts import Counts, TransferLabels
-from peer.records.history import CommittedRound
+from peer.site.records.counts import Counts, TransferLabels
+from peer.site.records.history import CommittedRound
 
 AROUND = Surroundings(disk_free=5, disk_size=10, expiry_s={"site": 100.0, "ca": 200.0})
 Read = Callable[..., dict[tuple[str, ...], float]]

@@ -21,8 +21,8 @@ from peer.daemon.dispatch import Daemon
 from peer.daemon.metrics import METRICS
 from peer.daemon.metrics_server import MetricsServer
 from peer.errors import PortInUse
-from peer.records.journal import chain_hash
-from peer.transport.http_server import CONNECTIONS_MAX
+from peer.net.transport.http_server import CONNECTIONS_MAX
+from peer.site.records.journal import chain_hash
 
 SENT: dict[str, Any] = {**TRANSFER, "bytes": 9}
 LIMIT_S = 20.0

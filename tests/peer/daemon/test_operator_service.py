@@ -17,12 +17,12 @@ from peer.daemon import operator_service
 from peer.daemon.dispatch import Daemon
 from peer.daemon.operator_service import OperatorService
 from peer.errors import DaemonDown, MembershipError, StateError
-from peer.identity.certificates import read_key
-from peer.membership.amendment import notice_to_base64
-from peer.membership.epoch_rules import Genesis
-from peer.membership.proposal import make
-from peer.membership.signatures import endorse_as_founder, sign_notice
-from peer.transport.control import ACTIONS, DOCUMENTS, ControlClient, ControlServer
+from peer.net.transport.control import ACTIONS, DOCUMENTS, ControlClient, ControlServer
+from peer.site.identity.certificates import read_key
+from peer.site.membership.amendment import notice_to_base64
+from peer.site.membership.epoch_rules import Genesis
+from peer.site.membership.proposal import make
+from peer.site.membership.signatures import endorse_as_founder, sign_notice
 
 HOURS_S = 7200.0
 

@@ -20,11 +20,11 @@ from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rules import Rules
 from peer.daemon.proofs import ClaimProofs
 from peer.errors import CertificateError
-from peer.identity import certificates
 from peer.methods.registry import PLANS
-from peer.records.journal import Journal
-from peer.transport.manifest import encode_manifest, sign_manifest, to_base64
-from peer.transport.round_proof import RoundClaim, sign_round
+from peer.net.transport.manifest import encode_manifest, sign_manifest, to_base64
+from peer.net.transport.round_proof import RoundClaim, sign_round
+from peer.site.identity import certificates
+from peer.site.records.journal import Journal
 
 FEDERATION = Sha256("fe" * 32)
 ASIA, EUROPE = SiteName("asia"), SiteName("europe")

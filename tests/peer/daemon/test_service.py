@@ -14,10 +14,10 @@ from peer.core.roster import SiteName
 from peer.core.worker_protocol import to_json
 from peer.daemon.service import DENIED_AGAIN_S, DENIED_ROWS_MAX
 from peer.errors import CertificateError, DiskError
-from peer.identity.certificates import key_digest
-from peer.records.ledger import Ledger
-from peer.transport.manifest import to_base64, verify_manifest
-from peer.transport.server import Refusal, Status
+from peer.net.transport.manifest import to_base64, verify_manifest
+from peer.net.transport.server import Refusal, Status
+from peer.site.identity.certificates import key_digest
+from peer.site.records.ledger import Ledger
 
 
 async def test_a_manifest_has_the_ledger_s_head_and_is_in_the_journal(site: SiteUnderTest) -> None:

@@ -13,7 +13,7 @@ from peer.core.epochs import Epochs
 from peer.core.limits import AMENDMENT_CALLS_BURST
 from peer.core.messages import AmendmentsReply, ChainHead, EvaluationResult, Unavailable
 from peer.core.roster import Sha256, SiteName
-from peer.transport.server import Refusal, Status
+from peer.net.transport.server import Refusal, Status
 
 DIGEST, AMERICA = Sha256("ab" * 32), SiteName("america")
 

@@ -12,8 +12,8 @@ from peer.core import events
 from peer.core.messages import EvaluationResult, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import to_json
-from peer.transport.server import Refusal, Status
-from peer.transport.wire import ArtifactRequest
+from peer.net.transport.server import Refusal, Status
+from peer.net.transport.wire import ArtifactRequest
 
 
 @pytest.fixture

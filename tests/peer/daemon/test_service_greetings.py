@@ -12,9 +12,9 @@ from peer.core.limits import PROTOCOL_VERSION
 from peer.core.messages import FEATURES, Hello, Manifest, Seen
 from peer.core.roster import Sha256, round_key_tag
 from peer.daemon.service import common_protocol
-from peer.transport.manifest import encode_manifest, sign_manifest
-from peer.transport.round_proof import RoundClaim, sign_round, verify_round
-from peer.transport.server import Refusal, Status
+from peer.net.transport.manifest import encode_manifest, sign_manifest
+from peer.net.transport.round_proof import RoundClaim, sign_round, verify_round
+from peer.net.transport.server import Refusal, Status
 
 
 def greeting(site: SiteUnderTest, **changes: Any) -> Hello:

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from peer.config.site_folder import SiteFolder, make_private
 from peer.core.limits import DESCRIPTORS_RESERVED
 from peer.daemon import startup
 from peer.daemon.startup import Options
 from peer.daemon.systemd_notify import notify
-from peer.demo.local_federation import LocalFederation
 from peer.errors import CertificateError, ConfigError, LockedError, PortInUse, StateError, UsageError
-from peer.records.journal import Journal
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.config.site_folder import SiteFolder, make_private
+from peer.site.records.journal import Journal
 
 pytestmark = pytest.mark.e2e
 

@@ -92,7 +92,7 @@ def heavy_order() -> commands.Train:
 
 
 def test_the_worker_is_the_real_one_unless_a_test_says_otherwise() -> None:
-    assert (sys.executable, "-P", "-m", "peer.training.worker") == WORKER
+    assert (sys.executable, "-P", "-m", "peer.train.worker") == WORKER
 
 
 async def test_one_worker_hears_the_setting_first_and_then_every_order(setup: WorkerSetup) -> None:

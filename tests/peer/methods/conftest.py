@@ -17,7 +17,7 @@ from peer.core.plan import Work
 from peer.core.seeds import derive
 from peer.methods.method import DAM, Batch, BuildContext, Method, Stage, StageContext, Term
 from peer.methods.registry import PLANS
-from peer.training.loop import Loop
+from peer.train.loop import Loop
 
 WORK = Work("step", 1, 0.01, weight_decay=0.1)
 """A weight decay that changes every parameter in an optimiser."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.data.adapters import prepared_folder
+from peer.train.data import prepared_folder
 
 SIDE = 16
 NOISE = 0.2

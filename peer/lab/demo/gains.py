@@ -1,0 +1,65 @@
+"""What joining gave each site: a method against training alone, and the share of the room it took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from peer.documents import DemoGain, DemoMethod
+from peer.lab.experiments.result_files import CENTRALISED
+from peer.lab.report.table import unit_of
+from peer.lab.statistics.room import Values, share_of_room
+
+TESTS = ("local", "global")
+
+
+def compare(methods: Mapping[str, DemoMethod], metric: str) -> dict[str, dict[str, DemoGain]]:
+    """By test and method, the mean gain over training alone, and the room where it was measured."""
+    return {test: {label: _compare(methods, label, test, metric) for label in joined(methods)} for test in TESTS}
+
+
+def conclude(methods: Mapping[str, DemoMethod], metric: str) -> str:
+    """One sentence for each method: what joining gave each site on its own test data."""
+    return " ".join(_conclude(methods, label, metric) for label in joined(methods))
+
+
+def joined(methods: Mapping[str, DemoMethod]) -> Iterator[str]:
+    """The methods by which sites train together."""
+    return (label for label in methods if label not in ("local", CENTRALISED))
+
+
+def _compare(methods: Mapping[str, DemoMethod], label: str, test: str, metric: str) -> DemoGain:
+    own, local = _values(methods[label], test), _values(methods["local"], test)
+    if CENTRALISED not in methods:
+        return {"gain": share_of_room(own, local, own).gain.difference}
+    share = share_of_room(own, local, _values(methods[CENTRALISED], test))
+    room = share.room.difference
+    has_room = room is not None and room >= unit_of(metric).room_min
+    return {"gain": share.gain.difference, "room": room, "share": share.share.value if has_room else None}
+
+
+def _values(method: DemoMethod, test: str) -> Values:
+    return {0: {site: figures[f"{test}_test"] for site, figures in method["sites"].items()}}
+
+
+def _conclude(methods: Mapping[str, DemoMethod], label: str, metric: str) -> str:
+    unit = unit_of(metric)
+    factor, point, digits = unit.point
+    local, own = methods["local"]["sites"], methods[label]["sites"]
+    differences = ", ".join(
+        f"{site} {_difference(own[site]['local_test'], local[site]['local_test'], unit.digits)}" for site in own
+    )
+    sentence = f"Joining by {label} gave {differences} of {unit.name} on each site's own test data"
+    gain = _compare(methods, label, "local", metric)
+    if gain["gain"] is None:
+        return f"{sentence}."
+    mean, room = f"{factor * gain['gain']:.{digits}f}", gain.get("room")
+    if room is None:
+        return f"{sentence}: on average {mean} {point}."
+    bound = f"{factor * room:.{digits}f}"
+    if gain.get("share") is None:
+        return f"{sentence}: on average {mean} {point}; pooling all data gives {bound}, so there is hardly any room."
+    return f"{sentence}: on average {mean} of the {bound} {point} that pooling all data gives."
+
+
+def _difference(value: float | None, base: float | None, digits: int) -> str:
+    return "–" if value is None or base is None else f"{value - base:+.{digits}f}"

@@ -1,0 +1,154 @@
+"""The demonstration's picture: one HTML page without external resources.
+
+It shows each site's learning curves, and which models each site hosted in every round.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from peer.documents import DemoResult
+from peer.lab.demo import gains
+from peer.lab.experiments.result_files import CENTRALISED
+from peer.lab.report import plotting
+from peer.lab.report.plotting import CLASS_COLOURS, INK, MARKERS, RULE, ReportFigure, Style
+from peer.lab.report.table import unit_of
+from peer.site.config.site_folder import write_atomically
+from peer.web_page import STYLE
+
+PANEL_INCHES = (3.6, 2.2)
+"""Width and height of a site's panel, which a screen of 400 pixels shows at its full size."""
+ROUND_INCHES = 0.21
+"""Width of a round in the figure of visits."""
+MARKER_ROWS_INCHES = 0.19
+"""Height of a visitor's marker."""
+LAYOUT = """
+body { max-width: 52rem; overflow-wrap: anywhere; }
+.panels { display: flex; flex-wrap: wrap; gap: 0 1.5rem; }
+.panels figure { margin: .5rem 0; max-width: 100%; }
+.conclusion { font-size: 1.1rem; }
+.key span { white-space: nowrap; margin-right: 1rem; }
+"""
+
+
+def write(document: DemoResult, path: Path) -> None:
+    """Draw the page of a finished demonstration."""
+    styles = plotting.assign_styles({label: label for label in document["methods"]})
+    with plotting.plot_style():
+        panels = [_learning(document, site, styles) for site in _sites(document)]
+        visits = [_visits(document, label) for label in gains.joined(document["methods"])]
+    lines = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>mhfl-peer demo: {html.escape(document['study'])}</title>",
+        f"<style>\n{STYLE.read_text('utf-8')}{LAYOUT}</style>\n</head>\n<body>",
+        f"<h1>{html.escape(document['title'])}</h1>",
+        f'<p class="conclusion">{html.escape(document["conclusion"])}</p>',
+        "<h2>Learning curves</h2>",
+        f'<p class="key">{"".join(_key(document, styles))}</p>',
+        f'<div class="panels">{"".join(map(_figure, panels))}</div>',
+        f'<p class="note">Each site\'s model on its own test data after every round.{_bound_note(document)}</p>',
+        "<h2>Visits</h2>",
+        *map(_figure, visits),
+        "</body>\n</html>\n",
+    ]
+    write_atomically(path, "\n".join(lines).encode(), 0o644)
+
+
+def _sites(document: DemoResult) -> list[str]:
+    return sorted(document["methods"]["local"]["sites"])
+
+
+def _name(label: str) -> str:
+    return "pooled bound" if label == CENTRALISED else label
+
+
+def _key(document: DemoResult, styles: Mapping[str, Style]) -> Iterator[str]:
+    for label in document["methods"]:
+        line = "┅┅" if label == CENTRALISED else "━━"
+        yield f'<span><b style="color:{styles[label].colour}">{line}</b> {html.escape(_name(label))}</span>'
+
+
+def _bound_note(document: DemoResult) -> str:
+    if CENTRALISED not in document["methods"]:
+        return ""
+    return " Dashed: the pooled bound, the same network trained as long on the data of all sites; no federation."
+
+
+def _figure(figure: ReportFigure) -> str:
+    caption = f"<figcaption>{html.escape(figure.caption)}</figcaption>" if figure.caption else ""
+    return f'<figure>\n<p class="name">{html.escape(figure.title)}</p>{figure.inline}{caption}\n</figure>'
+
+
+def _learning(document: DemoResult, site: str, styles: Mapping[str, Style]) -> ReportFigure:
+    """One site's Local Test over the rounds, alone and by each method; the pooled bound as a line."""
+    unit = unit_of(document["metric"])
+    figure, ((axes,),) = plotting.new_figure(*PANEL_INCHES)
+    every_value = [value for method in document["methods"].values() for value in _values(method)]
+    span = max(every_value) - min(every_value)
+    for label, method in document["methods"].items():
+        figures = method["sites"][site]
+        if label == CENTRALISED:
+            if figures["local_test"] is not None:
+                axes.axhline(figures["local_test"], color=styles[label].colour, linewidth=1.6, linestyle="--")
+            continue
+        rounds = [int(round) for round in figures["curve"]]
+        axes.plot(rounds, list(figures["curve"].values()), color=styles[label].colour, linewidth=2.0)
+    axes.set_ylim(min(every_value) - 0.05 * span, max(every_value) + 0.05 * span)
+    axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+    axes.set_xlabel("round")
+    axes.set_ylabel(f"Local Test {unit.axis}")
+    model = document["methods"]["local"]["sites"][site]["model"]
+    return plotting.render(figure, name=f"learning-{site}", title=f"{site} ({model})", caption="")
+
+
+def _values(method: Mapping[str, Any]) -> Iterator[float]:
+    for figures in method["sites"].values():
+        yield from figures["curve"].values()
+        if figures["local_test"] is not None:
+            yield figures["local_test"]
+
+
+def _visits(document: DemoResult, label: str) -> ReportFigure:
+    """Which sites' models each site had in each round, a row a host, a column a round."""
+    sites, hosts = _sites(document), document["methods"][label]["sites"]
+    rounds, in_cell = document["size"]["rounds"], 1
+    for figures in hosts.values():
+        in_cell = max(in_cell, *(len(origins) for origins in figures["received_from"].values()), 1)
+    row = in_cell + 0.6
+    height = 0.75 + MARKER_ROWS_INCHES * row * len(sites)
+    figure, ((axes,),) = plotting.new_figure(max(2.0, 1.0 + ROUND_INCHES * rounds), height)
+    points: dict[str, list[tuple[int, float]]] = {site: [] for site in sites}
+    for index, host in enumerate(sites):
+        for round, origins in hosts[host]["received_from"].items():
+            for position, origin in enumerate(origins):
+                points[origin].append((int(round), index * row + position + (in_cell - len(origins)) / 2))
+        if index:
+            axes.axhline(index * row - 0.8, color=RULE, linewidth=0.6)
+    for index, site in enumerate(sites):
+        axes.scatter(
+            [x for x, _ in points[site]],
+            [y for _, y in points[site]],
+            s=62,
+            marker=MARKERS[index % len(MARKERS)],
+            color=CLASS_COLOURS[index % len(CLASS_COLOURS)],
+            edgecolors=INK,
+            linewidths=0.4,
+            label=site,
+        )
+    axes.grid(visible=False)
+    axes.set_yticks([index * row + (in_cell - 1) / 2 for index in range(len(sites))], sites)
+    axes.set_ylim(len(sites) * row - 0.8, -0.8)
+    axes.set_xlim(0.4, rounds + 0.6)
+    axes.xaxis.get_major_locator().set_params(integer=True, nbins=8)
+    axes.set_xlabel("round")
+    figure.legend(loc="outside upper center", ncols=min(4, len(sites)), handletextpad=0.1, columnspacing=0.9)
+    return plotting.render(
+        figure,
+        name=f"visits-{label}",
+        title=f"{label}: whose models each site had in each round",
+        caption="A row is a site, a marker the model (or part of one) of another site that trained there.",
+    )

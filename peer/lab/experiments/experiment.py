@@ -1,0 +1,575 @@
+"""``EXPERIMENT.toml``: methods, networks, partitions, links, folds and seeds. Each combination is a
+run.
+
+``Experiment.load`` checks the whole file before any run is trained, and without torch. For a wrong
+key it raises a ``ConfigError`` that names the file, the dotted key and the remedy.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, model_validator
+
+from models.spec import HYPER, hyper_problem, installed_model
+from peer.core.plan import Plan, Wire
+from peer.core.roster import site_name
+from peer.core.tasks import METRICS, MINOR, ROWS_COLUMNS
+from peer.lab.datasets import DATASETS, installed_datasets
+from peer.lab.experiments.result_files import CENTRALISED, UNDISTURBED
+from peer.lab.partition.divide import rule
+from peer.lab.partition.groups import SUBJECT
+from peer.methods.registry import find_plan, method_names
+from peer.site.config import toml
+from peer.site.config.schema import NamedParameters, TaskConfig
+from peer.site.config.site_tables import TrainingConfig
+from peer.site.config.toml import Count, Loose, Share, StrictTable, key_problem, suggestion
+
+ValidationShare = Annotated[float, Field(ge=0, lt=1)]
+
+EVERY_SITE = "*"
+LEFT_OUT = "leave-out-"
+"""Begins the name of the links of a federation without one site, which is then tested on."""
+Act = Literal["signs", "random", "scale", "replacement", "zero", "samples", "steps"]
+"""What an insider does with the artifacts that it sends; see ``peer.lab.experiments.insider``."""
+PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9+_.-]*")
+"""Names of partitions, models, methods and links: they become parts of the names of runs' folders.
+"""
+
+
+class ExperimentData(StrictTable):
+    """The samples of the experiment, and how every site reads them.
+
+    ``dataset`` names a data set that `data prepare` knows, with its ``options``; ``source`` is the
+    folder of an unpacked public set. ``pool`` is a datalist, or a folder of one datalist a site.
+    Paths are relative to the experiment's file. ``subject`` is the key whose equal values stay on
+    one side of training and test, and at one site. ``duplicates`` decides about images with equal
+    content: ``refuse`` raises an error where they leak, ``drop`` keeps one of them. ``part`` is
+    ``tuning`` for every third subject, ``reported`` for the others. ``validation_shares`` has the
+    shares of single sites; every other site has ``validation_share``.
+    """
+
+    dataset: str | None = None
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    source: str | None = None
+    pool: str | None = None
+    subject: Annotated[str, Field(min_length=1)] = SUBJECT
+    duplicates: Literal["refuse", "drop"] = "refuse"
+    part: Literal["all", "reported", "tuning"] = "all"
+    input_size: Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)] | None = None
+    input_sizes: dict[str, Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)]] = Field(
+        default_factory=dict
+    )
+    scales: dict[str, Literal[2, 4, 8]] = Field(default_factory=dict)
+    regions: bool = False
+    public: str | None = None
+    normalise: Literal["none", "zscore", "unit"] = "none"
+    cache: Literal["memory", "disk", "none"] = "memory"
+    validation_share: ValidationShare = 0.0
+    validation_shares: dict[str, ValidationShare] = Field(default_factory=dict)
+    augmentation: dict[str, float] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.dataset is None) == (self.pool is None):
+            raise key_problem("dataset", "name either a dataset or a pool")
+        if self.dataset is not None and self.dataset not in (known := {*DATASETS, *installed_datasets()}):
+            raise key_problem("dataset", f"unknown data set {self.dataset!r}{suggestion(self.dataset, known)}")
+        if (self.input_size is None) == (not self.input_sizes):
+            raise key_problem("input_size", "give one for all sites, or input_sizes by site")
+        return self
+
+
+class Partition(StrictTable):
+    """How the pool is divided among sites; further keys are the options of the kind.
+
+    ``test_share`` replaces the experiment's, so that partitions can differ in the number of training
+    samples alone.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, JsonValue]
+
+    kind: str
+    sites: Annotated[tuple[str, ...], Loose, Field(min_length=1)]
+    test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+
+class EpochChange(StrictTable):
+    """Who joins before a round, and whose last round was the one before it, by leaving or by expulsion."""
+
+    from_round: Annotated[int, Field(ge=2)]
+    add: Annotated[tuple[str, ...], Loose] = ()
+    leave: Annotated[tuple[str, ...], Loose] = ()
+    expel: Annotated[tuple[str, ...], Loose] = ()
+
+
+class Links(StrictTable):
+    """Failures: the probability that a directed link is down in a round, missing sites, and an
+    insider: a site that trains as the others do and plays an act with what it sends.
+
+    ``epochs`` say who joins and leaves when; a site that they add is none of the genesis.
+    ``methods`` are the rows that are run under these links; by default all.
+    """
+
+    loss: Share = 0.0
+    removed: Annotated[tuple[str, ...], Loose] = ()
+    insider: str | None = None
+    act: Act | None = None
+    epochs: Annotated[tuple[EpochChange, ...], Loose] = ()
+    methods: Annotated[tuple[str, ...], Loose] = ()
+
+    @model_validator(mode="after")
+    def _insider_acts(self) -> Self:
+        if (self.insider is None) != (self.act is None):
+            raise key_problem("insider", "an insider has an act, and an act an insider; give both or none")
+        if self.insider in self.removed:
+            raise key_problem("insider", f"{self.insider!r} is removed")
+        return self
+
+    @model_validator(mode="after")
+    def _epochs_follow(self) -> Self:
+        rounds = [change.from_round for change in self.epochs]
+        if rounds != sorted(rounds):
+            raise key_problem("epochs", f"from_round never falls, and does in {rounds}")
+        added, gone = list[str](), list[str]()
+        for number, change in enumerate(self.epochs):
+            added += change.add
+            for name in (*change.leave, *change.expel):
+                if name in gone:
+                    raise key_problem(f"epochs[{number}]", f"{name!r} is gone already")
+                gone.append(name)
+            if again := next((name for name in change.add if added.count(name) > 1 or name in gone), None):
+                raise key_problem(f"epochs[{number}].add", f"{again!r} was a member before: no name is used twice")
+        if removed := sorted({*added, *gone} & set(self.removed)):
+            raise key_problem("epochs", f"{removed[0]!r} is removed")
+        return self
+
+    @property
+    def newcomers(self) -> tuple[str, ...]:
+        """The sites that join later."""
+        return tuple(name for change in self.epochs for name in change.add)
+
+
+class Budget(StrictTable):
+    """The same work for all methods: optimiser steps a round of the evaluated network, at one
+    learning rate and one weight decay.
+
+    Stages that only distil, decide or fit a head take ``minor_steps``. With ``paper = true`` every method takes
+    the stages of its paper, and the keys that its row has under ``paper``.
+    """
+
+    steps: Count = 20
+    minor_steps: Count = 5
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    paper: bool = False
+
+
+class MethodSettings(StrictTable):
+    """A row of the tables: a method with parameters.
+
+    ``method`` is by default the row's label. ``package`` is the installed package that provides the
+    method, as in federation.toml. ``stages`` override the budget always, ``paper`` only with the
+    budget's ``paper = true``; ``paper_batch_size`` then replaces that of [training]. ``staleness`` is that of
+    [schedule] in federation.toml.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, JsonValue]
+
+    method: str = ""
+    package: str | None = None
+    models: Annotated[tuple[str, ...], Loose] = ()
+    stages: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    paper: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    paper_batch_size: Count | None = None
+    staleness: Literal[0, 1] = 0
+    shared_model: NamedParameters | None = None
+
+
+class Reference(StrictTable):
+    """The published table beside which the report shows ours; for the paper's data set only."""
+
+    paper: str
+    table: str
+    dataset: str
+    setting: str | None = None
+
+
+class NotRun(StrictTable):
+    """A method of the paper that is not implemented here; the report shows it as published."""
+
+    method: str
+    reason: str
+
+
+class Experiment(StrictTable):
+    """The content of the file; ``load`` reads it."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
+    title: str = ""
+    description: str = ""
+    differs: str = ""
+    rounds: Count
+    seeds: Annotated[tuple[int, ...], Loose, Field(min_length=1)] = (0,)
+    folds: Annotated[int, Field(ge=0)] = 0
+    test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    classes_min: Count | None = None
+    evaluation_every: Annotated[int, Field(ge=0)] = 0
+    leave_one_site_out: bool = False
+    schedule: Literal["permutation", "derangement", "ring"] = "permutation"
+    fallback: Literal["self", "stale"] = "self"
+    weighting: Literal["uniform", "samples"] = "uniform"
+    wire: Wire = "float32"
+    round_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    task: TaskConfig
+    data: ExperimentData
+    training: TrainingConfig = TrainingConfig(device="cpu")
+    budget: Budget = Budget()
+    partitions: Annotated[dict[str, Partition], Field(min_length=1)]
+    models: Annotated[dict[str, dict[str, NamedParameters]], Field(min_length=1)]
+    proxy: NamedParameters | None = None
+    messenger: NamedParameters | None = None
+    methods: Annotated[dict[str, MethodSettings], Field(min_length=1)]
+    links: dict[str, Links] = Field(default_factory=dict)
+    reference: Reference | None = None
+    not_run: Annotated[tuple[NotRun, ...], Loose] = ()
+
+    _path: Path = PrivateAttr(Path("experiment.toml"))
+    _document: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> Experiment:
+        """Read an experiment's file; ``ConfigError`` when it cannot be read or is wrong."""
+        document = toml.read_extended(path)
+        experiment = toml.validate(cls, document, str(path))
+        experiment._path, experiment._document = path, document
+        for name, partition in experiment.partitions.items():
+            rule(partition.kind, partition.sites, partition.__pydantic_extra__, where=f"{path}: partitions.{name}")
+        return experiment
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def text(self) -> str:
+        """The text of the experiment's file; one that extends another file is written out whole."""
+        own = toml.read(self._path)
+        return toml.text(self._document) if "extends" in toml.parse(own, str(self._path)) else own
+
+    @property
+    def metric(self) -> str:
+        return METRICS[self.task.kind][0]
+
+    @property
+    def links_by_name(self) -> dict[str, Links]:
+        """The settings of the links by name, the undisturbed federation first."""
+        left_out = {name: Links(removed=(site,)) for name, site in self.left_out_by_links.items()}
+        return {UNDISTURBED: Links(), **self.links, **left_out}
+
+    @property
+    def left_out_by_links(self) -> dict[str, str]:
+        """By the name of the links, the site that is left out to be tested on; see
+        ``leave_one_site_out``.
+        """
+        sites = sorted({site for partition in self.partitions.values() for site in partition.sites})
+        return {f"{LEFT_OUT}{site}": site for site in sites} if self.leave_one_site_out else {}
+
+    def plan(self, label: str) -> Plan:
+        return find_plan(self.method_name(label), self.methods[label].package)
+
+    def method_name(self, label: str) -> str:
+        """The method of a row; the pooled bound trains as ``local`` does."""
+        name = self.methods[label].method or label
+        return "local" if name == CENTRALISED else name
+
+    def is_centralised(self, label: str) -> bool:
+        """Whether the row is the pooled bound: training on the data of all sites together."""
+        return (self.methods[label].method or label) == CENTRALISED
+
+    def test_share_of(self, partition: str) -> float | None:
+        """The share of each site's samples that is held out in a partition; None: the data's split."""
+        own = self.partitions[partition].test_share
+        return self.test_share if own is None else own
+
+    def model(self, network_set: str, site: str) -> NamedParameters:
+        models = self.models[network_set]
+        return models[site] if site in models else models[EVERY_SITE]
+
+    def has_one_network(self, network_set: str, partition: str) -> bool:
+        """Whether all sites of a partition have the same network."""
+        specs = [self.model(network_set, site).model_dump() for site in self.partitions[partition].sites]
+        return all(spec == specs[0] for spec in specs)
+
+    def reason_without_runs(self, partition: str, network_set: str, label: str) -> str:
+        """Why a row has no run in a partition with these networks; empty where it has."""
+        allowed_sets = self.methods[label].models
+        if allowed_sets and network_set not in allowed_sets:
+            return f"only for {', '.join(allowed_sets)}"
+        if self.plan(label).shared == "itself" and not self.has_one_network(network_set, partition):
+            return "needs one network for all sites"
+        return ""
+
+    def rows_without_runs(self) -> Iterator[tuple[str, str, str, str]]:
+        """Partition, set of networks, row and reason of everything that is left out."""
+        for partition, network_set, label in itertools.product(self.partitions, self.models, self.methods):
+            if reason := self.reason_without_runs(partition, network_set, label):
+                yield partition, network_set, label, reason
+
+    def missing_modules(self) -> Iterator[tuple[str, str]]:
+        """Network classes of other packages (package.module:Class) that are not installed here, with the key."""
+        for network_set, networks in self.models.items():
+            for site, network in networks.items():
+                module, colon, _ = network.name.partition(":")
+                if colon and importlib.util.find_spec(module.partition(".")[0]) is None:
+                    yield f"models.{network_set}.{site}", module.partition(".")[0]
+
+    def combinations(self) -> Iterator[tuple[str, str, str, str]]:
+        """Partition, set of networks, links and row of every federation; each is run for all folds
+        and seeds.
+
+        A method that requires the same network at all sites is left out where the networks differ.
+        """
+        for partition, network_set, label, links in itertools.product(
+            self.partitions, self.models, self.methods, self.links_by_name
+        ):
+            plan = self.plan(label)
+            if self.reason_without_runs(partition, network_set, label):
+                continue
+            if (chosen := self.links_by_name[links].methods) and label not in chosen:
+                continue
+            if (left_out := self.left_out_by_links.get(links)) is not None and (
+                left_out not in self.partitions[partition].sites
+                or (plan.pattern == "none" and not self.is_centralised(label))
+            ):
+                continue  # a site that trains alone has the same model without the other site
+            if self.is_centralised(label) and self.links_by_name[links].epochs:
+                continue  # the pooled bound has no members that come and go
+            if links != UNDISTURBED and plan.pattern == "none" and not self.links_by_name[links].removed:
+                continue  # the method sends nothing, so that lost links change nothing
+            yield partition, network_set, links, label
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.training.processes > 1:
+            raise key_problem("training.processes", "a run trains in one process; `--jobs` has several runs at a time")
+        for label, method in self.methods.items():
+            self._check_method(label, method)
+        for kind in ("partitions", "models", "methods", "links"):
+            for name in getattr(self, kind):
+                if not PART.fullmatch(name):
+                    raise key_problem(kind, f"{name!r} names folders: letters, digits, and + _ . - after the first")
+        for name, partition in self.partitions.items():
+            for site in partition.sites:
+                try:
+                    site_name(site)
+                except ValueError as error:
+                    raise key_problem(f"partitions.{name}.sites", str(error)) from None
+                for network_set, models in self.models.items():
+                    if site not in models and EVERY_SITE not in models:
+                        raise key_problem(
+                            f"models.{network_set}", f"has no network for {site!r}, and none for {EVERY_SITE!r}"
+                        )
+                if self.data.input_sizes and site not in self.data.input_sizes:
+                    raise key_problem("data.input_sizes", f"has none for {site!r}")
+        sites = {site for partition in self.partitions.values() for site in partition.sites}
+        for name, links in self.links.items():
+            moving = [name for change in links.epochs for name in (*change.add, *change.leave, *change.expel)]
+            insider = (links.insider,) if links.insider else ()
+            for key, named in (("removed", links.removed), ("insider", insider), ("epochs", moving)):
+                for site in sorted(set(named) - sites):
+                    raise key_problem(f"links.{name}.{key}", f"{site!r} is no site{suggestion(site, sites)}")
+            if links.epochs and links.epochs[-1].from_round > self.rounds:
+                raise key_problem(f"links.{name}.epochs", f"begin after the last round ({self.rounds})")
+            for label in links.methods:
+                if label not in self.methods:
+                    raise key_problem(
+                        f"links.{name}.methods", f"no such row {label!r}{suggestion(label, self.methods)}"
+                    )
+            fixed = [label for label in links.methods or self.methods if self.plan(label).fixed_sites]
+            if links.newcomers and fixed:
+                raise key_problem(f"links.{name}.methods", f"{fixed[0]} has no place for a site that joins later")
+        for name, models in self.models.items():
+            for site in sorted(models.keys() - sites - {EVERY_SITE}):
+                raise key_problem(f"models.{name}", f"{site!r} is no site{suggestion(site, sites)}")
+        for name in ("scales", "input_sizes", "validation_shares"):
+            for site in sorted(getattr(self.data, name).keys() - sites):
+                raise key_problem(f"data.{name}", f"{site!r} is no site{suggestion(site, sites)}")
+        self._check_networks()
+        if len(set(self.seeds)) < len(self.seeds):
+            raise key_problem("seeds", "one is there twice: both would be the same run")
+        if self.leave_one_site_out and any(len(partition.sites) < 3 for partition in self.partitions.values()):
+            raise key_problem("leave_one_site_out", "needs three sites in every partition: one is left out, two train")
+        for name in self.left_out_by_links.keys() & self.links.keys():
+            raise key_problem(f"links.{name}", "is what leave_one_site_out calls its runs; give another name")
+        if UNDISTURBED in self.links:
+            raise key_problem(f"links.{UNDISTURBED}", "is the name of the undisturbed federation; give another")
+        for name, count in Counter(map(".".join, self.combinations())).items():
+            if count > 1:
+                raise key_problem(
+                    "partitions", f"two federations would both be called {name!r}; use fewer dots in names"
+                )
+        if self.folds == 1:
+            raise key_problem("folds", "one fold has nothing to train on; 0 takes the data's own split or test_share")
+        shares = {f"partitions.{name}.test_share": part.test_share for name, part in self.partitions.items()}
+        for key, share in {"test_share": self.test_share, **shares}.items():
+            if self.folds and share is not None:
+                raise key_problem(key, "folds decide already what is tested on")
+        return self
+
+    def _check_networks(self) -> None:
+        """Check names and hyper-parameters of our own networks; packages check theirs."""
+        networks: dict[str, NamedParameters | None] = {"proxy": self.proxy, "messenger": self.messenger}
+        for name, models in self.models.items():
+            networks |= {f"models.{name}.{site}": model for site, model in models.items()}
+        networks |= {f"methods.{label}.shared_model": row.shared_model for label, row in self.methods.items()}
+        for where, model in networks.items():
+            if model is None or "." in model.name or ":" in model.name:
+                continue
+            hyper = dict(model.__pydantic_extra__)
+            if model.name not in HYPER and installed_model(model.name):
+                continue
+            if model.name not in HYPER:
+                raise key_problem(where, f"unknown network {model.name!r}{suggestion(model.name, HYPER)}")
+            for key in sorted(hyper.keys() - HYPER[model.name]):
+                raise key_problem(f"{where}.{key}", f"unknown key{suggestion(key, HYPER[model.name])}")
+            if (problem := hyper_problem(model.name, hyper)) is not None:
+                raise key_problem(where, problem)
+
+    def _check_method(self, label: str, method: MethodSettings) -> None:
+        name = method.method or label
+        if method.package is None and name not in (known := {*method_names(), CENTRALISED}):
+            raise key_problem(f"methods.{label}", f"unknown method {name!r}{suggestion(name, known)}")
+        plan = self.plan(label)
+        for parameter, reason in plan.problems(method.__pydantic_extra__):
+            unknown = f"unknown key{suggestion(parameter, plan.parameters)}"
+            raise key_problem(f"methods.{label}.{parameter}", unknown if reason == "unknown" else reason)
+        for key, stages in (("stages", method.stages), ("paper", method.paper)):
+            for stage in stages.keys() - plan.stages.keys():
+                raise key_problem(f"methods.{label}.{key}.{stage}", f"unknown stage{suggestion(stage, plan.stages)}")
+        for network_set in method.models:
+            if network_set not in self.models:
+                raise key_problem(
+                    f"methods.{label}.models", f"no such set {network_set!r}{suggestion(network_set, self.models)}"
+                )
+        if plan.public and self.data.public is None:
+            raise key_problem(f"methods.{label}", "needs [data] public: the datalist of its public set of images")
+        parameters = plan.defaults() | method.__pydantic_extra__
+        if method.staleness and (problem := plan.staleness_problem(parameters)) is not None:
+            raise key_problem(f"methods.{label}.staleness", f"{name} {problem}; leave it out")
+        if self.task.kind in plan.not_for:
+            raise key_problem(f"methods.{label}", f"{name} is not defined for {self.task.kind}")
+        if (plan.artifact, plan.shared) == ("proxy", "beside") and self.proxy is None and method.shared_model is None:
+            raise key_problem(f"methods.{label}", "needs the table [proxy]: the small network that all sites share")
+
+    # --- the documents of one federation ---------------------------------------------------------------------------
+    def federation_text(self, label: str, network_set: str, sites: Sequence[str], *, seed: int) -> str:
+        """The text of ``federation.toml`` for one federation, as daemons read it."""
+        draft = self.federation_draft(label, network_set, sites[0], seed=seed)
+        return toml.text({**draft, "site": [{"name": site} for site in sites]})
+
+    def federation_draft(self, label: str, network_set: str, site: str, *, seed: int) -> dict[str, Any]:
+        """``federation.toml`` as a document without a roster.
+
+        Where the method requires one network for all sites, it is the network of ``site``.
+        """
+        method = self.methods[label]
+        package = {} if method.package is None else {"package": method.package}
+        document: dict[str, Any] = {
+            "name": self.name,
+            "description": self.title,
+            "rounds": self.rounds,
+            "seed": seed,
+            "evaluation_every": self.evaluation_every,
+            **({} if self.weighting == "uniform" else {"weighting": self.weighting}),
+            **({} if self.wire == "float32" else {"wire": self.wire}),
+            **({"image_axes": ROWS_COLUMNS} if self.task.spatial_dims > 1 else {}),
+            "task": self.task.model_dump(),
+            "method": {"name": self.method_name(label), **package, **method.__pydantic_extra__},
+        }
+        if stages := self.stages(label):
+            document["stages"] = stages
+        if self.plan(label).pattern != "visit":  # visits are always along a ring
+            document["schedule"] = {"kind": self.schedule, **({"staleness": 1} if method.staleness else {})}
+        if "aggregate" not in self.plan(label).phases:
+            document["fallback"] = {"kind": self.fallback}
+        if (shared := self._shared_model(label, network_set, site)) is not None:
+            document["shared_model"] = shared
+        return document
+
+    def stages(self, label: str) -> dict[str, dict[str, Any]]:
+        """The work of each stage: the budget's or the paper's, overridden by the row's own keys."""
+        method, budget = self.methods[label], self.budget
+        work: dict[str, dict[str, Any]] = {}
+        for stage in self.plan(label).stages:
+            equal = {
+                "unit": "step",
+                "count": budget.minor_steps if stage in MINOR else budget.steps,
+                "learning_rate": budget.learning_rate,
+                "weight_decay": budget.weight_decay,
+            }
+            base = method.paper.get(stage, {}) if budget.paper else equal
+            if keys := base | method.stages.get(stage, {}):
+                work[stage] = keys
+        return work
+
+    def batch_size(self, label: str) -> int:
+        """The samples in a batch: [training]'s, or with ``paper = true`` the row's own."""
+        own = self.methods[label].paper_batch_size if self.budget.paper else None
+        return self.training.batch_size if own is None else own
+
+    def _shared_model(self, label: str, network_set: str, site: str) -> dict[str, Any] | None:
+        method, plan = self.methods[label], self.plan(label)
+        shared = method.shared_model
+        if shared is None and plan.shared == "itself":
+            shared = self.model(network_set, site)
+        elif shared is None and plan.artifact in ("proxy", "messenger"):
+            shared = self.proxy if plan.artifact == "proxy" else self.messenger
+        return None if shared is None else shared.model_dump()
+
+    def site_text(
+        self,
+        site: str,
+        network_set: str,
+        label: str,
+        *,
+        datalist: str = "datalist.json",
+        root: str | None,
+        regions: str | None,
+    ) -> str:
+        """The text of one site's ``site.toml``; paths in its datalist are relative to ``root``."""
+        model, hyper = self.model(network_set, site), dict(self.model(network_set, site).__pydantic_extra__)
+        layers: dict[str, Any] = {key: hyper.pop(key) for key in ("features", "head") if key in hyper}
+        data = self.data
+        data_keys: dict[str, Any] = {
+            "datalist": datalist,
+            "root": root,
+            "input_size": list(data.input_sizes.get(site, data.input_size) or ()),
+            "normalise": data.normalise,
+            "validation_share": data.validation_shares.get(site, data.validation_share),
+            "cache": data.cache if data.cache != "memory" else None,
+            "scale": data.scales.get(site),
+            "regions": regions,
+            "public": None if self.data.public is None else str((self.path.parent / self.data.public).resolve()),
+            "augmentation": data.augmentation or None,
+        }
+        document = {
+            "data": data_keys,
+            "model": {"name": model.name, **layers, "parameters": hyper},
+            "training": self.training.model_dump() | {"batch_size": self.batch_size(label)},
+            "egress": {"training_set_size": True if self.weighting == "samples" else None},
+        }
+        return toml.text(
+            {
+                name: {key: value for key, value in table.items() if value is not None}
+                for name, table in document.items()
+                if any(value is not None for value in table.values())
+            }
+        )

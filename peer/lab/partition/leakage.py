@@ -1,0 +1,99 @@
+"""Leaks: subjects or images that are both in training and test data, or at two sites."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+from peer.errors import DataError
+from peer.lab.partition.groups import SUBJECT, Entry, image_names
+from peer.train.data.datalist import named
+
+SiteSplit: TypeAlias = tuple[str, str]
+"""Site and split."""
+Sites: TypeAlias = Mapping[str, Mapping[str, Sequence[Entry]]]
+"""The entries by site and split."""
+
+
+def leaks(sites: Sites, root: Path, *, across_sites: bool = True, by: str = SUBJECT) -> list[str]:
+    """Find the subjects and images that are in two splits: a line for each pair of splits, empty if
+    none.
+
+    Two splits of one or two sites must not share a subject or an image; images are compared by the
+    SHA-256 of their bytes.
+
+    Args:
+        sites: entries by site and split; subjects' names mean the same person everywhere.
+        across_sites: False where sites share samples by design, as at several resolutions. Then the
+            same split of two sites may share samples, but no site may train on test samples of
+            another.
+
+    Raises:
+        DataError: an image cannot be read.
+    """
+    subjects: dict[str, set[SiteSplit]] = {}
+    files: dict[Path, set[SiteSplit]] = {}
+    for site, splits in sites.items():
+        for split, entries in splits.items():
+            for entry in entries:
+                if (subject := entry.get(by)) is not None:
+                    subjects.setdefault(str(subject), set()).add((site, split))
+                for name in image_names(entry):
+                    files.setdefault(root / name, set()).add((site, split))
+    order = {(site, split): rank for rank, (site, split) in enumerate((s, t) for s in sites for t in sites[s])}
+    return [
+        *_describe(f"{by}s", subjects.items(), order, across_sites),
+        *_describe("images with the same content", _contents(files), order, across_sites),
+    ]
+
+
+def _contents(files: Mapping[Path, set[SiteSplit]]) -> list[tuple[str, set[SiteSplit]]]:
+    """The names of all files with the same content, and the splits that have any of them."""
+    sizes: dict[int, list[Path]] = {}
+    contents: dict[str, list[Path]] = {}
+    try:
+        stats = {path: path.stat() for path in files}
+        for path, stat in stats.items():
+            sizes.setdefault(stat.st_size, []).append(path)
+        for paths in sizes.values():
+            for path in paths:
+                # Files of different sizes differ in content, so that most files need not be read.
+                digest = _sha256(path, stats[path].st_mtime_ns) if len(paths) > 1 else str(path)
+                contents.setdefault(digest, []).append(path)
+    except OSError as error:
+        raise DataError(
+            f"image {error.filename} cannot be read: {error.strerror}", "correct the datalist or its root"
+        ) from error
+    return [
+        (" = ".join(sorted(map(str, paths))), set().union(*(files[path] for path in paths)))
+        for paths in contents.values()
+    ]
+
+
+@cache
+def _sha256(path: Path, changed_ns: int) -> str:
+    """The digest, cached: each fold of each seed needs it. A changed file is read again."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _describe(
+    category: str,
+    splits_by_name: Iterable[tuple[str, set[SiteSplit]]],
+    order: Mapping[SiteSplit, int],
+    across_sites: bool,
+) -> list[str]:
+    """One line for each pair of splits that share something and must not."""
+    shared: dict[tuple[SiteSplit, SiteSplit], list[str]] = {}
+    for name, site_splits in splits_by_name:
+        for first, second in itertools.combinations(sorted(site_splits, key=order.__getitem__), 2):
+            if across_sites or first[1] != second[1]:
+                shared.setdefault((first, second), []).append(name)
+    return [
+        f"{category} in {' and '.join(f'{split} of {site}' for site, split in pair)}: {named(sorted(names))}"
+        for pair, names in sorted(shared.items(), key=lambda item: [order[site_split] for site_split in item[0]])
+    ]

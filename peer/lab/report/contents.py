@@ -1,0 +1,444 @@
+"""The sections of a report, in order: results, data, diagnoses, costs, reproduction."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from peer.core.tasks import CLASSIFYING, METRICS
+from peer.lab.experiments.result_files import UNDISTURBED
+from peer.lab.report import (
+    bars,
+    calibration,
+    coming_and_going,
+    comparison,
+    confidence,
+    costs,
+    curves,
+    gain_by_setting,
+    heatmaps,
+    insiders,
+    left_out_sites,
+    lost_links,
+    panels,
+    plotting,
+    room,
+    rounds_to_target,
+    subgroups,
+    tsne,
+    worst_site,
+)
+from peer.lab.report.comparison import Comparison
+from peer.lab.report.plotting import ReportFigure, Style
+from peer.lab.report.published import Published, choose_comparison, reference_tables
+from peer.lab.report.results import Results, RunResult
+from peer.lab.report.table import Column, Table, TableRow, text_cells
+
+ReportPart = str | Table | ReportFigure
+"""A paragraph, a table or a figure."""
+Setting = tuple[str, str]
+Progress = Callable[[str], None]
+"""Called with the title of the section that is being built."""
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    parts: Sequence[ReportPart]
+
+    @property
+    def anchor(self) -> str:
+        return slug(self.title)
+
+
+@dataclass(frozen=True)
+class ReportContents:
+    """The content of a report, in any format.
+
+    Attributes:
+        lead: paragraphs at the top.
+        sections: in order; none is empty.
+    """
+
+    title: str
+    lead: Sequence[str]
+    missing: Sequence[str]
+    sections: Sequence[Section]
+    comparisons: Mapping[Setting, Mapping[str, Comparison]] = field(default_factory=dict)
+
+    @property
+    def tables(self) -> list[Table]:
+        return [part for section in self.sections for part in section.parts if isinstance(part, Table)]
+
+    @property
+    def figures(self) -> list[ReportFigure]:
+        return [part for section in self.sections for part in section.parts if isinstance(part, ReportFigure)]
+
+
+@dataclass(frozen=True)
+class SectionSource:
+    """The data from which the sections of one setting are built.
+
+    Attributes:
+        suffix: of the names of files, where there is more than one setting.
+        published: the tables of the paper that the experiment refers to.
+    """
+
+    results: Results
+    setting: Setting
+    suffix: str
+    published: Sequence[Published]
+    comparisons: Mapping[str, Comparison]
+    styles: Mapping[str, Style]
+
+    @property
+    def main_comparison(self) -> Comparison:
+        """The comparison by the task's own metric."""
+        return self.comparisons[self.results.metric]
+
+    @property
+    def shown_runs(self) -> list[RunResult]:
+        """One run of each method, of the same fold and seed where all methods have one."""
+        runs_by_label = {label: self.results.select(self.setting, label) for label in self.results.labels(self.setting)}
+        common = set.intersection(*({(run.fold, run.seed) for run in runs} for runs in runs_by_label.values()))
+        if not common:
+            return [runs[0] for runs in runs_by_label.values()]
+        return [next(run for run in runs if (run.fold, run.seed) == min(common)) for runs in runs_by_label.values()]
+
+    def name(self, stem: str) -> str:
+        return stem + self.suffix
+
+
+def build_report(
+    results: Results, *, resamples: int, targets: Sequence[float] = (), progress: Progress
+) -> ReportContents:
+    """Build the whole report; its figures have the style of ``plotting``."""
+    styles = plotting.assign_styles({label: results.method_of(label) for label in results.methods})
+    published = reference_tables(results.experiment.get("reference"))
+    has_several_settings = len(results.settings) > 1
+    sources = [
+        _section_source(
+            results, setting, published, styles, suffix="-" + slug("-".join(setting)) if has_several_settings else ""
+        )
+        for setting in results.settings
+    ]
+    builders: list[tuple[str, Callable[[SectionSource], Iterator[ReportPart | None]]]] = [
+        ("Results", lambda source: _results(source, resamples)),
+        ("Learning curves", lambda source: _learning(source, targets)),
+        ("Disconnection", _disconnection),
+        ("Members who join late and leave", _coming_and_going),
+        ("Sites that did not take part", _left_out),
+        ("Every model on every site's data", _cross_site),
+        ("Calibration", _calibration),
+        ("Fairness and subgroups", _subgroups),
+        ("Inside the methods", _insight),
+        ("Features", _features),
+        ("Samples", _panels),
+        ("Cost", _costs),
+    ]
+    sections = []
+    with plotting.plot_style():
+        for title, builder in builders:
+            progress(title)
+            sections.append(Section(title, _build_parts(sources, builder)))
+        sections.insert(1, Section("Gains by setting", list(_gains_by_setting(results, sources, styles))))
+        sections.insert(2, Section("Published figures", list(_published(published, sources))))
+        sections.insert(3, Section("Data", [part for part in _data(results) if part is not None]))
+    sections.append(Section("Reproduction", list(_reproduction(results))))
+    experiment = results.experiment
+    return ReportContents(
+        title=str(experiment.get("title") or experiment["name"]),
+        lead=_lead(results),
+        missing=_missing(results),
+        sections=[section for section in sections if section.parts],
+        comparisons={source.setting: source.comparisons for source in sources},
+    )
+
+
+def slug(text: str) -> str:
+    """The text in a form for the names of files and anchors."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.casefold()).strip("-")
+
+
+def _section_source(
+    results: Results, setting: Setting, published: Sequence[Published], styles: Mapping[str, Style], *, suffix: str
+) -> SectionSource:
+    metrics = dict.fromkeys((results.metric, *METRICS.get(results.kind, ())))
+    unit = next((table.unit for table in published if table.kind == "comparison"), None)
+    comparisons = {}
+    for metric in metrics:
+        table = choose_comparison(published, setting, metric)
+        name = f"{metric}{suffix}"
+        comparisons[metric] = comparison.compare(results, setting, metric, table, published_unit=unit, name=name)
+    return SectionSource(results, setting, suffix, published, comparisons, styles)
+
+
+def _build_parts(
+    sources: Sequence[SectionSource], builder: Callable[[SectionSource], Iterator[ReportPart | None]]
+) -> list[ReportPart]:
+    """Build a section's parts for all settings; where there are several, each has a heading."""
+    parts: list[ReportPart] = []
+    for source in sources:
+        setting_parts = [part for part in builder(source) if part is not None]
+        if setting_parts and source.suffix:
+            parts.append(f"## {source.results.title(source.setting)}")
+        parts += setting_parts
+    return parts
+
+
+def _results(source: SectionSource, resamples: int) -> Iterator[ReportPart | None]:
+    yield comparison.spread_of_steps(source.results, source.setting)
+    for metric in source.comparisons:
+        yield source.comparisons[metric].table
+    for metric, compared in source.comparisons.items():
+        yield room.table(source.results, compared, name=source.name(f"room-{metric}"))
+    main = source.main_comparison
+    yield worst_site.table(source.results, main, name=source.name("worst-site"))
+    yield confidence.paired_table(source.results, main, name=source.name("paired"))
+    if resamples:
+        name = source.name("bootstrap")
+        yield confidence.bootstrap_table(source.results, main, source.setting, resamples=resamples, name=name)
+
+
+def _gains_by_setting(
+    results: Results, sources: Sequence[SectionSource], styles: Mapping[str, Style]
+) -> Iterator[ReportPart]:
+    for metric in METRICS.get(results.kind, ())[:2]:  # macro F1 would show what accuracy shows
+        compared = {source.setting: source.comparisons[metric] for source in sources}
+        for varied in gain_by_setting.variations(results, compared):
+            name = slug(f"gain-{metric}-{varied.kind}-{varied.where}")
+            yield gain_by_setting.figure(varied, styles, name=name)
+            yield gain_by_setting.table(varied, name=name)
+
+
+def _published(published: Sequence[Published], sources: Sequence[SectionSource]) -> Iterator[ReportPart]:
+    """The paper's tables that our comparisons do not show in full, and remarks on its errors."""
+    if not published:
+        return
+    for index, table in enumerate(published):
+        is_whole = any(
+            choose_comparison(published, source.setting, metric) is table
+            and comparison.match_sites(table, source.results.sites(source.setting), metric) is not None
+            for source in sources
+            for metric in source.comparisons
+        )
+        if not is_whole:
+            yield table.table(f"published-{index + 1}")
+    remarks = dict.fromkeys(remark for table in published for remark in table.remarks())
+    for remark in remarks:
+        yield f"What does not agree in the paper: {remark}"
+
+
+def _data(results: Results) -> Iterator[ReportPart | None]:
+    for partition in dict.fromkeys(setting[0] for setting in results.settings):
+        yield bars.distribution(results, partition)
+        yield costs.samples(results, partition, name=f"samples-{slug(partition)}")
+
+
+def _learning(source: SectionSource, targets: Sequence[float]) -> Iterator[ReportPart | None]:
+    figure = curves.learning(source.results, source.setting, source.styles, name=source.name("learning"))
+    yield figure or "The runs were evaluated after their last round only (evaluation_every = 0): there is no curve."
+    name, main = source.name("target"), source.main_comparison
+    yield rounds_to_target.figure(source.results, source.setting, main, source.styles, targets=targets, name=name)
+    yield rounds_to_target.table(source.results, source.setting, main, targets=targets, name=name)
+
+
+def _calibration(source: SectionSource) -> Iterator[ReportPart | None]:
+    results, setting, main = source.results, source.setting, source.main_comparison
+    yield calibration.table(results, main, setting, name=source.name("calibration"))
+    yield calibration.diagram(results, list(main.methods), setting, source.styles, name=source.name("reliability"))
+
+
+def _disconnection(source: SectionSource) -> Iterator[ReportPart | None]:
+    results, setting, main = source.results, source.setting, source.main_comparison
+    yield from lost_links.tables(results, setting, main, name=source.name("disconnection"))
+    for metric, values in source.comparisons.items():
+        yield from insiders.tables(results, setting, values, name=source.name(f"insiders-{slug(metric)}"))
+    yield curves.disconnection(
+        lost_links.by_loss(results, setting, main), source.styles, axis=main.unit.axis, name=source.name("link-loss")
+    )
+
+
+def _coming_and_going(source: SectionSource) -> Iterator[ReportPart | None]:
+    name = source.name("members")
+    yield from coming_and_going.tables(source.results, source.setting, source.main_comparison, name=name)
+
+
+def _left_out(source: SectionSource) -> Iterator[ReportPart | None]:
+    yield left_out_sites.table(source.results, source.setting, source.main_comparison, name=source.name("left-out"))
+
+
+def _cross_site(source: SectionSource) -> Iterator[ReportPart | None]:
+    main = source.main_comparison
+    sites = source.results.sites(source.setting)
+    if len(sites) < 2:
+        return
+    matrices = {
+        label: np.array(
+            [[_or_nan(values.matrix.get(model, {}).get(split)) for split in sites] for model in sites], dtype=np.float64
+        )
+        for label, values in main.methods.items()
+    }
+    yield heatmaps.cross_site(matrices, sites, unit=main.unit, name=source.name("cross-site"))
+    columns = tuple(Column(site, "test data of", main.unit.digits) for site in sites)
+    rows = [
+        TableRow(
+            f"{label}: {model}",
+            comparison.number_cells([values.matrix.get(model, {}).get(s) for s in sites], main.unit),
+        )
+        for label, values in main.methods.items()
+        for model in sites
+    ]
+    notes = ("The Global Test before it is averaged; mean over runs. MH-pFLID's table 7.",)
+    yield Table(source.name("cross-site"), f"Cross-site, {main.unit.axis}", "model of", columns, tuple(rows), notes)
+
+
+def _subgroups(source: SectionSource) -> Iterator[ReportPart | None]:
+    results, setting = source.results, source.setting
+    if results.kind not in CLASSIFYING:
+        return
+    yield from subgroups.gaps(results, setting, source.comparisons["auc"].unit, name=source.name("fairness"))
+    against = subgroups.baseline(results, setting)
+    for key, gained in subgroups.gains(results, setting).items():
+        name = source.name(f"gain-{slug(key)}")
+        yield bars.gains(gained, source.styles, baseline=str(against), key=key, name=name)
+        yield subgroups.gains_table(gained, key=key, against=str(against), name=name)
+
+
+def _insight(source: SectionSource) -> Iterator[ReportPart | None]:
+    runs = source.shown_runs
+    for run in runs:
+        yield heatmaps.similarities(run, name=source.name(f"similarity-{slug(run.method)}"))
+    for run in runs:
+        yield heatmaps.experts(run, name=source.name(f"experts-{slug(run.method)}"))
+    yield curves.consensus(source.results, source.setting, source.styles, name=source.name("consensus"))
+    basis_errors: dict[str, dict[str, float]] = {}
+    for run in runs:
+        for key, value in run.arrays("diagnosis").items():
+            if key.startswith("basis/"):
+                basis_errors.setdefault(run.method, {})[key.partition("/")[2]] = float(value)
+    yield bars.bases(basis_errors, source.styles, name=source.name("basis"))
+
+
+def _features(source: SectionSource) -> Iterator[ReportPart | None]:
+    sites = source.results.sites(source.setting)
+    yield tsne.features(source.shown_runs, sites[-1], name=source.name("features"))
+
+
+def _panels(source: SectionSource) -> Iterator[ReportPart | None]:
+    yield panels.panels(source.shown_runs, kind=source.results.kind, name=source.name("panels"))
+
+
+def _costs(source: SectionSource) -> Iterator[ReportPart | None]:
+    results, setting = source.results, source.setting
+    yield bars.traffic(costs.sent(results, setting), source.styles, name=source.name("traffic"))
+    yield costs.traffic(results, setting, name=source.name("traffic"))
+    yield costs.footprint(results, setting, name=source.name("networks"))
+
+
+def _lead(results: Results) -> list[str]:
+    experiment = results.experiment
+    task = experiment["task"]
+    channels = f"{task['in_channels']} {'channel' if task['in_channels'] == 1 else 'channels'}"
+    budget = ", ".join(f"{key} {value}" for key, value in (experiment.get("budget") or {}).items())
+    facts = [
+        f"{task['kind'].replace('_', ' ')}, {task['spatial_dims']}-D, {channels}"
+        + (f", {task['classes']} classes" if task.get("classes") else ""),
+        f"{experiment['rounds']} rounds",
+        f"{experiment['folds']} folds" if experiment["folds"] else "no folds",
+        f"seeds {', '.join(map(str, experiment['seeds']))}",
+    ]
+    lead = [str(experiment.get("description") or ""), f"{'; '.join(facts)}. Budget: {budget or 'not given'}."]
+    if experiment.get("differs"):
+        lead.append(f"Differs from the papers: {experiment['differs']}")
+    return [text for text in lead if text]
+
+
+def _missing(results: Results) -> list[str]:
+    finished, total = len(results.runs), len(results.runs) + len(results.unfinished)
+    sentences = [f"{finished} of {total} runs are there."]
+    if results.unfinished:
+        missing_counts = Counter(name.rpartition(".fold-")[0] for name in results.unfinished)
+        sentences.append(f"Missing: {', '.join(f'{name} ({count})' for name, count in missing_counts.items())}.")
+    for setting in results.settings:
+        where = f" in {results.title(setting)}" if results.title(setting) else ""
+        without: dict[str, list[str]] = {}
+        for label in results.methods:
+            if label not in results.labels(setting):
+                without.setdefault(results.reason_without_runs(setting, label), []).append(label)
+        for reason, labels in without.items():
+            sentences.append(f"No run of {', '.join(labels)}{where}{f': {reason}' if reason else ''}.")
+    unseen = sorted({run.setting for run in results.runs} - set(results.settings))
+    if unseen:
+        sentences.append(f"Runs of settings that the experiment does not name are left out: {unseen}.")
+    empty = [name for name in results.links if not any(run.links == name for run in results.runs)]
+    if empty and empty != [UNDISTURBED]:
+        sentences.append(f"No run with the links {', '.join(empty)}.")
+    return sentences
+
+
+def _reproduction(results: Results) -> Iterator[ReportPart]:
+    experiment = results.experiment
+    yield (
+        f"Experiment {experiment['name']}, made with mhfl-peer {experiment['version']}: `mhfl-peer simulate "
+        "experiment.toml --out DIR`, then `mhfl-peer report DIR`; experiment.toml is in the folder of the results."
+    )
+    rows = [
+        TableRow(
+            label,
+            text_cells(
+                (
+                    facts.get("method"),
+                    _join_pairs(facts.get("parameters")),
+                    facts.get("batch_size"),
+                    _join_stages(facts.get("stages")),
+                )
+            ),
+        )
+        for label, facts in experiment["methods"].items()
+    ]
+    method_columns = tuple(map(Column, ("method", "parameters", "batch", "stages")))
+    yield Table("methods", "The methods", "row", method_columns, tuple(rows))
+    keys = ("seconds", "threads", "digest", "source", "platform")
+    rows = [
+        TableRow(
+            run.id,
+            text_cells((_join_pairs(run.manifest.get("versions")), *(_shorten(run.manifest.get(key)) for key in keys))),
+        )
+        for run in results.runs
+        if run.manifest
+    ]
+    if rows:
+        columns = tuple(map(Column, ("versions", "seconds", "threads", "settings", "program", "platform")))
+        notes = ("Digests are cut to 12 digits; each run's manifest.json has them in full.",)
+        yield Table("runs", "The runs", "run", columns, tuple(rows), notes)
+
+
+def _join_pairs(values: Mapping[str, Any] | None) -> str | None:
+    return ", ".join(f"{key} {value}" for key, value in values.items()) if values else None
+
+
+def _join_stages(stages: Mapping[str, Any] | None) -> str | None:
+    if not stages:
+        return None
+    return "; ".join(
+        f"{name}: {_join_pairs(keys) if isinstance(keys, Mapping) else keys}" for name, keys in stages.items()
+    )
+
+
+def _shorten(value: object) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, float):
+        return f"{value:.0f}"
+    text = str(value)
+    return text[:12] if re.fullmatch(r"[0-9a-f]{40,64}", text) else text
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value

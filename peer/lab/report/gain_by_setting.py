@@ -1,0 +1,227 @@
+"""How each method's gain over training alone changes with the partition, the networks or the
+links.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from peer.lab.experiments.result_files import UNDISTURBED
+from peer.lab.report import plotting
+from peer.lab.report.comparison import NO_ROOM, Comparison, MethodSummary, Setting, summarise_method
+from peer.lab.report.insiders import insider_of
+from peer.lab.report.plotting import ReportFigure, Style
+from peer.lab.report.published import TESTS
+from peer.lab.report.results import Results
+from peer.lab.report.table import Cell, Column, Table, TableRow, Unit
+from peer.lab.statistics.room import RoomShare, share_of_room
+
+POINTS_MIN = 2
+"""One partition, set of networks or kind of links has nothing to be compared with."""
+TICK_CHARACTERS_MAX = 42
+"""Longer names, together, would overlap below a panel, and are written aslant."""
+
+
+@dataclass(frozen=True)
+class MethodGain:
+    """A method's gain over training alone in one setting.
+
+    Attributes:
+        by_unit: of each fold or seed, the mean over the sites, in the metric's own unit.
+    """
+
+    share: RoomShare
+    by_unit: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Variation:
+    """Settings that differ in one thing only.
+
+    Attributes:
+        kind: what differs: ``partition``, ``networks`` or ``links``.
+        where: what they have in common, where the experiment has other settings; else empty.
+        points: by the name of what differs, in the experiment's order, the gain of every method and
+            of the pooled bound, by test and label.
+    """
+
+    kind: str
+    where: str
+    unit: Unit
+    pooled: str
+    points: Mapping[str, Mapping[tuple[str, str], MethodGain]]
+
+    @property
+    def labels(self) -> list[str]:
+        """The methods, the pooled bound first."""
+        labels = dict.fromkeys(label for gains in self.points.values() for _, label in gains)
+        return sorted(labels, key=lambda label: label != self.pooled)
+
+
+def variations(results: Results, comparisons: Mapping[Setting, Comparison]) -> Iterator[Variation]:
+    """What the experiment varies, where it has the bounds of the room."""
+    bounded = {setting: compared for setting, compared in comparisons.items() if compared.has_bounds}
+    for kind, own, other in (("partition", 0, 1), ("networks", 1, 0)):
+        for common in dict.fromkeys(setting[other] for setting in bounded):
+            points = {
+                setting[own]: _gains(compared, compared.methods)
+                for setting, compared in bounded.items()
+                if setting[other] == common
+            }
+            where = common if len({setting[other] for setting in bounded}) > 1 else ""
+            yield from _variation(kind, where, next(iter(bounded.values())), points)
+    for setting, compared in bounded.items():
+        points = {name: _gains_with_links(results, setting, compared, name) for name in results.links}
+        yield from _variation("links", results.title(setting), compared, points)
+
+
+def _variation(
+    kind: str, where: str, compared: Comparison, points: Mapping[str, Mapping[tuple[str, str], MethodGain]]
+) -> Iterator[Variation]:
+    points = {name: gains for name, gains in points.items() if gains}
+    if len(points) >= POINTS_MIN:
+        yield Variation(kind, where, compared.unit, str(compared.pooled), points)
+
+
+def _gains(compared: Comparison, methods: Mapping[str, MethodSummary]) -> dict[tuple[str, str], MethodGain]:
+    """The gains of all methods over the row of ``local`` among them, by test and label."""
+    local, pooled = methods[str(compared.local)], methods[str(compared.pooled)]
+    gains = {}
+    for test, label in itertools.product(TESTS, methods):
+        values, alone = methods[label], local.means(test)
+        share = share_of_room(values.by_site(test), local.by_site(test), pooled.by_site(test))
+        if label != compared.local and share.gain.difference is not None:
+            by_unit = [
+                value - other
+                for unit, value in values.means(test).items()
+                if value is not None and (other := alone.get(unit)) is not None
+            ]
+            gains[test, label] = MethodGain(share, by_unit)
+    return gains
+
+
+def _gains_with_links(
+    results: Results, setting: Setting, compared: Comparison, links: str
+) -> dict[tuple[str, str], MethodGain]:
+    """The gains of the methods that have runs with these links, at the sites that take part and
+    mean no harm. The bounds are those of the undisturbed federation.
+    """
+    settings = results.links[links]
+    if settings.get("left_out"):
+        return {}
+    bounds = (str(compared.local), str(compared.pooled))
+    methods = {}
+    for label in compared.methods:
+        values = summarise_method(
+            results,
+            setting,
+            label,
+            compared.metric,
+            links=UNDISTURBED if label in bounds else links,
+            without={*settings["removed"], insider_of(settings)},
+        )
+        if values is not None:
+            methods[label] = values
+    return _gains(compared, methods) if methods.keys() > set(bounds) else {}
+
+
+def table(varied: Variation, *, name: str) -> Table:
+    """The gains and shares that :func:`figure` draws."""
+    factor, points, digits = varied.unit.point
+    columns = [
+        Column(point, f"{test.title()} Test, {quantity}", number_digits)
+        for test in TESTS
+        for quantity, number_digits in ((f"gain, {points}", digits), ("share, %", 0))
+        for point in varied.points
+    ]
+    rows = []
+    for label in varied.labels:
+        cells = []
+        for test in TESTS:
+            gains = [point.get((test, label)) for point in varied.points.values()]
+            cells += [Cell(None if gain is None else factor * (gain.share.gain.difference or 0.0)) for gain in gains]
+            cells += [Cell() if gain is None else _share_cell(varied, gain, label) for gain in gains]
+        rows.append(TableRow(_heading(varied, label), tuple(cells), ranked=False))
+    notes = (f"{_explanation(varied)} No room: as in the tables of the room.",)
+    return Table(name, _title(varied), "method", tuple(columns), tuple(rows), notes)
+
+
+def _share_cell(varied: Variation, gain: MethodGain, label: str) -> Cell:
+    if label == varied.pooled:
+        return Cell()
+    if not gain.share.has_room(varied.unit.room_min):
+        return Cell(text=NO_ROOM)
+    return Cell(None if gain.share.share.value is None else 100 * gain.share.share.value)
+
+
+def figure(varied: Variation, styles: Mapping[str, Style], *, name: str) -> ReportFigure:
+    """Gains above, shares of the room below; Local Test to the left, Global Test to the right."""
+    factor, points, _ = varied.unit.point
+    names = list(varied.points)
+    figure, grid = plotting.new_figure(7.6, 5.2, rows=2, columns=len(TESTS), sharex=True, sharey="row")
+    for column, test in enumerate(TESTS):
+        above, below = grid[0][column], grid[1][column]
+        for label in varied.labels:
+            gains = {
+                position: gain
+                for position, point in enumerate(varied.points.values())
+                if (gain := point.get((test, label))) is not None
+            }
+            line = {"color": styles[label].colour, "marker": styles[label].marker, "markersize": 5, "linewidth": 1.6}
+            means = [factor * (gain.share.gain.difference or 0.0) for gain in gains.values()]
+            dashes = "--" if label == varied.pooled else "-"
+            above.plot(list(gains), means, dashes, label=_heading(varied, label), **line)
+            for position, gain in gains.items():
+                values = [factor * value for value in gain.by_unit]
+                above.plot([position] * len(values), values, "_", color=styles[label].colour, markersize=7)
+            shares = drawn_shares(varied, test, label)
+            below.plot(list(shares), [share for share, _ in shares.values()], **line, markerfacecolor="none")
+            certain = {position: share for position, (share, is_certain) in shares.items() if is_certain}
+            below.plot(list(certain), list(certain.values()), **{**line, "linewidth": 0})
+        above.set_title(f"{test.title()} Test")
+        above.axhline(0, color=plotting.INK, linewidth=0.8)
+        for share in (0, 100):
+            below.axhline(share, color=plotting.INK, linewidth=0.8)
+        plotting.set_name_ticks(below.xaxis, names, rotated=sum(map(len, names)) > TICK_CHARACTERS_MAX)
+        below.set_xlim(-0.4, len(names) - 0.6)
+    grid[0][0].set_ylabel(f"gain over training alone, {points}")
+    grid[1][0].set_ylabel("share of the room, %")
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    caption = (
+        f"{_explanation(varied)} Strokes: single folds or seeds. A share is drawn where the mean room is at least "
+        f"{varied.unit.room_words}; hollow: the 95 % interval of the room is not above zero."
+    )
+    return plotting.render(figure, name=name, title=_title(varied), caption=caption)
+
+
+def drawn_shares(varied: Variation, test: str, label: str) -> dict[int, tuple[float, bool]]:
+    """By the position of a setting, a method's share in per cent, and whether there certainly is a
+    room; without settings whose mean room is too small to be divided by.
+    """
+    gains = {position: gains.get((test, label)) for position, gains in enumerate(varied.points.values())}
+    return {
+        position: (100 * share.share.value, share.has_room(varied.unit.room_min))
+        for position, gain in gains.items()
+        if gain is not None and label != varied.pooled and (share := gain.share).share.value is not None
+        if (share.room.difference or 0.0) >= varied.unit.room_min
+    }
+
+
+def _heading(varied: Variation, label: str) -> str:
+    return f"room ({label})" if label == varied.pooled else label
+
+
+def _title(varied: Variation) -> str:
+    where = f", {varied.where}" if varied.where else ""
+    return f"Gain and share of the room by {varied.kind}{where}: {varied.unit.name}"
+
+
+def _explanation(varied: Variation) -> str:
+    """What the figure and the table have in common, in words."""
+    sites = " Sites that are gone and insiders are left out on both sides." if varied.kind == "links" else ""
+    return (
+        "Gain: a method's mean minus that of training alone, at the same sites, on the same test samples; room: the "
+        f"pooled bound's gain; share: the mean gain divided by the mean room.{sites}"
+    )

@@ -1,0 +1,44 @@
+"""Whether a relay answers where it should: what ``relay check`` and the site's own end share."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from peer.core import limits
+from peer.net.relay import frames
+from peer.net.relay.frames import Frame
+from peer.net.relay.splice import Ends, close
+
+
+async def offer(ends: Ends, where: str) -> tuple[Frame, str]:
+    """Offer a connection, whose TLS stands, for parking: PARKED, or REFUSED and the relay's reason.
+
+    Raises:
+        ValueError: the other end speaks another protocol.
+        IncompleteReadError: it ended the connection.
+    """
+    reader, writer = ends
+    if writer.get_extra_info("ssl_object").selected_alpn_protocol() != frames.ALPN:
+        raise ValueError(f"{where} is no relay")
+    writer.write(frames.encode(Frame.PARK, bytes([frames.VERSION])))
+    kind, payload = await frames.read(reader)
+    if kind not in (Frame.PARKED, Frame.REFUSED):
+        raise ValueError(f"the relay answers {kind.name}")
+    return kind, payload.decode("utf-8", "replace")
+
+
+async def probe(host: str, port: int, relay: str, context: ssl.SSLContext) -> None:
+    """Have a relay answer to its own name; any of its answers to an offer will do.
+
+    Raises:
+        OSError, ValueError, EOFError: it cannot be reached, is another, or speaks otherwise.
+    """
+    context.check_hostname = True
+    context.set_alpn_protocols([frames.ALPN])
+    async with asyncio.timeout(limits.HELLO_TIMEOUT_S * 2):
+        ends = await asyncio.open_connection(host, port, ssl=context, server_hostname=relay)
+        try:
+            await offer(ends, f"{host}:{port}")
+        finally:
+            await close(ends[1])

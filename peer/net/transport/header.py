@@ -1,0 +1,111 @@
+"""The header of a safetensors file, checked against a manifest without torch and without reading the tensors.
+
+The manifest says how long and how nested a header can be, so that no other header is parsed: a short
+text of empty lists takes thirty times its length in memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from peer.core import limits
+from peer.core.messages import Artifact, TensorSpec
+from peer.net.transport.bounds import WireError, at_most, json_object, tensor_bytes
+
+LENGTH_BYTES = 8  # the format begins with the header's length, little-endian
+METADATA_BYTES_MAX = 64 << 10  # `__metadata__`, which nothing here reads, and padding
+ENTRY_BYTES_MAX = 160  # keys, type and offsets of one tensor, with spaces
+DIMENSION_BYTES_MAX = 24  # a number of 16 digits, comma and spaces
+ESCAPE_BYTES_MAX = 12  # of a character as JSON: two surrogates, `\ud83d\ude00`
+STRUCTURE = b"[{,:"
+ENTRY_STRUCTURE_MAX = 12  # such characters in one tensor's entry beside its shape's commas
+METADATA_STRUCTURE_MAX = 4096
+_parsing = threading.Lock()  # several headers at once would add up
+
+
+def check_safetensors_header(path: Path, artifact: Artifact) -> None:
+    """Refuse a file whose tensors are not exactly the manifest's; ``WireError`` names the first
+    difference.
+
+    Names, types and shapes must agree. The tensors must lie end to end up to the file's last byte,
+    so that the file carries nothing else.
+    """
+    size = path.stat().st_size
+    if size != artifact.bytes:
+        raise WireError(f"the file has {size} bytes, the manifest says {artifact.bytes}")
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        at_most("safetensors header", length, min(_length_max(artifact), size - LENGTH_BYTES), "bytes")
+        with _parsing:
+            _compare(_parse(file.read(length), artifact), artifact, size=size, length=length)
+
+
+def _length_max(artifact: Artifact) -> int:
+    """The length of the longest header with the manifest's tensors."""
+    entries = sum(
+        ENTRY_BYTES_MAX + ESCAPE_BYTES_MAX * len(tensor.name) + DIMENSION_BYTES_MAX * len(tensor.shape)
+        for tensor in artifact.tensors
+    )
+    return min(limits.SAFETENSORS_HEADER_BYTES_MAX, METADATA_BYTES_MAX + entries)
+
+
+def _parse(encoded: bytes, artifact: Artifact) -> dict[str, Any]:
+    """The header as an object; ``WireError`` if it has more structure than the manifest's tensors need."""
+    structure = sum(
+        ENTRY_STRUCTURE_MAX + len(tensor.shape) + _structure(tensor.name.encode()) for tensor in artifact.tensors
+    )
+    at_most("safetensors header", _structure(encoded), METADATA_STRUCTURE_MAX + structure, "lists, objects and values")
+    try:
+        return json_object("safetensors header", encoded.decode(), bytes_max=limits.SAFETENSORS_HEADER_BYTES_MAX)
+    except UnicodeDecodeError:
+        raise WireError("safetensors header is not UTF-8") from None
+
+
+def _structure(encoded: bytes) -> int:
+    """How many characters begin or separate values; those within texts count as well."""
+    return sum(encoded.count(character) for character in STRUCTURE)
+
+
+def _compare(header: dict[str, Any], artifact: Artifact, *, size: int, length: int) -> None:
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise WireError("safetensors header: __metadata__ is not an object of texts")
+    expected = {tensor.name: tensor for tensor in artifact.tensors}
+    if header.keys() != expected.keys():
+        name = sorted(header.keys() ^ expected.keys())[0]
+        where = "the manifest" if name in header else "the file"
+        raise WireError(f"tensor {name[: limits.TENSOR_NAME_BYTES_MAX]!r} is missing in {where}")
+    spans = [_span(tensor, header[name]) for name, tensor in expected.items()]
+    end = 0
+    for begin, after in sorted(spans):
+        if begin != end:
+            raise WireError(f"safetensors header: a tensor begins at byte {begin}, the one before ends at {end}")
+        end = after
+    if LENGTH_BYTES + length + end != size:
+        raise WireError(f"safetensors header: the tensors end at byte {LENGTH_BYTES + length + end} of {size}")
+
+
+def _span(tensor: TensorSpec, entry: Any) -> tuple[int, int]:
+    """The offsets at which the tensor's bytes begin and end."""
+    if not isinstance(entry, Mapping) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise WireError(f"tensor {tensor.name!r}: its header entry is not dtype, shape and data_offsets")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not _whole_numbers(shape) or not _whole_numbers(offsets) or len(offsets) != 2:
+        raise WireError(f"tensor {tensor.name!r}: shape and data_offsets must be lists of whole numbers")
+    if entry["dtype"] != tensor.dtype or tuple(shape) != tensor.shape:
+        raise WireError(
+            f"tensor {tensor.name!r} is {str(entry['dtype'])[:16]} {shape[: limits.TENSOR_DIMS_MAX]} in the file, "
+            f"{tensor.dtype} {list(tensor.shape)} in the manifest"
+        )
+    begin, end = offsets
+    expected = tensor_bytes(tensor)
+    if end - begin != expected:
+        raise WireError(f"tensor {tensor.name!r} occupies {end - begin} bytes, its shape needs {expected}")
+    return begin, end
+
+
+def _whole_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)

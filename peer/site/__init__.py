@@ -1,0 +1,1 @@
+"""What a site is and what it remembers: configuration, identity, membership, records."""

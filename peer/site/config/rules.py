@@ -1,0 +1,54 @@
+"""The rules of a site's state machine, from its configuration."""
+
+from __future__ import annotations
+
+from peer.core import limits
+from peer.core.epochs import PaceRules
+from peer.core.roster import RoundKey, SiteName
+from peer.core.rules import Rules
+from peer.site.config.schema import FederationConfig
+from peer.site.config.site_tables import EgressConfig, LimitsConfig
+
+
+def make_rules(
+    federation: FederationConfig,
+    name: SiteName,
+    round_key: RoundKey,
+    *,
+    without: frozenset[SiteName] = frozenset(),
+    stay: bool = False,
+    egress: EgressConfig | None = None,
+    received: LimitsConfig | None = None,
+) -> Rules:
+    """The rules of one site's state machine.
+
+    Args:
+        egress: the site's policy for evaluation at other sites; without one there is no such
+            evaluation.
+        received: the site's bounds on what it receives.
+    """
+    works = [federation.work(stage) for stage in federation.plan.stages_of(federation.plan.phases)]
+    return Rules(
+        site=name,
+        roster=federation.roster,
+        federation=federation.digest,
+        round_key=round_key,
+        method=federation.method.name,
+        plan=federation.plan,
+        rounds=federation.rounds,
+        round_steps=sum(work.count for work in works) if all(work.unit == "step" for work in works) else None,
+        schedule_kind=federation.schedule.kind,
+        staleness=federation.schedule.staleness,
+        parameters=federation.parameters,
+        pace=PaceRules(**federation.pace.model_dump(exclude={"beat_s"})),
+        fallback=federation.fallback.kind,
+        staleness_rounds_max=federation.fallback.staleness_rounds_max,
+        quorum=federation.quorum,
+        evaluation_every=federation.evaluation_every,
+        global_test=federation.global_test and egress is not None,
+        evaluation_permitted=egress is not None and egress.evaluate,
+        evaluation_samples_min=egress.evaluation_samples_min if egress is not None else limits.EVALUATION_SAMPLES_MIN,
+        received_ratio_max=(received or LimitsConfig()).received_ratio_max,
+        without=without,
+        stay=stay,
+    )

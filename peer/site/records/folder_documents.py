@@ -1,0 +1,247 @@
+"""The documents of a site, read from its folder by the daemon or by a command."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from peer import errors
+from peer.core import site_memory, story
+from peer.core.global_test_memory import evaluation_records
+from peer.core.limits import REFUSALS_SHOWN_MAX
+from peer.core.roster import federation_digest
+from peer.core.status import PeerStatus, RefusedEntry, SiteStatus, best_and_newest_round
+from peer.site.config.site_folder import SiteFolder
+from peer.site.records.documents import EvaluationRecord, EventRecord, RoundRecord, TransferRecord
+from peer.site.records.history import History, RecentRounds, open_journals, recent_rounds
+from peer.site.records.journal import Journal, storage
+
+if TYPE_CHECKING:
+    from peer.site.records.members import Members
+
+BULK_KEYS = frozenset({"tensors", "spec"})
+MANIFEST_PATHS = ("$.body", "$.signature", "$.certificate_der", "$.manifests")
+HIDDEN_KINDS = frozenset({"ignored", "discarded", "manifest"})
+"""Kinds of rows that `events` shows only with `--all`."""
+EVENTS_SHOWN = 50
+STATUS_KINDS = ("began", "regenerated", "initialised", "opened", "skipped", "evaluated", "committed", "finished")
+"""Kinds of rows that the status follows from: the newest row of each suffices, however many rounds
+there were.
+"""
+HISTORIES = ("rounds", "transfers", "egress")
+"""Documents of ``history_document``."""
+
+UNKNOWN_PEER: PeerStatus = {
+    "state": "unknown",
+    "round": None,
+    "phase": None,
+    "progress": None,
+    "last_seen_s": None,
+    "spoken": None,
+    "artifact_bytes": None,
+    "clock_skew_s": None,
+    "software": None,
+    "protocol": None,
+    "features": None,
+    "address": None,
+    "route": None,
+    "problem": None,
+    "epoch": None,
+    "called_s": None,
+}
+"""A peer of a site whose daemon is down."""
+
+
+def document(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Any:
+    """The document of this name; ``ValueError`` where there is none."""
+    if name in HISTORIES:
+        return history_document(history_of(folder, name).read_all(), name)
+    with contextlib.ExitStack() as stack:
+        journals = [stack.enter_context(contextlib.closing(journal)) for journal in open_journals(folder)]
+        if name == "evaluation":
+            federation = _read_federation(folder)
+            members, global_test = _members(folder), federation["global_test"]
+            sites = members.of if members is not None else lambda round: federation["sites"]
+            return evaluation(journals, own=folder.site, sites=sites, global_test=global_test)
+        if name == "events":
+            last, everything = int(arguments.get("last", EVENTS_SHOWN)), bool(arguments.get("everything", False))
+            return events(journals, last=last, everything=everything)
+        if name == "why":
+            return why(journals, site=folder.site, round=int(arguments["round"]))
+    raise ValueError(f"there is no document {name!r}")
+
+
+def history_of(folder: SiteFolder, name: str) -> History:
+    """A history for one of the ``HISTORIES``; nothing is read yet."""
+    return History(folder, rounds=name == "rounds", received=name == "transfers", sent=name != "rounds")
+
+
+def history_document(history: History, name: str) -> list[RoundRecord] | list[TransferRecord]:
+    """One of the ``HISTORIES``, from the rows that were read so far."""
+    if name == "rounds":
+        return [committed.document() for committed in history.rounds]
+    return [transfer.document() for transfer in (history.transfers if name == "transfers" else history.sent)]
+
+
+def evaluation(
+    journals: Sequence[Journal], *, own: str, sites: Callable[[int], Sequence[str]], global_test: bool = True
+) -> list[EvaluationRecord]:
+    """The own model on every site's test split: a record an evaluated round, oldest first."""
+    kinds = ("evaluated", "report", "lapsed")
+    records = functools.partial(evaluation_records, own=own, sites=sites, global_test=global_test)
+    return cast(list[EvaluationRecord], [record for journal in journals for record in journal.fold(records, kinds)])
+
+
+def events(journals: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything: bool = False) -> list[EventRecord]:
+    """The newest journal rows, oldest first, without tensor lists and manifests.
+
+    Args:
+        everything: show rows of the ``HIDDEN_KINDS`` too.
+    """
+    shown: list[EventRecord] = []
+    for journal in reversed(journals):
+        hidden = () if everything else HIDDEN_KINDS
+        rows = journal.records(without=hidden, last=last - len(shown), leave_out=MANIFEST_PATHS)
+        shown = [*(cast(EventRecord, {**row, "body": _without_bulk(row["body"])}) for row in rows), *shown]
+    return shown
+
+
+def why(journals: Sequence[Journal], *, site: str, round: int) -> dict[str, Any]:
+    """The story of a round, from the newest journal that has the round; see ``peer.core.story``."""
+    round_story = story.tell([], site=site, round=round)
+    for journal in reversed(journals):
+        if round_story["state"] != "unknown":
+            break
+        with storage(journal.path):
+            round_story = story.tell(journal.of_round(round), site=site, round=round)
+    return round_story
+
+
+def status_when_down(folder: SiteFolder) -> SiteStatus:
+    """The status of a site whose daemon is down or does not answer, from its folder.
+
+    The keys are those of a running daemon.
+    """
+    federation = _read_federation(folder)
+    with contextlib.ExitStack() as stack:
+        journals = [stack.enter_context(contextlib.closing(journal)) for journal in open_journals(folder)]
+        journal = next((journal for journal in reversed(journals) if not journal.empty()), None)
+        return _status(folder, federation, journal)
+
+
+def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal | None) -> SiteStatus:
+    from peer import __version__  # here, since to look it up takes time, and not every document has it
+
+    memory, digest, left, last = site_memory.Memory(), federation["digest"], None, None
+    refusals: list[RefusedEntry] = []
+    if journal is not None:
+        with storage(journal.path):
+            # The newest evaluation may not be the best one, which the fold has to see first.
+            memory = site_memory.recover([*journal.best_evaluation(), *journal.newest(STATUS_KINDS)])
+        digest = next((body["federation"] for _, _, body in journal.newest(("configured",))), digest)
+        last = RecentRounds(recent_rounds(journal, last=1)).last
+        run = journal.records(("began", "left"), last=1)
+        left = run[0]["body"] if run and run[0]["kind"] == "left" else None
+        refused = journal.records(("began", "refused"), last=REFUSALS_SHOWN_MAX)
+        began = max((index for index, row in enumerate(refused) if row["kind"] == "began"), default=-1)
+        refusals = [
+            {"site": row["body"]["origin"], "round": row["round"], "reason": row["body"]["reason"]}
+            for row in refused[began + 1 :]
+        ]
+    holder, members = folder.holder(), _members(folder)
+    departed = left["reason"] if left is not None and not left["fault"] else ""
+    return {
+        "daemon": "down" if holder is None else "unresponsive",
+        "site": folder.site,
+        "federation": folder.federation,
+        "digest": digest,
+        "method": federation["method"],
+        "generation": memory.generation,
+        "phase": "new" if journal is None else "finished" if memory.finished else "down",
+        "phase_s": None,
+        "round": memory.open.number if memory.open is not None else memory.committed,
+        "rounds": federation["rounds"] if members is None else members.rounds,
+        "committed": memory.committed,
+        "waiting_for": [],
+        "peers": {
+            name: UNKNOWN_PEER.copy()
+            for name in (federation["sites"] if members is None else members.present())
+            if name != folder.site
+        },
+        "training": {},
+        "samples": memory.samples,
+        "weights": memory.weights,
+        "best_round": best_and_newest_round(memory),
+        "refusals": refusals,
+        "failure": f"{left['fault']}: {left['reason']}" if left is not None and left["fault"] else "",
+        "departed": departed or ("" if members is None else members.departure(folder.site)),
+        "last_round": last,
+        "held": "" if members is None else members.held(folder.site),
+        "left_s": None,
+        "certificate_days": _certificate_days(folder),
+        "transfers": [],
+        "listen": "",
+        "pid": int(holder) if holder is not None and holder.isdecimal() else None,
+        "relays": [],
+        "relayed": {},
+        "worker_pid": None,
+        "started": None,
+        "software": f"mhfl-peer {__version__}",
+    }
+
+
+def _members(folder: SiteFolder) -> Members | None:
+    """The members by the chain of amendments; ``None`` where federation.toml has them."""
+    if not folder.membership.exists():
+        return None
+    from peer.site.records import members  # here, since to import it takes time, and most sites have no chain
+
+    return members.Members.read(folder)
+
+
+def sites(folder: SiteFolder) -> list[str]:
+    """The sorted site names in the site's federation.toml, without the checks of a start."""
+    return list(_read_federation(folder)["sites"])
+
+
+def _read_federation(folder: SiteFolder) -> dict[str, Any]:
+    """The federation's settings that `status` shows.
+
+    Without the checks of a start, which would take too long.
+    """
+    path = folder.federation_toml
+    try:
+        draft = tomllib.loads(path.read_text(encoding="utf-8"))
+        return {
+            "digest": federation_digest(draft),
+            "method": draft["method"]["name"],
+            "rounds": draft["rounds"],
+            "sites": sorted(site["name"] for site in draft["site"]),
+            "global_test": bool(draft.get("global_test", False)),
+        }
+    except OSError as error:
+        raise errors.ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise errors.ConfigError(
+            f"{path} is not a federation.toml: {error}", "get the founder's federation.toml"
+        ) from error
+
+
+def _certificate_days(folder: SiteFolder) -> int | None:
+    """Whole days until the certificate on disk expires; ``None`` where none can be read."""
+    from peer.site.identity import certificates
+
+    certificate = certificates.find_certificate(folder.pki)
+    return certificates.certificate_days(certificate, datetime.datetime.now(datetime.UTC)) if certificate else None
+
+
+def _without_bulk(body: Any) -> Any:
+    if isinstance(body, dict):
+        return {key: _without_bulk(value) for key, value in body.items() if key not in BULK_KEYS}
+    if isinstance(body, list):
+        return [_without_bulk(item) for item in body]
+    return body

@@ -1,0 +1,204 @@
+"""The aggregate of several sites' states, and the bounds that each contribution must keep.
+
+Bounds and aggregate depend on the contributions alone, this site's own among them, so sites with
+the same contributors leave out the same ones and hold the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from peer.core.plan import AggregateRule
+from peer.core.roster import SiteName
+from peer.train.tensors import State, mean, pieces, trimmed_mean
+
+DISTANCE_RATIO_MAX = 8.0
+"""A contribution may lie so many times as far from the median of all as the median contribution does."""
+DISTANCE_SHARE = 0.5
+"""Closer than this share of the median's own norm, no contribution is too far."""
+STATISTICS_RATIO_MAX = 100.0
+"""Batch statistics may be so many times as large as their median: sites differ in scanners and units."""
+PAIR_RATIO_MAX = 100.0
+"""Of two contributions, one may be so many times as large as the other: of two, neither has a majority."""
+SAMPLES_RATIO_MAX = 10.0
+"""A claimed number of samples counts up to so many times the median claim."""
+TABLE = ("prototypes", "counts")
+"""The last parts of the names in a table of prototypes."""
+STATISTICS = ("running_mean", "running_var")
+"""The last parts of the names of batch statistics."""
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """The result of an aggregation.
+
+    Attributes:
+        state: the aggregate.
+        contributors: the sites whose states are in it, in ascending order.
+        cut: the sites whose contribution was left out, or weighs less than claimed, each with the
+            reason.
+        heads: the other contributors' heads, where the method keeps them.
+    """
+
+    state: State
+    contributors: list[SiteName]
+    cut: dict[SiteName, str] = field(default_factory=dict)
+    heads: dict[SiteName, State] = field(default_factory=dict)
+
+
+def aggregate(
+    states: Mapping[SiteName, State],
+    samples: Mapping[SiteName, int | None],
+    *,
+    rule: AggregateRule = "mean",
+    bounds: bool = True,
+    weighted: bool = False,
+) -> Aggregation:
+    """Aggregate states by the federation's rule, after the bounds.
+
+    A contribution beyond a bound is left out whole. To clip it (norm clipping: Sun et al. 2019,
+    "Can You Really Backdoor Federated Learning?") would keep its direction, and an average of four
+    would still move by a quarter of the bound in each round; a state without some of its tensors is
+    no network that any site trained. A claimed number of samples is clipped, since a large claim
+    may be true and the state is bounded by itself.
+
+    Args:
+        states: by site, with equal names, shapes and types.
+        samples: the number of training samples that each site claims.
+        rule: ``mean``, or coordinate-wise ``trimmed_mean`` or ``median`` (Yin et al. 2018,
+            "Byzantine-Robust Distributed Learning").
+        bounds: whether to leave out and clip.
+        weighted: weigh a mean by the samples, if every site tells its number.
+    """
+    cut = find_outliers(states) if bounds else {}
+    contributors = sorted(site for site in states if site not in cut)
+    kept = [states[site] for site in contributors]
+    if rule != "mean":
+        trimmed = (len(kept) - 1) // 2 if rule == "median" else math.ceil(len(kept) / 4) if len(kept) > 2 else 0
+        return Aggregation(trimmed_mean(kept, trimmed), contributors, cut)
+    claims = [float(count) for site in contributors if (count := samples[site])]
+    if not weighted or len(claims) < len(contributors):
+        return Aggregation(mean(kept), contributors, cut)
+    largest = SAMPLES_RATIO_MAX * statistics.median(claims)
+    if bounds:
+        for site, claim in zip(contributors, claims, strict=True):
+            if claim > largest:
+                cut[site] = f"claims {claim:.0f} samples, and counts as {largest:.0f}: {SAMPLES_RATIO_MAX:g} medians"
+        claims = [min(claim, largest) for claim in claims]
+    return Aggregation(mean(kept, claims), contributors, cut)
+
+
+def aggregate_prototypes(
+    states: Mapping[SiteName, State],
+    samples: Mapping[SiteName, int | None],
+    *,
+    rule: AggregateRule = "mean",
+    bounds: bool = True,
+    weighted: bool = False,
+) -> Aggregation:
+    """Aggregate each class's prototype among the sites that have the class, after the bounds.
+
+    A state has two tensors: ``...prototypes``, whose rows are classes, and ``...counts``, the number
+    of samples of each class; a class without any has no prototype. The aggregate counts 1 for every
+    class that has one. ``samples`` counts whole sites, and is not used.
+    """
+    prototypes, counts = (next(name for name in next(iter(states.values())) if name.endswith(end)) for end in TABLE)
+    own = next(iter(states.values()))
+    mean_of = {prototypes: torch.zeros_like(own[prototypes]), counts: torch.zeros_like(own[counts])}
+    contributors: set[SiteName] = set()
+    cut: dict[SiteName, str] = {}
+    for number in range(len(own[counts])):
+        rows = {
+            site: {prototypes: state[prototypes][number]} for site, state in states.items() if state[counts][number] > 0
+        }
+        if not rows:
+            continue
+        sizes = {site: int(states[site][counts][number]) for site in rows}
+        of_class = aggregate(rows, sizes, rule=rule, bounds=bounds, weighted=weighted)
+        mean_of[prototypes][number], mean_of[counts][number] = of_class.state[prototypes], 1
+        contributors |= set(of_class.contributors)
+        cut |= {site: f"class {number}: {reason}" for site, reason in of_class.cut.items() if site not in cut}
+    return Aggregation(mean_of, sorted(contributors), cut)
+
+
+def find_outliers(states: Mapping[SiteName, State]) -> dict[SiteName, str]:
+    """The contributions beyond a bound, each with the reason: the tensor that is farthest beyond.
+
+    Each floating tensor is judged by itself. Its distance to the coordinate-wise median of all is
+    compared with the median distance, and with the median's norm: a site that trains longer than
+    the others is far in the first comparison only. The norm counts at least as that of a fresh
+    layer, so that biases that began at zero may move. Of two contributions, only one that is much
+    larger than the other is beyond the bound.
+    """
+    sites = sorted(states)
+    if len(sites) < 2:
+        return {}
+    worst: dict[SiteName, tuple[float, str]] = {}
+    for name, first in states[sites[0]].items():
+        if not first.is_floating_point() or not first.numel():
+            continue
+        for site, (excess, reason) in zip(sites, _judge(name, [states[site][name] for site in sites]), strict=True):
+            if excess > max(1.0, worst.get(site, (1.0, ""))[0]):
+                worst[site] = excess, reason
+    return {site: reason for site, (_, reason) in worst.items()}
+
+
+def find_leap(sent: State, own: State, returned: State) -> str | None:
+    """Why a copy that came home is beyond the bounds, compared with the model that stayed; ``None`` if it is not.
+
+    Both started from the state ``sent``. Of each floating tensor, the copy may have moved so many
+    times as far as the own one, and at least a share of the tensor's norm. No set of other
+    contributions enters: several hosts of one mind cannot shift the bound.
+    """
+    worst, reason = 1.0, None
+    for name, first in sent.items():
+        if not first.is_floating_point() or not first.numel():
+            continue
+        start, stayed, came = (state[name].double() for state in (sent, own, returned))
+        if name.endswith("running_var") and bool((came < 0).any()):
+            return f"{name} has a negative variance"
+        fresh = math.sqrt(first.shape[0]) if first.ndim else 1.0
+        if name.endswith(STATISTICS):
+            size = max(fresh, _norm(stayed))
+            excess, text = _norm(came) / (size * STATISTICS_RATIO_MAX), f"{_norm(came) / size:.3g} times as large"
+        else:
+            far, size = _norm(came - start), max(fresh, _norm(start))
+            excess = far / max(DISTANCE_RATIO_MAX * _norm(stayed - start), DISTANCE_SHARE * size)
+            text = f"{far / size:.3g} times its size away from the model that left"
+        if excess > worst:
+            worst, reason = excess, f"{name} is {text}"
+    return reason
+
+
+def _judge(name: str, tensors: list[Tensor]) -> list[tuple[float, str]]:
+    """How many times each site's tensor is beyond its bound, and in words."""
+    if name.endswith("running_var") and any(negative := [bool((tensor < 0).any()) for tensor in tensors]):
+        return [(math.inf, f"{name} has a negative variance") if each else (0.0, "") for each in negative]
+    fresh = math.sqrt(tensors[0].shape[0]) if tensors[0].ndim else 1.0
+    if len(tensors) == 2 or name.endswith(STATISTICS):
+        norms = [math.hypot(*(_norm(piece.double()) for (piece,) in pieces([tensor]))) for tensor in tensors]
+        usual = max(fresh, min(norms) if len(tensors) == 2 else statistics.median(norms))
+        bound = usual * (PAIR_RATIO_MAX if len(tensors) == 2 else STATISTICS_RATIO_MAX)
+        return [(norm / bound, f"{name} is {norm / usual:.3g} times as large as usual") for norm in norms]
+    distances, size = [0.0] * len(tensors), 0.0
+    for piece in pieces(tensors):
+        values = [part.double() for part in piece]
+        centre = trimmed_mean([{name: value} for value in values], (len(values) - 1) // 2)[name]
+        distances = [math.hypot(far, _norm(value - centre)) for far, value in zip(distances, values, strict=True)]
+        size = math.hypot(size, _norm(centre))
+    usual, size = statistics.median(distances), max(fresh, size)
+    bound = max(DISTANCE_RATIO_MAX * usual, DISTANCE_SHARE * size)
+    return [
+        (far / bound, f"{name} is {far / size:.3g} times its size away from the median of all contributions")
+        for far in distances
+    ]
+
+
+def _norm(value: Tensor) -> float:
+    return float(torch.linalg.vector_norm(value))

@@ -1,0 +1,345 @@
+"""Write a worker's artifacts, and check received ones before their values reach the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+
+import models
+from models import Network
+from models.learning import base_tensors
+from models.registry import build_head
+from models.spec import HEAD_KEY, remote_spec_problem
+from models.tap import Tapped
+from peer.core import commands
+from peer.core.commands import Source
+from peer.core.limits import ARTIFACT_BYTES_MAX, BUILD_S_MAX, LAYERS_BUILT_MAX
+from peer.core.messages import Artifact, TensorSpec
+from peer.core.plan import Kind, Wire
+from peer.core.roster import Sha256, SiteName
+from peer.core.worker_protocol import map_artifacts
+from peer.files import artifact_path, write_file
+from peer.train.errors import UnusableConfigurationError, UnusableWeightsError, refuse
+from peer.train.settings import TaskSettings
+from peer.train.tensors import State, as_received, as_sent, describe, non_finite, pack, unpack
+from peer.train.weights import fit_base, refuse_base
+
+
+def write_artifact(
+    folder: Path,
+    state: State,
+    *,
+    spec: Mapping[str, Any],
+    kind: Kind,
+    owner: SiteName,
+    steps: int,
+    training_samples: int | None,
+    wire: Wire = "float32",
+) -> Artifact:
+    """Write the state as an artifact, durably, under its digest."""
+    state = as_sent(state, wire)
+    content = pack(state)
+    if len(content) > ARTIFACT_BYTES_MAX:
+        raise UnusableConfigurationError(
+            f"the model has {len(content)} bytes, an artifact at most {ARTIFACT_BYTES_MAX}"
+        )
+    digest = Sha256(hashlib.sha256(content).hexdigest())
+    path = artifact_path(folder, digest)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        write_file(path, content)
+    return Artifact(kind, owner, digest, len(content), steps, spec, describe(state), training_samples)
+
+
+def is_whole(folder: Path, artifact: Artifact) -> bool:
+    """Whether the artifact's file is there and has its digest, as it had when it was received.
+
+    Otherwise this site's disk has lost or damaged it, and no check of it says anything about its origin.
+    """
+    try:
+        with artifact_path(folder, artifact.sha256).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == artifact.sha256
+    except OSError:
+        return False
+
+
+ArtifactTensors = Callable[[Network], Collection[str]]
+"""The names in a network's state that its artifact holds."""
+
+Bases = Callable[[str], State]
+"""Gives the tensors of the file of weights with this digest; ``ValueError`` where the site has none."""
+
+BuildReceived = Callable[[nn.Module, Collection[str]], nn.Module]
+"""Builds the network that travels with a head, from the head and the names of that network's state;
+``ValueError`` says why it cannot.
+"""
+
+
+def with_tensors(order: commands.Command, folder: Path) -> commands.Command:
+    """The order with the tensor list of each source, which the daemon left out, from the file's
+    header.
+
+    A list that cannot be read stays empty: the checks of the artifact then name the reason.
+    """
+
+    def read_list(artifact: Artifact) -> Artifact:
+        if artifact.tensors:
+            return artifact
+        try:
+            with safetensors.safe_open(artifact_path(folder, artifact.sha256), framework="pt") as file:
+                slices = {name: file.get_slice(name) for name in sorted(file.keys())}
+                tensors = tuple(TensorSpec(name, at.get_dtype(), tuple(at.get_shape())) for name, at in slices.items())
+        except (FileNotFoundError, safetensors.SafetensorError):
+            return artifact
+        return dataclasses.replace(artifact, tensors=tensors)
+
+    return map_artifacts(order, read_list)
+
+
+def read_network(
+    folder: Path,
+    source: Source,
+    task: TaskSettings,
+    *,
+    allow: Collection[str],
+    bases: Bases = refuse_base,
+    check: Callable[[Network], None] = lambda network: None,
+    wire: Wire = "float32",
+) -> Network:
+    """A received model, built on the CPU and loaded.
+
+    The checks, in this order: this site allows the spec's name; the spec is of this federation's
+    task; the network, built on the meta device, where it takes no memory, has exactly the
+    manifest's tensors, and the site's weights hold what the artifact leaves out; the file has the
+    manifest's digest and exactly those tensors; all values are finite. Only then the function
+    allocates the network.
+
+    Args:
+        folder: where the artifact's file is.
+        source: the artifact.
+        task: of the federation.
+        allow: classes beyond the registry that its spec may name.
+        bases: the site's weights, of which the artifact leaves out what does not learn.
+        check: raises ``ValueError`` for a network, still on the meta device, that costs too much.
+        wire: of the federation: the type of the file's floating tensors.
+
+    Raises:
+        UnusableArtifact: a check failed; the message names the first one.
+        UnusableWeightsError: a file of this site's weights is not what site.toml says.
+    """
+    with _blame_artifact(source):
+        network = _build_on_meta(source.artifact, task, allow)
+        check(network)
+        base = fit_base(network, bases(source.artifact.spec["base"])) if base_tensors(network) else {}
+        expected = _select(network, _all_names)
+        state = _read_state_file(folder, source.artifact, expected, wire)
+        network = models.build(source.artifact.spec)
+    network.load_state_dict(network.state_dict() | base | state)
+    return network
+
+
+def read_head(
+    folder: Path,
+    source: Source,
+    task: TaskSettings,
+    *,
+    allow: Collection[str],
+    with_head: tuple[str, BuildReceived] | None = None,
+    wire: Wire = "float32",
+) -> tuple[nn.Module, nn.Module | None]:
+    """A received head, on the CPU and loaded, without the network around it; the checks are those
+    of a whole model.
+
+    Args:
+        allow: classes beyond the registry that its spec may name.
+        with_head: the name and the builder of the network that must come with the head.
+        wire: as in ``read_network``.
+
+    Returns:
+        The head, and the network that came with it.
+
+    Raises:
+        UnusableArtifact: a check failed.
+    """
+    with _blame_artifact(source):
+        prefix, built = _build_head_on_meta(source.artifact, task, allow)
+        parts, expected = {prefix: built}, {prefix + name: tensor for name, tensor in built.state_dict().items()}
+        if with_head is not None:
+            name, build = with_head
+            prefix = f"{name}/"
+            names = [spec.name.removeprefix(prefix) for spec in source.artifact.tensors if spec.name.startswith(prefix)]
+            with torch.device("meta"):
+                parts[prefix] = build(built, names)
+            expected |= {prefix + name: tensor for name, tensor in parts[prefix].state_dict().items()}
+        state = _read_state_file(folder, source.artifact, expected, wire)
+        head, *others = [_load_part(part, state, prefix) for prefix, part in parts.items()]
+    return head, (others[0] if others else None)
+
+
+def read_state(
+    folder: Path,
+    source: Source,
+    task: TaskSettings,
+    *,
+    own: Network,
+    artifact_tensors: ArtifactTensors,
+    allow: Collection[str],
+    any_body: bool = False,
+    beside: State | None = None,
+    wire: Wire = "float32",
+) -> State:
+    """A received state to average with that of ``own``; the checks are those of a model, and the
+    specs must be equal.
+
+    With ``any_body`` the specs may differ, but the head's tensors must have the names, types and
+    shapes of the own head. The tensors of ``beside`` must be there, too.
+    """
+    with _blame_artifact(source):
+        if not any_body and source.artifact.spec != own.spec:
+            theirs, ours = source.artifact.spec, own.spec
+            keys = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
+            raise ValueError(
+                f"its spec is not this site's {ours['name']}, with which it is averaged: {', '.join(keys)} differ"
+            )
+        if any_body:
+            prefix, head = _build_head_on_meta(source.artifact, task, allow)
+            expected = {prefix + name: tensor for name, tensor in head.state_dict().items()} | (beside or {})
+        else:
+            expected = _select(_build_on_meta(source.artifact, task, allow), artifact_tensors) | (beside or {})
+        if any_body:
+            _compare("its head", describe(expected), "this site's head", describe(_select(own, artifact_tensors)))
+        return _read_state_file(folder, source.artifact, expected, wire)
+
+
+def _all_names(network: Network) -> list[str]:
+    return [name for name in network.state_dict() if name not in base_tensors(network)]
+
+
+@contextmanager
+def _blame_artifact(source: Source) -> Iterator[None]:
+    """Turn errors into an ``UnusableArtifact`` of this source, but for those of this site's files."""
+    try:
+        yield
+    except UnusableWeightsError:
+        raise
+    except (UnusableConfigurationError, ValueError, MemoryError) as error:
+        raise refuse(source, error) from error
+
+
+def _build_head_on_meta(artifact: Artifact, task: TaskSettings, allow: Collection[str]) -> tuple[str, nn.Module]:
+    """What the names of the head's tensors begin with, and the head on the meta device.
+
+    Of a head that the spec describes as one layer, the body's class is not needed.
+    """
+    if HEAD_KEY not in artifact.spec:
+        network = _build_on_meta(artifact, task, allow)
+        return f"{network.head_name}.", network.head
+    _check_spec(artifact, task, remote_spec_problem(artifact.spec, head_only=True))
+    with torch.device("meta"):
+        return f"{Tapped.layer_prefix}{artifact.spec['head']}.", build_head(artifact.spec)
+
+
+def _check_spec(artifact: Artifact, task: TaskSettings, reason: str | None) -> None:
+    """``ValueError`` for a spec with this problem, or of another task."""
+    if reason is not None:
+        raise ValueError(reason)
+    for key in ("spatial_dims", "in_channels", "classes"):
+        if artifact.spec[key] != getattr(task, key):
+            raise ValueError(f"{key} = {artifact.spec[key]} is not this federation's {getattr(task, key)}")
+
+
+def _build_on_meta(artifact: Artifact, task: TaskSettings, allow: Collection[str]) -> Network:
+    """The network of the artifact's spec on the meta device, where it takes no memory."""
+    _check_spec(artifact, task, remote_spec_problem(artifact.spec, allow=allow))
+    try:
+        with torch.device("meta"), _bounded_construction():
+            return models.build(artifact.spec)
+    except Exception as error:
+        raise ValueError(f"its spec cannot be built: {error}") from error
+
+
+@contextmanager
+def _bounded_construction() -> Iterator[None]:
+    """Raise ``ValueError`` in a network's construction once it has too many layers or takes too long.
+
+    The meta device bounds memory only: a description of a few bytes can name layers for minutes.
+    """
+    began_s, count = time.monotonic(), 0
+
+    def count_layer(*registered: object) -> None:
+        nonlocal count
+        count += 1
+        if count > LAYERS_BUILT_MAX:
+            raise ValueError(f"it has more than {LAYERS_BUILT_MAX} layers")
+        if time.monotonic() - began_s > BUILD_S_MAX:
+            raise ValueError(f"it takes more than {BUILD_S_MAX:g} s")
+
+    hook = register_module_module_registration_hook(count_layer)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _select(network: Network, artifact_tensors: ArtifactTensors) -> State:
+    """The part of the network's state that its artifact holds."""
+    names = set(artifact_tensors(network)) - base_tensors(network)
+    return {name: tensor for name, tensor in network.state_dict().items() if name in names}
+
+
+def _load_part(part: nn.Module, state: State, prefix: str) -> nn.Module:
+    """The part on the CPU, with the state's values whose names begin with the prefix."""
+    part = part.to_empty(device="cpu")
+    part_state = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    if part_state.keys() != {name for name, _ in (*part.named_parameters(), *part.named_buffers())}:
+        raise ValueError("its head has values that its state does not hold")
+    part.load_state_dict(part_state)
+    return part
+
+
+def _read_state_file(folder: Path, artifact: Artifact, expected: State, wire: Wire) -> State:
+    """The state in the artifact's file; spec, manifest and file agree, all values are finite."""
+    due = f"the spec, sent as {wire}" if wire != "float32" else "the spec"
+    _compare("the manifest", artifact.tensors, due, describe(as_sent(expected, wire)))
+    path = artifact_path(folder, artifact.sha256)
+    try:
+        if path.stat().st_size != artifact.bytes:
+            raise ValueError(f"its file has {path.stat().st_size} bytes, the manifest says {artifact.bytes}")
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"its file cannot be read: {error.strerror}") from error
+    if hashlib.sha256(content).hexdigest() != artifact.sha256:
+        raise ValueError("its file does not have its digest")
+    try:
+        state = unpack(content)
+        tensors = describe(state)
+    except Exception as error:
+        raise ValueError(f"its file is no safetensors of known types: {error}") from error
+    _compare("the file", tensors, "the manifest", artifact.tensors)
+    bad = non_finite(state)
+    if bad is not None:
+        raise ValueError(f"tensor {bad!r} holds a NaN or an infinity")
+    return as_received(state, expected)
+
+
+def _compare(first: str, these: tuple[TensorSpec, ...], second: str, those: tuple[TensorSpec, ...]) -> None:
+    mine, theirs = {tensor.name: tensor for tensor in these}, {tensor.name: tensor for tensor in those}
+    odd = sorted(mine.keys() ^ theirs.keys())
+    if odd:
+        raise ValueError(f"tensor {odd[0]!r} is only in {first if odd[0] in mine else second}")
+    for name, tensor in mine.items():
+        if tensor != theirs[name]:
+            raise ValueError(
+                f"tensor {name!r} is {tensor.dtype} {list(tensor.shape)} in {first}, "
+                f"{theirs[name].dtype} {list(theirs[name].shape)} in {second}"
+            )

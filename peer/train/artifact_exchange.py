@@ -1,0 +1,323 @@
+"""The artifacts that a site sends and receives: a network, a head, or a state to average."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import models
+from models import Network, Output
+from models.footprint import count_operations
+from models.foreign import is_foreign
+from models.learning import base_tensors
+from models.registry import describe_head
+from models.spec import HEAD_KEY
+from models.tap import Tapped
+from peer.core.commands import Source
+from peer.core.limits import RECEIVED_OPERATIONS_FLOOR, STEPS_MAX
+from peer.core.messages import Artifact
+from peer.core.plan import Kind
+from peer.core.roster import SiteName
+from peer.files import artifact_path
+from peer.methods.method import Method
+from peer.train.aggregation import Aggregation, aggregate, aggregate_prototypes, find_leap
+from peer.train.artifact import read_head, read_network, read_state, write_artifact
+from peer.train.errors import UnusableArtifact, UnusableConfigurationError, refuse
+from peer.train.network import probe, probe_head
+from peer.train.settings import TrainingSettings
+from peer.train.site_networks import SiteNetworks
+from peer.train.tensors import State, as_received, as_sent, mean, state_of, unpack
+
+CLASS_COUNTS = "counts"
+"""How a table of prototypes names the numbers of samples of its classes."""
+BATCH_COUNTER = "num_batches_tracked"
+"""How torch's batch normalisations name their counters."""
+
+
+class ArtifactExchange:
+    """Writes artifacts of a site's networks, and reads received ones, which must fit these
+    networks.
+
+    Every method that reads raises ``UnusableArtifact`` with the reason, before any received value
+    reaches the device.
+    """
+
+    def __init__(self, settings: TrainingSettings, method: Method, networks: SiteNetworks) -> None:
+        self._settings, self._method, self._networks = settings, method, networks
+
+    def send(
+        self,
+        network: nn.Module,
+        *,
+        owner: SiteName,
+        steps: int,
+        samples: int | None,
+        kind: Kind | None = None,
+        lent: bool = False,
+    ) -> Artifact:
+        """Write the artifact of a network: the tensors that the method sends, by default as its own kind.
+
+        A lent model's are its own alone.
+        """
+        settings, kind = self._settings, kind or self._settings.plan.artifact
+        if kind is None or not isinstance(network, Network):
+            raise UnusableConfigurationError(f"method {settings.method!r} shares no model")
+        return write_artifact(
+            settings.artifacts,
+            self._sent_state(network) | self._state_with_head() | ({} if lent else self._state_beside()),
+            spec=_sent_spec(network, kind),
+            kind=kind,
+            owner=owner,
+            steps=min(steps, STEPS_MAX),  # a received count is another site's claim
+            training_samples=samples if settings.tells_samples else None,
+            wire=settings.wire,
+        )
+
+    def self_check(self, artifact: Artifact) -> None:
+        """Refuse, before round 1, an artifact of this site that every other site would refuse."""
+        settings, network = self._settings, self._networks.artifact_network
+        source, allow = Source(settings.site, 1, artifact), {network.spec["name"]}
+        try:
+            if "aggregate" in settings.plan.phases and settings.plan.pattern != "visit":
+                self._read_state(source, allow=allow)
+            else:
+                self._read_module(source, allow=allow)
+        except UnusableArtifact as error:
+            table = "[model]" if network is self._networks.dam else "[shared_model]"
+            raise UnusableConfigurationError(
+                f"{table} {network.spec['name']} would be refused by other sites: {error}"
+            ) from error
+
+    def receive(self, source: Source) -> tuple[nn.Module, Output]:
+        """The source's network or head, on the CPU, and its output for one image, or one feature,
+        of zeros.
+
+        A model of this site's own spec needs no entry in ``allow_models``.
+        """
+        spec, own_specs = source.artifact.spec, (self._networks.dam.spec, self._networks.artifact_network.spec)
+        module = self._read_module(
+            source, allow={*self._settings.allow_models, *([spec["name"]] if spec in own_specs else [])}
+        )
+        try:
+            if isinstance(module, Network):
+                data = self._settings.data
+                return module, probe(module, self._settings.task, data.input_size, scale=data.scale or 1)
+            return module, probe_head(module, self._networks.output)
+        except Exception as error:
+            raise refuse(source, error) from error
+
+    def receive_all(self, sources: Sequence[Source]) -> dict[str, nn.Module]:
+        """The sources' networks or heads by origin, each of which the method can use here."""
+        modules = {}
+        for source in sources:
+            module, output = self.receive(source)
+            reason = self._method.check_received(self._networks.output, output, self._settings.parameters)
+            if reason is not None:
+                raise UnusableArtifact(source, reason)
+            modules[str(source.origin)] = module
+        return modules
+
+    def max_abs(self, source: Source) -> float:
+        """The largest absolute floating value of an artifact, without counters."""
+        state = unpack(artifact_path(self._settings.artifacts, source.artifact.sha256).read_bytes())
+        weights = [tensor for tensor in state.values() if tensor.is_floating_point() and tensor.numel()]
+        return max((float(tensor.abs().max()) for tensor in weights), default=0.0)
+
+    def average(self, sources: Sequence[Source], *, samples: int | None, sent: Source | None = None) -> Aggregation:
+        """The aggregate of the own and the received states, by the federation's rule and bounds.
+
+        Without ``samples`` it is that of the received states alone. The own artifact ``sent`` takes the
+        place of the own state.
+
+        The federation's ``weighting = "samples"`` applies only if every site tells its number of
+        samples: all sites that average the same states must compute the same mean.
+        """
+        settings, own = self._settings, self._networks.artifact_network
+        allow = {*settings.allow_models, own.spec["name"]}
+        states: dict[SiteName, State] = {}
+        counts: dict[SiteName, int | None] = {}
+        if samples is not None and sent is not None:
+            sources = (sent, *sources)
+        elif samples is not None:
+            state = self._sent_state(own) | self._state_beside()
+            states[settings.site] = as_received(as_sent(state, settings.wire), state)  # all average the same bits
+            counts[settings.site] = samples if settings.tells_samples else None
+        for source in sources:
+            states[source.origin] = self._read_state(source, allow=allow)
+            counts[source.origin] = source.artifact.training_samples
+        heads = {site: self._take_kept_head(state) for site, state in states.items()}
+        combine = aggregate_prototypes if settings.plan.artifact == "prototype" else aggregate
+        aggregation = combine(
+            states,
+            counts,
+            rule=settings.aggregate_rule,
+            bounds=settings.aggregate_bounds,
+            weighted=settings.weighted,
+        )
+        others = (site for site in aggregation.contributors if site != settings.site)
+        return dataclasses.replace(aggregation, heads={site: heads[site] for site in others if heads[site]})
+
+    def merge(self, returned: Sequence[tuple[Source, Network]], sent: State) -> State:
+        """The weighted average of the local model and the copies of it that other sites trained.
+
+        Args:
+            returned: the copies, of this site's spec, in roster order.
+            sent: the state that the copies and the local model started from.
+
+        Raises:
+            UnusableArtifact: a copy is beyond the bounds.
+        """
+        own, bounds = self._sent_state(self._networks.artifact_network), self._settings.aggregate_bounds
+        sent = {name: tensor for name, tensor in sent.items() if name in own}
+        parameters = self._settings.parameters
+        replaces = bool(returned) and parameters.get("merge") == "replace"
+        states, weights = ([], []) if replaces else ([own], [1.0])
+        for source, network in returned:
+            state = self._sent_state(network)
+            if bounds and (reason := find_leap(sent, own, state)) is not None:
+                raise UnusableArtifact(source, reason)
+            states.append(state)
+            weights.append(float(parameters.get("merge_weight", 1.0)))  # type: ignore[arg-type]
+        return mean(states, weights)
+
+    def _read_module(self, source: Source, *, allow: Collection[str]) -> nn.Module:
+        """A received network, or a received head, joined with the network that travels with it."""
+        settings, averaged_with_head = self._settings, self._method.averaged_with_head
+        if settings.plan.artifact != "head":
+            return read_network(
+                settings.artifacts,
+                source,
+                settings.task,
+                allow=allow,
+                bases=self._networks.base_weights.of,
+                check=self._check_operations,
+                wire=settings.wire,
+            )
+        if averaged_with_head is None:
+            return read_head(settings.artifacts, source, settings.task, allow=allow, wire=settings.wire)[0]
+        build = functools.partial(averaged_with_head.build_received, self._networks.build_context, source.origin)
+        head, network = read_head(
+            settings.artifacts,
+            source,
+            settings.task,
+            allow=allow,
+            with_head=(averaged_with_head.name, build),
+            wire=settings.wire,
+        )
+        # The network beside an older head was averaged in its own round, or comes too late for any.
+        return head if source.fallback else averaged_with_head.join(head, network)
+
+    def _check_operations(self, network: Network) -> None:
+        """``ValueError`` where a sample costs many times the operations that it costs in the own network."""
+        ratio, size = self._settings.received_ratio_max, tuple(self._settings.data.input_size)
+        operations = _operations(json.dumps(network.spec, sort_keys=True), size) if ratio else None
+        if operations is None or operations <= RECEIVED_OPERATIONS_FLOOR:
+            return
+        own = _operations(json.dumps(self._networks.dam.spec, sort_keys=True), size) or 0
+        if operations > ratio * own:
+            raise ValueError(
+                f"it takes {operations} multiply-accumulates for one sample, above {ratio:g} times this site's {own} "
+                "([limits] received_ratio_max)"
+            )
+
+    def _read_state(self, source: Source, *, allow: Collection[str]) -> State:
+        settings = self._settings
+        return read_state(
+            settings.artifacts,
+            source,
+            settings.task,
+            own=self._networks.artifact_network,
+            artifact_tensors=self._artifact_tensors,
+            allow=allow,
+            any_body=settings.plan.artifact == "head",
+            beside=self._state_beside(),
+            wire=settings.wire,
+        )
+
+    def load(self, aggregation: Aggregation) -> None:
+        """Load an aggregate into the networks whose states it averages, and keep the heads beside it."""
+        state = aggregation.state
+        self._networks.artifact_network.load_state_dict(state, strict=False)
+        if (name := self._method.sent_beside) is not None:
+            beside = {key.removeprefix(f"{name}/"): state[key] for key in self._state_beside()}
+            self._networks.networks[name].load_state_dict(beside)
+        if self._method.keeps_heads is not None:
+            keeper: Any = self._networks.networks[self._method.keeps_heads]
+            for site, head in aggregation.heads.items():
+                keeper.keep(site, head)
+
+    def _take_kept_head(self, state: State) -> State:
+        """The head's part of a state, removed from it, where the method keeps heads and averages the rest."""
+        if self._method.keeps_heads is None:
+            return {}
+        prefix = f"{self._networks.artifact_network.head_name}."
+        return {name.removeprefix(prefix): state.pop(name) for name in list(state) if name.startswith(prefix)}
+
+    def _artifact_tensors(self, network: Network) -> Collection[str]:
+        return self._method.artifact_tensors(network, self._settings.parameters)
+
+    def _state_with_head(self) -> State:
+        """The state of the network that travels with the head, with its name as prefix."""
+        averaged_with_head = self._method.averaged_with_head
+        if averaged_with_head is None:
+            return {}
+        state = self._hide_counters(state_of(self._networks.networks[averaged_with_head.name]))
+        return {f"{averaged_with_head.name}/{name}": tensor for name, tensor in state.items()}
+
+    def _state_beside(self) -> State:
+        """The state of the network that travels beside the artifact's, with its name as prefix."""
+        name = self._method.sent_beside
+        if name is None:
+            return {}
+        return {f"{name}/{key}": tensor for key, tensor in state_of(self._networks.networks[name]).items()}
+
+    def _sent_state(self, network: Network) -> State:
+        names = set(self._artifact_tensors(network)) - base_tensors(network)
+        state = {name: tensor for name, tensor in state_of(network).items() if name in names}
+        return self._hide_counters(self._hide_class_counts(state))
+
+    def _hide_class_counts(self, state: State) -> State:
+        """The state with 1 for the count of every class of a table of prototypes, if the policy hides sizes."""
+        settings = self._settings
+        if settings.plan.artifact != "prototype" or settings.tells_samples:
+            return state
+        return {
+            name: (tensor > 0).to(tensor.dtype) if name.endswith(CLASS_COUNTS) else tensor
+            for name, tensor in state.items()
+        }
+
+    def _hide_counters(self, state: State) -> State:
+        """The state without the numbers of batches that layers have seen, if the policy hides them.
+
+        Only a batch normalisation without momentum reads its counter.
+        """
+        if not self._settings.hides_counters:
+            return state
+        return {
+            name: torch.zeros_like(tensor) if name.endswith(BATCH_COUNTER) else tensor for name, tensor in state.items()
+        }
+
+
+@functools.lru_cache(maxsize=256)
+def _operations(spec: str, input_size: tuple[int, ...]) -> int | None:
+    """Count the operations of one sample in a network of a spec. Return ``None`` where it does not run on
+    the meta device. Sites send the same specs in every round.
+    """
+    try:
+        with torch.device("meta"):
+            return count_operations(models.build(json.loads(spec)), input_size)[0]
+    except Exception:  # somebody else's network; the probe on the CPU names what is wrong
+        return None
+
+
+def _sent_spec(network: Network, kind: Kind) -> Mapping[str, Any]:
+    """The spec for receivers; it describes the head of a network from elsewhere, for which they need no class."""
+    foreign = is_foreign(network.spec["name"]) and isinstance(network, Tapped)
+    layer = describe_head(network) if foreign and kind == "head" else None
+    return network.spec if layer is None else {**network.spec, HEAD_KEY: layer}

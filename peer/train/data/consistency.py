@@ -1,0 +1,146 @@
+"""Whether the images of a datalist go together: channels, directions, distances and types."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from peer.train.data.datalist import named
+from peer.train.data.image_files import StoredImage, grid_shift
+
+Meaning: TypeAlias = tuple[int, int]
+"""Dimensions of space, and channels."""
+
+SPACING_RATIO_MAX = 1.1
+"""Of images whose voxels differ by more along an axis, a distance in voxels is none in the patient."""
+
+
+@dataclass(slots=True)
+class Consistency:
+    """Collects what each sample of a datalist is, and then says which ones differ from most."""
+
+    meanings: list[tuple[str, set[Meaning]]] = field(default_factory=list)
+    orientations: dict[str, str] = field(default_factory=dict)
+    spacings: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    depths: dict[str, str] = field(default_factory=dict)
+    unplaced: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    split: list[str] = field(default_factory=list)
+
+    def add(self, images: Mapping[Path, StoredImage]) -> None:
+        """Take in the files of one sample."""
+        paths, files = list(images), list(images.values())
+        name, first = str(paths[0]), files[0]
+        self.meanings.append((name, sample_meanings(files)))
+        for path, image in images.items():
+            self.depths[str(path)] = image.depth
+            self.doubts += [f"{path} {doubt}" for doubt in image.doubts]
+            self.notes += [f"{path} {note}" for note in image.notes]
+            if image.spacing is not None:
+                self.spacings[str(path)] = image.spacing
+            if image.orientation:
+                self.orientations[str(path)] = image.orientation
+            elif len(image.space) > 2 and not image.doubts:
+                self.unplaced.append(str(path))
+            shift = distance_of(first, image)
+            if shift is not None:
+                self.split.append(f"{path} (up to {shift:.3g} mm from {paths[0].name})")
+
+    def problems(self) -> list[str]:
+        """What training would refuse whatever the configuration."""
+        lines = []
+        counts = Counter(meaning for _, meanings in self.meanings for meaning in meanings)
+        if counts:
+            usual = max(counts, key=lambda meaning: (counts[meaning], -meaning[1]))
+            others = [f"{name} ({_describe(meanings)})" for name, meanings in self.meanings if usual not in meanings]
+            if others:
+                lines.append(
+                    f"images are of another kind than most, which have {_describe({usual})}: {named(others)}; "
+                    "convert them or take them out of the datalist"
+                )
+        if self.split:
+            lines.append(f"files of one sample lie on different grids: {named(self.split)}; resample them to one")
+        return lines
+
+    def warnings(self) -> list[str]:
+        """What a user should look at."""
+        lines = []
+        if (mixed := mixed_orientations(self.orientations)) is not None:
+            lines.append(f'{mixed}; set [data] orientation = "RAS" at all sites')
+        if self.orientations and self.unplaced:
+            lines.append(
+                f"volumes say no orientation, and others do: {named(self.unplaced)}; they stay as stored, whatever "
+                "[data] orientation says"
+            )
+        if self.doubts:
+            lines.append(f"{named(self.doubts)}; training refuses them where [data] orientation turns volumes")
+        if self.notes:
+            lines.append(f"{named(self.notes)}; look at them before you train")
+        by_length = [np.array(sorted(spacing)) for spacing in self.spacings.values()]
+        if by_length and len({len(lengths) for lengths in by_length}) == 1:
+            lengths = np.array(by_length)
+            if (lengths.max(axis=0) > SPACING_RATIO_MAX * lengths.min(axis=0)).any():
+                least, most = (
+                    "x".join(f"{length:.3g}" for length in bound(axis=0)) for bound in (lengths.min, lengths.max)
+                )
+                lines.append(
+                    f"distances of voxels run from {least} to {most} mm; set [data] spacing, if sizes in the patient "
+                    "matter"
+                )
+        if len(set(self.depths.values())) > 1:
+            lines.append(
+                f"values are of several types: {_outliers(self.depths)}; with other ranges, set [data] intensity or "
+                "normalise"
+            )
+        return lines
+
+
+def sample_meanings(files: Iterable[StoredImage]) -> set[Meaning]:
+    """What the files of one sample may be together; an array's first axis is space or channels."""
+    meanings: set[Meaning] | None = None
+    for image in files:
+        if image.channels is not None:
+            own = {(len(image.space), image.channels)}
+        else:
+            own = {(len(image.space), 1), (len(image.space) - 1, image.space[0] if image.space else 1)}
+        if meanings is None:
+            meanings = own
+        else:
+            meanings = {(dims, count + more) for dims, count in meanings for others, more in own if dims == others}
+    return meanings or set()
+
+
+def mixed_orientations(orientations: Mapping[str, str]) -> str | None:
+    """A text that names the volumes that run in other directions than most; None where all run alike."""
+    if len(set(orientations.values())) < 2:
+        return None
+    return f"volumes run in different directions: {_outliers(orientations)}"
+
+
+def distance_of(one: StoredImage, other: StoredImage) -> float | None:
+    """By how many mm two volumes lie apart; None if they share a grid, or if that is unknown."""
+    if one.space != other.space or not (one.orientation and other.orientation):
+        return None
+    return None if one.affine is None or other.affine is None else grid_shift(one.affine, other.affine, one.space)
+
+
+def _outliers(kinds: Mapping[str, str]) -> str:
+    """The most frequent kind, and the files of the others."""
+    (usual, count), *_ = Counter(kinds.values()).most_common()
+    return f"{usual} ({count} files), but {named(f'{name} {kind}' for name, kind in kinds.items() if kind != usual)}"
+
+
+def _describe(meanings: Iterable[Meaning]) -> str:
+    return (
+        " or ".join(
+            f"{dims} dimensions and {count} channel{'s' * (count != 1)}"
+            for dims, count in sorted(meanings, reverse=True)
+        )
+        or "files that do not go together"
+    )

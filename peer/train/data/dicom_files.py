@@ -1,0 +1,370 @@
+"""Read DICOM: one image, one file with frames (enhanced or classic), or a folder with one series.
+
+Source: DICOM PS3.3, C.7.6.2 (image plane), C.7.6.16 (functional groups), C.11.1 (modality LUT).
+All three give the same axes and values. Slices are ordered by InstanceNumber where that follows
+their positions, else by position. What would make another volume than the scanner's is an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pydicom
+from numpy.typing import NDArray
+from pydicom.misc import is_dicom
+from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
+
+from peer.errors import ConfigError
+
+Vector: TypeAlias = NDArray[Any]
+
+LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
+GAP_MIN, UNEVEN_SHARE = 1.5, 0.2
+"""Times the median distance from which a slice is missing between two others; the share by which a
+distance may differ, as positions are often rounded to 0.1 mm.
+"""
+
+UNITS_FROM = frozenset({"CT", "NM", "PT"})
+"""Modalities whose values are measurements, which MONOCHROME1 only asks to display inverted."""
+
+FRAME_BYTES_MIN = 8
+"""Of a compressed frame: the header of its item alone (PS3.5, A.4)."""
+
+MISSING_DECODER = "missing dependencies"
+"""In pydicom's error where no installed package decodes a transfer syntax."""
+
+
+@dataclass(frozen=True, slots=True)
+class DicomImage:
+    """What the headers say; ``peer.train.data.image_files.StoredImage`` explains the fields.
+
+    ``affine`` is there for one image too; its third column is then the normal.
+    """
+
+    space: tuple[int, ...]
+    channels: int
+    depth: str
+    read: Callable[[], NDArray[Any]]
+    affine: Vector | None
+    doubts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DicomSlice:
+    """One slice: the index of its file and of its frame there, and where it lies, if it says so.
+
+    Attributes:
+        axes: the direction in which columns and that in which rows follow each other, ``(2, 3)``.
+        spacing: mm between rows and between columns.
+        rescale: slope and intercept of this frame alone.
+    """
+
+    name: str
+    file: int
+    frame: int
+    number: int | None
+    position: Vector | None
+    axes: Vector | None
+    spacing: Vector | None
+    rescale: tuple[float, float] | None = None
+
+
+def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
+    """Read the headers of a file or of a folder with one series; ``ValueError`` says why it is no
+    image.
+
+    Args:
+        is_label_map: the numbers of a palette or of MONOCHROME1 count, not their look.
+    """
+    files, headers = _read_headers(path)
+    header = headers[0]
+    for key in ("Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation"):
+        values = Counter(str(other.get(key)) for other in headers)
+        if len(values) > 1:
+            listed = ", ".join(f"{value} ({count} files)" for value, count in values.most_common())
+            raise ValueError(f"its slices differ in {key}: {listed}")
+    planes = [plane for index, other in enumerate(headers) for plane in _planes(files[index], index, other)]
+    planes, step = _in_order(planes)
+    affine = _affine(planes[0], step)
+    doubts: tuple[str, ...] = ()
+    if affine is None:
+        lacking = "its slices" if len(planes) > 1 else "the slice"
+        doubts = (f"says no position and orientation of {lacking} in the patient",)
+    rows, columns = int(header.Rows), int(header.Columns)
+    space = (rows, columns) if len(planes) == 1 else (columns, rows, len(planes))
+    sign = "int" if header.get("PixelRepresentation", 0) else "uint"
+    depth = f"{sign}{header.get('BitsAllocated', 16)}"
+    channels = _channels(header, is_label_map)
+    return DicomImage(space, channels, depth, lambda: _read_planes(files, planes, is_label_map), affine, doubts)
+
+
+def _read_headers(path: Path) -> tuple[list[Path], list[Any]]:
+    """The files of one series that hold pixels, and their headers."""
+    if not path.is_dir():
+        candidates = [path]
+    else:
+        visible = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        if not visible:
+            raise ValueError("the folder is empty")
+        # A damaged slice keeps its ending: it must not pass for a note beside the series.
+        candidates = [file for file in visible if file.suffix.lower() == ".dcm" or is_dicom(file)]
+        if not candidates:
+            raise ValueError(f"the folder holds no DICOM file; it holds {visible[0].name}")
+    files, headers = [], []
+    for file in candidates:
+        try:
+            header = pydicom.dcmread(file, stop_before_pixels=True)
+        except Exception as error:
+            raise ValueError(f"{file.name}: {error}" if path.is_dir() else str(error)) from error
+        if "SegmentSequence" in header:
+            raise ValueError(f"{file.name} is a DICOM segmentation; convert it to a NIfTI label map")
+        if "Rows" in header:  # others are a DICOMDIR, a report, a presentation state
+            files.append(file)
+            headers.append(header)
+    if not files:
+        raise ValueError("holds no pixels")
+    series = Counter(str(header.get("SeriesInstanceUID", "")) for header in headers)
+    if len(series) > 1:
+        described = ", ".join(
+            f"{_describe_series(next(other for other in headers if str(other.get('SeriesInstanceUID', '')) == uid))} "
+            f"({count} files)"
+            for uid, count in series.most_common()
+        )
+        raise ValueError(f"the folder holds {len(series)} series: {described}; make a folder of each")
+    return files, headers
+
+
+def _describe_series(header: Any) -> str:
+    number, text = header.get("SeriesNumber", "?"), header.get("SeriesDescription", "")
+    return f"number {number} {text}".strip()
+
+
+# --- planes ---------------------------------------------------------------------------------------
+def _planes(file: Path, index: int, header: Any) -> Iterator[DicomSlice]:
+    """The slices of one file."""
+    name, count = file.name, int(header.get("NumberOfFrames") or 1)
+    if count != 1:
+        _check_frames(file, header, count)
+    number = header.get("InstanceNumber")
+    plane = DicomSlice(
+        name, index, 0, None if number is None else int(number), *_place(header, header, header.get("PixelSpacing"))
+    )
+    groups = header.get("PerFrameFunctionalGroupsSequence")
+    if groups is not None:
+        if len(groups) != count:
+            raise ValueError(f"{name} has {count} frames and describes {len(groups)}")
+        yield from _enhanced(plane, groups, header.get("SharedFunctionalGroupsSequence") or [pydicom.Dataset()])
+    elif count == 1:
+        yield plane
+    else:
+        yield from _classic(plane, count, header)
+
+
+def _check_frames(file: Path, header: Any, count: int) -> None:
+    """``ValueError`` where the file is too small to hold so many frames."""
+    size, syntax = file.stat().st_size, getattr(header, "file_meta", {}).get("TransferSyntaxUID")
+    frame_bytes = FRAME_BYTES_MIN
+    if syntax is not None and not syntax.is_compressed and not syntax.is_deflated:
+        samples = 2 if "422" in str(header.get("PhotometricInterpretation")) else int(header.get("SamplesPerPixel", 1))
+        frame_bytes = int(header.Rows) * int(header.Columns) * samples * int(header.get("BitsAllocated", 16)) // 8
+    if not 0 < count * frame_bytes <= size:
+        raise ValueError(
+            f"{file.name} says that it has {count} frames, which do not fit into its {size} bytes; it is cut short or "
+            "damaged"
+        )
+
+
+def _enhanced(plane: DicomSlice, groups: Sequence[Any], shared: Sequence[Any]) -> Iterator[DicomSlice]:
+    def item(group: Any, sequence: str) -> Any:
+        items = group.get(sequence) or shared[0].get(sequence)
+        return items[0] if items else pydicom.Dataset()
+
+    for frame, group in enumerate(groups):
+        position, orientation = item(group, "PlanePositionSequence"), item(group, "PlaneOrientationSequence")
+        spacing = item(group, "PixelMeasuresSequence").get("PixelSpacing")
+        values = item(group, "PixelValueTransformationSequence")
+        rescale = (float(values.RescaleSlope), float(values.RescaleIntercept)) if "RescaleSlope" in values else None
+        place = _place(position, orientation, spacing)
+        name = f"frame {frame + 1} of {plane.name}"
+        yield DicomSlice(name, plane.file, frame, frame, *place, rescale)
+
+
+def _classic(plane: DicomSlice, count: int, header: Any) -> Iterator[DicomSlice]:
+    """Frames of a classic file lie along the normal, if it says at which distance."""
+    offsets: Sequence[Any] | None = header.get("GridFrameOffsetVector")
+    distance = header.get("SpacingBetweenSlices")
+    along: Vector | None
+    if offsets is not None and len(offsets) == count:
+        along = np.array([float(offset) for offset in offsets]) - float(offsets[0])
+    elif distance:
+        along = np.arange(count) * float(distance)
+    else:
+        along = None
+    for frame in range(count):
+        position = None
+        if along is not None and plane.position is not None and plane.axes is not None:
+            position = plane.position + along[frame] * np.cross(*plane.axes)
+        yield replace(plane, name=f"frame {frame + 1} of {plane.name}", frame=frame, number=frame, position=position)
+
+
+def _place(position: Any, orientation: Any, spacing: Any) -> tuple[Vector | None, Vector | None, Vector | None]:
+    """Position, axes and spacing, each None where it is missing; ``ValueError`` where it is none."""
+    start, axes = position.get("ImagePositionPatient"), orientation.get("ImageOrientationPatient")
+    place = tuple(
+        None if value is None else np.array([float(part) for part in value]) for value in (start, axes, spacing)
+    )
+    if any(value is not None and not np.isfinite(value).all() for value in place):
+        raise ValueError("has a position, an orientation or a spacing that is not finite")
+    start, axes, spacing = place
+    if axes is not None:
+        axes = axes.reshape(2, 3)
+        if not np.allclose(axes @ axes.T, np.eye(2), atol=1e-2):
+            raise ValueError(f"its ImageOrientationPatient {axes.ravel().tolist()} is no pair of directions")
+    if spacing is not None and (spacing <= 0).any():
+        raise ValueError(f"its PixelSpacing is {spacing.tolist()}")
+    return start, axes, spacing
+
+
+def _in_order(planes: list[DicomSlice]) -> tuple[list[DicomSlice], Vector | None]:
+    """The slices as they follow each other, and the vector from one to the next, where known.
+
+    Raises:
+        ValueError: slices are missing, lie at one place, are unevenly spaced or differ in their
+            geometry.
+    """
+    if len(planes) == 1:
+        return planes, None
+    first = planes[0]
+    for what in ("position", "axes", "spacing"):
+        lacking = [plane.name for plane in planes if getattr(plane, what) is None]
+        if lacking and len(lacking) < len(planes):
+            raise ValueError(f"{lacking[0]} does not say its {what}, other slices do")
+    for what, tolerance in (("axes", 1e-3), ("spacing", 1e-3)):
+        for plane in planes:
+            if getattr(plane, what) is not None and not np.allclose(
+                getattr(plane, what), getattr(first, what), atol=tolerance
+            ):
+                raise ValueError(
+                    f"{first.name} and {plane.name} differ in the {what} of their pixels, as a localiser's slices do"
+                )
+    numbers = [plane.number for plane in planes]
+    are_numbered = None not in numbers and len(set(numbers)) == len(numbers)
+    by_number = sorted(planes, key=lambda plane: plane.number or 0) if are_numbered else planes
+    if first.position is None or first.axes is None:
+        if not are_numbered:
+            raise ValueError(
+                "its slices say neither a position nor a number of their own, so that their order is unknown"
+            )
+        for before, after in itertools.pairwise(by_number):
+            if (after.number or 0) - (before.number or 0) > 1:
+                raise ValueError(f"slices are missing between {before.name} and {after.name}, by their InstanceNumber")
+        return by_number, None
+    normal = np.cross(*first.axes)
+    along = [float(plane.position @ normal) for plane in by_number if plane.position is not None]
+    if not (are_numbered and (np.diff(along) > 0).all()) and not (are_numbered and (np.diff(along) < 0).all()):
+        order = np.argsort(along, kind="stable")
+        by_number, along = [by_number[index] for index in order], [along[index] for index in order]
+    _check_distances(by_number, np.abs(np.diff(along)))
+    last, start = by_number[-1].position, by_number[0].position
+    return by_number, None if last is None or start is None else (last - start) / (len(planes) - 1)
+
+
+def _check_distances(planes: Sequence[DicomSlice], distances: Vector) -> None:
+    median = float(np.quantile(distances, 0.5, method="lower"))  # so that a gap between three slices is one
+    for before, after, distance in zip(planes, planes[1:], distances, strict=False):
+        pair = f"{before.name} and {after.name}"
+        if distance < 1e-3:
+            raise ValueError(f"{pair} lie at one place: these are several phases, echoes or copies; keep one of each")
+        if distance > GAP_MIN * median:
+            count = round(distance / median) - 1
+            missing = "a slice is" if count == 1 else f"{count} slices are"
+            raise ValueError(f"{missing} missing between {pair}: {distance:.3g} mm apart, others {median:.3g} mm")
+        if abs(distance - median) > UNEVEN_SHARE * median:
+            raise ValueError(f"{pair} are {distance:.3g} mm apart, others {median:.3g} mm: the slices are uneven")
+
+
+def _affine(first: DicomSlice, step: Vector | None) -> Vector | None:
+    """From columns, rows and slices to mm in RAS; of one slice, its normal stands for the step."""
+    if first.position is None or first.axes is None or first.spacing is None:
+        return None
+    affine = np.eye(4)
+    affine[:3, 0] = first.axes[0] * first.spacing[1]
+    affine[:3, 1] = first.axes[1] * first.spacing[0]
+    affine[:3, 2] = np.cross(*first.axes) if step is None else step
+    affine[:3, 3] = first.position
+    return LPS_TO_RAS @ affine
+
+
+# --- values ---------------------------------------------------------------------------------------
+def _channels(header: Any, is_label_map: bool) -> int:
+    photometric = str(header.get("PhotometricInterpretation", ""))
+    if photometric == "PALETTE COLOR":
+        return 1 if is_label_map or _has_grey_palette(header) else 3
+    samples = int(header.get("SamplesPerPixel", 1))
+    if samples not in (1, 3):
+        raise ValueError(f"has {samples} samples a pixel; 1 and 3 are known")
+    return samples
+
+
+def _has_grey_palette(header: Any) -> bool:
+    tables = [header.get(f"{colour}PaletteColorLookupTableData") for colour in ("Red", "Green", "Blue")]
+    return tables[0] is not None and tables[0] == tables[1] == tables[2]
+
+
+def _read_planes(files: Sequence[Path], planes: Sequence[DicomSlice], is_label_map: bool) -> NDArray[Any]:
+    """The values ``(c, rows, columns)`` of one slice, or ``(c, columns, rows, slices)``."""
+    frames: dict[int, NDArray[Any]] = {}
+    slices = []
+    for plane in planes:
+        if plane.file not in frames:
+            try:
+                frames[plane.file] = _read_frames(pydicom.dcmread(files[plane.file]), is_label_map)
+            except Exception as error:
+                if MISSING_DECODER in str(error):
+                    raise ConfigError(
+                        f"reading {files[plane.file].name} needs a package that decodes its compression: {error}",
+                        "run `pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg`",
+                    ) from error
+                raise ValueError(f"{files[plane.file].name}: {error}" if len(files) > 1 else str(error)) from error
+        values = frames[plane.file][plane.frame]
+        if plane.rescale is not None:
+            values = values * plane.rescale[0] + plane.rescale[1]
+        slices.append(values)
+    return slices[0] if len(slices) == 1 else np.stack([values.swapaxes(1, 2) for values in slices], axis=-1)
+
+
+def _read_frames(dataset: Any, is_label_map: bool) -> NDArray[Any]:
+    """The values of one file, ``(frames, c, rows, columns)``: colours in RGB, grey as measured."""
+    values = dataset.pixel_array
+    photometric = str(dataset.get("PhotometricInterpretation", ""))
+    if is_label_map and _channels(dataset, is_label_map) == 1:
+        values = values[..., None]
+    elif photometric == "PALETTE COLOR":
+        values = apply_color_lut(values, dataset)
+        values = values[..., :1] if _has_grey_palette(dataset) else values
+    elif _channels(dataset, is_label_map) == 3:
+        if photometric not in ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"):
+            raise ValueError(f"has the colours {photometric}, which are none of RGB, YBR and PALETTE COLOR")
+    else:
+        if photometric == "MONOCHROME1" and dataset.get("Modality") not in UNITS_FROM:
+            # Stored values run from 0, or with a sign from half below it: -1 - v stays in the range.
+            top = 0 if dataset.get("PixelRepresentation", 0) else (1 << int(dataset.BitsStored))
+            values = (top - 1 - values.astype(np.int64)).astype(np.float32)
+            values = _rescale(values, dataset)
+        else:
+            values = apply_modality_lut(values, dataset)
+        values = values[..., None]
+    values = values.reshape(-1, *values.shape[-3:])
+    return np.moveaxis(values, -1, 1)
+
+
+def _rescale(values: NDArray[Any], dataset: Any) -> NDArray[Any]:
+    if "ModalityLUTSequence" in dataset:
+        raise ValueError("is MONOCHROME1 with a modality LUT; convert it to MONOCHROME2")
+    return values * float(dataset.get("RescaleSlope", 1)) + float(dataset.get("RescaleIntercept", 0))

@@ -1,0 +1,389 @@
+"""Open an image file: its values, its axes, and where it lies in the patient, without torch.
+
+A picture's axes are rows and columns (height, width), a volume's are columns, rows and slices, as
+NIfTI stores them. Arrays have theirs as stored.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import nibabel
+import numpy as np
+from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
+from numpy.typing import NDArray
+
+from peer.errors import ConfigError
+from peer.extras import missing_package
+
+Shape: TypeAlias = tuple[int, ...]
+Values: TypeAlias = NDArray[Any]
+Affine: TypeAlias = NDArray[np.float64]
+Turn: TypeAlias = NDArray[np.float64]
+"""nibabel's orientation array: of each axis of space, the axis that it becomes, and 1 or -1."""
+
+OBLIQUE_DEGREES = 20
+"""Of an image whose axes lie further from the patient's, the survey warns: turning its axes leaves that angle."""
+
+SHIFT_MAX = 0.1
+"""Share of a voxel by which the grids of two files may differ and count as one."""
+
+VALUES_MAX = 1 << 31
+"""Of one image, 8 GiB as the float32 of training: more than a long functional MRI of the whole brain has."""
+
+PAGES_MAX = 4096
+"""Of a TIFF file: the slices of the longest CT. Pillow's time grows with the square of their number."""
+
+LABEL_KEY = "label"
+ALPHA = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
+COLOUR_SPACES = frozenset({"CMYK", "HSV", "LAB", "YCbCr"})
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """An image as its file's header describes it.
+
+    Attributes:
+        space: the sides of the image, without channels.
+        channels: how many; None in an array, whose first axis may be space or channels.
+        depth: numpy's name of the values' type in the file.
+        read: reads the values: ``(channels, *space)``, and an array as stored.
+        affine: from columns, rows and slices to mm in RAS; None where the file says nothing about
+            it.
+        spacing: mm between voxels along each axis of ``space``, where the file says them.
+        doubts: reasons why the file's place in the patient cannot be relied on.
+        notes: what a user should look at.
+    """
+
+    space: Shape
+    channels: int | None
+    depth: str
+    read: Callable[[], Values]
+    affine: Affine | None = None
+    spacing: tuple[float, ...] | None = None
+    doubts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def orientation(self) -> str:
+        """The directions in which the axes of a volume run, such as ``RAS``; empty where unknown."""
+        if self.affine is None or self.doubts or len(self.space) < 3:
+            return ""
+        return "".join(map(str, nibabel.aff2axcodes(self.affine)))
+
+    @property
+    def shape(self) -> Shape:
+        """``space``, and several channels behind it; of an array all its axes."""
+        return self.space if self.channels in (None, 1) else (*self.space, int(self.channels or 1))
+
+
+def open_image(path: Path, *, key: str = "image") -> StoredImage:
+    """Read a file's header.
+
+    Args:
+        path: a NIfTI, PNG, JPEG, BMP, TIFF or DICOM file, a folder of DICOM slices, an ``.npy`` or
+            ``.npz``.
+        key: the array to take from an ``.npz``; without one of that name the first. ``label``:
+            the file is a label map, of which the numbers count, not the colours of a palette.
+
+    Raises:
+        ValueError: it cannot be read, or training on it would be wrong.
+        ConfigError: the package that reads it is not installed.
+    """
+    ending = file_ending(path)
+    if ending not in FORMATS and ending not in ARRAYS:
+        known = ", ".join([*ARRAYS, *filter(None, FORMATS)])
+        raise ValueError(f"has the ending {path.suffix!r}, none of {known}")
+    try:
+        image = _open_array(path, key) if ending in ARRAYS else FORMATS[ending](path, key == LABEL_KEY)
+    except ImportError as error:
+        raise missing_package(error, f"reading {path.name}") from error
+    except OSError as error:
+        raise ValueError(error.strerror or str(error) or type(error).__name__) from error
+    except Exception as error:  # every format has its own ways to be broken
+        raise ValueError(str(error) or type(error).__name__) from error
+    if math.prod(image.shape) > VALUES_MAX:
+        sides = "x".join(map(str, image.shape))
+        raise ValueError(f"has {sides} values, at most {VALUES_MAX} are read; write a file a part")
+    return image
+
+
+def read_values(path: Path, image: StoredImage) -> Values:
+    """The values of an opened image.
+
+    Raises:
+        ValueError: they cannot be read, are no real numbers, or one is not finite.
+        ConfigError: the package that decodes them is not installed.
+    """
+    try:
+        values = image.read()
+    except ConfigError:
+        raise
+    except ImportError as error:
+        raise missing_package(error, f"reading {path.name}") from error
+    except Exception as error:
+        raise ValueError(str(error) or type(error).__name__) from error
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"holds values of the type {values.dtype}, which are no real numbers")
+    if not np.isfinite(values).all():
+        raise ValueError("holds a NaN or an infinity")
+    return values
+
+
+def file_ending(path: Path) -> str:
+    """The ending that says the format, in lower case; empty for a folder."""
+    name = path.name.lower()
+    return ".nii.gz" if name.endswith(".nii.gz") else "" if path.is_dir() else path.suffix.lower()
+
+
+# --- orientation ----------------------------------------------------------------------------------
+def turn_to(affine: Affine, axcodes: str) -> Turn:
+    """The turn that brings a volume with this affine to the directions ``axcodes``."""
+    turn: Turn = ornt_transform(io_orientation(affine), axcodes2ornt(axcodes))
+    return turn
+
+
+def turn_back(turn: Turn) -> Turn:
+    """The turn that undoes another."""
+    plain = np.stack([np.arange(len(turn)), np.ones(len(turn))], axis=1)
+    back: Turn = ornt_transform(plain, turn)
+    return back
+
+
+def apply_turn(values: Values, turn: Turn) -> Values:
+    """The values ``(c, *space)`` with their axes of space permuted and flipped."""
+    turned: Values = np.moveaxis(apply_orientation(np.moveaxis(values, 0, -1), turn), -1, 0)
+    return turned
+
+
+def grid_shift(one: Affine, other: Affine, space: Shape) -> float | None:
+    """By how many mm the corners of two volumes of one shape lie apart; None where they share a
+    grid.
+    """
+    sides = np.array(space) - 1.0
+    corners = np.column_stack([np.array([[0, 0, 0], sides, *np.diag(sides)]), np.ones(5)])
+    shift = float(np.abs((corners @ (one - other).T)[:, :3]).max())
+    return shift if shift > SHIFT_MAX * min(_column_lengths(one)) else None
+
+
+# --- formats --------------------------------------------------------------------------------------
+def _open_nifti(path: Path, _: bool) -> StoredImage:
+    image = nibabel.load(path)
+    if image.get_data_dtype().names or image.get_data_dtype().kind == "c":
+        raise ValueError(f"holds values of the type {image.get_data_dtype()}, not one number a voxel")
+    depth = str(image.get_data_dtype().newbyteorder("="))
+    sizes = image.shape
+    if len(sizes) < 3:  # a plane is a picture, in which x runs along a row
+        zooms = tuple(float(zoom) for zoom in image.header.get_zooms())[: len(sizes)]
+        return StoredImage(sizes[::-1], 1, depth, lambda: np.asarray(image.dataobj).T[None], spacing=zooms[::-1])
+    if len(sizes) > 4 and set(sizes[3:-1]) != {1}:
+        raise ValueError(f"has {len(sizes)} dimensions: {'x'.join(map(str, sizes))}; write a file a volume")
+    space, channels = sizes[:3], sizes[-1] if len(sizes) > 3 else 1
+
+    def read() -> Values:
+        return np.moveaxis(np.asarray(image.dataobj).reshape(*space, channels, order="A"), -1, 0)
+
+    affine = np.asarray(image.affine, dtype=np.float64)
+    doubts = _nifti_doubts(image, affine)
+    spacing = None if doubts else _column_lengths(affine)
+    notes = () if doubts else _notes_of_angles(affine)
+    return StoredImage(tuple(space), channels, depth, read, affine, spacing, doubts, notes)
+
+
+def _nifti_doubts(image: Any, affine: Affine) -> tuple[str, ...]:
+    header = image.header
+    if not (int(header["sform_code"]) or int(header["qform_code"])):
+        return ("says no orientation: its sform_code and its qform_code are 0",)
+    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-9:
+        return ("has an affine of volume zero, so that its axes have no direction",)
+    if int(header["sform_code"]) and int(header["qform_code"]):
+        try:
+            second = image.get_qform(coded=False)
+        except Exception:  # a broken quaternion is no second opinion
+            return ()
+        codes = ["".join(map(str, nibabel.aff2axcodes(matrix))) for matrix in (affine, second)]
+        if codes[0] != codes[1]:
+            return (f"contradicts itself: by its sform the axes are {codes[0]}, by its qform {codes[1]}",)
+    return ()
+
+
+def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        if image.format != "TIFF" and (frames := int(getattr(image, "n_frames", 1))) > 1:
+            raise ValueError(f"holds {frames} frames; write a file a picture")
+        pages, headers = 1, {_describe_page(image, is_label_map)}
+        while image.format == "TIFF" and _has_page(image, pages):
+            pages += 1
+            headers.add(_describe_page(image, is_label_map))
+            if pages > PAGES_MAX:
+                raise ValueError(f"holds more than {PAGES_MAX} pages; save it as NIfTI or as .npy, channels first")
+    if len(headers) > 1:
+        kinds = ", ".join(sorted({f"{rows}x{columns}x{channels}" for rows, columns, channels, _ in headers}))
+        raise ValueError(f"holds {pages} pages that differ ({kinds}), as a pyramid does; write a file a picture")
+    ((rows, columns, channels, depth),) = headers
+
+    def read() -> Values:
+        with Image.open(path) as image:
+            if pages == 1:
+                return _read_page(image, is_label_map)
+            slices = []
+            for page in range(pages):
+                image.seek(page)
+                slices.append(_read_page(image, is_label_map).swapaxes(1, 2))
+            return np.stack(slices, axis=-1)
+
+    return StoredImage((rows, columns) if pages == 1 else (columns, rows, pages), channels, depth, read)
+
+
+def _has_page(image: Any, page: int) -> bool:
+    """Go to a page, if the file has it; to count all pages first would follow any chain to its end."""
+    try:
+        image.seek(page)
+    except EOFError:
+        return False
+    return True
+
+
+def _describe_page(image: Any, is_label_map: bool) -> tuple[int, int, int, str]:
+    """Rows, columns, channels and the type of the values; ``ValueError`` where pillow loses values."""
+    raw = image.tile[0][3] if image.tile else ""
+    raw = raw if isinstance(raw, str) else str(raw[0]) if raw else ""
+    if ";16" in raw and not image.mode.startswith("I"):
+        raise ValueError(f"has colours of 16 bits ({raw}), of which pillow keeps 8; save it as .npy, channels first")
+    if image.mode in COLOUR_SPACES:
+        raise ValueError(f"is in the colour space {image.mode}; save it as RGB or in grey")
+    if image.mode in ("P", "PA"):
+        grey = is_label_map or _has_grey_palette(image)
+    else:
+        grey = image.mode not in ("RGB", "RGBX", "RGBA", "RGBa")
+    columns, rows = image.size
+    if image.format != "TIFF" and image.getexif().get(0x0112, 1) in range(5, 9):
+        columns, rows = rows, columns
+    depth = {"1": "bool", "I": "int32", "F": "float32"}.get(image.mode, "uint16" if image.mode[0] == "I" else "uint8")
+    return rows, columns, 1 if grey else 3, depth
+
+
+def _has_grey_palette(image: Any) -> bool:
+    palette = np.asarray(image.getpalette("RGB")).reshape(-1, 3)
+    return bool((palette == palette[:, :1]).all())
+
+
+def _read_page(image: Any, is_label_map: bool) -> Values:
+    """The values ``(c, rows, columns)``: upright, with its palette's colours and without alpha."""
+    from PIL import ImageOps
+
+    grey = _describe_page(image, is_label_map)[2] == 1
+    inverted = image.mode.startswith("I;16") and image.format == "TIFF" and image.tag_v2.get(262) == 0
+    if is_label_map and image.mode == "P":
+        return np.asarray(ImageOps.exif_transpose(image))[None]
+    transparent = image.mode in ALPHA or "transparency" in image.info
+    image = ImageOps.exif_transpose(image)
+    if image.mode in ("P", "PA") or transparent or image.mode == "RGBX":
+        if image.mode.startswith("I"):
+            raise ValueError("has transparent pixels in 16 bits; save it without transparency")
+        image = image.convert("RGBA" if transparent else "RGB")
+        values = np.asarray(image)
+        if transparent and (values[..., 3] < 255).any():
+            raise ValueError("has transparent pixels, of which no file says the colour; flatten it on a background")
+        values = values[..., :1] if grey else values[..., :3]
+    else:
+        values = np.asarray(image)
+        values = values[..., None] if values.ndim == 2 else values
+    if inverted:  # TIFF's white is 0: pillow turns 1 and 8 bits around, but not 16
+        values = np.iinfo(np.uint16).max - values
+    return np.moveaxis(values, -1, 0)
+
+
+def _open_dicom(path: Path, is_label_map: bool) -> StoredImage:
+    from peer.train.data.dicom_files import open_dicom
+
+    image = open_dicom(path, is_label_map=is_label_map)
+    affine, is_volume = image.affine, len(image.space) > 2
+    spacing = None if affine is None else _column_lengths(affine)
+    if spacing is not None and not is_volume:
+        spacing = spacing[1::-1]  # rows, columns
+    notes = _notes_of_angles(affine) if affine is not None and is_volume else ()
+    return StoredImage(
+        image.space, image.channels, image.depth, image.read, affine, spacing, image.doubts if is_volume else (), notes
+    )
+
+
+def _open_array(path: Path, key: str) -> StoredImage:
+    with path.open("rb") as file:
+        if file.read(len(ZIP)) != ZIP:
+            file.seek(0)
+            shape, depth = _read_array_header(file, path.stat().st_size)
+            return StoredImage(shape, None, depth, lambda: np.load(path, allow_pickle=False))
+    with zipfile.ZipFile(path) as archive:
+        members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+        if not members:
+            raise ValueError("holds no array")
+        chosen = next((member for member in members if member.filename == f"{key}.npy"), members[0])
+        with archive.open(chosen) as member:
+            shape, depth = _read_array_header(member, chosen.file_size)
+
+    def read() -> Values:
+        with np.load(path, allow_pickle=False) as arrays:
+            array: Values = arrays[chosen.filename]
+            return array
+
+    return StoredImage(shape, None, depth, read)
+
+
+def _read_array_header(file: IO[bytes], size: int) -> tuple[Shape, str]:
+    """Shape and type of the values of a file of this size in numpy's format."""
+    try:
+        read_header = ARRAY_HEADERS[np.lib.format.read_magic(file)]
+    except (ValueError, KeyError) as error:  # the third version is for the names of fields
+        raise ValueError("is no array of numbers in numpy's format") from error
+    shape, _, depth = read_header(file)
+    if depth.hasobject:
+        raise ValueError("holds pickled Python objects, which are never read; save an array of numbers")
+    expected = file.tell() + math.prod(shape) * depth.itemsize
+    if size < expected:
+        raise ValueError(f"is cut short: it has {size} of {expected} bytes")
+    return tuple(shape), str(depth)
+
+
+def _column_lengths(affine: Affine) -> tuple[float, ...]:
+    return tuple(float(length) for length in np.linalg.norm(affine[:3, :3], axis=0))
+
+
+def _notes_of_angles(affine: Affine) -> tuple[str, ...]:
+    """Notes on axes that lie oblique in the patient, or not at right angles to each other."""
+    directions = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
+    angle = float(np.degrees(np.arccos(np.clip(np.abs(directions).max(axis=0), 0, 1))).max())
+    notes = [f"lies oblique by {angle:.0f} degrees"] if angle > OBLIQUE_DEGREES else []
+    cosines = directions.T @ directions - np.eye(3)
+    if np.abs(cosines).max() > np.sin(np.radians(2)):
+        notes.append("has slices that are sheared, as by a tilted gantry")
+    return tuple(notes)
+
+
+FORMATS: dict[str, Callable[[Path, bool], StoredImage]] = {
+    ".nii": _open_nifti,
+    ".nii.gz": _open_nifti,
+    ".png": _open_picture,
+    ".jpg": _open_picture,
+    ".jpeg": _open_picture,
+    ".bmp": _open_picture,
+    ".tif": _open_picture,
+    ".tiff": _open_picture,
+    ".dcm": _open_dicom,
+    "": _open_dicom,
+}
+"""Ending of a file's name -> its format; a folder, or a file without an ending, is DICOM."""
+
+ARRAYS = (".npz", ".npy")
+ZIP = b"PK\x03\x04"
+ARRAY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+PICTURES = tuple(ending for ending, opener in FORMATS.items() if opener is _open_picture)
+DICOM = tuple(ending for ending, opener in FORMATS.items() if opener is _open_dicom)
+NIFTI = tuple(ending for ending, opener in FORMATS.items() if opener is _open_nifti)

@@ -1,0 +1,304 @@
+"""Samples that a source names: checked, numbered by class, and divided between training and test."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from peer.core.tasks import CLASSIFYING
+from peer.errors import DataError
+from peer.train.data.datalist import NAMES_SHOWN_MAX, SELF_LABELLED
+from peer.train.data.documents import DrawnSplits, LeftOutSamples
+from peer.train.data.image_files import open_image
+from peer.train.data.prepared_folder import shuffle
+
+TRAINING, TEST = "training", "test"
+SPLIT_WORDS = {
+    **dict.fromkeys(("training", "train", "tr"), TRAINING),
+    **dict.fromkeys(("test", "testing", "ts"), TEST),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), TRAINING),
+}
+NO_LABEL = frozenset({"", "n/a", "na", "nan"})
+"""Cells that say that a label is not known; "n/a" is BIDS's."""
+CLASSES_SHOWN_MAX = 20
+CLASS_NUMBER_MAX = 4095
+"""A larger number is no class, but such as an age in days, a date or a patient's number; other sites would refuse a
+network of so many classes (``models.spec.SIZE_MAX``).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A sample as its source names it.
+
+    Attributes:
+        where: the file and line, or the folder, that a message names.
+        label: a class in the source's words, a file, or None.
+        split: the split in the source's words; None: the source has none.
+        links: the links that have to be made for ``images``, each with its target.
+        class_number: the class that a federation knows, once ``number_classes`` has given it.
+    """
+
+    where: str
+    images: tuple[Path, ...]
+    label: str | Path | None = None
+    subject: str | None = None
+    split: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    links: tuple[tuple[Path, Path], ...] = ()
+    class_number: int | None = None
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """What was left out, by reason, each with the place that names it."""
+
+    places: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, reason: str, where: str) -> None:
+        self.places.setdefault(reason, []).append(where)
+
+    def rows(self) -> list[LeftOutSamples]:
+        """Reason, count and the first places, the most frequent first."""
+        ordered = sorted(self.places.items(), key=lambda item: (-len(item[1]), item[0]))
+        return [
+            {"reason": reason, "count": len(places), "examples": places[:NAMES_SHOWN_MAX]} for reason, places in ordered
+        ]
+
+
+@dataclass(slots=True)
+class SourceContent:
+    """The candidates of a source, what the reader left out, and what a user has to know."""
+
+    layout: str
+    task: str
+    candidates: list[Candidate] = field(default_factory=list)
+    left_out: LeftOut = field(default_factory=LeftOut)
+    notes: list[str] = field(default_factory=list)
+    columns: dict[str, str] = field(default_factory=dict)
+    encoding: str | None = None
+    class_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """The options of ``data import``; see its help."""
+
+    task: str | None = None
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
+    root: Path | None = None
+    keep: tuple[str, ...] = ()
+    encoding: str | None = None
+    test_share: float = 0.2
+    seed: int = 0
+    draws: bool = False
+    leaves_out_faulty: bool = False
+    suffixes: tuple[str, ...] = ()
+    label_suffix: str | None = None
+    labels: Path | None = None
+    series: str | None = None
+    each_image: bool = False
+
+
+@dataclass(slots=True)
+class Faults:
+    """Candidates that cannot be used, until they are refused together or left out."""
+
+    options: ImportOptions
+    left_out: LeftOut
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, candidate: Candidate, kind: str, detail: str) -> None:
+        self.lines.append(f"{candidate.where}: {detail}")
+        if self.options.leaves_out_faulty:
+            self.left_out.add(kind, candidate.where)
+
+    def refuse(self) -> None:
+        """``DataError`` with the first lines, unless the user wants them left out."""
+        if not self.lines or self.options.leaves_out_faulty:
+            return
+        more = len(self.lines) - NAMES_SHOWN_MAX
+        rest = f"; and {more} more" if more > 0 else ""
+        raise DataError(
+            "; ".join(self.lines[:NAMES_SHOWN_MAX]) + rest,
+            "correct them, or leave these samples out with --leave-out",
+        )
+
+
+def check_files(
+    candidates: Iterable[Candidate], faults: Faults, shapes: Counter[str], *, label_key: str
+) -> Iterator[Candidate]:
+    """The candidates whose files exist and have a readable header; counts the images' shapes.
+
+    Args:
+        label_key: ``label`` where label files are maps, else ``image``.
+    """
+    for candidate in candidates:
+        files = (*candidate.images, *([candidate.label] if isinstance(candidate.label, Path) else []))
+        missing = [str(path) for path in files if not path.exists()]
+        if missing:
+            faults.add(candidate, "file is missing", f"{missing[0]} is not there")
+            continue
+        stored, problem = [], ""
+        for path in files:
+            try:
+                stored.append(open_image(path, key=label_key if path is candidate.label else "image").shape)
+            except ValueError as error:
+                problem = f"{path} cannot be read: {error}"
+                break
+        if problem:
+            faults.add(candidate, "file cannot be read", problem)
+            continue
+        shapes.update("x".join(map(str, shape)) for shape in stored[: len(candidate.images)])
+        yield candidate
+
+
+def number_classes(candidates: Sequence[Candidate], options: ImportOptions, faults: Faults) -> list[Candidate]:
+    """The candidates that have a label, with their class.
+
+    Without ``options.classes`` labels are numbers: their order would else differ between sites that
+    have different classes.
+    """
+    names = {name.strip().casefold(): number for number, name in enumerate(options.classes)}
+    labelled: list[Candidate] = []
+    texts: Counter[str] = Counter()
+    for candidate in candidates:
+        text = str(candidate.label if candidate.label is not None else "").strip()
+        if text.casefold() in NO_LABEL and text.casefold() not in names:
+            faults.left_out.add("no label", candidate.where)
+            continue
+        number = names.get(text.casefold()) if names else _whole_number(text)
+        if number is None:
+            texts[text] += 1
+            if names:
+                known = ", ".join(options.classes)
+                faults.add(candidate, "label is no class", f"the label {text!r} is none of --classes {known}")
+            continue
+        labelled.append(replace(candidate, class_number=number))
+    if texts and not names:
+        counted = ", ".join(f"{text} ({count})" for text, count in texts.most_common(CLASSES_SHOWN_MAX))
+        proposal = ",".join(sorted(texts)[:CLASSES_SHOWN_MAX])
+        raise DataError(
+            f"labels are no class numbers: {counted}",
+            f"name the classes in the order that all sites use, such as --classes {proposal!r}",
+        )
+    return labelled
+
+
+def _whole_number(text: str) -> int | None:
+    """A class number; spreadsheets write 1 as 1.0, or 1,0."""
+    try:
+        value = float(text.replace(",", "."))
+    except ValueError:
+        return None
+    return int(value) if value.is_integer() and 0 <= value <= CLASS_NUMBER_MAX else None
+
+
+def without_repetitions(candidates: Sequence[Candidate], faults: Faults) -> list[Candidate]:
+    """Each image once; lines that say different things of one image are faults, and none of them is
+    kept.
+    """
+    first: dict[tuple[Path, ...], Candidate] = {}
+    contradicted: set[tuple[Path, ...]] = set()
+    for candidate in candidates:
+        earlier = first.setdefault(candidate.images, candidate)
+        if earlier is candidate:
+            continue
+        if (earlier.label, earlier.split, earlier.subject) == (candidate.label, candidate.split, candidate.subject):
+            faults.left_out.add("named twice", candidate.where)
+        else:
+            name = candidate.images[0].name
+            faults.add(candidate, "contradicts another line", f"{name} stands in {earlier.where} with other values")
+            contradicted.add(candidate.images)
+    return [candidate for images, candidate in first.items() if images not in contradicted]
+
+
+def divide(
+    candidates: Sequence[Candidate], options: ImportOptions, faults: Faults, notes: list[str]
+) -> tuple[dict[str, list[Candidate]], DrawnSplits | None]:
+    """The candidates of ``training`` and ``test``, and how they were drawn; None where the source
+    has the splits.
+    """
+    if options.draws or not any(candidate.split for candidate in candidates):
+        return _draw(candidates, options, notes)
+    splits: dict[str, list[Candidate]] = {TRAINING: [], TEST: []}
+    sides: dict[str, tuple[str, str]] = {}
+    validation = 0
+    for candidate in candidates:
+        word = (candidate.split or "").strip().casefold()
+        if not word:
+            faults.left_out.add("no split", candidate.where)
+            continue
+        side = SPLIT_WORDS.get(word)
+        if side is None:
+            detail = f"the split {candidate.split!r} is none of training, validation, test"
+            faults.add(candidate, "split is unknown", detail)
+            continue
+        validation += word.startswith(("val", "dev"))
+        splits[side].append(candidate)
+        if candidate.subject is not None:
+            other, where = sides.setdefault(candidate.subject, (side, candidate.where))
+            if other != side:
+                raise DataError(
+                    f"subject {candidate.subject} is in {other} ({where}) and in {side} ({candidate.where})",
+                    "keep each subject on one side, or have the splits drawn by subject with --draw",
+                )
+    if validation:
+        notes.append(
+            f"{validation} validation samples are in training: each site holds out its own share of training "
+            "([data] validation_share)"
+        )
+    return splits, None
+
+
+def _draw(
+    candidates: Sequence[Candidate], options: ImportOptions, notes: list[str]
+) -> tuple[dict[str, list[Candidate]], DrawnSplits]:
+    """Splits drawn by subject: of each class's subjects the same share is for testing."""
+    labels: dict[str, Counter[int]] = {}
+    names = [candidate.subject or f"/{candidate.images[0]}" for candidate in candidates]
+    for name, candidate in zip(names, candidates, strict=True):
+        labels.setdefault(name, Counter())[candidate.class_number or 0] += 1
+    strata: dict[int, list[str]] = {}
+    for name, counts in labels.items():
+        most_frequent = min(counts, key=lambda number: (-counts[number], number))
+        strata.setdefault(most_frequent, []).append(name)
+    chosen: set[str] = set()
+    for number, members in sorted(strata.items()):
+        count = round(options.test_share * len(members))
+        count = max(count, 1) if options.test_share > 0 and len(members) > 1 else count
+        count = min(count, len(members) - 1)
+        chosen.update(shuffle(sorted(members), seed=options.seed, purpose=f"test/{number}")[:count])
+    unnamed = sum(candidate.subject is None for candidate in candidates)
+    if unnamed:
+        notes.append(
+            f"{unnamed} samples have no subject and count as a subject each: a patient with several images may be "
+            "in both splits; name the column with --column subject=COLUMN"
+        )
+    splits: dict[str, list[Candidate]] = {TRAINING: [], TEST: []}
+    for name, candidate in zip(names, candidates, strict=True):
+        splits[TEST if name in chosen else TRAINING].append(candidate)
+    return splits, {"seed": options.seed, "test_share": options.test_share}
+
+
+def label_kind(task: str) -> str:
+    """What a label of the task is: ``class``, ``file``, or ``file or none``."""
+    if task in CLASSIFYING:
+        return "class"
+    return "file or none" if task in SELF_LABELLED else "file"
+
+
+def with_label_file(candidate: Candidate, root: Path) -> Candidate:
+    """The candidate whose label is a file's name in a table."""
+    text = str(candidate.label or "").strip()
+    return replace(candidate, label=None if text.casefold() in NO_LABEL else resolve(root, text))
+
+
+def resolve(root: Path, text: str) -> Path:
+    """The path in a table's cell; backslashes of Windows are read as slashes."""
+    path = root / text
+    return path if path.exists() or "\\" not in text else root / text.replace("\\", "/")

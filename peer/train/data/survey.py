@@ -1,0 +1,195 @@
+"""Survey of a datalist and its files, without torch: counts, classes, shapes and problems."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peer.documents import DatalistSurvey, SplitSurvey
+from peer.train.data.consistency import Consistency, distance_of
+from peer.train.data.datalist import SPLITS, Datalist, Sample, inspect_datalist, named
+from peer.train.data.image_files import PICTURES, Shape, StoredImage, file_ending, open_image, read_values
+
+SCALES = {"segmentation": (1,), "super_resolution": (2, 4, 8)}
+"""Task kind -> how many times as large as its image a label file may be."""
+
+
+@dataclass(slots=True)
+class _Faults:
+    """Texts that name a file and its fault, by kind of fault."""
+
+    unreadable: list[str] = field(default_factory=list)
+    misfit: list[str] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+    constant: list[str] = field(default_factory=list)
+
+    def problems(self, task: str, classes: int | None) -> list[str]:
+        """One line for each kind of fault."""
+        lines = []
+        if self.unreadable:
+            lines.append(
+                f"files cannot be read: {named(self.unreadable)}; replace them or take them out of the datalist"
+            )
+        if self.misfit:
+            times = "not on the grid" if task == "segmentation" else "not 2, 4 or 8 times the size"
+            lines.append(f"label files are {times} of their images: {named(self.misfit)}; make them anew")
+        if self.elsewhere:
+            lines.append(
+                f"label maps lie elsewhere in the patient than their images: {named(self.elsewhere)}; correct their "
+                "affines, or resample them"
+            )
+        if self.constant:
+            lines.append(f"images are constant: {named(self.constant)}; replace them or take them out of the datalist")
+        if self.values and task == "segmentation":
+            allowed = "0, 1, ..." if classes is None else f"0 to {classes - 1}"
+            lines.append(
+                f"label maps hold other values than {allowed}: {named(self.values)}; map them or correct [task] classes"
+            )
+        elif self.values:
+            lines.append(f"values are not from 0 to 1: {named(self.values)}; scale them")
+        return lines
+
+
+def survey(
+    path: Path,
+    *,
+    root: Path | None = None,
+    task: str = "classification",
+    classes: int | None = None,
+    whole: bool = False,
+) -> DatalistSurvey:
+    """Describe a datalist.
+
+    Args:
+        root: folder that its paths are relative to; default: the file's own.
+        classes: number of classes; None leaves the labels' upper bound unchecked.
+        whole: read every value of every image; otherwise only the files' headers. Label maps are
+            read to the end in either case.
+
+    Returns:
+        ``{datalist, splits, unlabelled, problems, warnings}``; ``splits`` has for ``training`` and ``test``
+        ``{samples, subjects, unnamed, classes, shapes, orientations, spacings, labels,
+        label_shapes}``. ``warnings`` are what a user should look at.
+        ``unnamed`` counts samples without a subject, for which the survey cannot see a leakage
+        between the splits. ``classes`` counts the samples of each class, or the label maps in which
+        a label occurs. ``labels`` counts label files.
+    """
+    listed = inspect_datalist(path, root=root, task=task, classes=classes)
+    faults, consistency = _Faults(), Consistency()
+    splits = {split: _describe(listed, split, task, classes, faults, consistency, whole=whole) for split in SPLITS}
+    return {
+        "datalist": str(path),
+        "splits": splits,
+        "unlabelled": listed.unlabelled,
+        "problems": [*listed.problems, *faults.problems(task, classes), *consistency.problems()],
+        "warnings": consistency.warnings(),
+    }
+
+
+def _describe(
+    listed: Datalist,
+    split: str,
+    task: str,
+    classes: int | None,
+    faults: _Faults,
+    consistency: Consistency,
+    *,
+    whole: bool,
+) -> SplitSurvey:
+    samples: Iterable[Sample] = getattr(listed, split)
+    shapes: Counter[str] = Counter()
+    orientations: Counter[str] = Counter()
+    spacings: Counter[str] = Counter()
+    label_shapes: Counter[str] = Counter()
+    present: Counter[int] = Counter(listed.counts(split))
+    for sample in samples:
+        images: dict[Path, StoredImage] = {}
+        for path in filter(Path.exists, sample.images):
+            try:
+                images[path] = image = open_image(path)
+                values = read_values(path, image) if whole else None
+            except ValueError as error:
+                faults.unreadable.append(f"{path} ({error})")
+                images.pop(path, None)
+                continue
+            shapes["x".join(map(str, image.shape))] += 1
+            if image.orientation:
+                orientations[image.orientation] += 1
+            if image.spacing is not None:
+                spacings["x".join(f"{length:.3g}" for length in image.spacing)] += 1
+            if values is not None and values.size and values.min() == values.max():
+                faults.constant.append(f"{path} ({values.flat[0]:g})")
+            if task == "super_resolution":
+                faults.values += _beyond_unit(path, values)
+        if len(images) == len(sample.images):
+            consistency.add(images)
+        if isinstance(sample.label, Path) and sample.label.exists():
+            try:
+                shape, labels = _label(sample.label, list(images.values()), task, classes, faults, whole=whole)
+            except ValueError as error:
+                faults.unreadable.append(f"{sample.label} ({error})")
+                continue
+            label_shapes["x".join(map(str, shape))] += 1
+            present.update(labels)
+    return {
+        "samples": len(getattr(listed, split)),
+        "subjects": len(listed.subjects(split)),
+        "unnamed": sum(sample.subject is None for sample in samples),
+        "classes": {str(label): count for label, count in sorted(present.items())},
+        "shapes": dict(shapes.most_common()),
+        "orientations": dict(orientations.most_common()),
+        "spacings": dict(spacings.most_common()),
+        "labels": sum(isinstance(sample.label, Path) for sample in samples),
+        "label_shapes": dict(label_shapes.most_common()),
+    }
+
+
+def _label(
+    path: Path, images: list[StoredImage], task: str, classes: int | None, faults: _Faults, *, whole: bool
+) -> tuple[Shape, list[int]]:
+    """A label file's shape and, of a label map, its labels; adds their problems to the faults."""
+    maps = task == "segmentation"
+    label = open_image(path, key="label" if maps else "image")
+    shape, values = label.shape, read_values(path, label) if whole or maps else None
+    grids = {grid for image in images for grid, _ in _grids(image)}
+    fitting = {tuple(scale * length for length in grid) for grid in grids for scale in SCALES.get(task, (1,))}
+    own = {grid for grid, channels in _grids(label) if channels == 1 or not maps}
+    if grids and not own & fitting:
+        faults.misfit.append(f"{path} ({'x'.join(map(str, shape))})")
+    elif maps and images and (shift := distance_of(images[0], label)) is not None:
+        faults.elsewhere.append(f"{path} (up to {shift:.3g} mm)")
+    if not maps or values is None:
+        faults.values += _beyond_unit(path, values)
+        return shape, []
+    labels = np.unique(values)
+    wrong = labels[(labels < 0) | (labels >= (classes or np.inf)) | (labels != np.round(labels))]
+    if wrong.size:
+        faults.values.append(f"{path} ({wrong[0]:g})")
+        return shape, []
+    return shape, [int(label) for label in labels]
+
+
+def _beyond_unit(path: Path, values: NDArray[Any] | None) -> list[str]:
+    """The file with its range, if its values were read and lie outside [0, 1]; else nothing.
+
+    The trainer divides pictures of 8 bits by 255, so that they are always inside.
+    """
+    if values is None or (values.dtype == np.uint8 and file_ending(path) in PICTURES):
+        return []
+    lowest, highest = values.min(), values.max()
+    return [f"{path} ({lowest:g} to {highest:g})"] if lowest < 0 or highest > 1 else []
+
+
+def _grids(image: StoredImage) -> list[tuple[Shape, int]]:
+    """The possible meanings of a shape: a grid, and a number of channels."""
+    space = image.space
+    if image.channels is not None:
+        return [(space, image.channels)]
+    return [(space, 1), (space[1:], space[0] if space else 1)]

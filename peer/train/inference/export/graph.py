@@ -1,0 +1,197 @@
+"""A network as one file that runs without this program: torch's ``.pt2`` and ONNX."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from peer.errors import ConfigError
+from peer.extras import require_extra
+from peer.train.errors import UnusableConfigurationError
+
+INPUT, PROBABILITIES, ENLARGED = "image", "probabilities", "enlarged"
+"""Names of the input, and of the output by whether classes are predicted."""
+
+OPSET = 20
+"""Of ONNX, from 2023: the first with complete GridSample and Gelu, and every runtime in use has it."""
+
+BATCH_MAX, SIDE_MAX = 4096, 1 << 16
+"""Bounds of the free dimensions, which the exporter needs; samples, and places along a side."""
+
+CARD = "card.json"
+"""The model card's facts: the extra file of a ``.pt2``, the metadata of an ONNX file."""
+
+Run: TypeAlias = Callable[[Tensor], Tensor]
+"""The output ``(b, classes, ...)`` for images ``(b, c, *space)``, float32 on the CPU."""
+
+
+def trace(module: nn.Module, image: Tensor, *, free_space: bool, name: str) -> ExportedProgram:
+    """The module as a graph of operators, for any batch.
+
+    Args:
+        module: in evaluation mode, on the CPU; takes one tensor and gives one.
+        image: a prepared image ``(c, *space)``; the graph takes its size alone.
+        free_space: whether the graph takes all sizes that the network takes.
+
+    Raises:
+        UnusableConfigurationError: the network does what no graph can hold; the message names it.
+    """
+    # Two samples: the exporter treats a batch of one as a constant.
+    example = torch.stack([image, image])
+    free: dict[int, Any] = {0: Dim("batch", min=1, max=BATCH_MAX)}
+    if free_space:
+        free |= {axis: Dim(f"side{axis - 1}", min=2, max=SIDE_MAX) for axis in range(2, example.ndim)}
+    try:
+        with quiet(), torch.no_grad():
+            module(example)  # a network's one-time checks run before the trace
+            program = torch.export.export(module, (example,), dynamic_shapes=(free,), strict=False)
+    except Exception as error:
+        raise UnusableConfigurationError(_cannot_export(name, "pt2", error)) from error
+    _forget_sources(program)
+    return program
+
+
+def to_pt2(program: ExportedProgram, card: Mapping[str, Any]) -> bytes:
+    """The content of a ``.pt2`` file, with the card's facts as ``extra/card.json``."""
+    buffer = io.BytesIO()
+    with quiet():
+        torch.export.save(program, buffer, extra_files={CARD: json.dumps(card)})
+    return buffer.getvalue()
+
+
+def run_pt2(content: bytes) -> tuple[Run, str]:
+    """The function of a ``.pt2`` file, and its card as text, empty where it has none.
+
+    Reading such a file can run its author's code: it may hold pickled weights, and expressions that
+    torch evaluates. The caller must make sure that the content comes from somebody trusted.
+    """
+    cards = {CARD: ""}
+    with quiet():
+        program = torch.export.load(io.BytesIO(content), extra_files=cards)
+        module = program.module()
+
+    def run(images: Tensor) -> Tensor:
+        with torch.no_grad():
+            output: Tensor = module(images)
+        return output
+
+    text: str | bytes = cards[CARD]
+    return run, text.decode() if isinstance(text, bytes) else text
+
+
+def to_onnx(program: ExportedProgram, *, output: str, name: str) -> bytes:
+    """The graph in ONNX, weights inside; ``UnusableConfigurationError`` where ONNX lacks one of its
+    operators, the file would exceed ONNX's limit of 2 GiB, or the packages that write it are not
+    installed.
+    """
+    _require("onnx", "onnxscript")
+    try:
+        with quiet(), torch.no_grad():
+            onnx_program = torch.onnx.export(
+                program,
+                input_names=[INPUT],
+                output_names=[output],
+                dynamic_shapes=(_free_axes(program),),
+                opset_version=OPSET,
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+            assert onnx_program is not None
+            content: bytes = onnx_program.model_proto.SerializeToString()
+    except Exception as error:
+        raise UnusableConfigurationError(_cannot_export(name, "onnx", error)) from error
+    return content
+
+
+def add_card(content: bytes, card: Mapping[str, Any]) -> bytes:
+    """An ONNX file with the card's facts in its metadata, as one JSON text and as single texts."""
+    import onnx as library
+
+    model = library.load_from_string(content)
+    library.helper.set_model_props(model, {CARD: json.dumps(card), **_texts(card)})
+    model.producer_name, model.doc_string = "mhfl-peer", f"Model card: see the metadata property {CARD}."
+    described: bytes = model.SerializeToString()
+    return described
+
+
+def run_onnx(content: bytes) -> tuple[Run, str]:
+    """The function of an ONNX file, on the CPU, and its card as text, empty where it has none.
+
+    onnxruntime gets the content alone, and then refuses weights outside the file.
+
+    Raises:
+        UnusableConfigurationError: onnxruntime is not installed.
+        Exception: onnxruntime cannot use the file.
+    """
+    _require("onnxruntime")
+    import onnxruntime  # type: ignore[import-untyped]
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    (graph_input,) = session.get_inputs()
+
+    def run(images: Tensor) -> Tensor:
+        (output,) = session.run(None, {graph_input.name: images.contiguous().numpy()})
+        return torch.from_numpy(output)
+
+    return run, session.get_modelmeta().custom_metadata_map.get(CARD, "")
+
+
+def _forget_sources(program: ExportedProgram) -> None:
+    """Drop the source file and line of each operator: paths of this machine must not leave."""
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)
+
+
+def _free_axes(program: ExportedProgram) -> dict[int, str]:
+    """The names of the input's free dimensions by axis."""
+    (graph_input,) = program.graph_signature.user_inputs
+    (shape,) = (node.meta["val"].shape for node in program.graph.nodes if node.name == graph_input)
+    names = ["batch", "channels", *(f"side{number}" for number in range(1, len(shape)))]
+    return {axis: names[axis] for axis, size in enumerate(shape) if not isinstance(size, int)}
+
+
+def _require(*modules: str) -> None:
+    """``UnusableConfigurationError`` unless the modules are installed, before minutes of work."""
+    try:
+        require_extra("export", "ONNX", modules)
+    except ConfigError as error:
+        raise UnusableConfigurationError(str(error)) from error
+
+
+def _texts(card: Mapping[str, Any]) -> dict[str, str]:
+    """The card's plain values, for readers with another program."""
+    return {key: str(value) for key, value in card.items() if isinstance(value, str | int | float)}
+
+
+def _cannot_export(name: str, form: str, error: Exception) -> str:
+    lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
+    reason = lines[0] if lines else type(error).__name__
+    return f"{name} cannot be exported to {form}: {reason}; export it as a bundle"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence warnings and logs of libraries; what concerns an operator is raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

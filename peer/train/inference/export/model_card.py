@@ -1,0 +1,348 @@
+"""The model card of an export as facts and as text: what the model is, its origin, its checks and
+its limits.
+
+The facts travel inside every exported file; ``read`` returns them with the settings that a
+prediction needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peer.core.tasks import COLUMNS_ROWS, ROWS_COLUMNS
+from peer.core.worker_protocol import from_json
+from peer.train.data.datalist import Datalist
+from peer.train.settings import DataSettings, IntensitySettings, TaskSettings, TrainingSettings
+
+SCHEMA = 3
+SCHEMAS_READ = (1, 2, SCHEMA)
+"""Of the facts; a reader refuses another one. The first one named no order of axes, the second no
+orientation, spacing or intensity.
+"""
+
+LIBRARIES = (
+    "mhfl-peer",
+    "torch",
+    "monai",
+    "numpy",
+    "nibabel",
+    "pillow",
+    "pydicom",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+)
+INTENDED_USE = (
+    "Research on the task above, with images like this site's. It is not a medical device: no authority has approved "
+    "it, and no patient's care may depend on what it says."
+)
+LIMITS = (
+    "It was trained and measured on the data of the sites named here, and measured on this site's test split alone. "
+    "On other scanners, protocols or patients it may be wrong without any sign of it; measure it there first. "
+    "Probabilities are those that the network gives and are not calibrated."
+)
+PRIVACY = (
+    "Weights can reveal something of the samples that they were trained on: whether somebody was among them, and of "
+    "small data sets more than that. No noise was added to them. The number of samples a class is told above."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CardFacts:
+    """The settings of an exported model that :func:`peer.train.inference.predict.predict` needs."""
+
+    task: TaskSettings
+    data: DataSettings
+
+
+def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist: Datalist) -> dict[str, Any]:
+    """The facts that are known before the export writes a file.
+
+    Args:
+        facts: of the site's journal and configuration: ``form``, ``site``, ``federation``,
+            ``method``, ``generation``, ``round``, ``choice``, ``rounds``, ``metrics``, ``contributors``,
+            ``left_out``, ``precision``, ``licence`` and ``exported``.
+    """
+    task, data = settings.task, settings.data
+    free = task.kind == "super_resolution"
+    kind = task.kind.replace("_", " ")
+    return {
+        "schema": SCHEMA,
+        **facts,
+        "summary": (
+            f"The model with which site {facts['site']} of federation {facts['federation']['name']} predicts "
+            f"({kind}), after round {facts['round']} of {facts['rounds']}"
+            + (f", {facts['choice']}" if facts.get("choice") else "")
+            + f", trained with {settings.method}."
+        ),
+        "task": {key: getattr(task, key) for key in ("kind", "spatial_dims", "in_channels", "classes")},
+        "input": {
+            "size": list(data.input_size),
+            "axes": data.image_axes,
+            "free_size": free,
+            "normalise": data.normalise,
+            "scale": data.scale,
+            "orientation": data.orientation or "stored",
+            "spacing": None if data.spacing is None else list(data.spacing),
+            "intensity": None if data.intensity is None else dataclasses.asdict(data.intensity),
+            "steps": list(_steps(task, data)),
+        },
+        "data": {
+            split: {
+                "samples": len(getattr(datalist, split)),
+                "classes": {str(index): count for index, count in datalist.counts(split).items()},
+                "subjects": len(datalist.subjects(split)),
+            }
+            for split in ("training", "test")
+        },
+        "versions": versions(),
+        "intended_use": INTENDED_USE,
+        "limits": LIMITS,
+        "privacy": PRIVACY,
+        "checks": [],
+    }
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of the installed libraries that made the file."""
+    installed = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return installed
+
+
+def read(text: str, file: Path) -> tuple[dict[str, Any], CardFacts]:
+    """The facts in an exported file and its settings; ``ValueError`` says what is wrong."""
+    if not text:
+        raise ValueError("it holds no model card of `mhfl-peer export`, which says how images are prepared")
+    card = json.loads(text)
+    if not isinstance(card, dict) or card.get("schema") not in SCHEMAS_READ:
+        raise ValueError(f"its model card is not of schema {SCHEMA}, the newest that this version reads")
+    try:
+        task: TaskSettings = from_json(TaskSettings, card["task"], path="task")
+        input_facts = card["input"]
+        axes = input_facts.get("axes", COLUMNS_ROWS)
+        if task.kind not in OUTPUTS or input_facts["normalise"] not in NORMALISED or axes not in AXES:
+            raise ValueError("its task, its normalisation or its order of axes is unknown to this version")
+        size = from_json(tuple[int, ...], input_facts["size"], path="input.size")
+        if len(size) != task.spatial_dims or min(size) < 1:
+            raise ValueError(f"its input size {list(size)} is not one of {task.spatial_dims} dimensions")
+        spacing = input_facts.get("spacing")
+        spacing = None if spacing is None else from_json(tuple[float, ...], spacing, path="input.spacing")
+        intensity = input_facts.get("intensity")
+        intensity = None if intensity is None else from_json(IntensitySettings, intensity, path="input.intensity")
+        for key, kind in (("site", str), ("generation", int), ("round", int)):
+            from_json(kind, card[key], path=key)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"its model card is incomplete: {error}") from error
+    # The model has no datalist of its own: paths in a predicted datalist are relative to that
+    # datalist's folder.
+    data = DataSettings(
+        file,
+        file.parent,
+        size,
+        normalise=input_facts["normalise"],
+        scale=input_facts.get("scale"),
+        image_axes=axes,
+        orientation=input_facts.get("orientation"),
+        spacing=spacing,
+        intensity=intensity,
+    )
+    return card, CardFacts(task, data)
+
+
+def render_markdown(card: Mapping[str, Any]) -> str:
+    """The model card as text for people."""
+    task, federation, method = card["task"], card["federation"], card["method"]
+    sections = [
+        (f"Model of {card['site']}, {federation['name']}, round {card['round']}", [card["summary"]]),
+        (
+            "What it is",
+            _list(
+                {
+                    "Site": card["site"],
+                    "Federation": f"{federation['name']}, digest `{federation['digest']}`",
+                    "Sites of the federation": ", ".join(federation["sites"]),
+                    "Method": f"{method['name']}, {_pairs(method['parameters'])}",
+                    "Rounds": f"{card['round']} of {card['rounds']} finished, generation {card['generation']}",
+                    "Network": f"`{json.dumps(card['network'], sort_keys=True)}`, {card['parameters']} parameters",
+                    "Task": _pairs(task),
+                    "Exported": f"{card['exported']}, as {card['form']}",
+                    "Licence": card["licence"],
+                    "Made with": _pairs(card["versions"]),
+                }
+            ),
+        ),
+        ("Input", [f"{index}. {step}" for index, step in enumerate(card["input"]["steps"], start=1)]),
+        ("Output", [OUTPUTS[task["kind"]], *_form(card)]),
+        ("Other sites", _others(card)),
+        ("Data of this site", _data(card["data"])),
+        ("Metrics", _metrics(card)),
+        ("Checks", [f"- {_check(check)}" for check in card["checks"]]),
+        ("Intended use", [card["intended_use"]]),
+        ("Limits", [card["limits"]]),
+        ("What it may reveal", [card["privacy"]]),
+    ]
+    (title, lead), *rest = sections
+    text = [f"# {title}", "", *lead, ""]
+    for heading, lines in rest:
+        text += [f"## {heading}", "", *lines, ""]
+    return "\n".join(text)
+
+
+NORMALISED = {
+    "none": "Leave the values.",
+    "zscore": "Of each channel of each image, subtract the mean and divide by the standard deviation.",
+    "unit": "Bring each channel of each image to [0, 1] by its own least and largest value.",
+}
+AXES = {
+    ROWS_COLUMNS: "axes of pictures are rows, columns (height, width), those of volumes columns, rows, slices",
+    COLUMNS_ROWS: "axes of pictures are columns, rows (width, height), those of NIfTI as stored",
+}
+_SHARES = "A probability for each class, on dimension 1; they sum to 1."
+OUTPUTS = {
+    "classification": _SHARES,
+    "time_series": _SHARES,
+    "segmentation": (
+        f"{_SHARES} On the grid of the input size: interpolate them linearly to the image's own grid, then take the "
+        "largest."
+    ),
+    "super_resolution": "The enlarged image, on dimension 1 its channels, with values about [0, 1].",
+}
+
+
+def _steps(task: TaskSettings, data: DataSettings) -> Iterator[str]:
+    yield (
+        f"Read {task.in_channels} channel(s) with {task.spatial_dims} spatial dimension(s), float32, channels first, "
+        f"with slope and intercept of the file applied; {AXES[data.image_axes]}; axes of arrays as stored."
+    )
+    if data.orientation in (None, "stored"):
+        if task.spatial_dims > 2:
+            yield "Leave volumes in the orientation of their files."
+    else:
+        yield (
+            f"Turn a volume so that its axes run to {data.orientation} (nibabel's axis codes), by permuting and "
+            "flipping them; leave an array, which says no orientation."
+        )
+    if task.kind == "super_resolution":
+        yield "Values are in [0, 1]; those of 8-bit pictures are divided by 255."
+        yield f"Give it the image at its own size, for which it makes one {data.scale} times as large."
+        return
+    if data.intensity is not None:
+        of_each = " of each channel of each image" if data.intensity.percentiles else ""
+        yield f"Bring {data.intensity.describe()}{of_each} to [0, 1], and clip what lies beyond."
+    size = " x ".join(map(str, data.input_size))
+    by = (
+        "first average (adaptive, torch's `area`) along each axis that is longer, then interpolate linearly "
+        "(`align_corners=False`) along each that is shorter"
+    )
+    if data.spacing is None:
+        yield f"Resize to {size}: {by}."
+    else:
+        distances = " x ".join(f"{distance:g}" for distance in data.spacing)
+        yield (
+            f"Resample to voxels {distances} mm apart, the number of voxels rounded: {by}. Then cut or pad about the "
+            f"centre to {size}, with the least value of each channel."
+        )
+    yield NORMALISED[data.normalise]
+
+
+def _form(card: Mapping[str, Any]) -> list[str]:
+    lines = [""]
+    if card["precision"] != "fp32":
+        lines += [f"It computes in float32; the site itself trains and predicts in {card['precision']}.", ""]
+    if card["form"] != "bundle":
+        return [
+            *lines,
+            f"One input, `image` (batch, channels, space), float32; one output, `{card['output']}`; any batch.",
+        ]
+    named = card["definition"]
+    enlarges = card["task"]["kind"] == "super_resolution"
+    gives = "the image" if enlarges else "logits, of which its postprocessing makes probabilities"
+    needed = "Nothing but MONAI is needed to load it." if named.startswith("monai.") else NEEDED
+    return [*lines, f"The bundle's network, `{named}`, gives {gives}. {needed}", "", *RUN]
+
+
+NEEDED = "Loading the network takes the package mhfl-peer beside MONAI; the same model as ONNX or `.pt2` needs neither."
+RUN = (
+    "To run it over a folder of images, in the bundle's folder, with MONAI and the package `fire`:",
+    "",
+    "```sh",
+    "python -m monai.bundle run --config_file configs/inference.json --dataset_dir IMAGES --output_dir RESULTS",
+    "```",
+    "",
+    "MONAI runs what a configuration says as code: run only a bundle that comes from where you think.",
+)
+
+
+def _others(card: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"- Round {row['round']}: contributors {', '.join(row['contributors']) or 'none'}"
+        + (f"; missing {', '.join(row['missing'])}" if row["missing"] else "")
+        for row in card["contributors"]
+    ]
+    included, left_out = sorted(card["network"].get("experts", {})), card["left_out"]
+    if included:
+        lines.append(f"- Networks of other sites inside, whose manifests allow it: {', '.join(included)}")
+    for site, reason in left_out.items():
+        lines.append(f"- Left out: the network of {site}, which the site itself predicts with: {reason}")
+    if left_out and not included:
+        lines.append("- So this is the local expert alone, not the mixture that the site predicts with.")
+    return lines or ["No other site had a part in it."]
+
+
+def _data(data: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for split, counts in data.items():
+        classes = "".join(f"; class {index}: {count}" for index, count in counts["classes"].items())
+        subjects = f" of {counts['subjects']} subjects" if counts["subjects"] else ""
+        lines.append(f"- {split}: {counts['samples']} samples{subjects}{classes}")
+    return lines
+
+
+def _metrics(card: Mapping[str, Any]) -> list[str]:
+    metrics = card["metrics"]
+    lines = []
+    if metrics["site"]:
+        lines.append(
+            f"- What the site predicts with, on its test split, after round {metrics['round']}: "
+            f"{_pairs(metrics['site'])}"
+        )
+    if metrics.get("exported"):
+        lines.append(f"- This export, on the same split: {_pairs(metrics['exported'])}")
+    return lines or ["Not measured."]
+
+
+def _check(check: Mapping[str, Any]) -> str:
+    return (
+        f"{check['what']}: largest absolute difference {check['difference']:.3g}, tolerance {check['tolerance']:g}, "
+        f"on {check['samples']} {check['source']}"
+    )
+
+
+def _list(pairs: Mapping[str, str]) -> list[str]:
+    return [f"- {name}: {value}" for name, value in pairs.items()]
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return (
+        ", ".join(
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {_plain(value)}"
+            for name, value in values.items()
+        )
+        or "no parameters"
+    )
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)

@@ -1,0 +1,216 @@
+"""Export a site's finished state to a file for others: run as
+``python -m peer.train.inference.export.process``.
+
+The process reads one JSON document from standard input and answers with one on standard output, so
+that the caller needs neither torch nor the memory for it. It writes to the request's path, which is
+not in the site's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import logging
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from peer.core.commands import Source
+from peer.core.worker_protocol import WorkerSetting, from_json
+from peer.files import remove_folder, write_file
+from peer.train.data.datalist import inspect_datalist
+from peer.train.errors import UnusableConfigurationError, reason_of
+from peer.train.inference.export import graph, model_card, monai_bundle
+from peer.train.inference.export.equivalence import Run, Samples, choose_samples, compare, compare_pairs
+from peer.train.inference.export.load import digest
+from peer.train.inference.export.predictor import Predictor, Shares, build_predictor
+from peer.train.inference.predict import image_reader
+from peer.train.settings import TrainingSettings
+from peer.train.trainer import Trainer
+
+ZIP_TIME = (1980, 1, 1, 0, 0, 0)
+"""Of every file in a zipped bundle, the format's oldest: equal bundles are equal bytes."""
+
+
+def export(
+    trainer: Trainer, state: str, sources: tuple[Source, ...], *, form: str, out: Path, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write the site's predictor and its model card; return only after both are written and
+    compared.
+
+    Args:
+        sources: the artifacts of other sites that the file may include.
+        out: the file, or the bundle's folder, or its ``.zip``; its parent exists, itself it must
+            not.
+        facts: as ``model_card.collect_facts`` takes them.
+
+    Raises:
+        UnusableConfigurationError: the form cannot hold the network, or the file computes something
+            else.
+        OSError: the file cannot be written.
+    """
+    settings = trainer.settings
+    samples = choose_samples(settings)
+    datalist = inspect_datalist(settings.data.datalist, root=settings.data.root, task=settings.task.kind)
+    card = model_card.collect_facts({**facts, "form": form}, settings, datalist)
+    trainer.load(state, sources)
+    if facts["left_out"]:  # the newest metrics are of the whole mixture
+        card["metrics"] = {**card["metrics"], "exported": trainer.evaluate(trainer.data.test)}
+    classes = settings.task.kind != "super_resolution"
+
+    def predict_as_site(images: Tensor) -> Tensor:
+        return _shares(trainer.predict(images), classes)
+
+    own_outputs = [predict_as_site(image[None]) for image in samples.images]
+    predictor, description = build_predictor(trainer, state, sources)
+    card |= {"network": description, "parameters": sum(tensor.numel() for tensor in predictor.parameters())}
+    module = Shares(predictor, classes=classes).eval()
+
+    def reference(images: Tensor) -> Tensor:
+        with torch.no_grad():
+            output: Tensor = module(images)
+        return output
+
+    pairs = [(reference(image[None]), before) for image, before in zip(samples.images, own_outputs, strict=True)]
+    subject = "this model beside the site's networks, both in PyTorch"
+    card["checks"].append(compare_pairs(subject, pairs, samples=len(pairs), source=samples.source))
+    if form == "bundle":
+        _bundle(out, predictor, card, reference, samples, settings)
+    else:
+        _graph(out, module, card, reference, samples, form=form)
+    return card
+
+
+def _graph(out: Path, module: Shares, card: dict[str, Any], reference: Run, samples: Samples, *, form: str) -> None:
+    """Write a ``.pt2`` or ONNX file, and the card beside it."""
+    name = card["network"]["network"]["name"]
+    card["output"] = graph.PROBABILITIES if module.classes else graph.ENLARGED
+    try:
+        program = graph.trace(module, samples.images[0], free_space=card["input"]["free_size"], name=name)
+    except UnusableConfigurationError:
+        if not card["input"]["free_size"]:
+            raise
+        size = " x ".join(map(str, samples.images[0].shape[1:]))
+        # A network that cannot be traced for any size may be for one.
+        card["input"] |= {
+            "free_size": False,
+            "steps": [*card["input"]["steps"][:-1], f"It takes images of {size} alone."],
+        }
+        program = graph.trace(module, samples.images[0], free_space=False, name=name)
+    if form == "onnx":
+        content = graph.to_onnx(program, output=card["output"], name=name)
+        run, _ = graph.run_onnx(content)
+        card["checks"].append(compare("ONNX, run by onnxruntime on the CPU, beside PyTorch", run, reference, samples))
+        content = graph.add_card(content, card)
+    else:
+        run, _ = graph.run_pt2(graph.to_pt2(program, {}))
+        card["checks"].append(compare(".pt2, loaded by torch.export, beside PyTorch", run, reference, samples))
+        content = graph.to_pt2(program, card)
+    write_file(out, content)
+    write_file(out.with_name(f"{out.name}.md"), model_card.render_markdown(card).encode())
+
+
+def _bundle(
+    out: Path, predictor: Predictor, card: dict[str, Any], reference: Run, samples: Samples, settings: TrainingSettings
+) -> None:
+    """Write a bundle's folder, or a zip of it."""
+    zipped = out.suffix == ".zip"
+    folder = out.with_suffix("") if zipped else out
+    folder.mkdir()
+    definition = monai_bundle.write(folder, predictor, card, arrays=_array_name(samples))
+    card["definition"] = definition
+    network, preprocessing = monai_bundle.load(folder)
+    classes = settings.task.kind != "super_resolution"
+
+    def run(images: Tensor) -> Tensor:
+        with torch.no_grad():
+            return _shares(network(images), classes)
+
+    card["checks"].append(
+        compare(
+            "the bundle's network, card and loaded as its configuration says, beside PyTorch", run, reference, samples
+        )
+    )
+    if samples.files:
+        load, finish = image_reader(settings.task, settings.data)
+        pairs = []
+        for files in samples.files:
+            image = preprocessing({"image": [str(path) for path in files]})["image"]
+            pairs.append((image.as_tensor(), finish(load(files))))
+        subject = "the bundle's preprocessing beside the site's"
+        card["checks"].append(compare_pairs(subject, pairs, samples=len(pairs), source=samples.source))
+    monai_bundle.write_new(folder, monai_bundle.CARD, json.dumps(card, indent=2).encode())
+    monai_bundle.write_new(folder, monai_bundle.README, model_card.render_markdown(card).encode())
+    if zipped:
+        _zip(folder, out)
+
+
+def _zip(folder: Path, out: Path) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", compression=zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            entry = zipfile.ZipInfo(str(Path(folder.name) / path.relative_to(folder)), date_time=ZIP_TIME)
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o600 << 16
+            archive.writestr(entry, path.read_bytes())
+    write_file(out, content.getvalue())  # durably: the ledger will record its export
+    remove_folder(folder)
+
+
+def _array_name(samples: Samples) -> str:
+    """The name of the image in the site's ``.npz`` files: ``image``, or the first array."""
+    for files in samples.files:
+        if files[0].suffix.lower() == ".npz":
+            with np.load(files[0], allow_pickle=False) as arrays:
+                return "image" if "image" in arrays else str(arrays.files[0])
+    return "image"
+
+
+def _shares(prediction: Tensor, classes: bool) -> Tensor:
+    return prediction.float().softmax(dim=1) if classes else prediction.float()
+
+
+def in_float32(setting: WorkerSetting) -> WorkerSetting:
+    """The setting for an export: on the CPU, beside a training on the GPU, and in float32.
+
+    On the CPU the runtimes agree to the sixth digit; a GPU with reduced precision would hide a
+    mistake of that size. The export caches nothing on disk, where it would be in the temporary
+    folder.
+    """
+    training = {**(setting.site.get("training") or {}), "device": "cpu", "precision": "fp32"}
+    data = dict(setting.site["data"])
+    if data.get("cache") == "disk":
+        data["cache"] = "none"
+    return dataclasses.replace(setting, site={**setting.site, "training": training, "data": data})
+
+
+def main() -> None:
+    """Answer ``{"setting", "state", "sources", "form", "out", "facts"}`` with ``{"card", "sha256", "bytes"}``."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    request: Any = json.load(sys.stdin)
+    state, out = str(request["state"]), Path(request["out"])
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            card = export(
+                Trainer(in_float32(from_json(WorkerSetting, request["setting"]))),
+                state,
+                from_json(tuple[Source, ...], request["sources"]),
+                form=str(request["form"]),
+                out=out,
+                facts=request["facts"],
+            )
+            sha256, size = digest(out)
+    except Exception as error:
+        sys.exit(reason_of(error))
+    json.dump({"card": card, "sha256": sha256, "bytes": size}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

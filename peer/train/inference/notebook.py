@@ -1,0 +1,140 @@
+"""Predict with a site's model in another program's process, such as a notebook's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from peer.core.commands import Source
+from peer.core.tasks import CLASSIFYING
+from peer.core.worker_protocol import WorkerSetting
+from peer.train.images import PlacedImage, in_unit_range
+from peer.train.inference.export.predictor import Predictor, build_predictor
+from peer.train.inference.predict import (
+    PredictionInput,
+    describe_classes,
+    existing_files,
+    find_images,
+    image_reader,
+    on_own_grid,
+    predict_image,
+)
+from peer.train.settings import TrainingSettings
+from peer.train.trainer import Trainer
+
+Input: TypeAlias = str | Path | Tensor | NDArray[Any]
+
+
+def load_model(setting: WorkerSetting, state: str, sources: tuple[Source, ...]) -> Predictor:
+    """The site's predictor in a finished state: on the CPU, in evaluation mode, with its own copy
+    of the weights.
+
+    Args:
+        setting: of the site; its home is the folder of :func:`peer.train.inference.model_state.pinned`.
+
+    Raises:
+        WorkError: the state is missing or does not fit, or the method needs more than one module to
+            predict.
+    """
+    with preserve_torch_settings():
+        return build_predictor(Trainer(setting), state, sources)[0]
+
+
+def load_trainer(setting: WorkerSetting, state: str, sources: tuple[Source, ...]) -> Trainer:
+    """A trainer with a finished state loaded, only to predict with; see ``load_model``."""
+    with preserve_torch_settings():
+        trainer = Trainer(setting)
+        trainer.load(state, sources)
+        return trainer
+
+
+def predict_inputs(trainer: Trainer, inputs: Sequence[Input]) -> list[dict[str, Any]]:
+    """The predictions for files, folders, datalists and arrays, a record an image, in their order.
+
+    Args:
+        inputs: paths, and arrays or tensors ``(c, *space)``, or ``(*space)`` where the task has one
+            channel.
+
+    Returns:
+        ``file`` (of an array its number among the inputs) and ``problem`` (why there is no
+        prediction, else empty); with a prediction, of classes ``predicted`` and a probability each
+        as ``class_0``, ``class_1`` …, of label maps ``labels``, an array ``(*space)`` on the
+        image's own grid, of super-resolution ``image``, an array ``(c, *space)``.
+    """
+    settings = trainer.settings
+    read, _ = image_reader(settings.task, settings.data)
+
+    def load(source: PredictionInput | Tensor) -> PlacedImage:
+        return read(existing_files(source)) if isinstance(source, PredictionInput) else _array(source, settings)
+
+    records = []
+    with preserve_torch_settings():
+        for name, source in _images(inputs, settings):
+            prediction = predict_image(trainer, partial(load, source))
+            if isinstance(prediction, str):
+                records.append({"file": name, "problem": prediction})
+            else:
+                records.append({"file": name, "problem": "", **_answer(*prediction, settings)})
+    return records
+
+
+@contextlib.contextmanager
+def preserve_torch_settings() -> Iterator[None]:
+    """Restore the settings that a trainer changes: threads, algorithms, random numbers."""
+    threads = torch.get_num_threads()
+    strict, only_warns = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.use_deterministic_algorithms(strict, warn_only=only_warns)
+            torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+            torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = cudnn
+
+
+def _images(inputs: Sequence[Input], settings: TrainingSettings) -> Iterator[tuple[str, PredictionInput | Tensor]]:
+    """Each image of the inputs, with its name."""
+    for number, source in enumerate(inputs):
+        if isinstance(source, str | Path):
+            for item in find_images([Path(source)], settings.data):
+                yield item.name, item
+        else:
+            yield str(number), torch.as_tensor(source)
+
+
+def _array(values: Tensor, settings: TrainingSettings) -> PlacedImage:
+    """An array as float32 ``(c, *space)``, whose voxels nobody places; ``ValueError`` says what does not fit."""
+    task = settings.task
+    image = values.detach().cpu().float()
+    if image.ndim == task.spatial_dims and task.in_channels == 1:
+        image = image[None]
+    if image.ndim != task.spatial_dims + 1 or not image.numel() or image.shape[0] != task.in_channels:
+        expected = f"({task.in_channels} channels, {task.spatial_dims} spatial dimensions)"
+        raise ValueError(f"has the shape {tuple(values.shape)}, not {expected}")
+    if not torch.isfinite(image).all():
+        raise ValueError("holds a NaN or an infinity")
+    image = in_unit_range(image) if task.kind == "super_resolution" else image
+    return PlacedImage(image, tuple(image.shape[1:]))
+
+
+def _answer(image: PlacedImage, prediction: Tensor, settings: TrainingSettings) -> dict[str, Any]:
+    kind = settings.task.kind
+    if kind in CLASSIFYING:
+        prediction_of_classes = describe_classes(prediction)
+        shares = {f"class_{index}": share for index, share in enumerate(prediction_of_classes["probabilities"])}
+        return {"predicted": prediction_of_classes["class"], **shares}
+    values = on_own_grid(prediction, image, settings.task, settings.data)
+    return {"labels": values[0]} if kind == "segmentation" else {"image": values}

@@ -1,0 +1,261 @@
+"""Apply a model to new data: probabilities of classes, label maps on the images' own grids, larger
+images.
+
+The model is a site's own, or one in an exported file. Run as ``python -m peer.train.inference.predict``,
+the module reads one JSON document from standard input and writes one to standard output, so that
+the caller needs neither torch nor the memory for it. It writes nothing in the site's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+from peer.core.commands import Source
+from peer.core.tasks import CLASSIFYING
+from peer.core.worker_protocol import WorkerSetting, from_json
+from peer.train.data.datalist import read_json
+from peer.train.data.image_files import ARRAYS, DICOM, FORMATS
+from peer.train.errors import UnusableConfigurationError, reason_of
+from peer.train.images import PlacedImage, Preparation, in_unit_range, load_images, undo_turn
+from peer.train.inference import output_files
+from peer.train.inference.export.load import Exported, open_model
+from peer.train.settings import DataSettings, TaskSettings
+from peer.train.trainer import Trainer
+
+SINGLE = (*ARRAYS, *(ending for ending in FORMATS if ending not in DICOM))
+"""Endings of files that are an image each."""
+DIGITS = 6
+"""Significant digits of a probability; float32 has no more."""
+
+Read: TypeAlias = Callable[[Sequence[Path]], PlacedImage]
+Finish: TypeAlias = Callable[[PlacedImage], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionInput:
+    """One image: its name, files and its result's path under the output folder; or a problem."""
+
+    name: str
+    images: tuple[Path, ...] = ()
+    relative_path: Path = Path()
+    problem: str = ""
+
+
+def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
+    """Predict every image of the inputs, in their order; write each result at once.
+
+    Args:
+        out: the folder for label maps and larger images; probabilities of classes are only
+            returned.
+
+    Returns:
+        ``predictions``, of each image ``file`` with ``class`` and ``probabilities``, or with
+        ``output``, the written file; and ``skipped``, of each unusable input ``file`` and
+        ``reason``.
+
+    Raises:
+        OSError: a result cannot be written.
+    """
+    task = model.settings.task
+    read, _ = image_reader(task, model.settings.data)
+
+    def load(item: PredictionInput) -> PlacedImage:
+        return read(existing_files(item))
+
+    channels = task.classes if task.kind == "super_resolution" else 1
+    predictions: list[dict[str, Any]] = []
+    skipped: list[dict[str, str]] = []
+    used_paths: dict[Path, str] = {}
+    for item in list(find_images(inputs, model.settings.data)):  # list them first: a result is no input
+        target = (
+            out
+            if item.problem
+            else output_files.output_path(out / item.relative_path, channels=channels, spatial_dims=task.spatial_dims)
+        )
+        if target in used_paths:
+            reason = f"its result would replace that of {used_paths[target]}; predict it by itself"
+            skipped.append({"file": item.name, "reason": reason})
+            continue
+        result = predict_image(model, partial(load, item))
+        if isinstance(result, str):
+            skipped.append({"file": item.name, "reason": result})
+            continue
+        image, prediction = result
+        if task.kind in CLASSIFYING:
+            answer = describe_classes(prediction)
+        else:
+            used_paths[target] = item.name
+            values = on_own_grid(prediction, image, task, model.settings.data)
+            axes = model.settings.data.image_axes
+            output_files.write(target, values, reference=item.images[0], grid=image.space, image_axes=axes)
+            answer = {"output": str(target)}
+        predictions.append({"file": item.name, **answer})
+    return {"predictions": predictions, "skipped": skipped}
+
+
+def find_images(inputs: Iterable[Path], data: DataSettings) -> Iterator[PredictionInput]:
+    """The images in files, in folders and their sub-folders, and in the ``test`` list (else
+    ``training``) of datalists.
+
+    In three dimensions a folder of DICOM files is one image. Paths in a datalist are relative to
+    its folder; those in the site's own one also to ``[data] root``.
+    """
+    for path in inputs:
+        try:
+            if path.is_dir():
+                yield from _in_folder(path, dims=len(data.input_size))
+            elif path.suffix.lower() == ".json":
+                own = path.resolve() == data.datalist.resolve()
+                yield from _in_datalist(path, data.root if own else path.parent)
+            else:
+                yield PredictionInput(str(path), (path,), Path(path.name))
+        except (OSError, ValueError) as error:
+            yield PredictionInput(str(path), problem=str(error))
+
+
+def _in_folder(folder: Path, *, dims: int) -> Iterator[PredictionInput]:
+    images = sorted(_images(folder, dims=dims))
+    if not images:
+        raise ValueError("holds no image")
+    for path in images:
+        yield PredictionInput(
+            str(path), (path,), path.relative_to(folder) if path != folder else Path(folder.resolve().name)
+        )
+
+
+def _images(folder: Path, *, dims: int) -> Iterator[Path]:
+    visible = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    files = [path for path in visible if path.is_file()]
+    single = [path for path in files if path.name.lower().endswith(SINGLE)]
+    slices = [] if single else [path for path in files if path.suffix.lower() in DICOM]
+    yield from [*single, *([folder] if slices and dims == 3 else slices)]
+    for path in visible:
+        if path.is_dir():
+            yield from _images(path, dims=dims)
+
+
+def _in_datalist(path: Path, root: Path) -> Iterator[PredictionInput]:
+    document = read_json(path)
+    entries = (document.get("test") or document.get("training")) if isinstance(document, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise ValueError("has no list 'test' or 'training' of images")
+    for number, entry in enumerate(entries):
+        images = entry.get("image") if isinstance(entry, dict) else entry
+        names = [images] if isinstance(images, str) else images
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            yield PredictionInput(
+                f"{path}: entry {number}", problem=f"'image' must be a path or a list of paths, not {images!r}"
+            )
+            continue
+        first = Path(names[0])
+        inside = not first.is_absolute() and ".." not in first.parts
+        yield PredictionInput(names[0], tuple(root / name for name in names), first if inside else Path(first.name))
+
+
+def predict_image(model: Trainer | Exported, load: Callable[[], PlacedImage]) -> tuple[PlacedImage, Tensor] | str:
+    """The image on its own grid and its prediction; or the reason, in words, why there is none.
+    ``UnusableConfigurationError`` where this installation can predict no image.
+    """
+    _, finish = image_reader(model.settings.task, model.settings.data)
+    try:
+        image = load()
+        return image, model.predict(finish(image)[None])[0]
+    except UnusableConfigurationError:
+        raise
+    except Exception as error:  # any error of a reader, or too little memory for this image
+        return " ".join((str(error) or repr(error)).split())
+
+
+def existing_files(item: PredictionInput) -> tuple[Path, ...]:
+    """The input's files; ``ValueError`` where it has a problem or a file is missing."""
+    if item.problem:
+        raise ValueError(item.problem)
+    for path in item.images:
+        if not path.exists():
+            raise ValueError(f"{path} does not exist")
+    return item.images
+
+
+def image_reader(task: TaskSettings, data: DataSettings) -> tuple[Read, Finish]:
+    """Functions that read an image on its own grid, and that make it the network's input."""
+    if task.kind == "super_resolution":
+        return partial(_unit_image, task=task, data=data), lambda image: image.values.contiguous()
+    preparation = Preparation.of(task, data)
+    return preparation.load, preparation.finish
+
+
+def on_own_grid(prediction: Tensor, image: PlacedImage, task: TaskSettings, data: DataSettings) -> NDArray[Any]:
+    """A label map ``(1, *space)`` or a larger image ``(c, *space)`` with the axes of the image's file."""
+    if task.kind == "super_resolution":
+        values: NDArray[Any] = undo_turn(prediction, image).numpy()
+        return values
+    shares = Preparation.of(task, data).restore(prediction.softmax(dim=0), image)
+    return output_files.label_map(shares, image.space)[None]
+
+
+def _unit_image(paths: Sequence[Path], *, task: TaskSettings, data: DataSettings) -> PlacedImage:
+    """An image of super-resolution as in training: 8-bit pictures are scaled to [0, 1]."""
+    image = load_images(
+        paths,
+        spatial_dims=task.spatial_dims,
+        channels=task.in_channels,
+        key="in_channels",
+        unit=True,
+        image_axes=data.image_axes,
+        orientation=data.orientation,
+    )
+    in_unit_range(image.values)
+    return image
+
+
+def describe_classes(logits: Tensor) -> dict[str, Any]:
+    """The most likely class, and the probability of each, for logits ``(classes,)``."""
+    shares = logits.double().softmax(dim=0)
+    return {"class": int(shares.argmax()), "probabilities": [float(f"{share:.{DIGITS}g}") for share in shares.tolist()]}
+
+
+def main() -> None:
+    """Answer a request for predictions of ``inputs`` into ``out``.
+
+    With ``model`` and ``sha256`` of an exported file, whose task and origin are then in the answer;
+    or with ``setting``, ``state`` and ``sources`` of a site.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    request: Any = json.load(sys.stdin)
+    inputs, out = map(Path, request["inputs"]), Path(request["out"])
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            answer = _from_file(request, inputs, out) if "model" in request else _from_site(request, inputs, out)
+    except Exception as error:
+        sys.exit(reason_of(error))
+    json.dump(answer, sys.stdout)
+
+
+def _from_file(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
+    model = open_model(Path(request["model"]), sha256=request["sha256"])
+    facts = {key: model.card[key] for key in ("site", "generation", "round")}
+    task = model.settings.task
+    if task.kind not in CLASSIFYING and out.suffix == ".csv":
+        raise UnusableConfigurationError(f"--out {out}: {task.kind} gives a file an input; name a folder")
+    return {**facts, "task": task.kind, "classes": task.classes, **predict(model, inputs, out)}
+
+
+def _from_site(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
+    trainer = Trainer(from_json(WorkerSetting, request["setting"]))
+    trainer.load(str(request["state"]), from_json(tuple[Source, ...], request["sources"]))
+    return predict(trainer, inputs, out)
+
+
+if __name__ == "__main__":
+    main()

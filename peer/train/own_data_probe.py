@@ -1,0 +1,277 @@
+"""Try a received model or head on a few of this site's own samples before it is used.
+
+Models that circulate or visit, heads that are kept as experts, and proxies that are averaged in pairs reach
+each site alone: there is no set of contributions, equal at all sites, to compare them with. Only
+this site's own data can tell whether they predict anything. The result stays in the worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import models
+from models import Network
+from models.moe import Expert
+from peer.core.commands import Source
+from peer.methods.supervised import supervised_loss
+from peer.train.aggregation import STATISTICS
+from peer.train.errors import UnusableArtifact
+from peer.train.samples import DataSplit, SiteData
+from peer.train.settings import TrainingSettings
+
+logger = logging.getLogger(__name__)
+
+SAMPLES_MAX = 32
+"""Of the validation split, or of the training split where that has fewer than ``SAMPLES_MIN``."""
+SAMPLES_MIN = 8
+LOGIT_MAX = 1e4
+"""Of a received model's predictions; trained networks stay below a hundred."""
+SUSPICIOUS_RATIO = 1.1
+"""A copy of a circulating model with so many times the loss of an earlier copy is compared with the
+copy from which it was trained. To err costs a transfer."""
+CHANGE_MAX = 0.75
+"""How far the training of a round may move a tensor, in norms of the tensor; honest training of 16 steps
+moved them by 0.15, and negated or random weights are 1.4 to 2 norms away."""
+CHANGE_RATIO_MAX = 2.0
+"""Beyond ``CHANGE_MAX``, each round may move a tensor so many times as far as this site's own training."""
+SPREAD_RATIO_MAX = 10.0
+"""A received head's predictions may spread so many times as widely as the own head's; honest ones of
+unlike sites had 1.3 at most."""
+
+
+class OwnDataProbe:
+    """Refuses received networks that are beyond a bound on own data; ``[training] probe_ratio_max``
+    sets that of models, and 0 there switches both off.
+
+    Every check is a function of the artifact, the site's samples and its networks, so a restarted
+    worker decides alike.
+
+    Args:
+        settings: the site's.
+        data: reads the site's data at the first check.
+        device: where networks run.
+    """
+
+    def __init__(self, settings: TrainingSettings, data: Callable[[], SiteData], device: torch.device) -> None:
+        self._settings, self._data, self._device = settings, data, device
+        self._batch: tuple[Tensor, Tensor] | None = None
+
+    def check_model(self, source: Source, network: nn.Module, own: nn.Module) -> None:
+        """Refuse a model without weights, or one whose loss is beyond the bound.
+
+        The unit is the loss of a prediction that is zero everywhere: a model that was trained on
+        other classes may be worse than one that knows nothing, but not many times worse. Where the
+        own network is beyond the bound, too, the samples say nothing of the model.
+
+        Raises:
+            UnusableArtifact: the model is beyond the bound.
+        """
+        ratio_max = self._settings.probe_ratio_max
+        if not ratio_max or source.origin == self._settings.site:
+            return
+        _refuse_without_weights(source, network)
+        ratio = self.loss_ratio(network)
+        if ratio <= ratio_max or not self._samples_are_sound(own):
+            return
+        if not math.isfinite(ratio):
+            raise UnusableArtifact(source, f"its predictions on this site's samples are no numbers up to {LOGIT_MAX:g}")
+        raise UnusableArtifact(
+            source,
+            f"its loss on this site's samples is {ratio:.3g} times that of no knowledge, above {ratio_max:g} "
+            "([training] probe_ratio_max)",
+        )
+
+    def check_received(self, sources: Sequence[Source], received: Mapping[str, nn.Module], own: Network) -> None:
+        """Check the models and heads of these sources, by origin."""
+        for source in sources:
+            module = received[source.origin]
+            if isinstance(module, Network):
+                self.check_model(source, module, own)
+            else:
+                self.check_head(source, module.head if isinstance(module, Expert) else module, own)
+
+    def check_return(self, source: Source, returned: nn.Module, sent: nn.Module) -> None:
+        """Refuse a copy of this site's model that came home much worse than the model that left.
+
+        Raises:
+            UnusableArtifact: the copy is beyond the bound of any model, or lost half as much.
+        """
+        self.check_model(source, returned, sent)
+        loss_max = self._settings.probe_ratio_max / 2
+        if not loss_max:
+            return
+        ratio, before = self.loss_ratio(returned), self.loss_ratio(sent)
+        if ratio > before + loss_max:
+            raise UnusableArtifact(
+                source,
+                f"its loss on this site's samples rose from {before:.3g} to {ratio:.3g} times that of no knowledge, by "
+                f"more than {loss_max:g} (half of [training] probe_ratio_max)",
+            )
+
+    def check_copy(
+        self,
+        source: Source,
+        network: nn.Module,
+        earlier: nn.Module | None,
+        *,
+        rounds: int,
+        own_change: float,
+        final: bool,
+    ) -> None:
+        """Refuse a copy of a circulating model that no training has made of an earlier copy.
+
+        A copy may be worse on this site's samples than the earlier one, since other sites have other
+        samples. It is refused where its weights are too far away as well. So neither an honest site
+        nor the sender of a forged earlier copy makes another one guilty.
+
+        Args:
+            source: says where the copy comes from.
+            network: the copy.
+            earlier: another copy of the same model; ``None`` where there is none here.
+            rounds: how many rounds of training lie between both copies.
+            own_change: ``largest_change`` by this site's own last training of a round.
+            final: whether this decides; otherwise what is only suspicious is refused, too.
+
+        Raises:
+            UnusableArtifact: the copy is refused.
+        """
+        if not self._settings.probe_ratio_max or source.origin == self._settings.site:
+            return
+        if earlier is None:
+            if not final:
+                raise UnusableArtifact(source, "there is no earlier copy here to compare it with")
+            return
+        ratio, earlier_ratio = self.loss_ratio(network), self.loss_ratio(earlier)
+        name, change = largest_change(network, earlier)
+        bound = max(CHANGE_MAX, CHANGE_RATIO_MAX * own_change * rounds)
+        if not final:
+            if change > bound or not ratio <= SUSPICIOUS_RATIO * earlier_ratio:
+                raise UnusableArtifact(source, "it is far from an earlier copy, or worse on this site's samples")
+            return
+        if ratio > earlier_ratio and change > bound:
+            raise UnusableArtifact(
+                source,
+                f"no training has made it of the copy before: {name} was moved by {change:.3g} of its size, here by "
+                f"{own_change:.3g} at most, and its loss on this site's samples is {ratio / earlier_ratio:.3g} times "
+                "that copy's",
+            )
+
+    def check_head(self, source: Source, head: nn.Module, own: Network) -> None:
+        """Refuse a head without weights, or one whose predictions spread many times as widely as
+        those of the own head.
+
+        The head gets the features of the own body, repeated or cut to its width.
+
+        Raises:
+            UnusableArtifact: the head is beyond the bound.
+        """
+        if not self._settings.probe_ratio_max or source.origin == self._settings.site:
+            return
+        _refuse_without_weights(source, head)
+        ratio = self.spread_ratio(head, own)
+        if ratio <= SPREAD_RATIO_MAX or not self._samples_are_sound(own):
+            return
+        if not math.isfinite(ratio):
+            raise UnusableArtifact(source, "its predictions for this site's samples hold a NaN or an infinity")
+        raise UnusableArtifact(
+            source,
+            f"its predictions spread {ratio:.3g} times as widely as those of the own head, above {SPREAD_RATIO_MAX:g}",
+        )
+
+    def _samples_are_sound(self, own: nn.Module) -> bool:
+        """Whether the own network stays within the bound on the same samples; if not, warn."""
+        ratio = self.loss_ratio(own)
+        sound = ratio <= self._settings.probe_ratio_max
+        if not sound:
+            logger.warning(
+                "received artifacts are not tried: this site's own network fails on the samples, too; look at the "
+                "data: loss_ratio=%.3g",
+                ratio,
+            )
+        return sound
+
+    def loss_ratio(self, network: nn.Module) -> float:
+        """The model's loss on the probe's samples, in losses of a prediction that is zero everywhere;
+        infinite where its predictions are beyond all use.
+        """
+        images, targets = self._samples()
+        loss = supervised_loss(
+            self._settings.task.kind, str(self._settings.parameters.get("segmentation_loss", "dice_ce"))
+        ).loss
+        prediction = _run(network, images, self._device).prediction.float().cpu()
+        if self._settings.task.kind != "super_resolution" and float(prediction.abs().max()) > LOGIT_MAX:
+            return math.inf  # it may even be right, but outvotes every other model
+        none = float(loss(torch.zeros_like(prediction), targets))
+        return float(loss(prediction, targets)) / none if none else math.nan
+
+    def spread_ratio(self, head: nn.Module, own: Network) -> float:
+        """The standard deviation of the head's predictions over the samples, in those of the own head;
+        0 where the own head predicts the same for all, and tells nothing.
+        """
+        images, _ = self._samples()
+        output = _run(own, images, self._device)
+        feature = output.penultimate
+        index = torch.arange(models.head_width(head), device=feature.device) % feature.shape[1]
+        prediction = _run(head, feature[:, index], self._device)
+        spread, own_spread = _spread(prediction), _spread(output.prediction)
+        return spread / own_spread if own_spread else 0.0 * spread  # a NaN stays one
+
+    def _samples(self) -> tuple[Tensor, Tensor]:
+        if self._batch is None:
+            data = self._data()
+            split = data.validation if len(data.validation) >= SAMPLES_MIN else data.training
+            self._batch = split.read(_evenly(split))
+        return self._batch
+
+
+def _refuse_without_weights(source: Source, network: nn.Module) -> None:
+    if not any(bool(tensor.any()) for tensor in network.parameters() if tensor.ndim > 1):
+        raise UnusableArtifact(source, "all its weights are zero")
+
+
+def largest_change(network: nn.Module, earlier: nn.Module) -> tuple[str, float]:
+    """The floating tensor that moved farthest from an earlier copy, in norms of the earlier tensor.
+
+    A norm counts at least as that of a fresh layer, so that biases that began at zero may move. Batch
+    statistics follow the data, and do not count.
+    """
+    states = [
+        {
+            name: tensor.detach().double().cpu()
+            for name, tensor in each.state_dict().items()
+            if tensor.is_floating_point() and tensor.numel() and not name.endswith(STATISTICS)
+        }
+        for each in (network, earlier)
+    ]
+    if {name: tensor.shape for name, tensor in states[0].items()} != {
+        name: tensor.shape for name, tensor in states[1].items()
+    }:
+        return "its architecture", math.inf
+    changes = {"": 0.0}
+    for name, before in states[1].items():
+        fresh = math.sqrt(before.shape[0]) if before.ndim else 1.0
+        size = max(fresh, float(torch.linalg.vector_norm(before)))
+        changes[name] = float(torch.linalg.vector_norm(states[0][name] - before)) / size
+    return max(changes.items(), key=lambda item: item[1])
+
+
+def _evenly(split: DataSplit) -> Sequence[int]:
+    count = min(SAMPLES_MAX, len(split))
+    return [index * len(split) // count for index in range(count)]
+
+
+def _run(network: nn.Module, inputs: Tensor, device: torch.device) -> Any:
+    """The network's output in evaluation mode; its mode is left to the stage that uses it."""
+    network.to(device).eval()
+    with torch.no_grad():
+        return network(inputs.to(device))
+
+
+def _spread(prediction: Tensor) -> float:
+    return float(prediction.float().std(dim=0, correction=0).mean())

@@ -1,0 +1,433 @@
+"""A site's samples as batches, each a function of seed, round, stage and step alone."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from peer.core.plan import Work
+from peer.core.seeds import derive
+from peer.core.tasks import CLASSIFYING, ROWS_COLUMNS
+from peer.errors import ConfigError
+from peer.files import clear_unfinished, write_file
+from peer.methods.method import Batch
+from peer.train.augmentation import affine_maps, warp, warp_targets
+from peer.train.data.consistency import mixed_orientations
+from peer.train.data.datalist import UNREADABLE, Sample, inspect_datalist, named
+from peer.train.data.image_files import open_image
+from peer.train.errors import UnusableConfigurationError, UnusableDataError
+from peer.train.images import VOLUME_DIMS, Preparation, load_regions
+from peer.train.ranks import Ranks
+from peer.train.settings import AugmentationSettings, TrainingSettings
+from peer.train.targets import Example, SampleReader, sample_reader
+
+logger = logging.getLogger(__name__)
+
+STEPS_AHEAD = 2
+"""Steps whose samples are read while one trains: one of them in full, should a single file take long."""
+
+WAIT_SHARE_MAX = 0.1
+"""Of a stage's duration: what training may wait for samples before the log says so."""
+WAITED = (
+    "training waits for its samples: stage=%s waited_s=%.1f duration_s=%.1f; raise [training] readers, or set [data] "
+    'cache = "memory" or "disk"'
+)
+
+Seed = Callable[..., int]
+"""``peer.core.seeds.derive`` with federation and site filled in."""
+
+
+@dataclass(frozen=True)
+class DataSplit:
+    """Readable samples of one purpose.
+
+    Attributes:
+        load: the image and the target of sample ``k``, prepared, on the CPU; labels in any integer
+            type.
+        in_memory: whether ``load`` reads no file.
+        present: the classes that occur in the targets; none in super-resolution.
+        targets_sha256: of all targets as they were first read, in the order of the samples.
+    """
+
+    samples: Sequence[Sample]
+    load: Callable[[int], Example]
+    in_memory: bool
+    present: frozenset[int]
+    targets_sha256: str = ""
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def digest(self) -> str:
+        """What tells whether two processes have the same samples, with the same targets."""
+        names = [sample.name for sample in self.samples]
+        return hashlib.sha256("\n".join([*names, self.targets_sha256]).encode()).hexdigest()
+
+    def read(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Images ``(b, c, *space)`` and their targets.
+
+        Classes ``(b,)`` or label maps ``(b, *space)``, int64, or large images
+        ``(b, classes, *(scale * space))``, float32. ``UnusableDataError`` as ``read_one``.
+        """
+        return self.stack([self.read_one(index) for index in indices])
+
+    def read_one(self, index: int) -> Example:
+        """A sample's image and target; ``UnusableDataError`` where it was readable and is not any more."""
+        try:
+            return self.load(index)
+        except UnusableConfigurationError:
+            raise
+        except Exception as error:
+            raise UnusableDataError(
+                f"sample {self.samples[index].name} was readable and is not now: {error}"
+            ) from error
+
+    @staticmethod
+    def stack(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        """The batch of these examples, as ``read`` gives it."""
+        images, targets = zip(*examples, strict=True)
+        stacked = torch.stack(targets)
+        return torch.stack(images), stacked if stacked.is_floating_point() else stacked.long()
+
+    def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All samples once, in order."""
+        for first in range(0, len(self), batch_size):
+            yield self.read(range(first, min(first + batch_size, len(self))))
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """All data of a site."""
+
+    training: DataSplit
+    validation: DataSplit
+    test: DataSplit
+    unreadable: int
+    masks: Tensor | None
+    task: str
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Samples by purpose, as an ``Initialised`` reports them."""
+        counts = {"training": len(self.training), "test": len(self.test), "unreadable": self.unreadable}
+        return counts | ({"validation": len(self.validation)} if len(self.validation) else {})
+
+
+def load_data(
+    settings: TrainingSettings, seed: Seed, *, check_halt: Callable[[], None], training_only: bool = False
+) -> SiteData:
+    """Check the datalist and read every sample once.
+
+    Args:
+        seed: the site's; it chooses the samples held out for validation.
+        check_halt: called before each sample; an exception from it ends the reading.
+        training_only: leave out the other samples.
+
+    Raises:
+        UnusableDataError: the datalist has a problem, more than ``unreadable_share_max`` of its
+            samples cannot be read, or nothing can be learnt from those for training.
+    """
+    data, task = settings.data, settings.task
+    datalist = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
+    if datalist.problems:
+        raise UnusableDataError(f"{data.datalist}: " + "; ".join(datalist.problems))
+    if datalist.unlabelled:
+        logger.warning("test entries without label are not evaluated: count=%d", datalist.unlabelled)
+    if data.cache == "disk" and not training_only:  # the rank that reads all samples also cleans up
+        clear_unfinished(_cache_folder(settings))
+    _check_orientations([*datalist.training, *datalist.test], settings)
+    read = sample_reader(task, data)
+    held_out = validation_names(datalist.training, data.validation_share, seed)
+    groups = {
+        "training": [sample for sample in datalist.training if sample.name not in held_out],
+        "validation": [sample for sample in datalist.training if sample.name in held_out],
+        "test": list(datalist.test),
+    }
+    if training_only:
+        groups |= {"validation": [], "test": []}
+    unreadable: dict[str, str] = {}
+    splits = {name: _read_split(samples, read, settings, unreadable, check_halt) for name, samples in groups.items()}
+    total = len(datalist.training) + len(datalist.test)
+    if len(unreadable) > data.unreadable_share_max * total:
+        raise UnusableDataError(
+            f"{len(unreadable)} of {total} samples cannot be read ({named(unreadable)}), more than [data] "
+            f"unreadable_share_max = {data.unreadable_share_max}; the first one {next(iter(unreadable.values()))}; the "
+            "log has the other reasons"
+        )
+    lack = _find_lack(splits["training"], task.kind)
+    if lack is not None:
+        raise UnusableDataError(f"{data.datalist}: what can be read for training {lack}")
+    masks = None
+    if data.regions is not None:
+        masks = load_regions(data.regions, Preparation.of(task, data))
+    return SiteData(**splits, unreadable=len(unreadable), masks=masks, task=task.kind)
+
+
+def _check_orientations(samples: Sequence[Sample], settings: TrainingSettings) -> None:
+    """``UnusableDataError`` where volumes are left as stored by default and run in different
+    directions; a site of a federation of release 0.2.0 goes on, with a warning.
+    """
+    data = settings.data
+    if settings.task.spatial_dims != VOLUME_DIMS or data.orientation is not None:
+        return
+    orientations: dict[str, str] = {}
+    for sample in samples:
+        with contextlib.suppress(ValueError, ConfigError):  # the reader of samples says why
+            orientations[sample.name] = open_image(sample.images[0]).orientation
+    mixed = mixed_orientations({name: axcodes for name, axcodes in orientations.items() if axcodes})
+    if mixed is None:
+        return
+    if data.image_axes == ROWS_COLUMNS:
+        raise UnusableDataError(
+            f'{data.datalist}: {mixed}; set [data] orientation = "RAS", or "stored" if their axes do run alike'
+        )
+    logger.warning("mixed orientations: %s", mixed)
+
+
+def validation_names(samples: Sequence[Sample], share: float, seed: Seed) -> set[str]:
+    """The names of the held-out training samples: the same share of each class's subjects, drawn by
+    the seed.
+
+    A subject is never divided; a sample without a subject is a subject of its own. Samples whose
+    labels are files count as one class.
+    """
+    subjects: dict[int | None, dict[str, list[str]]] = {}
+    first_labels: dict[str, int | None] = {}
+    for sample in samples:
+        subject = sample.subject or f"/{sample.name}"
+        first_label = first_labels.setdefault(subject, sample.label if isinstance(sample.label, int) else None)
+        subjects.setdefault(first_label, {}).setdefault(subject, []).append(sample.name)
+    names: set[str] = set()
+    for members in subjects.values():
+        drawn = sorted(members, key=lambda subject: seed("validation", subject))
+        for subject in drawn[: round(share * len(drawn))]:
+            names.update(members[subject])
+    return names
+
+
+def _find_lack(training: DataSplit, kind: str) -> str | None:
+    """Why a network could learn nothing from these samples, or none."""
+    if kind in CLASSIFYING:
+        return "has one class only; a classifier needs two" if len(training.present) < 2 else None
+    if kind == "segmentation":
+        return None if training.present - {0} else "has no foreground: every label map is 0 all over"
+    return None if len(training) else "is nothing"
+
+
+def _read_split(
+    samples: Sequence[Sample],
+    read: SampleReader,
+    settings: TrainingSettings,
+    unreadable: dict[str, str],
+    check_halt: Callable[[], None],
+) -> DataSplit:
+    """Read the samples once; log and leave out those that fail, and give their reasons in ``unreadable``."""
+    cache = settings.data.cache
+    if cache == "disk":
+        read = _cache_on_disk(read, _cache_folder(settings))
+    readable: list[Sample] = []
+    examples: list[Example] = []
+    present: set[int] = set()
+    targets = hashlib.sha256()
+    for sample in samples:
+        check_halt()
+        try:
+            example = read(sample)
+        except UnusableConfigurationError:
+            raise
+        except Exception as error:
+            unreadable[sample.name] = " ".join(str(error).split())
+            logger.warning("%s image=%s reason=%s", UNREADABLE, sample.name, unreadable[sample.name])
+            continue
+        readable.append(sample)
+        _, target = example
+        targets.update(target.contiguous().numpy().tobytes())
+        if not target.is_floating_point():
+            present.update(torch.unique(target).tolist())
+        if cache == "memory":
+            examples.append(example)
+    in_memory = cache == "memory"
+    load = examples.__getitem__ if in_memory else lambda k: read(readable[k])
+    return DataSplit(readable, load, in_memory, frozenset(present), targets.hexdigest())
+
+
+def _cache_folder(settings: TrainingSettings) -> Path:
+    folder = settings.home / "cache"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _cache_on_disk(read_files: SampleReader, folder: Path) -> SampleReader:
+    """A reader that keeps prepared samples on disk; the key holds each file's size and time, to
+    notice changes.
+
+    MONAI's PersistentDataset would not do: it passes images through the system's temporary folder,
+    and a crash then leaves half an image, which counts as unreadable.
+    """
+
+    def read(sample: Sample) -> Example:
+        label = sample.label
+        files = (*sample.images, label) if isinstance(label, Path) else sample.images
+        stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        path = folder / f"{hashlib.sha256(repr((read_files, stamps, label)).encode()).hexdigest()}.safetensors"
+        if path.exists():
+            tensors = safetensors.torch.load(path.read_bytes())
+            return tensors["image"], tensors["target"]
+        image, target = read_files(sample)
+        write_file(path, safetensors.torch.save({"image": image, "target": target}))
+        return image, target
+
+    return read
+
+
+class Batches:
+    """The batches of one training stage, by step.
+
+    Every epoch is a permutation of the samples drawn from its own seed, cut into slices, one a
+    step. The last, smaller slice of an epoch is dropped; with fewer samples than ``batch_size`` an
+    epoch is one batch of all samples. A rank reads and augments its share of a batch, and gets the
+    joint one.
+
+    The augmentation maps targets and masks like their images. In super-resolution it only flips
+    images, whatever the settings: everything else interpolates, and would teach the network a
+    blurred target.
+    """
+
+    def __init__(
+        self,
+        data: SiteData,
+        *,
+        batch_size: int,
+        augmentation: AugmentationSettings,
+        seed: Seed,
+        device: torch.device,
+        readers: int = 1,
+        ranks: Ranks | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin to read nothing yet.
+
+        Args:
+            seed: that of site, round and stage.
+            readers: threads that read the samples of the next steps, where they are on disk.
+            ranks: the processes that divide every batch.
+        """
+        self._ranks = ranks
+        self._split, self._seed, self._device = data.training, seed, device
+        self._flips_only = data.task == "super_resolution"
+        self._augmentation = replace(augmentation, probability=0.0) if self._flips_only else augmentation
+        self._size = min(batch_size, len(data.training))
+        self._orders: dict[int, np.ndarray] = {}  # of the newest two epochs: samples are read ahead
+        self._masks = None if data.masks is None else self._coarse(data.masks).to(device)
+        self._ahead: dict[int, list[Future[Example]]] = {}
+        self._readers = None if data.training.in_memory else ThreadPoolExecutor(readers, thread_name_prefix="reader")
+        self._clock = clock
+        self.waited_s = 0.0
+
+    @property
+    def per_epoch(self) -> int:
+        """Steps in one epoch."""
+        return len(self._split) // self._size
+
+    def steps(self, work: Work) -> int:
+        """How many steps the work takes at this site."""
+        return work.count * (self.per_epoch if work.unit == "epoch" else 1)
+
+    def indices(self, step: int) -> list[int]:
+        """The samples of a step, counted from 0."""
+        epoch, turn = divmod(step, self.per_epoch)
+        if epoch not in self._orders:
+            newest = dict(list(self._orders.items())[-1:])
+            order = np.random.default_rng(self._seed("order", epoch)).permutation(len(self._split))
+            self._orders = {**newest, epoch: order}
+        return [int(index) for index in self._orders[epoch][turn * self._size : (turn + 1) * self._size]]
+
+    def _own(self, step: int) -> Sequence[int]:
+        """The samples of a step that this process reads."""
+        indices = self.indices(step)
+        return indices if self._ranks is None else self._ranks.own(indices)
+
+    def __getitem__(self, step: int) -> Batch:
+        began_s = self._clock()
+        images, targets = self._read(step)
+        self.waited_s += self._clock() - began_s
+        images, targets = self._on_device(images), self._on_device(targets)
+        masks = self._masks
+        if self._augmentation.active:
+            seeds = [self._seed("augment", step, index) for index in self._own(step)]
+            maps = affine_maps(self._augmentation, seeds, images.shape[2:])
+            images = warp(images, maps, mode="nearest" if self._flips_only else "bilinear")
+            targets = warp_targets(targets, maps)
+            if masks is not None:  # the anatomy follows the image
+                masks = self._join(torch.stack([warp(masks[None], affine_map[None])[0] for affine_map in maps]))
+        return Batch(images=self._join(images), targets=self._join(targets), masks=masks)
+
+    def _join(self, own: Tensor) -> Tensor:
+        """The joint tensor of what all ranks have read."""
+        if self._ranks is None or self._ranks.share(self._size) is None:
+            return own
+        return self._ranks.join(own, self._size)
+
+    def warn_of_waits(self, stage: str, duration_s: float) -> None:
+        """Log it where a stage of this duration waited for its samples for long."""
+        if self.waited_s > WAIT_SHARE_MAX * duration_s:
+            logger.warning(WAITED, stage, self.waited_s, duration_s)
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self._readers is not None:
+            self._readers.shutdown(cancel_futures=True)
+
+    def _coarse(self, masks: Tensor) -> Tensor:
+        """Masks at half the image's resolution, where the augmentation has to warp them.
+
+        The losses average masks over coarser cells anyhow; at full resolution, warping a hundred
+        regions would take longer than the networks.
+        """
+        if not self._augmentation.active:
+            return masks
+        return F.interpolate(masks[None], size=[(length + 1) // 2 for length in masks.shape[1:]], mode="area")[0]
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        """The tensor on the device; a GPU copies it from locked memory while it still computes."""
+        if self._device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=True)
+
+    def _read(self, step: int) -> tuple[Tensor, Tensor]:
+        """This step's samples; meanwhile threads read those of the next steps, if they are on disk."""
+        if self._readers is None:
+            return self._split.read(self._own(step))
+        ahead = {due: self._ahead.get(due) or self._submit(due) for due in range(step, step + 1 + STEPS_AHEAD)}
+        for passed in self._ahead.keys() - ahead.keys():
+            for future in self._ahead[passed]:
+                future.cancel()
+        self._ahead = ahead
+        return self._split.stack([future.result() for future in self._ahead.pop(step)])
+
+    def _submit(self, step: int) -> list[Future[Example]]:
+        assert self._readers is not None
+        return [self._readers.submit(self._split.read_one, index) for index in self._own(step)]
+
+
+def site_seed(settings: TrainingSettings) -> Seed:
+    """The site's seeds: ``derive`` of the federation's name and seed, the site, and the caller's
+    parts.
+
+    The federation's digest is not a part: federations that differ in the method alone start alike,
+    and are comparable.
+    """
+    return lambda *parts: derive(settings.federation_name, settings.seed, settings.site, *parts)

@@ -1,0 +1,180 @@
+"""From a sample to its image and its target: one reader for each kind of task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from peer.core.tasks import CLASSIFYING, ROWS_COLUMNS
+from peer.train.data.datalist import Sample
+from peer.train.errors import UnusableConfigurationError
+from peer.train.images import (
+    PlacedImage,
+    Preparation,
+    check_not_constant,
+    check_same_grid,
+    check_turned_alike,
+    in_unit_range,
+    load_images,
+    load_placed,
+    resize,
+)
+from peer.train.settings import DataSettings, TaskSettings
+
+Example: TypeAlias = tuple[Tensor, Tensor]
+"""One image ``(c, *space)``, float32, and its target, on the CPU."""
+
+SampleReader: TypeAlias = Callable[[Sample], Example]
+"""Reads a sample's files, or raises why it cannot; its ``repr`` holds all its settings."""
+
+SMALL_CLASSES_MAX = 256  # a label map in memory takes one byte a place where that is enough
+
+
+def sample_reader(task: TaskSettings, data: DataSettings) -> SampleReader:
+    """This site's reader; ``UnusableConfigurationError`` where super-resolution has no scale."""
+    if task.kind == "super_resolution":
+        if data.scale is None:
+            raise UnusableConfigurationError("[data] scale is missing; super-resolution needs 2, 4 or 8")
+        return LargeImage(
+            task.in_channels, task.classes, data.input_size, data.scale, data.image_axes, data.orientation
+        )
+    preparation = Preparation.of(task, data)
+    return ClassIndex(preparation) if task.kind in CLASSIFYING else LabelMap(preparation, task.classes)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassIndex:
+    """The target is the class that the datalist gives, int64 ``()``."""
+
+    preparation: Preparation
+
+    def __call__(self, sample: Sample) -> Example:
+        """The image ``(c, *input_size)`` and its class."""
+        image = self.preparation.load(sample.images)
+        check_not_constant(image.values)
+        return self.preparation.finish(image), torch.tensor(sample.label, dtype=torch.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelMap:
+    """The target is a label map on the image's grid, resized to ``input_size`` by the nearest
+    label.
+
+    Labels are whole numbers in [0, classes), 0 the background; uint8 up to 256 classes, else int32.
+    """
+
+    preparation: Preparation
+    classes: int
+
+    def __call__(self, sample: Sample) -> Example:
+        """The image ``(c, *input_size)`` and its labels ``input_size``."""
+        path = _label_file(sample)
+        image, placed = self.preparation.load(sample.images), self._load(path)
+        check_not_constant(image.values)
+        shape, labels = image.values.shape[1:], placed.values[0]
+        if labels.shape != shape:
+            raise ValueError(f"has the shape {tuple(shape)}, its label map {tuple(labels.shape)}")
+        check_same_grid(image, placed, f"{sample.images[0].name} and its label map {path.name}")
+        labels = self.preparation.fit_labels(labels, image.spacing)
+        small = self.classes <= SMALL_CLASSES_MAX
+        return self.preparation.finish(image), labels.to(torch.uint8 if small else torch.int32)
+
+    def _load(self, path: Path) -> PlacedImage:
+        try:
+            image = load_placed(
+                path,
+                spatial_dims=len(self.preparation.input_size),
+                key="label",
+                image_axes=self.preparation.image_axes,
+                orientation=self.preparation.orientation,
+            )
+        except ValueError as error:
+            raise ValueError(f"its label map {path.name} {error}") from error
+        labels = image.values
+        if labels.shape[0] != 1:
+            raise ValueError(f"its label map has {labels.shape[0]} channels, not one")
+        wrong = labels[(labels < 0) | (labels >= self.classes) | (labels != labels.round())]
+        if wrong.numel():
+            raise ValueError(
+                f"its label map holds the value {wrong[0]:g}; labels are whole numbers from 0 to {self.classes - 1}"
+            )
+        return image
+
+
+@dataclass(frozen=True, slots=True)
+class LargeImage:
+    """The target is the image ``scale`` times as large, averaged down to ``scale * input_size``.
+
+    Without a label file, the target is the image itself, and the input its average over cells of
+    ``scale``. Values are in [0, 1]; 8-bit pictures are scaled to that range. No image is
+    interpolated to a finer grid than its file has.
+    """
+
+    in_channels: int
+    classes: int
+    input_size: tuple[int, ...]
+    scale: int
+    image_axes: str = ROWS_COLUMNS
+    orientation: str | None = None
+
+    def __call__(self, sample: Sample) -> Example:
+        """The small image, and the large one ``(classes, *(scale * input_size))``."""
+        placed = self._load(sample.images, channels=self.in_channels, key="in_channels")
+        image = placed.values
+        if sample.label is None:
+            if self.classes != self.in_channels:
+                raise ValueError(
+                    f"has no label file, and its {self.in_channels} channels are not [task] classes = {self.classes}"
+                )
+            target = self._shrink_target(image)
+            check_not_constant(image)
+            return F.interpolate(target[None], size=self.input_size, mode="area")[0], target
+        large = self._load([_label_file(sample)], channels=self.classes, key="classes")
+        target = large.values
+        check_turned_alike(placed, large, f"{sample.images[0].name} and its label file")
+        expected = self._enlarge_size(image.shape[1:])
+        if target.shape[1:] != expected:
+            raise ValueError(
+                f"has the shape {tuple(image.shape[1:])}, its label file {tuple(target.shape[1:])}, "
+                f"which [data] scale = {self.scale} makes {expected}"
+            )
+        target = self._shrink_target(target)
+        check_not_constant(image)
+        return resize(image, self.input_size).contiguous(), target
+
+    def _load(self, paths: Sequence[Path], *, channels: int, key: str) -> PlacedImage:
+        image = load_images(
+            paths,
+            spatial_dims=len(self.input_size),
+            channels=channels,
+            key=key,
+            unit=True,
+            image_axes=self.image_axes,
+            orientation=self.orientation,
+        )
+        in_unit_range(image.values)
+        return image
+
+    def _shrink_target(self, image: Tensor) -> Tensor:
+        size = self._enlarge_size(self.input_size)
+        if any(length < needed for length, needed in zip(image.shape[1:], size, strict=True)):
+            raise ValueError(
+                f"gives a target of {tuple(image.shape[1:])}, smaller than scale * input_size = {size}; "
+                "lower [data] input_size"
+            )
+        return resize(image, size).contiguous()
+
+    def _enlarge_size(self, size: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self.scale * length for length in size)
+
+
+def _label_file(sample: Sample) -> Path:
+    if not isinstance(sample.label, Path):
+        raise ValueError(f"has the label {sample.label!r}, not a file")
+    return sample.label

@@ -1,0 +1,163 @@
+"""States of networks, as bytes for disk and wire, and as means over several sites."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from peer.core.messages import TensorSpec
+from peer.core.plan import Wire
+from peer.train.errors import UnusableConfigurationError
+
+State = dict[str, Tensor]
+"""Parameters and buffers by name."""
+
+VALUES_AT_ONCE_MAX = 4 << 20
+"""Of all sites together: sorted in float64, with their positions, they take 130 MB."""
+
+DTYPE_NAMES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def state_of(network: nn.Module) -> State:
+    """A copy of the state on the CPU, sorted by name; no two tensors share memory."""
+    state = network.state_dict()
+    return {name: state[name].detach().to("cpu", copy=True).contiguous() for name in sorted(state)}
+
+
+def pack(state: Mapping[str, Tensor]) -> bytes:
+    """The state as a safetensors file; the mapping's order does not change its bytes."""
+    content: bytes = safetensors.torch.save({name: state[name] for name in sorted(state)})
+    return content
+
+
+def unpack(content: bytes) -> State:
+    """The state in a safetensors file."""
+    state: State = safetensors.torch.load(content)
+    return state
+
+
+def as_sent(state: State, wire: Wire) -> State:
+    """The state as it leaves: with bfloat16, every float32 tensor rounded to the nearest, ties to even."""
+    if wire == "float32":
+        return state
+    return {name: each.bfloat16() if each.dtype == torch.float32 else each for name, each in state.items()}
+
+
+def as_received(sent: State, like: State) -> State:
+    """The state with the element types of another one, whose names it has; bfloat16 to float32 is exact."""
+    return {name: tensor.to(like[name].dtype) for name, tensor in sent.items()}
+
+
+def describe(state: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
+    """Names, element types and shapes, sorted by name.
+
+    ``UnusableConfigurationError`` names a type that no artifact can hold.
+    """
+    for name, tensor in state.items():
+        if tensor.dtype not in DTYPE_NAMES:
+            raise UnusableConfigurationError(
+                f"tensor {name!r} of the model is {tensor.dtype}, which no artifact can hold"
+            )
+    return tuple(TensorSpec(name, DTYPE_NAMES[state[name].dtype], tuple(state[name].shape)) for name in sorted(state))
+
+
+def non_finite(state: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor that holds a NaN or an infinity, or none."""
+    for name in sorted(state):
+        tensor = state[name]
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            return name
+    return None
+
+
+def mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None) -> State:
+    """The weighted mean of several states, the same bits at every site that averages the same ones.
+
+    The function sums floating tensors, BN statistics among them, in float64 in the order given, and
+    rounds once. Of integer buffers it takes the largest value, since a count has no mean.
+
+    Args:
+        states: with equal names, shapes and types; in ascending order of their origins, so that
+            sites agree.
+        weights: positive, one a state; default: all equal.
+
+    Raises:
+        ValueError: there is no state, two differ in form, or a weight is not positive and finite.
+    """
+    shares = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]
+    if len(shares) != len(states) or not all(0 < share < float("inf") for share in shares):
+        raise ValueError(f"weights {shares} must be one positive number for each of {len(states)} states")
+    return {name: _mean([state[name] for state in states], shares) for name in _common_names(states)}
+
+
+def trimmed_mean(states: Sequence[Mapping[str, Tensor]], trimmed: int) -> State:
+    """The mean of each coordinate without its ``trimmed`` smallest and as many largest values.
+
+    With all but one or two values trimmed it is the coordinate-wise median. Integer buffers and
+    precision are those of ``mean``. ``ValueError`` where no value would be left.
+    """
+    if 2 * trimmed >= len(states):
+        raise ValueError(f"of {len(states)} states, {trimmed} cannot be trimmed at either end")
+    result = {}
+    for name in _common_names(states):
+        tensors = [state[name] for state in states]
+        if trimmed and tensors[0].is_floating_point():
+            means = [_trimmed_mean(piece, trimmed) for piece in pieces(tensors)]
+            result[name] = torch.cat(means).reshape(tensors[0].shape)
+        else:
+            result[name] = _mean(tensors, [1.0] * len(tensors))
+    return result
+
+
+def pieces(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors cut at the same places, each piece flat, with ``VALUES_AT_ONCE_MAX`` values at
+    most of all tensors together.
+    """
+    flat = [tensor.flatten() for tensor in tensors]
+    size = max(1, VALUES_AT_ONCE_MAX // len(flat))
+    for start in range(0, max(1, flat[0].numel()), size):
+        yield [tensor[start : start + size] for tensor in flat]
+
+
+def _trimmed_mean(tensors: Sequence[Tensor], trimmed: int) -> Tensor:
+    kept = torch.stack(list(tensors)).sort(dim=0).values[trimmed : len(tensors) - trimmed]
+    return _mean(list(kept), [1.0] * len(kept))
+
+
+def _common_names(states: Sequence[Mapping[str, Tensor]]) -> list[str]:
+    """The tensors' names; ``ValueError`` unless there is a state, and all have one form."""
+    if not states:
+        raise ValueError("a mean needs at least one state")
+    form = describe(states[0])
+    for index, state in enumerate(states[1:], start=1):
+        if describe(state) != form:
+            differing = sorted({spec.name for spec in set(describe(state)) ^ set(form)})
+            raise ValueError(f"state {index} differs from state 0 in {differing[0]!r}; only equal forms have a mean")
+    return [spec.name for spec in form]
+
+
+def _mean(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    first = tensors[0]
+    if not first.is_floating_point():
+        largest = first.clone()
+        for tensor in tensors[1:]:
+            largest = torch.maximum(largest, tensor) if first.dtype != torch.bool else largest | tensor
+        return largest
+    total = torch.zeros_like(first, dtype=torch.float64)
+    for tensor, share in zip(tensors, shares, strict=True):
+        total += tensor.to(torch.float64) * share
+    return (total / sum(shares)).to(first.dtype)

@@ -1,0 +1,185 @@
+"""Pretrained weights: read a file without running its code, and fit its tensors to a network.
+
+A file is safetensors, or what ``torch.save`` wrote, of which only tensors are read
+(``weights_only``). A folder is a MONAI bundle, of which only ``models/model.*`` is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models import Network
+from models.learning import COUNTER, base_tensors, name_in_file
+from peer.train.errors import UnusableWeightsError
+from peer.train.tensors import State, non_finite, unpack
+
+BUNDLE_FILES = ("models/model.safetensors", "models/model.pt")
+"""Where the bundle specification has the weights."""
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+CONTAINERS = ("state_dict", "model_state_dict", "model", "network", "net")
+"""Keys under which training programs save the tensors."""
+PREFIXES = ("", "module.", "model.", "network.", "net.", "backbone.", "encoder.", "dam.", "dam.network.")
+"""What training programs put before the names; the first that fits most tensors counts."""
+NAMES_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFit:
+    """Which tensors of a file fit a network.
+
+    Attributes:
+        fitting: by the name in the network's state.
+        reshaped: by the name in the network's state, the shapes in the file and in the network.
+        random: names in the network's state that the file does not fill; counters do not count.
+        unused: names in the file.
+    """
+
+    fitting: Mapping[str, Tensor]
+    reshaped: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    random: tuple[str, ...]
+    unused: tuple[str, ...]
+
+    def describe(self) -> str:
+        """What fits, what does not, and what stays random, in one line."""
+        count = len(self.fitting) + len(self.random)
+        parts = [f"{len(self.fitting)} of {count} tensors fit"]
+        if self.reshaped:
+            shapes = [f"{name} is {list(file)}, not {list(own)}" for name, (file, own) in self.reshaped.items()]
+            parts.append(f"of another shape: {_some(shapes)}")
+        if self.random:
+            parts.append(f"random: {_some(self.random)}")
+        if self.unused:
+            parts.append(f"unused in the file: {_some(self.unused)}")
+        return "; ".join(parts)
+
+
+def read_weights(path: Path, sha256: str, *, key: str) -> State:
+    """The tensors of a file, whose bytes have this digest, by name.
+
+    Raises:
+        UnusableWeightsError: the file cannot be read, has another digest, or holds more than
+            tensors; the message begins with ``key``, the key of site.toml that names it.
+    """
+    file = _bundle_file(path, key) if path.is_dir() else path
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UnusableWeightsError(f"{key}: {file} cannot be read: {error.strerror}") from error
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != sha256:
+        raise UnusableWeightsError(
+            f"{key}: {file} has SHA-256 {digest}, not {sha256} as site.toml says; it is another file, or it changed"
+        )
+    try:
+        state = _parse(file, content)
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UnusableWeightsError(
+            f"{key}: {file} cannot be read as tensors alone ({reason}); save the network's state_dict as .safetensors"
+        ) from error
+    bad = non_finite(state)
+    if bad is not None:
+        raise UnusableWeightsError(f"{key}: {file}: tensor {bad!r} holds a NaN or an infinity")
+    return state
+
+
+def fit_weights(network: Network, state: Mapping[str, Tensor]) -> WeightsFit:
+    """Compare a file's tensors with a network; the same file and spec fit alike at every site."""
+    own = {key: name for name in network.state_dict() if (key := name_in_file(network, name)) is not None}
+    shapes = {key: tuple(network.state_dict()[name].shape) for key, name in own.items()}
+
+    def matches(prefix: str) -> list[str]:
+        return [key for key in own if (value := state.get(prefix + key)) is not None and value.shape == shapes[key]]
+
+    prefix = max(PREFIXES, key=lambda each: len(matches(each)))
+    fitting = {own[key]: state[prefix + key] for key in matches(prefix)}
+    reshaped = {
+        own[key]: (tuple(state[prefix + key].shape), shapes[key])
+        for key in own
+        if prefix + key in state and own[key] not in fitting
+    }
+    random = tuple(name for name in own.values() if name not in fitting and not name.endswith(COUNTER))
+    unused = tuple(sorted(state.keys() - {prefix + key for key in own}))
+    return WeightsFit(fitting, reshaped, random, unused)
+
+
+def load_weights(network: Network, state: Mapping[str, Tensor]) -> WeightsFit:
+    """Load what fits of a file into a network.
+
+    Raises:
+        ValueError: nothing fits, or a tensor that does not learn would stay random.
+    """
+    fit = fit_weights(network, state)
+    if not fit.fitting:
+        raise ValueError(
+            f"none of the file's {len(state)} tensors fits (it has {_some(sorted(state))}; "
+            f"the network has {_some(list(network.state_dict()))})"
+        )
+    left = [name for name in fit.random if name in network.frozen_tensors]
+    if left:
+        raise ValueError(
+            f"{len(left)} tensors that do not learn are not in the file and would stay random: {_some(left)}; "
+            "freeze only what the file fills"
+        )
+    network.load_state_dict(dict(fit.fitting), strict=False)
+    return fit
+
+
+def fit_base(network: Network, state: Mapping[str, Tensor]) -> State:
+    """A network's frozen tensors from the base of its spec, by the name in the network's state.
+
+    The network may be on the meta device. ``ValueError`` where the base does not hold one: no
+    artifact bounds what does not travel, but the base does.
+    """
+    names = base_tensors(network)
+    fit = fit_weights(network, state)
+    left = [name for name in fit.random if name in names]
+    if left:
+        raise ValueError(f"its base does not hold {_some(left)}")
+    return {name: tensor for name, tensor in fit.fitting.items() if name in names}
+
+
+def refuse_base(sha256: str) -> State:
+    """The base of a site that does not have it: a ``ValueError`` that names the key of site.toml."""
+    raise ValueError(
+        f"it builds on weights with SHA-256 {sha256}, which this site does not have; get that file and name it in "
+        "[base_weights] of site.toml"
+    )
+
+
+def _bundle_file(folder: Path, key: str) -> Path:
+    for name in BUNDLE_FILES:
+        if (folder / name).is_file():
+            return folder / name
+    raise UnusableWeightsError(f"{key}: {folder} is no MONAI bundle with weights: it has no {BUNDLE_FILES[1]}")
+
+
+def _parse(file: Path, content: bytes) -> State:
+    if file.suffix == ".safetensors":
+        return unpack(content)
+    if file.suffix not in TORCH_SUFFIXES:
+        raise ValueError(f"its name ends in none of .safetensors, {', '.join(TORCH_SUFFIXES)}")
+    document = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    for name in CONTAINERS:
+        if isinstance(document, Mapping) and isinstance(document.get(name), Mapping):
+            document = document[name]
+            break
+    if not isinstance(document, Mapping):
+        raise ValueError(f"it holds a {type(document).__name__}, not named tensors")
+    state = {str(name): value for name, value in document.items() if isinstance(value, Tensor)}
+    if not state:
+        raise ValueError("it holds no named tensors")
+    return state
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = len(listed) - NAMES_SHOWN
+    return ", ".join(listed[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,188 @@
+"""Takes out of texts what may not leave a site with a bug report: keys, paths, names of samples, addresses."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from peer.errors import PeerError
+from peer.site.config.site_folder import SiteFolder
+from peer.site.identity import certificates
+
+LEFT_OUT = "<left out>"
+NAME_LENGTH_MIN = 3
+"""Shorter values of a datalist, such as a class, occur in any text."""
+SAMPLE_FILE = re.compile(
+    r"\.(nii|dcm|dicom|ima|png|jpe?g|tiff?|bmp|gif|webp|npy|npz|edf|bdf|gdf|mha|mhd|nrrd|mgz|h5|hdf5|csv|tsv|svs|mat)\b",
+    re.IGNORECASE,
+)
+"""A text with such a name in it is left out as a whole: nobody knows where the name begins."""
+PATH = re.compile(r"(?<=\")~?/[^\"\n]*(?=\")|(?<=')~?/[^'\n]*(?=')|(?<![\w./<>~])(?!//)~?/[^\s'\"<>|]+")
+"""An absolute path; between quotes it may have spaces."""
+COMMON = frozenset(
+    "data dataset datasets image images img label labels mask masks scan scans series train training test tests val "  # noqa: SIM905
+    "validation sample samples signal signals volume volumes slices input target class site sites dicom nifti".split()
+)
+"""Words that name folders of samples and much else: they say nothing of a patient."""
+NUMBER_MIN = 1000
+"""A smaller number in a datalist is a label; larger ones may be a patient's."""
+PACKAGES = re.compile(r"^.*/(?=(?:site-packages|dist-packages|lib/python3\.\d+|peer|models|losses)/)")
+"""What precedes the program's own files in a traceback, which stay."""
+IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
+IPV6 = re.compile(r"(?<![\w:.])(?:[0-9a-fA-F]{0,4}:){3,7}[0-9a-fA-F]{0,4}(?![\w:])")
+LOOPBACK = ("127.0.0.1", "0.0.0.0", "::1", "::")
+USER = re.compile(r"(?<=://)[^/\s@]+@")
+"""``user:password@`` of a URL."""
+SECRET_KEY = re.compile(r"passw|secret|credential|^token$", re.IGNORECASE)
+"""Keys whose values are left out whole, also those that the program does not know."""
+DISTINCTIVE_LENGTH_MIN = 8
+WORD = re.compile(rb"[A-Za-z]?[a-z]*|[A-Z]*|[0-9]*")
+PEM = re.compile(r"-----BEGIN [A-Z ]+-----.*?(?:-----END [A-Z ]+-----|$)|-----END [A-Z ]+-----", re.DOTALL)
+
+
+class Redaction:
+    """The texts of one site that are taken out.
+
+    Args:
+        names: names of samples, as the datalist has them.
+        kept: names that stay although a sample has them too: those of sites.
+        hosts: names of other machines; ``None`` keeps all addresses.
+        secrets: the site's keys; a text with one of them is left out as a whole.
+    """
+
+    def __init__(
+        self,
+        folder: SiteFolder,
+        names: Iterable[str],
+        *,
+        kept: Collection[str],
+        hosts: Iterable[str] | None,
+        secrets: Iterable[bytes] = (),
+    ) -> None:
+        known = {name for text in names for name in _parts(text) if _tells(name)} - set(kept)
+        self._sites = str(folder.path)
+        self._names = _any_of(known)
+        self._hosts = None if hosts is None else _any_of({host for host in hosts if host})
+        self._keep_addresses = hosts is None
+        self._secrets = tuple(secret.decode("utf-8", "replace") for secret in secrets)
+
+    def text(self, text: str) -> str:
+        """The text without what may not leave."""
+        text = PEM.sub("<key or certificate>", text)
+        if any(secret in text for secret in self._secrets):
+            return "<left out: it has a key>"
+        text = USER.sub("<user>@", text)
+        if self._names is not None:
+            text = self._names.sub("<sample>", text)
+        if SAMPLE_FILE.search(text):
+            return "<left out: it names a file of samples>"
+        text = PATH.sub(self._path, text)
+        if not self._keep_addresses:
+            if self._hosts is not None:
+                text = self._hosts.sub("<host>", text)
+            text = IPV4.sub(_address, text)
+            text = IPV6.sub(_address, text)
+        return text
+
+    def value(self, value: Any) -> Any:
+        """The same for every text in a JSON document; its keys are the program's own."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {key: LEFT_OUT if SECRET_KEY.search(key) else self.value(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.value(inner) for inner in value]
+        return value
+
+    def log_line(self, line: str) -> str:
+        """A line of a log: the texts of a JSON object, or the line."""
+        try:
+            document = json.loads(line)
+        except ValueError:
+            return self.text(line)
+        return json.dumps(self.value(document), ensure_ascii=False)
+
+    def _path(self, match: re.Match[str]) -> str:
+        path = match[0]
+        if path.startswith(self._sites):
+            return f"<site>{path.removeprefix(self._sites)}"
+        kept = PACKAGES.sub("<packages>/", path)
+        return kept if kept != path and kept.partition(":")[0].rstrip(",").endswith(".py") else "<path>"
+
+
+def sample_names(datalists: Iterable[Path]) -> Iterator[str]:
+    """Every text in these datalists; nothing where one cannot be read."""
+    for path in datalists:
+        try:
+            yield from _texts(json.loads(path.read_text("utf-8-sig")))
+        except (OSError, ValueError, RecursionError):
+            continue
+
+
+def secrets_of(folder: SiteFolder) -> list[bytes]:
+    """The site's private and round keys in every form in which a text could have them."""
+    secrets = []
+    for name in (certificates.KEY_FILE, certificates.PENDING_KEY_FILE):
+        try:
+            lines = (folder.pki / name).read_bytes().splitlines()
+        except OSError:
+            continue
+        secrets += [line for line in lines if line and not line.startswith(b"-----")]
+    try:
+        round_key = certificates.read_round_key(folder.pki / certificates.ROUND_KEY_FILE)
+    except (PeerError, ValueError):
+        return secrets
+    return [*secrets, round_key, round_key.hex().encode(), base64.b64encode(round_key)]
+
+
+def is_distinctive(secret: bytes) -> bool:
+    """Whether no other text has these characters by chance, as it may have a word or a number.
+
+    To take a word out of all texts would leave little of them, and show which word it was.
+    """
+    return len(secret) >= DISTINCTIVE_LENGTH_MIN and WORD.fullmatch(secret) is None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, int) and value >= NUMBER_MIN:
+        yield str(value)
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """A path, its file's name with and without endings, and its folders' names."""
+    yield text
+    for part in Path(text).parts:
+        if part not in ("/", "..", "."):
+            yield part
+    stem = Path(text).name
+    while (shorter := Path(stem).stem) != stem:
+        stem = shorter
+        yield stem
+
+
+def _tells(name: str) -> bool:
+    return len(name) >= NAME_LENGTH_MIN and name.lower() not in COMMON
+
+
+def _any_of(texts: set[str]) -> re.Pattern[str] | None:
+    """A pattern for any of these texts, the longest first, as whole words."""
+    if not texts:
+        return None
+    ordered = sorted(texts, key=len, reverse=True)
+    return re.compile(r"(?<![^\W_])(?:" + "|".join(map(re.escape, ordered)) + r")(?![^\W_])")
+
+
+def _address(match: re.Match[str]) -> str:
+    return match[0] if match[0] in LOOPBACK else "<address>"

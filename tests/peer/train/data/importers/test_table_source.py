@@ -1,0 +1,167 @@
+"""Tables as hospitals have them, and what is said of those that cannot be used."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.errors import DataError, PeerError, StateError, UsageError
+from peer.train.data.documents import DatalistImported
+
+Import = Callable[..., DatalistImported]
+
+ROWS = ["file,label,subject", *(f"{number}.npy,{number % 2},p{number // 2}" for number in range(12))]
+
+
+def write(folder: Path, *lines: str, encoding: str = "utf-8", ends: str = "\n") -> Path:
+    path = folder / "labels.csv"
+    path.write_bytes(ends.join([*lines, ""]).encode(encoding))
+    return path
+
+
+def entries(folder: Path) -> Any:
+    return json.loads((folder / "datalist.json").read_text())
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252"])
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_a_table_of_any_program_gives_the_same_datalist(
+    pictures: Path, import_source: Import, encoding: str, ends: str, delimiter: str
+) -> None:
+    lines = [f"file,label,subject,Größe\n{row},ü".replace(",", delimiter) for row in ROWS[1:]]
+    (header, *rows) = [lines[0].split("\n")[0], *(line.split("\n")[1] for line in lines)]
+    answer = import_source(write(pictures, header, *rows, encoding=encoding, ends=ends), keep=("Größe",))
+    written = entries(pictures)
+    samples = {entry["image"]: entry for entry in (*written["training"], *written["test"])}
+    assert samples["3.npy"] == {"Größe": "ü", "image": "3.npy", "label": 1, "subject": "p1"}
+    assert len(samples) == 12
+    assert answer["encoding"] == encoding
+    assert bool(answer["notes"]) == (encoding == "cp1252")
+
+
+def test_words_become_classes_in_the_given_order_and_unknown_labels_are_left_out(
+    pictures: Path, import_source: Import
+) -> None:
+    table = write(pictures, "sep=;", '"Datei";Befund', "0.npy;bösartig", "1.npy; Gutartig ", "2.npy;gutartig", "3.npy;")
+    answer = import_source(
+        table, columns={"file": ("Datei",), "label": ("Befund",)}, classes=("gutartig", "bösartig"), test_share=0.0
+    )
+    assert [entry["label"] for entry in entries(pictures)["training"]] == [1, 0, 0]
+    assert entries(pictures)["labels"] == {"0": "gutartig", "1": "bösartig"}
+    assert answer["left_out"] == [{"reason": "no label", "count": 1, "examples": ["labels.csv line 6"]}]
+
+
+def test_given_splits_are_kept_and_validation_is_training(pictures: Path, import_source: Import) -> None:
+    table = write(pictures, "file,label,split", "0.npy,0,Train", "1.npy,1,val", "2.npy,1.0,test")
+    answer = import_source(table)
+    assert [entry["image"] for entry in entries(pictures)["training"]] == ["0.npy", "1.npy"]
+    assert answer["drawn"] is None
+    assert "validation_share" in answer["notes"][0]
+
+
+def test_drawn_splits_divide_no_subject_and_have_every_class(pictures: Path, import_source: Import) -> None:
+    rows = [f"{number}.npy,{number % 4 // 2},p{number // 2}" for number in range(12)]
+    answer = import_source(write(pictures, ROWS[0], *rows), test_share=0.34, seed=3)
+    written = entries(pictures)
+    sides = {split: {entry["subject"] for entry in written[split]} for split in ("training", "test")}
+    assert not sides["training"] & sides["test"]
+    assert answer["splits"]["test"]["class_subjects"] == {"0": 1, "1": 1}
+    assert answer["drawn"] == {"seed": 3, "test_share": 0.34}
+
+
+def test_another_seed_draws_other_splits(pictures: Path, import_source: Import) -> None:
+    drawn = []
+    for seed in (0, 0, 1):
+        import_source(write(pictures, *ROWS), seed=seed, test_share=0.4)
+        drawn.append((pictures / "datalist.json").read_bytes())
+        (pictures / "datalist.json").unlink()
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_several_columns_of_files_are_channels(pictures: Path, import_source: Import) -> None:
+    table = write(pictures, "t1,t2,label", "0.npy,1.npy,0", "2.npy,3.npy,1")
+    import_source(table, columns={"file": ("t1", "t2")}, test_share=0.0)
+    assert entries(pictures)["training"][1]["image"] == ["2.npy", "3.npy"]
+
+
+def test_the_datalist_is_private_and_names_files_elsewhere_by_their_whole_path(
+    pictures: Path, import_source: Import, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    table = write(tmp_path_factory.mktemp("tables"), *ROWS)
+    import_source(table, root=pictures)
+    path = pictures / "datalist.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(StateError, match="exists"):
+        import_source(table, root=pictures)
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "error", "message"),
+    [
+        ([*ROWS, "12.npy,1,p6"], {}, DataError, r"labels.csv line 14: .*12.npy is not there; .*--leave-out"),
+        ([*ROWS, "0.npy,1,p0"], {}, DataError, "line 14: 0.npy stands in labels.csv line 2 with other values"),
+        ([*ROWS, "0.npy,0,p0,x"], {}, DataError, "line 14 has 4 cells, the header 3; put cells that contain ','"),
+        (["a.npy,1,p0"], {}, DataError, "line 1: none of the columns a.npy, 1, p0 is named file"),
+        (["file,diagnose", "0.npy,1"], {}, DataError, "is named label; give --column label=COLUMN"),
+        (["file,label", "0.npy,0", "1.npy,20261123"], {}, DataError, r"are no class numbers: 20261123 \(1\)"),
+        (["file,label", "0.npy,a", "1.npy,b"], {}, DataError, r"a \(1\), b \(1\); .* such as --classes 'a,b'"),
+        (
+            ["file,label", "0.npy,a"],
+            {"classes": ("b", "c")},
+            DataError,
+            "line 2: the label 'a' is none of --classes b, c",
+        ),
+        (["file,label,split", "0.npy,0,tarin"], {}, DataError, "line 2: the split 'tarin' is none of training"),
+        (["file,label,class", "0.npy,0,1"], {}, UsageError, "several columns that could be the label: label, class"),
+        (["file,label", "0.npy,1"], {"columns": {"label": ("lable",)}}, UsageError, "did you mean 'label'"),
+        (["file,file,label", "0.npy,0.npy,1"], {}, DataError, "line 1: the header has file twice"),
+        (["file,label", "0.npy,0", "1.npy,0"], {}, DataError, "holds one class only"),
+        ([""], {}, DataError, "labels.csv is empty"),
+        (
+            ["file,label,subject,split", "0.npy,0,p,train", "1.npy,1,p,test"],
+            {},
+            DataError,
+            r"subject p is in training \(labels.csv line 2\) and in test \(labels.csv line 3\); .*--draw",
+        ),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused_with_its_line_and_a_remedy(
+    pictures: Path, import_source: Import, lines: list[str], options: Any, error: type[PeerError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        import_source(write(pictures, *lines), **options)
+    assert not (pictures / "datalist.json").exists()
+
+
+def test_faulty_samples_are_left_out_on_request(pictures: Path, import_source: Import) -> None:
+    (pictures / "5.npy").write_bytes(b"no array")
+    answer = import_source(write(pictures, *ROWS, "12.npy,1,p6", "0.npy,1,p0"), leaves_out_faulty=True)
+    assert {row["reason"]: row["examples"] for row in answer["left_out"]} == {
+        "contradicts another line": ["labels.csv line 15"],
+        "file cannot be read": ["labels.csv line 7"],
+        "file is missing": ["labels.csv line 14"],
+    }
+    assert sum(split["samples"] for split in answer["splits"].values()) == 10
+
+
+def test_an_unknown_byte_is_refused_with_its_line(pictures: Path, import_source: Import) -> None:
+    (pictures / "labels.csv").write_bytes(b"file,label\n0.npy,\x81\n")
+    with pytest.raises(DataError, match=r"line 2 is neither UTF-8 nor Windows-1252; .*--encoding"):
+        import_source(pictures / "labels.csv")
+
+
+def test_labels_of_segmentation_are_files_of_the_table(pictures: Path, import_source: Import) -> None:
+    table = write(pictures, "file,label", "0.npy,1.npy", "2.npy,", "4.npy,5.npy")
+    answer = import_source(table, task="segmentation", test_share=0.0)
+    assert [entry["label"] for entry in entries(pictures)["training"]] == ["1.npy", "5.npy"]
+    assert answer["left_out"][0]["examples"] == ["labels.csv line 3"]
+
+
+def test_the_file_that_cannot_be_read_is_named(pictures: Path, import_source: Import) -> None:
+    (pictures / "mask.npy").write_bytes(b"no array")
+    table = write(pictures, "file,label", "0.npy,1.npy", "2.npy,mask.npy")
+    with pytest.raises(DataError, match=r"labels.csv line 3: \S+/mask.npy cannot be read: "):
+        import_source(table, task="segmentation")

@@ -1,0 +1,301 @@
+"""A phantom with marked corners in every format and with every property; the table of deploy/data.md."""
+
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pydicom
+import pytest
+from PIL import Image
+
+from peer.train.data.image_files import PAGES_MAX
+from peer.train.images import load_placed
+from tests.fakes import phantoms
+from tests.fakes.phantoms import PHANTOM, SPACING
+
+PAGE = Path(__file__).parents[4] / "deploy/data.md"
+GREY = np.array([[10, 20, 30], [40, 50, 200]], dtype=np.uint8)
+COLOURS = np.stack([GREY, GREY // 2, 255 - GREY], axis=-1)
+WORDS = GREY.astype(np.uint16) * 300
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file, and the values that it gives, or the reason why it gives none.
+
+    Attributes:
+        result: for the table; of a refused file its reason is a regular expression.
+        values: the right answer; ``(c, ...)`` of a picture, the phantom by default.
+    """
+
+    file: str
+    property: str
+    result: str
+    make: Callable[[Path], object]
+    name: str
+    values: np.ndarray | None = None
+    refused: str = ""
+
+
+def save(array: np.ndarray, **options: object) -> Callable[[Path], object]:
+    return lambda path: Image.fromarray(array).save(path, **options)
+
+
+def palette(path: Path) -> None:
+    image = Image.fromarray(np.array([[0, 1, 2], [2, 1, 0]], dtype=np.uint8))
+    image.putpalette([255, 0, 0, 0, 250, 0, 0, 0, 245])
+    image.save(path)
+
+
+def transparent(alpha: int) -> Callable[[Path], object]:
+    return save(np.dstack([COLOURS, np.full(GREY.shape, alpha, dtype=np.uint8)]))
+
+
+def rotated(path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # upright after a quarter turn clockwise
+    Image.fromarray(np.ascontiguousarray(np.rot90(GREY))).save(path, exif=exif)
+
+
+def pages(path: Path) -> None:
+    first, *more = [Image.fromarray(PHANTOM[:, :, k].T.astype(np.uint8)) for k in range(4)]
+    first.save(path, save_all=True, append_images=more)
+
+
+def pyramid(path: Path) -> None:
+    Image.fromarray(GREY).save(path, save_all=True, append_images=[Image.fromarray(GREY[:1])])
+
+
+def chain_of_pages(path: Path) -> None:
+    """4097 pages of the same pixel, without pillow, which takes long to write so many."""
+    tags = ((256, 1), (257, 1), (258, 8), (259, 1), (262, 1), (273, 8), (277, 1), (278, 1), (279, 1))
+    size = 2 + 12 * len(tags) + 4
+    page = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    ends = [*(10 + size * number for number in range(1, PAGES_MAX + 1)), 0]
+    path.write_bytes(b"II*\0" + struct.pack("<IH", 10, 7) + b"".join(page + struct.pack("<I", end) for end in ends))
+
+
+def header_alone(path: Path) -> None:
+    header = nibabel.Nifti1Header()
+    header.set_data_shape((2048, 2048, 1024))
+    path.write_bytes(header.binaryblock + bytes(100))
+
+
+def more_frames(path: Path) -> None:
+    phantoms.classic(path)
+    phantoms.change(path, NumberOfFrames=(1 << 31) - 1)
+
+
+def more_compressed_frames(path: Path) -> None:
+    file = phantoms.classic(path)
+    file.file_meta.TransferSyntaxUID, file.NumberOfFrames = pydicom.uid.RLELossless, 9999
+    file.PixelData = pydicom.encaps.encapsulate([bytes(64)])
+    file.save_as(path)
+
+
+def cut_short(path: Path) -> None:
+    np.save(path, PHANTOM)
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def nifti_changed(change: Callable[[nibabel.Nifti1Image], object]) -> Callable[[Path], object]:
+    def make(path: Path) -> None:
+        image = phantoms.nifti(path)
+        change(image)
+        nibabel.save(image, path)
+
+    return make
+
+
+def without_codes(image: nibabel.Nifti1Image) -> None:
+    image.set_sform(image.affine, code=0)
+    image.set_qform(image.affine, code=0)
+
+
+def mirrored(image: nibabel.Nifti1Image) -> None:
+    image.set_qform(np.diag([-1.0, 1, 1, 1]) @ image.affine, code=1)
+    image.set_sform(image.affine, code=2)
+
+
+def scaled(path: Path) -> None:
+    image = phantoms.nifti(path, values=PHANTOM // 2)
+    image.header.set_slope_inter(2, 0)
+    nibabel.save(image, path)
+
+
+def series(change: Callable[[list[Path]], object], **options: str) -> Callable[[Path], object]:
+    return lambda path: change(phantoms.series(path, **options))
+
+
+def change_slices(*indices: int, **tags: object) -> Callable[[list[Path]], object]:
+    """Change tags of these slices, by default of all."""
+    return lambda paths: [phantoms.change(paths[index], **tags) for index in indices or range(len(paths))]
+
+
+def copy_of_slice(paths: list[Path]) -> None:
+    pydicom.dcmread(paths[1]).save_as(paths[1].with_name("copy.dcm"))
+
+
+def add_notes(paths: list[Path]) -> None:
+    (paths[0].parent / "notes.txt").write_text("a note")
+    (paths[0].parent / ".DS_Store").write_bytes(b"\0")
+
+
+def image_file(pixels: np.ndarray, **tags: object) -> Callable[[Path], object]:
+    return lambda path: phantoms.dataset(path, pixels, **tags).save_as(path)
+
+
+def dicom_palette(path: Path) -> None:
+    tables = {
+        f"{colour}PaletteColorLookupTable{part}": value
+        for colour, column in zip(("Red", "Green", "Blue"), ([255, 0, 7], [0, 250, 7], [0, 0, 245]), strict=True)
+        for part, value in (("Descriptor", [4, 0, 8]), ("Data", bytes([*column, 0])))
+    }
+    pixels = np.array([[0, 1, 2], [2, 1, 0]], dtype=np.uint8)
+    image_file(pixels, PhotometricInterpretation="PALETTE COLOR", **tables)(path)
+
+
+AS_PAINTED = "read as painted"
+TURNED = "turned to the orientation that is asked for"
+PALETTE_COLOURS = np.array([[[255, 0, 0], [0, 0, 245]], [[0, 250, 0], [250, 0, 250]]])
+CASES = (
+    *(
+        Case("NIfTI", f"axes {codes}", TURNED, lambda path, codes=codes: phantoms.nifti(path, codes), f"{codes}.nii.gz")
+        for codes in ("RAS", "LAS", "LPS", "PIR", "SAL")
+    ),
+    Case("NIfTI", "slope and intercept", "applied", scaled, "a.nii"),
+    Case(
+        "NIfTI", "sform and qform mirror each other", "refused where volumes are turned, else noted",
+        nifti_changed(mirrored), "a.nii", refused="by its sform the axes are RAS, by its qform LAS",
+    ),
+    Case(
+        "NIfTI", "affine of zeros", "refused where volumes are turned, else noted",
+        nifti_changed(lambda image: image.set_sform(np.zeros((4, 4)), code=2)), "a.nii",
+        refused="an affine of volume zero",
+    ),
+    Case(
+        "NIfTI", "sform_code and qform_code 0", "refused where volumes are turned, else noted",
+        nifti_changed(without_codes), "a.nii", refused="says no orientation",
+    ),
+    *(
+        Case("DICOM series", f"axes {codes}", TURNED, lambda path, codes=codes: phantoms.series(path, codes), codes)
+        for codes in ("LPS", "LIP", "PIR")
+    ),
+    Case("DICOM series", "InstanceNumber against the positions", AS_PAINTED, series(len, numbers="downwards"), "a"),
+    Case("DICOM series", "InstanceNumber in disorder", "ordered by position", series(len, numbers="mixed"), "a"),
+    Case("DICOM series", "notes.txt and hidden files beside the slices", "left out", series(add_notes), "a"),
+    Case("DICOM series", "slope and intercept", "applied",
+         series(change_slices(RescaleSlope=2, RescaleIntercept=-1024)), "a", values=PHANTOM * 2 - 1024),
+    Case("DICOM series", "slices missing", "refused", series(lambda paths: paths[1].unlink()), "a",
+         refused=r"a slice is missing between e.dcm and b.dcm: 8 mm apart, others 4 mm"),
+    Case("DICOM series", "two series in one folder", "refused",
+         series(change_slices(0, SeriesInstanceUID="1.2.4", SeriesNumber=7, SeriesDescription="scout")), "a",
+         refused=r"holds 2 series: number \? \(3 files\), number 7 scout \(1 files\)"),
+    Case("DICOM series", "two slices at one place", "refused", series(copy_of_slice), "a",
+         refused="d.dcm lie at one place|copy.dcm lie at one place"),
+    Case("DICOM series", "a slice of another direction", "refused",
+         series(change_slices(1, ImageOrientationPatient=[0, 1, 0, 0, 0, -1])), "a", refused="differ in the axes"),
+    Case("DICOM series", "a damaged slice", "refused",
+         series(lambda paths: paths[1].write_bytes(b"damaged")), "a", refused="^d.dcm: "),
+    Case("DICOM series", "no positions", "refused where volumes are turned, else ordered by InstanceNumber",
+         series(change_slices(ImagePositionPatient=None)), "a",
+         refused="says no position and orientation of its slices"),
+    *(
+        Case("DICOM with frames, classic", f"axes {codes}", TURNED,
+             lambda path, codes=codes: phantoms.classic(path, codes), f"{codes}.dcm")
+        for codes in ("LPS", "LIP", "PIR")
+    ),
+    Case("DICOM with frames, classic", "no distance of the frames", "refused where volumes are turned, else as stored",
+         lambda path: (phantoms.classic(path), phantoms.change(path, SpacingBetweenSlices=None)), "a.dcm",
+         refused="says no position and orientation of its slices"),
+    *(
+        Case("DICOM with frames, enhanced", f"axes {codes}", TURNED,
+             lambda path, codes=codes: phantoms.enhanced(path, codes), f"{codes}.dcm")
+        for codes in ("LPS", "LIP", "PIR")
+    ),
+    Case("DICOM with frames, enhanced", "frames in disorder", "ordered by position",
+         lambda path: phantoms.enhanced(path, shuffled=True), "a.dcm"),
+    Case("DICOM with frames, enhanced", "slope of the frames", "applied",
+         lambda path: phantoms.enhanced(path, slope=0.5), "a.dcm"),
+    Case("DICOM, one image", "MONOCHROME2", AS_PAINTED, image_file(WORDS), "a.dcm", WORDS[None]),
+    Case("DICOM, one image", "MONOCHROME1", "inverted", image_file(GREY, PhotometricInterpretation="MONOCHROME1"),
+         "a.dcm", 255 - GREY[None]),
+    Case("DICOM, one image", "RGB", AS_PAINTED,
+         image_file(COLOURS, PhotometricInterpretation="RGB", SamplesPerPixel=3), "a.dcm", np.moveaxis(COLOURS, -1, 0)),
+    Case("DICOM, one image", "PALETTE COLOR", "its colours", dicom_palette, "a.dcm",
+         np.array([[[255, 0, 7], [7, 0, 255]], [[0, 250, 7], [7, 250, 0]], [[0, 0, 245], [245, 0, 0]]])),
+    *(Case(name[1:].upper(), "grey, 8 bits", AS_PAINTED, save(GREY), f"a{name}", GREY[None])
+      for name in (".png", ".bmp", ".tif")),
+    *(Case(name[1:].upper(), "colours, 8 bits", AS_PAINTED, save(COLOURS), f"a{name}", np.moveaxis(COLOURS, -1, 0))
+      for name in (".png", ".bmp", ".tif")),
+    *(Case(name[1:].upper(), "grey, 16 bits", AS_PAINTED, save(WORDS), f"a{name}", WORDS[None])
+      for name in (".png", ".tif")),
+    Case("TIF", "grey, 32-bit numbers", AS_PAINTED, save(GREY.astype(np.float32) / 7), "a.tif",
+         GREY[None].astype(np.float32) / 7),
+    Case("TIF", "white is 0, 16 bits", "inverted", save(WORDS, tiffinfo={262: 0}), "a.tif", 65535 - WORDS[None]),
+    Case("TIF", "several pages", "a volume, as stored", pages, "a.tif"),
+    Case("TIF", "pages of several sizes", "refused", pyramid, "a.tif", refused="holds 2 pages that differ"),
+    *(Case(name[1:].upper(), "palette", "its colours; of a label map the numbers", palette, f"a{name}",
+           np.array([[[255, 0, 0], [0, 0, 255]], [[0, 250, 0], [0, 250, 0]], [[0, 0, 245], [245, 0, 0]]]))
+      for name in (".png", ".bmp", ".tif")),
+    Case("NIfTI", "more than 2^31 values", "refused", header_alone, "a.nii", refused="2048x2048x1024 values, at most"),
+    Case("DICOM with frames, classic", "more frames than fit into the file", "refused", more_frames, "a.dcm",
+         refused="says that it has 2147483647 frames, which do not fit into its"),
+    Case("DICOM with frames, classic", "more frames than fit into the file", "refused", more_compressed_frames, "a.dcm",
+         refused="says that it has 9999 frames, which do not fit into its"),
+    Case("TIF", "more than 4096 pages", "refused", chain_of_pages, "a.tif", refused="holds more than 4096 pages"),
+    Case("PNG", "alpha, opaque", "dropped", transparent(255), "a.png", np.moveaxis(COLOURS, -1, 0)),
+    Case("PNG", "alpha, transparent", "refused", transparent(9), "a.png", refused="has transparent pixels"),
+    Case("PNG", "turned by EXIF", "turned upright", rotated, "a.png", GREY[None]),
+    Case("JPG", "CMYK", "refused", lambda path: Image.new("CMYK", (3, 2)).save(path), "a.jpg",
+         refused="is in the colour space CMYK"),
+    Case("NPY", "any", "as stored", lambda path: np.save(path, PHANTOM), "a.npy"),
+    Case("NPY", "cut short", "refused", cut_short, "a.npy", refused="is cut short: it has 607 of 608 bytes"),
+)  # fmt: skip
+IDS = [f"{case.file}, {case.property}" for case in CASES]
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_a_phantom_is_read_as_painted_or_refused(tmp_path: Path, case: Case) -> None:
+    path = tmp_path / case.name
+    case.make(path)
+    is_picture = case.values is not None and case.values.shape[-2:] == GREY.shape
+    dims = 2 if is_picture or (case.refused and path.suffix in (".png", ".jpg")) else 3
+    if case.refused:
+        with pytest.raises(ValueError, match=case.refused):
+            load_placed(path, spatial_dims=dims, orientation="RAS")
+        return
+    image = load_placed(path, spatial_dims=dims, orientation="RAS")
+    expected = PHANTOM if case.values is None else case.values
+    assert np.array_equal(image.values.numpy(), expected.reshape(image.values.shape).astype(np.float32))
+    if path.suffix in (".nii", ".gz", "") or "frames" in case.file:
+        assert image.spacing == pytest.approx(SPACING)
+
+
+@pytest.mark.parametrize("codes", ["LPS", "PIR"])
+def test_frames_and_series_are_alike_as_stored(tmp_path: Path, codes: str) -> None:
+    phantoms.series(tmp_path / "series", codes)
+    phantoms.classic(tmp_path / "classic.dcm", codes)
+    phantoms.enhanced(tmp_path / "enhanced.dcm", codes)
+    phantoms.nifti(tmp_path / "volume.nii", codes)
+    expected, affine = phantoms.turned(codes)
+    for name in ("series", "classic.dcm", "enhanced.dcm", "volume.nii"):
+        image = load_placed(tmp_path / name, spatial_dims=3)
+        assert np.array_equal(image.values[0].numpy(), expected), name
+        assert np.allclose(image.affine, affine), name
+
+
+def test_the_page_has_the_table() -> None:
+    rows: dict[tuple[str, str], list[str]] = {}
+    for case in CASES:
+        kind = re.sub(r"^axes .*", "axes in any direction", case.property)
+        rows.setdefault((kind, case.result), [])
+        if case.file not in rows[kind, case.result]:
+            rows[kind, case.result].append(case.file)
+    lines = [f"| {', '.join(files)} | {kind} | {result} |" for (kind, result), files in rows.items()]
+    table = "\n".join(["| format | property | what happens |", "|---|---|---|", *lines])
+    assert table in PAGE.read_text(), f"deploy/data.md lacks this table:\n{table}"

@@ -1,0 +1,292 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+from PIL import Image
+
+from fakes import phantoms
+from peer.train.data.image_files import open_image, read_values
+from peer.train.data.survey import survey
+
+
+def write_nifti(path: Path, shape: tuple[int, ...], value: float | None = None) -> None:
+    values = np.arange(np.prod(shape)) % 2 if value is None else np.full(np.prod(shape), value)
+    nibabel.save(nibabel.Nifti1Image(values.reshape(shape).astype(np.float32), np.eye(4)), path)
+
+
+def write_dicom(path: Path, *, number: int = 1) -> None:
+    phantoms.dataset(path, np.eye(5, 6, dtype=np.uint16), InstanceNumber=number).save_as(path)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    write_nifti(tmp_path / "volume.nii.gz", (3, 4, 5))
+    write_nifti(tmp_path / "volume.nii", (3, 4, 5, 2))
+    write_nifti(tmp_path / "plane.nii", (6, 5))
+    Image.linear_gradient("L").resize((7, 6)).convert("RGB").save(tmp_path / "colour.png")
+    Image.linear_gradient("L").resize((7, 6)).save(tmp_path / "grey.jpg")
+    np.save(tmp_path / "signal.npy", np.eye(2, 9))
+    np.savez(tmp_path / "signal.npz", other=np.zeros(1), image=np.eye(2, 8))
+    write_dicom(tmp_path / "slice.dcm")
+    (tmp_path / "series").mkdir()
+    for index in range(3):
+        write_dicom(tmp_path / "series" / f"{index}", number=index + 1)
+    return tmp_path
+
+
+def survey_entries(folder: Path, *entries: dict[str, Any], **options: Any) -> dict[str, Any]:
+    path = folder / "datalist.json"
+    path.write_text(json.dumps({"training": entries}))
+    return survey(path, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("volume.nii.gz", (3, 4, 5)),
+        ("volume.nii", (3, 4, 5, 2)),
+        ("colour.png", (6, 7, 3)),
+        ("grey.jpg", (6, 7)),
+        ("signal.npy", (2, 9)),
+        ("signal.npz", (2, 8)),
+        ("slice.dcm", (5, 6)),
+        ("plane.nii", (5, 6)),
+        ("series", (6, 5, 3)),
+    ],
+)
+def test_stored_shape_of_every_format(images: Path, name: str, shape: tuple[int, ...]) -> None:
+    image = open_image(images / name)
+    assert image.shape == shape
+    expected = shape if image.channels is None else (image.channels, *image.space)
+    assert read_values(images / name, image).shape == expected
+
+
+def test_a_truncated_file_has_a_shape_but_cannot_be_read_to_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "cut.nii.gz"
+    random = np.random.default_rng(0).normal(size=(20, 20, 20)).astype(np.float32)
+    nibabel.save(nibabel.Nifti1Image(random, np.eye(4)), path)
+    path.write_bytes(path.read_bytes()[:9000])
+    assert open_image(path).shape == (20, 20, 20)
+    with pytest.raises(ValueError, match="ended before the end-of-stream"):
+        read_values(path, open_image(path))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_found_when_they_are_read(tmp_path: Path, value: float) -> None:
+    write_nifti(tmp_path / "bad.nii", (2, 2, 2), value)
+    assert open_image(tmp_path / "bad.nii").shape == (2, 2, 2)
+    with pytest.raises(ValueError, match="NaN or an infinity"):
+        read_values(tmp_path / "bad.nii", open_image(tmp_path / "bad.nii"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("volume.nii.gz", "not a gzip file"),
+        ("volume.nii", "cannot work out file type"),
+        ("picture.png", "cannot identify image"),
+        ("signal.npz", "no array of numbers in numpy's format"),
+        ("signal.npy", "no array of numbers in numpy's format"),
+        ("slice.dcm", "missing DICOM"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / name).write_bytes(b"something else")
+    with pytest.raises(ValueError, match=f"(?i){reason}"):
+        open_image(tmp_path / name)
+
+
+def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="pickle"):
+        open_image(tmp_path / "objects.npy")
+
+
+def test_an_unknown_ending_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.xyz").touch()
+    with pytest.raises(ValueError, match=r"'\.xyz', none of \.npz"):
+        open_image(tmp_path / "a.xyz")
+
+
+def test_an_empty_folder_is_no_series(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="folder is empty"):
+        open_image(tmp_path)
+
+
+def test_survey_counts_samples_subjects_classes_and_shapes(images: Path) -> None:
+    path = images / "datalist.json"
+    write_nifti(images / "copy.nii", (3, 4, 5))
+    write_nifti(images / "two.nii", (3, 4, 5, 2))
+    training = [
+        {"image": "volume.nii.gz", "label": 1, "subject": "a"},
+        {"image": ["copy.nii", "volume.nii"], "label": 0, "subject": "a"},
+        {"image": "series", "label": 0},
+    ]
+    path.write_text(json.dumps({"training": training, "test": [{"image": "two.nii", "label": 1}, "signal.npz"]}))
+    assert survey(path, whole=True) == {
+        "datalist": str(path),
+        "splits": {
+            "training": {
+                "samples": 3, "subjects": 1, "unnamed": 1, "classes": {"0": 2, "1": 1},
+                "shapes": {"3x4x5": 2, "3x4x5x2": 1, "6x5x3": 1}, "orientations": {"RAS": 3},
+                "spacings": {"1x1x1": 3}, "labels": 0, "label_shapes": {},
+            },
+            "test": {
+                "samples": 1, "subjects": 0, "unnamed": 1, "classes": {"1": 1}, "shapes": {"3x4x5x2": 1},
+                "orientations": {"RAS": 1}, "spacings": {"1x1x1": 1}, "labels": 0, "label_shapes": {},
+            },
+        },
+        "unlabelled": 1,
+        "problems": [
+            "images are of another kind than most, which have 3 dimensions and 1 channel: "
+            f"{images / 'copy.nii'} (3 dimensions and 3 channels), {images / 'two.nii'} (3 dimensions and 2 "
+            "channels); convert them or take them out of the datalist"
+        ],
+        "warnings": [
+            f"{images / 'series'} says no position and orientation of its slices in the patient; training refuses them "
+            "where [data] orientation turns volumes",
+            f"values are of several types: float32 (4 files), but {images / 'series'} uint16; with other ranges, set "
+            "[data] intensity or normalise",
+        ],
+    }  # fmt: skip
+
+
+def test_survey_names_missing_and_unreadable_files(tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    entries = [{"image": "absent.png", "label": 0}, {"image": "broken.png", "label": 1}]
+    missing, unreadable = survey_entries(tmp_path, *entries)["problems"]
+    assert "absent.png" in missing
+    assert "broken.png" in unreadable
+    assert "cannot be read" in unreadable
+
+
+def test_survey_of_another_root(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    np.save(tmp_path / "images" / "a.npy", np.zeros(3))
+    entries = [{"image": "a.npy", "label": label} for label in (0, 1)]
+    document = survey_entries(tmp_path, *entries, root=tmp_path / "images")
+    assert document["splits"]["training"]["shapes"] == {"3": 2}
+
+
+# --- label files ----------------------------------------------------------------------------------------------------
+def write_label(path: Path, labels: object) -> None:
+    array = np.asarray(labels)
+    if path.suffix == ".png":
+        Image.fromarray(array.astype(np.uint8)).save(path)
+    elif path.suffix == ".npy":
+        np.save(path, array)
+    else:
+        nibabel.save(nibabel.Nifti1Image(array.astype(np.float32), np.eye(4)), path)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_survey_of_label_maps(images: Path, whole: bool) -> None:
+    write_label(images / "a.nii", np.eye(3)[:, :, None] * [0, 2])
+    write_nifti(images / "b.nii", (3, 3, 2), 0)
+    entries = [{"image": "a.nii", "label": "a.nii"}, {"image": "a.nii", "label": "b.nii"}]
+    document = survey_entries(images, *entries, task="segmentation", classes=3, whole=whole)
+    assert document["problems"] == []
+    assert document["splits"]["training"]["labels"] == 2
+    assert document["splits"]["training"]["classes"] == {"0": 2, "2": 1}
+    assert document["splits"]["training"]["label_shapes"] == {"3x3x2": 2}
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "shape", "fits"),
+    [
+        ("colour.png", "l.png", (6, 7), True),
+        ("colour.png", "l.png", (7, 6), False),
+        ("colour.png", "l.png", (6, 7, 3), False),
+        ("colour.png", "l.nii", (7, 6), True),
+        ("colour.png", "l.npy", (6, 7), True),
+        ("colour.png", "l.npy", (7, 6), False),
+        ("series", "l.nii", (6, 5, 3), True),
+        ("series", "l.nii", (5, 6, 3), False),
+        ("grey.jpg", "l.nii.gz", (6, 7), False),
+        ("slice.dcm", "l.nii", (6, 5), True),
+        ("volume.nii", "l.nii", (3, 4, 5), True),
+        ("volume.nii", "l.npy", (1, 3, 4, 5), True),
+        ("volume.nii.gz", "l.nii", (3, 4, 6), False),
+        ("volume.nii.gz", "l.nii", (3, 4, 5, 1), True),
+        ("volume.nii.gz", "l.nii", (3, 4, 5, 2), False),
+        ("signal.npy", "l.npy", (9,), True),
+        ("signal.npz", "l.npy", (9,), False),
+    ],
+)
+def test_a_label_map_lies_on_its_images_grid(
+    images: Path, image: str, label: str, shape: tuple[int, ...], fits: bool
+) -> None:
+    write_label(images / label, np.zeros(shape))
+    document = survey_entries(images, {"image": image, "label": label}, task="segmentation")
+    read = shape[::-1] if ".nii" in label and len(shape) == 2 else shape
+    stored = "x".join(map(str, read))
+    problem = f"label files are not on the grid of their images: {images / label} ({stored}); make them anew"
+    assert document["problems"] == ([] if fits else [problem])
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "problem"),
+    [
+        ([0, 2], 2, "label maps hold other values than 0 to 1: {} (2); map them or correct [task] classes"),
+        ([0, -1], None, "label maps hold other values than 0, 1, ...: {} (-1); map them or correct [task] classes"),
+        ([0, 0.5], None, "label maps hold other values than 0, 1, ...: {} (0.5); map them or correct [task] classes"),
+        ([0, np.nan], 2, "files cannot be read: {} (holds a NaN or an infinity); replace them or take them out of the"),
+        ([0, 255], None, None),
+    ],
+)
+def test_values_that_are_no_labels_are_named(
+    images: Path, labels: list[float], classes: int | None, problem: str | None
+) -> None:
+    np.save(images / "image.npy", np.zeros((2, 2)))
+    write_label(images / "label.npy", labels)
+    document = survey_entries(
+        images, {"image": "image.npy", "label": "label.npy"}, task="segmentation", classes=classes
+    )
+    if problem is None:
+        assert document["problems"] == []
+        assert document["splits"]["training"]["classes"] == {"0": 1, "255": 1}
+    else:
+        (text,) = document["problems"]
+        assert text.startswith(problem.format(images / "label.npy"))
+        assert document["splits"]["training"]["classes"] == {}
+
+
+def test_the_label_of_an_archive_is_its_label_array(images: Path) -> None:
+    np.savez(images / "both.npz", image=np.array([0.5, 0, 0, 0]), label=np.array([0, 1, 1, 3]))
+    document = survey_entries(images, {"image": "both.npz", "label": "both.npz"}, task="segmentation", whole=True)
+    assert document["problems"] == []
+    assert document["splits"]["training"]["classes"] == {"0": 1, "1": 1, "3": 1}
+
+
+def test_survey_of_large_images(images: Path) -> None:
+    np.save(images / "small.npy", np.eye(3, 4))
+    for name, size in (("twice", (6, 8)), ("eight", (3, 24, 32)), ("thrice", (9, 12)), ("skewed", (6, 12))):
+        np.save(images / f"{name}.npy", np.ones(size))
+    entries = [{"image": "small.npy", "label": f"{name}.npy"} for name in ("twice", "eight", "thrice", "skewed")]
+    document = survey_entries(images, *entries, {"image": "small.npy"}, task="super_resolution", whole=True)
+    misfits = f"{images / 'thrice.npy'} (9x12), {images / 'skewed.npy'} (6x12)"
+    assert document["problems"] == [
+        f"label files are not 2, 4 or 8 times the size of their images: {misfits}; make them anew"
+    ]
+    assert (document["splits"]["training"]["labels"], document["splits"]["training"]["classes"]) == (4, {})
+
+
+def test_values_beyond_the_unit_range_are_named_when_they_are_read(images: Path) -> None:
+    np.save(images / "dark.npy", np.array([[0.0, -0.5]]))
+    write_label(images / "bytes.png", [[0, 255]])
+    np.save(images / "bright.npy", np.array([[0, 255]], dtype=np.uint8))
+    entries = [{"image": name} for name in ("dark.npy", "bytes.png", "bright.npy")]
+    assert survey_entries(images, *entries, task="super_resolution")["problems"] == []
+    files = f"{images / 'dark.npy'} (-0.5 to 0), {images / 'bright.npy'} (0 to 255)"
+    assert survey_entries(images, *entries, task="super_resolution", whole=True)["problems"] == [
+        f"values are not from 0 to 1: {files}; scale them"
+    ]
+
+
+def test_labels_that_cannot_be_read_are_named(images: Path) -> None:
+    (images / "broken.png").write_bytes(b"no picture")
+    (problem,) = survey_entries(images, {"image": "grey.jpg", "label": "broken.png"}, task="segmentation")["problems"]
+    assert problem.startswith(f"files cannot be read: {images / 'broken.png'} (cannot identify image")

@@ -1,0 +1,83 @@
+"""The data protection officer's page says what policy and ledger say."""
+
+import contextlib
+import datetime
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from fakes.sites import TRANSFER
+from peer.audit import evidence_files, verification
+from peer.core.plan import KINDS
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.config.schema import FederationConfig, SiteConfig
+from peer.site.records.ledger import Ledger
+from peer.view.dashboard.egress_page import KIND_WORDS, find_receivers, policy, read_report, write_report
+
+
+def written(enrolled: LocalFederation, *witnesses: Path) -> str:
+    report = read_report(enrolled.folder("asia"), witnesses, time_s=1_795_000_000.0)
+    return write_report(report, version="1.2.3")
+
+
+def rules(enrolled: LocalFederation, egress: str = "") -> dict[str, str]:
+    folder = enrolled.folder("asia")
+    folder.site_toml.write_text(folder.site_toml.read_text() + egress)
+    federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
+    return dict(policy(federation, site, list(find_receivers(folder, federation, site.egress))))
+
+
+def test_each_kind_of_artifact_has_words() -> None:
+    assert KIND_WORDS.keys() >= {*KINDS, "metrics"}
+
+
+def test_the_policy_is_said_in_words(enrolled: LocalFederation) -> None:
+    said = rules(enrolled)
+    assert said["a model"].startswith("the weights and buffers of the site's network")
+    assert (said["receivers"], said["amount"]) == ("europe", "no bound")
+    assert said["evaluation"].startswith("no model leaves for it")
+    assert said["number of training samples"] == "the other sites do not learn it"
+
+
+def test_a_stricter_policy_is_said_as_such(enrolled: LocalFederation) -> None:
+    said = rules(
+        enrolled, "[egress]\nkinds = []\nreceivers = []\nbytes_per_round_max = 2048\ntraining_set_size = true\n"
+    )
+    assert "a model" not in said
+    assert (said["receivers"], said["amount"]) == ("none", "at most 2.0 KiB a round, for all receivers")
+    assert said["number of training samples"] == "the other sites may learn it"
+
+
+def test_transfers_are_summed_by_receiver_and_by_month(enrolled: LocalFederation) -> None:
+    assert "Nothing has left this site." in written(enrolled)
+    with contextlib.closing(Ledger(enrolled.folder("asia").egress_db)) as ledger:
+        for month in (9, 9, 10):
+            time_s = datetime.datetime(2026, month, 15).timestamp()
+            ledger.settle(ledger.intend(**TRANSFER, bytes=1024, time=time_s), bytes=1024, outcome="complete")
+    page = written(enrolled)
+    assert "3 transfers with 3.0 KiB left this site for one site" in page
+    assert page.count('<td data-label="month">2026-09</td>') == 1
+    assert "2.0 KiB" in page
+    assert "The ledger of these transfers is whole" in page
+
+
+def test_a_broken_ledger_is_the_first_thing_that_the_page_says(enrolled: LocalFederation) -> None:
+    file = enrolled.folder("asia").egress_db
+    with contextlib.closing(Ledger(file)) as ledger:
+        for _ in range(3):
+            ledger.settle(ledger.intend(**TRANSFER, bytes=1), bytes=1, outcome="complete")
+    with contextlib.closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("UPDATE ledger SET body = replace(body, '\"bytes\":1', '\"bytes\":2') WHERE seq = 3")
+    page = written(enrolled)
+    assert "The ledger is not whole: row 3 was changed" in page
+    assert page.index("not whole") < page.index("What may leave")
+
+
+def test_a_witness_is_named_with_what_it_has_seen(books: Any, enrolled: LocalFederation, tmp_path: Path) -> None:
+    for round in (1, 2):
+        books.send("asia", "europe", round=round)
+    witness = tmp_path / "from-europe.json"
+    witness.write_bytes(evidence_files.encode(verification.make_witness(enrolled.folder("europe"), "asia")))
+    page = written(enrolled, witness)
+    assert "europe confirmed its first 2 rows" in page
+    assert "europe has seen the first 2 rows, up to round 2" in page

@@ -1,0 +1,109 @@
+"""The pages in a real browser: at 1400 and 400 pixels, in light and dark, with nothing that overlaps or runs out."""
+
+import threading
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from fakes import chromium
+from fakes.snapshots import HEARD, SITES, federation, link, site_snapshot
+from peer.lab.demo.local_federation import LocalFederation
+from peer.site.records.snapshot import group_refusals, room_taken
+from peer.view.dashboard import egress_page
+from peer.view.dashboard.page import write_page
+from peer.view.dashboard.server import DashboardServer
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium on this machine"),
+]
+LETTER_PIXELS_MIN = 11.0
+CONTRAST_MIN = 4.5
+LONG = ("university-hospital-of-the-east", "st-mary", "a", "memorial-centre-north-west-2")
+MANY = tuple(f"site-{index:02}" for index in range(16))
+
+
+def eventful(sites: tuple[str, ...]) -> str:
+    """A page with a trouble of every kind."""
+    first, second, third = sites[:3]
+    peers = {name: dict(HEARD) for name in sites if name != first}
+    peers[third] |= {"state": "silent", "last_seen_s": 95.0, "progress": None}
+    wait = {"site": second, "kind": "model", "artifact": "model", "since_s": 12.0, "deadline_s": 48.0}
+    snapshot = site_snapshot(
+        first, sites=sites, peers=peers, waiting_for=[wait], certificate_days=12, failure="out of memory",
+        links=[link(second, first, state="waiting"), link(first, third, state="missing", reason="had left")],
+        refusals=group_refusals(first, [{"site": second, "round": 3, "reason": "its head has 7 classes, not 4"}] * 9),
+        stories=[{"round": 3, "state": "open", "sentences": [(1.0, f"{first} began round 3 when {'x' * 80}.")]}],
+        room=room_taken("auc", alone=0.8, pooled=0.9, round=2, value=0.862),
+    )  # fmt: skip
+    return write_page([federation(snapshot, site_snapshot(second, sites=sites))], version="1.2.3", live=True)
+
+
+VIEWS = [
+    (1400, "light"),
+    (400, "dark"),
+    pytest.param(1400, "dark", marks=pytest.mark.nightly),
+    pytest.param(400, "light", marks=pytest.mark.nightly),
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+@pytest.mark.parametrize(
+    "sites",
+    [
+        SITES,
+        MANY,
+        pytest.param(LONG, marks=pytest.mark.nightly),
+        pytest.param(SITES[:3], marks=pytest.mark.nightly),
+        pytest.param((*SITES, "oceania", "arctic", "antarctica", "x"), marks=pytest.mark.nightly),
+    ],
+)
+def test_a_page_is_legible(
+    sites: tuple[str, ...], width: int, scheme: Literal["light", "dark"], tmp_path: Path
+) -> None:
+    measured = chromium.measure(eventful(sites), tmp_path, width=width, scheme=scheme)
+    assert (measured["overflow"], measured["outside"], measured["overlaps"], measured["cut"]) == (0, [], [], [])
+    assert measured["letters"] >= LETTER_PIXELS_MIN
+    faint = [entry for entry in measured["colours"] if chromium.contrast(*entry[:2]) < CONTRAST_MIN]
+    assert faint == []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+def test_the_officers_page_is_legible(
+    width: int, scheme: Literal["light", "dark"], tmp_path: Path, books: Any, enrolled: LocalFederation
+) -> None:
+    for round in (1, 2):
+        books.send("asia", "europe", round=round)
+    report = egress_page.read_report(enrolled.folder("asia"), (), time_s=1_795_000_000.0)
+    page = egress_page.write_report(report, version="1")
+    measured = chromium.measure(page, tmp_path, width=width, scheme=scheme)
+    assert (measured["overflow"], measured["outside"], measured["overlaps"]) == (0, [], [])
+    assert [entry for entry in measured["colours"] if chromium.contrast(*entry[:2]) < CONTRAST_MIN] == []
+
+
+@pytest.mark.timeout(300)
+def test_the_live_page_fetches_itself_again_within_its_policy(enrolled: LocalFederation) -> None:
+    server = DashboardServer([enrolled.folder("asia")])
+    answered: list[str] = []
+    application = server._server.get_app()
+    assert application is not None
+
+    def count(environ: Any, start_response: Any) -> Any:
+        answered.append(environ["PATH_INFO"])
+        return application(environ, start_response)
+
+    server._server.set_app(count)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        shown = chromium.run("--virtual-time-budget=15000", "--dump-dom", server.link)
+    finally:
+        server.stop()
+        thread.join(30)
+    assert answered.count(f"/{server.link.split('/')[3]}/") >= 2
+    assert "Content Security Policy" not in shown.stderr
+    assert 'id="stale" hidden=""' in shown.stdout
+    assert "trial" in shown.stdout
