@@ -120,17 +120,6 @@ def shared_options(command: AnyCallable) -> AnyCallable:
     return home(debug(command))
 
 
-def site_option(command: AnyCallable) -> AnyCallable:
-    """``--site``, for commands about one site of this machine."""
-    return click.option(
-        "--site",
-        "site_name",
-        metavar="NAME",
-        shell_complete=complete_site,
-        help="The site, or federation/site; needed only where this machine has several.",
-    )(command)
-
-
 def round_option(command: AnyCallable) -> AnyCallable:
     """``--round``, for commands that use a site's model; None where it is not given."""
     return click.option(
@@ -170,6 +159,7 @@ class LazyGroup(click.Group):
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command), COMMANDS[cmd_name][0]
+        command.short_help = COMMANDS[cmd_name][1]
         return command
 
     def resolve_command(

@@ -35,7 +35,7 @@ def home_sites(settings: Settings) -> tuple[SiteFolder, ...]:
     return folders
 
 
-@click.command("list", short_help="List every site of this machine: phase, round, since when, address.")
+@click.command("list")
 @output.json_option
 @shared_options
 @pass_settings

@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 
 import click
 
-from peer.cli import GIVEN_FILE, Settings, output, pass_settings, shared_options, site_option
+from peer.cli import GIVEN_FILE, output
 from peer.cli.governance import SiteChain, complete_member, render_enacted
+from peer.cli.site_command import SiteCall, site_command
 from peer.core import roster
 from peer.core.limits import PROTOCOL_VERSION_MAX
 from peer.core.messages import AMENDMENTS, FEATURES
 from peer.core.roster import Sha256, SiteName
 from peer.errors import CertificateError, ConfigError, LockedError, MembershipError, UsageError
-from peer.site.config import site_folder, toml
-from peer.site.config.site_folder import find_site
+from peer.site.config import toml
 from peer.site.identity import certificates
 from peer.site.identity.bundle import read_received_file
 from peer.site.identity.enrolment import CA_KEY_FILE
@@ -113,25 +113,12 @@ def change_options(command: AnyCallable) -> AnyCallable:
     return command
 
 
-@click.command(short_help="Change the members or the settings, as the founder.")
+@site_command(short_help="Change the members or the settings, as the founder.")
 @ca_option
 @change_options
 @instead_option
 @from_round_option
-@site_option
-@output.json_option
-@shared_options
-@pass_settings
-def amend(
-    settings: Settings,
-    /,
-    ca: Path,
-    instead: bool,
-    from_round: int | None,
-    site_name: str | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def amend(call: SiteCall, /, ca: Path, instead: bool, from_round: int | None, **options: Any) -> None:
     """Change the members or the settings of a federation whose founder signs: take the chain of a
     site of this machine, sign the next amendment, and enact it there. The other sites get it from
     that site's daemon.
@@ -145,28 +132,22 @@ def amend(
     mhfl-peer federation amend --ca ca --leave
     mhfl-peer federation amend --ca ca --rounds 300 --set pace.wait_max_s=7200
     """
-    site = SiteChain.open(find_site(site_folder.home_folder(settings.home), site_name))
-    _enact_as_founder(site, ca, read_changes(site, **options), from_round, instead=instead, as_json=as_json)
+    site = SiteChain.open(call.folder)
+    _enact_as_founder(site, ca, read_changes(site, **options), from_round, instead=instead, as_json=call.as_json)
 
 
-def _hold_command(name: str, hold: bool, short_help: str, text: str) -> click.Command:
-    @click.command(name, short_help=short_help, help=f"{text}\n\n\b\nmhfl-peer federation {name} --ca ca")
+def _hold_command(name: str, hold: bool, short_help: str, text: str) -> Any:
+    @site_command(name, short_help=short_help, help=f"{text}\n\n\b\nmhfl-peer federation {name} --ca ca")
     @ca_option
     @instead_option
     @from_round_option
-    @site_option
-    @output.json_option
-    @shared_options
-    @pass_settings
-    def command(
-        settings: Settings, ca: Path, instead: bool, from_round: int | None, site_name: str | None, as_json: bool
-    ) -> None:
-        site = SiteChain.open(find_site(site_folder.home_folder(settings.home), site_name))
+    def command(call: SiteCall, ca: Path, instead: bool, from_round: int | None) -> None:
+        site = SiteChain.open(call.folder)
         if site.chain.head.hold == hold:
             raise MembershipError(
                 "the federation is held already" if hold else "the federation is not held", "nothing needs to be done"
             )
-        _enact_as_founder(site, ca, {"hold": hold}, from_round, instead=instead, as_json=as_json)
+        _enact_as_founder(site, ca, {"hold": hold}, from_round, instead=instead, as_json=call.as_json)
 
     return command
 

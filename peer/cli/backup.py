@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer.cli import GIVEN_FILE, Settings, output, pass_settings, rendering, shared_options, site_option
+from peer.cli import GIVEN_FILE, output, rendering
+from peer.cli.site_command import SiteCall, site_command
 from peer.documents import SiteBackedUp, SiteRestored
-from peer.site.config import site_folder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,14 +18,10 @@ if TYPE_CHECKING:
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command(short_help="Write this site to one file, also while its daemon runs.")
+@site_command()
 @click.argument("file", type=FILE)
-@site_option
 @click.option("--with-key", is_flag=True, help="Also write the private key and the round key: keep the file secret.")
-@output.json_option
-@shared_options
-@pass_settings
-def backup(settings: Settings, file: Path, site_name: str | None, with_key: bool, as_json: bool) -> None:
+def backup(call: SiteCall, file: Path, with_key: bool) -> None:
     """Write the site's journal, ledger, models and configuration to FILE, also while its daemon
     runs.
 
@@ -37,7 +33,7 @@ def backup(settings: Settings, file: Path, site_name: str | None, with_key: bool
     """
     from peer.audit import backup as backups
 
-    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+    folder = call.folder
     manifest = backups.back_up(folder, file, with_key=with_key)
     document: SiteBackedUp = {
         "site": manifest.site,
@@ -50,17 +46,13 @@ def backup(settings: Settings, file: Path, site_name: str | None, with_key: bool
         "ledger_rows": manifest.ledger_rows,
         "private_key": manifest.private_key,
     }
-    output.emit(document, as_json=as_json, render=_render_backup)
+    call.emit(document, _render_backup)
 
 
-@click.command(short_help="Make a site's folder from a backup.")
+@site_command()
 @click.argument("file", type=GIVEN_FILE)
-@site_option
 @click.option("--force", is_flag=True, help="Move the folder that exists aside; its daemon must be stopped.")
-@output.json_option
-@shared_options
-@pass_settings
-def restore(settings: Settings, file: Path, site_name: str | None, force: bool, as_json: bool) -> None:
+def restore(call: SiteCall, file: Path, force: bool) -> None:
     """Make a site's folder from the backup FILE, and say which rounds are lost.
 
     The site goes on as a new generation, which its peers and auditors see. A folder that is moved
@@ -72,7 +64,7 @@ def restore(settings: Settings, file: Path, site_name: str | None, force: bool, 
     """
     from peer.audit import backup as backups
 
-    restored = backups.restore(file, site_folder.home_folder(settings.home), site_name, force=force)
+    restored = backups.restore(file, call.home, call.site_name, force=force)
     manifest = restored.manifest
     document: SiteRestored = {
         "site": manifest.site,
@@ -87,7 +79,7 @@ def restore(settings: Settings, file: Path, site_name: str | None, force: bool, 
         "private_key": restored.has_key,
         "broken": list(restored.broken),
     }
-    output.emit(document, as_json=as_json, render=_render_restoration)
+    call.emit(document, _render_restoration)
 
 
 def _render_backup(document: Mapping[str, Any]) -> RenderableType:

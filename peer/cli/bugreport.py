@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer.cli import Settings, output, pass_settings, rendering, shared_options, site_option
+from peer.cli import output, rendering
+from peer.cli.site_command import SiteCall, site_command
 from peer.errors import Interrupted, UsageError
-from peer.site.config import site_folder
 from peer.site.config.site_folder import must_be_new, write_atomically
 from peer.site.records.documents import BugReported
 
@@ -18,17 +18,11 @@ if TYPE_CHECKING:
     from peer.view.preflight.finding import Finding
 
 
-@click.command(short_help="Write versions, settings, log tails and findings to one file, without keys and data.")
-@site_option
+@site_command()
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The zip file to write.")
 @click.option("--yes", is_flag=True, help="Write it without a question.")
 @click.option("--with-addresses", is_flag=True, help="Leave addresses and host names in it.")
-@output.json_option
-@shared_options
-@pass_settings
-def bugreport(
-    settings: Settings, site_name: str | None, out: Path, yes: bool, with_addresses: bool, as_json: bool
-) -> None:
+def bugreport(call: SiteCall, out: Path, yes: bool, with_addresses: bool) -> None:
     """Write one file for who maintains the program: versions, configuration, status, the newest rows of
     the journal and lines of the logs, and the findings of `check --fast`.
 
@@ -42,9 +36,9 @@ def bugreport(
     from peer.view.preflight import bug_report
 
     must_be_new(out)
-    if as_json and not yes:
+    if call.as_json and not yes:
         raise UsageError("--json asks no question", "add --yes")
-    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+    folder = call.folder
 
     def findings() -> Iterable[Finding]:
         from peer.view.preflight.check import check
@@ -60,7 +54,7 @@ def bugreport(
             for name, content in members.items()
         ],
     }
-    if not as_json:
+    if not call.as_json:
         output.console().print(_render(document))
     if not yes:
         try:
@@ -68,7 +62,7 @@ def bugreport(
         except click.Abort as error:  # also where nobody can answer
             raise Interrupted(f"{out} was not written", "answer y, or give --yes") from error
     write_atomically(out, bug_report.pack(members))
-    output.emit(document, as_json=as_json, render=lambda _: f"{out} is written: read it before you send it")
+    call.emit(document, lambda _: f"{out} is written: read it before you send it")
 
 
 def _render(document: Mapping[str, Any]) -> output.RenderableType:

@@ -7,21 +7,17 @@ from typing import Any, cast
 
 import click
 
-from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli import output
+from peer.cli.site_command import SiteCall, site_command
 from peer.documents import CheckFinding, CheckResult
 from peer.errors import CheckFailed
-from peer.site.config import site_folder
 
 STYLE = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
-@click.command(short_help="Preflight: say whether this site would run, and if not, why.")
-@site_option
+@site_command()
 @click.option("--fast", is_flag=True, help="Start no worker: read no samples, build no model, run no training step.")
-@output.json_option
-@shared_options
-@pass_settings
-def check(settings: Settings, site_name: str | None, fast: bool, as_json: bool) -> None:
+def check(call: SiteCall, fast: bool) -> None:
     """Check everything that a start needs; exit 0 only if this site would run.
 
     The check covers configuration, certificates, ports, data, a training step of each stage in a
@@ -37,8 +33,8 @@ def check(settings: Settings, site_name: str | None, fast: bool, as_json: bool) 
     """
     from peer.view.preflight.local import check_packages
 
-    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
-    with output.stages("checking the installed packages", quiet=as_json) as begin:
+    folder = call.folder
+    with output.stages("checking the installed packages", quiet=call.as_json) as begin:
         findings = list(check_packages())
         if not findings:  # with a wrong package, the other checks cannot be imported or trusted
             from peer.view.preflight.check import check as run_checks
@@ -50,7 +46,7 @@ def check(settings: Settings, site_name: str | None, fast: bool, as_json: bool) 
         "would_run": not failures,
         "findings": [cast(CheckFinding, dataclasses.asdict(finding)) for finding in findings],
     }
-    output.emit(document, as_json=as_json, render=render_findings)
+    call.emit(document, render_findings)
     if failures:
         raise CheckFailed(f"{failures[0].subject}: {failures[0].message}", failures[0].remedy)
 

@@ -12,7 +12,7 @@ VARIABLE = f"_{PROGRAM}_COMPLETE".replace("-", "_").upper()
 """The environment variable that a shell sets when it asks this program for completions."""
 
 
-@click.command(short_help="Print a script that makes a shell complete commands and sites.")
+@click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
 @shared_options
 @click.pass_context

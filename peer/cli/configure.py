@@ -18,16 +18,17 @@ from typing import Any, cast
 import click
 
 from models.spec import HYPER, ONE_DIMENSIONAL, installed_model, suggestion
-from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli import output
 from peer.cli.check import render_findings
 from peer.cli.models import FAMILIES, family
+from peer.cli.site_command import SiteCall, site_command
 from peer.core.tasks import ROWS_COLUMNS
 from peer.documents import CheckFinding, ConfigurationChange, SiteConfigured
 from peer.errors import CheckFailed, ConfigError, ModelError, StateError, UsageError
 from peer.site.config import toml, toml_edit
 from peer.site.config.monai_bundle import is_bundle
 from peer.site.config.schema import FederationConfig, SiteConfig, check_site
-from peer.site.config.site_folder import SiteFolder, find_site, home_folder, write_atomically
+from peer.site.config.site_folder import SiteFolder, write_atomically
 from peer.site.config.site_tables import AXIS_OF, check_orientation
 from peer.site.config.value_types import MODEL_NAME
 from peer.site.membership.folder import MembershipFolder
@@ -106,8 +107,7 @@ def complete_key(context: click.Context, parameter: click.Parameter, incomplete:
     return [key for key in keys(SiteConfig, "") if key.startswith(incomplete)]
 
 
-@click.command(short_help="Ask for data, network and ports, try them, and edit site.toml.")
-@site_option
+@site_command(short_help="Ask for data, network and ports, try them, and edit site.toml.")
 @click.option(
     "--set",
     "settings",
@@ -118,17 +118,7 @@ def complete_key(context: click.Context, parameter: click.Parameter, incomplete:
 )
 @click.option("--yes", "takes_proposals", is_flag=True, help="Ask nothing: take every proposal, and write.")
 @click.option("--no-try", "tries", is_flag=True, flag_value=False, default=True, help="Write without trying a step.")
-@output.json_option
-@shared_options
-@pass_settings
-def configure(
-    shared: Settings,
-    site_name: str | None,
-    settings: tuple[str, ...],
-    takes_proposals: bool,
-    tries: bool,
-    as_json: bool,
-) -> None:
+def configure(call: SiteCall, settings: tuple[str, ...], takes_proposals: bool, tries: bool) -> None:
     """Ask for datalist, input size, network and ports, show the change of site.toml, try it as
     `check` does, and write it.
 
@@ -141,7 +131,7 @@ def configure(
     mhfl-peer site configure --site europe
     mhfl-peer site configure --set data.datalist=/data/datalist.json --set model.name=resnet18 --yes
     """
-    folder = find_site(home_folder(shared.home), site_name)
+    folder = call.folder
     path = folder.site_toml
     if not path.exists():
         raise ConfigError(
@@ -150,7 +140,7 @@ def configure(
     federation = FederationConfig.load(folder.federation_toml)
     text = toml.read(path)
     document = toml.parse(text, str(path))
-    interview = Interview(document, _parse_settings(settings), takes_proposals, as_json, {})
+    interview = Interview(document, _parse_settings(settings), takes_proposals, call.as_json, {})
     interview.answers.update(interview.given)
     try:
         _ask_all(interview, folder, federation)
@@ -166,7 +156,7 @@ def configure(
             "standard input ended before every question had an answer; nothing is written",
             "give the answers with --set KEY=VALUE and --yes",
         ) from None
-    output.emit(result, as_json=as_json, render=_render)
+    call.emit(result, _render)
     failures = [finding for finding in result["findings"] if finding["verdict"] == "failure"]
     if failures and not result["written"]:
         raise CheckFailed(f"{failures[0]['subject']}: {failures[0]['message']}", failures[0]["remedy"])

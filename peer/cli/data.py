@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from peer.cli import GIVEN_FILE, GIVEN_PATH, Settings, output, pass_settings, shared_options, site_option
+from peer.cli import GIVEN_FILE, GIVEN_PATH, output, shared_options
 from peer.cli.data_import import import_command
+from peer.cli.site_command import SiteCall, site_command
 from peer.core.tasks import CLASSIFYING
 from peer.errors import DataError, UsageError
 from peer.extras import missing_package
 from peer.lab.datasets import PUBLISHED, dataset_module, installed_datasets
-from peer.site.config import site_folder
 
 PATH = click.Path(path_type=Path)
 COUNT_COLUMNS = (
@@ -51,12 +51,11 @@ def data() -> None:
 data.add_command(import_command)
 
 
-@data.command()
+@site_command(group=data)
 @click.argument("datalist", type=GIVEN_FILE, required=False)
 @root_option
 @task_option
 @classes_option
-@site_option
 @click.option("--html", "page", metavar="FILE", type=PATH, help="Write a page of samples as the network sees them.")
 @click.option("--samples", default=3, show_default=True, type=click.IntRange(1, 20), help="Of each split and class.")
 @click.option("--input-size", metavar="NxN", help="Without a site: as [data] input_size  [default: the images' own].")
@@ -70,19 +69,14 @@ data.add_command(import_command)
     help="Without a site: as [data] intensity, such as window 40 400.",
 )
 @click.option("--normalise", type=click.Choice(("none", "zscore", "unit")), help="Without a site: as [data] normalise.")
-@output.json_option
-@shared_options
-@pass_settings
 def inspect(
-    settings: Settings,
+    call: SiteCall,
     /,
     datalist: Path | None,
     root: Path | None,
     task: str,
     classes: int | None,
-    site_name: str | None,
     page: Path | None,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Show counts, classes, subjects and shapes of a datalist; of images, only the headers are
@@ -106,10 +100,10 @@ def inspect(
     samples = options.pop("samples")
     document: Any
     setting = None
-    if site_name is not None or datalist is None:
+    if call.site_name is not None or datalist is None:
         for name in (name for name, value in options.items() if value is not None):
             raise UsageError(f"--{name.replace('_', '-')} and --site", "leave it out: the site's own settings count")
-        folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+        folder = call.folder
         setting = contact_sheet.setting_of_site(folder, datalist, root)
         datalist, root, task, classes = contact_sheet.survey_arguments(setting)
     document = survey(datalist, root=root, task=task, classes=classes)
@@ -117,7 +111,7 @@ def inspect(
         if setting is None:
             setting = contact_sheet.setting_of_options(document, datalist, root, task, classes, **options)
         document["sheet"] = contact_sheet.write(page, setting, document, samples=samples)
-    output.emit(document, as_json=as_json, render=_render_survey)
+    call.emit(document, _render_survey)
     if page is not None:
         click.echo(f"{page} shows patients' images: it stays in the hospital.", err=True)
     if not any(split["samples"] for split in document["splits"].values()):

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from peer.cli import GIVEN_FILE, Settings, output, pass_settings, rendering, shared_options, site_option
+from peer.cli import GIVEN_FILE, output, rendering
+from peer.cli.site_command import SiteCall, site_command
 from peer.cli.watch import show, watch_option
 from peer.documents import LedgerExported, WitnessWritten
 from peer.errors import LedgerBroken, UsageError
-from peer.site.config import site_folder
-from peer.site.config.site_folder import SiteFolder, must_be_new, write_atomically
+from peer.site.config.site_folder import must_be_new, write_atomically
 from peer.site.records.documents import EgressReported
 
 PATH = click.Path(path_type=Path, dir_okay=False)
@@ -51,27 +51,16 @@ class Rounds(click.ParamType[tuple[int, int]]):
         return int(first), int(last or first)
 
 
-@click.group(
-    invoke_without_command=True, short_help="List what left this site, verify the ledger, write files for auditors."
+@site_command(
+    command=click.Group,
+    invoke_without_command=True,
 )
-@site_option
 @click.option("--peer", "peers", multiple=True, metavar="SITE", help="Only transfers to this site; may be repeated.")
 @click.option("--round", "rounds", type=Rounds(), help="Only transfers of this round, or of these rounds.")
 @since_option
 @watch_option
-@output.json_option
-@shared_options
-@pass_settings
-@click.pass_context
 def egress(
-    context: click.Context,
-    settings: Settings,
-    site_name: str | None,
-    peers: tuple[str, ...],
-    rounds: tuple[int, int] | None,
-    since: datetime.datetime | None,
-    watch: bool,
-    as_json: bool,
+    call: SiteCall, peers: tuple[str, ...], rounds: tuple[int, int] | None, since: datetime.datetime | None, watch: bool
 ) -> None:
     """List the egress ledger: what left this site, to whom, when, how many bytes, and how the
     transfer ended.
@@ -82,11 +71,12 @@ def egress(
     mhfl-peer egress --site europe --peer asia --since 2026-11-01
     mhfl-peer egress verify --site europe --witness from-asia.json
     """
-    if context.invoked_subcommand is not None:
-        if peers or rounds or since or watch or as_json:
-            raise UsageError(f"options stand before {context.invoked_subcommand!r}", "write them after it")
+    subcommand = click.get_current_context().invoked_subcommand
+    if subcommand is not None:
+        if peers or rounds or since or watch or call.as_json:
+            raise UsageError(f"options stand before {subcommand!r}", "write them after it")
         return
-    _check_peers(settings, site_name, peers)
+    _check_peers(call, peers)
 
     def select(document: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [
@@ -97,10 +87,10 @@ def egress(
             and (since is None or record["time"] >= since.timestamp())
         ]
 
-    show(settings, site_name, "egress", _render_transfers, {}, as_json=as_json, watch=watch, select=select)
+    show(call, "egress", _render_transfers, {}, watch=watch, select=select)
 
 
-def _check_peers(settings: Settings, site_name: str | None, peers: tuple[str, ...]) -> None:
+def _check_peers(call: SiteCall, peers: tuple[str, ...]) -> None:
     """Refuse a name that no site has or had: an empty list would say that nothing was sent to it."""
     from peer.site.config.schema import FederationConfig
     from peer.site.config.toml import suggestion
@@ -108,7 +98,7 @@ def _check_peers(settings: Settings, site_name: str | None, peers: tuple[str, ..
     from peer.site.records import folder_documents
 
     if peers:
-        folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+        folder = call.folder
         federation, membership = FederationConfig.load(folder.federation_toml), MembershipFolder(folder.membership)
         sites = sorted({*folder_documents.sites(folder), *membership.newcomers(federation, folder.site)})
         for peer in peers:
@@ -116,24 +106,11 @@ def _check_peers(settings: Settings, site_name: str | None, peers: tuple[str, ..
                 raise UsageError(f"--peer {peer}: not a site of this federation{suggestion(peer, sites)}")
 
 
-@egress.command(short_help="Verify that the ledger is whole, and say what cannot be proven.")
-@site_option
+@site_command(group=egress, short_help="Verify that the ledger is whole, and say what cannot be proven.")
 @click.option("--file", type=GIVEN_FILE, help="A file that `egress export` wrote, instead of this site's ledger.")
 @click.option("--federation", type=GIVEN_FILE, help="With --file: the federation.toml that all sites hold.")
 @witness_option
-@output.json_option
-@shared_options
-@pass_settings
-@click.pass_context
-def verify(
-    context: click.Context,
-    settings: Settings,
-    site_name: str | None,
-    file: Path | None,
-    federation: Path | None,
-    witnesses: tuple[Path, ...],
-    as_json: bool,
-) -> None:
+def verify(call: SiteCall, file: Path | None, federation: Path | None, witnesses: tuple[Path, ...]) -> None:
     """Verify that no row of the ledger was changed, removed or moved, and say what cannot be
     proven.
 
@@ -152,13 +129,12 @@ def verify(
     elif federation is not None:
         raise UsageError("--federation goes with --file", "leave it out: the site's folder holds its own")
     else:
-        document = verification.verify(_folder(context, settings, site_name), witnesses)
-    output.emit(document, as_json=as_json, render=_render_verification)
+        document = verification.verify(call.folder, witnesses)
+    call.emit(document, _render_verification)
     _fail_if_broken(document["source"], document["problems"])
 
 
-@egress.command(short_help="Write a file that proves how far this site saw another site's ledger.")
-@site_option
+@site_command(group=egress, short_help="Write a file that proves how far this site saw another site's ledger.")
 @click.option("--of", required=True, metavar="SITE", help="The other site, whose ledger an auditor will verify.")
 @click.option("--out", type=PATH, required=True, help="The file to write.")
 @click.option(
@@ -167,19 +143,7 @@ def verify(
     is_flag=True,
     help="Write every manifest, not only the one of each generation that covers most rows.",
 )
-@output.json_option
-@shared_options
-@pass_settings
-@click.pass_context
-def witness(
-    context: click.Context,
-    settings: Settings,
-    site_name: str | None,
-    of: str,
-    out: Path,
-    everything: bool,
-    as_json: bool,
-) -> None:
+def witness(call: SiteCall, of: str, out: Path, everything: bool) -> None:
     """Write a file that proves how far this site saw another site's ledger, for that site's
     auditor.
 
@@ -191,7 +155,7 @@ def witness(
     from peer.audit import evidence_files, verification
 
     must_be_new(out)
-    evidence = verification.make_witness(_folder(context, settings, site_name), of, everything=everything)
+    evidence = verification.make_witness(call.folder, of, everything=everything)
     write_atomically(out, evidence_files.encode(evidence), 0o644)
     document: WitnessWritten = {
         "of": evidence.of,
@@ -199,27 +163,14 @@ def witness(
         "file": str(out),
         "manifests": len(evidence.manifests),
     }
-    output.emit(document, as_json=as_json, render=_render_witness)
+    call.emit(document, _render_witness)
 
 
-@egress.command(short_help="Write the ledger to a signed file for an auditor.")
-@site_option
+@site_command(group=egress, short_help="Write the ledger to a signed file for an auditor.")
 @click.option("--out", type=PATH, required=True, help="The file to write.")
 @click.option("--rounds", type=Rounds(), help="Show transfers of these rounds; of all others only their hashes.")
 @since_option
-@output.json_option
-@shared_options
-@pass_settings
-@click.pass_context
-def export(
-    context: click.Context,
-    settings: Settings,
-    site_name: str | None,
-    out: Path,
-    rounds: tuple[int, int] | None,
-    since: datetime.datetime | None,
-    as_json: bool,
-) -> None:
+def export(call: SiteCall, out: Path, rounds: tuple[int, int] | None, since: datetime.datetime | None) -> None:
     """Write the ledger to a file that this site's key signs, for an auditor; `egress verify --file`
     verifies it.
 
@@ -230,7 +181,7 @@ def export(
 
     must_be_new(out)
     since_s = since.timestamp() if since is not None else 0.0
-    ledger = verification.export(_folder(context, settings, site_name), since_s=since_s, rounds=rounds)
+    ledger = verification.export(call.folder, since_s=since_s, rounds=rounds)
     write_atomically(out, evidence_files.encode(ledger), 0o600)
     shown = sum(row.body is not None for row in ledger.rows)
     document: LedgerExported = {
@@ -242,25 +193,13 @@ def export(
         "left_out": ledger.head.count - shown,
         "head": {"count": ledger.head.count, "hash": ledger.head.hash},
     }
-    output.emit(document, as_json=as_json, render=_render_export)
+    call.emit(document, _render_export)
 
 
-@egress.command(short_help="Write one page about what may leave and what left, to read or to print.")
-@site_option
+@site_command(group=egress, short_help="Write one page about what may leave and what left, to read or to print.")
 @click.option("--html", "page", type=PATH, required=True, help="The file to write.")
 @witness_option
-@output.json_option
-@shared_options
-@pass_settings
-@click.pass_context
-def report(
-    context: click.Context,
-    settings: Settings,
-    site_name: str | None,
-    page: Path,
-    witnesses: tuple[Path, ...],
-    as_json: bool,
-) -> None:
+def report(call: SiteCall, page: Path, witnesses: tuple[Path, ...]) -> None:
     """Write one page for a data protection officer: what may leave this site, what left, to whom and
     when, and the proofs.
 
@@ -275,7 +214,7 @@ def report(
     from peer import __version__
     from peer.view.dashboard import egress_page
 
-    folder = _folder(context, settings, site_name)
+    folder = call.folder
     content = egress_page.read_report(folder, witnesses, time_s=time.time())
     write_atomically(page, egress_page.write_report(content, version=__version__).encode(), 0o644)
     verified = content.verified
@@ -290,7 +229,7 @@ def report(
         "witnesses": [witness["by"] for witness in verified["witnesses"]],
         "problems": verified["problems"],
     }
-    output.emit(document, as_json=as_json, render=lambda _: f"{folder.site}: {page} is written")
+    call.emit(document, lambda _: f"{folder.site}: {page} is written")
     _fail_if_broken(str(folder.egress_db), verified["problems"])
 
 
@@ -298,12 +237,6 @@ def _fail_if_broken(source: str, problems: Sequence[str]) -> None:
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise LedgerBroken(f"{source}: {problems[0]}{more}")
-
-
-def _folder(context: click.Context, settings: Settings, site_name: str | None) -> SiteFolder:
-    """The site's folder; ``--site`` may stand before or after the subcommand's name."""
-    before = context.parent.params.get("site_name") if context.parent is not None else None
-    return site_folder.find_site(site_folder.home_folder(settings.home), site_name or before)
 
 
 def _render_witness(document: Mapping[str, Any]) -> output.RenderableType:

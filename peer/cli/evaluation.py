@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import click
-
-from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli import output
+from peer.cli.site_command import SiteCall, site_command
 from peer.cli.watch import show, watch_option
 
 NOT_SHOWN = "loss"
 """The metric that the table leaves out; ``--json`` has it."""
 
 
-@click.command(short_help="Show this site's model on every site's test data.")
-@site_option
+@site_command()
 @watch_option
-@output.json_option
-@shared_options
-@pass_settings
-def evaluation(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
+def evaluation(call: SiteCall, watch: bool) -> None:
     """Show this site's model on every site's test data (Global Test); where a figure is missing,
     say why.
 
@@ -31,7 +26,7 @@ def evaluation(settings: Settings, site_name: str | None, watch: bool, as_json: 
     mhfl-peer evaluation --site europe
     mhfl-peer evaluation --site europe --json
     """
-    show(settings, site_name, "evaluation", _render, {}, as_json=as_json, watch=watch)
+    show(call, "evaluation", _render, {}, watch=watch)
 
 
 def _render(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer.cli import GIVEN_FILE, Settings, output, pass_settings, rendering, shared_options, site_option
+from peer.cli import GIVEN_FILE, output, rendering
+from peer.cli.site_command import SiteCall, site_command
 from peer.documents import EvidenceShown
 from peer.errors import UsageError
-from peer.site.config import site_folder
 from peer.site.config.site_folder import must_be_new, write_atomically
 
 if TYPE_CHECKING:
@@ -20,22 +20,11 @@ if TYPE_CHECKING:
 PATH = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command(short_help="Show proofs that a site signed two artifacts for one round.")
-@site_option
+@site_command()
 @click.option("--verify", "file", type=GIVEN_FILE, help="Verify the proofs in a file of another site instead.")
 @click.option("--federation", type=GIVEN_FILE, help="With --verify: a federation.toml, where this machine has no site.")
 @click.option("--export", "out", type=PATH, help="Write the proofs to this file, for other sites and auditors.")
-@output.json_option
-@shared_options
-@pass_settings
-def evidence(
-    settings: Settings,
-    site_name: str | None,
-    file: Path | None,
-    federation: Path | None,
-    out: Path | None,
-    as_json: bool,
-) -> None:
+def evidence(call: SiteCall, file: Path | None, federation: Path | None, out: Path | None) -> None:
     """Show proofs that a site signed two artifacts for one round.
 
     Each proof is two manifests under that site's signature; every site that has the federation's
@@ -52,7 +41,7 @@ def evidence(
     if federation is not None and file is None:
         raise UsageError("--federation goes with --verify", "leave it out: the site's folder holds its own")
     if federation is None:
-        folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+        folder = call.folder
         federation, source = folder.federation_toml, str(folder.path)
     config, authorities = evidence_files.trust(federation)
     if file is not None:
@@ -78,7 +67,7 @@ def evidence(
         ],
         "exported": None if out is None else str(out),
     }
-    output.emit(document, as_json=as_json, render=_render)
+    call.emit(document, _render)
 
 
 def _render(document: Mapping[str, Any]) -> RenderableType:

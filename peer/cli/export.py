@@ -8,16 +8,15 @@ from typing import Any
 
 import click
 
-from peer.cli import Settings, chosen_round, output, pass_settings, round_option, shared_options, site_option
+from peer.cli import chosen_round, output, round_option
+from peer.cli.site_command import SiteCall, site_command
 from peer.errors import UsageError
-from peer.site.config import site_folder
 
 FORMATS = ("bundle", "pt2", "onnx")
 NOT_STATED = "not stated"
 
 
-@click.command(short_help="Write the local model as MONAI bundle, .pt2 or ONNX, with a model card.")
-@site_option
+@site_command()
 @click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="What the file will be loaded with.")
 @click.option(
     "--out",
@@ -29,12 +28,7 @@ NOT_STATED = "not stated"
     "--licence", metavar="TEXT", default=NOT_STATED, show_default=True, help="The licence that the model card states."
 )
 @round_option
-@output.json_option
-@shared_options
-@pass_settings
-def export(
-    settings: Settings, site_name: str | None, form: str, out: Path, licence: str, which: str | None, as_json: bool
-) -> None:
+def export(call: SiteCall, form: str, out: Path, licence: str, which: str | None) -> None:
     """Write the site's model, as its last or best finished round left it, to a file that others can
     load.
 
@@ -56,10 +50,10 @@ def export(
 
     if not licence.strip():
         raise UsageError("--licence is empty", "name a licence, or leave the option out")
-    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+    folder = call.folder
     with model_state.exit_on_sigterm(), model_state.open_trained(folder, chosen_round(which)) as (federation, state):
         document = release.export_model(folder, federation, state, form=form, out=out, licence=licence)
-    output.emit(document, as_json=as_json, render=_render)
+    call.emit(document, _render)
 
 
 def _render(document: Mapping[str, Any]) -> output.RenderableType:

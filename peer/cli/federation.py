@@ -11,16 +11,17 @@ from typing import Any
 
 import click
 
-from peer.cli import GIVEN_FILE, Settings, output, pass_settings, shared_options, site_option
+from peer.cli import GIVEN_FILE, output, shared_options
 from peer.cli.amendments import amend, hold, resume
 from peer.cli.governance import longest_chain
 from peer.cli.members import accept, choose
 from peer.cli.proposals import approve, enact, propose
+from peer.cli.site_command import SiteCall, site_command
 from peer.core.messages import ChainHead
 from peer.core.tasks import ROWS_COLUMNS
 from peer.documents import CertificateAuthority, FederationCreated, FederationShown, RelayCertified, SiteAdmitted
 from peer.errors import BundleError, UsageError
-from peer.site.config import site_folder, toml
+from peer.site.config import toml
 from peer.site.config.schema import FederationConfig
 from peer.site.config.site_folder import must_be_new, write_atomically
 from peer.site.identity import certificates
@@ -34,7 +35,7 @@ KEYS_SHOWN = ("rounds", "seed", "weighting", "quorum", "global_test", "evaluatio
 DAYS = click.IntRange(min=1, max=36500)
 
 
-@click.group(short_help="Found a federation, show it, admit sites.")
+@click.group()
 @shared_options
 def federation() -> None:
     """Found a federation, show it, admit sites."""
@@ -72,14 +73,10 @@ def create(draft: Path, out: Path, days: int, as_json: bool) -> None:
     output.emit(document, as_json=as_json, render=_render_created)
 
 
-@federation.command()
+@site_command(group=federation)
 @click.argument("file", type=GIVEN_FILE, required=False)
 @click.option("--chain", type=PATH, help="Write the chain of amendments to this file, for `mhfl-peer relay amend`.")
-@site_option
-@output.json_option
-@shared_options
-@pass_settings
-def show(settings: Settings, file: Path | None, chain: Path | None, site_name: str | None, as_json: bool) -> None:
+def show(call: SiteCall, file: Path | None, chain: Path | None) -> None:
     """Show the digest, the roster, the method and every parameter of a federation.toml or a draft.
 
     Without a file: the members, and the amendments that changed them, as a site of this machine has
@@ -94,18 +91,18 @@ def show(settings: Settings, file: Path | None, chain: Path | None, site_name: s
         from peer.cli import rendering
         from peer.cli.watch import read_document
 
-        folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+        folder = call.folder
         if chain is not None:
             write_atomically(chain, MembershipFolder(folder.membership).chain_file(), 0o644)
         document = read_document(folder, "membership", {})
-        output.emit(document, as_json=as_json, render=rendering.membership)
+        call.emit(document, rendering.membership)
         return
-    if site_name is not None or chain is not None:
+    if call.site_name is not None or chain is not None:
         raise UsageError("a file and a site are two things to show", "leave one of them out")
-    output.emit(_describe(FederationConfig.load(file), datetime.now(UTC)), as_json=as_json, render=_render_shown)
+    call.emit(_describe(FederationConfig.load(file), datetime.now(UTC)), _render_shown)
 
 
-@federation.command()
+@site_command(group=federation)
 @click.argument("request", metavar="CSR", type=GIVEN_FILE)
 @click.option("--ca", type=PATH, required=True, help="The CA folder that `federation create` wrote.")
 @click.option("--out", type=PATH, required=True, help="The bundle to write; only the site can read its secrets.")
@@ -115,21 +112,8 @@ def show(settings: Settings, file: Path | None, chain: Path | None, site_name: s
 )
 @click.option("--replace", is_flag=True, help="Admit a key although the site was admitted with another one.")
 @click.option("--relay", is_flag=True, help="Certify a relay, which is no site: --out gets its certificate.")
-@site_option
-@output.json_option
-@shared_options
-@pass_settings
 def admit(
-    settings: Settings,
-    request: Path,
-    ca: Path,
-    out: Path,
-    fingerprint: str | None,
-    days: int,
-    replace: bool,
-    relay: bool,
-    site_name: str | None,
-    as_json: bool,
+    call: SiteCall, request: Path, ca: Path, out: Path, fingerprint: str | None, days: int, replace: bool, relay: bool
 ) -> None:
     """Certify a site's key and encrypt the round key for it; the same key again renews its
     certificate.
@@ -148,7 +132,7 @@ def admit(
     must_be_new(out)
     if fingerprint is None:
         fingerprint = _ask_for_confirmation(content, request)
-    _, chain = longest_chain(site_folder.home_folder(settings.home), site_name, authority.federation) or (None, None)
+    _, chain = longest_chain(call.home, call.site_name, authority.federation) or (None, None)
     if relay:
         used_names = frozenset() if chain is None else chain.head.used_names
         certificate = authority.certify_relay(
@@ -162,7 +146,7 @@ def admit(
             "certificate_sha256": certificates.certificate_sha256(der),
             "not_after": certificate.not_valid_after_utc.isoformat(),
         }
-        output.emit(certified, as_json=as_json, render=_render_certified)
+        call.emit(certified, _render_certified)
         return
     members, added = (None, None) if chain is None else (chain.head.keys, _added(chain, content))
     admitted = authority.admit(
@@ -178,7 +162,7 @@ def admit(
         "renewal": admitted.renewal,
         "replaced": list(admitted.replaced),
     }
-    output.emit(document, as_json=as_json, render=_render_admitted)
+    call.emit(document, _render_admitted)
 
 
 def _added(chain: Chain, request: bytes) -> ChainHead | None:

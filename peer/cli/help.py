@@ -59,7 +59,7 @@ def _complete(context: click.Context, parameter: click.Parameter, incomplete: st
     return [CompletionItem(name, help=text) for name, text in offered.items() if name.startswith(incomplete)]
 
 
-@click.command("help", short_help="Show a page of the operator's manual, or the help of a command.")
+@click.command("help")
 @click.argument("words", metavar="[TOPIC | COMMAND...]", nargs=-1, shell_complete=_complete)
 @output.json_option
 @shared_options

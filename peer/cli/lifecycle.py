@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from peer.cli import Settings, all_sites, output, pass_settings, shared_options, site_option
+from peer.cli import all_sites, output
+from peer.cli.site_command import SiteCall, site_command
 from peer.errors import DaemonDown, LockedError, PeerError, UsageError, WorkerFailed
-from peer.site.config import site_folder
 from peer.site.config.site_folder import SiteFolder
 from peer.site.records.documents import SiteOutcome
 
@@ -25,8 +25,7 @@ def _complete_absent(context: click.Context, parameter: click.Parameter, incompl
     return complete_member(context, parameter, incomplete)
 
 
-@click.command(short_help="Run this site's daemon in the foreground.")
-@site_option
+@site_command()
 @click.option(
     "--resume",
     type=click.Choice(["auto", "fresh", "require"]),
@@ -53,12 +52,8 @@ def _complete_absent(context: click.Context, parameter: click.Parameter, incompl
 )
 @click.option("--quiet", is_flag=True, help="Log to the file daemon.log alone.")
 @click.option("--all", "everywhere", is_flag=True, help="Start every site of this machine, in the background.")
-@output.json_option
-@shared_options
-@pass_settings
 def start(
-    settings: Settings,
-    site_name: str | None,
+    call: SiteCall,
     resume: str,
     without: tuple[str, ...],
     stay: bool,
@@ -66,7 +61,6 @@ def start(
     log_format: str,
     quiet: bool,
     everywhere: bool,
-    as_json: bool,
 ) -> None:
     """Run this site's daemon in the foreground, until the last round is over or an operator stops
     it.
@@ -84,34 +78,30 @@ def start(
     if everywhere:
         if resume == "fresh" or without or accept_change or log_format != "text" or quiet:
             raise UsageError("--all takes only --resume require, --stay and --json", "start that site by itself")
-        all_sites.refuse_site(site_name)
+        all_sites.refuse_site(call.site_name)
         words = [*(("--resume", resume) if resume != "auto" else ()), *(("--stay",) if stay else ())]
-        all_sites.emit_outcomes(all_sites.start_all(all_sites.home_sites(settings), words), as_json=as_json)
+        all_sites.emit_outcomes(all_sites.start_all(all_sites.home_sites(call.settings), words), as_json=call.as_json)
         return
-    if as_json:
+    if call.as_json:
         raise UsageError("a daemon in the foreground prints no document", "leave --json out, or add --all")
     from peer.daemon import startup
 
-    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+    folder = call.folder
     options = startup.Options(
         resume=resume,
         accept_change=accept_change,
         without=without,
         stay=stay,
-        debug=settings.debug,
+        debug=call.settings.debug,
         quiet=quiet,
         log_format=log_format,
     )
     startup.run(folder, options)
 
 
-@click.command(short_help="Say whether the daemon serves its peers, for scripts and containers.")
-@site_option
+@site_command()
 @click.option("--training", is_flag=True, help="Also exit 15 if the training has failed and waits for the operator.")
-@output.json_option
-@shared_options
-@pass_settings
-def health(settings: Settings, site_name: str | None, training: bool, as_json: bool) -> None:
+def health(call: SiteCall, training: bool) -> None:
     """Exit 0 while this site's daemon serves its peers; exit 14 while it is down, starts or ends.
 
     \b
@@ -120,10 +110,10 @@ def health(settings: Settings, site_name: str | None, training: bool, as_json: b
     """
     from peer.net.transport.control import TRAINING, ControlClient
 
-    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+    folder = call.folder
     with ControlClient(folder.control_socket()) as client:
         document = {"site": folder.site, "serves": client.healthy(), "trains": client.healthy(TRAINING)}
-    output.emit(document, as_json=as_json, render=_render_health)
+    call.emit(document, _render_health)
     if not document["serves"]:
         raise DaemonDown(f"the daemon of {folder.site} runs, but does not serve its peers", "it starts or leaves: wait")
     if training and not document["trains"]:
@@ -156,33 +146,27 @@ def _render_action(document: Any) -> str:
     return f"{document['site']}: {document['effect']}"
 
 
-def _action_command(action: str, short_help: str, text: str) -> click.Command:
-    """A command that sends the action to the daemon and prints the effect."""
+@site_command()
+def pause(call: SiteCall) -> None:
+    """Stop training after the current step, but keep serving; the daemon tells its peers, which do not wait for it.
 
-    @click.command(action, short_help=short_help, help=f"{text}\n\n\b\nmhfl-peer {action} --site europe")
-    @site_option
-    @output.json_option
-    @shared_options
-    @pass_settings
-    def act(settings: Settings, site_name: str | None, as_json: bool) -> None:
-        folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
-        output.emit(_act(folder, action), as_json=as_json, render=_render_action)
-
-    return act
+    \b
+    mhfl-peer pause --site europe
+    """
+    call.emit(_act(call.folder, "pause"), _render_action)
 
 
-pause = _action_command(
-    "pause",
-    "Stop training, but keep serving the peers.",
-    "Stop training after the current step, but keep serving; the daemon tells its peers, which do not wait for it.",
-)
-resume = _action_command(
-    "resume", "Continue after a pause or a failure.", "Continue after a pause, or try again after a failure."
-)
+@site_command()
+def resume(call: SiteCall) -> None:
+    """Continue after a pause, or try again after a failure.
+
+    \b
+    mhfl-peer resume --site europe
+    """
+    call.emit(_act(call.folder, "resume"), _render_action)
 
 
-@click.command(short_help="Write a checkpoint and end the daemon.")
-@site_option
+@site_command()
 @click.option("--wait", is_flag=True, help="Return once the daemon has ended; exit 0 also if none runs.")
 @click.option(
     "--timeout",
@@ -194,12 +178,7 @@ resume = _action_command(
     help="With --wait: exit 7 if the daemon runs longer.",
 )
 @click.option("--all", "everywhere", is_flag=True, help="Stop every site of this machine.")
-@output.json_option
-@shared_options
-@pass_settings
-def stop(
-    settings: Settings, site_name: str | None, wait: bool, timeout_s: float, everywhere: bool, as_json: bool
-) -> None:
+def stop(call: SiteCall, wait: bool, timeout_s: float, everywhere: bool) -> None:
     """Finish the step, write a checkpoint, tell the peers and end the daemon; `start` continues
     from the checkpoint.
 
@@ -215,12 +194,12 @@ def stop(
     exit code is that of the first; --json then prints a list.
     """
     if everywhere:
-        all_sites.refuse_site(site_name)
+        all_sites.refuse_site(call.site_name)
         all_sites.emit_outcomes(
-            _stop_all(all_sites.home_sites(settings), wait=wait, timeout_s=timeout_s), as_json=as_json
+            _stop_all(all_sites.home_sites(call.settings), wait=wait, timeout_s=timeout_s), as_json=call.as_json
         )
         return
-    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+    folder = call.folder
     try:
         document = _act(folder, "stop")
     except DaemonDown:
@@ -230,7 +209,7 @@ def stop(
     if wait and document["effect"] != "no daemon runs":
         _wait_for_end(folder, timeout_s)
         document["effect"] = "the daemon has ended"
-    output.emit(document, as_json=as_json, render=_render_action)
+    call.emit(document, _render_action)
 
 
 def _stop_all(folders: Sequence[SiteFolder], *, wait: bool, timeout_s: float) -> list[SiteOutcome]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli import output
 from peer.cli.governance import AT_REST, SiteChain, complete_fork, complete_newcomer
+from peer.cli.site_command import SiteCall, site_command
 from peer.errors import DaemonDown, MembershipError, UsageError
-from peer.site.config.site_folder import find_site, home_folder
 from peer.site.membership.amendment import notice_to_base64
 from peer.site.membership.signatures import sign_notice
 
@@ -21,13 +21,9 @@ ANSWERS_S = 15.0
 HANDED_ON = "whoever has the notice tells the others; while nobody has it, the daemon stays and goes on"
 
 
-@click.command(short_help="Leave the federation for good.")
+@site_command()
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@site_option
-@output.json_option
-@shared_options
-@pass_settings
-def leave(settings: Settings, yes: bool, site_name: str | None, as_json: bool) -> None:
+def leave(call: SiteCall, yes: bool) -> None:
     """Leave the federation for good: sign a notice that the daemon tells every peer.
 
     At once the others count this site as gone, and wait for it no more. The next amendment takes it
@@ -39,7 +35,7 @@ def leave(settings: Settings, yes: bool, site_name: str | None, as_json: bool) -
     \b
     mhfl-peer leave --site europe
     """
-    site = SiteChain.open(find_site(home_folder(settings.home), site_name))
+    site = SiteChain.open(call.folder)
     _check_member(site)
     if not yes:
         click.echo(f"{site.folder.site} leaves {site.genesis.config.name} for good: it cannot come back.", err=True)
@@ -51,7 +47,7 @@ def leave(settings: Settings, yes: bool, site_name: str | None, as_json: bool) -
     if AT_REST not in document["notes"]:
         document["unreached"] = _wait_for_peers(site, document["unreached"])
         document["notes"].extend([HANDED_ON] if document["unreached"] else [])
-    output.emit(document, as_json=as_json, render=_render_left)
+    call.emit(document, _render_left)
 
 
 def _check_member(site: SiteChain) -> None:
@@ -94,30 +90,22 @@ def _wait_for_peers(site: SiteChain, unreached: list[str]) -> list[str]:
     return unreached
 
 
-@click.command(short_help="Let a newcomer receive from this site.")
+@site_command(short_help="Let a newcomer receive from this site.")
 @click.argument("newcomer", metavar="NAME", shell_complete=complete_newcomer)
-@site_option
-@output.json_option
-@shared_options
-@pass_settings
-def accept(settings: Settings, newcomer: str, site_name: str | None, as_json: bool) -> None:
+def accept(call: SiteCall, newcomer: str) -> None:
     """Let a site that an amendment added receive what this site sends. `receivers` in site.toml
     approved the sites of federation.toml: without this, a newcomer gets nothing from here.
 
     \b
     mhfl-peer federation accept oslo --site europe
     """
-    site = SiteChain.open(find_site(home_folder(settings.home), site_name))
-    output.emit(site.act("accept", site=newcomer), as_json=as_json, render=_render_accepted)
+    site = SiteChain.open(call.folder)
+    call.emit(site.act("accept", site=newcomer), _render_accepted)
 
 
-@click.command(short_help="Take the other one of two chains that differ.")
+@site_command(short_help="Take the other one of two chains that differ.")
 @click.argument("digest", shell_complete=complete_fork)
-@site_option
-@output.json_option
-@shared_options
-@pass_settings
-def choose(settings: Settings, digest: str, site_name: str | None, as_json: bool) -> None:
+def choose(call: SiteCall, digest: str) -> None:
     """Take the other one of two amendments of one number, and what follows it. A site that has
     opened rounds since does not switch by itself: its operator decides, once the members agree.
 
@@ -125,8 +113,8 @@ def choose(settings: Settings, digest: str, site_name: str | None, as_json: bool
     mhfl-peer federation show --site europe
     mhfl-peer federation choose 5f0c2d7a91be --site europe
     """
-    site = SiteChain.open(find_site(home_folder(settings.home), site_name))
-    output.emit(site.act("choose", digest=digest), as_json=as_json, render=_render_chosen)
+    site = SiteChain.open(call.folder)
+    call.emit(site.act("choose", digest=digest), _render_chosen)
 
 
 def _render_left(document: dict[str, Any]) -> output.RenderableType:

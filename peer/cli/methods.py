@@ -23,7 +23,7 @@ STEPS = {
 }
 
 
-@click.command(short_help="List the methods, their stages and parameters.")
+@click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @output.json_option
 @shared_options

@@ -46,7 +46,7 @@ def _folders(settings: Settings, names: Sequence[str]) -> list[SiteFolder]:
     return list(folders)
 
 
-@click.command(short_help="Show every site in one table: round, phase, waits, refusals, certificates.")
+@click.command()
 @sites_option
 @output.json_option
 @shared_options
@@ -68,7 +68,7 @@ def overview(settings: Settings, site_names: tuple[str, ...], as_json: bool) -> 
     output.emit([snapshot.overview for snapshot in snapshots], as_json=as_json, render=_render)
 
 
-@click.command(short_help="Show all sites of this machine in a browser, on loopback alone.")
+@click.command()
 @sites_option
 @click.option(
     "--port",

@@ -7,23 +7,19 @@ from typing import Any
 
 import click
 
-from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli import output
+from peer.cli.site_command import SiteCall, site_command
 from peer.core.roster import NO_ROUND_KEY
 from peer.errors import CertificateError, DaemonDown
-from peer.site.config import site_folder
 from peer.site.config.site_folder import SiteFolder
 
 
-@click.command(short_help="Show who receives from whom in the coming rounds.")
-@site_option
+@site_command()
 @click.option("--rounds", default=10, show_default=True, type=click.IntRange(1), help="How many rounds to show.")
 @click.option(
     "--first", type=click.IntRange(1), help="The first round to show  [default: the site's present or coming one]."
 )
-@output.json_option
-@shared_options
-@pass_settings
-def plan(settings: Settings, site_name: str | None, rounds: int, first: int | None, as_json: bool) -> None:
+def plan(call: SiteCall, rounds: int, first: int | None) -> None:
     """Show who receives from whom; every site computes the same plan from the shared round key.
 
     The plan follows the amendments that this site has: a later one may change it.
@@ -32,10 +28,10 @@ def plan(settings: Settings, site_name: str | None, rounds: int, first: int | No
     mhfl-peer plan --site europe --rounds 10
     mhfl-peer plan --site europe --first 20 --rounds 5
     """
-    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+    folder = call.folder
     first = _coming_round(folder) if first is None else first
     document = _plan_of_daemon(folder, rounds=rounds, first=first) or _plan_at_rest(folder, rounds=rounds, first=first)
-    output.emit(document, as_json=as_json, render=_render)
+    call.emit(document, _render)
 
 
 def _coming_round(folder: SiteFolder) -> int:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer.cli import Settings, chosen_round, output, pass_settings, round_option, shared_options, site_option
+from peer.cli import chosen_round, output, round_option
+from peer.cli.site_command import SiteCall, site_command
 from peer.core.tasks import CLASSIFYING
 from peer.documents import PredictionsWritten
 from peer.errors import DataError, UsageError
@@ -27,9 +28,8 @@ SHOWN_MAX = 20
 """Most rows that a table on the screen has; the files and ``--json`` have all."""
 
 
-@click.command(short_help="Use the local model on new images, volumes or signals.")
+@site_command()
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=PATH)
-@site_option
 @click.option("--model", type=PATH, help="An exported .onnx or .pt2 file, or a bundle, instead of a site's model.")
 @click.option(
     "--sha256", metavar="DIGEST", default="", help="The digest of --model, as `export` printed it; a .pt2 needs it."
@@ -38,18 +38,8 @@ SHOWN_MAX = 20
     "--out", required=True, type=PATH, help="A new or empty folder; for class predictions also a new FILE.csv."
 )
 @round_option
-@output.json_option
-@shared_options
-@pass_settings
 def predict(
-    settings: Settings,
-    inputs: tuple[Path, ...],
-    site_name: str | None,
-    model: Path | None,
-    sha256: str,
-    out: Path,
-    which: str | None,
-    as_json: bool,
+    call: SiteCall, inputs: tuple[Path, ...], model: Path | None, sha256: str, out: Path, which: str | None
 ) -> None:
     """Use the local model, as its last or best finished round left it, on new images, volumes or
     signals.
@@ -75,14 +65,14 @@ def predict(
         raise UsageError("--round chooses among a site's rounds, and --model is a file", "leave one of them out")
     if model is None and sha256:
         raise UsageError("--sha256 is the digest of a file, and there is no --model")
-    if model is not None and site_name is not None:
+    if model is not None and call.site_name is not None:
         raise UsageError("--site and --model name two models", "give one of them")
     if model is None:
-        folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+        folder = call.folder
         document = _predict_with_site(folder, inputs, out, which)
     else:
         document = _predict_with_file(model, sha256, inputs, out)
-    output.emit(document, as_json=as_json, render=_render)
+    call.emit(document, _render)
     if not document["predictions"]:
         first = document["skipped"][0]
         raise DataError(f"nothing could be predicted: {first['file']}: {first['reason']}", "see the files left out")

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from peer.cli import GIVEN_FILE, Settings, output, pass_settings, shared_options, site_option
+from peer.cli import GIVEN_FILE, Settings, output
 from peer.cli.amendments import (
     change_options,
     from_round_option,
@@ -23,10 +23,11 @@ from peer.cli.amendments import (
     sign_as_founder,
 )
 from peer.cli.governance import SiteChain, longest_chain, render_enacted
+from peer.cli.site_command import SiteCall, site_command
 from peer.core.roster import SiteName
 from peer.errors import CertificateError, LockedError, MembershipError, StateError, UsageError
 from peer.site.config import toml
-from peer.site.config.site_folder import find_site, home_folder, must_be_new, write_atomically
+from peer.site.config.site_folder import home_folder, must_be_new, write_atomically
 from peer.site.identity.bundle import read_received_file
 from peer.site.identity.enrolment import FEDERATION_FILE
 from peer.site.membership.amendment import Amendment, AmendmentRefused
@@ -56,27 +57,15 @@ FOUNDER_SIGNS = "by federation.toml the founder signs; the signature does not co
 ENACT_COMPARES = "`federation enact` compares it with the chain of a site"
 
 
-@click.command(short_help="Propose an amendment to the members, and sign it.")
+@site_command(short_help="Propose an amendment to the members, and sign it.")
 @change_options
 @click.option("--hold", "hold", flag_value="hold", help="Let no site open another round.")
 @click.option("--resume", "hold", flag_value="resume", help="End a hold.")
 @click.option("--out", type=FILE, required=True, help="The proposal to write, for the next member.")
 @instead_option
 @from_round_option
-@site_option
-@output.json_option
-@shared_options
-@pass_settings
 def propose(
-    settings: Settings,
-    /,
-    out: Path,
-    hold: str | None,
-    instead: bool,
-    from_round: int | None,
-    site_name: str | None,
-    as_json: bool,
-    **options: Any,
+    call: SiteCall, /, out: Path, hold: str | None, instead: bool, from_round: int | None, **options: Any
 ) -> None:
     """Propose an amendment in a federation whose members govern: take the chain of this site, write
     the next amendment to a file, and sign it. The other members sign the file in turn.
@@ -95,7 +84,7 @@ def propose(
     mhfl-peer federation propose --hold --out hold.json
     """
     must_be_new(out)
-    site = SiteChain.open(find_site(home_folder(settings.home), site_name))
+    site = SiteChain.open(call.folder)
     changes = read_changes(site, **options) | ({} if hold is None else {"hold": hold == "hold"})
     notes = site.check_newest(besides=changes.get("expel"), instead=instead) + missing_addresses(changes)
     members_sign = site.chain.head.governance.members is not None
@@ -112,10 +101,10 @@ def propose(
         write_atomically(out, proposal.encode(), 0o644)
     left = proposal.amendment.expel
     notes += [f"{name} gets the round key later: {reason}" for name, reason in unreachable.items() if name != left]
-    output.emit(_signed(site, proposal, out, notes), as_json=as_json, render=_render_signed)
+    call.emit(_signed(site, proposal, out, notes), _render_signed)
 
 
-@click.command(short_help="Sign another member's proposal.")
+@site_command(short_help="Sign another member's proposal.")
 @click.argument("file", type=GIVEN_FILE)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option(
@@ -125,13 +114,7 @@ def propose(
     "chain judges the proposal.",
 )
 @instead_option
-@site_option
-@output.json_option
-@shared_options
-@pass_settings
-def approve(
-    settings: Settings, file: Path, yes: bool, ca: Path | None, instead: bool, site_name: str | None, as_json: bool
-) -> None:
+def approve(call: SiteCall, file: Path, yes: bool, ca: Path | None, instead: bool) -> None:
     """Show what a proposal changes, and sign it once its number is typed. The file then has this
     site's signature, too: send it to the next member, or enact it.
 
@@ -145,10 +128,10 @@ def approve(
     """
     proposal = _read(file)
     if ca is not None:
-        document = _approve_as_founder(ca, settings, site_name, proposal, file, yes=yes, instead=instead)
-        output.emit(document, as_json=as_json, render=_render_signed_by_founder)
+        document = _approve_as_founder(ca, call.settings, call.site_name, proposal, file, yes=yes, instead=instead)
+        call.emit(document, _render_signed_by_founder)
         return
-    site = SiteChain.open(find_site(home_folder(settings.home), site_name))
+    site = SiteChain.open(call.folder)
     notes = site.check_newest(besides=proposal.amendment.expel, instead=instead)
     _check_in_time(site, proposal)
     if not yes:
@@ -159,17 +142,13 @@ def approve(
         _ask_for_consent(proposal, file, [*changes, signatures, *(f"enact it {text}" for text in time_left)])
     signed = _sign(site, proposal, instead=instead)
     write_atomically(file, signed.encode(), 0o644)
-    output.emit(_signed(site, signed, file, notes), as_json=as_json, render=_render_signed)
+    call.emit(_signed(site, signed, file, notes), _render_signed)
 
 
-@click.command(short_help="Make a signed proposal the next amendment.")
+@site_command(short_help="Make a signed proposal the next amendment.")
 @click.argument("files", metavar="FILE...", type=GIVEN_FILE, nargs=-1, required=True)
 @instead_option
-@site_option
-@output.json_option
-@shared_options
-@pass_settings
-def enact(settings: Settings, files: tuple[Path, ...], instead: bool, site_name: str | None, as_json: bool) -> None:
+def enact(call: SiteCall, files: tuple[Path, ...], instead: bool) -> None:
     """Make a proposal that enough members signed the next amendment of this site's chain. The other
     sites get it from this site's daemon. Several copies of one proposal count together. A file of
     `federation show --chain` gives its first amendment that this site's chain lacks.
@@ -177,7 +156,7 @@ def enact(settings: Settings, files: tuple[Path, ...], instead: bool, site_name:
     \b
     mhfl-peer federation enact expel-asia.json
     """
-    site = SiteChain.open(find_site(home_folder(settings.home), site_name))
+    site = SiteChain.open(call.folder)
     try:
         proposal = functools.reduce(Proposal.merged, (_next_in_file(site, file) for file in files))
     except AmendmentRefused as error:
@@ -186,7 +165,7 @@ def enact(settings: Settings, files: tuple[Path, ...], instead: bool, site_name:
     _check_in_time(site, proposal)
     document = site.act("enact", proposal=proposal.encode().decode())
     document["notes"][:0] = notes
-    output.emit(document, as_json=as_json, render=render_enacted)
+    call.emit(document, render_enacted)
 
 
 def _read(file: Path) -> Proposal:

@@ -17,7 +17,7 @@ SHOWN = (": Mean", f": {SHARE_OF_ROOM}", ": worst site", ": gap")
 """Endings of the columns on the screen; others without a group are there too."""
 
 
-@click.command(short_help="Make tables and pictures from the results of `simulate`.")
+@click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Where to write  [default: DIR/report].")
 @click.option(

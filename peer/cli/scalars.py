@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.cli import output
+from peer.cli.site_command import SiteCall, site_command
 from peer.documents import ScalarRun, ScalarsWritten
 from peer.errors import UsageError
-from peer.site.config import site_folder
 from peer.site.config.site_folder import SiteFolder
 
 if TYPE_CHECKING:
@@ -24,17 +24,11 @@ POLL_S = 2.0
 """Interval in which `--follow` looks whether the journal has grown; a round takes longer."""
 
 
-@click.command(short_help="Write losses, metrics and traffic for TensorBoard or MLflow.")
-@site_option
+@site_command()
 @click.option("--tensorboard", metavar="DIR", type=click.Path(path_type=Path), help="Write to this TensorBoard folder.")
 @click.option("--mlflow", metavar="URI", help="Write to this MLflow store on this machine: sqlite:///FILE.")
 @click.option("--follow", is_flag=True, help="Keep writing until the site's last round is over, or Ctrl-C.")
-@output.json_option
-@shared_options
-@pass_settings
-def scalars(
-    settings: Settings, site_name: str | None, tensorboard: Path | None, mlflow: str | None, follow: bool, as_json: bool
-) -> None:
+def scalars(call: SiteCall, tensorboard: Path | None, mlflow: str | None, follow: bool) -> None:
     """Write the journal's figures of every round as scalars: losses, metrics, durations,
     contributors, bytes.
 
@@ -46,7 +40,7 @@ def scalars(
     mhfl-peer scalars --site europe --tensorboard runs --follow
     mhfl-peer scalars --site europe --mlflow sqlite:///mlflow.db
     """
-    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+    folder = call.folder
     with contextlib.ExitStack() as stack:
         trackers = {}
         for name, tracker in _trackers(tensorboard, mlflow):
@@ -54,11 +48,11 @@ def scalars(
             stack.callback(tracker.close)
         destinations = {"tensorboard": str(tensorboard) if tensorboard else None, "mlflow": mlflow}
         if not follow:
-            output.emit(_write_scalars(folder, trackers) | destinations, as_json=as_json, render=_render)
+            call.emit(_write_scalars(folder, trackers) | destinations, _render)
             return
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how a user ends it
             for document in _follow(folder, trackers):
-                if as_json:
+                if call.as_json:
                     output.emit_line(document | destinations)
                 else:
                     output.console().print(_sentence(document))

@@ -27,7 +27,7 @@ def _shard(context: click.Context, parameter: click.Parameter, value: str | None
     return int(number), int(shards)
 
 
-@click.command(short_help="Run an experiment on one machine, with the code that the daemons run.")
+@click.command()
 @click.argument("experiment", type=GIVEN_FILE)
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder of the results."

@@ -27,7 +27,7 @@ from peer.train.data.datalist import SELF_LABELLED
 PATH = click.Path(path_type=Path)
 
 
-@click.group(short_help="Enrol this site and configure it: key, bundle, site.toml.")
+@click.group()
 @shared_options
 def site() -> None:
     """Enrol this site and configure it: key, bundle, site.toml."""

@@ -15,7 +15,8 @@ from typing import Any
 
 import click
 
-from peer.cli import Settings, output, pass_settings, rendering, shared_options, site_option
+from peer.cli import output, rendering
+from peer.cli.site_command import SiteCall, site_command
 from peer.errors import DaemonDown, StateError, UsageError
 from peer.site.config import site_folder
 from peer.site.config.site_folder import SiteFolder
@@ -77,13 +78,11 @@ def _poll(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Iterat
 
 
 def show(
-    settings: Settings,
-    site_name: str | None,
+    call: SiteCall,
     name: str,
     render: Callable[[Any], output.RenderableType],
     arguments: Mapping[str, Any],
     *,
-    as_json: bool,
     watch: bool,
     select: Callable[[Any], Any] = lambda document: document,
 ) -> None:
@@ -92,12 +91,11 @@ def show(
     Args:
         select: takes the document and returns the part to show.
     """
-    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     if not watch:
-        output.emit(select(read_document(folder, name, arguments)), as_json=as_json, render=render)
+        call.emit(select(read_document(call.folder, name, arguments)), render)
         return
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how a user ends it
-        _show_each(_follow(folder, name, arguments, select), render, as_json=as_json)
+        _show_each(_follow(call.folder, name, arguments, select), render, as_json=call.as_json)
 
 
 def _show_each(documents: Iterable[Any], render: Callable[[Any], output.RenderableType], *, as_json: bool) -> None:
@@ -112,25 +110,7 @@ def _show_each(documents: Iterable[Any], render: Callable[[Any], output.Renderab
             live.update(render(document), refresh=True)
 
 
-def _view_command(
-    name: str, short_help: str, render: Callable[[Any], output.RenderableType], text: str
-) -> click.Command:
-    """A command that shows the document of its own name."""
-
-    @click.command(name, short_help=short_help, help=text)
-    @site_option
-    @watch_option
-    @output.json_option
-    @shared_options
-    @pass_settings
-    def view(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
-        show(settings, site_name, name, render, {}, as_json=as_json, watch=watch)
-
-    return view
-
-
-@click.command(short_help="Show the current round, what it waits for, and every peer.")
-@site_option
+@site_command()
 @watch_option
 @click.option(
     "--html",
@@ -138,10 +118,7 @@ def _view_command(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write this to a file instead, as one page for a browser.",
 )
-@output.json_option
-@shared_options
-@pass_settings
-def status(settings: Settings, site_name: str | None, watch: bool, page: Path | None, as_json: bool) -> None:
+def status(call: SiteCall, watch: bool, page: Path | None) -> None:
     """Show the current round, which peers it waits for and why, and the state of every peer.
 
     The page of --html is that of `mhfl-peer dashboard` at this moment, without a script.
@@ -152,7 +129,7 @@ def status(settings: Settings, site_name: str | None, watch: bool, page: Path | 
     mhfl-peer status --site europe --html europe.html
     """
     if page is None:
-        show(settings, site_name, "status", rendering.status, {}, as_json=as_json, watch=watch)
+        show(call, "status", rendering.status, {}, watch=watch)
         return
     if watch:
         raise UsageError("--html writes the page once", "leave --watch out, or use `mhfl-peer dashboard`")
@@ -160,20 +137,16 @@ def status(settings: Settings, site_name: str | None, watch: bool, page: Path | 
     from peer.view.dashboard.collect import FederationReader
     from peer.view.dashboard.page import write_page
 
-    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+    folder = call.folder
     snapshots = FederationReader([folder]).read()
     site_folder.write_atomically(page, write_page(snapshots, version=__version__).encode())
-    output.emit(snapshots[0].sites[0]["status"], as_json=as_json, render=lambda _: f"{folder.site}: {page} is written")
+    call.emit(snapshots[0].sites[0]["status"], lambda _: f"{folder.site}: {page} is written")
 
 
-@click.command(short_help="List the committed rounds: sources, contributors, metrics.")
+@site_command()
 @click.option("--last", type=click.IntRange(1), help="How many of the newest rounds to show  [default: all].")
-@site_option
 @watch_option
-@output.json_option
-@shared_options
-@pass_settings
-def rounds(settings: Settings, site_name: str | None, last: int | None, watch: bool, as_json: bool) -> None:
+def rounds(call: SiteCall, last: int | None, watch: bool) -> None:
     """List the committed rounds: whose artifacts each used, which sites were missing and why,
     losses and metrics.
 
@@ -185,29 +158,29 @@ def rounds(settings: Settings, site_name: str | None, last: int | None, watch: b
     def newest(document: Any) -> Any:
         return document if last is None else document[-last:]
 
-    show(settings, site_name, "rounds", rendering.rounds, {}, as_json=as_json, watch=watch, select=newest)
+    show(call, "rounds", rendering.rounds, {}, watch=watch, select=newest)
 
 
-peers = _view_command(
-    "peers",
-    "Show the other sites as this one sees them.",
-    rendering.peers,
+@site_command()
+@watch_option
+def peers(call: SiteCall, watch: bool) -> None:
     """Show the other sites as this one sees them: heard or silent, round, phase, last seen.
 
     \b
     mhfl-peer peers --site europe
-    """,
-)
-transfers = _view_command(
-    "transfers",
-    "List every artifact that was received or sent.",
-    rendering.transfers,
+    """
+    show(call, "peers", rendering.peers, {}, watch=watch)
+
+
+@site_command()
+@watch_option
+def transfers(call: SiteCall, watch: bool) -> None:
     """List every artifact that was received or sent, in the order of time.
 
     \b
     mhfl-peer transfers --site europe --json
-    """,
-)
+    """
+    show(call, "transfers", rendering.transfers, {}, watch=watch)
 
 
 def _check_story(document: Any) -> Any:
@@ -217,26 +190,14 @@ def _check_story(document: Any) -> Any:
     return document
 
 
-@click.command(short_help="Show the journal's newest rows, or why a round went as it did.")
-@site_option
+@site_command()
 @click.option(
     "--last", default=50, show_default=True, type=click.IntRange(1), help="How many of the newest rows to show."
 )
 @click.option("--all", "everything", is_flag=True, help="Show also ignored events, discarded files and manifests.")
 @click.option("--why", metavar="ROUND", type=click.IntRange(1), help="Tell in sentences why this round went as it did.")
 @watch_option
-@output.json_option
-@shared_options
-@pass_settings
-def events(
-    settings: Settings,
-    site_name: str | None,
-    last: int,
-    everything: bool,
-    why: int | None,
-    watch: bool,
-    as_json: bool,
-) -> None:
+def events(call: SiteCall, last: int, everything: bool, why: int | None, watch: bool) -> None:
     """Show the newest rows of the journal, or, with --why, the story of one round in sentences.
 
     \b
@@ -245,7 +206,14 @@ def events(
     """
     if why is not None:
         about = {"round": why}
-        show(settings, site_name, "why", rendering.story, about, as_json=as_json, watch=watch, select=_check_story)
+        show(
+            call,
+            "why",
+            rendering.story,
+            about,
+            watch=watch,
+            select=_check_story,
+        )
         return
     arguments = {"last": last, "everything": everything}
-    show(settings, site_name, "events", rendering.events, arguments, as_json=as_json, watch=watch)
+    show(call, "events", rendering.events, arguments, watch=watch)

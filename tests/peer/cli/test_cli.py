@@ -53,7 +53,6 @@ except SystemExit:
 @pytest.mark.parametrize("name", OWN)
 def test_listed_help_is_the_commands_own(name: str) -> None:
     command = main.get_command(click.Context(main), name)
-    assert command.get_short_help_str(limit=200) == COMMANDS[name][1]
     assert (command.help or "").startswith(COMMANDS[name][1])
 
 
