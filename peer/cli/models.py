@@ -13,12 +13,13 @@ import click
 from models.spec import HYPER, ONE_DIMENSIONAL, suggestion
 from peer.cli import output, rendering, shared_options
 from peer.cli.layers import SIDE, describe_layers, render_layers
-from peer.core.tasks import CLASSIFYING, METRICS
+from peer.core.metrics import METRICS_OF
+from peer.core.tasks import CLASSIFYING
 from peer.errors import UsageError
 from peer.model_documents import ModelDescription, ModelLayers, ModelList
 from peer.site.config.monai_bundle import is_bundle, read_bundle
 
-FAMILIES = {kind: CLASSIFYING if kind in CLASSIFYING else frozenset({kind}) for kind in METRICS}
+FAMILIES = {kind: CLASSIFYING if kind in CLASSIFYING else frozenset({kind}) for kind in METRICS_OF}
 """Task kind -> families that fit it; those of classifying tasks differ only in dimensions."""
 WIDTHS = {
     "densenet50": 24,

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from peer.cli import output, shared_options
+from peer.core.metrics import METRICS
 from peer.lab.experiments.result_files import SHARE_OF_ROOM
 
 STYLES = {1: "bold", 2: "underline"}
@@ -88,7 +89,8 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
 def _room_sentences(document: Mapping[str, Any]) -> Iterator[str]:
     """The room of each setting by the main metric, where the experiment has both bounds."""
     metric, several = document["metric"], len(document["results"]) > 1
-    factor, unit = (1, "dB") if metric == "psnr" else (100, "points")
+    unit = METRICS[metric].unit if metric in METRICS else ""
+    factor, unit = (1, unit) if unit else (100, "points")
     for result in document["results"]:
         tests = result["room"].get(metric, {})
         rooms = [

@@ -10,10 +10,10 @@ from typing import Any
 
 from peer.core import commands, events, exchange, fetches, limits, rounds, rows
 from peer.core.messages import Artifact
+from peer.core.metrics import validation_metric
 from peer.core.phases import Phase
 from peer.core.roster import Sha256
 from peer.core.state import SiteState
-from peer.core.tasks import validation_metric
 
 Handler = Callable[[SiteState, Any], None]
 

@@ -19,8 +19,8 @@ from models import Network
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.messages import Artifact
+from peer.core.metrics import VALIDATION
 from peer.core.roster import Sha256, SiteName
-from peer.core.tasks import VALIDATION
 from peer.core.worker_protocol import WorkerSetting, from_json, to_json
 from peer.files import artifact_path
 from peer.methods.method import DAM, VISITOR, Method, Stage, StageContext, visitor_name

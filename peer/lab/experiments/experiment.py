@@ -18,9 +18,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 
 from models.spec import HYPER, hyper_problem, installed_model
+from peer.core.metrics import METRICS_OF
 from peer.core.plan import Plan, Wire
 from peer.core.roster import site_name
-from peer.core.tasks import METRICS, MINOR, ROWS_COLUMNS
+from peer.core.tasks import MINOR, ROWS_COLUMNS
 from peer.lab.datasets import DATASETS, installed_datasets
 from peer.lab.experiments.result_files import CENTRALISED, UNDISTURBED
 from peer.lab.partition.divide import rule
@@ -266,7 +267,7 @@ class Experiment(StrictTable):
 
     @property
     def metric(self) -> str:
-        return METRICS[self.task.kind][0]
+        return METRICS_OF[self.task.kind][0]
 
     @property
     def links_by_name(self) -> dict[str, Links]:

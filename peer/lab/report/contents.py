@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from peer.core.tasks import CLASSIFYING, METRICS
+from peer.core.metrics import METRICS_OF
+from peer.core.tasks import CLASSIFYING
 from peer.lab.experiments.result_files import UNDISTURBED
 from peer.lab.report import (
     bars,
@@ -168,7 +169,7 @@ def slug(text: str) -> str:
 def _section_source(
     results: Results, setting: Setting, published: Sequence[Published], styles: Mapping[str, Style], *, suffix: str
 ) -> SectionSource:
-    metrics = dict.fromkeys((results.metric, *METRICS.get(results.kind, ())))
+    metrics = dict.fromkeys((results.metric, *METRICS_OF.get(results.kind, ())))
     unit = next((table.unit for table in published if table.kind == "comparison"), None)
     comparisons = {}
     for metric in metrics:
@@ -208,7 +209,7 @@ def _results(source: SectionSource, resamples: int) -> Iterator[ReportPart | Non
 def _gains_by_setting(
     results: Results, sources: Sequence[SectionSource], styles: Mapping[str, Style]
 ) -> Iterator[ReportPart]:
-    for metric in METRICS.get(results.kind, ())[:2]:  # macro F1 would show what accuracy shows
+    for metric in METRICS_OF.get(results.kind, ())[:2]:  # macro F1 would show what accuracy shows
         compared = {source.setting: source.comparisons[metric] for source in sources}
         for varied in gain_by_setting.variations(results, compared):
             name = slug(f"gain-{metric}-{varied.kind}-{varied.where}")

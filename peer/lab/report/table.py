@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from peer.core.tasks import ROOM_DB_MIN, ROOM_MIN
+from peer.core.metrics import METRICS, ROOM_MIN
 
 
 @dataclass(frozen=True)
@@ -38,27 +38,17 @@ class Unit:
     @property
     def room_min(self) -> float:
         """The smallest room of which a share is told, in measured values: a point, or 0.1 dB."""
-        return ROOM_DB_MIN if self.suffix == "dB" else ROOM_MIN
+        return ROOM_MIN["dB" if self.suffix == "dB" else ""]
 
     @property
     def room_words(self) -> str:
         return "0.1 dB" if self.suffix == "dB" else "one point (0.01)"
 
 
-UNITS: dict[str, Unit] = {
-    "auc": Unit("AUC"),
-    "accuracy": Unit("ACC"),
-    "f1_macro": Unit("MF1"),
-    "dice": Unit("Dice"),
-    "pixel_accuracy": Unit("pixel ACC"),
-    "psnr": Unit("PSNR", "dB", digits=2),
-    "ssim": Unit("SSIM"),
-}
-
-
 def unit_of(metric: str, published: str | None = None) -> Unit:
     """The unit of a metric; shares take the published ``percent`` or ``fraction``."""
-    unit = UNITS.get(metric, Unit(metric))
+    known = METRICS.get(metric)
+    unit = Unit(metric) if known is None else Unit(known.heading, known.unit, digits=2 if known.unit else 3)
     if published is None or unit.suffix:
         return unit
     if published == "percent":

@@ -13,9 +13,9 @@ from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 
 from models.spec import HYPER
 from peer.core import epochs, limits, roster
+from peer.core.metrics import METRICS_OF
 from peer.core.plan import METHOD_KEYS, AggregateRule, Plan, Unit, Value, Wire, Work
 from peer.core.roster import Roster, Sha256, SiteName
-from peer.core.tasks import METRICS
 from peer.errors import ConfigError
 from peer.methods.registry import PLANS, find_plan, method_names
 from peer.site.config import toml
@@ -475,7 +475,7 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str, *, new
         problems.append(
             f"data.input_size: {len(site.data.input_size)} sizes for spatial_dims = {federation.task.spatial_dims}"
         )
-    metrics = METRICS[federation.task.kind]
+    metrics = METRICS_OF[federation.task.kind]
     if site.reference is not None and site.reference.metric not in metrics:
         problems.append(f"reference.metric: {federation.task.kind} has {', '.join(metrics)}")
     problems += _scale_problems(federation.task.kind, site)

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from models.spec import LIST_MAX, RANK_MAX, SIZE_MAX
 from peer.core import limits
+from peer.core.metrics import MetricName
 from peer.core.plan import Kind, Plan
 from peer.site.config.toml import (
     Count,
@@ -247,7 +248,7 @@ class ReferenceConfig(StrictTable):
     It changes nothing but what `overview`, `dashboard` and `status --html` show.
     """
 
-    metric: Literal["auc", "accuracy", "f1_macro", "dice", "pixel_accuracy", "psnr", "ssim"]
+    metric: MetricName
     alone: Number
     pooled: Number
 

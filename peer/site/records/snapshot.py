@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import TypedDict
 
 from peer.core.limits import CERTIFICATE_DAYS_MIN
+from peer.core.metrics import METRICS, ROOM_MIN
 from peer.core.status import RefusedEntry, SiteStatus
-from peer.core.tasks import ROOM_DB_MIN, ROOM_MIN
 from peer.site.records.documents import (
     Attention,
     FederationOverview,
@@ -103,7 +103,7 @@ def group_refusals(by: str, refusals: Sequence[RefusedEntry]) -> list[RefusalGro
 def room_taken(metric: str, *, alone: float, pooled: float, round: int, value: float) -> RoomTaken:
     """The share of the room that a value has taken; none of a room that is too small to divide by."""
     room = pooled - alone
-    has_room = room >= (ROOM_DB_MIN if metric == "psnr" else ROOM_MIN)
+    has_room = room >= ROOM_MIN[METRICS[metric].unit]
     share = (value - alone) / room if has_room else None
     return {"metric": metric, "alone": alone, "pooled": pooled, "round": round, "value": value, "share": share}
 

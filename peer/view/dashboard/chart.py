@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from peer.core.metrics import METRICS, metric_title
 from peer.site.records.snapshot import Curve
 from peer.web_page import escape
 
@@ -15,21 +16,18 @@ COLOURS = 8
 TICKS = 4
 POINTS_MAX = 400
 """A longer curve is thinned out: a chart has no more pixels."""
-METRICS = ("auc", "dice", "psnr", "accuracy", "f1_macro", "ssim")
-"""The measure that a split's first chart shows is the first of these that the task has."""
 SPLITS: Mapping[str, str] = {
     "validation": "own validation data",
     "test": "own test data",
     "global_test": "every site's test data",
 }
-NAMES: Mapping[str, str] = {
-    "auc": "AUC", "psnr": "PSNR", "ssim": "SSIM", "dice": "Dice", "f1_macro": "macro F1", "accuracy": "Accuracy",
-    "loss": "Loss", "total": "Training loss",
-}  # fmt: skip
+LOSSES: Mapping[str, str] = {"loss": "Loss", "total": "Training loss"}
 NO_CURVES = ("_undefined", "_last", "samples", "steps")
 
-HIGHEST: Mapping[str, float] = dict.fromkeys(("auc", "dice", "accuracy", "f1_macro", "pixel_accuracy", "ssim"), 1.0)
-"""The value above which a measure cannot be, and its axis need not reach."""
+HIGHEST: Mapping[str, float] = {
+    name: metric.upper_bound for name, metric in METRICS.items() if metric.upper_bound is not None
+}
+"""The value that no value of a metric is above, so that its axis need not reach further."""
 
 Points = Sequence[tuple[int, float]]
 
@@ -39,7 +37,7 @@ def choose_tags(curves: Sequence[Curve]) -> tuple[list[str], list[str]]:
     tags = {curve["tag"] for curve in curves if not curve["tag"].endswith(NO_CURVES)}
     first: list[str] = []
     for split in SPLITS:
-        measures = [f"{split}/{name}" for name in METRICS if f"{split}/{name}" in tags]
+        measures = [f"{split}/{name}" for name in METRICS if f"{split}/{name}" in tags]  # the main one first
         first += measures[:1]
     first += sorted(tag for tag in tags if tag.endswith("/total"))
     others = sorted(
@@ -51,7 +49,7 @@ def choose_tags(curves: Sequence[Curve]) -> tuple[list[str], list[str]]:
 def title(tag: str) -> str:
     """A tag in words."""
     group, _, name = tag.rpartition("/")
-    words = NAMES.get(name, name.replace("_", " "))
+    words = LOSSES.get(name) or metric_title(name)
     if group in SPLITS:
         return f"{words} on {SPLITS[group]}"
     return f"{words} ({group})"

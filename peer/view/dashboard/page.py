@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from peer.core.limits import CERTIFICATE_DAYS_MIN
+from peer.core.metrics import metric_title
 from peer.core.status import PeerWait
 from peer.site.records.documents import FederationOverview, OverviewRow, Route, RouteState
 from peer.site.records.history import duration
@@ -207,7 +208,7 @@ def _room(overview: FederationOverview) -> Iterator[str]:
     for site, room in known:
         values = (f"{room[key]:.3f}" for key in ("alone", "value", "pooled"))
         taken = "hardly any room" if room["share"] is None else Markup(_bar(room["share"]))
-        rows.append((site, chart.NAMES.get(room["metric"], room["metric"].replace("_", " ")), *values, taken))
+        rows.append((site, metric_title(room["metric"]), *values, taken))
     columns = ("site", "on its own test data", "alone", "now", "pooled", "of the room")
     yield table(columns, rows, numbers=("alone", "now", "pooled"))
     yield (

@@ -1,0 +1,62 @@
+"""The metrics of a model on test data: to add one, add its record here, and compute it in ``peer.train.metrics``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from peer.core.tasks import CLASSIFYING
+
+MetricName = Literal["auc", "accuracy", "f1_macro", "dice", "pixel_accuracy", "psnr", "ssim"]
+"""The metrics of which more is better; a task's first one is its main one."""
+VALIDATION = "validation_"
+"""Begins the name of a metric on the site's validation split; others are of its test split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a program that shows or compares a metric has to know of it.
+
+    Attributes:
+        tasks: the kinds of tasks that have it.
+        title: its name in a sentence and above a chart.
+        heading: its name above a column.
+        unit: of its values; empty for a share.
+        upper_bound: what no value is above; ``None`` where there is none.
+    """
+
+    tasks: frozenset[str]
+    title: str
+    heading: str
+    unit: str = ""
+    upper_bound: float | None = 1.0
+
+
+METRICS: Mapping[str, Metric] = {
+    "auc": Metric(CLASSIFYING, "AUC", "AUC"),
+    "accuracy": Metric(CLASSIFYING, "Accuracy", "ACC"),
+    "f1_macro": Metric(CLASSIFYING, "macro F1", "MF1"),
+    "dice": Metric(frozenset({"segmentation"}), "Dice", "Dice"),
+    "pixel_accuracy": Metric(frozenset({"segmentation"}), "pixel accuracy", "pixel ACC"),
+    "psnr": Metric(frozenset({"super_resolution"}), "PSNR", "PSNR", unit="dB", upper_bound=None),
+    "ssim": Metric(frozenset({"super_resolution"}), "SSIM", "SSIM"),
+}
+ROOM_MIN: Mapping[str, float] = {"": 0.01, "dB": 0.1}
+"""By unit, the smallest room, from training alone to all data pooled, of which a share is told."""
+KINDS = ("classification", "time_series", "segmentation", "super_resolution")
+METRICS_OF: Mapping[str, tuple[str, ...]] = {
+    kind: tuple(name for name, metric in METRICS.items() if kind in metric.tasks) for kind in KINDS
+}
+"""The metrics that a report shows of each kind of task; the first is the main one."""
+
+
+def metric_title(name: str) -> str:
+    """A metric in words, also one that has no record."""
+    return METRICS[name].title if name in METRICS else name.replace("_", " ")
+
+
+def validation_metric(metrics: Mapping[str, float]) -> str | None:
+    """The name of the main metric on the validation split; ``None`` where it has no value."""
+    names = (VALIDATION + task_metrics[0] for task_metrics in METRICS_OF.values())
+    return next((name for name in names if name in metrics), None)
