@@ -61,7 +61,11 @@ def verify_any(signed: SignedManifest, *, federation: Sha256, authorities: Seque
 def prove(
     signed: Sequence[SignedManifest], *, federation: Sha256, authorities: Sequence[x509.Certificate]
 ) -> EquivocationProof:
-    """The proof that two signed manifests are; ``ValueError`` says why they are none."""
+    """Build an equivocation proof from two signed manifests.
+
+    Raises:
+        ValueError: they do not conflict; the message says why.
+    """
     if len(signed) != 2:
         raise ValueError(f"a proof has two manifests, not {len(signed)}")
     one, other = (verify_any(each, federation=federation, authorities=authorities) for each in signed)

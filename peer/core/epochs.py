@@ -76,7 +76,7 @@ class Epoch:
     @property
     def quorum_others(self) -> int:
         """How many artifacts are enough at the adaptive deadline; by default half, rounded up."""
-        return self.quorum if self.quorum is not None else half_rounded_up(len(self.members) - 1)
+        return self.quorum if self.quorum is not None else default_quorum(len(self.members) - 1)
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,6 @@ class Epochs:
         return next((epoch.from_round for epoch in self.all if site in epoch.members), None)
 
 
-def half_rounded_up(peers: int) -> int:
-    """A quorum of so many peers: at least half of them."""
+def default_quorum(peers: int) -> int:
+    """Return ceil(peers / 2)."""
     return (peers + 1) // 2

@@ -43,9 +43,7 @@ def tidy(site: SiteState, needed_before: set[Sha256]) -> None:
 
 
 def drop_expelled(site: SiteState) -> None:
-    """Discard the artifacts of expelled sites that no choice of the open round names, and that the worker
-    does not adopt now.
-    """
+    """Delete artifacts of expelled sites, except those that the open round selected or the worker is loading."""
     memory, expelled = site.memory, site.rules.epochs.head.expelled
     used = () if memory.open is None else (*memory.open.sources, *memory.open.returned)
     kept = {source.artifact.sha256 for source in used}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from peer.core import limits, schedule
-from peer.core.epochs import Epoch, Epochs, half_rounded_up
+from peer.core.epochs import Epoch, Epochs, default_quorum
 from peer.core.epochs import PaceRules as PaceRules
 from peer.core.plan import Pattern, Plan, Value, circulating, visits
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
@@ -177,7 +177,7 @@ class Rules:
         Two, where there are two beside the missing one, so that no single site can start a
         federation early.
         """
-        return min(2, half_rounded_up(self.others_count_in(1)))
+        return min(2, default_quorum(self.others_count_in(1)))
 
     def pattern(self, round: int) -> Pattern:
         if self._is_at_home(round):

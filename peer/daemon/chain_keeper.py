@@ -48,7 +48,7 @@ ASK_S_MAX = 320.0
 
 
 class QuestionTimes:
-    """When which peer may be asked: in one second one question, so that no peer's heads use up the others' turns.
+    """Rate limiter for amendment requests: one a second in all, with an exponential back-off for each peer.
 
     Args:
         clock: a monotonic clock, in seconds.
@@ -75,7 +75,7 @@ class QuestionTimes:
         self._wait_s.pop(peer, None)
 
     def distrust(self, peer: SiteName) -> None:
-        """The peer's head brought nothing that this site can take."""
+        """Double the back-off of a peer whose advertised head was unusable."""
         wait_s = min(2 * self._wait_s.get(peer, ASK_S), ASK_S_MAX)
         self._wait_s[peer], self._from_s[peer] = wait_s, self._clock() + wait_s
 

@@ -381,7 +381,9 @@ class PeerService:
         if not size:
             return Grant(self._store.hold(sha256), None)
         generation = self._machine.memory.generation
-        reason = self._over(round, size) or self._repeated(caller, request.purpose, round, artifact, size)
+        reason = self._egress_limit_reason(round, size) or self._repeated(
+            caller, request.purpose, round, artifact, size
+        )
         if reason is not None:
             raise self._deny(caller, request, reason)
         transfer = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round, "bytes": size}
@@ -433,7 +435,7 @@ class PeerService:
         rules = self._machine.rules
         if rules.evaluation_denied is not None or not self._permits_receiver(peer):
             raise Refusal(Status.DENIED, self._by_policy(peer, f"tells {peer} no metrics"))
-        if (over := self._over(report.round, size)) is not None:
+        if (over := self._egress_limit_reason(report.round, size)) is not None:
             raise Refusal(Status.DENIED, over)
         transfer = {"peer": peer, "purpose": "evaluate", "kind": "metrics", "round": report.round}
         artifact = {"generation": self._machine.memory.generation, "sha256": report.sha256 or "", "bytes": size}
@@ -475,8 +477,8 @@ class PeerService:
             return False
         return True
 
-    def _over(self, round: int, size: int) -> str | None:
-        """Why so many more bytes may not leave in a round; ``None`` when they may."""
+    def _egress_limit_reason(self, round: int, size: int) -> str | None:
+        """Return why ``size`` more bytes would exceed the round's egress limit, or None."""
         limit = self._site.egress.bytes_per_round_max
         if limit is None or self._ledger.bytes_in_round(self._machine.memory.generation, round) + size <= limit:
             return None
@@ -506,7 +508,7 @@ class PeerService:
         return f"{caller} has had this artifact, and the round's other bytes are for sites that have not"
 
     def _circumstances(self, round: int, *, relayed: bool = False) -> dict[str, str]:
-        """What an intent says beside the transfer: an epoch after the genesis, and a route that is not direct."""
+        """Return the extra ledger fields of an intent: membership epoch and relay route."""
         epoch = self._machine.rules.epoch(round).digest
         return ({} if epoch is None else {"epoch": epoch}) | ({"route": "relay"} if relayed else {})
 

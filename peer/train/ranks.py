@@ -94,7 +94,7 @@ class Ranks:
                 )
 
     def share(self, count: int) -> slice | None:
-        """This rank's rows of so many; none where they are too few, or the stage is not divided."""
+        """Return this rank's slice of a batch; None if it has too few rows, or the stage is not divided."""
         if not self._divides or count < SHARE_MIN * self.count:
             return None
         return slice(*self._bounds(count, self.rank))

@@ -43,7 +43,7 @@ class Insider:
     act: Act
 
     def forge(self, artifact: Artifact, settings: TrainingSettings, *, sites: int) -> Artifact:
-        """What the insider sends to a peer in place of its artifact; the file lies beside that."""
+        """Write the poisoned artifact that the Byzantine site sends, beside its true one."""
         if self.act == "samples":
             return dataclasses.replace(artifact, training_samples=COUNT_MAX)
         if self.act == "steps":

@@ -311,7 +311,7 @@ class RelayServer:
             self._from_elsewhere[site] -= elsewhere
 
     async def _open(self, site: str, address: str) -> Parked | None:
-        """A parked connection that the site has joined to its server; None where there is none."""
+        """Take an idle reverse tunnel of the site and wait until the site connects it; None if there is none."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + OPEN_S
         for _ in range(OPEN_TRIES):
@@ -366,7 +366,7 @@ async def peek_client_hello(connection: socket.socket) -> ClientHello:
 
 
 async def _peek(connection: socket.socket, size: int) -> bytes:
-    """The first so many bytes, once they have arrived; they stay to be read."""
+    """Wait for ``size`` bytes and return them without consuming them (MSG_PEEK)."""
     loop = asyncio.get_running_loop()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)  # the kernel wakes this process once
     try:

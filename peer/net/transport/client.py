@@ -116,7 +116,7 @@ class Offer:
 
 
 class ReceiveWindow:
-    """The receive window of streams that may arrive at once: how far ahead of this site their senders may be.
+    """Splits the HTTP/2 flow-control window among concurrent downloads.
 
     A stream that is alone gets the whole window, one beside others its share. A channel keeps the
     window that it was opened with, so that a stream with another one needs a new channel.

@@ -382,7 +382,7 @@ def pause_s(cpu_s: float, *, flood: bool) -> float:
 
 
 def mark_oldest(records: Iterable[ConnectionRecord], bound: int, reason: str) -> None:
-    """Give the oldest records above the bound the reason; those that have one already count as closed."""
+    """Mark the oldest connections above the limit for closing; those that are marked already do not count."""
     remaining = sorted((record for record in records if not record.reason), key=lambda record: record.since_s)
     for record in remaining[: max(0, len(remaining) - bound)]:
         record.reason = reason

@@ -22,7 +22,7 @@ class TokenBucket:
         self._filled_s = clock()
 
     def take(self, count: float = 1.0) -> bool:
-        """Take so many tokens; returns whether they were there."""
+        """Consume tokens; return False if the bucket has too few."""
         now_s = self._clock()
         self._tokens = min(self._burst, self._tokens + (now_s - self._filled_s) * self._rate)
         self._filled_s = now_s

@@ -88,7 +88,7 @@ def sync_artifacts(folder: Path, digests: Iterable[Sha256]) -> None:
 
 
 def verify_unsynced(folder: Path) -> list[Sha256]:
-    """Sync the artifacts that an earlier process did not; those that a loss of power tore are deleted, and returned.
+    """Sync artifacts that an earlier process did not; delete those torn by a power failure, and return their digests.
 
     Raises:
         DiskError: this site's disk failed.

@@ -62,10 +62,13 @@ def orders_of(
 
 
 def check_orders(orders: Sequence[tuple[int, ...]], *, members: Sequence[SiteName], kind: str) -> None:
-    """``AmendmentRefused`` where two sites meet so often, or so rarely, that chance does not explain it.
+    """Reject a round key that looks ground: pairing counts must pass a chance test.
 
     The drawer of a key could try many, and take one whose orders suit it. Counted is how often each
     site receives from each other; the bound holds for the most striking pair of all together.
+
+    Raises:
+        AmendmentRefused: two sites meet so often, or so rarely, that chance does not explain it.
     """
     sites = len(members)
     if sites < 3 or not orders:

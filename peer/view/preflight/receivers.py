@@ -1,4 +1,4 @@
-"""Whether the other sites will take what this site's network sends, as far as its own configuration tells."""
+"""Predict from local configuration whether peers will accept this site's artifact."""
 
 from __future__ import annotations
 
