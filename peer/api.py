@@ -31,7 +31,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from peer.core.global_test_memory import evaluation_records
+from peer.core.cross_evaluation_memory import evaluation_records
 from peer.errors import DaemonDown, DataError, ModelError, PeerError
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder, find_site, home_folder

@@ -9,7 +9,7 @@ that depend on it. Each row names the event that caused it.
 
 from __future__ import annotations
 
-from peer.core import events, fetches, global_test, rounds
+from peer.core import cross_evaluation, events, fetches, rounds
 from peer.core.commands import Command
 from peer.core.rows import Cause
 from peer.core.state import IllegalTransitionError, SiteState
@@ -37,13 +37,13 @@ class SiteMachine(SiteState):
         self.peers.silence_s = self.pace.silence_s
         peer: str = getattr(event, "site", "") or getattr(event, "origin", "")
         self.cause = Cause(self.cause.event_number + 1, type(event).__name__, peer)
-        global_test.give_up_overdue(self)
+        cross_evaluation.give_up_overdue(self)
         handler(self, event)
         while self.round_ended:  # not a recursion: many rounds without work may pass in one event
             self.round_ended = False
             rounds.go_on(self)
         fetches.order_due(self)
-        global_test.order_due(self)
-        self.wake(global_test.due_s(self))
+        cross_evaluation.order_due(self)
+        self.wake(cross_evaluation.due_s(self))
         commands, self.out = self.out, []
         return commands

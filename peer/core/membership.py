@@ -7,7 +7,7 @@ dropped, and a round that has not chosen its sources follows its new epoch.
 
 from __future__ import annotations
 
-from peer.core import commands, events, exchange, global_test, retention, rounds, rows
+from peer.core import commands, cross_evaluation, events, exchange, retention, rounds, rows
 from peer.core.phases import Phase
 from peer.core.roster import SiteName
 from peer.core.state import SiteState
@@ -48,7 +48,7 @@ def _take_effect(site: SiteState) -> None:
     """Wait for no site that is gone, and drop what expelled sites sent."""
     gone = site.rules.epochs.gone
     for name in gone:
-        global_test.drop_peer(site, name)
+        cross_evaluation.drop_peer(site, name)
     if site.exchange is not None:
         for want in site.exchange.wants.values():
             if want.open and want.origin in gone:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from peer.core import commands, copies, exchange, fetches, global_test, liveness, peer_progress, retention, rows
+from peer.core import commands, copies, cross_evaluation, exchange, fetches, liveness, peer_progress, retention, rows
 from peer.core.commands import Source
 from peer.core.exchange import Exchange
 from peer.core.messages import Artifact, Purpose, Seen
@@ -522,7 +522,7 @@ def come_home(site: SiteState, state: str = "", artifact: Artifact | None = None
 def check_done(site: SiteState) -> None:
     """Leave once no peer can need this site any more, or after ``linger_s``."""
     rules = site.lived_rules
-    needed = peer_progress.any_unfinished(site) or global_test.awaited(site)
+    needed = peer_progress.any_unfinished(site) or cross_evaluation.awaited(site)
     if not rules.stay and (not needed or site.now_s >= site.since_s + site.pace.linger_s):
         site.leave()
 
@@ -539,7 +539,7 @@ def regenerate(site: SiteState, *, reported_by: SiteName, seen: Seen) -> None:
     site.persist(row)
     for (round, _), artifact in sorted(memory.published.items()):
         site.emit(commands.Publish(round, artifact))
-    global_test.begin(site)
+    cross_evaluation.begin(site)
     if busy:
         site.emit(commands.Halt(memory.generation, site.next_attempt()))
     if site.phase not in (Phase.PAUSED, Phase.FAILED):

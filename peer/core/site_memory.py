@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from peer.core import global_test_memory, limits, rows
+from peer.core import cross_evaluation_memory, limits, rows
 from peer.core.commands import Source
-from peer.core.global_test_memory import Evaluation, LentModel
+from peer.core.cross_evaluation_memory import Evaluation, LentModel
 from peer.core.messages import Artifact, Seen
 from peer.core.roster import Sha256, SiteName
 
@@ -417,7 +417,7 @@ APPLY: Mapping[type[rows.JournalRow], Callable[[Memory, Any], None]] = {
     rows.AdoptedRow: _adopted,
     rows.FinishedRow: _finished,
 }
-REMEMBERED = tuple(row_type.kind for row_type in (*APPLY, *global_test_memory.ROWS))
+REMEMBERED = tuple(row_type.kind for row_type in (*APPLY, *cross_evaluation_memory.ROWS))
 """Kinds of rows that change memory."""
 
 

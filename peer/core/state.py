@@ -9,9 +9,9 @@ from typing import Any
 
 from peer.core import commands, events, limits, liveness, rows
 from peer.core.commands import Command, Source
+from peer.core.cross_evaluation_memory import NO_ANSWER, EvaluationTasks, LentModel
 from peer.core.epochs import Epoch, PaceRules
 from peer.core.exchange import Exchange, Want
-from peer.core.global_test_memory import NO_ANSWER, EvaluationTasks, LentModel
 from peer.core.liveness import AWAY, HeardPeers, Peers, Standing
 from peer.core.messages import ChainHead, Heartbeat, Purpose, Seen
 from peer.core.phases import BUSY, NEXT, QUEUED, Phase

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast, get_args
 
-from peer.core import global_test
+from peer.core import cross_evaluation
 from peer.core.exchange import Exchange, Want
 from peer.core.peer_progress import is_there, unfinished
 from peer.core.phases import Phase
@@ -295,7 +295,7 @@ def waiting_for(site: SiteState, *, now_s: float) -> list[PeerWait]:
         return [peer_wait(name, "progress", now_s - site.since_s, None) for name in behind]
     if site.phase == Phase.DONE:
         left_s = None if rules.stay else round(site.pace.linger_s - (now_s - site.since_s), 1)
-        due: dict[SiteName, WaitKind] = dict.fromkeys(global_test.awaited(site), "evaluation")
+        due: dict[SiteName, WaitKind] = dict.fromkeys(cross_evaluation.awaited(site), "evaluation")
         due.update(dict.fromkeys(unfinished(site), "last_round"))
         return [peer_wait(name, kind, now_s - site.since_s, left_s) for name, kind in sorted(due.items())]
     return []

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from peer.core import commands, events, global_test, membership, rounds, rows, worker_events
+from peer.core import commands, cross_evaluation, events, membership, rounds, rows, worker_events
 from peer.core.commands import Source
 from peer.core.exchange import Exchange, Want
 from peer.core.messages import Artifact, Unavailable
@@ -31,7 +31,7 @@ def begin(site: SiteState, event: events.Began) -> None:
     site.persist(rows.BeganRow(site.memory.committed, generation=site.memory.generation))
     for (round, _), artifact in sorted(site.memory.published.items()):
         site.emit(commands.Publish(round, artifact))
-    global_test.begin(site)
+    cross_evaluation.begin(site)
     membership.begin(site)
 
 
@@ -285,9 +285,9 @@ IN_EVERY_PHASE: Mapping[type[events.Event], Handler] = {
     events.PeerHeard: hear,
     events.RoundProved: prove,
     events.PeerRefused: report_fault,
-    events.ArtifactArrived: by_purpose(global_test.arrive, arrive),
-    events.ArtifactUnavailable: by_purpose(global_test.miss, miss),
-    events.ArtifactRefused: by_purpose(global_test.refuse, refuse),
+    events.ArtifactArrived: by_purpose(cross_evaluation.arrive, arrive),
+    events.ArtifactUnavailable: by_purpose(cross_evaluation.miss, miss),
+    events.ArtifactRefused: by_purpose(cross_evaluation.refuse, refuse),
     events.Initialised: ignore,
     events.Queued: do_nothing,
     events.Progressed: do_nothing,
@@ -299,10 +299,10 @@ IN_EVERY_PHASE: Mapping[type[events.Event], Handler] = {
     events.Halted: do_nothing,
     events.ArtifactRejected: ignore,
     events.WorkFailed: ignore,
-    events.Measured: global_test.take_measurement,
-    events.MeasurementFailed: global_test.fail,
-    events.ReportArrived: global_test.record_report,
-    events.ReportAnswered: global_test.answer,
+    events.Measured: cross_evaluation.take_measurement,
+    events.MeasurementFailed: cross_evaluation.fail,
+    events.ReportArrived: cross_evaluation.record_report,
+    events.ReportAnswered: cross_evaluation.answer,
 }
 """What each event does where ``BY_PHASE`` does not say otherwise."""
 

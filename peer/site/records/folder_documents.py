@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from peer import errors
 from peer.core import site_memory, story
-from peer.core.global_test_memory import evaluation_records
+from peer.core.cross_evaluation_memory import evaluation_records
 from peer.core.limits import REFUSALS_SHOWN_MAX
 from peer.core.roster import federation_digest
 from peer.core.status import PeerStatus, RefusedEntry, SiteStatus, best_and_newest_round

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peer import __version__
-from peer.core import global_test_memory
+from peer.core import cross_evaluation_memory
 from peer.site.config.schema import FederationConfig
 from peer.site.config.site_folder import SiteFolder
 from peer.site.records.history import OPEN, CommittedRound, History, HistoryRow, Transfer
@@ -22,7 +22,7 @@ from peer.site.records.members import MembersOf, members_of
 
 EXPORT = "export"
 """The purpose of a ledger row of an export, which sends nothing to a peer."""
-OTHER_SPLIT = global_test_memory.OTHER_SPLIT
+OTHER_SPLIT = cross_evaluation_memory.OTHER_SPLIT
 KINDS = ("began", "committed", "configured", "evaluated", "finished", "lapsed", "left", "regenerated", "report")
 PATHS = frozenset({"data.datalist", "data.root", "data.regions"})
 """Settings with paths of this site's data, which are left out: operators show a table of runs to
@@ -207,7 +207,7 @@ def _evaluation_scalars(site: str, members: MembersOf, rows: Sequence[HistoryRow
         if row.kind == "report":
             reported_s.setdefault((row.round, row.body["site"]), row.time_s)
     plain_rows = [(row.kind, row.round, row.body) for row in evaluations]
-    for record in global_test_memory.evaluation_records(plain_rows, own=site, sites=members):
+    for record in cross_evaluation_memory.evaluation_records(plain_rows, own=site, sites=members):
         step = record["round"]
         for other, cell in record["cells"].items():
             if (step, other) in reported_s:

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fakes.core_site import discarded, of, persisted
-from peer.core import commands, events, global_test, limits, status
-from peer.core.global_test_memory import NO_ANSWER, evaluation_records
+from peer.core import commands, cross_evaluation, events, limits, status
+from peer.core.cross_evaluation_memory import NO_ANSWER, evaluation_records
 from peer.core.messages import Heartbeat, Unavailable
 from peer.core.phases import Phase
 from peer.core.rules import PaceRules
@@ -238,7 +238,7 @@ def test_a_site_that_takes_no_part_is_not_asked_and_its_cell_says_why(solo: Any,
     site.finish()
     out = site.finish()
     assert site.evaluation_fetches == {}
-    assert global_test.awaited(site.site) == []
+    assert cross_evaluation.awaited(site.site) == []
     lapsed = next(command.body for command in of(out, commands.Persist) if command.kind == "lapsed")
     expected = "not permitted by asia" if evaluates is False else "its program does not support it"
     assert lapsed["reasons"] == {"asia": expected}
@@ -347,7 +347,7 @@ def test_of_sites_that_are_gone_nothing_is_fetched_or_kept_but_what_is_being_mea
 
 # --- the end ---------------------------------------------------------------------------------------------------------
 def test_a_finished_site_stays_for_evaluations_of_peers_that_are_there(done: Any) -> None:
-    assert global_test.awaited(done.site) == ["asia"]
+    assert cross_evaluation.awaited(done.site) == ["asia"]
     assert [wait["artifact"] for wait in status.waiting_for(done.site, now_s=done.now_s)] == ["evaluation"]
     done.lend("asia")
     done.examine()

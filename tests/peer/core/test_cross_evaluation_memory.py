@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from peer.core.commands import Source
-from peer.core.global_test_memory import NO_ANSWER, REASONS, ROWS, Evaluation, LentModel, evaluation_records, record
+from peer.core.cross_evaluation_memory import (
+    NO_ANSWER,
+    REASONS,
+    ROWS,
+    Evaluation,
+    LentModel,
+    evaluation_records,
+    record,
+)
 from peer.core.messages import UNMEASURED, EvaluationResult
 from peer.core.rows import GuestRow, LapsedRow, MeasuredRow, MislaidRow, ReportRow, SettledRow
 from peer.core.worker_protocol import to_json

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from peer.core import access, commands, events, limits, rows
 from peer.core.commands import Source
-from peer.core.global_test_memory import FAILURES_MAX, BorrowedKey, BorrowedTask
+from peer.core.cross_evaluation_memory import FAILURES_MAX, BorrowedKey, BorrowedTask
 from peer.core.liveness import AWAY
 from peer.core.messages import EvaluationResult, Unavailable, Unmeasured
 from peer.core.phases import Phase
