@@ -21,15 +21,11 @@ from pydantic import BaseModel
 DEPLOY = Path(__file__).resolve().parent
 sys.path.insert(0, str(DEPLOY.parent))
 
-from peer import documents  # noqa: E402 - found beside this script, whether installed or not
-from peer.daemon.metrics import METRICS  # noqa: E402
+from peer.daemon.metrics import METRICS  # noqa: E402 - found beside this script, whether installed or not
+from peer.documents.registry import DOCUMENTS  # noqa: E402
 from peer.errors import EXIT_CODES  # noqa: E402
 from peer.lab.experiments.experiment import Experiment  # noqa: E402
-from peer.net.relay import documents as relay_documents  # noqa: E402
 from peer.site.config.schema import FederationConfig, SiteConfig  # noqa: E402
-from peer.site.membership import documents as membership_documents  # noqa: E402
-from peer.site.records import documents as records  # noqa: E402
-from peer.train.data import documents as data_documents  # noqa: E402
 
 PAGE = DEPLOY / "reference.md"
 FILES = (("federation.toml", FederationConfig), ("site.toml", SiteConfig), ("experiment.toml", Experiment))
@@ -120,11 +116,9 @@ def json_documents() -> Iterator[str]:
     """A table of the commands, then one table of each record's keys, in the order of the first
     reference.
     """
-    modules = (records, documents, membership_documents, data_documents, relay_documents)
-    commands = {name: kind for module in modules for name, kind in module.DOCUMENTS.items()}
-    yield table(("command", "document"), ((f"`{name}`", type_words(kind)) for name, kind in commands.items()))
+    yield table(("command", "document"), ((f"`{name}`", type_words(kind)) for name, kind in DOCUMENTS.items()))
     collected: dict[str, Any] = {}
-    for kind in commands.values():
+    for kind in DOCUMENTS.values():
         collect_records(kind, collected)
     for name, record in collected.items():
         yield f"### {name}\n"

@@ -19,7 +19,7 @@ from cryptography import x509
 from peer.audit import evidence_files
 from peer.audit.evidence_files import Export, ReceivedManifest, Restoration, SignedHead, Witness, WitnessEvidence
 from peer.core.roster import Sha256
-from peer.documents import LedgerExtent, LedgerFindings, LedgerVerified
+from peer.documents.commands import LedgerExtent, LedgerFindings, LedgerVerified
 from peer.errors import FederationMismatch, StateError, UsageError
 from peer.net.transport.manifest import decode_manifest, from_base64
 from peer.site.config.site_folder import SiteFolder

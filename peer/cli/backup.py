@@ -10,7 +10,7 @@ import click
 
 from peer.cli import GIVEN_FILE, output, rendering
 from peer.cli.site_command import SiteCall, site_command
-from peer.documents import SiteBackedUp, SiteRestored
+from peer.documents.commands import SiteBackedUp, SiteRestored
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

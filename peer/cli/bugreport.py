@@ -10,9 +10,9 @@ import click
 
 from peer.cli import output, rendering
 from peer.cli.site_command import SiteCall, site_command
+from peer.documents.records import BugReported
 from peer.errors import Interrupted, UsageError
 from peer.site.config.site_folder import must_be_new, write_atomically
-from peer.site.records.documents import BugReported
 
 if TYPE_CHECKING:
     from peer.view.preflight.finding import Finding

@@ -9,7 +9,7 @@ import click
 
 from peer.cli import output
 from peer.cli.site_command import SiteCall, site_command
-from peer.documents import CheckFinding, CheckResult
+from peer.documents.commands import CheckFinding, CheckResult
 from peer.errors import CheckFailed
 
 STYLE = {"ok": "green", "warning": "yellow", "failure": "red"}

@@ -23,7 +23,7 @@ from peer.cli.check import render_findings
 from peer.cli.models import FAMILIES, family
 from peer.cli.site_command import SiteCall, site_command
 from peer.core.tasks import ROWS_COLUMNS
-from peer.documents import CheckFinding, ConfigurationChange, SiteConfigured
+from peer.documents.commands import CheckFinding, ConfigurationChange, SiteConfigured
 from peer.errors import CheckFailed, ConfigError, ModelError, StateError, UsageError
 from peer.site.config import toml, toml_edit
 from peer.site.config.monai_bundle import is_bundle

@@ -12,13 +12,13 @@ import numpy as np
 
 from peer.core.tasks import ROWS_COLUMNS
 from peer.core.worker_protocol import WorkerSetting, to_json
-from peer.documents import DatalistSurvey
+from peer.documents.commands import DatalistSurvey
+from peer.documents.data import ContactSheet, DatalistInspected
 from peer.errors import ConfigError, DataError, UsageError
 from peer.site.config import toml
 from peer.site.config.schema import FederationConfig, SiteConfig, TaskConfig, geometry_problems
 from peer.site.config.site_tables import DataConfig
 from peer.train.data.datalist import inspect_datalist, named
-from peer.train.data.documents import ContactSheet, DatalistInspected
 from peer.train.data.image_files import Shape, StoredImage, open_image, turn_to
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ import click
 from peer.cli import GIVEN_FILE, output, rendering
 from peer.cli.site_command import SiteCall, site_command
 from peer.cli.watch import show, watch_option
-from peer.documents import LedgerExported, WitnessWritten
+from peer.documents.commands import LedgerExported, WitnessWritten
+from peer.documents.records import EgressReported
 from peer.errors import LedgerBroken, UsageError
 from peer.site.config.site_folder import must_be_new, write_atomically
-from peer.site.records.documents import EgressReported
 
 PATH = click.Path(path_type=Path, dir_okay=False)
 witness_option = click.option(

@@ -10,7 +10,7 @@ import click
 
 from peer.cli import GIVEN_FILE, output, rendering
 from peer.cli.site_command import SiteCall, site_command
-from peer.documents import EvidenceShown
+from peer.documents.commands import EvidenceShown
 from peer.errors import UsageError
 from peer.site.config.site_folder import must_be_new, write_atomically
 

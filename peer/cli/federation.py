@@ -19,7 +19,13 @@ from peer.cli.proposals import approve, enact, propose
 from peer.cli.site_command import SiteCall, site_command
 from peer.core.messages import ChainHead
 from peer.core.tasks import ROWS_COLUMNS
-from peer.documents import CertificateAuthority, FederationCreated, FederationShown, RelayCertified, SiteAdmitted
+from peer.documents.commands import (
+    CertificateAuthority,
+    FederationCreated,
+    FederationShown,
+    RelayCertified,
+    SiteAdmitted,
+)
 from peer.errors import BundleError, UsageError
 from peer.site.config import toml
 from peer.site.config.schema import FederationConfig

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from peer.cli import COMMANDS, PROGRAM, main, output, shared_options
-from peer.documents import HelpPage
+from peer.documents.commands import HelpPage
 from peer.errors import UsageError
 from peer.site.config.toml import suggestion
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from models.spec import HYPER, installed_model
 from peer.cli import output
+from peer.documents.models import ModelLayers
 from peer.errors import UsageError
-from peer.model_documents import ModelLayers
 from peer.site.config.monai_bundle import BundleNetwork
 
 SIDE = 64

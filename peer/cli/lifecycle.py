@@ -10,9 +10,9 @@ import click
 
 from peer.cli import all_sites, output
 from peer.cli.site_command import SiteCall, site_command
+from peer.documents.records import SiteOutcome
 from peer.errors import DaemonDown, LockedError, PeerError, UsageError, WorkerFailed
 from peer.site.config.site_folder import SiteFolder
-from peer.site.records.documents import SiteOutcome
 
 POLL_S = 0.1
 STOP_S = 120.0

@@ -9,7 +9,7 @@ from typing import Any, cast
 import click
 
 from peer.cli import output, shared_options
-from peer.documents import MethodDescription, ParameterDescription
+from peer.documents.commands import MethodDescription, ParameterDescription
 from peer.errors import UsageError
 from peer.methods.registry import PLANS, find_plan, installed_methods
 from peer.site.config.toml import suggestion

@@ -15,8 +15,8 @@ from peer.cli import output, rendering, shared_options
 from peer.cli.layers import SIDE, describe_layers, render_layers
 from peer.core.metrics import METRICS_OF
 from peer.core.tasks import CLASSIFYING
+from peer.documents.models import ModelDescription, ModelLayers, ModelList
 from peer.errors import UsageError
-from peer.model_documents import ModelDescription, ModelLayers, ModelList
 from peer.site.config.monai_bundle import is_bundle, read_bundle
 
 FAMILIES = {kind: CLASSIFYING if kind in CLASSIFYING else frozenset({kind}) for kind in METRICS_OF}

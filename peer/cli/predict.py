@@ -13,7 +13,7 @@ import click
 from peer.cli import chosen_round, output, round_option
 from peer.cli.site_command import SiteCall, site_command
 from peer.core.tasks import CLASSIFYING
-from peer.documents import PredictionsWritten
+from peer.documents.commands import PredictionsWritten
 from peer.errors import DataError, UsageError
 from peer.extras import require_extra
 from peer.site.config import site_folder

@@ -25,6 +25,7 @@ from peer.cli.amendments import (
 from peer.cli.governance import SiteChain, longest_chain, render_enacted
 from peer.cli.site_command import SiteCall, site_command
 from peer.core.roster import SiteName
+from peer.documents.membership import ProposalSigned
 from peer.errors import CertificateError, LockedError, MembershipError, StateError, UsageError
 from peer.site.config import toml
 from peer.site.config.site_folder import home_folder, must_be_new, write_atomically
@@ -32,7 +33,6 @@ from peer.site.identity.bundle import read_received_file
 from peer.site.identity.enrolment import FEDERATION_FILE
 from peer.site.membership.amendment import Amendment, AmendmentRefused
 from peer.site.membership.chain import amended, check_place
-from peer.site.membership.documents import ProposalSigned, words_of
 from peer.site.membership.epoch_rules import Genesis
 from peer.site.membership.folder import CHAIN_FILE, FILES, decode_chain
 from peer.site.membership.proposal import (
@@ -44,6 +44,7 @@ from peer.site.membership.proposal import (
     count_signatures,
     ends_hold_only,
 )
+from peer.site.membership.shown import words_of
 from peer.site.membership.signatures import FOUNDER
 from peer.site.membership.wording import changes_in_words
 

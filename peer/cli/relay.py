@@ -12,8 +12,8 @@ import click
 
 from peer.cli import GIVEN_FILE, output, shared_options
 from peer.core.roster import site_name
+from peer.documents.relay import RelayAmended, RelayChecked, RelayJoined, RelayRequested, RelayStatus
 from peer.errors import ConfigError, DaemonDown, PeerUnreachable, PortInUse, UsageError
-from peer.net.relay.documents import RelayAmended, RelayChecked, RelayJoined, RelayRequested, RelayStatus
 from peer.site.config import toml
 from peer.site.config.site_folder import make_private, must_be_new, write_atomically
 

@@ -12,7 +12,7 @@ import click
 
 from peer.cli import output
 from peer.cli.site_command import SiteCall, site_command
-from peer.documents import ScalarRun, ScalarsWritten
+from peer.documents.commands import ScalarRun, ScalarsWritten
 from peer.errors import UsageError
 from peer.site.config.site_folder import SiteFolder
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from peer.cli import GIVEN_FILE, output, rendering, shared_options
-from peer.documents import RowWithoutRuns, SimulationResult
+from peer.documents.commands import RowWithoutRuns, SimulationResult
 from peer.errors import UsageError, WorkerFailed
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from peer.cli import GIVEN_FILE, Settings, output, pass_settings, shared_options
 from peer.cli.configure import configure
 from peer.cli.template import NEWCOMERS_LISTEN, site_toml
 from peer.core.roster import site_name
-from peer.documents import SiteInitialised, SiteJoined
+from peer.documents.commands import SiteInitialised, SiteJoined
 from peer.errors import BundleError, ConfigError, UsageError
 from peer.methods.registry import PackageMissing
 from peer.site.config import toml

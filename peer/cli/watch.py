@@ -43,7 +43,7 @@ def read_document(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -
 
 def _read_from_disk(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Any:
     if name == "membership":
-        from peer.site.membership.documents import membership_shown
+        from peer.site.membership.shown import membership_shown
 
         return membership_shown(folder, {})
     from peer.site.records import folder_documents

@@ -8,14 +8,15 @@ from typing import Any
 
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.chain_keeper import ChainKeeper
+from peer.documents.membership import AmendmentEnacted, ChainChosen, LeaveNoticed, NewcomerAccepted
 from peer.errors import MembershipError
 from peer.site.config import toml
 from peer.site.config.site_folder import SiteFolder
 from peer.site.membership.amendment import AmendmentRefused, body_digest, notice_from_base64
-from peer.site.membership.documents import AmendmentEnacted, ChainChosen, LeaveNoticed, NewcomerAccepted, words_of
 from peer.site.membership.epoch_rules import Genesis
 from peer.site.membership.folder import MembershipFolder
 from peer.site.membership.proposal import Proposal, approve, check_approvable, count_signatures
+from peer.site.membership.shown import words_of
 from peer.site.membership.signatures import signers
 
 KNOWN_BEFORE = "this site gave its notice before: a daemon that runs tells it to whoever may lack it"

@@ -14,7 +14,7 @@ from peer.core.roster import SiteName
 from peer.daemon.dispatch import Daemon
 from peer.daemon.governance import MembershipActions
 from peer.net.transport.control import MEMBERSHIP_ACTIONS
-from peer.site.membership.documents import membership_shown
+from peer.site.membership.shown import membership_shown
 from peer.site.records import folder_documents
 
 FOLLOW_MIN_S = 0.25

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from peer.train.data.documents import ContactSheet, DatalistInspected, SheetSample
+from peer.documents.data import ContactSheet, DatalistInspected, SheetSample
 from peer.train.data.sheet_page import render
 
 EDGES = {"left": "L", "right": "R", "top": "A", "bottom": "P"}

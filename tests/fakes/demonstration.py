@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peer.documents import DemoMethod, DemoResult
+from peer.documents.commands import DemoMethod, DemoResult
 from peer.lab.demo import gains
 from peer.lab.experiments.result_files import CENTRALISED
 

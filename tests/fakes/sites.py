@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from peer.core.rows import CommittedRow
+from peer.documents.records import RoundRecord
 from peer.site.config.site_folder import SiteFolder
-from peer.site.records.documents import RoundRecord
 from peer.site.records.journal import Journal
 
 Row = tuple[str, int, dict[str, Any]]

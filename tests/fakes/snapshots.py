@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from peer.site.records.documents import Route
+from peer.documents.records import Route
 from peer.site.records.snapshot import SiteSnapshot, overview, planned_route
 from peer.view.dashboard.collect import FederationSnapshot
 

@@ -12,12 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from fakes.drafts import draft
-from peer import documents
 from peer.cli import PROGRAM, main
-from peer.net.relay import documents as relay_documents
-from peer.site.membership import documents as membership_documents
-from peer.site.records import documents as records
-from peer.train.data import documents as data_documents
+from peer.documents.commands import DatasetPrepared, Prediction
+from peer.documents.registry import DOCUMENTS
 from tests.meta.test_readme import problem
 
 WITHOUT_JSON = {
@@ -25,15 +22,6 @@ WITHOUT_JSON = {
     "completion": "prints a script for a shell",
 }
 """Commands without ``--json``, with the reason."""
-
-DOCUMENTS: dict[str, Any] = {
-    **records.DOCUMENTS,
-    **documents.DOCUMENTS,
-    **data_documents.DOCUMENTS,
-    **relay_documents.DOCUMENTS,
-    **membership_documents.DOCUMENTS,
-}
-"""Command -> type of the document that ``--json`` prints."""
 
 
 def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
@@ -174,5 +162,5 @@ def test_documents_have_the_keys_of_their_types(call: Callable[..., Any]) -> Non
 
 
 def test_optional_keys_are_told_apart() -> None:
-    assert keys(list[documents.Prediction]) == ({"file"}, {"output", "probabilities"})
-    assert keys(documents.DatasetPrepared)[0] == {"folder"}
+    assert keys(list[Prediction]) == ({"file"}, {"output", "probabilities"})
+    assert keys(DatasetPrepared)[0] == {"folder"}

@@ -21,7 +21,7 @@ WINGS = {
 # Module or package -> its layer; the longest name that fits counts. "peer" are the modules beside
 # the packages.
 LAYER = {
-    **{f"peer.{name}": name for name in ("audit", "cli", "core", "daemon", "methods", "pb")},
+    **{f"peer.{name}": name for name in ("audit", "cli", "core", "daemon", "documents", "methods", "pb")},
     **{f"peer.{wing}": "ground" for wing in WINGS},
     **{f"peer.{wing}.{name}": name for wing, names in WINGS.items() for name in names.split()},
     "losses": "losses",
@@ -45,7 +45,7 @@ LAYER = {
     "peer.train.inference.model_state": "model-files",
     "peer.train.inference.release": "model-files",
 }
-SITE = "ground core config identity membership records transport"
+SITE = "ground core documents config identity membership records transport"
 OPERATION = f"{SITE} plans relay audit daemon data model-files"
 """The rooms below those that operators start from."""
 # Layer -> the layers that it may import beside itself; a module's name allows this module alone.
@@ -55,29 +55,30 @@ MAY_IMPORT = {
     "models": "spec",
     "ground": "",
     "core": "",
+    "documents": "ground core",
     "pb": "",
     "plans": "ground peer.core.plan",
     "config": "ground core spec plans",
     "identity": "ground core config",
-    "membership": "ground core config identity",
-    "records": "ground core config identity membership",
-    "data": "ground core",
+    "membership": "ground documents core config identity",
+    "records": "ground documents core config identity membership",
+    "data": "ground documents core",
     "datasets": "ground core data",
     "transport": "ground core pb identity",
     "audit": SITE,
     "relay": "ground core config identity membership transport",
     "daemon": f"{SITE} relay audit",
-    "model-files": "ground plans core config membership records spec transport",
+    "model-files": "ground documents plans core config membership records spec transport",
     "preflight": f"{OPERATION} spec",
     "tracking": "ground core config records",
     "dashboard": f"{SITE} audit tracking",
     "methods": "peer.core.plan models losses",
     "training": "ground core plans methods models spec losses "
     "peer.train.data.consistency peer.train.data.datalist peer.train.data.image_files",
-    "inference": "ground plans core methods models spec training model-files data",
+    "inference": "ground documents plans core methods models spec training model-files data",
     "partition": "ground core config peer.train.data.datalist",
     "statistics": "ground core",
-    "report": "ground core statistics peer.lab.experiments.result_files",
+    "report": "ground documents core statistics peer.lab.experiments.result_files",
     "experiments": "ground plans core config data datasets partition spec",
     "simulation": "ground plans core config data methods models partition records experiments spec statistics training",
     "demo": f"{SITE} plans datasets experiments statistics report daemon data model-files",

@@ -12,7 +12,7 @@ DOCUMENTED = ("losses", "models")
 
 EMPTY_NAMES = frozenset({"found", "made", "told"})
 """A variable is named after its content."""
-DOCUMENTS = frozenset({"peer.documents", "peer.audit.evidence_files"})
+DOCUMENTS = frozenset({"peer.documents.commands", "peer.audit.evidence_files"})
 """Modules whose fields are keys of ``--json`` documents and of files that sites hand over."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from peer.documents import DemoGain, DemoMethod
+from peer.documents.commands import DemoGain, DemoMethod
 from peer.lab.experiments.result_files import CENTRALISED
 from peer.lab.report.table import unit_of
 from peer.lab.statistics.room import Values, share_of_room

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from peer.documents import DemoResult
+from peer.documents.commands import DemoResult
 from peer.lab.demo import gains
 from peer.lab.experiments.result_files import CENTRALISED
 from peer.lab.report import plotting

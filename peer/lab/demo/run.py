@@ -17,7 +17,8 @@ from typing import Any
 
 from peer import errors
 from peer.daemon import startup
-from peer.documents import DemoMethod, DemoResult
+from peer.documents.commands import DemoMethod, DemoResult
+from peer.documents.records import RoundRecord
 from peer.extras import require_extra
 from peer.lab.datasets.baselines import baseline_aucs
 from peer.lab.demo import gains, picture
@@ -31,7 +32,6 @@ from peer.lab.experiments.sweep import SweepProgress, sweep
 from peer.lab.statistics.tables import average
 from peer.site.config import toml
 from peer.site.config.site_folder import write_atomically
-from peer.site.records.documents import RoundRecord
 from peer.site.records.history import OPEN, History
 from peer.train.data.prepared_folder import SUMMARY, make_empty
 from peer.train.inference import model_state

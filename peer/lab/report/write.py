@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from peer import __version__
-from peer.documents import ReportTable, ReportWritten
+from peer.documents.commands import ReportTable, ReportWritten
 from peer.errors import DiskError
 from peer.extras import require_extra
 from peer.lab.report import contents, html_page, markdown, room, worst_site

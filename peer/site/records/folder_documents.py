@@ -15,8 +15,8 @@ from peer.core.cross_evaluation_memory import evaluation_records
 from peer.core.limits import REFUSALS_SHOWN_MAX
 from peer.core.roster import federation_digest
 from peer.core.status import PeerStatus, RefusedEntry, SiteStatus, best_and_newest_round
+from peer.documents.records import EvaluationRecord, EventRecord, RoundRecord, TransferRecord
 from peer.site.config.site_folder import SiteFolder
-from peer.site.records.documents import EvaluationRecord, EventRecord, RoundRecord, TransferRecord
 from peer.site.records.history import History, RecentRounds, open_journals, recent_rounds
 from peer.site.records.journal import Journal, storage
 

@@ -20,8 +20,8 @@ from typing import Any, Literal, NamedTuple, Self
 from peer.core import rows
 from peer.core.site_memory import Row
 from peer.core.status import LastRound
+from peer.documents.records import RoundRecord, SourceRecord, TransferRecord
 from peer.site.config.site_folder import SiteFolder
-from peer.site.records.documents import RoundRecord, SourceRecord, TransferRecord
 from peer.site.records.journal import Journal, storage
 from peer.site.records.ledger import UNKNOWN, Ledger
 

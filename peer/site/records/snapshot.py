@@ -15,7 +15,7 @@ from typing import TypedDict
 from peer.core.limits import CERTIFICATE_DAYS_MIN
 from peer.core.metrics import METRICS, ROOM_MIN
 from peer.core.status import RefusedEntry, SiteStatus
-from peer.site.records.documents import (
+from peer.documents.records import (
     Attention,
     FederationOverview,
     OverviewRow,

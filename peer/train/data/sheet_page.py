@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from peer.train.data.documents import ContactSheet, DatalistInspected, SheetHistogram, SheetSample, SheetView
+from peer.documents.data import ContactSheet, DatalistInspected, SheetHistogram, SheetSample, SheetView
 from peer.web_page import escape, render_page
 
 WARNING = "This page shows patients' images. It stays in the hospital: send it to nobody, and delete it after use."

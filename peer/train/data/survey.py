@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.documents import DatalistSurvey, SplitSurvey
+from peer.documents.commands import DatalistSurvey, SplitSurvey
 from peer.train.data.consistency import Consistency, distance_of
 from peer.train.data.datalist import SPLITS, Datalist, Sample, inspect_datalist, named
 from peer.train.data.image_files import PICTURES, Shape, StoredImage, file_ending, open_image, read_values

@@ -22,8 +22,8 @@ import torch
 
 from peer.core.tasks import CLASSIFYING
 from peer.core.worker_protocol import WorkerSetting, from_json
+from peer.documents.data import ContactSheet, SheetHistogram, SheetSample, SheetSplit, ValueRange
 from peer.train.data.datalist import Datalist, Sample, inspect_datalist, read_json
-from peer.train.data.documents import ContactSheet, SheetHistogram, SheetSample, SheetSplit, ValueRange
 from peer.train.data.image_files import open_image, read_values
 from peer.train.data.prepared_folder import shuffle
 from peer.train.errors import UnusableConfigurationError, UnusableDataError, reason_of

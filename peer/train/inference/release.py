@@ -20,7 +20,7 @@ from typing import Any
 from peer import errors
 from peer.core.commands import Source
 from peer.core.worker_protocol import to_json
-from peer.documents import ModelExported
+from peer.documents.commands import ModelExported
 from peer.extras import require_extra
 from peer.files import sync_folder
 from peer.net.transport.manifest import decode_manifest

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from peer.train.data.documents import SheetView
+from peer.documents.data import SheetView
 
 Array: TypeAlias = NDArray[Any]
 

@@ -19,6 +19,7 @@ from peer.core import rows, story
 from peer.core.plan import KINDS
 from peer.core.roster import NO_ROUND_KEY
 from peer.core.status import SiteStatus, plan_of
+from peer.documents.records import FederationOverview, PlannedRound, RoomTaken, Route
 from peer.errors import DaemonDown, PeerError
 from peer.net.transport.control import ControlClient
 from peer.site.config.rules import make_rules
@@ -26,7 +27,6 @@ from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder
 from peer.site.identity import certificates
 from peer.site.records import folder_documents
-from peer.site.records.documents import FederationOverview, PlannedRound, RoomTaken, Route
 from peer.site.records.history import OPEN, History, Transfer, open_journals
 from peer.site.records.journal import storage
 from peer.site.records.members import epochs_at_rest

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.audit import verification
-from peer.documents import LedgerVerified
+from peer.documents.commands import LedgerVerified
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder
 from peer.site.config.site_tables import EgressConfig

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from peer.core.status import PeerState
+from peer.documents.records import FederationOverview, OverviewRow, OwnState, Route
 from peer.errors import one_line
-from peer.site.records.documents import FederationOverview, OverviewRow, OwnState, Route
 from peer.web_page import escape
 
 NAMED_MAX = 8

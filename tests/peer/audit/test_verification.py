@@ -17,7 +17,7 @@ import pytest
 from fakes.databases import edit
 from peer.audit import evidence_files, verification
 from peer.daemon.dispatch import now
-from peer.documents import LedgerVerified
+from peer.documents.commands import LedgerVerified
 from peer.errors import CertificateError, FederationMismatch, PeerMisbehaved, StateError, UsageError
 from peer.net.transport.manifest import decode_manifest, from_base64, to_base64
 from peer.site.config.site_folder import SiteFolder

@@ -13,10 +13,10 @@ import pytest
 
 from fakes.cli import refused_in_one_line, run, run_json
 from fakes.sites import TRANSFER
+from peer.documents.records import TransferRecord
 from peer.errors import EXIT_CODES
 from peer.lab.demo.local_federation import LocalFederation
 from peer.site.config.site_folder import SiteFolder
-from peer.site.records.documents import TransferRecord
 from peer.site.records.ledger import Ledger
 
 pytestmark = pytest.mark.usefixtures("at_home")

@@ -14,7 +14,7 @@ from click.testing import Result
 from fakes.cli import refused, run
 from peer.core import rows
 from peer.core.roster import Sha256
-from peer.documents import DOCUMENTS
+from peer.documents.commands import DOCUMENTS
 from peer.lab.demo.local_federation import LocalFederation
 from peer.net.transport.manifest import decode_manifest, encode_manifest, sign_manifest, to_base64
 

@@ -13,7 +13,7 @@ import pytest
 
 from fakes.cli import ROOT, refused, run, run_json
 from peer.cli.models import describe_network
-from peer.model_documents import LayerDescription, ModelDescription
+from peer.documents.models import LayerDescription, ModelDescription
 
 SKIN = ("--task", "classification", "--spatial-dims", "2", "--in-channels", "3", "--classes", "8")
 VOLUMES = ("--task", "segmentation", "--spatial-dims", "3", "--in-channels", "1", "--classes", "2")

@@ -12,9 +12,9 @@ from fakes.governed import GovernedFederation
 from fakes.operators_daemon import OperatorsDaemon
 from fakes.sites import append_paced_rounds, append_rows
 from peer.daemon import startup
+from peer.documents.records import PlanDocument, PlannedRound
 from peer.lab.demo.local_federation import LocalFederation
 from peer.site.config.rules import make_rules
-from peer.site.records.documents import PlanDocument, PlannedRound
 
 
 def call(loopback: LocalFederation, *words: str) -> Result:

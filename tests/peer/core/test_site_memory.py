@@ -17,7 +17,7 @@ from peer.core.phases import Phase
 from peer.core.rows import ArrivedRow
 from peer.core.site_memory import REMEMBERED, Memory, later_generation, recover, used_sources
 from peer.core.worker_protocol import to_json
-from peer.site.records.documents import RoundRecord
+from peer.documents.records import RoundRecord
 from peer.site.records.history import committed_rounds
 
 ALONE = {"sites": ("asia", "europe"), "schedule_kind": "derangement"}

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from peer.core.tasks import CLASSIFYING
+from peer.documents.data import DrawnSplits, LeftOutSamples
 from peer.errors import DataError
 from peer.train.data.datalist import NAMES_SHOWN_MAX, SELF_LABELLED
-from peer.train.data.documents import DrawnSplits, LeftOutSamples
 from peer.train.data.image_files import open_image
 from peer.train.data.prepared_folder import shuffle
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from peer.documents.data import DatalistImported, ImportedSplit
 from peer.errors import DataError, DiskError, StateError
 from peer.files import write_file
 from peer.train.data.datalist import SPREADSHEETS, inspect_datalist
-from peer.train.data.documents import DatalistImported, ImportedSplit
 from peer.train.data.importers import bids_source, dicom_source, nnunet_source, table_source
 from peer.train.data.importers.candidates import (
     Candidate,

@@ -17,11 +17,11 @@ import pytest
 from fakes.databases import edit
 from fakes.sites import TRANSFER, append_rows
 from peer.core.status import PeerStatus
+from peer.documents.records import DOCUMENTS
 from peer.errors import ConfigError, StateError
 from peer.lab.demo.local_federation import LocalFederation
 from peer.site.config.site_folder import SiteFolder, make_private
 from peer.site.records import folder_documents
-from peer.site.records.documents import DOCUMENTS
 from peer.site.records.journal import Journal
 from peer.site.records.ledger import Ledger
 

@@ -6,7 +6,7 @@ import pytest
 
 from fakes.snapshots import HEARD, NOW_S, SITES, federation, link, site_snapshot
 from peer.core.status import RefusedEntry
-from peer.site.records.documents import FederationOverview, OverviewRow
+from peer.documents.records import FederationOverview, OverviewRow
 from peer.site.records.snapshot import group_refusals, overview, room_taken
 
 

@@ -12,7 +12,7 @@ import pytest
 from fakes.hospital import LENGTH, MakeSetting
 from fakes.json_documents import change_documents
 from peer.core.worker_protocol import WorkerSetting
-from peer.train.data.documents import ContactSheet
+from peer.documents.data import ContactSheet
 from peer.train.errors import UnusableDataError
 from peer.train.inference.contact_sheet import make_sheet
 from peer.train.settings import TrainingSettings

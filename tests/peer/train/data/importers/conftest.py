@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peer.train.data.documents import DatalistImported
+from peer.documents.data import DatalistImported
 from peer.train.data.importers.candidates import ImportOptions
 from peer.train.data.importers.datalist_writer import import_datalist
 

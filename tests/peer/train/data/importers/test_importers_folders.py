@@ -10,8 +10,8 @@ import pydicom
 import pytest
 
 from fakes import image_files
+from peer.documents.data import DatalistImported
 from peer.errors import DataError, PeerError, UsageError
-from peer.train.data.documents import DatalistImported
 from peer.train.data.image_files import open_image
 
 Import = Callable[..., DatalistImported]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from peer.documents.data import DatalistImported
 from peer.errors import DataError, PeerError, StateError, UsageError
-from peer.train.data.documents import DatalistImported
 
 Import = Callable[..., DatalistImported]
 

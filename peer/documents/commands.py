@@ -1,7 +1,7 @@
 """The documents that commands print with ``--json``, except those with records of a site.
 
-``DOCUMENTS`` maps a command to the type of its document; ``peer.site.records.documents`` and
-``peer.train.data.documents`` have the others.
+``DOCUMENTS`` maps a command to the type of its document; ``peer.documents.records`` and
+``peer.documents.data`` have the others.
 Each key is ``Annotated`` with its meaning: ``deploy/reference.py`` generates a page of keys, types
 and meanings.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from peer.model_documents import ModelLayers, ModelList
+from peer.documents.models import ModelLayers, ModelList
 
 
 # --- a federation and its sites ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypedDict
 
 from peer.core.status import PeerState, PeerStatus, PeerWait, SiteStatus
-from peer.documents import LedgerHead
+from peer.documents.commands import LedgerHead
 
 RouteState = Literal["planned", "waiting", "moving", "arrived", "missing"]
 OwnState = Literal["running", "unresponsive", "down", "finished", "new", "unreadable"]

@@ -8,9 +8,9 @@ from fakes.drafts import site_text
 from fakes.governed import GovernedFederation
 from peer.core.messages import ChainHead
 from peer.core.roster import Sha256, SiteName
-from peer.site.membership.documents import membership_shown
 from peer.site.membership.folder import MembershipFolder
 from peer.site.membership.forks import prove
+from peer.site.membership.shown import membership_shown
 from tests.fakes.chains import AmendedFederation, newcomer
 
 FEDERATION = AmendedFederation("africa", "asia", "europe", members=2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from peer.documents import DatalistSurvey
+from peer.documents.commands import DatalistSurvey
 
 
 class ImportedSplit(TypedDict):
