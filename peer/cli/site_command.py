@@ -61,7 +61,7 @@ def site_command(
         name: the command's name; by default the function's.
         group: the group that the command belongs to.
         command: its class, such as ``click.Group``.
-        attributes: what click calls them.
+        attributes: further ones of the click command, such as ``short_help``.
     """
 
     def decorate(body: Body) -> Any:
@@ -77,18 +77,13 @@ def site_command(
         called = output.json_option(called)
         called.__click_params__ += own  # type: ignore[attr-defined]  # where click keeps options, the last one first
         called.__doc__ = body.__doc__
-        register = (group or click).command(name or body.__name__.replace("_", "-"), cls=command, **attributes)
-        return register(site_option(called))
+        called = click.option(
+            "--site",
+            "site_name",
+            metavar="NAME",
+            shell_complete=complete_site,
+            help="The site, or federation/site; needed only where this machine has several.",
+        )(called)
+        return (group or click).command(name or body.__name__.replace("_", "-"), cls=command, **attributes)(called)
 
     return decorate
-
-
-def site_option(command: Any) -> Any:
-    """``--site``, for commands about one site of this machine."""
-    return click.option(
-        "--site",
-        "site_name",
-        metavar="NAME",
-        shell_complete=complete_site,
-        help="The site, or federation/site; needed only where this machine has several.",
-    )(command)

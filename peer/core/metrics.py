@@ -44,9 +44,9 @@ METRICS: Mapping[str, Metric] = {
 }
 ROOM_MIN: Mapping[str, float] = {"": 0.01, "dB": 0.1}
 """By unit, the smallest room, from training alone to all data pooled, of which a share is told."""
-KINDS = ("classification", "time_series", "segmentation", "super_resolution")
 METRICS_OF: Mapping[str, tuple[str, ...]] = {
-    kind: tuple(name for name, metric in METRICS.items() if kind in metric.tasks) for kind in KINDS
+    kind: tuple(name for name, metric in METRICS.items() if kind in metric.tasks)
+    for kind in dict.fromkeys(kind for metric in METRICS.values() for kind in sorted(metric.tasks))
 }
 """The metrics that a report shows of each kind of task; the first is the main one."""
 

@@ -389,16 +389,18 @@ class ChainKeeper:
             reply = await source.get_amendments(peer, after=chain.head.number)
             may_differ = not from_genesis and chain.links and chain.head.digest == own.head.digest
             try:
-                if not (reply.amendments or may_differ):
-                    break
-                chain = chain.with_all(reply.amendments)
+                longer = chain.with_all(reply.amendments)
             except AmendmentRefused:
                 if not may_differ:
                     raise
-                reply = AmendmentsReply(())
-            if not reply.amendments:  # the peer's chain differs before this site's head, or has no more for its key
+                longer = chain
+            if longer is chain:
+                if not may_differ:
+                    break
+                # The peer's chain differs before this site's head, or replaces this site's key before it.
                 chain, from_genesis = own.until(0), True
                 continue
+            chain = longer
             self._compare_pin(chain)
             notices = reply.notices
             self._take_keys(chain, reply.keys)
