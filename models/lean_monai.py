@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-LEFT_OUT = ("jsonschema", "matplotlib", "mlflow", "scipy.signal", "sklearn", "tensorboard")
+LEFT_OUT = ("jsonschema", "matplotlib", "mlflow", "pandas", "scipy.signal", "sklearn", "tensorboard")
 """Where they are installed, importing them takes three quarters of the time of ``import monai``."""
 
 

@@ -9,7 +9,7 @@ from peer.errors import ConfigError
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "data": ("scipy",),
-    "research": ("joblib", "matplotlib", "scipy", "sklearn"),
+    "research": ("joblib", "matplotlib", "pandas", "scipy", "sklearn"),
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "ray": ("ray",),
     "scalars": ("alembic", "mlflow", "sqlalchemy", "tensorboard"),
