@@ -10,6 +10,7 @@ import click
 
 from peer.cli import output, shared_options
 from peer.core.metrics import METRICS
+from peer.extras import require_extra
 from peer.lab.experiments.result_files import SHARE_OF_ROOM
 
 STYLES = {1: "bold", 2: "underline"}
@@ -59,6 +60,7 @@ def report(
     mhfl-peer report digits --out tables
     mhfl-peer report digits --ddof 1 --target 0.9
     """
+    require_extra("research", "`report`")
     from peer.lab.report.write import report as write_report
 
     out = out or folder / "report"

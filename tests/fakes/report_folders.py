@@ -6,6 +6,7 @@ from typing import Any
 
 from fakes.json_documents import change_documents
 from peer.lab.report.comparison import Comparison, compare
+from peer.lab.report.measurements import Measurements
 from peer.lab.report.results import Results, read
 from peer.lab.report.table import Table
 
@@ -32,7 +33,7 @@ def set_values(folder: Path, value: Callable[[Any, str, str], float | None], met
 def compared(folder: Path, metric: str = "auc") -> tuple[Results, Comparison]:
     """The results in a folder, and their main table without published figures."""
     results = read(folder)
-    return results, compare(results, SETTING, metric, None, name="t")
+    return results, compare(Measurements(results), SETTING, metric, None, name="t")
 
 
 def cells(table: Table) -> dict[str, list[str]]:

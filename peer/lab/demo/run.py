@@ -29,7 +29,7 @@ from peer.lab.experiments.pool import SamplePool, gather
 from peer.lab.experiments.result_files import CENTRALISED
 from peer.lab.experiments.runs import RESULT, Run, build_runs
 from peer.lab.experiments.sweep import SweepProgress, sweep
-from peer.lab.statistics.tables import average
+from peer.lab.statistics.means import mean
 from peer.site.config import toml
 from peer.site.config.site_folder import write_atomically
 from peer.site.records.history import OPEN, History
@@ -262,7 +262,7 @@ def _test_values(matrix: Mapping[str, Mapping[str, Mapping[str, float]]], name: 
     values = [metrics[metric] for metrics in matrix[name].values() if metric in metrics]
     return {
         "local_test": matrix[name][name].get(metric),
-        "global_test": average(values).value if len(values) == len(matrix) else None,
+        "global_test": mean(values) if len(values) == len(matrix) else None,
     }
 
 

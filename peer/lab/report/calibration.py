@@ -9,11 +9,12 @@ import numpy as np
 from peer.classification import Labels, Probabilities
 from peer.core.tasks import CLASSIFYING
 from peer.lab.report import plotting
-from peer.lab.report.comparison import Comparison, cell, summarise_method, test_row
+from peer.lab.report.comparison import Comparison
+from peer.lab.report.measurements import Measurements, mean_cells
 from peer.lab.report.plotting import ReportFigure, Style
 from peer.lab.report.published import TESTS
-from peer.lab.report.results import Results, RunResult
-from peer.lab.report.table import Cell, Column, Table, TableRow, Unit
+from peer.lab.report.results import RunResult
+from peer.lab.report.table import Column, Table, lay_out
 from peer.lab.statistics.calibration import BINS, brier_score, expected_calibration_error, reliability
 
 Score = Callable[[Probabilities, Labels], float | None]
@@ -21,50 +22,42 @@ SCORES: Mapping[str, Score] = {"ECE": expected_calibration_error, "Brier": brier
 COLUMNS_MAX = 4
 
 
-def table(results: Results, comparison: Comparison, setting: tuple[str, str], *, name: str) -> Table | None:
+def table(comparison: Comparison, *, name: str) -> Table | None:
     """Both scores of every method in both tests; None without stored predictions."""
+    results = comparison.results
     if results.kind not in CLASSIFYING:
         return None
-    rows = []
-    for label in comparison.methods:
-        cells: list[Cell] = []
-        for test in TESTS:
-            for score, measure in SCORES.items():
-                values = summarise_method(results, setting, label, score, measure=_on_predictions(measure))
-                assert values is not None, f"{label} has runs"
-                cells.append(cell(test_row(values, test).mean, Unit(score), len(values.units)))
-        rows.append(TableRow(label, tuple(cells), ranked=label in comparison.ranked))
-    if all(cell.value is None for row in rows for cell in row.cells):
+    measured = Measurements(results, SCORES, _scores_of_predictions)
+    by_score = {score: measured.scores(comparison.setting, score) for score in SCORES}
+    columns = [
+        (
+            Column(score, f"{test.title()} Test", 3, "lower"),
+            mean_cells(by_score[score].means[test], factor=1.0, ddof=results.ddof),
+        )
+        for test in TESTS
+        for score in SCORES
+    ]
+    if not any(cells for _, cells in columns):
         return None
-    columns = tuple(Column(score, f"{test.title()} Test", 3, "lower") for test in TESTS for score in SCORES)
     notes = (
         f"Lower is better; mean over sites, over {results.repeats}. ECE: expected calibration error of the predicted "
         f"class, {BINS} bins of equal width; of few test samples it is above zero for any network. Brier: mean squared "
         "distance of all classes' probabilities from the truth, from 0 to 2 (for two classes twice the score of one).",
     )
-    return Table(name, "Calibration", "method", columns, tuple(rows), notes).with_ranks()
+    return lay_out(name, "Calibration", columns, comparison.labels, ranked=comparison.ranked, notes=notes)
 
 
-def _on_predictions(score: Score) -> Callable[[RunResult, str, str], float | None]:
-    def measure(run: RunResult, model: str, split: str) -> float | None:
-        pair = run.predictions(model, split)
-        return None if pair is None else score(*pair)
-
-    return measure
+def _scores_of_predictions(run: RunResult, model: str, split: str) -> dict[str, float | None]:
+    pair = run.predictions(model, split)
+    return {} if pair is None else {name: score(*pair) for name, score in SCORES.items()}
 
 
-def diagram(
-    results: Results,
-    labels: Sequence[str],
-    setting: tuple[str, str],
-    styles: Mapping[str, Style],
-    *,
-    name: str,
-) -> ReportFigure | None:
+def diagram(comparison: Comparison, styles: Mapping[str, Style], *, name: str) -> ReportFigure | None:
     """A reliability diagram a method, of the Local Test of all sites and runs together; None
     without stored predictions.
     """
-    pairs_by_label = {label: _pooled_predictions(results.select(setting, label)) for label in labels}
+    runs = {label: comparison.results.select(comparison.setting, label) for label in comparison.labels}
+    pairs_by_label = {label: _pooled_predictions(runs[label]) for label in comparison.labels}
     pooled = {label: pair for label, pair in pairs_by_label.items() if pair is not None}
     if not pooled:
         return None

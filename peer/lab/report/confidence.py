@@ -9,83 +9,86 @@ from numpy.typing import NDArray
 
 from peer.classification import resampled_area
 from peer.core.tasks import CLASSIFYING
-from peer.lab.report.comparison import Comparison, paired_difference
+from peer.lab.report.comparison import Comparison
 from peer.lab.report.published import TESTS
 from peer.lab.report.results import Results, RunResult
-from peer.lab.report.table import EMPTY, Cell, Column, Table, TableRow, unit_of
+from peer.lab.report.table import EMPTY, Cell, Column, Table, lay_out, unit_of
 from peer.lab.statistics.bootstrap import Counts, Interval, interval
 
 SEED = 0
 
 
-def paired_table(results: Results, comparison: Comparison, *, name: str) -> Table | None:
+def paired_table(comparison: Comparison, *, name: str) -> Table | None:
     """A table of each method against the best of each test; None for a single fold or seed."""
-    rows: dict[str, list[Cell]] = {label: [] for label in comparison.methods}
-    columns: list[Column] = []
+    unit, columns = comparison.unit, []
     for test in TESTS:
         order = comparison.best(test)
         if len(order) < 2:
             return None
         group = f"{test.title()} Test, against {order[0]}"
-        columns += [
-            Column("difference", group, comparison.unit.digits),
-            Column("95 % interval", group),
-            Column("p", group, 4),
-        ]
-        for label in rows:
-            span, p, _ = paired_difference(comparison.methods[label], comparison.methods[order[0]], test)
-            if label == order[0] or span is None:
-                rows[label] += [Cell(text="best" if label == order[0] else EMPTY), Cell(), Cell()]
+        differences = {order[0]: Cell(text="best")}
+        spans, chances = {}, {}
+        for label in comparison.labels:
+            result = comparison.paired(label, order[0], test)
+            if label == order[0]:
                 continue
-            difference, low, high = (value * comparison.unit.factor for value in span)
-            digits = comparison.unit.digits
-            rows[label] += [
-                Cell(difference), Cell(text=f"{low:+.{digits}f} to {high:+.{digits}f}"), p_cell(p)
-            ]  # fmt: skip
-    if not any(cell.value is not None for cells in rows.values() for cell in cells):
+            if result.difference is None or result.low is None or result.high is None:
+                differences[label] = Cell(text=EMPTY)
+                continue
+            low, high = (f"{end * unit.factor:+.{unit.digits}f}" for end in (result.low, result.high))
+            differences[label], spans[label] = Cell(result.difference * unit.factor), Cell(text=f"{low} to {high}")
+            chances[label] = p_cell(result.p)
+        columns += [
+            (Column("difference", group, unit.digits), differences),
+            (Column("95 % interval", group), spans),
+            (Column("p", group, 4), chances),
+        ]
+    if not any(cell.value is not None for _, cells in columns for cell in cells.values()):
         return None
-    units_name = "folds" if results.experiment["folds"] else "seeds"
+    units_name = "folds" if comparison.results.experiment["folds"] else "seeds"
     notes = (
         f"Student's paired t-test, two-sided, over {units_name}, of the column Mean; not corrected for the number of "
         f"comparisons. {units_name.title()} share samples, so that p is smaller than it would be with new data.",
     )
-    table_rows = tuple(TableRow(label, tuple(cells)) for label, cells in rows.items())
-    return Table(name, f"Paired differences, {comparison.unit.axis}", "method", tuple(columns), table_rows, notes)
+    return lay_out(name, f"Paired differences, {unit.axis}", columns, comparison.labels, notes=notes)
 
 
-def bootstrap_table(
-    results: Results, comparison: Comparison, setting: tuple[str, str], *, resamples: int, name: str
-) -> Table | None:
+def bootstrap_table(comparison: Comparison, *, resamples: int, name: str) -> Table | None:
     """A table of intervals of every method's mean Local Test; None without stored predictions."""
-    rows = []
-    for label in comparison.methods:
-        estimate = local_interval(results, results.select(setting, label), resamples=resamples)
-        if estimate is None or estimate.value is None:
-            continue
-        factor = comparison.unit.factor
-        span = [None if value is None else value * factor for value in (estimate.value, estimate.low, estimate.high)]
-        rows.append(
-            TableRow(
-                label,
-                (*(Cell(value) for value in span), Cell(float(estimate.subjects)), Cell(float(estimate.undefined))),
-            )
-        )
-    if not rows:
+    results, factor = comparison.results, comparison.unit.factor
+    intervals = {
+        label: estimate
+        for label in comparison.labels
+        if (estimate := local_interval(results, results.select(comparison.setting, label), resamples=resamples))
+        and estimate.value is not None
+    }
+    if not intervals:
         return None
-    digits = unit_of(results.metric).digits if comparison.unit.factor == 1 else comparison.unit.digits
-    columns = (
-        Column("Mean", "Local Test", digits),
-        Column("2.5 %", "Local Test", digits),
-        Column("97.5 %", "Local Test", digits),
-        Column("subjects", digits=0),
-        Column("undefined resamples", digits=0),
-    )
+    digits = unit_of(results.metric).digits if factor == 1 else comparison.unit.digits
+    columns = [
+        (
+            Column(heading, "Local Test", digits),
+            {
+                label: Cell(value * factor)
+                for label, estimate in intervals.items()
+                if (value := getattr(estimate, key)) is not None
+            },
+        )
+        for heading, key in (("Mean", "value"), ("2.5 %", "low"), ("97.5 %", "high"))
+    ]
+    columns += [
+        (
+            Column(heading, digits=0),
+            {label: Cell(float(getattr(estimate, key))) for label, estimate in intervals.items()},
+        )
+        for heading, key in (("subjects", "subjects"), ("undefined resamples", "undefined"))
+    ]
     notes = (
         f"{resamples:,} resamples of subjects, not of images, the same in all runs; percentiles. The interval is that "
         "of other test subjects for these very models: training is not repeated. A resample without a class is "
         "scored without it, which moves the interval where classes are rare.",
     )
-    return Table(name, f"Bootstrap over subjects, {comparison.unit.axis}", "method", columns, tuple(rows), notes)
+    return lay_out(name, f"Bootstrap over subjects, {comparison.unit.axis}", columns, intervals.keys(), notes=notes)
 
 
 def local_interval(results: Results, runs: Sequence[RunResult], *, resamples: int) -> Interval | None:

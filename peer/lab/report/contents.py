@@ -8,24 +8,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from peer.core.metrics import METRICS_OF
 from peer.core.tasks import CLASSIFYING
 from peer.lab.experiments.result_files import UNDISTURBED
 from peer.lab.report import (
     bars,
     calibration,
-    coming_and_going,
     comparison,
     confidence,
     costs,
     curves,
+    disturbed,
     gain_by_setting,
     heatmaps,
-    insiders,
-    left_out_sites,
-    lost_links,
     panels,
     plotting,
     room,
@@ -35,14 +30,14 @@ from peer.lab.report import (
     worst_site,
 )
 from peer.lab.report.comparison import Comparison
+from peer.lab.report.measurements import Measurements, Setting, mean_across
 from peer.lab.report.plotting import ReportFigure, Style
 from peer.lab.report.published import Published, choose_comparison, reference_tables
 from peer.lab.report.results import Results, RunResult
-from peer.lab.report.table import Column, Table, TableRow, text_cells
+from peer.lab.report.table import Cell, Column, Table, TableRow, lay_out, text_cells
 
 ReportPart = str | Table | ReportFigure
 """A paragraph, a table or a figure."""
-Setting = tuple[str, str]
 Progress = Callable[[str], None]
 """Called with the title of the section that is being built."""
 
@@ -121,10 +116,11 @@ def build_report(
     """Build the whole report; its figures have the style of ``plotting``."""
     styles = plotting.assign_styles({label: results.method_of(label) for label in results.methods})
     published = reference_tables(results.experiment.get("reference"))
+    measured = Measurements(results)
     has_several_settings = len(results.settings) > 1
     sources = [
         _section_source(
-            results, setting, published, styles, suffix="-" + slug("-".join(setting)) if has_several_settings else ""
+            measured, setting, published, styles, suffix="-" + slug("-".join(setting)) if has_several_settings else ""
         )
         for setting in results.settings
     ]
@@ -167,15 +163,21 @@ def slug(text: str) -> str:
 
 
 def _section_source(
-    results: Results, setting: Setting, published: Sequence[Published], styles: Mapping[str, Style], *, suffix: str
+    measured: Measurements,
+    setting: Setting,
+    published: Sequence[Published],
+    styles: Mapping[str, Style],
+    *,
+    suffix: str,
 ) -> SectionSource:
+    results = measured.results
     metrics = dict.fromkeys((results.metric, *METRICS_OF.get(results.kind, ())))
     unit = next((table.unit for table in published if table.kind == "comparison"), None)
     comparisons = {}
     for metric in metrics:
         table = choose_comparison(published, setting, metric)
         name = f"{metric}{suffix}"
-        comparisons[metric] = comparison.compare(results, setting, metric, table, published_unit=unit, name=name)
+        comparisons[metric] = comparison.compare(measured, setting, metric, table, published_unit=unit, name=name)
     return SectionSource(results, setting, suffix, published, comparisons, styles)
 
 
@@ -193,17 +195,16 @@ def _build_parts(
 
 
 def _results(source: SectionSource, resamples: int) -> Iterator[ReportPart | None]:
-    yield comparison.spread_of_steps(source.results, source.setting)
+    main = source.main_comparison
+    yield comparison.spread_of_steps(main.measured, source.setting)
     for metric in source.comparisons:
         yield source.comparisons[metric].table
     for metric, compared in source.comparisons.items():
-        yield room.table(source.results, compared, name=source.name(f"room-{metric}"))
-    main = source.main_comparison
-    yield worst_site.table(source.results, main, name=source.name("worst-site"))
-    yield confidence.paired_table(source.results, main, name=source.name("paired"))
+        yield room.table(compared, name=source.name(f"room-{metric}"))
+    yield worst_site.table(main, name=source.name("worst-site"))
+    yield confidence.paired_table(main, name=source.name("paired"))
     if resamples:
-        name = source.name("bootstrap")
-        yield confidence.bootstrap_table(source.results, main, source.setting, resamples=resamples, name=name)
+        yield confidence.bootstrap_table(main, resamples=resamples, name=source.name("bootstrap"))
 
 
 def _gains_by_setting(
@@ -211,7 +212,7 @@ def _gains_by_setting(
 ) -> Iterator[ReportPart]:
     for metric in METRICS_OF.get(results.kind, ())[:2]:  # macro F1 would show what accuracy shows
         compared = {source.setting: source.comparisons[metric] for source in sources}
-        for varied in gain_by_setting.variations(results, compared):
+        for varied in gain_by_setting.variations(compared):
             name = slug(f"gain-{metric}-{varied.kind}-{varied.where}")
             yield gain_by_setting.figure(varied, styles, name=name)
             yield gain_by_setting.table(varied, name=name)
@@ -250,53 +251,53 @@ def _learning(source: SectionSource, targets: Sequence[float]) -> Iterator[Repor
 
 
 def _calibration(source: SectionSource) -> Iterator[ReportPart | None]:
-    results, setting, main = source.results, source.setting, source.main_comparison
-    yield calibration.table(results, main, setting, name=source.name("calibration"))
-    yield calibration.diagram(results, list(main.methods), setting, source.styles, name=source.name("reliability"))
+    yield calibration.table(source.main_comparison, name=source.name("calibration"))
+    yield calibration.diagram(source.main_comparison, source.styles, name=source.name("reliability"))
 
 
 def _disconnection(source: SectionSource) -> Iterator[ReportPart | None]:
-    results, setting, main = source.results, source.setting, source.main_comparison
-    yield from lost_links.tables(results, setting, main, name=source.name("disconnection"))
-    for metric, values in source.comparisons.items():
-        yield from insiders.tables(results, setting, values, name=source.name(f"insiders-{slug(metric)}"))
-    yield curves.disconnection(
-        lost_links.by_loss(results, setting, main), source.styles, axis=main.unit.axis, name=source.name("link-loss")
-    )
+    main = source.main_comparison
+    yield disturbed.lost_links(main, name=source.name("disconnection") + "-links")
+    yield disturbed.removed_sites(main, name=source.name("disconnection") + "-sites")
+    for metric, compared in source.comparisons.items():
+        yield from disturbed.insiders(compared, name=source.name(f"insiders-{slug(metric)}"))
+    losses = disturbed.by_loss(main)
+    yield curves.disconnection(losses, source.styles, axis=main.unit.axis, name=source.name("link-loss"))
 
 
 def _coming_and_going(source: SectionSource) -> Iterator[ReportPart | None]:
-    name = source.name("members")
-    yield from coming_and_going.tables(source.results, source.setting, source.main_comparison, name=name)
+    yield from disturbed.coming_and_going(source.main_comparison, name=source.name("members"))
 
 
 def _left_out(source: SectionSource) -> Iterator[ReportPart | None]:
-    yield left_out_sites.table(source.results, source.setting, source.main_comparison, name=source.name("left-out"))
+    yield disturbed.left_out_sites(source.main_comparison, name=source.name("left-out"))
 
 
 def _cross_site(source: SectionSource) -> Iterator[ReportPart | None]:
-    main = source.main_comparison
-    sites = source.results.sites(source.setting)
+    """Every model on every site's test data, the mean over folds or seeds."""
+    main, sites = source.main_comparison, source.results.sites(source.setting)
     if len(sites) < 2:
         return
-    matrices = {
-        label: np.array(
-            [[_or_nan(values.matrix.get(model, {}).get(split)) for split in sites] for model in sites], dtype=np.float64
+    by_repeat = main.scores.matrix.stack(future_stack=True).unstack("repeat")
+    means = mean_across(by_repeat).unstack("split").reindex(columns=sites)
+    matrices = {label: means.xs(label).reindex(sites) for label in main.labels}
+    arrays = {label: matrix.to_numpy() for label, matrix in matrices.items()}
+    yield heatmaps.cross_site(arrays, sites, unit=main.unit, name=source.name("cross-site"))
+    columns = [
+        (
+            Column(site, "test data of", main.unit.digits),
+            {
+                f"{label}: {model}": Cell(value * main.unit.factor)
+                for label, matrix in matrices.items()
+                for model, value in matrix[site].dropna().items()
+            },
         )
-        for label, values in main.methods.items()
-    }
-    yield heatmaps.cross_site(matrices, sites, unit=main.unit, name=source.name("cross-site"))
-    columns = tuple(Column(site, "test data of", main.unit.digits) for site in sites)
-    rows = [
-        TableRow(
-            f"{label}: {model}",
-            comparison.number_cells([values.matrix.get(model, {}).get(s) for s in sites], main.unit),
-        )
-        for label, values in main.methods.items()
-        for model in sites
+        for site in sites
     ]
+    labels = [f"{label}: {model}" for label in main.labels for model in sites]
     notes = ("The Global Test before it is averaged; mean over runs. MH-pFLID's table 7.",)
-    yield Table(source.name("cross-site"), f"Cross-site, {main.unit.axis}", "model of", columns, tuple(rows), notes)
+    title = f"Cross-site, {main.unit.axis}"
+    yield lay_out(source.name("cross-site"), title, columns, labels, notes=notes, head="model of")
 
 
 def _subgroups(source: SectionSource) -> Iterator[ReportPart | None]:
@@ -439,7 +440,3 @@ def _shorten(value: object) -> str | None:
         return f"{value:.0f}"
     text = str(value)
     return text[:12] if re.fullmatch(r"[0-9a-f]{40,64}", text) else text
-
-
-def _or_nan(value: float | None) -> float:
-    return float("nan") if value is None else value

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from peer.lab.experiments.result_files import UNDISTURBED
 from peer.lab.report import plotting
-from peer.lab.report.comparison import NO_ROOM, Comparison, MethodSummary, Setting, summarise_method
-from peer.lab.report.insiders import insider_of
+from peer.lab.report.comparison import Comparison, share_cell
+from peer.lab.report.disturbed import insider_of
+from peer.lab.report.measurements import Scores, Setting
 from peer.lab.report.plotting import ReportFigure, Style
 from peer.lab.report.published import TESTS
-from peer.lab.report.results import Results
-from peer.lab.report.table import Cell, Column, Table, TableRow, Unit
+from peer.lab.report.table import Cell, Column, Table, Unit, lay_out
 from peer.lab.statistics.room import RoomShare, share_of_room
 
 POINTS_MIN = 2
@@ -60,21 +60,21 @@ class Variation:
         return sorted(labels, key=lambda label: label != self.pooled)
 
 
-def variations(results: Results, comparisons: Mapping[Setting, Comparison]) -> Iterator[Variation]:
+def variations(comparisons: Mapping[Setting, Comparison]) -> Iterator[Variation]:
     """What the experiment varies, where it has the bounds of the room."""
     bounded = {setting: compared for setting, compared in comparisons.items() if compared.has_bounds}
     for kind, own, other in (("partition", 0, 1), ("networks", 1, 0)):
         for common in dict.fromkeys(setting[other] for setting in bounded):
             points = {
-                setting[own]: _gains(compared, compared.methods)
+                setting[own]: _gains(compared, compared.scores, compared.scores, compared.labels)
                 for setting, compared in bounded.items()
                 if setting[other] == common
             }
             where = common if len({setting[other] for setting in bounded}) > 1 else ""
             yield from _variation(kind, where, next(iter(bounded.values())), points)
-    for setting, compared in bounded.items():
-        points = {name: _gains_with_links(results, setting, compared, name) for name in results.links}
-        yield from _variation("links", results.title(setting), compared, points)
+    for compared in bounded.values():
+        points = {name: _gains_with_links(compared, name) for name in compared.results.links}
+        yield from _variation("links", compared.results.title(compared.setting), compared, points)
 
 
 def _variation(
@@ -85,75 +85,60 @@ def _variation(
         yield Variation(kind, where, compared.unit, str(compared.pooled), points)
 
 
-def _gains(compared: Comparison, methods: Mapping[str, MethodSummary]) -> dict[tuple[str, str], MethodGain]:
-    """The gains of all methods over the row of ``local`` among them, by test and label."""
-    local, pooled = methods[str(compared.local)], methods[str(compared.pooled)]
+def _gains(
+    compared: Comparison, scores: Scores, bounds: Scores, labels: Sequence[str]
+) -> dict[tuple[str, str], MethodGain]:
+    """The gains over training alone, by test and label.
+
+    Args:
+        bounds: the scores of training alone and of the pooled bound, at the same sites.
+    """
+    local, pooled = str(compared.local), str(compared.pooled)
     gains = {}
-    for test, label in itertools.product(TESTS, methods):
-        values, alone = methods[label], local.means(test)
-        share = share_of_room(values.by_site(test), local.by_site(test), pooled.by_site(test))
-        if label != compared.local and share.gain.difference is not None:
-            by_unit = [
-                value - other
-                for unit, value in values.means(test).items()
-                if value is not None and (other := alone.get(unit)) is not None
-            ]
-            gains[test, label] = MethodGain(share, by_unit)
+    for test, label in itertools.product(TESTS, labels):
+        own = bounds if label == pooled else scores
+        share = share_of_room(own.by_site(test, label), bounds.by_site(test, local), bounds.by_site(test, pooled))
+        if label != local and share.gain.difference is not None:
+            by_unit = (own.means[test].xs(label) - bounds.means[test].xs(local)).dropna()
+            gains[test, label] = MethodGain(share, by_unit.tolist())
     return gains
 
 
-def _gains_with_links(
-    results: Results, setting: Setting, compared: Comparison, links: str
-) -> dict[tuple[str, str], MethodGain]:
+def _gains_with_links(compared: Comparison, links: str) -> dict[tuple[str, str], MethodGain]:
     """The gains of the methods that have runs with these links, at the sites that take part and
     mean no harm. The bounds are those of the undisturbed federation.
     """
-    settings = results.links[links]
+    settings = compared.results.links[links]
     if settings.get("left_out"):
         return {}
-    bounds = (str(compared.local), str(compared.pooled))
-    methods = {}
-    for label in compared.methods:
-        values = summarise_method(
-            results,
-            setting,
-            label,
-            compared.metric,
-            links=UNDISTURBED if label in bounds else links,
-            without={*settings["removed"], insider_of(settings)},
-        )
-        if values is not None:
-            methods[label] = values
-    return _gains(compared, methods) if methods.keys() > set(bounds) else {}
+    without = {*settings["removed"], insider_of(settings)}
+    scores, bounds = (compared.scores_with(each, without=without) for each in (links, UNDISTURBED))
+    present = set(scores.tidy["label"]) - {compared.local, compared.pooled}
+    labels = [label for label in compared.labels if label in present or label == compared.pooled]
+    return _gains(compared, scores, bounds, labels) if present & set(labels) else {}
 
 
 def table(varied: Variation, *, name: str) -> Table:
     """The gains and shares that :func:`figure` draws."""
-    factor, points, digits = varied.unit.point
-    columns = [
-        Column(point, f"{test.title()} Test, {quantity}", number_digits)
-        for test in TESTS
-        for quantity, number_digits in ((f"gain, {points}", digits), ("share, %", 0))
-        for point in varied.points
-    ]
-    rows = []
-    for label in varied.labels:
-        cells = []
-        for test in TESTS:
-            gains = [point.get((test, label)) for point in varied.points.values()]
-            cells += [Cell(None if gain is None else factor * (gain.share.gain.difference or 0.0)) for gain in gains]
-            cells += [Cell() if gain is None else _share_cell(varied, gain, label) for gain in gains]
-        rows.append(TableRow(_heading(varied, label), tuple(cells), ranked=False))
+    factor, unit_name, digits = varied.unit.point
+    columns = []
+    for test in TESTS:
+        gains = {point: _of_test(values, test) for point, values in varied.points.items()}
+        for point, by_label in gains.items():
+            cells = {label: Cell(factor * (gain.share.gain.difference or 0.0)) for label, gain in by_label.items()}
+            columns.append((Column(point, f"{test.title()} Test, gain, {unit_name}", digits), cells))
+        for point, by_label in gains.items():
+            cells = {
+                label: share_cell(gain.share, varied.unit) for label, gain in by_label.items() if label != varied.pooled
+            }
+            columns.append((Column(point, f"{test.title()} Test, share, %", 0), cells))
     notes = (f"{_explanation(varied)} No room: as in the tables of the room.",)
-    return Table(name, _title(varied), "method", tuple(columns), tuple(rows), notes)
+    headings = {label: _heading(varied, label) for label in varied.labels}
+    return lay_out(name, _title(varied), columns, headings, notes=notes)
 
 
-def _share_cell(varied: Variation, gain: MethodGain, label: str) -> Cell:
-    if label == varied.pooled:
-        return Cell()
-    if not gain.share.has_room(varied.unit.room_min):
-        return Cell(text=NO_ROOM)
-    return Cell(None if gain.share.share.value is None else 100 * gain.share.share.value)
+def _of_test(gains: Mapping[tuple[str, str], MethodGain], test: str) -> dict[str, MethodGain]:
+    return {label: gain for (each, label), gain in gains.items() if each == test}
 
 
 def figure(varied: Variation, styles: Mapping[str, Style], *, name: str) -> ReportFigure:

@@ -5,64 +5,58 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from peer.lab.report.comparison import Comparison, share_cell
+from peer.lab.report.comparison import Comparison
 from peer.lab.report.confidence import p_cell
 from peer.lab.report.published import TESTS
-from peer.lab.report.results import Results
-from peer.lab.report.table import EMPTY, Cell, Column, Table, TableRow
+from peer.lab.report.table import EMPTY, Cell, Column, Table, lay_out
 from peer.lab.statistics.room import RoomShare
 from peer.lab.statistics.significance import PairedT
 
 
-def table(results: Results, comparison: Comparison, *, name: str) -> Table | None:
+def table(comparison: Comparison, *, name: str) -> Table | None:
     """Gains over training alone with their tests, and shares of the room; None without both
     bounds, or without a pair.
     """
     if not comparison.has_bounds or comparison.share(comparison.pooled or "", "local").room.difference is None:
         return None
-    _, point, digits = comparison.unit.point
-    columns = [
-        column
-        for test in TESTS
-        for column in (
-            Column(f"gain, {point}", f"{test.title()} Test", digits),
-            Column("95 % interval", f"{test.title()} Test"),
-            Column("p", f"{test.title()} Test", 4),
-            Column("share, %", f"{test.title()} Test", 0),
-            Column("95 % interval of share", f"{test.title()} Test"),
-        )
-    ]
-    bounds = (comparison.local, comparison.pooled)
-    names = {comparison.pooled: f"room ({comparison.pooled})"} | {
-        label: label for label in comparison.methods if label not in bounds
+    names = {str(comparison.pooled): f"room ({comparison.pooled})"} | {
+        label: label for label in comparison.labels if label not in (comparison.local, comparison.pooled)
     }
-    rows = [
-        TableRow(heading, tuple(cell for test in TESTS for cell in _cells(comparison, str(label), test)), ranked=False)
-        for label, heading in names.items()
-    ]
+    columns = [column for test in TESTS for column in _columns(comparison, list(names), test)]
     title = f"Room and share of the room, {comparison.unit.name}"
-    return Table(name, title, "method", tuple(columns), tuple(rows), tuple(_notes(results, comparison)))
+    return lay_out(name, title, columns, names, notes=_notes(comparison))
 
 
-def _cells(comparison: Comparison, label: str, test: str) -> Iterator[Cell]:
-    share = comparison.share(label, test)
-    factor, _, digits = comparison.unit.point
-    gain = share.gain
-    yield Cell(None if gain.difference is None else gain.difference * factor)
-    yield Cell(text=EMPTY if gain.low is None or gain.high is None else _span(gain.low, gain.high, factor, digits))
-    yield p_cell(gain.p)
-    yield share_cell(comparison, label, test)
-    ratio, is_shown = share.share, share.has_room(comparison.unit.room_min) and label != comparison.pooled
-    has_ends = is_shown and ratio.low is not None and ratio.high is not None
-    yield Cell(text=_span(ratio.low or 0.0, ratio.high or 0.0, 100.0, 0) if has_ends else EMPTY)
+def _columns(comparison: Comparison, labels: list[str], test: str) -> Iterator[tuple[Column, dict[str, Cell]]]:
+    factor, point, digits = comparison.unit.point
+    group, shares = f"{test.title()} Test", {label: comparison.share(label, test) for label in labels}
+    gains = {label: share.gain for label, share in shares.items()}
+    yield (
+        Column(f"gain, {point}", group, digits),
+        {label: Cell(gain.difference * factor) for label, gain in gains.items() if gain.difference is not None},
+    )
+    spans = {label: _span(gain.low, gain.high, factor, digits) for label, gain in gains.items()}
+    yield Column("95 % interval", group), spans
+    yield Column("p", group, 4), {label: p_cell(gain.p) for label, gain in gains.items()}
+    yield Column("share, %", group, 0), comparison.share_cells(test)
+    ratios = {
+        label: share.share
+        for label, share in shares.items()
+        if share.has_room(comparison.unit.room_min) and label != comparison.pooled
+    }
+    no_span = dict.fromkeys(labels, Cell(text=EMPTY))
+    spans = {label: _span(ratio.low, ratio.high, 100.0, 0) for label, ratio in ratios.items()}
+    yield Column("95 % interval of share", group), no_span | spans
 
 
-def _span(low: float, high: float, factor: float, digits: int) -> str:
-    return f"{low * factor:+.{digits}f} to {high * factor:+.{digits}f}"
+def _span(low: float | None, high: float | None, factor: float, digits: int) -> Cell:
+    if low is None or high is None:
+        return Cell(text=EMPTY)
+    return Cell(text=f"{low * factor:+.{digits}f} to {high * factor:+.{digits}f}")
 
 
-def _notes(results: Results, comparison: Comparison) -> Iterator[str]:
-    units_name = "folds" if results.experiment["folds"] else "seeds"
+def _notes(comparison: Comparison) -> Iterator[str]:
+    units_name = "folds" if comparison.results.experiment["folds"] else "seeds"
     over_sites = comparison.share(comparison.pooled or "", "local").over_sites
     over = "the sites of the one run, which are not independent" if over_sites else units_name
     yield (
@@ -80,7 +74,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
     for test in TESTS:
         shares = {
             label: comparison.share(label, test)
-            for label in comparison.methods
+            for label in comparison.labels
             if label not in (comparison.local, comparison.pooled)
         }
         bound = comparison.share(comparison.pooled or "", test)

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from peer.lab.experiments.result_files import CENTRALISED
 from peer.lab.report import plotting
-from peer.lab.report.comparison import Comparison, test_row
+from peer.lab.report.comparison import Comparison
 from peer.lab.report.costs import MIB
 from peer.lab.report.curves import POINTS_MIN, Curve, by_site, mean_over_sites, set_integer_ticks
 from peer.lab.report.plotting import ReportFigure, Style
@@ -111,7 +111,7 @@ def _curves(
     """By label, each run with its mean Local Test by round; the pooled bound has no rounds."""
     return {
         label: [(run, mean_over_sites(by_site([run], results.metric))) for run in results.select(setting, label)]
-        for label in comparison.methods
+        for label in comparison.labels
         if results.method_of(label) != CENTRALISED
     }
 
@@ -133,7 +133,7 @@ def _targets(comparison: Comparison, targets: Sequence[float]) -> Iterator[tuple
         for target in targets:
             yield target, f"Local Test {unit.name} {target * unit.factor:.{unit.digits}f}"
         return
-    alone = None if local is None else test_row(comparison.methods[local], "local").mean.mean
+    alone = None if local is None else comparison.final_mean(local, "local")
     if local is None or alone is None:
         return
     yield alone, f"{local}'s last: {alone * unit.factor:.{unit.digits}f}"

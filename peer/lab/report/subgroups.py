@@ -48,7 +48,7 @@ def gaps(results: Results, setting: tuple[str, str], unit: Unit, *, name: str) -
                 continue
             result = fairness.fairness(areas)
             groups = list(result.groups)
-            numbers = (*(spread.mean for spread in result.groups.values()), result.mean, result.delta)
+            numbers = (*result.groups.values(), result.mean, result.delta)
             rows.append(
                 TableRow(
                     label,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from peer.core.metrics import METRICS, ROOM_MIN
@@ -131,13 +131,10 @@ class Table:
         for index, column in enumerate(self.columns):
             if not column.better:
                 continue
-            values = {
-                row_number: row.cells[index].format(column.digits)
-                for row_number, row in enumerate(rows)
-                if row.ranked and not row.published and row.cells[index].value is not None
-            }
             numbers = {
-                row_number: round(rows[row_number].cells[index].value or 0.0, column.digits) for row_number in values
+                row_number: round(value, column.digits)
+                for row_number, row in enumerate(rows)
+                if row.ranked and not row.published and (value := row.cells[index].value) is not None
             }
             order = sorted(set(numbers.values()), reverse=column.better == "higher")
             for row_number, number in numbers.items():
@@ -178,6 +175,31 @@ class Table:
                 )
             writer.writerow(line)
         return text.getvalue()
+
+
+def lay_out(
+    name: str,
+    title: str,
+    columns: Sequence[tuple[Column, Mapping[str, Cell]]],
+    labels: Iterable[str] | Mapping[str, str],
+    *,
+    ranked: Container[str] = (),
+    notes: Iterable[str] = (),
+    head: str = "method",
+) -> Table:
+    """A table with a row a label, from its columns.
+
+    Args:
+        columns: each with its cells by label; a row without one has an empty cell.
+        labels: of the rows, in order; or by label, its heading.
+        ranked: the labels of the rows that compete for the best value.
+    """
+    headings = labels if isinstance(labels, Mapping) else {label: label for label in labels}
+    rows = [
+        TableRow(heading, tuple(cells.get(label, Cell()) for _, cells in columns), ranked=label in ranked)
+        for label, heading in headings.items()
+    ]
+    return Table(name, title, head, tuple(column for column, _ in columns), tuple(rows), tuple(notes)).with_ranks()
 
 
 def text_cells(values: Sequence[object]) -> tuple[Cell, ...]:

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-from peer.lab.report.comparison import Comparison, cell, test_row
+from peer.lab.report.comparison import Comparison
 from peer.lab.report.published import TESTS
-from peer.lab.report.results import Results
-from peer.lab.report.table import Cell, Column, Table, TableRow
-from peer.lab.statistics.tables import site_gap, worst_site
+from peer.lab.report.table import Column, Table, lay_out
 
 
-def table(results: Results, comparison: Comparison, *, name: str) -> Table | None:
+def table(comparison: Comparison, *, name: str) -> Table | None:
     """The worst site's value and the gap between sites, of both tests; None for a single site."""
-    sites = {site for values in comparison.methods.values() for site in values.local.cells}
-    if len(sites) < 2:
+    unit, columns = comparison.unit, []
+    if comparison.scores.by_test["local"].shape[1] < 2:
         return None
-    unit = comparison.unit
-    better = ("higher", "lower") if unit.higher else ("lower", "lower")
-    columns = [
-        Column(heading, f"{test.title()} Test", unit.digits, side)
-        for test in TESTS
-        for heading, side in zip(("worst site", "gap"), better, strict=True)
-    ]
-    rows = []
-    for label, values in comparison.methods.items():
-        cells: list[Cell] = []
-        for test in TESTS:
-            row = test_row(values, test)
-            spreads = (worst_site(row, higher=unit.higher, ddof=results.ddof), site_gap(row, ddof=results.ddof))
-            has_one_value = test == "global" and values.single_model
-            cells += (Cell() if has_one_value else cell(spread, unit, len(values.units)) for spread in spreads)
-        rows.append(TableRow(label, tuple(cells), ranked=label in comparison.ranked))
+    for test in TESTS:
+        group, values = f"{test.title()} Test", comparison.scores.by_test[test]
+        if test == "global":
+            values = values.drop(index=comparison.single_models, level="label")
+        best, worst = (values.max(axis=1), values.min(axis=1))
+        gap = Column("gap", group, unit.digits, "lower")
+        columns += [
+            (comparison.column("worst site", group), comparison.cells(worst if unit.higher else best)),
+            (gap, comparison.cells(best - worst)),
+        ]
     notes = (
         "Of each fold or seed the site with the worst value, which is not always the same one, and the best site's "
-        f"value minus it. Mean over {results.repeats}.",
+        f"value minus it. Mean over {comparison.results.repeats}.",
     )
-    return Table(
-        name, f"Worst site and gap between sites, {unit.axis}", "method", tuple(columns), tuple(rows), notes
-    ).with_ranks()
+    title = f"Worst site and gap between sites, {unit.axis}"
+    return lay_out(name, title, columns, comparison.labels, ranked=comparison.ranked, notes=notes)

@@ -8,7 +8,6 @@ from pathlib import Path
 from peer import __version__
 from peer.documents.commands import ReportTable, ReportWritten
 from peer.errors import DiskError
-from peer.extras import require_extra
 from peer.lab.report import contents, html_page, markdown, room, worst_site
 from peer.lab.report.comparison import Comparison, summary
 from peer.lab.report.results import Results, read
@@ -40,11 +39,9 @@ def report(
 
     Raises:
         UsageError: the source holds no experiment.
-        ConfigError: a package of the extra ``research`` is not installed.
         StateError: a file has another format or is damaged, or no run has finished.
         DiskError: the folder cannot be written.
     """
-    require_extra("research", "`report`")
     results = read(source, ddof=ddof)
     content = contents.build_report(results, resamples=resamples, targets=targets, progress=progress)
     files = {
@@ -98,7 +95,7 @@ def _document(results: Results, content: contents.ReportContents, out: Path, fil
                     _table_document(table)
                     for table in (
                         *(each.table for each in comparisons.values() if _is_main(each, results.metric)),
-                        worst_site.table(results, comparisons[results.metric], name="worst-site"),
+                        worst_site.table(comparisons[results.metric], name="worst-site"),
                     )
                     if table is not None
                 ],

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from peer.classification import Labels, Probabilities, auc, class_areas
-from peer.lab.statistics.tables import Spread, average, over_folds
+from peer.lab.statistics.means import mean
 
 Areas: TypeAlias = Mapping[str, float | None]
 """The AUC by the value of a key, such as ``sex``."""
@@ -19,7 +19,7 @@ Areas: TypeAlias = Mapping[str, float | None]
 class Fairness:
     """The AUC of two groups over sites and folds, their gap ``delta`` and their ``mean``."""
 
-    groups: Mapping[str, Spread]
+    groups: Mapping[str, float | None]
     delta: float | None
     mean: float | None
 
@@ -61,10 +61,8 @@ def fairness(folds: Sequence[Mapping[str, Areas]]) -> Fairness:
     names = sorted({name for fold in folds for areas in fold.values() for name in areas})
     if len(names) != 2:
         raise ValueError(f"a gap is between two groups, not {len(names)}: {', '.join(names)}")
-    groups = {
-        name: over_folds([average(areas.get(name) for areas in fold.values()) for fold in folds]) for name in names
-    }
-    first, second = (groups[name].mean for name in names)
+    groups = {name: mean(mean(areas.get(name) for areas in fold.values()) for fold in folds) for name in names}
+    first, second = groups.values()
     if first is None or second is None:
         return Fairness(groups, None, None)
     return Fairness(groups, abs(first - second), (first + second) / 2)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from peer.lab.statistics.means import defined, mean
 from peer.lab.statistics.significance import MeanRatio, PairedT, paired_t, ratio_of_means
-from peer.lab.statistics.tables import average, defined
 
 Values: TypeAlias = Mapping[int, Mapping[str, float | None]]
 """A method's values by repetition (fold or seed), then by site."""
@@ -64,7 +64,7 @@ def share_of_room(method: Values, local: Values, pooled: Values) -> RoomShare:
         (pairs,) = differences.values()
     else:
         pairs = [
-            (average(gain for gain, _ in pairs).value or 0.0, average(room for _, room in pairs).value or 0.0)
+            (mean(gain for gain, _ in pairs) or 0.0, mean(room for _, room in pairs) or 0.0)
             for pairs in differences.values()
         ]
     gains, rooms = [gain for gain, _ in pairs], [room for _, room in pairs]

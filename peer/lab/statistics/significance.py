@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peer.lab.statistics.tables import defined
+from peer.lab.statistics.means import defined
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,13 @@ from sklearn.metrics import mean_squared_error
 
 from fakes.report_folders import SETTING, compared
 from peer.lab.report import calibration, plotting
-from peer.lab.report.results import read
 
 TWO = {"Centralised": "centralised", "FedSKD": "fedskd"}
 
 
 def test_the_scores_are_the_means_over_sites_of_the_stored_predictions(make) -> None:
     results, comparison = compared(make(methods=TWO, seeds=(0, 1), sites=("a", "b")))
-    table = calibration.table(results, comparison, SETTING, name="t")
+    table = calibration.table(comparison, name="t")
     expected = []
     for run in results.select(SETTING, "FedSKD"):
         with np.load(run.folder / "predictions.npz") as arrays:
@@ -28,14 +27,14 @@ def test_the_scores_are_the_means_over_sites_of_the_stored_predictions(make) -> 
 
 
 def test_label_maps_have_no_calibration(make) -> None:
-    results, comparison = compared(make(kind="segmentation", methods=TWO, seeds=(0,)), "dice")
-    assert calibration.table(results, comparison, SETTING, name="t") is None
-    assert calibration.diagram(results, list(TWO), SETTING, {}, name="t") is None
+    _, comparison = compared(make(kind="segmentation", methods=TWO, seeds=(0,)), "dice")
+    assert calibration.table(comparison, name="t") is None
+    assert calibration.diagram(comparison, {}, name="t") is None
 
 
 def test_the_diagram_has_a_panel_a_method(make) -> None:
-    results = read(make(methods=TWO, seeds=(0,), sites=("a", "b")))
+    _, comparison = compared(make(methods=TWO, seeds=(0,), sites=("a", "b")))
     styles = plotting.assign_styles(TWO)
     with plotting.plot_style():
-        figure = calibration.diagram(results, list(TWO), SETTING, styles, name="t")
+        figure = calibration.diagram(comparison, styles, name="t")
     assert figure.drawing.count('id="t-axes_') == len(TWO)

@@ -8,6 +8,7 @@ import pytest
 from fakes.json_documents import change_documents
 from fakes.report_folders import SETTING, cells, texts
 from peer.lab.report.comparison import compare, spread_of_steps, summary
+from peer.lab.report.measurements import Measurements
 from peer.lab.report.published import choose_comparison, reference_tables
 from peer.lab.report.results import Results, read
 
@@ -19,7 +20,7 @@ THREE = {"Centralised": "centralised", "Local": "local", "FedSKD": "fedskd"}
 def compare_methods(folder: Any, metric: str = "auc", unit: str = "percent") -> tuple[Results, Any]:
     results = read(folder)
     published = choose_comparison(reference_tables(results.experiment["reference"]), SETTING, metric)
-    return results, compare(results, SETTING, metric, published, published_unit=unit, name="t")
+    return results, compare(Measurements(results), SETTING, metric, published, published_unit=unit, name="t")
 
 
 def test_published_rows_stand_below_ours_and_what_was_not_run_at_the_end(make) -> None:
@@ -62,7 +63,7 @@ def test_a_row_takes_its_own_published_figures_and_no_others(make) -> None:
 
 def test_the_pooled_bound_is_shown_and_does_not_compete(make) -> None:
     _, comparison = compare_methods(make(methods=THREE))
-    assert comparison.ranked == ("Local", "FedSKD")
+    assert comparison.ranked == ["Local", "FedSKD"]
     assert comparison.best("local")[0] == "FedSKD"
     ranks = {row.label: row.cells[4].rank for row in comparison.table.rows}
     assert ranks == {"Centralised": 0, "Local": 2, "FedSKD": 1}
@@ -109,20 +110,19 @@ def test_a_method_without_a_run_and_one_with_fewer_folds_are_named(make) -> None
 
 
 def test_unequal_work_is_said(make) -> None:
-    results, comparison = compare_methods(make(methods=THREE))
-    assert spread_of_steps(results, SETTING) is None
+    folder = make(methods=THREE)
+    _, comparison = compare_methods(folder)
+    assert spread_of_steps(comparison.measured, SETTING) is None
     assert cells(comparison.table)["FedSKD"][-1] == "240"
-    for run in results.runs:
-        if run.method == "FedSKD":
-            for site in run.sites.values():
-                site["steps"] = 480  # type: ignore[index]
-    assert "Local 240, FedSKD 480" in str(spread_of_steps(results, SETTING))
+    for document in change_documents(folder, "runs/*FedSKD*/result.json"):
+        for site in document["sites"].values():
+            site["steps"] = 480
+    assert "Local 240, FedSKD 480" in str(spread_of_steps(Measurements(read(folder)), SETTING))
 
 
 def test_the_summary_is_in_the_metrics_own_unit(make) -> None:
     _, comparison = compare_methods(make(methods=THREE))
-    assert 0.6 < comparison.methods["Local"].local.mean.mean < 0.8
-    assert summary(comparison)["Local"]["local"] == comparison.methods["Local"].local.mean.mean
+    assert 0.6 < summary(comparison)["Local"]["local"] < 0.8
 
 
 def test_a_fold_with_fewer_seeds_is_named(make) -> None:
@@ -136,7 +136,7 @@ def test_one_model_for_all_is_that_of_every_run(make) -> None:
     for result in change_documents(folder, "runs/*FedSKD*/result.json"):
         result["single_model"] = result["seed"] == 0
     _, comparison = compare_methods(folder)
-    assert not comparison.methods["FedSKD"].single_model
+    assert comparison.single_models == []
 
 
 def test_classes_without_an_auc_are_counted_beside_it(make) -> None:
@@ -168,7 +168,10 @@ def test_a_row_without_runs_says_why(make) -> None:
 
 def test_the_deviation_can_be_that_of_a_sample(make) -> None:
     folder = make(methods=THREE, seeds=(0, 1, 2))
-    by_ddof = [compare(read(folder, ddof=ddof), SETTING, "auc", None, name="t") for ddof in (0, 1)]
-    (population, sample) = (each.methods["FedSKD"].local.mean.std for each in by_ddof)
+    measured = [Measurements(read(folder, ddof=ddof)) for ddof in (0, 1)]
+    by_ddof = [compare(each, SETTING, "auc", None, name="t") for each in measured]
+    population, sample = (
+        next(row.cells[4].std for row in each.table.rows if row.label == "FedSKD") for each in by_ddof
+    )
     assert sample / population == pytest.approx((3 / 2) ** 0.5)
     assert "ddof 1" in by_ddof[1].table.notes[0]

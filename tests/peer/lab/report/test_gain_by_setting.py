@@ -10,6 +10,7 @@ from fakes.report_folders import link, set_values, texts
 from peer.lab.report import gain_by_setting
 from peer.lab.report.comparison import compare
 from peer.lab.report.gain_by_setting import Variation, variations
+from peer.lab.report.measurements import Measurements
 from peer.lab.report.results import read
 
 THREE = {"Local": "local", "Centralised": "centralised", "FedSKD": "fedskd"}
@@ -18,10 +19,9 @@ SMALL = {"methods": THREE, "sites": ("a", "b"), "insight": False}
 
 def varied(folder: Path, value: Callable[[dict[str, Any], str], float]) -> list[Variation]:
     """What varies, after the AUC was set by run and model's site, on all sites' data."""
-    results = read(set_values(folder, lambda result, model, site: value(result, model)))
-    return list(
-        variations(results, {setting: compare(results, setting, "auc", None, name="t") for setting in results.settings})
-    )
+    measured = Measurements(read(set_values(folder, lambda result, model, site: value(result, model))))
+    settings = measured.results.settings
+    return list(variations({setting: compare(measured, setting, "auc", None, name="t") for setting in settings}))
 
 
 def by_partition(document: dict[str, Any], model: str) -> float:

@@ -42,7 +42,7 @@ def test_the_papers_gaps_are_reproduced(male: float, female: float, mean: float,
     result = fairness(folds)
     assert result.delta == pytest.approx(gap, abs=0.011)
     assert result.mean == pytest.approx(mean, abs=0.006)
-    assert result.groups["male"].mean == pytest.approx(male)
+    assert result.groups["male"] == pytest.approx(male)
 
 
 def test_the_size_is_taken_of_the_means_and_not_in_each_site() -> None:
@@ -51,22 +51,20 @@ def test_the_size_is_taken_of_the_means_and_not_in_each_site() -> None:
     assert result.mean == pytest.approx(0.75)
 
 
-def test_a_group_that_a_site_lacks_is_left_out_there_and_counted() -> None:
+def test_a_group_that_a_site_lacks_is_left_out_there() -> None:
     result = fairness(
         [
             {"asia": {"f": 0.9, "m": 0.7}, "europe": {"f": None, "m": 0.5}},
             {"asia": {"f": 0.7}, "europe": {"f": 0.8, "m": 0.5}},
         ]
     )
-    assert result.groups["f"].folds == pytest.approx((0.9, 0.75))
-    assert result.groups["m"].folds == pytest.approx((0.6, 0.5))
-    assert (result.groups["f"].undefined, result.groups["m"].undefined) == (1, 1)
+    assert result.groups == pytest.approx({"f": (0.9 + 0.75) / 2, "m": (0.6 + 0.5) / 2})
     assert result.delta == pytest.approx(0.825 - 0.55)
 
 
 def test_a_group_without_any_area_has_no_gap() -> None:
     result = fairness([{"asia": {"f": None, "m": 0.7}}])
-    assert (result.delta, result.mean, result.groups["m"].mean) == (None, None, 0.7)
+    assert (result.delta, result.mean, result.groups["m"]) == (None, None, 0.7)
 
 
 @pytest.mark.parametrize("names", [["f"], ["f", "m", "x"]])
