@@ -96,8 +96,7 @@ def diagram(comparison: Comparison, styles: Mapping[str, Style], *, name: str) -
 
 
 def _pooled_predictions(runs: Sequence[RunResult]) -> tuple[Probabilities, Labels] | None:
-    pairs = [pair for run in runs for site in sorted(run.sites) if (pair := run.predictions(site, site)) is not None]
-    if not pairs:
+    own = [predictions for run in runs for predictions in run.own_predictions()]
+    if not own:
         return None
-    probabilities, labels = zip(*pairs, strict=True)
-    return np.concatenate(probabilities), np.concatenate(labels)
+    return np.concatenate([each.probabilities for each in own]), np.concatenate([each.labels for each in own])

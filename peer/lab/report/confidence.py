@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from peer.classification import resampled_area
@@ -12,7 +15,7 @@ from peer.core.tasks import CLASSIFYING
 from peer.lab.report.comparison import Comparison
 from peer.lab.report.published import TESTS
 from peer.lab.report.results import Results, RunResult
-from peer.lab.report.table import EMPTY, Cell, Column, Table, lay_out, unit_of
+from peer.lab.report.table import EMPTY, Cell, Column, Table, lay_out, number_cells, unit_of
 from peer.lab.statistics.bootstrap import Counts, Interval, interval
 
 SEED = 0
@@ -55,83 +58,73 @@ def paired_table(comparison: Comparison, *, name: str) -> Table | None:
 
 def bootstrap_table(comparison: Comparison, *, resamples: int, name: str) -> Table | None:
     """A table of intervals of every method's mean Local Test; None without stored predictions."""
-    results, factor = comparison.results, comparison.unit.factor
-    intervals = {
-        label: estimate
-        for label in comparison.labels
-        if (estimate := local_interval(results, results.select(comparison.setting, label), resamples=resamples))
-        and estimate.value is not None
-    }
-    if not intervals:
+    results, unit = comparison.results, comparison.unit
+    runs = {label: results.select(comparison.setting, label) for label in comparison.labels}
+    estimates = {label: local_interval(results, runs[label], resamples=resamples) for label in comparison.labels}
+    known = {label: asdict(each) for label, each in estimates.items() if each is not None and each.value is not None}
+    if not known:
         return None
-    digits = unit_of(results.metric).digits if factor == 1 else comparison.unit.digits
-    columns = [
-        (
-            Column(heading, "Local Test", digits),
-            {
-                label: Cell(value * factor)
-                for label, estimate in intervals.items()
-                if (value := getattr(estimate, key)) is not None
-            },
-        )
-        for heading, key in (("Mean", "value"), ("2.5 %", "low"), ("97.5 %", "high"))
-    ]
-    columns += [
-        (
-            Column(heading, digits=0),
-            {label: Cell(float(getattr(estimate, key))) for label, estimate in intervals.items()},
-        )
-        for heading, key in (("subjects", "subjects"), ("undefined resamples", "undefined"))
-    ]
+    numbers = pd.DataFrame(known).T.astype(float)
+    numbers[["value", "low", "high"]] *= unit.factor
+    digits = unit_of(results.metric).digits if unit.factor == 1 else unit.digits
+    columns = {
+        "value": Column("Mean", "Local Test", digits),
+        "low": Column("2.5 %", "Local Test", digits),
+        "high": Column("97.5 %", "Local Test", digits),
+        "subjects": Column("subjects", digits=0),
+        "undefined": Column("undefined resamples", digits=0),
+    }
     notes = (
         f"{resamples:,} resamples of subjects, not of images, the same in all runs; percentiles. The interval is that "
         "of other test subjects for these very models: training is not repeated. A resample without a class is "
         "scored without it, which moves the interval where classes are rare.",
     )
-    return lay_out(name, f"Bootstrap over subjects, {comparison.unit.axis}", columns, intervals.keys(), notes=notes)
+    cells = [(column, number_cells(numbers[key])) for key, column in columns.items()]
+    return lay_out(name, f"Bootstrap over subjects, {unit.axis}", cells, known, notes=notes)
 
 
 def local_interval(results: Results, runs: Sequence[RunResult], *, resamples: int) -> Interval | None:
     """The interval of the mean over runs and sites; None without stored predictions."""
-    site_results = _collect_predictions(runs) if results.kind in CLASSIFYING else _collect_scores(runs, results.metric)
-    if not site_results:
+    sites_by_run = [list(_sites_of(run, results)) for run in runs]
+    subjects = [subject for sites in sites_by_run for site in sites for subject in site.subjects]
+    if not subjects:
         return None
-    subjects = [subject for _, _, _, subjects_of_site in site_results for subject in subjects_of_site]
-    ends = np.cumsum([len(subjects_of_site) for _, _, _, subjects_of_site in site_results])
 
     def statistic(counts: Counts) -> NDArray[np.float64]:
-        by_run: dict[int, list[NDArray[np.float64]]] = {}
-        for (run, values, labels, _), own_counts in zip(site_results, np.split(counts, ends[:-1], axis=1), strict=True):
-            by_run.setdefault(run, []).append(
-                _mean(values, own_counts) if labels is None else _areas(values, labels, own_counts)
-            )
-        return _average([_average(sites) for sites in by_run.values()])
+        by_run, begin = [], 0
+        for sites in sites_by_run:
+            values = []
+            for site in sites:
+                end = begin + len(site.subjects)
+                values.append(site.resampled(counts[:, begin:end]))
+                begin = end
+            if values:
+                by_run.append(_average(values))
+        return _average(by_run)
 
     return interval(statistic, subjects, seed=SEED, resamples=resamples)
 
 
-SiteResults = list[tuple[int, NDArray[np.float64], NDArray[np.int64] | None, list[str]]]
-"""By run and site: number of the run, probabilities or scores, labels, samples' subjects."""
+@dataclass(frozen=True)
+class _SiteValues:
+    """The test samples of a site in a run: their subjects, and the mean score or AUC of resamples."""
+
+    subjects: Sequence[str]
+    resampled: Callable[[Counts], NDArray[np.float64]]
 
 
-def _collect_predictions(runs: Sequence[RunResult]) -> SiteResults:
-    site_results: SiteResults = []
-    for number, run in enumerate(runs):
-        for site in sorted(run.sites):
-            pair = run.predictions(site, site)
-            if pair is not None and len(pair[1]):
-                site_results.append((number, *pair, _subjects(run, site, len(pair[1]))))
-    return site_results
-
-
-def _collect_scores(runs: Sequence[RunResult], metric: str) -> SiteResults:
-    site_results: SiteResults = []
-    for number, run in enumerate(runs):
-        for site, scores in sorted(run.scores.items()):
-            values = np.array([score.get(metric, np.nan) for score in scores], dtype=np.float64)
-            if len(values):
-                site_results.append((number, values, None, _subjects(run, site, len(values))))
-    return site_results
+def _sites_of(run: RunResult, results: Results) -> Iterator[_SiteValues]:
+    """The sites of a run that have test samples, by name."""
+    if results.kind in CLASSIFYING:
+        for own in run.own_predictions():
+            if len(own.labels):
+                subjects = _subjects(run, own.site, len(own.labels))
+                yield _SiteValues(subjects, partial(_areas, own.probabilities, own.labels))
+        return
+    for site, scores in sorted(run.scores.items()):
+        if scores:
+            values = np.array([score.get(results.metric, np.nan) for score in scores], dtype=np.float64)
+            yield _SiteValues(_subjects(run, site, len(values)), partial(_mean, values))
 
 
 def _subjects(run: RunResult, site: str, count: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,32 +12,35 @@ from peer.core.metrics import METRICS_OF
 from peer.core.tasks import CLASSIFYING
 from peer.lab.experiments.result_files import UNDISTURBED
 from peer.lab.report import (
-    bars,
     calibration,
     comparison,
     confidence,
     costs,
+    cross_site,
     curves,
+    diagnosis,
     disturbed,
     gain_by_setting,
-    heatmaps,
     panels,
     plotting,
     room,
     rounds_to_target,
+    site_samples,
     subgroups,
     tsne,
     worst_site,
 )
 from peer.lab.report.comparison import Comparison
-from peer.lab.report.measurements import Measurements, Setting, mean_across
+from peer.lab.report.measurements import Measurements, Setting
 from peer.lab.report.plotting import ReportFigure, Style
 from peer.lab.report.published import Published, choose_comparison, reference_tables
 from peer.lab.report.results import Results, RunResult
-from peer.lab.report.table import Cell, Column, Table, TableRow, lay_out, text_cells
+from peer.lab.report.table import Column, Table, TableRow, text_cells
 
 ReportPart = str | Table | ReportFigure
 """A paragraph, a table or a figure."""
+Builder = Callable[["SectionSource"], Iterable[ReportPart | None]]
+"""Builds the parts of a section for one setting."""
 Progress = Callable[[str], None]
 """Called with the title of the section that is being built."""
 
@@ -82,25 +85,26 @@ class SectionSource:
 
     Attributes:
         suffix: of the names of files, where there is more than one setting.
-        published: the tables of the paper that the experiment refers to.
+        comparisons: by metric.
     """
 
     results: Results
     setting: Setting
     suffix: str
-    published: Sequence[Published]
     comparisons: Mapping[str, Comparison]
     styles: Mapping[str, Style]
+    targets: Sequence[float]
+    resamples: int
 
     @property
-    def main_comparison(self) -> Comparison:
+    def main(self) -> Comparison:
         """The comparison by the task's own metric."""
         return self.comparisons[self.results.metric]
 
     @property
     def shown_runs(self) -> list[RunResult]:
         """One run of each method, of the same fold and seed where all methods have one."""
-        runs_by_label = {label: self.results.select(self.setting, label) for label in self.results.labels(self.setting)}
+        runs_by_label = {label: self.results.select(self.setting, label) for label in self.main.labels}
         common = set.intersection(*({(run.fold, run.seed) for run in runs} for runs in runs_by_label.values()))
         if not common:
             return [runs[0] for runs in runs_by_label.values()]
@@ -117,30 +121,14 @@ def build_report(
     styles = plotting.assign_styles({label: results.method_of(label) for label in results.methods})
     published = reference_tables(results.experiment.get("reference"))
     measured = Measurements(results)
-    has_several_settings = len(results.settings) > 1
-    sources = [
-        _section_source(
-            measured, setting, published, styles, suffix="-" + slug("-".join(setting)) if has_several_settings else ""
-        )
-        for setting in results.settings
-    ]
-    builders: list[tuple[str, Callable[[SectionSource], Iterator[ReportPart | None]]]] = [
-        ("Results", lambda source: _results(source, resamples)),
-        ("Learning curves", lambda source: _learning(source, targets)),
-        ("Disconnection", _disconnection),
-        ("Members who join late and leave", _coming_and_going),
-        ("Sites that did not take part", _left_out),
-        ("Every model on every site's data", _cross_site),
-        ("Calibration", _calibration),
-        ("Fairness and subgroups", _subgroups),
-        ("Inside the methods", _insight),
-        ("Features", _features),
-        ("Samples", _panels),
-        ("Cost", _costs),
-    ]
+    sources = []
+    for setting in results.settings:
+        suffix = "-" + slug("-".join(setting)) if len(results.settings) > 1 else ""
+        comparisons = _compare(measured, setting, published, suffix)
+        sources.append(SectionSource(results, setting, suffix, comparisons, styles, targets, resamples))
     sections = []
     with plotting.plot_style():
-        for title, builder in builders:
+        for title, builder in BUILDERS.items():
             progress(title)
             sections.append(Section(title, _build_parts(sources, builder)))
         sections.insert(1, Section("Gains by setting", list(_gains_by_setting(results, sources, styles))))
@@ -162,28 +150,25 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.casefold()).strip("-")
 
 
-def _section_source(
-    measured: Measurements,
-    setting: Setting,
-    published: Sequence[Published],
-    styles: Mapping[str, Style],
-    *,
-    suffix: str,
-) -> SectionSource:
-    results = measured.results
-    metrics = dict.fromkeys((results.metric, *METRICS_OF.get(results.kind, ())))
+def _compare(
+    measured: Measurements, setting: Setting, published: Sequence[Published], suffix: str
+) -> dict[str, Comparison]:
+    """The comparisons of a setting by each metric, beside the published tables that have it."""
     unit = next((table.unit for table in published if table.kind == "comparison"), None)
-    comparisons = {}
-    for metric in metrics:
-        table = choose_comparison(published, setting, metric)
-        name = f"{metric}{suffix}"
-        comparisons[metric] = comparison.compare(measured, setting, metric, table, published_unit=unit, name=name)
-    return SectionSource(results, setting, suffix, published, comparisons, styles)
+    return {
+        metric: comparison.compare(
+            measured,
+            setting,
+            metric,
+            choose_comparison(published, setting, metric),
+            published_unit=unit,
+            name=f"{metric}{suffix}",
+        )
+        for metric in dict.fromkeys((measured.results.metric, *METRICS_OF.get(measured.results.kind, ())))
+    }
 
 
-def _build_parts(
-    sources: Sequence[SectionSource], builder: Callable[[SectionSource], Iterator[ReportPart | None]]
-) -> list[ReportPart]:
+def _build_parts(sources: Sequence[SectionSource], builder: Builder) -> list[ReportPart]:
     """Build a section's parts for all settings; where there are several, each has a heading."""
     parts: list[ReportPart] = []
     for source in sources:
@@ -194,17 +179,17 @@ def _build_parts(
     return parts
 
 
-def _results(source: SectionSource, resamples: int) -> Iterator[ReportPart | None]:
-    main = source.main_comparison
+def _results(source: SectionSource) -> Iterator[ReportPart | None]:
+    main = source.main
     yield comparison.spread_of_steps(main.measured, source.setting)
-    for metric in source.comparisons:
-        yield source.comparisons[metric].table
+    for compared in source.comparisons.values():
+        yield compared.table
     for metric, compared in source.comparisons.items():
         yield room.table(compared, name=source.name(f"room-{metric}"))
     yield worst_site.table(main, name=source.name("worst-site"))
     yield confidence.paired_table(main, name=source.name("paired"))
-    if resamples:
-        yield confidence.bootstrap_table(main, resamples=resamples, name=source.name("bootstrap"))
+    if source.resamples:
+        yield confidence.bootstrap_table(main, resamples=source.resamples, name=source.name("bootstrap"))
 
 
 def _gains_by_setting(
@@ -238,109 +223,88 @@ def _published(published: Sequence[Published], sources: Sequence[SectionSource])
 
 def _data(results: Results) -> Iterator[ReportPart | None]:
     for partition in dict.fromkeys(setting[0] for setting in results.settings):
-        yield bars.distribution(results, partition)
-        yield costs.samples(results, partition, name=f"samples-{slug(partition)}")
+        yield site_samples.figure(results, partition)
+        yield site_samples.table(results, partition, name=f"samples-{slug(partition)}")
 
 
-def _learning(source: SectionSource, targets: Sequence[float]) -> Iterator[ReportPart | None]:
+def _learning(source: SectionSource) -> Iterator[ReportPart | None]:
     figure = curves.learning(source.results, source.setting, source.styles, name=source.name("learning"))
     yield figure or "The runs were evaluated after their last round only (evaluation_every = 0): there is no curve."
-    name, main = source.name("target"), source.main_comparison
-    yield rounds_to_target.figure(source.results, source.setting, main, source.styles, targets=targets, name=name)
-    yield rounds_to_target.table(source.results, source.setting, main, targets=targets, name=name)
-
-
-def _calibration(source: SectionSource) -> Iterator[ReportPart | None]:
-    yield calibration.table(source.main_comparison, name=source.name("calibration"))
-    yield calibration.diagram(source.main_comparison, source.styles, name=source.name("reliability"))
+    yield from rounds_to_target.figure_and_table(
+        source.main, source.styles, targets=source.targets, name=source.name("target")
+    )
 
 
 def _disconnection(source: SectionSource) -> Iterator[ReportPart | None]:
-    main = source.main_comparison
-    yield disturbed.lost_links(main, name=source.name("disconnection") + "-links")
-    yield disturbed.removed_sites(main, name=source.name("disconnection") + "-sites")
+    yield disturbed.lost_links(source.main, name=source.name("disconnection") + "-links")
+    yield disturbed.removed_sites(source.main, name=source.name("disconnection") + "-sites")
     for metric, compared in source.comparisons.items():
         yield from disturbed.insiders(compared, name=source.name(f"insiders-{slug(metric)}"))
-    losses = disturbed.by_loss(main)
-    yield curves.disconnection(losses, source.styles, axis=main.unit.axis, name=source.name("link-loss"))
+    yield disturbed.link_loss_figure(source.main, source.styles, name=source.name("link-loss"))
 
 
-def _coming_and_going(source: SectionSource) -> Iterator[ReportPart | None]:
-    yield from disturbed.coming_and_going(source.main_comparison, name=source.name("members"))
-
-
-def _left_out(source: SectionSource) -> Iterator[ReportPart | None]:
-    yield disturbed.left_out_sites(source.main_comparison, name=source.name("left-out"))
-
-
-def _cross_site(source: SectionSource) -> Iterator[ReportPart | None]:
-    """Every model on every site's test data, the mean over folds or seeds."""
-    main, sites = source.main_comparison, source.results.sites(source.setting)
-    if len(sites) < 2:
-        return
-    by_repeat = main.scores.matrix.stack(future_stack=True).unstack("repeat")
-    means = mean_across(by_repeat).unstack("split").reindex(columns=sites)
-    matrices = {label: means.xs(label).reindex(sites) for label in main.labels}
-    arrays = {label: matrix.to_numpy() for label, matrix in matrices.items()}
-    yield heatmaps.cross_site(arrays, sites, unit=main.unit, name=source.name("cross-site"))
-    columns = [
-        (
-            Column(site, "test data of", main.unit.digits),
-            {
-                f"{label}: {model}": Cell(value * main.unit.factor)
-                for label, matrix in matrices.items()
-                for model, value in matrix[site].dropna().items()
-            },
-        )
-        for site in sites
-    ]
-    labels = [f"{label}: {model}" for label in main.labels for model in sites]
-    notes = ("The Global Test before it is averaged; mean over runs. MH-pFLID's table 7.",)
-    title = f"Cross-site, {main.unit.axis}"
-    yield lay_out(source.name("cross-site"), title, columns, labels, notes=notes, head="model of")
+def _calibration(source: SectionSource) -> Iterator[ReportPart | None]:
+    yield calibration.table(source.main, name=source.name("calibration"))
+    yield calibration.diagram(source.main, source.styles, name=source.name("reliability"))
 
 
 def _subgroups(source: SectionSource) -> Iterator[ReportPart | None]:
     results, setting = source.results, source.setting
     if results.kind not in CLASSIFYING:
         return
-    yield from subgroups.gaps(results, setting, source.comparisons["auc"].unit, name=source.name("fairness"))
+    yield from subgroups.gaps(source.comparisons["auc"], name=source.name("fairness"))
     against = subgroups.baseline(results, setting)
     for key, gained in subgroups.gains(results, setting).items():
         name = source.name(f"gain-{slug(key)}")
-        yield bars.gains(gained, source.styles, baseline=str(against), key=key, name=name)
+        yield subgroups.gains_figure(gained, source.styles, baseline=str(against), key=key, name=name)
         yield subgroups.gains_table(gained, key=key, against=str(against), name=name)
 
 
 def _insight(source: SectionSource) -> Iterator[ReportPart | None]:
     runs = source.shown_runs
     for run in runs:
-        yield heatmaps.similarities(run, name=source.name(f"similarity-{slug(run.method)}"))
+        yield diagnosis.similarities(run, name=source.name(f"similarity-{slug(run.method)}"))
     for run in runs:
-        yield heatmaps.experts(run, name=source.name(f"experts-{slug(run.method)}"))
-    yield curves.consensus(source.results, source.setting, source.styles, name=source.name("consensus"))
+        yield diagnosis.experts(run, name=source.name(f"experts-{slug(run.method)}"))
+    yield diagnosis.consensus(source.main, source.styles, name=source.name("consensus"))
     basis_errors: dict[str, dict[str, float]] = {}
     for run in runs:
         for key, value in run.arrays("diagnosis").items():
             if key.startswith("basis/"):
                 basis_errors.setdefault(run.method, {})[key.partition("/")[2]] = float(value)
-    yield bars.bases(basis_errors, source.styles, name=source.name("basis"))
-
-
-def _features(source: SectionSource) -> Iterator[ReportPart | None]:
-    sites = source.results.sites(source.setting)
-    yield tsne.features(source.shown_runs, sites[-1], name=source.name("features"))
-
-
-def _panels(source: SectionSource) -> Iterator[ReportPart | None]:
-    yield panels.panels(source.shown_runs, kind=source.results.kind, name=source.name("panels"))
+    yield diagnosis.bases(basis_errors, source.styles, name=source.name("basis"))
 
 
 def _costs(source: SectionSource) -> Iterator[ReportPart | None]:
-    results, setting = source.results, source.setting
-    yield bars.traffic(costs.sent(results, setting), source.styles, name=source.name("traffic"))
-    yield costs.traffic(results, setting, name=source.name("traffic"))
-    yield costs.footprint(results, setting, name=source.name("networks"))
+    measured, setting = source.main.measured, source.setting
+    yield costs.traffic_figure(costs.sent(measured, setting), source.styles, name=source.name("traffic"))
+    yield costs.traffic_table(measured, setting, name=source.name("traffic"))
+    yield costs.footprint(source.results, setting, name=source.name("networks"))
+
+
+BUILDERS: Mapping[str, Builder] = {
+    "Results": _results,
+    "Learning curves": _learning,
+    "Disconnection": _disconnection,
+    "Members who join late and leave": lambda source: disturbed.coming_and_going(
+        source.main, name=source.name("members")
+    ),
+    "Sites that did not take part": lambda source: [
+        disturbed.left_out_sites(source.main, name=source.name("left-out"))
+    ],
+    "Every model on every site's data": lambda source: cross_site.figure_and_table(
+        source.main, name=source.name("cross-site")
+    ),
+    "Calibration": _calibration,
+    "Fairness and subgroups": _subgroups,
+    "Inside the methods": _insight,
+    "Features": lambda source: [
+        tsne.features(source.shown_runs, source.results.sites(source.setting)[-1], name=source.name("features"))
+    ],
+    "Samples": lambda source: [panels.panels(source.shown_runs, kind=source.results.kind, name=source.name("panels"))],
+    "Cost": _costs,
+}
+"""The sections of a setting, in order."""
 
 
 def _lead(results: Results) -> list[str]:

@@ -1,86 +1,93 @@
-"""Tables of costs (bytes, steps, time, size of the networks) and of the sites' samples."""
+"""What each method and network costs: bytes, steps, time, parameters."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
+from statistics import fmean
 
+import pandas as pd
+
+from peer.lab.report import plotting
+from peer.lab.report.measurements import COSTS, Measurements, Setting
+from peer.lab.report.plotting import ReportFigure, Style
 from peer.lab.report.results import Results
-from peer.lab.report.table import EMPTY, Cell, Column, Table, TableRow
+from peer.lab.report.table import EMPTY, Cell, Column, Table, TableRow, lay_out, number_cells
 
 MIB = 1 << 20
 
 
-def sent(results: Results, setting: tuple[str, str]) -> dict[str, list[float]]:
-    """By method, the bytes that each site sent in a whole run, mean over runs."""
-    bytes_by_method = {}
-    for label in results.labels(setting):
-        runs = results.select(setting, label)
-        sites = sorted(runs[0].sites)
-        bytes_by_method[label] = [
-            statistics.fmean(float(run.sites[site]["sent_bytes"]) for run in runs) for site in sites
-        ]
-    return bytes_by_method
+def sent(measured: Measurements, setting: Setting) -> pd.DataFrame:
+    """The bytes that each site sent in a whole run, mean over runs: ``label`` x ``site``."""
+    facts = measured.facts_of(setting)
+    by_site = facts.pivot_table(index="label", columns="site", values="sent_bytes", aggfunc="mean")
+    return by_site.reindex(measured.results.labels(setting))
 
 
-def traffic(results: Results, setting: tuple[str, str], *, name: str) -> Table:
-    rows = []
-    links_a_site = len(results.sites(setting)) - 1
-    for label in results.labels(setting):
-        runs = results.select(setting, label)
-        facts = [site for run in runs for site in run.sites.values()]
-        sent_bytes, received_bytes = (
-            statistics.fmean(float(site[key]) for site in facts) for key in ("sent_bytes", "received_bytes")
-        )
-        rounds = max(int(results.experiment["rounds"]), 1)
-        steps = [int(site["steps"]) for site in facts]
-        seconds = statistics.fmean(float(site.get("training_s") or 0.0) for site in facts)
-        numbers = (
-            sent_bytes / MIB,
-            received_bytes / MIB,
-            sent_bytes / rounds / MIB,
-            len(runs[0].sites) * sent_bytes / MIB,
-        )
-        cells = (*map(Cell, numbers), Cell(statistics.fmean(steps)), Cell(seconds))
-        rows.append(TableRow(label, cells))
-    columns = (
-        Column("sent", "MiB by a site", 2),
-        Column("received", "MiB by a site", 2),
-        Column("sent in a round", "MiB by a site", 3),
-        Column("sent by all", "MiB", 1),
-        Column("steps", digits=0),
-        Column("training, s", digits=1),
+def traffic_figure(sent_bytes: pd.DataFrame, styles: Mapping[str, Style], *, name: str) -> ReportFigure | None:
+    """The bytes that each site sent, by method; None where no method sent any.
+
+    Args:
+        sent_bytes: as :func:`sent` gives them.
+    """
+    is_drawn = sent_bytes.sum(axis=1) > 0
+    drawn = sent_bytes[is_drawn] / MIB
+    if drawn.empty:
+        return None
+    figure, ((axes,),) = plotting.new_figure(6.4, 0.9 + 0.36 * len(drawn))
+    for row, (label, by_site) in enumerate(drawn.iterrows()):
+        values = by_site.dropna().tolist()
+        mean, style = fmean(sent_bytes.loc[label].dropna()) / MIB, styles[label]
+        axes.plot(values, [row] * len(values), "|", color=plotting.INK, markersize=9)
+        axes.plot(mean, row, style.marker, color=style.colour, markersize=8)
+        axes.annotate(f"{mean:,.3g} MiB", (mean, row), (0, 7), textcoords="offset points", ha="center", fontsize=7.5)
+    plotting.set_log_axis(axes, [value for value in drawn.to_numpy().ravel().tolist() if value > 0])
+    axes.set_ylim(len(drawn) - 0.5, -0.7)
+    plotting.set_name_ticks(axes.yaxis, list(drawn.index))
+    axes.set_xlabel("sent by a site in the whole run, MiB (logarithmic)")
+    silent = ", ".join(sent_bytes.index[~is_drawn])
+    return plotting.render(
+        figure,
+        name=name,
+        title="Bytes exchanged",
+        caption="Marker: mean over sites; strokes: the sites. Model bytes as they are put on the wire."
+        + (f" Nothing is sent by {silent}." if silent else ""),
     )
+
+
+def traffic_table(measured: Measurements, setting: Setting, *, name: str) -> Table:
+    results, facts = measured.results, measured.facts_of(setting)
+    labels, rounds = results.labels(setting), results.experiment["rounds"]
+    means = facts.groupby("label")[COSTS].agg(fmean)
+    sent_bytes, received_bytes = means["sent_bytes"], means["received_bytes"]
+    sites = pd.Series({label: len(results.select(setting, label)[0].sites) for label in labels})
+    columns = [
+        (Column("sent", "MiB by a site", 2), sent_bytes / MIB),
+        (Column("received", "MiB by a site", 2), received_bytes / MIB),
+        (Column("sent in a round", "MiB by a site", 3), sent_bytes / max(int(rounds), 1) / MIB),
+        (Column("sent by all", "MiB", 1), sites * sent_bytes / MIB),
+        (Column("steps", digits=0), means["steps"]),
+        (Column("training, s", digits=1), means["training_s"]),
+    ]
     notes = (
-        f"Means over sites and runs, of {results.experiment['rounds']} rounds; a site has {links_a_site} others. "
+        f"Means over sites and runs, of {rounds} rounds; a site has {len(results.sites(setting)) - 1} others. "
         "Steps: optimiser steps that the evaluated model has seen. Training time depends on the machine.",
     )
-    return Table(name, "Bytes exchanged, steps and time", "method", columns, tuple(rows), notes)
+    cells = [(column, number_cells(values)) for column, values in columns]
+    return lay_out(name, "Bytes exchanged, steps and time", cells, labels, notes=notes)
 
 
-def footprint(results: Results, setting: tuple[str, str], *, name: str) -> Table:
+def footprint(results: Results, setting: Setting, *, name: str) -> Table:
     """The networks of each site: parameters and multiply-accumulates."""
-    models: dict[tuple[str, str], Mapping[str, object]] = {}
+    networks: dict[tuple[str, str], Mapping[str, Mapping[str, object]]] = {}
     for run in (run for run in results.runs if run.setting == setting):
         for site, facts in run.sites.items():
-            models.setdefault((site, str(facts["model"]["name"])), facts)
+            networks.setdefault((site, str(facts["model"]["name"])), facts)
     rows = []
-    for (site, model), facts in sorted(models.items()):
-        operations, parameters = facts.get("multiply_accumulates"), facts.get("parameters")
-        model_facts = facts["model"]
-        assert isinstance(model_facts, Mapping)
-        hyper = ", ".join(f"{key} {value}" for key, value in model_facts.items() if key != "name" and value is not None)
-        rows.append(
-            TableRow(
-                site,
-                (
-                    Cell(text=model),
-                    Cell(text=hyper or EMPTY),
-                    Cell(None if parameters is None else float(str(parameters)) / 1e6),
-                    Cell(None if operations is None else float(str(operations)) / 1e6),
-                ),
-            )
-        )
+    for (site, model), facts in sorted(networks.items()):
+        hyper = [f"{key} {value}" for key, value in facts["model"].items() if key != "name" and value is not None]
+        counts = (facts.get("parameters"), facts.get("multiply_accumulates"))
+        numbers = (Cell(None if count is None else float(str(count)) / 1e6) for count in counts)
+        rows.append(TableRow(site, (Cell(text=model), Cell(text=", ".join(hyper) or EMPTY), *numbers)))
     columns = (
         Column("model"),
         Column("made with"),
@@ -89,27 +96,3 @@ def footprint(results: Results, setting: tuple[str, str], *, name: str) -> Table
     )
     notes = ("Of one forward pass of one sample at the site's input size; one multiply-accumulate is two FLOPs.",)
     return Table(name, "The sites' networks", "site", columns, tuple(rows), notes)
-
-
-def samples(results: Results, partition: str, *, name: str) -> Table | None:
-    run = results.representative_run(partition)
-    if run is None:
-        return None
-    sites = sorted(run.sites)
-    splits = [
-        split for split in ("training", "validation", "test") if any(run.sites[s]["samples"].get(split) for s in sites)
-    ]
-    classes = sorted(
-        {name for s in sites for class_counts in run.sites[s].get("classes", {}).values() for name in class_counts},
-        key=lambda name: (len(name), name),
-    )
-    columns = [Column(split, "samples", 0) for split in splits]
-    columns += [Column(name, f"class, {split}", 0) for split in splits for name in classes]
-    rows = []
-    for site in sites:
-        facts = run.sites[site]
-        counts = [facts["samples"].get(split) for split in splits]
-        counts += [facts.get("classes", {}).get(split, {}).get(name) for split in splits for name in classes]
-        rows.append(TableRow(site, tuple(Cell(None if count is None else float(count)) for count in counts)))
-    note = f"Of fold {run.fold}, seed {run.seed}." if results.experiment["folds"] else f"Of seed {run.seed}."
-    return Table(name, f"Samples: {partition}", "site", tuple(columns), tuple(rows), (note,))

@@ -12,8 +12,11 @@ from typing import Any
 import pandas as pd
 
 from peer.lab.experiments.result_files import UNDISTURBED
+from peer.lab.report import plotting
 from peer.lab.report.comparison import Comparison
+from peer.lab.report.curves import POINTS_MIN, marker_options
 from peer.lab.report.measurements import mean_across
+from peer.lab.report.plotting import ReportFigure, Style
 from peer.lab.report.published import MEAN, TESTS
 from peer.lab.report.table import EMPTY, Cell, Column, Table, lay_out
 
@@ -83,6 +86,32 @@ def by_loss(comparison: Comparison) -> dict[str, dict[float, tuple[float, float]
     return {label: points[label] for label in comparison.labels if label in points}
 
 
+def link_loss_figure(comparison: Comparison, styles: Mapping[str, Style], *, name: str) -> ReportFigure | None:
+    """The Local Test over the probability of link loss; None where no method has several
+    probabilities.
+    """
+    values = {label: points for label, points in by_loss(comparison).items() if len(points) >= POINTS_MIN}
+    if not values:
+        return None
+    figure, ((axes,),) = plotting.new_figure(6.4, 3.0)
+    for label, points in values.items():
+        losses = sorted(points)
+        means, deviations = zip(*(points[loss] for loss in losses), strict=True)
+        axes.errorbar(
+            [100 * loss for loss in losses], means, deviations, color=styles[label].colour, capsize=2,
+            elinewidth=0.7, linewidth=1.6, label=label, **marker_options(styles[label], 0),
+        )  # fmt: skip
+    axes.set_xlabel("directed links down in a round, %")
+    axes.set_ylabel(f"Local Test {comparison.unit.axis}, mean over sites")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return plotting.render(
+        figure,
+        name=name,
+        title="Link loss",
+        caption="Bars: one standard deviation. Each directed link is down with this probability in each round.",
+    )
+
+
 def removed_sites(comparison: Comparison, *, name: str) -> Table | None:
     """Each federation without some sites beside the whole one, on the remaining sites; None without such runs."""
     columns = []
@@ -124,7 +153,8 @@ def insiders(comparison: Comparison, *, name: str) -> Iterator[Table]:
         f"{unit.axis}, mean over the other sites, over {results.repeats}. {', '.join(sorted(names))} is the "
         "insider. honest: it sends what it trained; absent: it never took part.",
     )
-    yield lay_out(name, f"One insider: {unit.axis}", columns, headings, notes=notes, head="insider")
+    title = f"One insider: {unit.axis}"
+    yield lay_out(name, title, columns, headings, headings=headings, notes=notes, head="insider")
     reference = absent[0] if absent else UNDISTURBED
     losses: dict[str, dict[str, Cell]] = {label: {} for label in comparison.labels}
     for key, links in acts.items():
@@ -136,8 +166,8 @@ def insiders(comparison: Comparison, *, name: str) -> Iterator[Table]:
     columns = [(Column(label, "method", unit.digits), by_act) for label, by_act in losses.items()]
     compared = "the run where it never took part" if absent else "the run where it is honest"
     notes = (f"How much worse than in {compared}: mean, and in parentheses the worst, over {results.repeats}.",)
-    rows = {key: headings[key] for key in acts}
-    yield lay_out(f"{name}-loss", f"What one insider costs: {unit.axis}", columns, rows, notes=notes, head="insider")
+    title = f"What one insider costs: {unit.axis}"
+    yield lay_out(f"{name}-loss", title, columns, acts, headings=headings, notes=notes, head="insider")
 
 
 def coming_and_going(comparison: Comparison, *, name: str) -> Iterator[Table]:

@@ -134,7 +134,7 @@ def table(varied: Variation, *, name: str) -> Table:
             columns.append((Column(point, f"{test.title()} Test, share, %", 0), cells))
     notes = (f"{_explanation(varied)} No room: as in the tables of the room.",)
     headings = {label: _heading(varied, label) for label in varied.labels}
-    return lay_out(name, _title(varied), columns, headings, notes=notes)
+    return lay_out(name, _title(varied), columns, varied.labels, headings=headings, notes=notes)
 
 
 def _of_test(gains: Mapping[tuple[str, str], MethodGain], test: str) -> dict[str, MethodGain]:

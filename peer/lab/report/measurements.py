@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from peer.core.tasks import METRICS
+from peer.core.metrics import METRICS_OF
 from peer.lab.experiments.result_files import UNDISTURBED
 from peer.lab.report.results import Results, RunResult
 from peer.lab.report.table import Cell
@@ -51,7 +51,7 @@ class Measurements:
     def __init__(self, results: Results, metrics: Iterable[str] = (), measure: Measure = matrix_value) -> None:
         """Read the metrics of the experiment, or others that ``measure`` takes from its runs."""
         self.results = results
-        names = tuple(metrics) or (results.metric, *METRICS.get(results.kind, ()), UNDEFINED_CLASSES)
+        names = tuple(metrics) or (results.metric, *METRICS_OF.get(results.kind, ()), UNDEFINED_CLASSES)
         self.frame = pd.DataFrame(_lines(results, dict.fromkeys(names), measure), columns=[*KEYS, *VALUE_COLUMNS])
         self._by_metric = dict(iter(self.frame.groupby(["partition", "models", "links", "metric"])))
 

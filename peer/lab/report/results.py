@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,22 @@ from peer.lab.experiments.result_files import CENTRALISED, FORMAT, UNDISTURBED
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class OwnPredictions:
+    """What a site's own model predicts for its own test data.
+
+    Attributes:
+        probabilities: ``(n, classes)``.
+        labels: ``(n,)``.
+        samples: the datalist's entries; none where their number is another.
+    """
+
+    site: str
+    probabilities: NDArray[np.float64]
+    labels: NDArray[np.int64]
+    samples: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -110,6 +126,14 @@ class RunResult:
         if f"p/{model}/{data}" not in arrays or f"y/{data}" not in arrays:
             return None
         return arrays[f"p/{model}/{data}"].astype("float64"), arrays[f"y/{data}"].astype("int64")
+
+    def own_predictions(self) -> Iterator[OwnPredictions]:
+        """Those of each site by name; sites without stored predictions are left out."""
+        for site in sorted(self.sites):
+            pair = self.predictions(site, site)
+            if pair is not None:
+                samples = self.samples.get(site, ())
+                yield OwnPredictions(site, *pair, samples if len(samples) == len(pair[1]) else ())
 
     @cached_property
     def _predictions(self) -> dict[str, NDArray[Any]]:

@@ -19,12 +19,12 @@ def table(comparison: Comparison, *, name: str) -> Table | None:
     """
     if not comparison.has_bounds or comparison.share(comparison.pooled or "", "local").room.difference is None:
         return None
-    names = {str(comparison.pooled): f"room ({comparison.pooled})"} | {
-        label: label for label in comparison.labels if label not in (comparison.local, comparison.pooled)
-    }
-    columns = [column for test in TESTS for column in _columns(comparison, list(names), test)]
+    pooled = str(comparison.pooled)
+    labels = [pooled, *(label for label in comparison.labels if label not in (comparison.local, pooled))]
+    columns = [column for test in TESTS for column in _columns(comparison, labels, test)]
     title = f"Room and share of the room, {comparison.unit.name}"
-    return lay_out(name, title, columns, names, notes=_notes(comparison))
+    headings = {pooled: f"room ({pooled})"}
+    return lay_out(name, title, columns, labels, headings=headings, notes=_notes(comparison))
 
 
 def _columns(comparison: Comparison, labels: list[str], test: str) -> Iterator[tuple[Column, dict[str, Cell]]]:

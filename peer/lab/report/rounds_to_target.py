@@ -5,70 +5,79 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
-from peer.lab.experiments.result_files import CENTRALISED
 from peer.lab.report import plotting
 from peer.lab.report.comparison import Comparison
 from peer.lab.report.costs import MIB
 from peer.lab.report.curves import POINTS_MIN, Curve, by_site, mean_over_sites, set_integer_ticks
 from peer.lab.report.plotting import ReportFigure, Style
-from peer.lab.report.results import Results, RunResult
-from peer.lab.report.table import Cell, Column, Table, TableRow
+from peer.lab.report.results import RunResult
+from peer.lab.report.table import Cell, Column, Table, lay_out
+
+Curves = Mapping[str, Sequence[tuple[RunResult, Curve]]]
+"""By label, each run with its mean Local Test by round."""
 
 
-def table(
-    results: Results, setting: tuple[str, str], comparison: Comparison, *, targets: Sequence[float], name: str
-) -> Table | None:
-    """A table of rounds and bytes to each target; None without learning curves or a target.
+def figure_and_table(
+    comparison: Comparison, styles: Mapping[str, Style], *, targets: Sequence[float], name: str
+) -> Iterator[ReportFigure | Table]:
+    """The mean Local Test over rounds and over bytes, and when it reaches each target; nothing without learning
+    curves or a target.
 
     Args:
         targets: of the mean Local Test over sites, in the metric's own unit; default: what training
             alone ends with, and half of the room above it.
     """
     headings = dict(_targets(comparison, targets))
-    curves = _curves(results, setting, comparison)
-    labels = list(curves)
-    if not headings or not any(len(curve) >= POINTS_MIN for runs in curves.values() for _, curve in runs):
-        return None
-    columns, rows = [], []
-    for heading in headings.values():
-        columns += [Column("rounds", heading, 1, "lower"), Column("MiB", heading, 2), Column("runs", heading)]
-    for label in labels:
-        cells: list[Cell] = []
-        for target in headings:
-            reached = [
-                (run, round) for run, curve in curves[label] if (round := _first_round(curve, target)) is not None
-            ]
-            sizes = [_sent_until(run, round) for run, round in reached]
-            known_sizes = [size for size in sizes if size is not None]
-            cells += (
-                Cell(fmean(round for _, round in reached) if reached else None),
-                Cell(fmean(known_sizes) / MIB if known_sizes else None),
-                Cell(text=f"{len(reached)} of {len(curves[label])}"),
-            )
-        rows.append(TableRow(label, tuple(cells), ranked=False))
-    return Table(
-        name, "Rounds and bytes to a target", "method", tuple(columns), tuple(rows), tuple(_notes(labels, curves))
-    )
+    curves = _curves(comparison)
+    if headings and any(len(curve) >= POINTS_MIN for runs in curves.values() for _, curve in runs):
+        yield _figure(comparison, curves, headings, styles, name=name)
+        yield _table(curves, headings, name=name)
 
 
-def figure(
-    results: Results,
-    setting: tuple[str, str],
+def _curves(comparison: Comparison) -> Curves:
+    """By label, each run with its mean Local Test by round; the pooled bound has no rounds."""
+    metric = comparison.results.metric
+    return {
+        label: [
+            (run, mean_over_sites(by_site([run], metric)))
+            for run in comparison.results.select(comparison.setting, label)
+        ]
+        for label in comparison.ranked
+    }
+
+
+def _table(curves: Curves, headings: Mapping[float, str], *, name: str) -> Table:
+    columns: list[tuple[Column, dict[str, Cell]]] = []
+    for target, heading in headings.items():
+        rounds, sizes, counts = {}, {}, {}
+        for label, runs in curves.items():
+            reached = [(run, round) for run, curve in runs if (round := _first_round(curve, target)) is not None]
+            known_sizes = [size for run, round in reached if (size := _sent_until(run, round)) is not None]
+            counts[label] = Cell(text=f"{len(reached)} of {len(runs)}")
+            if reached:
+                rounds[label] = Cell(fmean(round for _, round in reached))
+            if known_sizes:
+                sizes[label] = Cell(fmean(known_sizes) / MIB)
+        columns += [
+            (Column("rounds", heading, 1, "lower"), rounds),
+            (Column("MiB", heading, 2), sizes),
+            (Column("runs", heading), counts),
+        ]
+    return lay_out(name, "Rounds and bytes to a target", columns, curves.keys(), notes=_notes(curves))
+
+
+def _figure(
     comparison: Comparison,
+    curves: Curves,
+    headings: Mapping[float, str],
     styles: Mapping[str, Style],
     *,
-    targets: Sequence[float],
     name: str,
-) -> ReportFigure | None:
-    """The mean Local Test over rounds, and over what a site has sent until then, with the targets;
-    None where :func:`table` is.
+) -> ReportFigure:
+    """The mean Local Test over rounds, and over what a site has sent until then, with the targets.
 
     Methods that send nothing have no curve over bytes.
     """
-    curves = _curves(results, setting, comparison)
-    headings = dict(_targets(comparison, targets))
-    if not headings or not any(len(curve) >= POINTS_MIN for runs in curves.values() for _, curve in runs):
-        return None
     factor = comparison.unit.factor
     values = {label: _mean_over_runs(curve for _, curve in runs) for label, runs in curves.items()}
     sent = {
@@ -103,17 +112,6 @@ def figure(
         "that sends nothing has no curve over bytes."
     )
     return plotting.render(figure, name=name, title="Rounds and bytes to a target", caption=caption)
-
-
-def _curves(
-    results: Results, setting: tuple[str, str], comparison: Comparison
-) -> dict[str, list[tuple[RunResult, Curve]]]:
-    """By label, each run with its mean Local Test by round; the pooled bound has no rounds."""
-    return {
-        label: [(run, mean_over_sites(by_site([run], results.metric))) for run in results.select(setting, label)]
-        for label in comparison.labels
-        if results.method_of(label) != CENTRALISED
-    }
 
 
 def _mean_over_runs(curves: Iterable[Mapping[int, float | None]]) -> Curve:
@@ -157,13 +155,13 @@ def _sent_until(run: RunResult, round: int) -> float | None:
     return fmean(sum(size for number, size in by_round.items() if int(number) <= round) for by_round in known)
 
 
-def _notes(labels: Sequence[str], curves: Mapping[str, Sequence[tuple[RunResult, Curve]]]) -> Iterator[str]:
+def _notes(curves: Curves) -> Iterator[str]:
     rounds = sorted({round for runs in curves.values() for _, curve in runs for round in curve})
     yield (
         "The first evaluated round in which the mean over sites reaches the target, and what a site sent until then; "
         "means over the runs that reach it, whose number stands beside. Evaluated: rounds "
         f"{', '.join(map(str, rounds))}."
     )
-    late = [label for label in labels if all(len(curve) < POINTS_MIN for _, curve in curves[label])]
+    late = [label for label, runs in curves.items() if all(len(curve) < POINTS_MIN for _, curve in runs)]
     if late:
         yield f"Evaluated after the last round only, so that it counts: {', '.join(late)}."

@@ -6,8 +6,13 @@ import csv
 import io
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from peer.core.metrics import METRICS, ROOM_MIN
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -181,8 +186,9 @@ def lay_out(
     name: str,
     title: str,
     columns: Sequence[tuple[Column, Mapping[str, Cell]]],
-    labels: Iterable[str] | Mapping[str, str],
+    labels: Iterable[str],
     *,
+    headings: Mapping[str, str] = MappingProxyType({}),
     ranked: Container[str] = (),
     notes: Iterable[str] = (),
     head: str = "method",
@@ -191,15 +197,22 @@ def lay_out(
 
     Args:
         columns: each with its cells by label; a row without one has an empty cell.
-        labels: of the rows, in order; or by label, its heading.
+        labels: of the rows, in order.
+        headings: of rows that show another text than their label.
         ranked: the labels of the rows that compete for the best value.
     """
-    headings = labels if isinstance(labels, Mapping) else {label: label for label in labels}
     rows = [
-        TableRow(heading, tuple(cells.get(label, Cell()) for _, cells in columns), ranked=label in ranked)
-        for label, heading in headings.items()
+        TableRow(
+            headings.get(label, label), tuple(cells.get(label, Cell()) for _, cells in columns), ranked=label in ranked
+        )
+        for label in labels
     ]
     return Table(name, title, head, tuple(column for column, _ in columns), tuple(rows), tuple(notes)).with_ranks()
+
+
+def number_cells(values: pd.Series) -> dict[str, Cell]:
+    """A cell of each number, by the label of its line; of NaN none."""
+    return {str(label): Cell(float(value)) for label, value in values.dropna().items()}
 
 
 def text_cells(values: Sequence[object]) -> tuple[Cell, ...]:

@@ -33,8 +33,9 @@ class Gain:
     samples: int
 
     @property
-    def gain(self) -> float | None:
-        return None if self.auc is None or self.baseline is None else self.auc - self.baseline
+    def points(self) -> float | None:
+        """The gain in percentage points."""
+        return None if self.auc is None or self.baseline is None else 100 * (self.auc - self.baseline)
 
 
 def subgroup_areas(probabilities: Probabilities, labels: Labels, values: Sequence[object]) -> dict[str, float | None]:

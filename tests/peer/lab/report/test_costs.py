@@ -1,16 +1,18 @@
-"""Bytes, steps, sizes of networks, and samples."""
+"""Bytes, steps and sizes of networks."""
 
 import pytest
 
 from fakes.report_folders import SETTING, TWO
 from peer.lab.report import costs
+from peer.lab.report.measurements import Measurements
 from peer.lab.report.results import read
 
 
 def test_bytes_by_site_by_round_and_together(make) -> None:
-    results = read(make(methods=TWO))
-    assert costs.sent(results, SETTING)["Local"] == [0.0] * 4
-    rows = {row.label: [cell.value for cell in row.cells] for row in costs.traffic(results, SETTING, name="t").rows}
+    measured = Measurements(read(make(methods=TWO)))
+    assert costs.sent(measured, SETTING).loc["Local"].tolist() == [0.0] * 4
+    table = costs.traffic_table(measured, SETTING, name="t")
+    rows = {row.label: [cell.value for cell in row.cells] for row in table.rows}
     sent, received, in_a_round, by_all, steps, seconds = rows["FedSKD"]
     assert sent == received == pytest.approx(6_400_000 / 2**20)
     assert in_a_round == pytest.approx(sent / 12)
@@ -25,12 +27,3 @@ def test_networks_with_an_unknown_cost(make) -> None:
     assert cells["africa"][2].value == pytest.approx(1.234567)
     assert cells["africa"][3].value == pytest.approx(98.765432)
     assert cells["asia"][3].value is None
-
-
-def test_samples_by_split_and_class(make) -> None:
-    table = costs.samples(read(make(methods=TWO, classes=3)), "sites", name="t")
-    heads = [f"{column.group}: {column.name}" for column in table.columns]
-    assert heads[:2] == ["samples: training", "samples: test"]
-    assert "class, test: 2" in heads
-    assert "samples: validation" not in heads, "nobody has validation samples"
-    assert [cell.value for cell in table.rows[0].cells[:2]] == [108, 36]

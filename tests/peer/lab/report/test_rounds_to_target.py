@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fakes.json_documents import change_documents
-from fakes.report_folders import SETTING, compared, set_values, texts
+from fakes.report_folders import compared, set_values, texts
 from peer.lab.report import plotting, rounds_to_target
 
 MIB = 1 << 20
@@ -27,9 +27,16 @@ def with_curves(folder: Path, curve: Callable[[str, int], list[float]]) -> Path:
     return set_values(folder, lambda run, *_: curve(run["method"], run["seed"])[-1])
 
 
-def shown(folder: Path, *targets: float) -> dict[str, dict[str, str]] | None:
+def drawn(folder: Path, *targets: float) -> list[Any]:
+    """The figure and the table, or nothing."""
     results, comparison = compared(folder)
-    table = rounds_to_target.table(results, SETTING, comparison, targets=targets, name="t")
+    styles = plotting.assign_styles({label: results.method_of(label) for label in results.methods})
+    with plotting.plot_style():
+        return list(rounds_to_target.figure_and_table(comparison, styles, targets=targets, name="target"))
+
+
+def shown(folder: Path, *targets: float) -> dict[str, dict[str, str]] | None:
+    _, table = drawn(folder, *targets) or (None, None)
     return None if table is None else texts(table)
 
 
@@ -56,15 +63,8 @@ def test_a_target_can_be_named(folder: Path) -> None:
     assert rows["Local"]["Local Test AUC 0.600: rounds"] == "2.0"
 
 
-def test_without_curves_there_is_no_table(folder: Path) -> None:
-    assert shown(with_curves(folder, lambda method, seed: CURVES[method][-1:])) is None
-
-
-def figure_of(folder: Path) -> plotting.ReportFigure | None:
-    results, comparison = compared(folder)
-    styles = plotting.assign_styles({label: results.method_of(label) for label in results.methods})
-    with plotting.plot_style():
-        return rounds_to_target.figure(results, SETTING, comparison, styles, targets=(), name="target")
+def test_without_curves_there_is_neither_figure_nor_table(folder: Path) -> None:
+    assert drawn(with_curves(folder, lambda method, seed: CURVES[method][-1:])) == []
 
 
 def test_the_figure_has_the_methods_over_rounds_and_those_that_send_over_bytes(folder: Path) -> None:
@@ -72,10 +72,6 @@ def test_the_figure_has_the_methods_over_rounds_and_those_that_send_over_bytes(f
     for document in change_documents(folder, "runs/*.Local.*/result.json"):
         for site in document["sites"].values():
             site["sent_bytes_by_round"] = {str(number): 0 for number in range(1, 4)}
-    figure = figure_of(folder)
+    figure, _ = drawn(folder)
     lines = {method: figure.drawing.count(f"stroke: {plotting.METHOD_COLOURS[method]}") for method in METHODS.values()}
     assert lines["fedskd"] > lines["local"] > lines["centralised"] == 0
-
-
-def test_without_curves_there_is_no_figure(folder: Path) -> None:
-    assert figure_of(with_curves(folder, lambda method, seed: CURVES[method][-1:])) is None

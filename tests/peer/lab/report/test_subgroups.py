@@ -5,10 +5,9 @@ import statistics
 import pytest
 
 from fakes.json_documents import change_documents
-from fakes.report_folders import SETTING
+from fakes.report_folders import SETTING, compared
 from peer.lab.report.results import read
 from peer.lab.report.subgroups import baseline, gains, gains_table, gaps, grouping_keys
-from peer.lab.report.table import unit_of
 from peer.lab.statistics.fairness import subgroup_areas
 
 THREE = {"Local": "local", "FedCross": "fedcross", "FedSKD": "fedskd"}
@@ -23,8 +22,8 @@ def test_keys_that_divide_the_samples(make) -> None:
 
 
 def test_the_gap_is_that_of_the_means_over_sites(make) -> None:
-    results = read(make(methods=THREE, seeds=(0,), classes=2))
-    (gap_table,) = gaps(results, SETTING, unit_of("auc"), name="fairness")
+    results, comparison = compared(make(methods=THREE, seeds=(0,), classes=2))
+    (gap_table,) = gaps(comparison, name="fairness")
     assert gap_table.name == "fairness-sex"
     assert [column.name for column in gap_table.columns] == ["female", "male", "mean", "Δ"]
     (run,) = results.select(SETTING, "FedSKD")
@@ -60,7 +59,7 @@ def test_the_datas_own_split_is_no_group(make) -> None:
         for entries in samples.values():
             for index, entry in enumerate(entries):
                 entry["split"] = ("training", "test")[index % 2]
-    results = read(folder)
+    results, comparison = compared(folder)
     assert "split" not in grouping_keys(results.runs)
-    names = [table.name for table in gaps(results, SETTING, unit_of("auc"), name="fairness")]
+    names = [table.name for table in gaps(comparison, name="fairness")]
     assert names == ["fairness-sex"]

@@ -77,16 +77,16 @@ def test_what_a_subgroup_gains() -> None:
     ours, theirs = two_classes([0.1, 0.9, 0.2, 0.8, 0.3, 0.3, 0.0]), two_classes([0.9, 0.1, 0.2, 0.8, 0.8, 0.3, 0.0])
     result = gains(ours, theirs, LABELS, SEX)
     assert result == {"female": Gain(0.875, 1.0, samples=4), "male": Gain(1.0, 0.0, samples=2)}
-    assert [gain.gain for gain in result.values()] == [-0.125, 1.0]
-    assert Gain(None, 0.5, 3).gain is None
+    assert [gain.points for gain in result.values()] == [-12.5, 100.0]
+    assert Gain(None, 0.5, 3).points is None
 
 
 def test_what_a_class_gains() -> None:
     labels: Labels = np.array([0, 1, 2, 2])
     sure = np.array([[0.8, 0.1, 0.1, 0.0], [0.1, 0.8, 0.1, 0.0], [0.1, 0.1, 0.8, 0.0], [0.1, 0.1, 0.8, 0.0]])
     result = class_gains(sure, np.full((4, 4), 0.25), labels)
-    assert {label: (gain.gain, gain.samples) for label, gain in result.items()} == {
-        0: (0.5, 1), 1: (0.5, 1), 2: (0.5, 2), 3: (None, 0),
+    assert {label: (gain.points, gain.samples) for label, gain in result.items()} == {
+        0: (50.0, 1), 1: (50.0, 1), 2: (50.0, 2), 3: (None, 0),
     }  # fmt: skip
 
 

@@ -1,23 +1,21 @@
-"""Figures of matrices: similarities of DAM and KTM, expert weights, cross-site tests."""
+"""What happens inside the methods: similarities of DAM and KTM, weights of experts, consensus, bases."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from peer.lab.report import plotting
-from peer.lab.report.plotting import ReportFigure
+from peer.lab.report.comparison import Comparison
+from peer.lab.report.curves import POINTS_MIN, Curve, by_site, draw, mean_over_sites, set_integer_ticks
+from peer.lab.report.plotting import ReportFigure, Style
 from peer.lab.report.results import RunResult
-from peer.lab.report.table import Unit
+from peer.lab.report.table import unit_of
 
 SIMILARITIES = {"batch": "batch B", "position": "position P", "region": "region R"}
 SIDE_MAX = 256
 """Rows of a drawn similarity matrix; of a larger one every n-th row and column is drawn."""
-
-Values = NDArray[np.float64]
 
 
 def similarities(run: RunResult, *, name: str) -> ReportFigure | None:
@@ -100,39 +98,82 @@ def experts(run: RunResult, *, name: str) -> ReportFigure | None:
     )
 
 
-def cross_site(matrices: Mapping[str, Values], sites: Sequence[str], *, unit: Unit, name: str) -> ReportFigure | None:
-    """Every site's model on every site's test data, in one panel a method.
-
-    Args:
-        matrices: by label, the metric ``(model's site, test data's site)``, NaN where undefined.
-    """
-    if not matrices or all(np.isnan(values).all() for values in matrices.values()):
+def consensus(comparison: Comparison, styles: Mapping[str, Style], *, name: str) -> ReportFigure | None:
+    """FedDAL's consensus weight and its test metric with ProxyFL's; None without FedDAL runs."""
+    results = comparison.results
+    runs = {
+        label: results.select(comparison.setting, label)
+        for label in comparison.labels
+        if results.method_of(label) in ("feddal", "proxyfl")
+    }
+    weights = {label: curves for label in runs if (curves := _consensus(runs[label]))}
+    if not weights:
         return None
-    scaled = {label: values * unit.factor for label, values in matrices.items()}
-    limits = (min(float(np.nanmin(v)) for v in scaled.values()), max(float(np.nanmax(v)) for v in scaled.values()))
-    columns = min(4, len(scaled))
-    rows = -(-len(scaled) // columns)
-    side = 0.46 * len(sites)
-    figure, grid = plotting.new_figure(
-        1.7 + (side + 0.25) * columns, 1.0 + (side + 0.35) * rows, rows=rows, columns=columns, sharex=True, sharey=True
-    )
-    all_axes = [axes for line in grid for axes in line]
-    image: Any = None
-    for axes, (label, values) in zip(all_axes, scaled.items(), strict=False):
-        image = plotting.draw_matrix(axes, values, digits=min(unit.digits, 2 if unit.factor == 1 else 1), limits=limits)
-        axes.set_title(label)
-        plotting.set_name_ticks(axes.xaxis, sites, rotated=True)
-    for axes in all_axes[len(scaled) :]:
-        axes.set_visible(False)
-    for index in range(max(0, len(scaled) - columns), len(scaled)):
-        all_axes[index].tick_params(labelbottom=True)
-    plotting.set_name_ticks(grid[0][0].yaxis, sites)
-    figure.supxlabel("test data of", fontsize=9)
-    figure.supylabel("model of", fontsize=9)
-    figure.colorbar(image, ax=all_axes, shrink=0.8).set_label(unit.axis)
+    metric = "accuracy" if results.metric == "auc" else results.metric
+    tests = {label: mean_over_sites(by_site(runs[label], metric)) for label in runs}
+    tests = {label: curve for label, curve in tests.items() if len(curve) >= POINTS_MIN}
+    figure, ((left, *right),) = plotting.new_figure(7.6 if tests else 4.4, 2.7, columns=2 if tests else 1)
+    for label, curves in weights.items():
+        for curve in curves.values():
+            draw(left, curve, styles[label], linewidth=0.7, alpha=0.6)
+        draw(left, mean_over_sites(curves), styles[label], linewidth=2.2, label=label)
+    left.set_ylabel("consensus λ, mean over samples")
+    left.set_title("agreement of private model and proxy")
+    for axes in right:
+        for label, curve in tests.items():
+            draw(axes, curve, styles[label], marked=True, linewidth=1.8, label=label)
+        axes.set_ylabel(f"Local Test {unit_of(metric).axis}")
+        axes.set_title("mean over sites")
+        axes.legend(loc="lower right")
+    for axes in (left, *right):
+        set_integer_ticks(axes)
+        axes.set_xlabel("round")
     return plotting.render(
         figure,
         name=name,
-        title="Every model on every site's test data",
-        caption=f"{unit.axis}, mean over runs; the diagonal is Local Test.",
+        title="Consensus λ, and FedDAL against ProxyFL",
+        caption="Thick: mean over sites; thin: the sites. As figure 5 of FedDAL.",
+    )
+
+
+def _consensus(runs: Sequence[RunResult]) -> dict[str, Curve]:
+    """λ by site and round; the name of the metric begins with the stage that reports it."""
+    names = {
+        metric
+        for run in runs
+        for facts in run.sites.values()
+        for record in facts["rounds"][:1]
+        for metric in record["metrics"]
+        if metric.endswith("_consensus")
+    }
+    return by_site(runs, min(names)) if names else {}
+
+
+def bases(values: Mapping[str, Mapping[str, float]], styles: Mapping[str, Style], *, name: str) -> ReportFigure | None:
+    """The distance of the messenger's input bases from orthogonality, by site.
+
+    Args:
+        values: by label and site, ``||B B^T - I||_F`` of the row-normalised basis; 0 is orthogonal.
+    """
+    if not values:
+        return None
+    sites = sorted({site for values_by_site in values.values() for site in values_by_site})
+    figure, ((axes,),) = plotting.new_figure(5.4, 1.0 + 0.34 * len(sites))
+    for label, values_by_site in values.items():
+        rows = [row for row, site in enumerate(sites) if site in values_by_site]
+        heights = [values_by_site[sites[row]] for row in rows]
+        axes.plot(heights, rows, styles[label].marker, color=styles[label].colour, markersize=7, label=label)
+        for row, value in zip(rows, heights, strict=True):
+            axes.annotate(f"{value:.2f}", (value, row), (6, 0), textcoords="offset points", va="center", fontsize=7.5)
+    axes.set_xlim(0, 1.2 * max(value for values_by_site in values.values() for value in values_by_site.values()))
+    axes.set_ylim(len(sites) - 0.5, -0.5)
+    plotting.set_name_ticks(axes.yaxis, sites)
+    axes.set_xlabel("‖BBᵀ − I‖ (Frobenius), 0 is orthogonal")
+    if len(values) > 1:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+    return plotting.render(
+        figure,
+        name=name,
+        title="Orthogonality of the messenger's basis",
+        caption="Rows of the first layer of the messenger's head, each of length one, after the last round.",
     )
