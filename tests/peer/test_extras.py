@@ -65,6 +65,7 @@ def test_an_error_of_a_wrapped_import_names_the_module() -> None:
         ("joblib,sklearn", "simulate {0}/trial.toml --out {0}/out", "research"),
         ("joblib,sklearn", "simulate {0}/trial.toml --out {0}/out --dry-run", "research"),
         ("matplotlib", "report {0}", "research"),
+        ("pandas", "report {0}", "research"),
         ("scipy", "demo --out {0}/out", "data"),
         ("scipy", "data prepare lidc --out {0}/out", "data"),
         ("sklearn", "data prepare digits --out {0}/out", "research"),

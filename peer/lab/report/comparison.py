@@ -81,23 +81,23 @@ class Comparison:
         return self.scores_with(UNDISTURBED)
 
     def scores_with(self, links: str, *, without: Collection[str] = ()) -> Scores:
-        """The values under other links, or without some sites."""
+        """Select the values under other links, or without some sites."""
         return self.measured.scores(self.setting, self.metric, links, without=without)
 
     def cells(self, values: pd.Series) -> dict[str, Cell]:
-        """By label, the mean over folds or seeds with its deviation, in the table's unit."""
+        """Average over folds or seeds by label, with the deviation, in the table's unit."""
         return mean_cells(values, factor=self.unit.factor, ddof=self.results.ddof)
 
     def column(self, name: str, group: str) -> Column:
-        """The column of a metric's values, of which the best are marked."""
+        """Make a column for the metric's values, whose best are marked."""
         return Column(name, group, self.unit.digits, "higher" if self.unit.higher else "lower")
 
     def final_mean(self, label: str, test: str) -> float | None:
-        """The mean over sites, then over folds or seeds, in the metric's own unit."""
+        """Average over sites, then over folds or seeds, in the metric's own unit."""
         return mean(self.scores.means[test].xs(label))
 
     def best(self, test: str) -> list[str]:
-        """The competing labels from the best mean of a test to the worst."""
+        """Sort the competing labels from the best mean of a test to the worst."""
         means = {label: self.final_mean(label, test) for label in self.ranked}
         defined_means = {label: value for label, value in means.items() if value is not None}
         return sorted(defined_means, key=lambda label: defined_means[label], reverse=self.unit.higher)
@@ -109,20 +109,20 @@ class Comparison:
         return paired_t(*(pairs.iloc[:, index].tolist() for index in (0, 1)))
 
     def share(self, label: str, test: str) -> RoomShare:
-        """A method's share of the room between training alone and the pooled bound."""
+        """Compute a method's share of the room between training alone and the pooled bound."""
         assert self.local is not None
         assert self.pooled is not None
         return share_of_room(*(self.scores.by_site(test, name) for name in (label, self.local, self.pooled)))
 
     def share_cells(self, test: str) -> dict[str, Cell]:
-        """By label, the share of the room in per cent, or the words that there is no room."""
+        """Show the shares of the room in per cent by label, or that there is no room."""
         shares = {label: self.share(label, test) for label in self.labels if label not in (self.local, self.pooled)}
         return {
             label: share_cell(share, self.unit) for label, share in shares.items() if share.room.difference is not None
         }
 
     def _bound(self, method: str) -> str | None:
-        """The row of a method: the one of its name, or else the first."""
+        """Find the label of a method: the one of its name, or else the first."""
         labels = [label for label in self.labels if self.results.method_of(label) == method]
         return min(labels, key=lambda label: normalise_name(label) != normalise_name(method), default=None)
 
@@ -160,7 +160,7 @@ def compare(
 
 
 def _columns(comparison: Comparison) -> Iterator[tuple[Column, Mapping[str, Cell]]]:
-    """Of both tests the sites' values, their mean and the share of the room; and the steps."""
+    """Yield for both tests the sites, their mean and the share of the room; then the steps."""
     sites = comparison.results.sites(comparison.setting)
     for test in TESTS:
         group, values = f"{test.title()} Test", comparison.scores.by_test[test]
@@ -178,7 +178,7 @@ def _columns(comparison: Comparison) -> Iterator[tuple[Column, Mapping[str, Cell
 
 
 def _marked(comparison: Comparison, test: str, cells: Mapping[str, Cell]) -> dict[str, Cell]:
-    """The best mean with its sign, where it differs significantly from the second."""
+    """Mark the best mean if it differs significantly from the second."""
     order = comparison.best(test)
     p = comparison.paired(order[0], order[1], test).p if len(order) > 1 else None
     sign = next((sign for limit, sign in SIGNIFICANT if p is not None and p < limit), "")
@@ -191,7 +191,7 @@ def _rows(
     columns: Sequence[Column],
     published: Published | None,
 ) -> Iterator[TableRow]:
-    """A row of each method, its published row below it, and last the methods without runs."""
+    """Yield a row for each method, its published row below it, and last the methods without runs."""
     results, setting, metric = comparison.results, comparison.setting, comparison.metric
     sites = results.sites(setting)
     empty_cells = tuple(Cell() for _ in columns)
@@ -220,7 +220,7 @@ def _rows(
 
 
 def _undefined_classes(comparison: Comparison) -> dict[str, str]:
-    """By site, how many classes its test samples give no AUC, over all runs; empty for none."""
+    """Count by site the classes whose AUC is undefined, over all runs; empty text for none."""
     frame, (partition, models) = comparison.measured.frame, comparison.setting
     chosen = (frame["partition"] == partition) & (frame["models"] == models) & (frame["metric"] == UNDEFINED_CLASSES)
     own = frame[chosen & (frame["model"] == frame["split"])].fillna({"value": 0})

@@ -107,14 +107,14 @@ def local_interval(results: Results, runs: Sequence[RunResult], *, resamples: in
 
 @dataclass(frozen=True)
 class _SiteValues:
-    """The test samples of a site in a run: their subjects, and the mean score or AUC of resamples."""
+    """The subjects of a site's test samples, and the mean score or AUC of their resamples."""
 
     subjects: Sequence[str]
     resampled: Callable[[Counts], NDArray[np.float64]]
 
 
 def _sites_of(run: RunResult, results: Results) -> Iterator[_SiteValues]:
-    """The sites of a run that have test samples, by name."""
+    """Yield the sites of a run that have test samples, by name."""
     if results.kind in CLASSIFYING:
         for own in run.own_predictions():
             if len(own.labels):

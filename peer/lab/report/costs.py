@@ -1,4 +1,4 @@
-"""What each method and network costs: bytes, steps, time, parameters."""
+"""Costs of methods and networks: bytes, steps, time, parameters."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MIB = 1 << 20
 
 
 def sent(measured: Measurements, setting: Setting) -> pd.DataFrame:
-    """The bytes that each site sent in a whole run, mean over runs: ``label`` x ``site``."""
+    """Average the bytes that each site sent in a whole run: ``label`` x ``site``."""
     facts = measured.facts_of(setting)
     by_site = facts.pivot_table(index="label", columns="site", values="sent_bytes", aggfunc="mean")
     return by_site.reindex(measured.results.labels(setting))
 
 
 def traffic_figure(sent_bytes: pd.DataFrame, styles: Mapping[str, Style], *, name: str) -> ReportFigure | None:
-    """The bytes that each site sent, by method; None where no method sent any.
+    """Plot the bytes that each site sent, by method; None if no method sent any.
 
     Args:
         sent_bytes: as :func:`sent` gives them.

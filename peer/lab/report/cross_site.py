@@ -1,4 +1,4 @@
-"""Every model on every site's test data: the Global Test before its mean, as in MH-pFLID's table 7."""
+"""Each model on each site's test data: the Global Test before averaging (MH-pFLID, table 7)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from peer.lab.report.table import Column, Table, Unit, lay_out, number_cells
 
 
 def figure_and_table(comparison: Comparison, *, name: str) -> Iterator[ReportFigure | Table | None]:
-    """The metric by model's and test data's site, the mean over folds or seeds; nothing for a single site."""
+    """Show each model on each site's test data, averaged over folds or seeds; nothing for one site."""
     sites, unit = comparison.results.sites(comparison.setting), comparison.unit
     if len(sites) < 2:
         return

@@ -45,7 +45,11 @@ def mean_over_sites(curves: Mapping[str, Curve]) -> Curve:
 
 
 def draw(axes: Any, curve: Curve, style: Style, *, marked: bool = False, **line: Any) -> None:
-    """Draw a curve in a method's colour; ``marked`` adds about eight markers, which tell lines apart without colour."""
+    """Draw a curve in a method's colour.
+
+    Args:
+        marked: add about eight markers, which tell lines apart without colour.
+    """
     marks = marker_options(style, len(curve)) if marked else {}
     axes.plot(list(curve), list(curve.values()), **{"color": style.colour, **marks, **line})
 

@@ -1,4 +1,6 @@
-"""What happens inside the methods: similarities of DAM and KTM, weights of experts, consensus, bases."""
+"""Figures of what happens inside the methods: similarities of DAM and KTM, expert weights,
+consensus, and the messenger's basis.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Federations that are disturbed: links lost, sites that are gone, left out, come and go, or mean harm.
+"""Tables of disturbed federations: lost links, removed and left-out sites, changing members and
+Byzantine insiders.
 
-Each table shows them beside the undisturbed federation, as dFLMoE's table 6 does.
+Each table compares them with the undisturbed federation, as dFLMoE's table 6 does.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ Links = Mapping[str, Any]
 
 
 def insider_of(links: Links) -> str:
-    """The site that plays an act under these links; empty where none does."""
+    """Return the site that attacks under these links; empty if none does."""
     return str(links.get("insider") or "")
 
 
 def loses_links_only(links: Links) -> bool:
-    """Whether all sites are honest members from the first round to the last."""
+    """Return whether all sites are honest members from the first round to the last."""
     return not links["removed"] and not insider_of(links) and not links.get("epochs")
 
 
 def _links_with_runs(comparison: Comparison, are_wanted: Callable[[Links], object]) -> dict[str, Links]:
-    """By name, in the experiment's order."""
+    """Select the links that have runs in the setting, by name, in the experiment's order."""
     present = {run.links for run in comparison.results.runs if run.setting == comparison.setting}
     return {key: links for key, links in comparison.results.links.items() if key in present and are_wanted(links)}
 
 
 def lost_links(comparison: Comparison, *, name: str) -> Table | None:
-    """Both tests by the share of links that are lost; None where all have the same."""
+    """Tabulate both tests by the share of lost links; None with fewer than two shares."""
     keys = _links_with_runs(comparison, loses_links_only)
     if len(keys) < 2:
         return None
@@ -64,7 +65,7 @@ def lost_links(comparison: Comparison, *, name: str) -> Table | None:
 
 
 def _untrained_notes(comparison: Comparison, keys: Mapping[str, Links]) -> Iterator[str]:
-    """Notes on lost optimiser steps: no site trains a model that does not arrive."""
+    """Describe lost optimiser steps: no site trains a model that does not arrive."""
     facts = {key: comparison.measured.facts_of(comparison.setting, key) for key in keys}
     means = {key: facts[key].groupby("label")["steps"].mean().to_dict() for key in keys}
     for label in comparison.labels:
@@ -77,7 +78,7 @@ def _untrained_notes(comparison: Comparison, keys: Mapping[str, Links]) -> Itera
 
 
 def by_loss(comparison: Comparison) -> dict[str, dict[float, tuple[float, float]]]:
-    """Mean and deviation of the mean Local Test by probability of loss, in the unit shown."""
+    """Return mean and deviation of the Local Test by label and loss probability, in the table's unit."""
     points: dict[str, dict[float, tuple[float, float]]] = {}
     for key, links in _links_with_runs(comparison, loses_links_only).items():
         for label, cell in comparison.cells(comparison.scores_with(key).means["local"]).items():
@@ -87,9 +88,7 @@ def by_loss(comparison: Comparison) -> dict[str, dict[float, tuple[float, float]
 
 
 def link_loss_figure(comparison: Comparison, styles: Mapping[str, Style], *, name: str) -> ReportFigure | None:
-    """The Local Test over the probability of link loss; None where no method has several
-    probabilities.
-    """
+    """Plot the Local Test over the probability of link loss; None if no method has several."""
     values = {label: points for label, points in by_loss(comparison).items() if len(points) >= POINTS_MIN}
     if not values:
         return None
@@ -113,7 +112,11 @@ def link_loss_figure(comparison: Comparison, styles: Mapping[str, Style], *, nam
 
 
 def removed_sites(comparison: Comparison, *, name: str) -> Table | None:
-    """Each federation without some sites beside the whole one, on the remaining sites; None without such runs."""
+    """Compare each federation without some sites with the whole one, on the remaining sites.
+
+    Returns:
+        None without such runs.
+    """
     columns = []
     keys = _links_with_runs(comparison, lambda links: links["removed"] and not links.get("left_out"))
     for key, links in keys.items():
@@ -131,7 +134,10 @@ def removed_sites(comparison: Comparison, *, name: str) -> Table | None:
 
 
 def insiders(comparison: Comparison, *, name: str) -> Iterator[Table]:
-    """What one member that means harm costs the honest sites, by its act and the method; none without such runs."""
+    """Tabulate the honest sites' Local Test by attack and method, then its loss.
+
+    Yields nothing without such runs.
+    """
     acts = _links_with_runs(comparison, insider_of)
     if not acts:
         return
@@ -171,8 +177,8 @@ def insiders(comparison: Comparison, *, name: str) -> Iterator[Table]:
 
 
 def coming_and_going(comparison: Comparison, *, name: str) -> Iterator[Table]:
-    """For each way in which members come and go, the sites that stayed and those that joined late, beside the
-    federation of which all were members from the first round on; none without such runs.
+    """Compare sites that stayed, and sites that joined late, with the federation whose members never
+    changed: one table for each schedule of changes, none without such runs.
     """
     for key, links in _links_with_runs(comparison, lambda links: links.get("epochs")).items():
         yield _changing_members(comparison, key, links["epochs"], name=f"{name}-{key}")
@@ -212,7 +218,7 @@ def _changing_members(comparison: Comparison, key: str, changes: Sequence[Links]
 
 
 def _differences(values: pd.Series, ddof: int) -> dict[str, Cell]:
-    """By label, the mean over the folds or seeds that both have, with its deviation where there are several."""
+    """Average paired differences by label, with their deviation if there are several."""
     return {
         str(label): Cell(fmean(group), (stdev if ddof else pstdev)(group) if len(group) > 1 else None)
         for label, group in values.dropna().groupby(level="label")
@@ -226,7 +232,11 @@ def _in_words(change: Mapping[str, Any]) -> str:
 
 
 def left_out_sites(comparison: Comparison, *, name: str) -> Table | None:
-    """By method and left-out site, the mean of the other sites' models on its test samples; None without such runs."""
+    """Evaluate the other sites' models on the test samples of each left-out site, by method.
+
+    Returns:
+        None without such runs.
+    """
     keys = _links_with_runs(comparison, lambda links: links.get("left_out"))
     links_by_site = {str(keys[key]["left_out"]): key for key in sorted(keys)}
     if not links_by_site:
@@ -254,7 +264,7 @@ def left_out_sites(comparison: Comparison, *, name: str) -> Table | None:
 
 
 def _elsewhere(comparison: Comparison, links: str, left_out: str) -> pd.Series:
-    """By label and fold or seed, the mean of the other sites' models on the test samples of the left-out one.
+    """Average the other sites' models on the left-out site's test samples, by label and repeat.
 
     A site that trains alone has the same model in the undisturbed federation.
     """

@@ -1,7 +1,8 @@
-"""Everything that the runs measured as one tidy frame, and the pivots of it that tables show.
+"""All measured values of an experiment in one tidy frame, and the pivots of it that tables show.
 
-A line of the frame is one value: of a run, of a model's site, of a test split's site, of a metric. All
-means leave out undefined values, and are exactly rounded, so that the order of lines does not matter.
+A row of the frame is one value: one metric of one site's model on one site's test split in one run.
+Means leave out undefined values. They are exactly rounded, so that the order of rows does not
+matter.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ UNDEFINED_CLASSES = "auc_undefined"
 
 
 def matrix_value(run: RunResult, model: str, split: str) -> Mapping[str, float | None]:
-    """The metrics that ``simulate`` measured; empty where a model was not tried on a split."""
+    """Return the metrics that ``simulate`` measured; empty if the model was not evaluated there."""
     return run.matrix.get(model, {}).get(split, {})
 
 
@@ -42,14 +43,14 @@ class Measurements:
     """The values of all runs of an experiment.
 
     Attributes:
-        frame: a line a value, with the columns ``KEYS``, ``model``, ``split``, ``metric``,
-            ``value`` (NaN where undefined) and ``tried`` (False where the model was not tried on
-            the split at all).
-        facts: a line a run and site, with the columns ``KEYS``, ``site`` and those of its costs.
+        frame: one row per value, with the columns ``KEYS``, ``model`` and ``split`` (sites),
+            ``metric``, ``value`` (NaN if undefined), and ``tried`` (False if the model was not
+            evaluated on the split at all).
+        facts: one row per run and site, with the columns ``KEYS``, ``site`` and ``COSTS``.
     """
 
     def __init__(self, results: Results, metrics: Iterable[str] = (), measure: Measure = matrix_value) -> None:
-        """Read the metrics of the experiment, or others that ``measure`` takes from its runs."""
+        """Read the experiment's own metrics, or those that ``measure`` computes from its runs."""
         self.results = results
         names = tuple(metrics) or (results.metric, *METRICS_OF.get(results.kind, ()), UNDEFINED_CLASSES)
         self.frame = pd.DataFrame(_lines(results, dict.fromkeys(names), measure), columns=[*KEYS, *VALUE_COLUMNS])
@@ -65,18 +66,18 @@ class Measurements:
         return pd.DataFrame(lines, columns=[*KEYS, "site", *COSTS])
 
     def facts_of(self, setting: Setting, links: str = UNDISTURBED) -> pd.DataFrame:
-        """The facts of a setting's runs under the same links."""
+        """Select the facts of a setting's runs under the same links."""
         facts = self.facts
         return facts[(facts["partition"] == setting[0]) & (facts["models"] == setting[1]) & (facts["links"] == links)]
 
     def values(self, setting: Setting, metric: str, links: str = UNDISTURBED) -> pd.DataFrame:
-        """The lines of one metric in a setting under the same links."""
+        """Select the rows of one metric in a setting under the same links."""
         return self._by_metric.get((*setting, links, metric), self.frame.iloc[:0])
 
     def scores(
         self, setting: Setting, metric: str, links: str = UNDISTURBED, *, without: Collection[str] = ()
     ) -> Scores:
-        """One metric of all methods that have runs under these links, at the sites that took part.
+        """Select one metric of all methods that have runs under these links, at the sites that took part.
 
         Args:
             without: sites that are left out as models and as test data.
@@ -87,10 +88,11 @@ class Measurements:
 
 
 def _lines(results: Results, metrics: Iterable[str], measure: Measure) -> Iterator[tuple[Any, ...]]:
-    """The lines of the frame: every model of a run on the test split of every site of its setting."""
+    """Yield the rows of the frame: each model of a run on each test split of its setting."""
+    sites = {setting: results.sites(setting) for setting in results.settings}
     for run in results.runs:
         key = _key(results, run)
-        for model, split in itertools.product(run.sites, results.sites(run.setting)):
+        for model, split in itertools.product(run.sites, sites[run.setting]):
             values, is_tried = measure(run, model, split), bool(matrix_value(run, model, split))
             for metric in metrics:
                 value = values.get(metric)
@@ -103,12 +105,12 @@ def _key(results: Results, run: RunResult) -> tuple[Any, ...]:
 
 
 def mean_across(frame: pd.DataFrame) -> pd.Series:
-    """The mean of each line over the columns."""
+    """Average each row over the columns."""
     return pd.Series([mean(line) for line in frame.to_numpy().tolist()], frame.index, dtype=float)
 
 
 def mean_cells(values: pd.Series, *, factor: float, ddof: int) -> dict[str, Cell]:
-    """By label, the mean over folds or seeds, with its deviation where there are several.
+    """Average over folds or seeds by label, with the standard deviation if there are several.
 
     Args:
         values: by ``label`` and ``repeat``.
@@ -129,14 +131,14 @@ class Scores:
     """One metric of all methods of a setting, under the same links, at some sites.
 
     Attributes:
-        tidy: its lines of the frame.
+        tidy: the selected rows of the frame.
     """
 
     tidy: pd.DataFrame
 
     @cached_property
     def matrix(self) -> pd.DataFrame:
-        """Every model on every split, the mean over seeds: ``(label, repeat, model)`` x ``split``."""
+        """Each model on each split, averaged over seeds: ``(label, repeat, model)`` x ``split``."""
         return _mean_over_seeds(self.tidy)
 
     @cached_property
@@ -144,7 +146,7 @@ class Scores:
         """Local and Global Test of every site: ``(label, repeat)`` x ``site``.
 
         The Local Test is the diagonal of the matrix. The Global Test of a site is the mean of its
-        line; it is undefined for models that some site's test data do not fit.
+        row; it is undefined for models that some site's test data do not fit.
         """
         own = self.tidy[self.tidy["model"] == self.tidy["split"]]
         diagonal = own.set_index(["label", "repeat", "model", "seed"])["value"].unstack("seed")
@@ -159,24 +161,32 @@ class Scores:
         return {test: mean_across(values) for test, values in self.by_test.items()}
 
     def by_site(self, test: str, label: str) -> dict[int, dict[str, float | None]]:
-        """A method's values by fold or seed, then by site; empty where it has no run."""
-        values = self.by_test[test]
-        return values.xs(label).to_dict("index") if label in values.index.get_level_values("label") else {}
+        """Return a method's values by fold or seed, then by site; empty if it has no run."""
+        return self._by_site[test].get(label, {})
 
     def undefined(self, test: str) -> dict[str, int]:
-        """By label, how many values its means leave out."""
+        """Count the undefined values that the means leave out, by label."""
         frame = self.by_test["local"] if test == "local" else self._complete
         counts: dict[str, int] = frame.isna().sum(axis=1).groupby(level="label").sum().to_dict()
         return counts
 
     @cached_property
+    def _by_site(self) -> dict[str, dict[str, dict[int, dict[str, float | None]]]]:
+        """By test, label, fold or seed, and site."""
+        nested: dict[str, dict[str, dict[int, dict[str, float | None]]]] = {test: {} for test in self.by_test}
+        for test, values in self.by_test.items():
+            for (label, repeat), line in zip(values.index, values.to_numpy().tolist(), strict=True):
+                nested[test].setdefault(label, {})[repeat] = dict(zip(values.columns, line, strict=True))
+        return nested
+
+    @cached_property
     def _complete(self) -> pd.DataFrame:
-        """The matrix without models that were not tried on every split in every run."""
+        """The matrix without models that some run did not evaluate on every split."""
         is_complete = self.tidy.groupby(["label", "model"])["tried"].transform("all")
         return _mean_over_seeds(self.tidy.assign(value=self.tidy["value"].where(is_complete)))
 
 
 def _mean_over_seeds(tidy: pd.DataFrame) -> pd.DataFrame:
-    """``(label, repeat, model)`` x ``split``."""
+    """Pivot to ``(label, repeat, model)`` x ``split``."""
     by_seed = tidy.set_index(["label", "repeat", "model", "split", "seed"])["value"].unstack("seed")
     return mean_across(by_seed).unstack("split")

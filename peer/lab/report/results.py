@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OwnPredictions:
-    """What a site's own model predicts for its own test data.
+    """A site's own model on its own test data.
 
     Attributes:
         probabilities: ``(n, classes)``.
@@ -128,7 +128,7 @@ class RunResult:
         return arrays[f"p/{model}/{data}"].astype("float64"), arrays[f"y/{data}"].astype("int64")
 
     def own_predictions(self) -> Iterator[OwnPredictions]:
-        """Those of each site by name; sites without stored predictions are left out."""
+        """Yield the predictions of each site's own model by site; skip sites without stored ones."""
         for site in sorted(self.sites):
             pair = self.predictions(site, site)
             if pair is not None:

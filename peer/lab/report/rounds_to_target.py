@@ -20,8 +20,9 @@ Curves = Mapping[str, Sequence[tuple[RunResult, Curve]]]
 def figure_and_table(
     comparison: Comparison, styles: Mapping[str, Style], *, targets: Sequence[float], name: str
 ) -> Iterator[ReportFigure | Table]:
-    """The mean Local Test over rounds and over bytes, and when it reaches each target; nothing without learning
-    curves or a target.
+    """Show the mean Local Test over rounds and over bytes, and when it reaches each target.
+
+    Yields nothing without learning curves or a target.
 
     Args:
         targets: of the mean Local Test over sites, in the metric's own unit; default: what training

@@ -17,7 +17,7 @@ SPLITS = ("training", "validation", "test")
 
 
 def table(results: Results, partition: str, *, name: str) -> Table | None:
-    """The samples of each site by split, and by split and class; None where no run shows the partition."""
+    """Tabulate each site's samples by split and class; None if no run shows the partition."""
     run = results.representative_run(partition)
     if run is None:
         return None
@@ -41,7 +41,7 @@ def table(results: Results, partition: str, *, name: str) -> Table | None:
 
 
 def figure(results: Results, partition: str) -> ReportFigure | None:
-    """The samples of each site by class; None where no run shows the partition."""
+    """Plot each site's samples by class; None if no run shows the partition."""
     run = results.representative_run(partition)
     if run is None:
         return None
@@ -73,7 +73,7 @@ def _name_run(results: Results, run: RunResult) -> str:
 
 
 def _class_counts(site: Mapping[str, Any]) -> Mapping[str, int]:
-    """Samples by class over all splits; without classes, training and test samples together."""
+    """Count samples by class over all splits; without classes, training and test samples together."""
     counts: Counter[str] = Counter()
     for split in SPLITS:
         counts.update(site.get("classes", {}).get(split, {}))

@@ -111,7 +111,7 @@ def gains(results: Results, setting: tuple[str, str]) -> dict[str, dict[str, dic
 
 
 def _common_predictions(run: RunResult, other: RunResult) -> Iterator[tuple[OwnPredictions, OwnPredictions]]:
-    """The predictions of two runs at the sites whose test samples are the same in both."""
+    """Pair the predictions of two runs at the sites whose test labels are equal in both."""
     others = {theirs.site: theirs for theirs in other.own_predictions()}
     for own in run.own_predictions():
         if own.site in others and np.array_equal(own.labels, others[own.site].labels):

@@ -193,10 +193,10 @@ def lay_out(
     notes: Iterable[str] = (),
     head: str = "method",
 ) -> Table:
-    """A table with a row a label, from its columns.
+    """Build a table from its columns, with one row per label, and rank its best values.
 
     Args:
-        columns: each with its cells by label; a row without one has an empty cell.
+        columns: each with its cells by label; a missing cell is empty.
         labels: of the rows, in order.
         headings: of rows that show another text than their label.
         ranked: the labels of the rows that compete for the best value.
@@ -211,7 +211,7 @@ def lay_out(
 
 
 def number_cells(values: pd.Series) -> dict[str, Cell]:
-    """A cell of each number, by the label of its line; of NaN none."""
+    """Make a cell of each number by its label; none of NaN."""
     return {str(label): Cell(float(value)) for label, value in values.dropna().items()}
 
 

@@ -14,13 +14,13 @@ def defined(value: float | None) -> TypeGuard[float]:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Average the defined values; None without any. Exactly rounded, so that their order does not matter."""
+    """Average the defined values, exactly rounded whatever their order; None without any."""
     known = [value for value in values if defined(value)]
     return statistics.fmean(known) if known else None
 
 
 def deviation(values: Sequence[float | None], *, ddof: int = 0) -> float | None:
-    """Standard deviation of the defined values, whose squares are divided by their number minus ``ddof``.
+    """Compute the standard deviation of the defined values, dividing by their number minus ``ddof``.
 
     Returns:
         None unless there are more defined values than ``ddof``.
