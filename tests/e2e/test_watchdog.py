@@ -31,10 +31,12 @@ def test_a_stopped_worker_is_started_again_and_the_round_ends_with_the_same_bits
     found: Callable[..., LocalFederation], copied: Callable[[LocalFederation], LocalFederation], tools: Any
 ) -> None:
     sites = ("asia", "europe")
-    enrolled = found(sites=sites, rounds=3, steps=60, top=SCHEDULE, site="hang_s = 8.0\n", cold=True)
+    enrolled = found(sites=sites, rounds=3, steps=60, top=SCHEDULE, cold=True)
     calm, hung = copied(enrolled), copied(enrolled)
     tools.start(calm, sites)
     tools.finish_well(calm)
+    site_toml = hung.folder("asia").site_toml
+    site_toml.write_text(site_toml.read_text().replace("[training]\n", "[training]\nhang_s = 15.0\n"))
     hung.daemons[SiteName("asia")] = StoppingLocalFederation(hung.home, hung.federation).start("asia")
     hung.start("europe")
     tools.finish_well(hung)
