@@ -102,9 +102,8 @@ class SiteHandle:
             if socket.exists():
                 from peer.net.transport.control import ControlClient
 
-                with ControlClient(socket) as client:
-                    status: Record = client.show("status")
-                    return status
+                status: Record = ControlClient(socket).show("status")
+                return status
         return dict(folder_documents.status_when_down(self.folder))
 
     def rounds(self) -> list[Record]:

@@ -165,9 +165,8 @@ def _await(folder: SiteFolder, pid: int, ends_s: float) -> SiteOutcome:
             problem = one_line(said[-1]).removeprefix("mhfl-peer: ") if said else f"it ended with {code}"
             return outcome(folder, "did not start", code if code in EXIT_CODES else DaemonDown.exit_code, problem)
         try:
-            with ControlClient(folder.control_socket()) as client:
-                if client.healthy():
-                    return outcome(folder, "its daemon serves")
+            if ControlClient(folder.control_socket()).show("health")["serves"]:
+                return outcome(folder, "its daemon serves")
         except PeerError:
             pass
         if time.monotonic() >= ends_s:

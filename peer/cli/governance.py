@@ -211,8 +211,7 @@ class SiteChain:
 
         try:
             if (socket := self.folder.control_socket()).exists():
-                with ControlClient(socket) as client:
-                    return True, call(client)
+                return True, call(ControlClient(socket))
         except DaemonSilent:
             raise
         except DaemonDown:

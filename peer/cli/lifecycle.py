@@ -108,11 +108,10 @@ def health(call: SiteCall, training: bool) -> None:
     mhfl-peer health --site europe
     mhfl-peer health --site europe --training
     """
-    from peer.net.transport.control import TRAINING, ControlClient
+    from peer.net.transport.control import ControlClient
 
     folder = call.folder
-    with ControlClient(folder.control_socket()) as client:
-        document = {"site": folder.site, "serves": client.healthy(), "trains": client.healthy(TRAINING)}
+    document = ControlClient(folder.control_socket()).show("health")
     call.emit(document, _render_health)
     if not document["serves"]:
         raise DaemonDown(f"the daemon of {folder.site} runs, but does not serve its peers", "it starts or leaves: wait")
@@ -131,8 +130,7 @@ def _act(folder: SiteFolder, action: str) -> Any:
     from peer.net.transport.control import ControlClient
 
     try:
-        with ControlClient(folder.control_socket()) as client:
-            return client.act(action)
+        return ControlClient(folder.control_socket()).act(action)
     except DaemonDown as error:
         holder = folder.holder()
         if holder is None:

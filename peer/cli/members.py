@@ -74,12 +74,8 @@ def _wait_for_peers(site: SiteChain, unreached: list[str]) -> list[str]:
     from peer.net.transport.control import ControlClient
 
     end_s, reached = time.monotonic() + ANSWERS_S, False
-    with (
-        output.working(f"telling {', '.join(unreached)}") as say,
-        contextlib.suppress(DaemonDown),
-        ControlClient(site.folder.control_socket()) as client,
-    ):
-        for status in client.follow("status", timeout_s=2 * ANSWERS_S):
+    with output.working(f"telling {', '.join(unreached)}") as say, contextlib.suppress(DaemonDown):
+        for status in ControlClient(site.folder.control_socket()).follow("status", silence_s=ANSWERS_S):
             lacking = [wait["site"] for wait in status["waiting_for"] if wait["kind"] == "notice"]
             if len(lacking) < len(unreached) and not reached:  # now the last peers have their time
                 end_s, reached = time.monotonic() + ANSWERS_S, True

@@ -48,8 +48,7 @@ def _plan_of_daemon(folder: SiteFolder, *, rounds: int, first: int) -> Any:
 
     try:
         if (socket := folder.control_socket()).exists():
-            with ControlClient(socket) as client:
-                return client.show("plan", rounds=rounds, first=first)
+            return ControlClient(socket).show("plan", rounds=rounds, first=first)
     except DaemonSilent:
         raise
     except DaemonDown:

@@ -35,8 +35,7 @@ def read_document(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -
             return _read_from_disk(folder, name, arguments)
         from peer.net.transport.control import ControlClient
 
-        with ControlClient(socket) as client:
-            return client.show(name, **arguments)
+        return ControlClient(socket).show(name, **arguments)
     except DaemonDown:
         return _read_from_disk(folder, name, arguments)
 
@@ -68,11 +67,8 @@ def _poll(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Iterat
     from peer.net.transport.control import ControlClient
 
     while True:
-        try:
-            with ControlClient(folder.control_socket()) as client:
-                yield from client.follow(name, **arguments)
-        except (DaemonDown, StateError):
-            pass
+        with contextlib.suppress(DaemonDown, StateError):
+            yield from ControlClient(folder.control_socket()).follow(name, **arguments)
         yield _read_from_disk(folder, name, arguments)
         time.sleep(POLL_DOWN_S)
 

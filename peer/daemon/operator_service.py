@@ -52,6 +52,8 @@ class OperatorService:
             return {"federation": daemon.federation.name, **plan}
         if topic == "membership":
             return await asyncio.to_thread(membership_shown, daemon.folder, self._heads())
+        if topic == "health":  # the control socket opens before the port, and closes after it
+            return {"site": daemon.own.name, "serves": bool(daemon.served), "trains": not daemon.machine.failure}
         document = await asyncio.to_thread(folder_documents.document, daemon.folder, topic, arguments)
         return self._with_reasons(document) if topic == "evaluation" else document
 
@@ -69,13 +71,6 @@ class OperatorService:
         machine = self._daemon.machine
         pulses = {name: machine.peers.pulse(name) for name in machine.rules.known}
         return {name: pulse.head for name, pulse in pulses.items() if pulse is not None}
-
-    def serves(self) -> bool:
-        return bool(self._daemon.served)
-
-    def trains(self) -> bool:
-        """Whether the training has not failed for good."""
-        return not self._daemon.machine.failure
 
     async def act(self, action: str, arguments: Mapping[str, Any]) -> object:
         if action in MEMBERSHIP_ACTIONS:

@@ -18,11 +18,11 @@ from peer.audit.folder_check import INTENTS_CHECKED, check_folder
 from peer.audit.folder_permissions import check_permissions
 from peer.core import commands, events
 from peer.core.roster import SiteName
+from peer.daemon.control_server import ControlServer
 from peer.daemon.dispatch import Daemon, now
 from peer.daemon.operator_service import FOLLOW_MAX_S, OperatorService
 from peer.daemon.systemd_notify import notify, watch
 from peer.daemon.worker_process import WORKER
-from peer.net.transport.control import ControlServer
 from peer.site.config import logs
 from peer.site.config.schema import FederationConfig, SiteConfig, check_site
 from peer.site.config.site_folder import SiteFolder, make_private

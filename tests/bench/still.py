@@ -28,9 +28,9 @@ from peer.core.messages import Artifact
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import WorkerSetting
 from peer.daemon import startup
+from peer.daemon.control_server import ControlServer
 from peer.daemon.dispatch import Daemon
 from peer.daemon.operator_service import OperatorService
-from peer.net.transport.control import ControlServer
 from peer.site.config import logs
 from peer.site.config.site_folder import SiteFolder, make_private
 

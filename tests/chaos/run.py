@@ -217,9 +217,9 @@ class Federation:
     def resume(self) -> None:
         """Do what an operator does for a site whose own worker had too little memory."""
         for name in self.machine.sites:
-            with contextlib.suppress(PeerError, OSError), self.sites.control(name) as client:
-                if client.show("status")["phase"] == "failed":
-                    client.act("resume")
+            with contextlib.suppress(PeerError, OSError):
+                if self.sites.show(name, "status")["phase"] == "failed":
+                    self.sites.control(name).act("resume")
 
     def settle(self) -> int:
         """After healing, every site must commit three more rounds; returns the newest."""

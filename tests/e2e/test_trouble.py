@@ -107,9 +107,9 @@ def test_a_full_disk_ends_the_daemon_by_name_and_leaves_a_whole_journal(
         tools.wait_until(lambda: three.show("asia", "status")["phase"] == "gathering")
         with contextlib.suppress(OSError):  # where the daemon writes meanwhile, the disk is full all the same
             filler.write_bytes(b"\0" * (shutil.disk_usage(small_disk).free - 4096))
-        with contextlib.suppress(PeerError), three.control("asia") as client:  # each is a row, until the daemon ends
+        with contextlib.suppress(PeerError):  # each is a row, until the daemon ends
             for action in ("pause", "resume") * 200:
-                client.act(action)
+                three.control("asia").act(action)
         codes = tools.finish(three, limit_s=60)
     assert codes == {"asia": 9}, three.console("asia")[-2000:]
     filler.unlink()

@@ -25,12 +25,6 @@ class OperatorsDaemon:
     def _client(self, path: object) -> "OperatorsDaemon":
         return self
 
-    def __enter__(self) -> "OperatorsDaemon":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
     def show(self, topic: str, **arguments: Any) -> Mapping[str, Any]:
         if topic in self.documents:
             return self.documents[topic]  # type: ignore[no-any-return]

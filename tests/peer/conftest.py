@@ -19,7 +19,6 @@ from peer.core.roster import Sha256, SiteName
 from peer.daemon.dispatch import now
 from peer.errors import DaemonDown
 from peer.lab.demo.local_federation import LocalFederation
-from peer.net.transport.control import ControlClient
 from peer.net.transport.manifest import encode_manifest, sign_manifest, to_base64
 from peer.site.identity import certificates
 from peer.site.records.journal import Journal
@@ -63,12 +62,11 @@ class DaemonProcesses:
         status: Any = None
         while time.monotonic() < end_s:
             try:
-                with ControlClient(self.loopback.folder(name).control_socket()) as client:
-                    for status in client.follow("status"):
-                        if holds(status):
-                            return dict(status)
-                        if time.monotonic() >= end_s:
-                            break
+                for status in self.loopback.control(name).follow("status"):
+                    if holds(status):
+                        return dict(status)
+                    if time.monotonic() >= end_s:
+                        break
             except DaemonDown:
                 time.sleep(0.02)
         raise AssertionError(f"{name} never was as it should; last it was {status}")

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -98,15 +98,12 @@ class LocalFederation:
         daemon.kill()
         daemon.wait()
 
-    @contextlib.contextmanager
-    def control(self, name: str) -> Iterator[ControlClient]:
-        with ControlClient(self.folder(name).control_socket()) as client:
-            yield client
+    def control(self, name: str) -> ControlClient:
+        return ControlClient(self.folder(name).control_socket())
 
     def show(self, name: str, document: str, **arguments: Any) -> Any:
         """Query a document of a running daemon; ``DaemonDown`` while it does not answer."""
-        with self.control(name) as client:
-            return client.show(document, **arguments)
+        return self.control(name).show(document, **arguments)
 
     def console(self, name: str) -> str:
         return (self.folder(name).logs / "console.log").read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""gRPC over mutual TLS between sites, and the operator's control socket. Generated types stop here."""
+"""gRPC over mutual TLS between sites, and a client of the control socket. Generated types stop here."""
 
 import os
 

@@ -106,9 +106,8 @@ class SiteReader:
         try:
             socket = self.folder.control_socket()
             if socket.exists():
-                with ControlClient(socket) as client:
-                    status: SiteStatus = client.show("status")
-                    return status
+                status: SiteStatus = ControlClient(socket).show("status")
+                return status
         except DaemonDown:
             pass
         return folder_documents.status_when_down(self.folder)

@@ -216,9 +216,8 @@ def _federation(federation: Mapping[str, Any], *, with_addresses: bool) -> dict[
 
 def _status(folder: SiteFolder) -> Any:
     try:
-        with ControlClient(folder.control_socket()) as client:
-            return client.show("status")
-    except DaemonDown as error:
+        return ControlClient(folder.control_socket()).show("status")
+    except (DaemonDown, StateError) as error:
         return {**folder_documents.status_when_down(folder), "answer": str(error)}
 
 

@@ -129,8 +129,7 @@ def _check_daemon(folder: SiteFolder) -> tuple[Finding | None, dict[str, Any] | 
     except errors.DiskError as error:
         return Finding("daemon", "failure", error.message, error.remedy), None
     try:
-        with ControlClient(folder.control_socket()) as client:
-            status = client.show("status")
+        status = ControlClient(folder.control_socket()).show("status")
     except errors.PeerError as error:
         return Finding(
             "daemon", "warning", f"{locked.message}, which does not answer: {error.message}", locked.remedy

@@ -11,9 +11,9 @@ import pytest
 from click.testing import Result
 
 from fakes.cli import refused_in_one_line, run, run_json, run_process
+from peer.daemon.control_server import ControlServer, OperatorCalls
 from peer.errors import EXIT_CODES
 from peer.lab.demo.local_federation import LocalFederation
-from peer.net.transport.control import ControlServer, OperatorCalls
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("at_home")]
 
@@ -65,11 +65,8 @@ def test_a_frozen_daemon_is_not_called_down(program: Any) -> None:
 class EndingDaemon:
     """A daemon that is about to end: its port is closed, its control socket is open."""
 
-    def serves(self) -> bool:
-        return False
-
-    def trains(self) -> bool:
-        return True
+    async def show(self, topic: str, arguments: object) -> object:
+        return {"site": "asia", "serves": False, "trains": True}
 
 
 async def test_a_daemon_that_starts_or_leaves_is_not_well(enrolled: LocalFederation) -> None:
@@ -82,7 +79,7 @@ async def test_a_daemon_that_starts_or_leaves_is_not_well(enrolled: LocalFederat
     assert "the daemon of asia runs, but does not serve its peers; it starts or leaves" in result.stderr
 
 
-class StoppingDaemon(EndingDaemon):
+class StoppingDaemon:
     """A daemon that holds its folder until it is told to stop, or longer."""
 
     def __init__(self, held: contextlib.ExitStack, *, ends: bool) -> None:

@@ -113,12 +113,12 @@ class LeavingDaemon(OperatorsDaemon):
     def show(self, topic: str, **arguments: Any) -> Mapping[str, Any]:
         return {"daemon": "running", "waiting_for": [], "heads": {}}
 
-    def follow(self, topic: str, *, timeout_s: float) -> Iterator[Mapping[str, Any]]:
+    def follow(self, topic: str, *, silence_s: float) -> Iterator[Mapping[str, Any]]:
         for unreached in self.answers:
             waits = [{"site": name, "kind": "notice"} for name in unreached] + [{"site": "oslo", "kind": "model"}]
             yield {"daemon": "running", "waiting_for": waits}
         if self.silent:
-            raise DaemonSilent(f"no answer within {timeout_s} s")
+            raise DaemonSilent(f"no answer within {silence_s} s")
 
     def act(self, action: str, **arguments: Any) -> Any:
         return {"site": "europe", "issued": 1, "unreached": ["africa", "asia"], "notes": []}

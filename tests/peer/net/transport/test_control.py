@@ -1,244 +1,169 @@
-"""The operator's socket: documents both ways, closed to others, clear errors without a daemon."""
+"""The operator's side of the control socket: what a command says of daemons that answer, and of others."""
 
-import asyncio
-import functools
-import os
 import socket
-import stat
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
 
+import grpc
 import pytest
 
 from peer.errors import ConfigError, DaemonDown, StateError
-from peer.net.transport.control import TRAINING, ControlClient, ControlServer, DaemonSilent
+from peer.net.transport import control
+from peer.net.transport.control import ControlClient, DaemonSilent
 
-
-class FakeService:
-    """Answers with the request; raises ``fault`` if it is set."""
-
-    def __init__(self):
-        self.fault = None
-        self.changed = asyncio.Event()
-        self.followers = 0
-        self.well = self.open = True
-
-    def serves(self):
-        return self.open
-
-    def trains(self):
-        return self.well
-
-    async def show(self, topic, arguments):
-        if self.fault is not None:
-            raise self.fault
-        return {"topic": topic, "arguments": arguments, "name": "größe"}
-
-    async def act(self, action, arguments):
-        if self.fault is not None:
-            raise self.fault
-        return {"will": action}
-
-    async def follow(self, topic, arguments):
-        self.followers += 1
-        try:
-            yield {"topic": topic, "count": 0}
-            await self.changed.wait()
-            yield {"topic": topic, "count": 1}
-        finally:
-            self.followers -= 1
-            self.changed.set()
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
-def service():
-    return FakeService()
-
-
-@pytest.fixture
-def path(tmp_path):
-    """Where the socket is, in a folder that is the operator's alone."""
-    tmp_path.chmod(0o700)
+def path(tmp_path: Path) -> Path:
     return tmp_path / "control.sock"
 
 
 @pytest.fixture
-async def server(service, path):
-    """The fake service behind the socket."""
-    server = ControlServer(service)
-    await server.start(path)
-    yield server
-    await server.stop()
+def listener(path: Path) -> Iterator[socket.socket]:
+    """A process that listens and takes no connection."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(0)
+        yield listener
 
 
 @pytest.fixture
-def ask(server, path):
-    """Asks the fake service behind its socket."""
-    return functools.partial(asked, path)
+def answer(listener: socket.socket) -> Iterator[Callable[..., futures.Future[bytes]]]:
+    """Gives the next request these bytes as its answer; the future has the request."""
+
+    def serve(content: bytes, *, reads: bool) -> bytes:
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as lines:
+            request = lines.readline() if reads else b""
+            connection.sendall(content)
+            return request
+
+    with futures.ThreadPoolExecutor(1) as thread:
+        yield lambda content, reads=True: thread.submit(serve, content, reads=reads)
 
 
-async def asked(path, question):
-    """A client's answer, from a thread, since the command line has no event loop."""
-
-    def ask():
-        with ControlClient(path) as client:
-            return question(client)
-
-    return await asyncio.to_thread(ask)
+def test_a_request_is_one_line_and_so_is_the_answer(path: Path, answer: Callable[..., futures.Future[bytes]]) -> None:
+    request = answer('{"document":{"name":"größe"}}\n'.encode())
+    assert ControlClient(path).show("plan", rounds=2, note="ö\n") == {"name": "größe"}
+    line = '{"call": "show", "name": "plan", "arguments": {"rounds": 2, "note": "ö\\n"}}\n'
+    assert request.result() == line.encode()
 
 
-async def test_a_document_is_shown_with_its_arguments_and_an_action_is_begun(ask):
-    shown = await ask(lambda client: client.show("plan", rounds=10))
-    assert shown == {"topic": "plan", "arguments": {"rounds": 10}, "name": "größe"}
-    assert await ask(lambda client: client.act("pause")) == {"will": "pause"}
+def test_a_follower_gets_each_document_until_the_end(path: Path, answer: Callable[..., object]) -> None:
+    answer(b'{"document":1}\n{"document":2}\n{"end":true}\n')
+    assert list(ControlClient(path).follow("status")) == [1, 2]
 
 
-async def test_changes_are_followed_until_the_document_ends(service, ask):
-    counts = []
-
-    def follow(client):
-        for document in client.follow("status"):
-            counts.append(document["count"])
-            loop.call_soon_threadsafe(service.changed.set)
-
-    loop = asyncio.get_running_loop()
-    await ask(follow)
-    assert counts == [0, 1]
+def test_an_answer_of_megabytes_arrives_whole(path: Path, answer: Callable[..., object]) -> None:
+    answer(b'{"document":"' + b"x" * 6_000_000 + b'"}\n')
+    assert len(ControlClient(path).show("events")) == 6_000_000
 
 
-async def test_a_follower_that_leaves_is_let_go(service, ask):
-    first = await ask(lambda client: next(client.follow("status")))
-    assert first == {"topic": "status", "count": 0}
-    await asyncio.wait_for(service.changed.wait(), 30)
-    assert service.followers == 0
+@pytest.mark.parametrize("reads", [True, False], ids=["of the request", "of the connection"])
+def test_a_refusal_is_the_error_that_the_daemon_raised(path: Path, answer: Callable[..., object], reads: bool) -> None:
+    answer(b'{"error":{"exit_code":3,"message":"site.toml: threads","remedy":"set it"}}\n', reads)
+    with pytest.raises(ConfigError, match=r"^site\.toml: threads; set it$"):
+        ControlClient(path).act("stop")
 
 
-async def test_two_calls_stop_a_server_one_after_the_other(server, europe):
-    """gRPC's own ``stop`` ends the process where they overlap."""
-
-    class Stopping:
-        stops, busy = 0, False
-
-        async def stop(self, grace_s):
-            assert not self.busy
-            self.busy = True
-            await asyncio.sleep(0)
-            self.stops, self.busy = self.stops + 1, False
-
-    for each in (server, europe.server):
-        running, stopping = each._server, Stopping()
-        each._server = stopping
-        await asyncio.gather(each.stop(), each.stop())
-        assert stopping.stops == 1
-        each._server = running
-
-
-async def test_a_follower_is_told_that_the_daemon_ended(server, path):
-
-    def follow(client):
-        for _ in client.follow("status"):
-            asyncio.run_coroutine_threadsafe(server.stop(), loop)
-
-    loop = asyncio.get_running_loop()
-    with pytest.raises(DaemonDown, match="no daemon answers on"):
-        await asked(path, follow)
-
-
-@pytest.mark.parametrize(
-    ("question", "reason"),
-    [
-        (lambda client: client.show("secrets"), "nothing to show called 'secrets'; there are status, rounds"),
-        (lambda client: list(client.follow("secrets")), "nothing to show called 'secrets'"),
-        (lambda client: client.act("explode"), "no action 'explode'; there are pause, resume, stop"),
-    ],
-)
-async def test_an_unknown_question_is_refused_with_the_known_ones(ask, question, reason):
-    with pytest.raises(StateError, match=reason):
-        await ask(question)
-
-
-@pytest.mark.parametrize("fault", [ConfigError("site.toml: threads", "set it"), ValueError("round 7 is not planned")])
-async def test_the_daemon_s_reason_reaches_the_operator(service, ask, fault):
-    service.fault = fault
-    kind = StateError if isinstance(fault, ValueError) else type(fault)
-    with pytest.raises(kind, match=str(fault)):
-        await ask(lambda client: client.act("stop"))
-
-
-async def test_a_fault_of_the_daemon_is_said_and_logged(service, ask, caplog):
-    service.fault = KeyError("lost")
-    with pytest.raises(StateError, match="the daemon failed: 'lost'"):
-        await ask(lambda client: client.show("status"))
-    assert "control call failed" in caplog.text
-
-
-async def test_nobody_but_the_operator_can_open_the_socket(server, path):
-    assert stat.S_ISSOCK(path.stat().st_mode)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-async def test_a_folder_that_others_can_enter_gets_no_socket(tmp_path):
-    tmp_path.chmod(0o750)
-    with pytest.raises(StateError, match=r"is open to others \(mode 0750\); run `chmod 700"):
-        await ControlServer(FakeService()).start(tmp_path / "control.sock")
-    assert not (tmp_path / "control.sock").exists()
-
-
-async def test_a_socket_that_was_left_behind_is_replaced(path):
-    with socket.socket(socket.AF_UNIX) as stale:
-        stale.bind(str(path))
-    server = ControlServer(FakeService())
-    await server.start(path)
-    assert await asked(path, lambda client: client.act("stop")) == {"will": "stop"}
-    await server.stop()
-
-
-async def test_a_path_that_cannot_be_bound_is_named(tmp_path):
-    tmp_path.chmod(0o700)
-    path = tmp_path / ("x" * 120)
-    with pytest.raises(StateError, match="cannot be bound"):
-        await ControlServer(FakeService()).start(path)
+def test_a_refusal_with_an_exit_code_of_another_release_is_a_refusal(path: Path, answer: Callable[..., object]) -> None:
+    answer(b'{"error":{"exit_code":99,"message":"not today","remedy":"wait"}}\n')
+    with pytest.raises(StateError, match="not today; wait"):
+        ControlClient(path).act("stop")
 
 
 @pytest.mark.parametrize("left_behind", [False, True])
-async def test_without_a_daemon_the_operator_is_told_so(path, left_behind):
+def test_without_a_daemon_the_operator_is_told_so(path: Path, left_behind: bool) -> None:
     if left_behind:
         with socket.socket(socket.AF_UNIX) as stale:
             stale.bind(str(path))
-    with pytest.raises(DaemonDown, match=f"no daemon answers on {path}"):
-        await asked(path, lambda client: client.show("status"))
-    with pytest.raises(DaemonDown):
-        await asked(path, lambda client: client.healthy())
+    with pytest.raises(DaemonDown, match=f"no daemon answers on {path}") as caught:
+        ControlClient(path).show("status")
+    assert not isinstance(caught.value, DaemonSilent)
 
 
-async def test_a_large_document_passes(ask):
-    shown = await ask(lambda client: client.show("events", filler="x" * 6_000_000))
-    assert len(shown["arguments"]["filler"]) == 6_000_000
+@pytest.mark.parametrize("content", [b"", b'{"document":{"round"', b'{"document":1}\n', b'{"document":1}\n{"docu'])
+def test_a_daemon_that_dies_in_its_answer_is_down(path: Path, answer: Callable[..., object], content: bytes) -> None:
+    answer(content)
+    with pytest.raises(DaemonDown, match="no daemon answers on"):
+        list(ControlClient(path).follow("status"))
 
 
-def test_the_command_line_s_side_imports_no_more_than_it_needs():
-    code = (
-        "import sys, peer.net.transport.control as c; "
-        "print(sorted(sys.modules.keys() & {'torch', 'monai', 'cryptography', 'numpy', 'pydantic'}))"
-    )
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=os.getcwd())
+@pytest.mark.parametrize("busy", [False, True], ids=["takes the connection", "has its queue full"])
+def test_a_daemon_that_listens_and_does_not_answer_is_not_taken_for_none(
+    path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    monkeypatch.setattr(control, "ANSWER_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as first:
+        if busy:
+            first.connect(str(path))
+        with pytest.raises(DaemonSilent, match=r"runs, but did not answer within 0\.2 s"):
+            ControlClient(path).act("pause")
+
+
+def test_a_command_waits_for_its_place_in_the_daemon_s_queue(path: Path, listener: socket.socket) -> None:
+    with socket.socket(socket.AF_UNIX) as first, futures.ThreadPoolExecutor(1) as thread:
+        first.connect(str(path))
+        asked = thread.submit(ControlClient(path).show, "status")
+        listener.accept()[0].close()
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b'{"document":"well"}\n')
+            assert asked.result() == "well"
+
+
+def test_a_follower_waits_no_longer_than_it_said(path: Path, listener: socket.socket) -> None:
+    with pytest.raises(DaemonSilent, match=r"did not answer within 0\.1 s"):
+        list(ControlClient(path).follow("status", silence_s=0.1))
+
+
+@pytest.mark.parametrize("content", [b"HTTP/1.1 400 Bad Request\r\n", b"[1]\n", b"\x00\x00\x18\x04"])
+def test_what_answers_otherwise_is_of_another_release(
+    path: Path, answer: Callable[..., object], content: bytes
+) -> None:
+    answer(content)
+    with pytest.raises(StateError, match=r"process \d+, is of another release; end it with `kill \d+`, and start it"):
+        ControlClient(path).show("status")
+
+
+def test_a_daemon_with_grpc_as_before_is_of_another_release(path: Path) -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    try:
+        with pytest.raises(StateError, match="is of another release; end it with"):
+            ControlClient(path).act("pause")
+    finally:
+        server.stop(0).wait()
+
+
+def test_a_follower_that_leaves_closes_its_connection(path: Path, listener: socket.socket) -> None:
+    ended = threading.Event()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as lines:
+            lines.readline()
+            connection.sendall(b'{"document":1}\n')
+            assert lines.read() == b""
+        ended.set()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    for document in ControlClient(path).follow("status"):
+        assert document == 1
+        break
+    assert ended.wait(30)
+    thread.join()
+
+
+def test_the_command_line_s_side_imports_no_more_than_it_needs() -> None:
+    heavy = "{'torch', 'monai', 'cryptography', 'numpy', 'pydantic', 'grpc', 'asyncio', 'google'}"
+    code = f"import sys, peer.net.transport.control; print(sorted(sys.modules.keys() & {heavy}))"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert finished.stdout == "[]\n"
-
-
-async def test_the_health_service_tells_of_daemon_and_training(service, ask):
-    assert await ask(lambda client: (client.healthy(), client.healthy(TRAINING))) == (True, True)
-    service.well = False
-    assert await ask(lambda client: (client.healthy(), client.healthy(TRAINING))) == (True, False)
-    service.open = False
-    assert not await ask(lambda client: client.healthy())
-    with pytest.raises(StateError, match="there is no service 'lunch'"):
-        await ask(lambda client: client.healthy("lunch"))
-
-
-def test_a_daemon_that_listens_and_does_not_answer_is_not_taken_for_none(path, monkeypatch):
-    monkeypatch.setattr("peer.net.transport.control.ANSWER_S", 0.2)
-    with socket.socket(socket.AF_UNIX) as mute:
-        mute.bind(str(path))
-        mute.listen()
-        with ControlClient(path) as client, pytest.raises(DaemonSilent, match="did not answer within"):
-            client.act("pause")
