@@ -53,8 +53,8 @@ def generate(out: Path) -> dict[str, bytes]:
         "grpc_tools.protoc",
         f"-I{PACKAGE}={PROTO}",
         f"-I{importlib.resources.files('grpc_tools') / '_proto'}",
-        *(f"--{plugin}={out}" for plugin in ("python_out", "grpc_python_out")),
-        *(f"--{plugin}=quiet:{out}" for plugin in ("mypy_out", "mypy_grpc_out")),
+        f"--python_out={out}",
+        f"--mypy_out=quiet:{out}",
         *(str(PACKAGE / name) for name in sources),
     ]
     environment = {**os.environ, "PATH": os.pathsep.join((scripts, os.environ.get("PATH", "")))}

@@ -17,12 +17,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from transfer import bare_channel, start_bare, write_artifact
+from transfer import bare_channel, exchange_stub, start_bare, write_artifact
 
 from peer.core.roster import SiteName
 from peer.daemon import startup
 from peer.pb import peer_pb2 as pb
-from peer.pb import peer_pb2_grpc as rpc
 from peer.site.config.site_folder import SiteFolder
 from peer.site.identity import certificates
 
@@ -32,7 +31,7 @@ async def serve(own: certificates.Identity, scratch: Path, megabytes: int) -> No
     server, port = await start_bare(scratch, own)
     print(port, write_artifact(scratch, megabytes).sha256, flush=True)
     peers = json.loads(sys.stdin.readline())
-    stubs = {name: rpc.ExchangeStub(bare_channel(own, name, peer_port)) for name, (peer_port, _) in peers.items()}
+    stubs = {name: exchange_stub(bare_channel(own, name, peer_port)) for name, (peer_port, _) in peers.items()}
     while line := (await asyncio.to_thread(sys.stdin.readline)).split():
         name, *keep = line
         digest, sha256 = hashlib.sha256(), bytes.fromhex(peers[name][1])

@@ -37,8 +37,11 @@ from peer.net.transport.server import ExchangeServer, Grant
 from peer.net.transport.tls import Pki
 from peer.net.transport.wire import ArtifactRequest
 from peer.pb import peer_pb2 as pb
-from peer.pb import peer_pb2_grpc as rpc
 from peer.site.identity import certificates
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from fakes.exchange_calls import exchange_stub, serve_artifacts
 
 RATIO_MIN = 0.6
 MEMORY_MIB_MAX = 120.0
@@ -114,15 +117,13 @@ class FolderService:
         """Nothing is recorded here."""
 
 
-class Bare(rpc.ExchangeServicer):
+class Bare:
     """The bare stream's server: it reads an artifact from disk and sends its chunks."""
-
-    Hello = Beat = GetManifest = PutMetrics = None
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    async def FetchArtifact(self, request, context):  # noqa: N802
+    async def stream(self, request, context):
         with (self.folder / f"{request.sha256.hex()}.safetensors").open("rb") as file:
             while chunk := file.read(MIB):
                 yield pb.Chunk(data=chunk)
@@ -132,7 +133,7 @@ async def start_bare(folder: Path, own: certificates.Identity) -> tuple[grpc.aio
     """Start a bare stream's server; it, and its port."""
     pair = (certificates.key_pem(own.key), certificates.certificate_pem(own.certificate))
     server = grpc.aio.server(options=LARGE)
-    rpc.add_ExchangeServicer_to_server(Bare(folder), server)
+    serve_artifacts(server, Bare(folder).stream)
     credentials = grpc.ssl_server_credentials([pair], certificates.certificate_pem(own.ca), require_client_auth=True)
     port = server.add_secure_port("127.0.0.1:0", credentials)
     await server.start()
@@ -170,7 +171,7 @@ async def receive(folder: Path, ports: dict[str, str], sha256: Sha256, rounds: i
     client = ExchangeClient(pki=keys, federation=FEDERATION, address=lambda _: f"127.0.0.1:{ports['ours']}")
     offer = make_offer(artifact)
     channel = bare_channel(keys.load(), EUROPE, ports["bare"])
-    stub = rpc.ExchangeStub(channel)
+    stub = exchange_stub(channel)
 
     async def ours() -> None:
         (await client.fetch(offer, inbox)).unlink()

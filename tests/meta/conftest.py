@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("losses", "models", "peer")
-GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
+GENERATED = re.compile(r"_pb2\.pyi?$")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def imported(tree: ast.Module, known: Iterable[str]) -> Iterator[tuple[str, int]
 @pytest.fixture(scope="session")
 def edges(modules: list[Module]) -> list[tuple[Module, str, int]]:
     """(importing module, imported module, line)."""
-    names = {module.name for module in modules} | {"peer.pb.peer_pb2", "peer.pb.peer_pb2_grpc"}
+    names = {module.name for module in modules} | {"peer.pb.peer_pb2"}
     return [(module, target, line) for module in modules for target, line in imported(module.tree, names)]
 
 

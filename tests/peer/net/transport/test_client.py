@@ -10,6 +10,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from fakes.exchange_calls import serve_artifacts
 from fakes.two_sites import offered
 from peer.core import limits
 from peer.core.messages import (
@@ -31,7 +32,6 @@ from peer.net.transport.manifest import sign_manifest
 from peer.net.transport.transfer import ARRIVED
 from peer.net.transport.wire import ArtifactRequest
 from peer.pb import peer_pb2 as pb
-from peer.pb import peer_pb2_grpc as rpc
 from peer.site.identity import certificates
 
 PULSE = Heartbeat(1, 3, "train", 0.5, 3, 2)
@@ -398,16 +398,14 @@ async def test_a_file_with_other_tensors_than_the_manifest_is_refused_and_delete
     assert names(network.inbox()) == []
 
 
-class Staller(rpc.ExchangeServicer):
+class Staller:
     """Stops in the middle of a stream from the beginning without an end, and completes the others."""
-
-    Hello = Beat = GetManifest = PutMetrics = None
 
     def __init__(self, content):
         self.content = content
         self.offsets = []
 
-    async def FetchArtifact(self, request, context):  # noqa: N802
+    async def stream(self, request, context):
         self.offsets.append(request.offset)
         if not request.offset:
             yield pb.Chunk(data=self.content[:777_777])
@@ -420,7 +418,7 @@ async def test_a_stream_that_stalls_is_broken_off_and_resumed_at_its_offset(netw
     europe, _, sample, offer = await offered(network, wanted, numbers=400_000)
     staller = Staller(sample.path.read_bytes())
     server = grpc.aio.server(options=tls.SERVER_OPTIONS)
-    rpc.add_ExchangeServicer_to_server(staller, server)
+    serve_artifacts(server, staller.stream)
     port = server.add_secure_port("127.0.0.1:0", tls.server_credentials(europe.service.pki))
     await server.start()
     network.addresses["europe"] = f"127.0.0.1:{port}"

@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from fakes.exchange_calls import exchange_stub
 from fakes.two_sites import offered
 from peer.core import limits
 from peer.core.messages import Heartbeat
@@ -20,7 +21,6 @@ from peer.errors import CertificateError
 from peer.net.transport import server, tls, wire
 from peer.net.transport.client import Refused, Unreachable
 from peer.net.transport.server import Refusal, Status
-from peer.pb import peer_pb2_grpc as rpc
 from peer.site.identity import certificates
 
 pytestmark = pytest.mark.e2e
@@ -227,7 +227,7 @@ async def test_a_sender_runs_at_most_one_window_ahead_of_a_reader_that_stops(net
     options = tls.channel_options(europe.name)
     address = network.addresses[europe.name]
     async with grpc.aio.secure_channel(address, tls.channel_credentials(own), options=options) as channel:
-        call, received = rpc.ExchangeStub(channel).FetchArtifact(message), 0
+        call, received = exchange_stub(channel).FetchArtifact(message), 0
         while received < sample.artifact.bytes // 2:
             received += len((await call.read()).data)
         await line.quiet()

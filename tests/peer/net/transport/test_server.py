@@ -11,6 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from fakes.exchange_calls import exchange_stub
 from fakes.two_sites import offered
 from peer.core import limits
 from peer.core.messages import EvaluationResult, Heartbeat, Hello, Unavailable
@@ -20,7 +21,6 @@ from peer.net.transport.client import Refused, Unreachable
 from peer.net.transport.rates import TokenBucket
 from peer.net.transport.server import SERVICE, Refusal, Status
 from peer.pb import peer_pb2 as pb
-from peer.pb import peer_pb2_grpc as rpc
 from peer.site.identity import certificates
 
 PULSE = Heartbeat(1, 3, "train", 0.5, 3, 2)
@@ -93,7 +93,7 @@ async def test_who_cannot_prove_to_be_a_peer_reaches_nothing(network, europe, fo
         pki = foreign
     secret = None if kind == "plaintext" else credentials(pki, with_certificate=kind != "no certificate")
     async with dialled(europe.port, secret) as channel:
-        code = await status_of(rpc.ExchangeStub(channel).Beat(wire.encode_pulse(PULSE), timeout=LIMIT_S))
+        code = await status_of(exchange_stub(channel).Beat(wire.encode_pulse(PULSE), timeout=LIMIT_S))
     assert code is grpc.StatusCode.UNAVAILABLE
     assert europe.service.calls == []
 
@@ -158,14 +158,14 @@ async def test_a_published_file_that_is_gone_is_said_to_be_and_accounted_for(net
 async def test_an_offset_beyond_the_end_is_refused_and_accounted_for(network, europe, channel):
     sample = network.sample()
     request = publish(europe, sample, offset=sample.artifact.bytes + 1)
-    code = await status_of(rpc.ExchangeStub(channel).FetchArtifact(request, timeout=LIMIT_S).read())
+    code = await status_of(exchange_stub(channel).FetchArtifact(request, timeout=LIMIT_S).read())
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert europe.service.ledger[1:] == [("outcome", 1, 0, "broken")]
 
 
 async def test_a_message_outside_the_limits_is_refused_by_name_and_reported(europe, channel):
     with pytest.raises(grpc.aio.AioRpcError, match=r"pulse\.phase is empty") as caught:
-        await rpc.ExchangeStub(channel).Beat(pb.Pulse(), timeout=LIMIT_S)
+        await exchange_stub(channel).Beat(pb.Pulse(), timeout=LIMIT_S)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert europe.service.refused_calls == [("africa", "Beat", "pulse.phase is empty")]
     assert europe.service.calls == []
@@ -182,7 +182,7 @@ async def test_bytes_that_are_no_message_or_too_many_never_reach_the_desk(europe
     with pytest.raises(grpc.aio.AioRpcError, match=text) as caught:
         await channel.unary_unary("/mhfl.v1.Exchange/Beat")(message, timeout=LIMIT_S)
     assert caught.value.code() is code
-    await rpc.ExchangeStub(channel).Beat(wire.encode_pulse(PULSE), timeout=LIMIT_S)
+    await exchange_stub(channel).Beat(wire.encode_pulse(PULSE), timeout=LIMIT_S)
     assert europe.service.calls == [("beat", "africa")]
 
 
@@ -201,7 +201,7 @@ async def test_nothing_of_a_request_is_parsed_before_the_caller_is_admitted(netw
     async with dialled(europe.port, credentials(pki)) as channel:
         if caller == "over its rate":
             for _ in range(limits.CALLS_BURST):
-                await rpc.ExchangeStub(channel).Beat(wire.encode_pulse(PULSE), timeout=LIMIT_S)
+                await exchange_stub(channel).Beat(wire.encode_pulse(PULSE), timeout=LIMIT_S)
         for method in ("/mhfl.v1.Exchange/Beat", "/mhfl.v1.Exchange/Nothing", "/grpc.health.v1.Health/Watch"):
             code = await status_of(channel.unary_unary(method)(b"\xff\xff\xff", timeout=LIMIT_S))
             admitted = grpc.StatusCode.UNAVAILABLE if caller == "over its rate" else grpc.StatusCode.UNAUTHENTICATED
@@ -240,14 +240,14 @@ async def test_one_caller_s_refused_calls_take_no_other_caller_s_rows(network):
     for site in ("africa", "asia"):
         async with dialled(europe.port, credentials(network.authority.admit(site))) as channel:
             for _ in range(30):
-                await status_of(rpc.ExchangeStub(channel).Beat(pb.Pulse(), timeout=LIMIT_S))
+                await status_of(exchange_stub(channel).Beat(pb.Pulse(), timeout=LIMIT_S))
     callers = [caller for caller, _, _ in europe.service.refused_calls]
     assert callers == ["africa"] * 20 + ["asia"] * 20
 
 
 async def test_a_site_of_another_roster_is_refused_by_name_until_its_connection_is_closed(network, europe):
     async with dialled(europe.port, credentials(network.authority.admit("mars"))) as channel:
-        beat = rpc.ExchangeStub(channel).Beat
+        beat = exchange_stub(channel).Beat
         with pytest.raises(grpc.aio.AioRpcError, match="is not in the roster"):
             await beat(pb.Pulse(), timeout=LIMIT_S)
         closed = asyncio.create_task(channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
@@ -273,13 +273,13 @@ async def test_a_caller_has_so_many_calls_at_once_and_others_are_answered(networ
     europe.service.manifest = wait_for_release
     request = wire.encode_manifest_request(wanted(), wait_s=20.0)
     async with dialled(europe.port, credentials(pki)) as channel, dialled(europe.port, credentials(pki)) as another:
-        stub = rpc.ExchangeStub(channel)
+        stub = exchange_stub(channel)
         calls = [
             asyncio.ensure_future(stub.GetManifest(request, timeout=LIMIT_S)) for _ in range(limits.CALLS_AT_ONCE_MAX)
         ]
         await asyncio.wait_for(all_wait.wait(), LIMIT_S)
         with pytest.raises(grpc.aio.AioRpcError, match="16 calls from africa are under way"):
-            await rpc.ExchangeStub(another).GetManifest(request, timeout=LIMIT_S)
+            await exchange_stub(another).GetManifest(request, timeout=LIMIT_S)
         await network.dial("asia").beat(europe.name, PULSE)
         release.set()
         await asyncio.gather(*calls)
@@ -347,7 +347,7 @@ async def test_a_report_outside_the_limits_does_not_reach_the_desk(network):
     europe, pki = await network.serve("europe", reports=take), network.authority.admit("africa")
     message = pb.Metrics(generation=1, round=3, sha256=b"1" * 32, samples=12, values={"auc": float("inf")})
     async with dialled(europe.port, credentials(pki)) as channel:
-        code = await status_of(rpc.ExchangeStub(channel).PutMetrics(message, timeout=LIMIT_S))
+        code = await status_of(exchange_stub(channel).PutMetrics(message, timeout=LIMIT_S))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert taken == []
     assert "metrics.values[auc] = inf" in europe.service.refused_calls[0][2]
@@ -380,7 +380,7 @@ def test_a_bucket_refills_with_time_and_never_beyond_its_burst():
 async def test_a_caller_gets_so_many_streams_at_once_and_more_when_they_end(network, europe, channel):
     sample = network.sample(numbers=8_000_000)
     request = publish(europe, sample)
-    stub = rpc.ExchangeStub(channel)
+    stub = exchange_stub(channel)
     calls = [stub.FetchArtifact(request, timeout=LIMIT_S) for _ in range(limits.STREAMS_PER_PEER_MAX)]
     for call in calls:
         await call.read()
@@ -396,7 +396,7 @@ async def test_a_caller_gets_so_many_streams_at_once_and_more_when_they_end(netw
 async def test_a_stream_that_is_broken_off_is_accounted_for(network, europe, channel, who):
     sample = network.sample(numbers=8_000_000)
     request = publish(europe, sample)
-    call = rpc.ExchangeStub(channel).FetchArtifact(request, timeout=LIMIT_S)
+    call = exchange_stub(channel).FetchArtifact(request, timeout=LIMIT_S)
     first = await call.read()
     if who == "the caller":
         call.cancel()
@@ -503,3 +503,22 @@ async def test_the_health_service_is_for_peers_and_a_wrong_question_is_no_fault_
     async with dialled(europe.port, credentials(network.authority.admit("mars"))) as channel:
         asked = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=LIMIT_S)
         assert await status_of(asked) is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_two_calls_stop_a_server_one_after_the_other(europe):
+    """gRPC's own ``stop`` ends the process where they overlap."""
+
+    class Stopping:
+        stops, busy = 0, False
+
+        async def stop(self, grace_s):
+            assert not self.busy
+            self.busy = True
+            await asyncio.sleep(0)
+            self.stops, self.busy = self.stops + 1, False
+
+    running, stopping = europe.server._server, Stopping()
+    europe.server._server = stopping
+    await asyncio.gather(europe.server.stop(), europe.server.stop())
+    assert stopping.stops == 1
+    europe.server._server = running

@@ -6,12 +6,12 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from fakes.exchange_calls import exchange_stub
 from fakes.local_network import Authority, LocalNetwork
 from peer.core.messages import AmendmentsReply, Heartbeat
 from peer.core.roster import SiteName
 from peer.net.transport import server, tls, wire
 from peer.net.transport.client import NotAdmitted
-from peer.pb import peer_pb2_grpc as rpc
 from peer.site.identity import certificates
 
 AFRICA, EUROPE = SiteName("africa"), SiteName("europe")
@@ -83,7 +83,7 @@ async def test_a_stream_to_a_site_that_is_expelled_is_cut(
     options = tls.channel_options(EUROPE)
     address = f"127.0.0.1:{europe.port}"
     async with grpc.aio.secure_channel(address, tls.channel_credentials(pki.load()), options=options) as channel:
-        call = rpc.ExchangeStub(channel).FetchArtifact(request, timeout=30)
+        call = exchange_stub(channel).FetchArtifact(request, timeout=30)
         received = len((await call.read()).data)
         roster.remove(AFRICA)
 
