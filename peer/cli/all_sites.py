@@ -13,10 +13,10 @@ import click
 from peer.cli import Settings, output, pass_settings, shared_options
 from peer.documents.records import ListedSite, SiteOutcome
 from peer.errors import EXIT_CODES, DaemonDown, PeerError, UsageError, one_line
+from peer.quantities import duration
 from peer.site.config import site_folder
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder, make_private
-from peer.site.records.history import duration
 
 PROGRAM = (sys.executable, "-P", "-m", "peer.cli")
 POLL_S = 0.1

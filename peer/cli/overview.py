@@ -11,9 +11,9 @@ import click
 from peer.cli import Settings, complete_site, output, pass_settings, rendering, shared_options
 from peer.documents.records import DashboardServed
 from peer.errors import UsageError, one_line
+from peer.quantities import duration
 from peer.site.config import site_folder
 from peer.site.config.site_folder import SiteFolder
-from peer.site.records.history import duration
 
 STATE_STYLE = {
     **rendering.STATE_STYLE,

@@ -27,6 +27,7 @@ from peer.cli.site_command import SiteCall, site_command
 from peer.core.roster import SiteName
 from peer.documents.membership import ProposalSigned
 from peer.errors import CertificateError, LockedError, MembershipError, StateError, UsageError
+from peer.quantities import duration
 from peer.site.config import toml
 from peer.site.config.site_folder import home_folder, must_be_new, write_atomically
 from peer.site.identity.bundle import read_received_file
@@ -298,8 +299,6 @@ def _time_left(site: SiteChain, amendment: Amendment) -> tuple[int | None, float
 
 
 def _time_left_in_words(until_round: int | None, left_s: float | None) -> Iterator[str]:
-    from peer.site.records.history import duration  # here: a shell that completes names needs no journal
-
     if until_round is not None:
         about = "" if left_s is None else f", in about {duration(left_s)}"
         yield f"before round {until_round + 1} begins{about}"

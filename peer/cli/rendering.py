@@ -10,8 +10,8 @@ from typing import Any
 from peer.cli import output
 from peer.core.limits import CERTIFICATE_DAYS_MIN
 from peer.errors import one_line
-from peer.site.records.history import duration
-from peer.site.records.history import size as size
+from peer.quantities import duration
+from peer.quantities import size as size
 
 SHORT = 12
 """How many digits of a digest a table shows."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from peer.core.worker_protocol import from_json, to_json
+from peer.core.json_codec import from_json, to_json
 
 Body = Mapping[str, Any]
 """A row's JSON object."""

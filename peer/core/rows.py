@@ -18,9 +18,9 @@ from peer.core.journal_row import Body as Body
 from peer.core.journal_row import Cause as Cause
 from peer.core.journal_row import JournalRow as JournalRow
 from peer.core.journal_row import RowError as RowError
+from peer.core.json_codec import to_json
 from peer.core.messages import Artifact, EvaluationResult, Purpose
 from peer.core.roster import Sha256, SiteName
-from peer.core.worker_protocol import to_json
 
 # The rounds.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from peer.core import cross_evaluation_memory, limits, rows
 from peer.core.commands import Source
@@ -68,6 +68,16 @@ class BestRound:
     def is_beaten(self, round: int, value: float) -> bool:
         """Whether a round takes its place; a round that is evaluated again has a new model."""
         return value > self.value or round == self.round
+
+
+class BestAndNewestRound(TypedDict):
+    """The best round on the site's own validation data, and the newest one beside it."""
+
+    metric: Annotated[str, "by which the rounds are compared"]
+    round: Annotated[int, "the best round so far: what `predict` and `export` take with `--round best`"]
+    value: Annotated[float, "the metric after that round"]
+    newest_round: Annotated[int, "the newest round that was evaluated"]
+    newest_value: Annotated[float, "the metric after it"]
 
 
 @dataclass(slots=True)
@@ -419,6 +429,21 @@ APPLY: Mapping[type[rows.JournalRow], Callable[[Memory, Any], None]] = {
 }
 REMEMBERED = tuple(row_type.kind for row_type in (*APPLY, *cross_evaluation_memory.ROWS))
 """Kinds of rows that change memory."""
+
+
+def best_and_newest_round(memory: Memory) -> BestAndNewestRound | None:
+    """Return the best round on validation data beside the newest; ``None`` before there is one."""
+    if memory.best is None or memory.newest_validation is None:
+        return None
+    newest_round, newest_value = memory.newest_validation
+    best = memory.best
+    return {
+        "metric": best.metric,
+        "round": best.round,
+        "value": best.value,
+        "newest_round": newest_round,
+        "newest_value": newest_value,
+    }
 
 
 def used_sources(stored: Iterable[Row]) -> tuple[Source, ...]:

@@ -12,13 +12,13 @@ from peer.core.commands import Command, Source
 from peer.core.cross_evaluation_memory import NO_ANSWER, EvaluationTasks, LentModel
 from peer.core.epochs import Epoch, PaceRules
 from peer.core.exchange import Exchange, Want
+from peer.core.json_codec import to_json
 from peer.core.liveness import AWAY, HeardPeers, Peers, Standing
 from peer.core.messages import ChainHead, Heartbeat, Purpose, Seen
 from peer.core.phases import BUSY, NEXT, QUEUED, Phase
 from peer.core.roster import Sha256, SiteName
 from peer.core.rules import Rules
 from peer.core.site_memory import Memory, OpenRound
-from peer.core.worker_protocol import to_json
 
 HALT_S = 60.0
 """How long a leaving site waits for the worker's checkpoint: usually 1 s, more on a slow disk."""

@@ -15,7 +15,7 @@ from peer.core.peer_progress import is_there, unfinished
 from peer.core.phases import Phase
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
-from peer.core.site_memory import Memory
+from peer.core.site_memory import BestAndNewestRound, best_and_newest_round
 from peer.core.state import SiteState
 
 PeerState = Literal["heard", "silent", "unknown", "absent"]
@@ -77,16 +77,6 @@ class LastRound(TypedDict):
         dict[str, str], "sites whose copy of this site's model was not merged, each with the reason"
     ]
     duration_s: Annotated[float, "training time"]
-
-
-class BestAndNewestRound(TypedDict):
-    """The best round on the site's own validation data, and the newest one beside it."""
-
-    metric: Annotated[str, "by which the rounds are compared"]
-    round: Annotated[int, "the best round so far: what `predict` and `export` take with `--round best`"]
-    value: Annotated[float, "the metric after that round"]
-    newest_round: Annotated[int, "the newest round that was evaluated"]
-    newest_value: Annotated[float, "the metric after it"]
 
 
 class SentMessages(TypedDict):
@@ -256,21 +246,6 @@ def status(site: SiteState, *, now_s: float) -> MachineStatus:
         "refusals": [cast(RefusedEntry, entry) for entry in site.refusals],
         "failure": site.failure,
         "departed": site.departure,
-    }
-
-
-def best_and_newest_round(memory: Memory) -> BestAndNewestRound | None:
-    """The best round on validation data beside the newest; ``None`` before there is one."""
-    if memory.best is None or memory.newest_validation is None:
-        return None
-    newest_round, newest_value = memory.newest_validation
-    best = memory.best
-    return {
-        "metric": best.metric,
-        "round": best.round,
-        "value": best.value,
-        "newest_round": newest_round,
-        "newest_value": newest_value,
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from peer.core import rows
 from peer.core.commands import Source
 from peer.core.exchange import SLOW_FACTOR
-from peer.core.worker_protocol import from_json
+from peer.core.json_codec import from_json
 
 Record = Mapping[str, Any]
 """A stored row: ``time``, ``kind``, ``round``, ``body`` and ``cause``."""

@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from peer import errors
-from peer.core import site_memory, story
+from peer.core import site_memory
 from peer.core.cross_evaluation_memory import evaluation_records
 from peer.core.limits import REFUSALS_SHOWN_MAX
 from peer.core.roster import federation_digest
-from peer.core.status import PeerStatus, RefusedEntry, SiteStatus, best_and_newest_round
-from peer.documents.records import EvaluationRecord, EventRecord, RoundRecord, TransferRecord
 from peer.site.config.site_folder import SiteFolder
 from peer.site.records.history import History, RecentRounds, open_journals, recent_rounds
 from peer.site.records.journal import Journal, storage
 
 if TYPE_CHECKING:
+    from peer.core.status import PeerStatus, RefusedEntry, SiteStatus
+    from peer.documents.records import EvaluationRecord, EventRecord, RoundRecord, TransferRecord
     from peer.site.records.members import Members
 
 BULK_KEYS = frozenset({"tensors", "spec"})
@@ -93,7 +93,7 @@ def evaluation(
     """The own model on every site's test split: a record an evaluated round, oldest first."""
     kinds = ("evaluated", "report", "lapsed")
     records = functools.partial(evaluation_records, own=own, sites=sites, global_test=global_test)
-    return cast(list[EvaluationRecord], [record for journal in journals for record in journal.fold(records, kinds)])
+    return cast("list[EvaluationRecord]", [record for journal in journals for record in journal.fold(records, kinds)])
 
 
 def events(journals: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything: bool = False) -> list[EventRecord]:
@@ -106,12 +106,14 @@ def events(journals: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything:
     for journal in reversed(journals):
         hidden = () if everything else HIDDEN_KINDS
         rows = journal.records(without=hidden, last=last - len(shown), leave_out=MANIFEST_PATHS)
-        shown = [*(cast(EventRecord, {**row, "body": _without_bulk(row["body"])}) for row in rows), *shown]
+        shown = [*(cast("EventRecord", {**row, "body": _without_bulk(row["body"])}) for row in rows), *shown]
     return shown
 
 
 def why(journals: Sequence[Journal], *, site: str, round: int) -> dict[str, Any]:
     """The story of a round, from the newest journal that has the round; see ``peer.core.story``."""
+    from peer.core import story  # here, since `status` of a site that is down reads the rest of this module, too
+
     round_story = story.tell([], site=site, round=round)
     for journal in reversed(journals):
         if round_story["state"] != "unknown":
@@ -175,7 +177,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "training": {},
         "samples": memory.samples,
         "weights": memory.weights,
-        "best_round": best_and_newest_round(memory),
+        "best_round": site_memory.best_and_newest_round(memory),
         "refusals": refusals,
         "failure": f"{left['fault']}: {left['reason']}" if left is not None and left["fault"] else "",
         "departed": departed or ("" if members is None else members.departure(folder.site)),

@@ -15,15 +15,17 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from peer.core import rows
 from peer.core.site_memory import Row
-from peer.core.status import LastRound
-from peer.documents.records import RoundRecord, SourceRecord, TransferRecord
 from peer.site.config.site_folder import SiteFolder
 from peer.site.records.journal import Journal, storage
 from peer.site.records.ledger import UNKNOWN, Ledger
+
+if TYPE_CHECKING:
+    from peer.core.status import LastRound
+    from peer.documents.records import RoundRecord, SourceRecord, TransferRecord
 
 ROWS_MAX = 2000
 """Rows to read in one call, which takes some 20 ms; another thread gets the interpreter within 5 ms."""
@@ -415,25 +417,6 @@ def open_journals(folder: SiteFolder) -> list[Journal]:
     """The journals of all generations, oldest first, opened for reading; the caller closes them."""
     paths = [folder.generation(number) / "journal.db" for number in folder.generations()]
     return [Journal(path, read_only=True) for path in paths if path.exists()]
-
-
-def duration(seconds: float) -> str:
-    """A duration as text: in seconds, in minutes, or in hours and minutes."""
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min"
-
-
-def size(count: float) -> str:
-    """Bytes in binary units, as ``12.3 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError
 
 
 def _peer_purpose_kind(body: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -26,7 +26,7 @@ from peer.documents.records import (
     Route,
     RouteState,
 )
-from peer.site.records.history import duration
+from peer.quantities import duration
 
 ROUTE_STATES: tuple[RouteState, ...] = ("planned", "moving", "arrived", "missing", "waiting")
 """In the order in which what one end says is replaced by what the other end says."""

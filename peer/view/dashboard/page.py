@@ -9,7 +9,7 @@ from peer.core.limits import CERTIFICATE_DAYS_MIN
 from peer.core.metrics import metric_title
 from peer.core.status import PeerWait
 from peer.documents.records import FederationOverview, OverviewRow, Route, RouteState
-from peer.site.records.history import duration
+from peer.quantities import duration
 from peer.site.records.snapshot import SiteSnapshot
 from peer.view.dashboard import chart
 from peer.view.dashboard.collect import FederationSnapshot

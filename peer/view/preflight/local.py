@@ -25,12 +25,13 @@ from peer.errors import ConfigError
 from peer.files import ARTIFACT_SUFFIX, STRAY_FOLDER
 from peer.net.relay.server import PARKED_PER_SITE_MAX
 from peer.net.transport import descriptors
+from peer.quantities import size
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder, sites
 from peer.site.config.toml import split_address
 from peer.site.identity import certificates
 from peer.site.membership.folder import MembershipFolder
-from peer.site.records.history import recent_rounds, size
+from peer.site.records.history import recent_rounds
 from peer.site.records.journal import Journal
 from peer.train.data.datalist import inspect_datalist
 from peer.view.preflight.finding import Finding

@@ -17,9 +17,9 @@ from pathlib import Path
 from peer.core import commands, events, limits, worker_protocol
 from peer.core.roster import SiteName
 from peer.daemon.worker_process import WorkerProcess, describe_exit
+from peer.quantities import duration, size
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder
-from peer.site.records.history import duration, size
 from peer.train.data.datalist import UNREADABLE
 from peer.view.preflight.finding import Finding
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -104,6 +105,20 @@ def test_a_running_daemon_answers_and_a_killed_one_does_not_stand_in_the_way(pro
     process.wait()
     assert folder.control_socket().exists()
     assert shown("status")["daemon"] == "down"
+
+
+def test_a_status_loads_no_more_than_it_needs(program: Any, folder: SiteFolder) -> None:
+    def loaded() -> set[str]:
+        script = "import sys, peer.cli as c\ntry: c.main(sys.argv[1:])\nexcept SystemExit: print(*sys.modules)"
+        command = [sys.executable, "-c", script, "--home", str(folder.home), "status", "--site", "asia"]
+        finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return {name.partition(".")[0] for name in finished.stdout.splitlines()[-1].split()}
+
+    down = loaded()
+    program.start_and_wait("asia")
+    up = loaded()
+    assert not {"asyncio", "google", "grpc", "numpy", "pydantic", "torch"} & (down | up)
+    assert not {"cryptography", "sqlite3"} & up
 
 
 class Watch:

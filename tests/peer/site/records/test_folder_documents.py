@@ -390,7 +390,7 @@ from pathlib import Path
 from peer.core.roster import SiteName
 from peer.site.config.site_folder import SiteFolder
 from peer.site.records.folder_documents import document
-from peer.net.transport import control
+from peer.daemon import control_server
 
 folder = SiteFolder(Path(sys.argv[1]), sys.argv[2], SiteName(sys.argv[3]))
 
@@ -402,7 +402,7 @@ def peak_kib():
 Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
 before_kib = peak_kib()
 records = document(folder, sys.argv[4], {})
-control._document(records)
+control_server._line(records)
 print(len(records), peak_kib() - before_kib)
 """
 

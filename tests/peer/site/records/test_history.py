@@ -19,7 +19,6 @@ from peer.site.records.history import (
     RecentRounds,
     Transfer,
     committed_rounds,
-    duration,
     recent_rounds,
     recent_rounds_on_disk,
 )
@@ -88,14 +87,6 @@ def test_the_pace_of_a_site_is_on_its_disk(tmp_path: Path) -> None:
 def test_a_clock_that_was_set_back_leaves_no_more_than_all_of_it() -> None:
     recent = RecentRounds([row(1, 90_000.0), row(2, 90_010.0)])
     assert recent.left_s(4, now_s=10.0) == 40.0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0123, "0.0123 s"), (0.4, "0.4 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (8000, "2 h 13 min")],
-)
-def test_a_duration_reads_well(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_a_row_that_lacks_a_key_is_damage_that_names_the_journal(tmp_path: Path) -> None:
