@@ -6,18 +6,24 @@ commands print: ``pytest tests/e2e/test_upgrade.py -m nightly --rewrite-scenario
 
 from __future__ import annotations
 
+import functools
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes.cli import refused, run
 from fakes.transcript import Transcript
 from peer.core.messages import FEATURES
+from peer.core.roster import site_name
+from peer.errors import EXIT_CODES
 from peer.lab.demo.local_federation import LocalFederation
 from peer.site.records.journal import Journal
 
@@ -42,11 +48,12 @@ their federation runs. Digests are cut. [site.md](site.md#upgrade) says how to u
 nobody has to do it at the same time as the others. The test compares its commands with this page,
 and `--rewrite-scenarios` writes it.
 
-Each operator types the following, in a checkout or an unpacked source distribution of the new
-version. The page shows the first command alone.
+Each operator types the following, the second line in a checkout or an unpacked source distribution
+of the new version, once the daemon has ended: `stop` of 0.2.0 knows no `--wait`. The page shows the
+first command alone.
 
 ```sh
-mhfl-peer stop --wait --site africa
+mhfl-peer stop --site africa
 /opt/mhfl/bin/pip install -c constraints.txt .
 mhfl-peer start --site africa
 ```
@@ -100,8 +107,26 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A command of a process of its own."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    output: str = ""
+
+
+def call(source: Path, *words: object) -> Finished:
+    """Call a command of the program in a source folder."""
+    command = [sys.executable, "-P", "-m", "peer.cli", *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return Finished(process.returncode, process.stdout, process.stderr)
+
+
 class RollingFederation(LocalFederation):
-    """Sites whose daemons run from one of two source folders."""
+    """Sites whose programs, daemon and commands, are in one of two source folders."""
 
     source = ROOT
 
@@ -114,20 +139,39 @@ class RollingFederation(LocalFederation):
         """Start a site with the program of a source folder."""
         self.source = source
         self.start(name, environment={"PYTHONPATH": str(source)})
+        self.sources[name] = source
+
+    @functools.cached_property
+    def sources(self) -> dict[str, Path]:
+        """By site, the source folder of its program."""
+        return {}
+
+    def call(self, *words: object) -> Any:
+        """Call a command of the program of the site that the words name."""
+        source = self.sources[str(words[words.index("--site") + 1])]
+        return run(*words) if source == ROOT else call(source, *words)
+
+    def show(self, name: str, document: str, **arguments: Any) -> Any:
+        """Query a document with the command of the site's program."""
+        if self.sources[name] == ROOT:
+            return super().show(name, document, **arguments)
+        told = self.call("--home", self.home, document, "--json", "--site", name)
+        assert not told.exit_code, told.stderr
+        return json.loads(told.stdout)
 
 
 def test_four_sites_of_0_2_0_are_upgraded_one_by_one_while_they_train(
     release: Path, tmp_path: Path, tools: Any, rewrite: bool
 ) -> None:
     with RollingFederation.create(tmp_path, DRAFT, dict.fromkeys(SITES, SITE)) as federation:
-        story = Transcript(federation.home, TITLE)
+        story = Transcript(federation.home, TITLE, federation.call)
         requires = ("federation", "amend", "--ca", tmp_path / "ca", "--requires", "amendments", "--site")
         for name in SITES:
             federation.run(name, release)
         for done, name in enumerate(SITES, start=1):
             tools.wait_until(lambda name=name, done=done: federation.show(name, "status")["committed"] >= 30 * done)
             story.say(name.capitalize(), TEXTS[name])
-            story.type("stop", "--wait", "--site", name)
+            story.type("stop", "--site", name)
             assert federation.daemons[name].wait(60) == 0
             federation.run(name, ROOT)
             tools.wait_until(lambda name=name: federation.show(name, "status")["phase"] != "new")
@@ -139,6 +183,7 @@ def test_four_sites_of_0_2_0_are_upgraded_one_by_one_while_they_train(
             lines = [f"| {peer} | {', '.join(known) or '–'} |" for peer, known in told.items()]
             story.append("\n" + "\n".join([f"| {name} hears | that understands |", "|---|---|", *lines]) + "\n")
             if name == SITES[0]:
+                check_mixed_programs(federation, release, new=name, old=SITES[1])
                 story.append("\nWhat only the new program knows has to wait, and nothing is signed:\n")
                 story.type(*requires, name, refused="MembershipError")
         peers = federation.show(name, "peers")
@@ -167,6 +212,18 @@ def test_four_sites_of_0_2_0_are_upgraded_one_by_one_while_they_train(
         story.say("What it cost", COST)
         story.append("\n" + "\n".join(table) + "\n")
         story.check(PAGE, rewrite=rewrite)
+
+
+def check_mixed_programs(federation: RollingFederation, release: Path, *, new: str, old: str) -> None:
+    """A command of the one program says in words that the daemon is of the other one; neither daemon minds."""
+    for words in (("status",), ("pause",), ("stop", "--wait"), ("health",)):
+        reason = refused("StateError", "--home", federation.home, *words, "--site", old)
+        assert f"process {federation.daemons[site_name(old)].pid}, is of another release; end it with `kill" in reason
+    paused, shown = (call(release, "--home", federation.home, word, "--site", new) for word in ("pause", "status"))
+    assert (EXIT_CODES[paused.exit_code].name, EXIT_CODES[shown.exit_code].name) == ("DaemonDown", "StateError")
+    assert "no daemon answers on" in paused.stderr
+    assert "update mhfl-peer at this site" in shown.stderr, "it looks into the journal, which is a newer one"
+    assert {federation.show(name, "status")["daemon"] for name in (new, old)} == {"running"}
 
 
 def features(federation: RollingFederation, name: str) -> dict[str, list[str]] | None:

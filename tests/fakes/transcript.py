@@ -2,7 +2,9 @@
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fakes.cli import run
 from peer.errors import EXIT_CODES
@@ -15,10 +17,11 @@ class Transcript:
     Args:
         home: the sites' folder; the page shows it as the working folder's.
         title: the head of the page.
+        call: calls a command; the answer has exit code, standard output and standard error.
     """
 
-    def __init__(self, home: Path, title: str) -> None:
-        self._home, self._page = home, [title]
+    def __init__(self, home: Path, title: str, call: Callable[..., Any] = run) -> None:
+        self._home, self._page, self._call = home, [title], call
 
     @property
     def page(self) -> str:
@@ -37,7 +40,7 @@ class Transcript:
         Args:
             refused: the name of the error that the command must end with; the page then has its message.
         """
-        result = run("--home", self._home, *words)
+        result = self._call("--home", self._home, *words)
         name = EXIT_CODES[result.exit_code].name if result.exit_code else ""
         assert name == refused, (words, result.output)
         printed = result.stderr if refused else result.stdout
