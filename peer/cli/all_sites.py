@@ -6,17 +6,18 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from peer.cli import Settings, output, pass_settings, shared_options
-from peer.documents.records import ListedSite, SiteOutcome
 from peer.errors import EXIT_CODES, DaemonDown, PeerError, UsageError, one_line
 from peer.quantities import duration
 from peer.site.config import site_folder
-from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder, make_private
+
+if TYPE_CHECKING:
+    from peer.documents.records import ListedSite, SiteOutcome
 
 PROGRAM = (sys.executable, "-P", "-m", "peer.cli")
 POLL_S = 0.1
@@ -54,6 +55,7 @@ def list_sites(settings: Settings, as_json: bool) -> None:
 def describe(folder: SiteFolder) -> ListedSite:
     """A site in one row; one whose files cannot be read says why."""
     from peer.cli.watch import read_document
+    from peer.site.config.schema import FederationConfig, SiteConfig  # here: the commands of one site need neither
 
     row: ListedSite = {
         "federation": folder.federation,

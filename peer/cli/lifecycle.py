@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from peer.cli import all_sites, output
 from peer.cli.site_command import SiteCall, site_command
-from peer.documents.records import SiteOutcome
 from peer.errors import DaemonDown, LockedError, PeerError, UsageError, WorkerFailed
 from peer.site.config.site_folder import SiteFolder
+
+if TYPE_CHECKING:
+    from peer.documents.records import SiteOutcome
 
 POLL_S = 0.1
 STOP_S = 120.0

@@ -23,6 +23,8 @@ from peer.site.config.site_folder import SiteFolder
 
 POLL_DOWN_S = 2.0
 """Interval in which `--watch` reads the journal of a site whose daemon is down."""
+TIMED = ("status", "peers")
+"""Documents that change every second. The others change with the journal."""
 
 watch_option = click.option("--watch", is_flag=True, help="Show the document again whenever it changes, until Ctrl-C.")
 
@@ -64,11 +66,12 @@ def _follow(folder: SiteFolder, name: str, arguments: Mapping[str, Any], select:
 
 def _poll(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Iterator[Any]:
     """The document again and again: from the daemon while it runs, else from the disk."""
-    from peer.net.transport.control import ControlClient
+    from peer.net.transport.control import ANSWER_S, ControlClient
 
+    silence_s = ANSWER_S if name in TIMED else None
     while True:
         with contextlib.suppress(DaemonDown, StateError):
-            yield from ControlClient(folder.control_socket()).follow(name, **arguments)
+            yield from ControlClient(folder.control_socket()).follow(name, silence_s=silence_s, **arguments)
         yield _read_from_disk(folder, name, arguments)
         time.sleep(POLL_DOWN_S)
 

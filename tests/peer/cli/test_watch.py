@@ -168,6 +168,19 @@ def test_a_watch_outlives_the_daemon_and_ends_quietly(watch: Any, program: Any) 
     assert following.end() == (0, "")
 
 
+def test_a_watch_says_that_the_daemon_does_not_answer(watch: Any, program: Any) -> None:
+    process = program.start_and_wait("asia")
+    following = watch("status")
+    following.until("running")
+    process.send_signal(signal.SIGSTOP)
+    try:
+        assert following.until("unresponsive")["pid"] == process.pid
+    finally:
+        process.send_signal(signal.SIGCONT)
+    following.until("running")
+    assert following.end() == (0, "")
+
+
 def test_a_watch_says_nothing_twice(watch: Any, history: SiteFolder) -> None:
     following = watch("rounds")
     assert following.next() == []
