@@ -44,9 +44,10 @@ SECOND_ARTIFACT = ("sent another artifact for round", "signed two artifacts for 
 TASKS_PER_SITE = 40
 ROWS_MAX = 250
 ROWS_PER_ROUND_MAX = 30
+ROWS_PER_VISIT_MAX = 60
 ROW_S = 5.0
-"""Rows of a journal or a ledger: so many, more for each round that amendments add, and one more in
-each such time, whatever others do."""
+"""Rows of a journal or a ledger: so many, more for each round that amendments add and for each further visit in all
+rounds, and one more in each such time, whatever others do."""
 BLATANT_MIN = 3
 """So many lies that cannot be believed reach a receiver that asks again after a crash."""
 
@@ -119,6 +120,7 @@ class Referee:
     mended_s: float = float("inf")
     greeted_s: dict[frozenset[str], float] = field(default_factory=dict)
     answered_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    visits: int = 0
 
     def fail(self, reason: str) -> None:
         if not self.violation:
@@ -333,6 +335,7 @@ class Referee:
     def _check_disk(self, site: Site) -> None:
         daemon = site.daemon
         rules = daemon.machine.rules
+        self.visits = max(self.visits, rules.visits)
         kept = (rules.pace.artifact_rounds_max + 1) * (1 + rules.visits)  # of the site itself: published and lent ones
         files = sum(path.suffix != UNSYNCED_SUFFIX for path in daemon.artifacts.iterdir())
         stale = rules.staleness_rounds_max * len(self.sites)
@@ -348,7 +351,8 @@ class Referee:
             rows = max(len(known.rows), known.head[0])
             keeper = self.sites[name].keeper
             added = 0 if keeper is None else keeper.chain.head.rounds - keeper.chain.genesis.rounds
-            limit = ROWS_MAX + ROWS_PER_ROUND_MAX * max(0, added) + (self.now() - START_S) / ROW_S
+            limit = ROWS_MAX + ROWS_PER_ROUND_MAX * max(0, added) + ROWS_PER_VISIT_MAX * max(0, self.visits - 1)
+            limit += (self.now() - START_S) / ROW_S
             self.require(rows <= limit, f"{name} has written {rows} rows")
         for name, site in self.sites.items():
             if site.liar is not None and max(site.liar.blatant.values(), default=0) >= BLATANT_MIN:
