@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,10 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("release")
     with tarfile.open(fileobj=io.BytesIO(archived.stdout)) as archive:
         archive.extractall(folder, filter="data")
+    version = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["version"]
+    installed = folder / f"mhfl_peer-{version}.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: mhfl-peer\nVersion: {version}\n")
     return folder
 
 
