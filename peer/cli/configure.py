@@ -22,7 +22,6 @@ from peer.cli import output
 from peer.cli.check import render_findings
 from peer.cli.models import FAMILIES, family
 from peer.cli.site_command import SiteCall, site_command
-from peer.core.tasks import ROWS_COLUMNS
 from peer.documents.commands import CheckFinding, ConfigurationChange, SiteConfigured
 from peer.errors import CheckFailed, ConfigError, ModelError, StateError, UsageError
 from peer.site.config import toml, toml_edit
@@ -207,7 +206,7 @@ def _ask_data(interview: Interview, folder: SiteFolder, federation: FederationCo
     for note in notes:
         interview.say(f"note: {note}")
     orientation = interview.current("data.orientation")
-    if task.spatial_dims == len(AXIS_OF) // 2 and (orientation or federation.image_axes == ROWS_COLUMNS):
+    if task.spatial_dims == len(AXIS_OF) // 2:
         seen = _describe_counts(surveyed, "orientations")
         question = f'Directions to which volumes are turned: "RAS", another three, or "stored" (the files: {seen})'
         orientation = ask("data.orientation", question, orientation or "RAS", check_orientation)

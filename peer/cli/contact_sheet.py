@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from peer.core.tasks import ROWS_COLUMNS
 from peer.core.worker_protocol import WorkerSetting, to_json
 from peer.documents.commands import DatalistSurvey
 from peer.documents.data import ContactSheet, DatalistInspected
@@ -85,7 +84,7 @@ def setting_of_options(
     elif classes is None:
         classes = max((int(label) for split in survey["splits"].values() for label in split["classes"]), default=1) + 1
     kind = {"kind": task, "spatial_dims": len(size), "in_channels": in_channels, "classes": classes or in_channels}
-    federation = {"name": "", "image_axes": ROWS_COLUMNS, "task": kind, "method": {"name": "local"}}
+    federation = {"name": "", "task": kind, "method": {"name": "local"}}
     site = {"data": data, "model": {"name": "resnet10"}}
     here = str(datalist.absolute().parent)
     return WorkerSetting("", "", federation, site, here, here)

@@ -18,7 +18,6 @@ from peer.cli.members import accept, choose
 from peer.cli.proposals import approve, enact, propose
 from peer.cli.site_command import SiteCall, site_command
 from peer.core.messages import ChainHead
-from peer.core.tasks import ROWS_COLUMNS
 from peer.documents.commands import (
     CertificateAuthority,
     FederationCreated,
@@ -221,7 +220,7 @@ def _describe(federation: FederationConfig, now: datetime) -> FederationShown:
         "quorum": federation.quorum,
         "global_test": federation.global_test,
         "evaluation_every": federation.evaluation_every,
-        "image_axes": _image_axes(federation),
+        "image_axes": federation.image_axes,
         "task": federation.task.model_dump(mode="json"),
         "stages": _stages(federation),
         "aggregate": federation.aggregate.model_dump(mode="json"),
@@ -249,12 +248,6 @@ def _stages(federation: FederationConfig) -> dict[str, Any]:
         for name, count in federation.derived_counts.items():
             stages[name]["count"] = count
     return stages
-
-
-def _image_axes(federation: FederationConfig) -> str:
-    """The order of a picture's axes; for a draft without it, the one that `create` will write."""
-    is_draft = federation.ca_certificate is None
-    return ROWS_COLUMNS if is_draft and federation.lacks_image_axes else federation.image_axes
 
 
 def _render_shown(document: dict[str, Any]) -> output.RenderableType:

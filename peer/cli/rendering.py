@@ -221,7 +221,7 @@ def rounds(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
     several = len({record["generation"] for record in document}) > 1
     for record in document:
         sources = ", ".join(source["site"] + (" (stale)" if source["fallback"] else "") for source in record["sources"])
-        if sources and record.get("made_in") is not None:  # release 0.2.0 does not say
+        if sources and record.get("made_in") is not None:
             sources += f" ({made_in(record)})"
         cut = {
             site: f"{'weighs less' if site in record['contributors'] else 'left out'}: {reason}"

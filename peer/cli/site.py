@@ -92,7 +92,6 @@ def init(
             federation.task.spatial_dims,
             federation.addresses.get(folder.site),
             discovery=len(federation.addresses) < len(federation.roster),
-            image_axes=federation.image_axes,
             normalised=federation.task.kind not in SELF_LABELLED,
             listen=listen or (NEWCOMERS_LISTEN if newcomer else None),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib import resources
 
-from peer.core.tasks import ROWS_COLUMNS
 from peer.site.config.site_tables import is_loopback
 from peer.site.config.toml import split_address, split_route
 
@@ -24,13 +23,10 @@ def site_toml(
     address: str | None = None,
     *,
     discovery: bool = True,
-    image_axes: str = ROWS_COLUMNS,
     normalised: bool = True,
     listen: str | None = None,
 ) -> str:
     """The template, filled in for a task and for the site's address in the roster.
-
-    Volumes are turned to RAS, but not in a federation of release 0.2.0, whose sites leave them.
 
     ``listen`` gets the address's port: on loopback where the address is on loopback, else on every
     interface, so that other machines can reach the site. Sites of one machine have different ports
@@ -48,7 +44,7 @@ def site_toml(
         text = text.replace('\nnormalise = "zscore"', '\n#normalise = "none"')
     if not discovery:
         text = text.replace("\nzeroconf = true", "\n#zeroconf = false")
-    if spatial_dims < VOLUME_DIMS or image_axes != ROWS_COLUMNS:
+    if spatial_dims < VOLUME_DIMS:
         text = text.replace('\norientation = "RAS"', '\n#orientation = "RAS"')
     relay, direct = (None, None) if address is None else split_route(address)
     if relay:

@@ -4,7 +4,5 @@ from __future__ import annotations
 
 CLASSIFYING = frozenset({"classification", "time_series"})
 """Kinds of tasks whose labels are one class a sample."""
-ROWS_COLUMNS, COLUMNS_ROWS = "rows_columns", "columns_rows"
-"""The order of a picture's axes: height before width; and that of release 0.2.0."""
 MINOR = frozenset({"distill", "decide", "head", "calibrate", "prototypes", "digest", "predict"})
 """Stages that train no whole local model: they have a quarter of the steps."""

@@ -244,7 +244,7 @@ class PeerService:
         self._report(events.PeerGreeted(peer, greeting))
 
     def _proven(self, peer: SiteName, seen: Seen | None) -> Seen | None:
-        """What a peer has seen of this site, if it is proven; mhfl-peer 0.2 sends no proof.
+        """What a peer has seen of this site, if it is proven.
 
         The state machine reads only a peer's first greeting.
         """

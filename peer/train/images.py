@@ -1,7 +1,6 @@
 """Load a sample's image, or the atlas of regions, as the network takes it: axes, values and size.
 
-``peer.train.data.image_files`` reads the files. ``COLUMNS_ROWS`` is the order of release 0.2.0: pictures
-are columns, rows, and the frames of a DICOM file lie between its rows and its columns.
+``peer.train.data.image_files`` reads the files.
 """
 
 from __future__ import annotations
@@ -18,11 +17,8 @@ from nibabel.orientations import inv_ornt_aff
 from torch import Tensor
 
 from models.lean_monai import load_monai
-from peer.core.tasks import ROWS_COLUMNS
 from peer.errors import ConfigError
 from peer.train.data.image_files import (
-    ARRAYS,
-    DICOM,
     PICTURES,
     Affine,
     StoredImage,
@@ -81,7 +77,6 @@ class Preparation:
     in_channels: int
     input_size: tuple[int, ...]
     normalise: str = "none"
-    image_axes: str = ROWS_COLUMNS
     orientation: str | None = None
     spacing: tuple[float, ...] | None = None
     intensity: IntensitySettings | None = None
@@ -93,7 +88,6 @@ class Preparation:
             task.in_channels,
             data.input_size,
             data.normalise,
-            data.image_axes,
             data.orientation,
             data.spacing,
             data.intensity,
@@ -110,7 +104,6 @@ class Preparation:
             spatial_dims=len(self.input_size),
             channels=self.in_channels,
             key="in_channels",
-            image_axes=self.image_axes,
             orientation=self.orientation,
         )
 
@@ -173,7 +166,6 @@ def load_images(
     channels: int,
     key: str,
     unit: bool = False,
-    image_axes: str = ROWS_COLUMNS,
     orientation: str | None = None,
 ) -> PlacedImage:
     """The channels of all files as one image ``(channels, *space)``.
@@ -189,9 +181,7 @@ def load_images(
     images = []
     for path in paths:
         try:
-            images.append(
-                load_placed(path, spatial_dims=spatial_dims, unit=unit, image_axes=image_axes, orientation=orientation)
-            )
+            images.append(load_placed(path, spatial_dims=spatial_dims, unit=unit, orientation=orientation))
         except ValueError as error:
             raise ValueError(f"{path.name}: {error}" if len(paths) > 1 else str(error)) from error
     first = images[0]
@@ -210,13 +200,10 @@ def load_image(
     spatial_dims: int,
     key: str = "image",
     unit: bool = False,
-    image_axes: str = ROWS_COLUMNS,
     orientation: str | None = None,
 ) -> Tensor:
     """The values of :func:`load_placed`."""
-    return load_placed(
-        path, spatial_dims=spatial_dims, key=key, unit=unit, image_axes=image_axes, orientation=orientation
-    ).values
+    return load_placed(path, spatial_dims=spatial_dims, key=key, unit=unit, orientation=orientation).values
 
 
 def load_placed(
@@ -225,7 +212,6 @@ def load_placed(
     spatial_dims: int,
     key: str = "image",
     unit: bool = False,
-    image_axes: str = ROWS_COLUMNS,
     orientation: str | None = None,
 ) -> PlacedImage:
     """One file as ``(c, *space)``.
@@ -255,10 +241,6 @@ def load_placed(
     if turn is not None and affine is not None:
         affine = affine @ inv_ornt_aff(turn, array.shape[1:])
         spacing = tuple(float(size) for size in voxel_sizes(affine))
-    elif image_axes != ROWS_COLUMNS and file_ending(path) in DICOM and array.ndim > VOLUME_DIMS and path.is_file():
-        array, affine, spacing = array.transpose(0, 2, 3, 1), None, None
-    elif image_axes != ROWS_COLUMNS and has_columns_first(path, spatial_dims=spatial_dims):
-        array, spacing = array.swapaxes(1, 2), spacing and spacing[::-1]
     space = array.shape[1:]
     array = array if turn is None else apply_turn(array, turn)
     values = torch.from_numpy(np.require(array, np.float32, ["C", "W"]))
@@ -305,11 +287,6 @@ def check_turned_alike(one: PlacedImage, other: PlacedImage, names: str) -> None
     turns = [image.turn for image in (one, other) if image.turn is not None]
     if len(turns) == 1 and not np.array_equal(turns[0], UNTURNED):
         raise ValueError(f"{names} cannot be turned alike: only one of them says its orientation")
-
-
-def has_columns_first(path: Path, *, spatial_dims: int) -> bool:
-    """Whether this is a picture whose columns release 0.2.0 put before its rows."""
-    return spatial_dims == PICTURE_DIMS and file_ending(path) not in ARRAYS
 
 
 def scale_intensity(image: Tensor, intensity: IntensitySettings | None) -> Tensor:
@@ -383,7 +360,6 @@ def load_regions(path: Path, preparation: Preparation) -> Tensor:
             image = load_placed(
                 path,
                 spatial_dims=len(size),
-                image_axes=preparation.image_axes,
                 orientation=preparation.orientation,
             )
             labels, spacing = image.values, image.spacing

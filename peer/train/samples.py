@@ -19,7 +19,7 @@ from torch import Tensor
 
 from peer.core.plan import Work
 from peer.core.seeds import derive
-from peer.core.tasks import CLASSIFYING, ROWS_COLUMNS
+from peer.core.tasks import CLASSIFYING
 from peer.errors import ConfigError
 from peer.files import clear_unfinished, write_file
 from peer.methods.method import Batch
@@ -177,9 +177,7 @@ def load_data(
 
 
 def _check_orientations(samples: Sequence[Sample], settings: TrainingSettings) -> None:
-    """``UnusableDataError`` where volumes are left as stored by default and run in different
-    directions; a site of a federation of release 0.2.0 goes on, with a warning.
-    """
+    """Raise ``UnusableDataError`` where volumes are left as stored by default and run in different directions."""
     data = settings.data
     if settings.task.spatial_dims != VOLUME_DIMS or data.orientation is not None:
         return
@@ -188,13 +186,10 @@ def _check_orientations(samples: Sequence[Sample], settings: TrainingSettings) -
         with contextlib.suppress(ValueError, ConfigError):  # the reader of samples says why
             orientations[sample.name] = open_image(sample.images[0]).orientation
     mixed = mixed_orientations({name: axcodes for name, axcodes in orientations.items() if axcodes})
-    if mixed is None:
-        return
-    if data.image_axes == ROWS_COLUMNS:
+    if mixed is not None:
         raise UnusableDataError(
             f'{data.datalist}: {mixed}; set [data] orientation = "RAS", or "stored" if their axes do run alike'
         )
-    logger.warning("mixed orientations: %s", mixed)
 
 
 def validation_names(samples: Sequence[Sample], share: float, seed: Seed) -> set[str]:

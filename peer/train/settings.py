@@ -17,7 +17,6 @@ from typing import Any
 from peer.core.limits import CHECKPOINT_S, PROBE_RATIO_MAX, RECEIVED_RATIO_MAX
 from peer.core.plan import AggregateRule, Plan, Value, Wire, Work
 from peer.core.roster import Sha256, SiteName
-from peer.core.tasks import COLUMNS_ROWS, ROWS_COLUMNS
 from peer.core.worker_protocol import WorkerSetting
 from peer.methods.registry import find_plan
 from peer.train.device_queue import gpu_folder
@@ -79,9 +78,9 @@ class DataSettings:
     """Where the site's samples are, and how an image is prepared for the network.
 
     In super-resolution, the target is ``scale`` times as large as its image, whose size is
-    ``input_size``. ``image_axes`` is the federation's order of a picture's axes. ``orientation``
-    has the directions to which volumes are turned, such as ``RAS``; ``stored`` leaves them; None
-    does, too, where all run alike. ``spacing`` is in mm, along the axes of ``input_size``.
+    ``input_size``. ``orientation`` has the directions to which volumes are turned, such as ``RAS``;
+    ``stored`` leaves them; None does, too, where all run alike. ``spacing`` is in mm, along the
+    axes of ``input_size``.
     """
 
     datalist: Path
@@ -93,7 +92,6 @@ class DataSettings:
     validation_share: float = 0.0
     cache: str = "memory"
     scale: int | None = None
-    image_axes: str = ROWS_COLUMNS
     public: Path | None = None
     orientation: str | None = None
     spacing: tuple[float, ...] | None = None
@@ -189,11 +187,7 @@ class TrainingSettings:
             task=TaskSettings(
                 **{key: federation["task"][key] for key in ("kind", "spatial_dims", "in_channels", "classes")}
             ),
-            data=_data(
-                _without_nulls(site["data"]),
-                Path(setting.base_folder),
-                image_axes=federation.get("image_axes", COLUMNS_ROWS),
-            ),
+            data=_data(_without_nulls(site["data"]), Path(setting.base_folder)),
             model={key: value for key, value in _without_nulls(site["model"]).items() if key != "freeze" or value},
             allow_models=tuple(site.get("allow_models", ())),
             device=training.get("device", "auto"),
@@ -250,7 +244,7 @@ def _work(default: Work, stages: Mapping[str, Any] | None, stage: str) -> Work:
     )
 
 
-def _data(document: Mapping[str, Any], base_folder: Path, *, image_axes: str) -> DataSettings:
+def _data(document: Mapping[str, Any], base_folder: Path) -> DataSettings:
     datalist = base_folder / document.get("datalist", "datalist.json")
     options = {
         key: document[key]
@@ -265,7 +259,6 @@ def _data(document: Mapping[str, Any], base_folder: Path, *, image_axes: str) ->
         root=base_folder / document["root"] if "root" in document else datalist.parent,
         input_size=tuple(document["input_size"]),
         regions=base_folder / document["regions"] if "regions" in document else None,
-        image_axes=image_axes,
         spacing=tuple(map(float, document["spacing"])) if "spacing" in document else None,
         intensity=IntensitySettings.of(*document["intensity"]) if "intensity" in document else None,
         augmentation=AugmentationSettings(**no_flip | _without_nulls(document.get("augmentation"))),

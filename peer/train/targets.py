@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peer.core.tasks import CLASSIFYING, ROWS_COLUMNS
+from peer.core.tasks import CLASSIFYING
 from peer.train.data.datalist import Sample
 from peer.train.errors import UnusableConfigurationError
 from peer.train.images import (
@@ -41,9 +41,7 @@ def sample_reader(task: TaskSettings, data: DataSettings) -> SampleReader:
     if task.kind == "super_resolution":
         if data.scale is None:
             raise UnusableConfigurationError("[data] scale is missing; super-resolution needs 2, 4 or 8")
-        return LargeImage(
-            task.in_channels, task.classes, data.input_size, data.scale, data.image_axes, data.orientation
-        )
+        return LargeImage(task.in_channels, task.classes, data.input_size, data.scale, data.orientation)
     preparation = Preparation.of(task, data)
     return ClassIndex(preparation) if task.kind in CLASSIFYING else LabelMap(preparation, task.classes)
 
@@ -91,7 +89,6 @@ class LabelMap:
                 path,
                 spatial_dims=len(self.preparation.input_size),
                 key="label",
-                image_axes=self.preparation.image_axes,
                 orientation=self.preparation.orientation,
             )
         except ValueError as error:
@@ -120,7 +117,6 @@ class LargeImage:
     classes: int
     input_size: tuple[int, ...]
     scale: int
-    image_axes: str = ROWS_COLUMNS
     orientation: str | None = None
 
     def __call__(self, sample: Sample) -> Example:
@@ -155,7 +151,6 @@ class LargeImage:
             channels=channels,
             key=key,
             unit=True,
-            image_axes=self.image_axes,
             orientation=self.orientation,
         )
         in_unit_range(image.values)

@@ -82,7 +82,6 @@ def make_setting(signals: Path, tmp_path: Path) -> MakeSetting:
             "rounds": 3,
             "weighting": weighting,
             "wire": wire,
-            "image_axes": "rows_columns",
             "task": kind,
             "method": chosen,
             "stages": dict.fromkeys(PLANS[chosen["name"]].stages, work),

@@ -21,7 +21,7 @@ from models.spec import HYPER, hyper_problem, installed_model
 from peer.core.metrics import METRICS_OF
 from peer.core.plan import Plan, Wire
 from peer.core.roster import site_name
-from peer.core.tasks import MINOR, ROWS_COLUMNS
+from peer.core.tasks import MINOR
 from peer.lab.datasets import DATASETS, installed_datasets
 from peer.lab.experiments.result_files import CENTRALISED, UNDISTURBED
 from peer.lab.partition.divide import rule
@@ -491,7 +491,6 @@ class Experiment(StrictTable):
             "evaluation_every": self.evaluation_every,
             **({} if self.weighting == "uniform" else {"weighting": self.weighting}),
             **({} if self.wire == "float32" else {"wire": self.wire}),
-            **({"image_axes": ROWS_COLUMNS} if self.task.spatial_dims > 1 else {}),
             "task": self.task.model_dump(),
             "method": {"name": self.method_name(label), **package, **method.__pydantic_extra__},
         }

@@ -164,7 +164,7 @@ class FederationConfig(StrictTable):
     quorum: Count | None = None
     global_test: bool = False
     evaluation_every: Annotated[int, Field(ge=0)] = 0
-    image_axes: Literal["rows_columns", "columns_rows"] = "columns_rows"
+    image_axes: Literal["rows_columns"] = "rows_columns"
     ca_certificate: str | None = None
     governance: Literal["founder"] | MembersGovernance = "founder"
     task: TaskConfig
@@ -235,11 +235,6 @@ class FederationConfig(StrictTable):
     def governance_members(self) -> int | None:
         """How many members sign an amendment at least; ``None`` where the founder signs."""
         return self.governance.members if isinstance(self.governance, MembersGovernance) else None
-
-    @property
-    def lacks_image_axes(self) -> bool:
-        """Whether the file leaves the order of axes open although the images have two or more."""
-        return self.task.spatial_dims > 1 and "image_axes" not in self.model_fields_set
 
     @property
     def derived_counts(self) -> dict[str, int]:

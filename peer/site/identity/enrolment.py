@@ -24,7 +24,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from peer.core.messages import ChainHead
 from peer.core.roster import NOT_IDENTITY, ROUND_KEY_BYTES, RoundKey, Sha256, SiteName, federation_digest, site_name
-from peer.core.tasks import ROWS_COLUMNS
 from peer.errors import BundleError, CertificateError, ConfigError, DiskError, FederationMismatch, StateError
 from peer.files import sync_folder
 from peer.site.config import toml
@@ -43,12 +42,6 @@ PREFACE = '''\
 ca_certificate = """
 {pem}"""
 '''
-IMAGE_AXES = f'''\
-# Height before width; a federation without this key began with release 0.2.0, which had width first.
-image_axes = "{ROWS_COLUMNS}"
-'''
-
-
 DERIVED_COUNT = "{steps} steps for each of the {sites} sites, as in {source}."
 
 
@@ -114,8 +107,6 @@ class Authority:
         key, certificate = certificates.new_authority(federation.name, now=now, days=days)
         pem = certificates.certificate_pem(certificate)
         preface = PREFACE.format(pem=pem.decode("ascii"))
-        if federation.lacks_image_axes:
-            preface += IMAGE_AXES
         secret = secrets.token_bytes(ROUND_KEY_BYTES).hex()
         files = {
             CA_KEY_FILE: (certificates.key_pem(key), 0o600),

@@ -197,7 +197,7 @@ def _own_row(snapshot: SiteSnapshot) -> OverviewRow:
         "phase": status["phase"] if running else None,
         "progress": training["step"] / max(training["steps"], 1) if training else None,
         "last_seen_s": None,
-        "software": status.get("software"),  # a daemon of 0.2.0 says nothing
+        "software": status.get("software"),
         "certificate_days": status["certificate_days"],
         "waiting_for": status["waiting_for"],
         "refuses": refuses,

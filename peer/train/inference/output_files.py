@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from peer.core.tasks import ROWS_COLUMNS
-from peer.train.data.image_files import ARRAYS, FORMATS, NIFTI, PICTURES, open_image
-from peer.train.images import BYTE_MAX, INTERPOLATION, has_columns_first
+from peer.train.data.image_files import ARRAYS, FORMATS, NIFTI, PICTURES, file_ending, open_image
+from peer.train.images import BYTE_MAX, INTERPOLATION, PICTURE_DIMS
 
 Values: TypeAlias = NDArray[Any]
 
@@ -64,7 +63,7 @@ def label_map(shares: Tensor, grid: Sequence[int]) -> Values:
     return values
 
 
-def write(path: Path, values: Values, *, reference: Path, grid: Sequence[int], image_axes: str = ROWS_COLUMNS) -> None:
+def write(path: Path, values: Values, *, reference: Path, grid: Sequence[int]) -> None:
     """Write a result to the path of :func:`output_path`; a single channel loses its channel axis.
 
     Args:
@@ -78,7 +77,7 @@ def write(path: Path, values: Values, *, reference: Path, grid: Sequence[int], i
         OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if image_axes == ROWS_COLUMNS and has_columns_first(path, spatial_dims=len(grid)):
+    if len(grid) == PICTURE_DIMS and file_ending(path) not in ARRAYS:  # what is written has columns first
         values, grid = values.swapaxes(-1, -2), (grid[1], grid[0])
     plain = values[0] if len(values) == 1 else values
     if path.suffix == ".npy":

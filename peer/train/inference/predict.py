@@ -97,8 +97,7 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
         else:
             used_paths[target] = item.name
             values = on_own_grid(prediction, image, task, model.settings.data)
-            axes = model.settings.data.image_axes
-            output_files.write(target, values, reference=item.images[0], grid=image.space, image_axes=axes)
+            output_files.write(target, values, reference=item.images[0], grid=image.space)
             answer = {"output": str(target)}
         predictions.append({"file": item.name, **answer})
     return {"predictions": predictions, "skipped": skipped}
@@ -212,7 +211,6 @@ def _unit_image(paths: Sequence[Path], *, task: TaskSettings, data: DataSettings
         channels=task.in_channels,
         key="in_channels",
         unit=True,
-        image_axes=data.image_axes,
         orientation=data.orientation,
     )
     in_unit_range(image.values)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from peer.core.tasks import COLUMNS_ROWS
 from peer.train.data.datalist import Sample
 from peer.train.data.image_files import FORMATS, open_image
 from peer.train.errors import UnusableConfigurationError, UnusableDataError
@@ -60,18 +59,6 @@ def test_a_volume_has_columns_rows_and_slices_in_every_format(tmp_path: Path, na
     assert image.shape == (1, 5, 3, 4)
     assert (image[0, 4, 0, 0], image[0, 0, 2, 0], image[0, 0, 0, 3]) == (200, 100, 50)
     assert open_image(path).space == image.shape[1:]
-
-
-@pytest.mark.parametrize("ending", [".png", ".nii", ".dcm"])
-def test_pictures_of_a_federation_from_before_have_columns_first(tmp_path: Path, ending: str) -> None:
-    path = picture(tmp_path / f"a{ending}", PIXELS)
-    assert load_image(path, spatial_dims=2, image_axes=COLUMNS_ROWS).tolist() == [PIXELS.T.tolist()]
-    assert Preparation(1, (5, 3), image_axes=COLUMNS_ROWS)([path]).tolist() == [PIXELS.T.tolist()]
-
-
-def test_frames_of_a_federation_from_before_are_in_the_middle(tmp_path: Path) -> None:
-    path = volume(tmp_path / "frames.dcm", FRAMES)
-    assert load_image(path, spatial_dims=3, image_axes=COLUMNS_ROWS).shape == (1, 3, 4, 5)
 
 
 # --- arrays ---------------------------------------------------------------------------------------

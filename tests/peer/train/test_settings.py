@@ -61,10 +61,3 @@ def test_paths_are_relative_to_the_site_file() -> None:
     data_settings = settings({"method": {"name": "local"}}, {"data": data, "model": {"name": "m"}}).data
     assert (data_settings.root, data_settings.regions) == (Path("/mnt/images"), Path("/etc/site/atlas.nii.gz"))
     assert data_settings.augmentation == AugmentationSettings(flip=0.0)
-
-
-def test_a_federation_without_the_key_has_columns_first() -> None:
-    federation = {"method": {"name": "local"}}
-    site = {"data": {"input_size": [4, 4, 4]}, "model": {"name": "resnet10"}}
-    assert settings(federation, site).data.image_axes == "columns_rows"
-    assert settings({**federation, "image_axes": "rows_columns"}, site).data.image_axes == "rows_columns"

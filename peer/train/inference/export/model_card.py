@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peer.core.tasks import COLUMNS_ROWS, ROWS_COLUMNS
 from peer.core.worker_protocol import from_json
 from peer.train.data.datalist import Datalist
 from peer.train.settings import DataSettings, IntensitySettings, TaskSettings, TrainingSettings
@@ -85,7 +84,7 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
         "task": {key: getattr(task, key) for key in ("kind", "spatial_dims", "in_channels", "classes")},
         "input": {
             "size": list(data.input_size),
-            "axes": data.image_axes,
+            "axes": AXES,
             "free_size": free,
             "normalise": data.normalise,
             "scale": data.scale,
@@ -131,8 +130,7 @@ def read(text: str, file: Path) -> tuple[dict[str, Any], CardFacts]:
     try:
         task: TaskSettings = from_json(TaskSettings, card["task"], path="task")
         input_facts = card["input"]
-        axes = input_facts.get("axes", COLUMNS_ROWS)
-        if task.kind not in OUTPUTS or input_facts["normalise"] not in NORMALISED or axes not in AXES:
+        if task.kind not in OUTPUTS or input_facts["normalise"] not in NORMALISED or input_facts["axes"] != AXES:
             raise ValueError("its task, its normalisation or its order of axes is unknown to this version")
         size = from_json(tuple[int, ...], input_facts["size"], path="input.size")
         if len(size) != task.spatial_dims or min(size) < 1:
@@ -153,7 +151,6 @@ def read(text: str, file: Path) -> tuple[dict[str, Any], CardFacts]:
         size,
         normalise=input_facts["normalise"],
         scale=input_facts.get("scale"),
-        image_axes=axes,
         orientation=input_facts.get("orientation"),
         spacing=spacing,
         intensity=intensity,
@@ -205,10 +202,8 @@ NORMALISED = {
     "zscore": "Of each channel of each image, subtract the mean and divide by the standard deviation.",
     "unit": "Bring each channel of each image to [0, 1] by its own least and largest value.",
 }
-AXES = {
-    ROWS_COLUMNS: "axes of pictures are rows, columns (height, width), those of volumes columns, rows, slices",
-    COLUMNS_ROWS: "axes of pictures are columns, rows (width, height), those of NIfTI as stored",
-}
+AXES = "rows_columns"
+"""The order of a picture's axes: height before width."""
 _SHARES = "A probability for each class, on dimension 1; they sum to 1."
 OUTPUTS = {
     "classification": _SHARES,
@@ -224,7 +219,8 @@ OUTPUTS = {
 def _steps(task: TaskSettings, data: DataSettings) -> Iterator[str]:
     yield (
         f"Read {task.in_channels} channel(s) with {task.spatial_dims} spatial dimension(s), float32, channels first, "
-        f"with slope and intercept of the file applied; {AXES[data.image_axes]}; axes of arrays as stored."
+        f"with slope and intercept of the file applied; axes of pictures are rows, columns (height, width), those "
+        "of volumes columns, rows, slices; axes of arrays as stored."
     )
     if data.orientation in (None, "stored"):
         if task.spatial_dims > 2:

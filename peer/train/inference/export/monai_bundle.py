@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from models.foreign import foreign_call
 from models.spec import MONAI_PREFIX
-from peer.core.tasks import CLASSIFYING, ROWS_COLUMNS
+from peer.core.tasks import CLASSIFYING
 from peer.files import write_file
 from peer.train.data.image_files import ARRAYS, NIFTI, PICTURES
 from peer.train.errors import UnusableConfigurationError
@@ -279,7 +279,7 @@ def _order_axes(card: Mapping[str, Any], key: str) -> list[Config]:
             return [_function(HAS_ORIENTATION), _function(f"$lambda x: x if {array} else {turned}")]
         stored = "''.join(nibabel.aff2axcodes(x.meta['original_affine']))"
         return [_function(f"$lambda x: {turn.format(stored)}", keys=key)]
-    if input_facts["axes"] != ROWS_COLUMNS or dims == 1:
+    if dims == 1:
         return []
     if dims == PICTURE_DIMS:
         condition, turn = COLUMNS_FIRST, "transpose(-1, -2)"

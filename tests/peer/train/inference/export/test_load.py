@@ -153,13 +153,6 @@ def change_card(folder: Path, *keys: str, value: Any) -> None:
         table[keys[-1]] = value
 
 
-def test_a_file_from_before_reads_pictures_as_it_was_trained(folder: Path) -> None:
-    for card in change_documents(folder, monai_bundle.CARD):
-        card["schema"] = 1
-        del card["input"]["axes"]
-    assert open_model(folder).settings.data.image_axes == "columns_rows"
-
-
 @pytest.mark.parametrize(
     ("keys", "value", "reason"),
     [
