@@ -36,6 +36,10 @@ from peer.site.identity.bundle import Bundle, seal, unseal
 CA_KEY_FILE = "ca.key"
 ADMITTED_FILE = "admitted.json"
 FEDERATION_FILE = "federation.toml"
+IMAGE_AXES = """\
+# Height before width; a site of release 0.3.0 needs to be told.
+image_axes = "rows_columns"
+"""
 PREFACE = '''\
 # Written by `mhfl-peer federation create`. Every site holds this very file: its digest is the federation's identity.
 # Only an `address` or a `description` may still change.
@@ -107,6 +111,8 @@ class Authority:
         key, certificate = certificates.new_authority(federation.name, now=now, days=days)
         pem = certificates.certificate_pem(certificate)
         preface = PREFACE.format(pem=pem.decode("ascii"))
+        if federation.task.spatial_dims > 1 and "image_axes" not in federation.model_fields_set:
+            preface += IMAGE_AXES
         secret = secrets.token_bytes(ROUND_KEY_BYTES).hex()
         files = {
             CA_KEY_FILE: (certificates.key_pem(key), 0o600),

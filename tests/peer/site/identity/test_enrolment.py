@@ -97,7 +97,11 @@ def test_federation_is_founded(authority: Authority, tmp_path: Path) -> None:
     assert len(bytes.fromhex((folder / "round.key").read_text())) == 32
     assert authority.admissions() == {}
     assert os.listdir(tmp_path) == ["ca"]
-    added = {"ca_certificate": (folder / "ca.pem").read_text(), "stages": {"train": {"count": 10}}}
+    added = {
+        "ca_certificate": (folder / "ca.pem").read_text(),
+        "image_axes": "rows_columns",
+        "stages": {"train": {"count": 10}},
+    }
     pinned = {**tomllib.loads(DRAFT), **added}
     assert authority.federation.digest == federation_digest(pinned)
 
