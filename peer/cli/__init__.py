@@ -23,6 +23,7 @@ import click
 from click.exceptions import NoArgsIsHelpError
 from click.shell_completion import CompletionItem
 
+from peer import __version__
 from peer.errors import DiskError, Interrupted, PeerError, UsageError, one_line
 
 PROGRAM = "mhfl-peer"
@@ -250,7 +251,7 @@ def _report(error: Exception, *, debug: bool, called: str = PROGRAM) -> int:
 @click.group(
     PROGRAM, cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
 )
-@click.version_option(package_name="mhfl-peer")
+@click.version_option(__version__)
 @shared_options
 @click.pass_context
 def main(context: click.Context) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from peer import __version__
 from peer.cli import GIVEN_FILE, output, rendering
 from peer.cli.site_command import SiteCall, site_command
 from peer.cli.watch import show, watch_option
@@ -211,7 +212,6 @@ def report(call: SiteCall, page: Path, witnesses: tuple[Path, ...]) -> None:
     """
     import time
 
-    from peer import __version__
     from peer.view.dashboard import egress_page
 
     folder = call.folder

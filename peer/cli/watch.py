@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from peer import __version__
 from peer.cli import output, rendering
 from peer.cli.site_command import SiteCall, site_command
 from peer.errors import DaemonDown, StateError, UsageError
@@ -132,7 +133,6 @@ def status(call: SiteCall, watch: bool, page: Path | None) -> None:
         return
     if watch:
         raise UsageError("--html writes the page once", "leave --watch out, or use `mhfl-peer dashboard`")
-    from peer import __version__
     from peer.view.dashboard.collect import FederationReader
     from peer.view.dashboard.page import write_page
 

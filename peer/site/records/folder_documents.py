@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from peer import errors
+from peer import __version__, errors
 from peer.core import site_memory
 from peer.core.cross_evaluation_memory import evaluation_records
 from peer.core.limits import REFUSALS_SHOWN_MAX
@@ -136,8 +136,6 @@ def status_when_down(folder: SiteFolder) -> SiteStatus:
 
 
 def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal | None) -> SiteStatus:
-    from peer import __version__  # here, since to look it up takes time, and not every document has it
-
     memory, digest, left, last = site_memory.Memory(), federation["digest"], None, None
     refusals: list[RefusedEntry] = []
     if journal is not None:
