@@ -1,4 +1,4 @@
-"""The messages of ``GetAmendments``; what a body says, ``peer.site.membership`` reads."""
+"""Encoding and checks of ``GetAmendments``; ``peer.site.membership`` parses an amendment's body."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def decode_after(message: pb.After) -> int:
 
 
 def encode_amendments(reply: AmendmentsReply) -> pb.Amendments:
-    """The answer of ``GetAmendments``: as many whole amendments as fit, and keys and notices with the last ones.
+    """Encode an answer to ``GetAmendments``: as many whole amendments as fit beside all keys and notices.
 
-    The asking site asks again until it has the head.
+    The asking site repeats the call until it has the chain tip. Raises ``WireError`` if the message is too large.
     """
     message = pb.Amendments(
         keys=[pb.SealedKey(number=key.number, sealed=key.sealed) for key in reply.keys],
@@ -46,7 +46,7 @@ FRAME_BYTES = 8
 
 
 def decode_amendments(message: pb.Amendments) -> AmendmentsReply:
-    """The answer of ``GetAmendments``; ``WireError`` names the field and the limit."""
+    """Decode and check an answer to ``GetAmendments``; ``WireError`` names the field and the limit."""
     at_most("amendments", message.ByteSize(), limits.MESSAGE_BYTES_MAX, "bytes")
     at_most("amendments.keys", len(message.keys), limits.AMENDMENTS_MAX, "entries")
     at_most("amendments.notices", len(message.notices), limits.SITES_MAX, "entries")

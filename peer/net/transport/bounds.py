@@ -22,27 +22,27 @@ class WireError(ValueError):
 
 
 def at_most(field: str, value: int, maximum: int, unit: str) -> None:
-    """Refuse a size or a count above its limit."""
+    """Raise ``WireError`` if a size or a count exceeds its limit."""
     if value > maximum:
         raise WireError(f"{field} has {value} {unit}, over the limit of {maximum}")
 
 
 def number(field: str, value: int, *, minimum: int = 0, maximum: int = limits.COUNT_MAX) -> int:
-    """A whole number within its bounds."""
+    """Check that an integer lies within its bounds, and return it."""
     if not minimum <= value <= maximum:
         raise WireError(f"{field} = {value} is outside {minimum} to {maximum}")
     return value
 
 
 def finite(field: str, value: float, *, minimum: float = 0.0, maximum: float) -> float:
-    """A number within its bounds; NaN is within none."""
+    """Check that a number lies within its bounds, and return it; NaN is refused."""
     if not minimum <= value <= maximum:
         raise WireError(f"{field} = {value} is outside {minimum:g} to {maximum:g}")
     return value
 
 
 def text(field: str, value: str, *, bytes_max: int = limits.TEXT_BYTES_MAX, empty: bool = False) -> str:
-    """A text that a terminal can show: UTF-8, within its size, without control characters."""
+    """Check that a text is printable and within its size in UTF-8, and return it."""
     if not value and not empty:
         raise WireError(f"{field} is empty")
     if not value.isprintable():
@@ -66,7 +66,7 @@ def site(field: str, value: str) -> SiteName:
 
 
 def known(field: str, table: Mapping[Key, Meaning], value: Key) -> Meaning:
-    """The meaning of an enumeration's number or name."""
+    """Look up an enumeration's number or name."""
     try:
         return table[value]
     except KeyError:
@@ -74,12 +74,12 @@ def known(field: str, table: Mapping[Key, Meaning], value: Key) -> Meaning:
 
 
 def tensor_bytes(tensor: TensorSpec) -> int:
-    """The bytes of a tensor's elements in a safetensors file."""
+    """Return the size of a tensor's elements in a safetensors file, in bytes."""
     return math.prod(tensor.shape) * DTYPES[tensor.dtype]
 
 
 def json_object(field: str, encoded: str, *, bytes_max: int) -> dict[str, Any]:
-    """The JSON object in a text, with no key twice and only finite numbers."""
+    """Parse a JSON object; refuse duplicate keys and numbers that are not finite."""
     at_most(field, len(encoded.encode("utf-8", "surrogatepass")), bytes_max, "bytes")
 
     def refuse(constant: str) -> NoReturn:
@@ -105,7 +105,7 @@ def json_object(field: str, encoded: str, *, bytes_max: int) -> dict[str, Any]:
 
 
 def specification(field: str, value: object, depth: int = 0) -> None:
-    """Refuse a model specification that is no JSON, is nested too deep, or has bad texts or numbers."""
+    """Raise ``WireError`` if a model specification is not JSON, is nested too deep, or has bad texts or numbers."""
     if depth > limits.SPEC_DEPTH_MAX:
         raise WireError(f"{field} is nested deeper than {limits.SPEC_DEPTH_MAX} levels")
     if isinstance(value, Mapping):

@@ -1,10 +1,12 @@
-"""The client for calls to peers: greetings, heartbeats and manifests over one channel a peer, the
-artifacts of an exchange over another, and lent models over a third. So no heartbeat waits behind an
-artifact on a slow line, and no exchange shares its receive window with the models of the Global Test.
+"""The client for calls to peers.
 
-Every call has a deadline. After ``Unreachable`` the caller may try again later, after ``Refused``
-it need not. ``Misbehaved`` names a peer that broke the protocol. The client decodes a manifest only
-after it has verified the signature.
+Each peer gets one channel for greetings, heartbeats and manifests, one for the artifacts of an exchange, and one for
+lent models. So no heartbeat waits behind an artifact on a slow line, and no exchange shares its flow-control window
+with the models of the Global Test.
+
+Every call has a deadline. After ``Unreachable`` the caller may try again later, after ``Refused`` it need not.
+``Misbehaved`` names a peer that broke the protocol. The client decodes a manifest only after it has verified the
+signature.
 """
 
 from __future__ import annotations
@@ -53,11 +55,11 @@ from peer.site.identity.certificates import Identity, OtherKey, is_refused
 SERVICE = "/mhfl.v1.Exchange/"
 Answer = TypeVar("Answer", bound=Message)
 Use = Literal["calls", "exchange", "evaluation"]
-"""What a channel carries: heartbeats and the like, the artifacts of an exchange, or lent models."""
+"""What a channel carries: short calls such as heartbeats, the artifacts of an exchange, or lent models."""
 PARTS_VANISHED_MAX = 3
-"""So often an artifact is received again whose part someone deleted; after that, the disk is at fault."""
+"""Attempts to receive an artifact again after someone deleted its part; then the client blames the disk."""
 
-# A call that ended with one of these may succeed later; CANCELLED is one that this site cancelled.
+# A call that failed with one of these may succeed later. CANCELLED: this site cancelled the call.
 RETRYABLE = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -89,11 +91,11 @@ class Refused(ExchangeError):  # noqa: N818 - the name is the fact
 
 
 class NotAdmitted(Refused):
-    """This site is no peer there: it was expelled, or the peer does not know yet that it was added."""
+    """The peer does not admit this site: it expelled this site, or does not know yet that it was added."""
 
 
 class Missing(Refused):
-    """The peer does not have, or no longer has, what the call asks for."""
+    """The peer does not have the requested data, or has deleted it."""
 
 
 class Misbehaved(ExchangeError):  # noqa: N818 - the name is the fact
@@ -108,7 +110,7 @@ REFUSALS: Mapping[grpc.StatusCode, type[Refused]] = {
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A verified manifest, with its request, and the signed bytes for the journal."""
+    """A verified manifest with its request, and the signed bytes for the journal."""
 
     request: wire.ArtifactRequest
     signed: SignedManifest
@@ -118,8 +120,8 @@ class Offer:
 class ReceiveWindow:
     """Splits the HTTP/2 flow-control window among concurrent downloads.
 
-    A stream that is alone gets the whole window, one beside others its share. A channel keeps the
-    window that it was opened with, so that a stream with another one needs a new channel.
+    A single stream gets the whole window, concurrent streams get a share each. A channel keeps the window it was opened
+    with, so a stream that needs another window needs a new channel.
     """
 
     def __init__(self, streams: int) -> None:
@@ -128,7 +130,7 @@ class ReceiveWindow:
 
     @contextlib.contextmanager
     def stream(self, size: int) -> Iterator[int]:
-        """The bytes of the window for a stream of so many bytes; in the block, the stream is under way."""
+        """Yield the window in bytes for a stream of ``size`` bytes; the stream counts as active during the block."""
         alone = not self._under_way
         self._under_way += 1
         try:
@@ -153,14 +155,14 @@ class PeerChannel:
     retired: bool = False
 
     async def ask(self, call: str, request: Message, answer: type[Answer], *, timeout_s: float) -> Answer:
-        """Make a call with one answer; ``DecodeError`` where the answer is no such message."""
+        """Make a unary call; raise ``DecodeError`` if the answer is not an ``answer`` message."""
         method: grpc.aio.UnaryUnaryMultiCallable[Message, bytes] = self.channel.unary_unary(
             SERVICE + call, request_serializer=_serialize, response_deserializer=bytes
         )
         return answer.FromString(await method(request, timeout=timeout_s))
 
     def fetch(self, request: pb.FetchRequest, *, timeout_s: float) -> grpc.aio.UnaryStreamCall[Any, bytes]:
-        """Begin a stream of encoded chunks."""
+        """Start a stream of encoded chunks."""
         method: grpc.aio.UnaryStreamMultiCallable[Message, bytes] = self.channel.unary_stream(
             SERVICE + "FetchArtifact", request_serializer=_serialize, response_deserializer=bytes
         )
@@ -187,18 +189,17 @@ class ExchangeClient:
         """Prepare to dial.
 
         Args:
-            pki: this site's certificate and key, which may be renewed meanwhile, and the clock for
-                certificates.
+            pki: this site's certificate and key, which may be renewed meanwhile, and the clock for certificates.
             federation: the digest that manifests must name.
-            address: a site's presumed address as ``host:port``; ``None`` while it is unknown.
+            address: returns a site's presumed address as ``host:port``; ``None`` while it is unknown.
             refused: SHA-256 digests of certificates whose manifests the client refuses.
-            stall_s: a stream without a byte for so long is cancelled.
-            beat_s: the time between two heartbeats, of which an answer may take ``BEAT_TIMEOUT_SHARE``.
-            silence_s: the silence limit, within which the client notices a connection that is cut. A long
-                one makes all other limits but that of heartbeats longer (``limits.patience``).
+            stall_s: a stream that brings no byte for this long is cancelled.
+            beat_s: the heartbeat interval, of which an answer may take ``BEAT_TIMEOUT_SHARE``.
+            silence_s: the silence limit, within which the client notices a broken connection. A long limit extends all
+                other timeouts except those of heartbeats (``limits.patience``).
             proxy_for: the proxy through which to dial a peer at an address.
-            streams: how many artifacts of an exchange may arrive at once; they share the receive window.
-            evaluations: the same of lent models, beside those of the exchange.
+            streams: the maximum of concurrent artifacts of an exchange; they share the flow-control window.
+            evaluations: the same maximum for lent models, beside those of the exchange.
         """
         self._windows: Mapping[Use, ReceiveWindow] = {
             "calls": ReceiveWindow(streams),
@@ -224,34 +225,34 @@ class ExchangeClient:
             await peer_channel.channel.close(None)
 
     async def hello(self, peer: SiteName, greeting: Hello) -> Hello:
-        """Greet a peer; returns its greeting. ``Refused`` says what differs."""
+        """Greet a peer and return its greeting; ``Refused`` states the difference."""
         message = wire.encode_greeting(greeting)
         async with self._open(peer) as peer_channel:
             answer = await peer_channel.ask("Hello", message, pb.Greeting, timeout_s=self._timeout_s)
             return wire.decode_greeting(answer)
 
     async def beat(self, peer: SiteName, pulse: Heartbeat) -> Heartbeat:
-        """Send a peer this site's state; returns the peer's."""
+        """Send this site's heartbeat to a peer and return the peer's."""
         message = wire.encode_pulse(pulse)
         async with self._open(peer) as peer_channel:
             timeout_s = self._beat_timeout_s
             return wire.decode_pulse(await peer_channel.ask("Beat", message, pb.Pulse, timeout_s=timeout_s))
 
     async def put_report(self, peer: SiteName, report: EvaluationResult) -> None:
-        """Send a peer the report on its model; the report is in its journal when this returns."""
+        """Send a peer the evaluation of its model; the peer has journalled it when this returns."""
         message = encode_report(report)
         async with self._open(peer) as peer_channel:
             await peer_channel.ask("PutMetrics", message, pb.MetricsReceipt, timeout_s=self._timeout_s)
 
     async def compare_manifests(self, peer: SiteName, signed: Sequence[SignedManifest]) -> list[SignedManifest]:
-        """Show a peer a manifest of another site, or two that are a proof; returns what it holds against it."""
+        """Show a peer one manifest, or an equivocation proof of two; return the manifests it holds against them."""
         message = wire.encode_manifests(signed)
         async with self._open(peer) as peer_channel:
             answer = await peer_channel.ask("CompareManifests", message, pb.SignedManifests, timeout_s=self._timeout_s)
             return wire.decode_manifests(answer)
 
     async def get_amendments(self, peer: SiteName, *, after: int) -> AmendmentsReply:
-        """The amendments after a number that a peer has, with round keys and notices; nothing is verified yet."""
+        """Fetch a peer's amendments after a number, with round keys and notices; nothing is verified yet."""
         message = amendments.encode_after(after)
         async with self._open(peer) as peer_channel:
             answer = await peer_channel.ask("GetAmendments", message, pb.Amendments, timeout_s=self._timeout_s)
@@ -260,13 +261,11 @@ class ExchangeClient:
     async def get_manifest(
         self, peer: SiteName, request: wire.ArtifactRequest, *, wait_s: float = limits.MANIFEST_WAIT_S
     ) -> Offer | Unavailable:
-        """The peer's manifest for this request, verified; the peer may take up to ``wait_s`` until
-        it exists.
+        """Fetch and verify the peer's manifest for this request; the peer may wait up to ``wait_s`` until it exists.
 
         Raises:
-            Unreachable: the peer did not answer, or with another key's signature than the pinned one's.
-            Misbehaved: certificate, signature or content do not fit the request; the reason says
-                which.
+            Unreachable: the peer did not answer, or signed with another key than the pinned one.
+            Misbehaved: certificate, signature or content do not fit the request; the reason says which.
         """
         message = wire.encode_manifest_request(request, wait_s=wait_s)
         async with self._open(peer) as peer_channel:
@@ -304,18 +303,16 @@ class ExchangeClient:
     async def fetch(
         self, offer: Offer, folder: Path, on_bytes: Callable[[int], None] | None = None, *, durable: bool = True
     ) -> Path:
-        """Fetch the artifact of an offer into the folder, verified, unless it is there already;
-        returns its path.
+        """Fetch and verify an offered artifact, unless the folder has it already; return its path.
 
-        A stream that breaks or stalls is resumed at its offset until no byte has arrived for twice
-        ``stall_s``; then the part stays on disk for the next call. ``on_bytes`` gets the number of
-        received bytes after each chunk. Without ``durable``, the caller has ``sync_artifacts`` sync
-        the artifact later.
+        A stream that breaks or stalls is resumed at its offset until no byte has arrived for twice ``stall_s``; then
+        the part stays on disk for the next call. ``on_bytes`` gets the number of received bytes after each chunk.
+        Without ``durable``, the caller syncs the artifact later with ``sync_artifacts``.
 
         Raises:
-            Unreachable, Refused: as the peer's answer was.
+            Unreachable, Refused: the peer's answer.
             Misbehaved: the bytes are not those of the manifest; the part is deleted.
-            InsufficientSpace: this site has no room for the artifact; the part is deleted.
+            InsufficientSpace: this site has no space for the artifact; the part is deleted.
             DiskError: this site's disk failed.
         """
         artifact = offer.manifest.artifact
@@ -324,7 +321,7 @@ class ExchangeClient:
         async with self._receiving.setdefault(path, asyncio.Lock()):
             try:
                 is_here = functools.partial(is_complete, path, sha256=artifact.sha256, size=artifact.bytes, check=check)
-                if path.exists() and await asyncio.to_thread(is_here):  # seldom, and only then there is a file to read
+                if path.exists() and await asyncio.to_thread(is_here):  # rare; only then is there a file to read
                     return path
                 vanished = 0
                 while True:
@@ -349,7 +346,7 @@ class ExchangeClient:
     async def _receive(
         self, offer: Offer, incoming: IncomingArtifact, on_bytes: Callable[[int], None], turn: StreamTurn
     ) -> None:
-        """Read streams until every byte has arrived, each in a turn."""
+        """Read streams until every byte has arrived; each stream needs a turn."""
         artifact = offer.manifest.artifact
         loop = asyncio.get_running_loop()
         progress_s, failures = loop.time(), 0
@@ -371,7 +368,7 @@ class ExchangeClient:
                 failures += 1
                 asked_s = loop.time()
                 await turn.take()
-                progress_s += loop.time() - asked_s  # the wait for a turn is no fault of the peer
+                progress_s += loop.time() - asked_s  # the peer is not to blame for the wait
 
     async def _stream(
         self, offer: Offer, incoming: IncomingArtifact, on_bytes: Callable[[int], None], turn: StreamTurn
@@ -404,7 +401,7 @@ class ExchangeClient:
     async def _open(
         self, peer: SiteName, use: Use = "calls", window_bytes: int | None = None
     ) -> AsyncIterator[PeerChannel]:
-        """A channel to the peer for one call; a new one if address, certificate or window changed."""
+        """Open a channel to the peer for one call; a new one if address, certificate or window changed."""
         address = self._address(peer)
         if address is None:
             raise Unreachable(peer, "its address is not known")
@@ -417,7 +414,7 @@ class ExchangeClient:
         except grpc.aio.AioRpcError as error:
             failure = _failure(peer, error)
             if isinstance(failure, NotAdmitted) and self._is_expired(peer_channel):
-                raise Unreachable(peer, failure.reason) from None  # on the way; a renewed certificate is admitted
+                raise Unreachable(peer, failure.reason) from None  # a retry with a renewed certificate will be admitted
             raise failure from None
         except DecodeError as error:
             raise Misbehaved(peer, f"its answer is no message of mhfl.v1: {error}") from error
@@ -431,7 +428,7 @@ class ExchangeClient:
     def _channel_to(
         self, peer: SiteName, address: str, use: Use, window_bytes: int
     ) -> tuple[PeerChannel, PeerChannel | None]:
-        """The channel for a call, and the former one if that is to be retired."""
+        """Return the channel for a call, and the former channel if it is to be retired."""
         former, stamp = self._channels.get((peer, use)), self._pki.stamp()
         usable = former is not None and not self._is_expired(former)
         current = (address, stamp, window_bytes)
@@ -467,7 +464,6 @@ def _serialize(message: Message) -> bytes:
 
 
 def _failure(peer: SiteName, error: grpc.aio.AioRpcError) -> ExchangeError:
-    """The exception for a gRPC status."""
     code, reason = error.code(), error.details() or error.code().name
     if code in RETRYABLE:
         return Unreachable(peer, reason)

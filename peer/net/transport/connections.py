@@ -1,8 +1,8 @@
-"""The connections that a server has accepted: which of them it closes, and why.
+"""Limits on the connections that a server has accepted: which it closes, and why.
 
-gRPC names a connection in no event and offers no call that closes one. The kernel does both: the
-process lists its own sockets on the server's port, with the bytes that each has carried, and shuts
-those down that break a bound. gRPC then sees the end of the connection. No byte passes through here.
+gRPC reports no connection in an event and offers no call that closes one. The kernel does both: the process lists its
+own sockets on the server's port, with the bytes that each has carried, and shuts down those that break a limit. gRPC
+then sees the end of the connection. No byte passes through here.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 SCAN_S = 0.05  # a flood of headers makes gRPC take up to 100 MB a second until the connection is closed
 SCAN_S_MAX = 0.5
-OWN_SHARE = 0.05  # of the CPU that this process uses: one that hardly works serves no flood
-QUIET_SCAN_S = 2.0  # between two scans of such a process
+OWN_SHARE = 0.05  # of this process's CPU time: an idle process serves no flood
+QUIET_SCAN_S = 2.0  # between two scans of an idle process
 FLOOD_SCAN_S = 0.02  # soon after a connection was closed; the next one may have been opened
 SCAN_SHARE = 0.01  # of a core: the scans of many connections take turns with the rounds of the site
 FLOOD_SCAN_SHARE = 0.05
-FLOOD_S = 10.0  # a flood is over when no connection had to be closed for so long
+FLOOD_S = 10.0  # a flood ends after this long without a closed connection
 RELEASE_S = 1.0  # between two releases of freed memory during a flood; each takes some milliseconds
 CONNECTION_REFUSALS_PER_SECOND = 1.0  # of one connection; a site of another roster greets once in two seconds
 CONNECTION_REFUSALS_BURST = 40
@@ -69,7 +69,7 @@ class Accepted(Protocol):
 
 
 class AcceptedSocket:
-    """A connection by its descriptor, which gRPC owns and may close at any moment."""
+    """A connection by its file descriptor, which gRPC owns and may close at any moment."""
 
     def __init__(self, descriptor: int, endpoint: Endpoint, info: bytes) -> None:
         self._descriptor = descriptor
@@ -86,17 +86,17 @@ class AcceptedSocket:
 class AcceptedSockets:
     """This process's accepted connections on a port.
 
-    A scan asks each socket once whether it is one; later scans, of which there are many in a second, tell
-    a socket by its inode number and ask only the accepted ones for their bytes.
+    The first scan asks each socket whether it is an accepted connection. Later scans, many in a second, recognise a
+    socket by its inode number and ask only the accepted ones for their bytes.
     """
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._callers: dict[int, Endpoint | None] = {}
-        """By a socket's inode number: the caller's end, or ``None`` where it is no such connection."""
+        """By a socket's inode number: the caller's end, or ``None`` if it is not an accepted connection."""
 
     def scan(self) -> list[AcceptedSocket]:
-        """The connections now; none where the system does not list descriptors."""
+        """List the open connections; empty if the system does not list descriptors."""
         connections: list[AcceptedSocket] = []
         callers: dict[int, Endpoint | None] = {}
         with contextlib.suppress(OSError):
@@ -122,7 +122,7 @@ class AcceptedSockets:
 
 
 def _tcp_info(descriptor: int) -> bytes:
-    """What the kernel counts of a stream; Python is told its kind, and asks the system for nothing else."""
+    """Read the kernel's ``tcp_info`` of a stream; naming the socket's kind spares Python a question to the system."""
     borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
     try:
         return borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
@@ -132,10 +132,10 @@ def _tcp_info(descriptor: int) -> bytes:
 
 @contextlib.contextmanager
 def borrowed_socket(descriptor: int) -> Iterator[socket.socket]:
-    """The socket of a descriptor that stays gRPC's; ``OSError`` when it is no socket.
+    """Yield the socket of a descriptor that gRPC keeps owning; raise ``OSError`` if it is not a socket.
 
-    It is no duplicate: epoll goes on to report a connection that gRPC has closed while a duplicate
-    of its descriptor is open, and gRPC then uses memory that it has freed.
+    The descriptor is not duplicated: epoll keeps reporting a connection that gRPC has closed while a duplicate of its
+    descriptor is open, and gRPC then uses memory that it has freed.
     """
     borrowed = socket.socket(fileno=descriptor)
     try:
@@ -145,35 +145,35 @@ def borrowed_socket(descriptor: int) -> Iterator[socket.socket]:
 
 
 def caller_of(connection: socket.socket) -> Endpoint:
-    """The caller's end of a connection; ``OSError`` when there is none."""
+    """Return the caller's end of a connection; raise ``OSError`` if there is none."""
     host, port = connection.getpeername()[:2]
     return str(plain_address(host)), port
 
 
 def plain_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The address without a zone, and as IPv4 where it is one."""
+    """Parse an address without its zone; return an IPv4-mapped IPv6 address as IPv4."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def endpoint_of(peer: str) -> Endpoint | None:
-    """The caller's end in gRPC's notation: ``ipv4:192.0.2.1:4711``, ``ipv6:%5B2001:db8::1%5D:4711``.
+    """Parse the caller's end in gRPC's notation: ``ipv4:192.0.2.1:4711``, ``ipv6:%5B2001:db8::1%5D:4711``.
 
-    None where the caller has hung up: gRPC then gives an empty text.
+    Returns None if the caller has hung up: gRPC then gives an empty text.
     """
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return (str(plain_address(host.strip("[]"))), int(port)) if host else None
 
 
 def network_of(endpoint: Endpoint) -> str:
-    """The address whose connections count together: an IPv6 host may use all of its /64."""
+    """Return the network whose connections count together: an IPv4 address, or the /64 of an IPv6 host."""
     address = ipaddress.ip_address(endpoint[0])
     return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else str(address)
 
 
 @dataclass(slots=True)
 class ConnectionRecord:
-    """What is known of a connection while it lives."""
+    """The state of an open connection."""
 
     since_s: float
     requests_left: TokenBucket
@@ -186,10 +186,10 @@ class ConnectionRecord:
 
 @dataclass(slots=True)
 class ConnectionBounds:
-    """How many connections are kept.
+    """Limits on the number of connections.
 
-    ``unknown`` are those that have shown no peer's certificate in a call; the rest up to the
-    server's maximum is reserved for peers.
+    ``unknown`` limits those that have shown no peer's certificate in a call; the rest up to the server's maximum is
+    reserved for peers.
     """
 
     unknown: int
@@ -198,21 +198,21 @@ class ConnectionBounds:
 
     @classmethod
     def of(cls, sites: int, connections: int) -> ConnectionBounds:
-        """The bounds in a federation of so many sites, of a server with so many connections."""
+        """Compute the limits for a federation of ``sites`` sites and a server of ``connections`` connections."""
         unknown = max(connections - limits.CONNECTIONS_PER_PEER_RESERVED * sites, connections // 2, 1)
         return cls(unknown, limits.UNKNOWN_CONNECTIONS_PER_ADDRESS_MAX + sites)
 
 
 @dataclass
 class ConnectionGuard:
-    """Closes connections that are too many for a caller or an address, and those that misuse the protocol.
+    """Closes connections above the limit of a caller or an address, and those that misuse the protocol.
 
     Args:
-        bounds: on the number of connections.
+        bounds: limits on the number of connections.
         clock: a monotonic clock, in seconds.
         release_memory: called after connections were closed.
-        first_call_s: a connection without a call of a peer is closed after so long.
-        relayed: the caller's network, by this site's end of a connection that a relay brought.
+        first_call_s: a connection without a peer's call is closed after this long.
+        relayed: the caller's network, by this site's end of a connection through a relay.
     """
 
     bounds: ConnectionBounds
@@ -229,13 +229,13 @@ class ConnectionGuard:
     _thread: threading.Thread | None = None
 
     def admitted(self, peer: str, caller: SiteName) -> None:
-        """Note that a call on the connection came from a peer of the roster."""
+        """Record that a peer of the roster made a call on the connection."""
         if (endpoint := endpoint_of(peer)) is not None:
             with self._lock:
                 self._record(endpoint).caller = caller
 
     def refused(self, peer: str) -> None:
-        """Note that a call on the connection was refused before it was read."""
+        """Record a refused call on the connection; above the rate limit, mark the connection for closing."""
         if (endpoint := endpoint_of(peer)) is None:
             return
         with self._lock:
@@ -245,7 +245,7 @@ class ConnectionGuard:
                 self._has_reasons = True
 
     def dismiss(self, callers: Collection[SiteName]) -> None:
-        """Close the connections of these peers; what they dial from now on is judged anew."""
+        """Mark the connections of these peers for closing; later connections of theirs are judged anew."""
         with self._lock:
             for record in self._records.values():
                 if record.caller in callers:
@@ -253,7 +253,7 @@ class ConnectionGuard:
                     self._has_reasons = True
 
     def start(self, port: int) -> None:
-        """Close connections on the port until ``stop``, in a thread: a busy event loop would be too late."""
+        """Enforce the limits on the port until ``stop``, in a thread: a busy event loop would be too late."""
         self._thread = threading.Thread(target=self._watch, args=(port,), name="connections", daemon=True)
         self._thread.start()
 
@@ -283,7 +283,7 @@ class ConnectionGuard:
         return self.clock() < self._flood_ends_s
 
     def enforce(self, connections: Sequence[Accepted]) -> None:
-        """Close those of the present connections that break a bound."""
+        """Close the open connections that break a limit."""
         closed: Counter[tuple[str, str]] = Counter()
         with self._lock:
             now_s = self.clock()
@@ -306,7 +306,7 @@ class ConnectionGuard:
             self.release_memory()
 
     def _network_of(self, endpoint: Endpoint) -> str:
-        """The caller's network, also of one that a relay brought."""
+        """Return the caller's network, also behind a relay."""
         through = self.relayed.get(endpoint)
         return network_of(endpoint) if through is None else f"{through} through a relay"
 
@@ -319,13 +319,13 @@ class ConnectionGuard:
         return record
 
     def _present(self, connection: Accepted) -> ConnectionRecord:
-        """The connection's record, or a new one where the caller's port serves another connection now."""
+        """Return the connection's record; start a new one if the caller's port now serves another connection."""
         if connection.received < self._record(connection.endpoint).received:
             del self._records[connection.endpoint]
         return self._record(connection.endpoint)
 
     def _count_bytes(self, connection: Accepted, record: ConnectionRecord, now_s: float) -> None:
-        """Mark a connection that sends more than requests need, or no request at all."""
+        """Mark a connection for closing if it sends more than requests need, or no request at all."""
         flow_control = (connection.sent - record.sent) / limits.SENT_BYTES_PER_RECEIVED_BYTE
         received = connection.received - record.received
         record.sent, record.received = connection.sent, connection.received
@@ -337,7 +337,7 @@ class ConnectionGuard:
             record.reason = f"made no call of a peer within {self.first_call_s:g} s"
 
     def _bound_numbers(self, present: dict[Endpoint, ConnectionRecord]) -> None:
-        """Mark the oldest connections above each bound: a peer that dials again is the newest."""
+        """Mark the oldest connections above each limit: a peer that dials again is the newest."""
         per_peer: defaultdict[str, list[ConnectionRecord]] = defaultdict(list)
         per_address: defaultdict[str, list[ConnectionRecord]] = defaultdict(list)
         for endpoint, record in present.items():
@@ -355,11 +355,11 @@ class ConnectionGuard:
 
 
 class ScanTimes:
-    """When a scan is due: often while this process works, as a flood makes it, and else in ``QUIET_SCAN_S``.
+    """Schedule of scans: frequent while this process works, as in a flood, otherwise every ``QUIET_SCAN_S``.
 
     Args:
         clock: a monotonic clock, in seconds.
-        used: the CPU that all threads of this process have used, in seconds.
+        used: returns the CPU time of all threads of this process, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float], used: Callable[[], float] = time.process_time) -> None:
@@ -367,7 +367,7 @@ class ScanTimes:
         self._due_s, self._used_s = -math.inf, 0.0
 
     def is_due(self, scan_s: float) -> bool:
-        """Whether to scan now, where the last scan took so much CPU."""
+        """Return whether to scan now; the last scan took ``scan_s`` of CPU time."""
         now_s, used_s = self._clock(), self._used()
         if now_s < self._due_s and used_s - self._used_s < scan_s / OWN_SHARE:
             return False
@@ -376,13 +376,13 @@ class ScanTimes:
 
 
 def pause_s(cpu_s: float, *, flood: bool) -> float:
-    """How long to wait after a scan that took so much CPU: all scans together keep to their share of a core."""
+    """Return the wait after a scan that took ``cpu_s``, so that all scans together keep to their share of a core."""
     shortest_s, share = (FLOOD_SCAN_S, FLOOD_SCAN_SHARE) if flood else (SCAN_S, SCAN_SHARE)
     return min(max(shortest_s, cpu_s / share), SCAN_S_MAX)
 
 
 def mark_oldest(records: Iterable[ConnectionRecord], bound: int, reason: str) -> None:
-    """Mark the oldest connections above the limit for closing; those that are marked already do not count."""
+    """Mark the oldest connections above the limit for closing; marked connections do not count."""
     remaining = sorted((record for record in records if not record.reason), key=lambda record: record.since_s)
     for record in remaining[: max(0, len(remaining) - bound)]:
         record.reason = reason

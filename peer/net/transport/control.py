@@ -41,32 +41,32 @@ _ERRORS = {kind.exit_code: kind for kind in PeerError.__subclasses__()}
 
 
 class DaemonSilent(DaemonDown):
-    """The daemon listens, and did not answer in time: it may have done what was asked, or may do it yet."""
+    """The daemon listens but did not answer in time: it may have executed the request, or may do so yet."""
 
 
 class ControlClient:
-    """Calls the daemon behind a socket, over a connection for each request.
+    """Calls the daemon behind a socket; each request has its own connection.
 
-    Every method raises ``DaemonDown`` if no daemon answers, ``DaemonSilent`` if it takes too long, and
-    otherwise the ``PeerError`` with which the daemon refused.
+    Every method raises ``DaemonDown`` if no daemon answers, ``DaemonSilent`` if it takes too long, and otherwise the
+    ``PeerError`` with which the daemon refused.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def show(self, topic: str, **arguments: Any) -> Any:
-        """Ask for one of ``DOCUMENTS``."""
+        """Request one of ``DOCUMENTS``."""
         return self._ask("show", topic, arguments)
 
     def act(self, action: str, **arguments: Any) -> Any:
-        """Begin one of ``ACTIONS``; return the daemon's document about its effect."""
+        """Start one of ``ACTIONS``; return the daemon's document about its effect."""
         return self._ask("act", action, arguments)
 
     def follow(self, topic: str, *, silence_s: float | None = None, **arguments: Any) -> Iterator[Any]:
         """Yield the document now and after each change, until the daemon has ended.
 
         Args:
-            silence_s: how long to wait for the next document; by default for ever.
+            silence_s: the longest wait for the next document; without limit by default.
         """
         return self._answers("follow", topic, arguments, silence_s)
 
@@ -94,7 +94,7 @@ class ControlClient:
             raise self._down() from None
 
     def _connect(self) -> socket.socket:
-        """Connect, with the timeout ``ANSWER_S``; wait while the daemon's queue of connections is full."""
+        """Connect with the timeout ``ANSWER_S``; wait while the daemon's queue of connections is full."""
         connection, ends_s = socket.socket(socket.AF_UNIX), time.monotonic() + ANSWER_S
         connection.settimeout(ANSWER_S)
         try:
@@ -102,7 +102,7 @@ class ControlClient:
                 try:
                     connection.connect(str(self._path))
                     return connection
-                except BlockingIOError:  # what a Unix socket says of a full queue, also one with a timeout
+                except BlockingIOError:  # a Unix socket's error for a full queue, despite its timeout
                     if time.monotonic() >= ends_s:
                         raise TimeoutError from None
                     time.sleep(CONNECT_AGAIN_S)
@@ -111,7 +111,7 @@ class ControlClient:
             raise
 
     def _decode(self, line: bytes, connection: socket.socket) -> dict[str, Any]:
-        """Read an answer; raise its error, if it has one."""
+        """Decode an answer; raise the error that it contains."""
         if not line or (line.startswith(b"{") and not line.endswith(b"\n")):
             raise self._down()
         try:

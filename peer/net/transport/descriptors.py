@@ -1,4 +1,4 @@
-"""How a daemon shares out its open files: connections to its server, its own dials, and a reserve."""
+"""Budget of a daemon's open files: connections to its server, its own dials, and a reserve."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from peer.core import limits
 
 
 def open_files_max() -> float:
-    """How many files this process may open; ``inf`` where nothing bounds them."""
+    """Return this process's limit on open files; ``inf`` without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return math.inf if soft == resource.RLIM_INFINITY else soft
 
 
 def connections_wanted(configured: int | None, *, sites: int) -> int:
-    """The connections that a server shall accept among so many sites, unless ``[limits] connections_max`` says it."""
+    """Return the configured limit on the server's connections, or the default for ``sites`` sites."""
     return configured or max(limits.CONNECTIONS_MAX, limits.CONNECTIONS_PER_PEER_MAX * sites)
 
 
 def descriptors_needed(configured: int | None, *, sites: int) -> int:
-    """The open files of a daemon whose server accepts all of them."""
+    """Return the open files of a daemon whose server accepts all wanted connections."""
     return connections_wanted(configured, sites=sites) + _kept(sites)
 
 
 def connections_max(configured: int | None, *, sites: int) -> int:
-    """How many of them a server accepts, so that the daemon's other files can be opened."""
+    """Return how many connections the server accepts so that the daemon can open its other files."""
     return int(min(connections_wanted(configured, sites=sites), max(1, open_files_max() - _kept(sites))))
 
 
 def relay_connections(configured: int | None, *, sites: int) -> int:
-    """The connections that this site as a relay may carry, with two of the files that all of those leave for each.
+    """Return how many connections this site may carry as a relay: each takes two of the remaining open files.
 
-    Where nothing bounds them, half as many as its server accepts.
+    Without a limit on open files, half as many as its server accepts.
     """
     accepted = connections_max(configured, sites=sites)
     left = open_files_max() - accepted - _kept(sites)
@@ -40,5 +40,5 @@ def relay_connections(configured: int | None, *, sites: int) -> int:
 
 
 def _kept(sites: int) -> int:
-    """The daemon's open files beside its server's connections."""
+    """Return the daemon's open files beside its server's connections."""
     return limits.DESCRIPTORS_RESERVED + limits.DIALLED_PER_PEER_MAX * sites

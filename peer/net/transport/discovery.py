@@ -1,9 +1,9 @@
 """Zeroconf on the local network: announces this site's address, and listens for those of its peers.
 
-Service type ``_mhfl._tcp.local.``, instance ``<site>-<8 hex digits of the federation's digest>``,
-TXT ``version=1``, ``federation=<16 hex digits>``, ``site=<name>``. Any host on the network can
-announce anything, so an announcement only gives an address to dial; certificates decide which site
-answers there. The number of remembered announcements is bounded, and none is logged.
+Service type ``_mhfl._tcp.local.``, instance ``<site>-<8 hex digits of the federation's digest>``, TXT ``version=1``,
+``federation=<16 hex digits>``, ``site=<name>``. Any host on the network can announce anything, so an announcement only
+gives an address to dial; certificates decide which site answers there. The number of remembered announcements is
+limited, and none is logged.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ INSTANCE_DIGITS, TEXT_DIGITS = 8, 16
 ADDRESSES_MAX = 4
 """Addresses of one announcement: a site with two networks has one of each IP version in each."""
 RESOLVING_MAX = 16
-"""Announcements without an address that are resolved at a time; nearly all announcements have one.
-"""
+"""Concurrent lookups of announcements without an address; nearly all announcements have one."""
 NAMES_MAX = 2000
 """Announcements between two refreshes, of any federation; the largest federation has two for each
 site. More of them are a flood: the library remembers each for up to an hour, so the site stops
@@ -47,8 +46,7 @@ REFRESH_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedAddress:
-    """The port and addresses to announce for this site, and the interfaces to announce them on, by
-    address.
+    """The port and addresses to announce for this site, and the interfaces to announce them on, by their address.
 
     Empty ``interfaces`` stand for all of this machine's.
     """
@@ -65,8 +63,7 @@ class Discovery:
         site: this site's name.
         federation: the digest; other federations' announcements are ignored.
         peers: the sites whose announcements are reported.
-        on_address: called with each announced address as ``host:port``, newest last; at each
-            refresh again.
+        on_address: called with each announced address as ``host:port``, newest last; called again at each refresh.
         refresh_s: seconds between refreshes.
 
     Attributes:
@@ -97,16 +94,16 @@ class Discovery:
         self._peers = {_instance(peer, self._federation): peer for peer in peers}
 
     def start(self, find_address: Callable[[], AnnouncedAddress]) -> None:
-        """Begin to announce and to listen, in the background, as soon as the network is up.
+        """Start to announce and to listen in the background, as soon as the network is up.
 
         Args:
-            find_address: returns this site's address; called at every refresh, since interfaces may
-                change. It may block.
+            find_address: returns this site's address; called at every refresh, since interfaces may change. It may
+                block.
         """
         self._watch = asyncio.create_task(self._run(find_address), name="discovery")
 
     async def stop(self) -> None:
-        """Withdraw the announcement, so that other hosts forget this site, and listen no more."""
+        """Stop listening, and withdraw the announcement so that other hosts forget this site."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
@@ -127,7 +124,7 @@ class Discovery:
                     announced_address = address
                 else:
                     self._repeat()
-            except Exception as error:  # of the network or the library: the site goes on without discovery
+            except Exception as error:  # the network or the library failed: the site runs without discovery
                 announced_address, self.problem = None, str(error) or repr(error)
                 await self._close()
             if self.problem and self.problem != warned:
@@ -162,7 +159,7 @@ class Discovery:
         log.info("announced", extra={"addresses": list(address.addresses), "port": address.port})
 
     def _repeat(self) -> None:
-        """Report the addresses under the peers' own names again: false ones may displace them."""
+        """Report the addresses under the peers' own names again: false announcements may have displaced them."""
         from zeroconf.asyncio import AsyncServiceInfo
 
         for instance in self._peers:
@@ -186,7 +183,7 @@ class Discovery:
     def _on_announcement(
         self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange
     ) -> None:
-        """Handle a new or changed announcement. A withdrawal may be false, and is ignored.
+        """Handle a new or changed announcement; ignore withdrawals, which may be false.
 
         The peers' names are known, so other announcements are not resolved.
         """
@@ -230,7 +227,7 @@ class Discovery:
 
 
 def announced(text: dict[bytes, Any], federation: Sha256) -> SiteName | None:
-    """The site that a TXT record names; ``None`` for a malformed or foreign record."""
+    """Return the site that a TXT record names; ``None`` for a malformed or foreign record."""
     try:
         fields = {key.decode("ascii"): value.decode("ascii") for key, value in text.items() if value is not None}
     except UnicodeDecodeError:
@@ -241,15 +238,14 @@ def announced(text: dict[bytes, Any], federation: Sha256) -> SiteName | None:
 
 
 def dialable(addresses: Sequence[str]) -> list[str]:
-    """The addresses that any host on their network can dial, without a scope, IPv4 first."""
+    """Return the addresses that any host on their network can dial, without a scope, IPv4 first."""
     parsed = [ipaddress.ip_address(address) for address in addresses]
     scopeless = [ip for ip in parsed if not (ip.is_link_local or ip.is_unspecified or ip.is_multicast)]
     return [str(ip) for ip in sorted(scopeless, key=lambda ip: ip.version)]
 
 
 def served_at(host: str, port: int) -> AnnouncedAddress:
-    """The address to announce for a site that listens on a host; loopback only on its own
-    interface.
+    """Choose the address to announce for a site that listens on a host; loopback only on its own interface.
 
     Raises:
         OSError: the host's name has no address.
@@ -267,12 +263,12 @@ def served_at(host: str, port: int) -> AnnouncedAddress:
 
 
 def choose_announced(addresses: Sequence[str], outward: str) -> tuple[str, ...]:
-    """The first ``ADDRESSES_MAX`` addresses, the outward one first: a machine may have bridges."""
+    """Return the first ``ADDRESSES_MAX`` addresses, the outward one first: a machine may have bridges."""
     return tuple(sorted(addresses, key=lambda address: (address != outward, address))[:ADDRESSES_MAX])
 
 
 def _outward() -> str:
-    """This machine's address on its default route; empty without one. Sends no packet."""
+    """Return this machine's address on its default route; empty without one. Sends no packet."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # RFC 5737: an address that no host has
         return str(probe.getsockname()[0])

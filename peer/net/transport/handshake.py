@@ -1,4 +1,4 @@
-"""Why a peer cannot be reached: a TLS handshake tells apart faults that gRPC reports as one."""
+"""Diagnosis of unreachable peers: a TLS handshake distinguishes faults that gRPC reports as one."""
 
 from __future__ import annotations
 
@@ -66,8 +66,7 @@ def diagnose(
     timeout_s: float = limits.HELLO_TIMEOUT_S,
     proxy: Proxy | None = None,
 ) -> Diagnosis:
-    """Dial a peer without sending data, and name the fault; blocks for at most about three times the
-    timeout.
+    """Dial a peer without sending data, and name the fault; blocks for at most about three times the timeout.
 
     Raises:
         CertificateError: this site's own files are at fault; it did not dial.
@@ -115,9 +114,9 @@ def shown_certificate(
     timeout_s: float = limits.HELLO_TIMEOUT_S,
     proxy: Proxy | None = None,
 ) -> bytes:
-    """The certificate that a peer shows, in DER, issued by the federation's CA; its name is not compared.
+    """Return the certificate that a peer shows, in DER, issued by the federation's CA; its name is not compared.
 
-    ``OSError`` where nothing answers, or with another certificate.
+    Raises ``OSError`` if nothing answers, or the peer shows another CA's certificate.
     """
     context = pki.stream_context()
     context.set_alpn_protocols(["h2"])
@@ -136,7 +135,7 @@ def _connect(host: str, port: int, proxy: Proxy | None, timeout_s: float) -> soc
 
 
 def _issuer(connection: socket.socket, site: SiteName) -> str:
-    """Who issued the certificate that is shown there, verified by nobody."""
+    """Return the unverified issuer of the certificate that the server shows."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with connection, context.wrap_socket(connection, server_hostname=site) as secured:

@@ -1,7 +1,7 @@
-"""The header of a safetensors file, checked against a manifest without torch and without reading the tensors.
+"""Check of a safetensors header against a manifest, without torch and without reading the tensors.
 
-The manifest says how long and how nested a header can be, so that no other header is parsed: a short
-text of empty lists takes thirty times its length in memory.
+The manifest limits a header's length and nesting, and no header above the limits is parsed: a short text of empty lists
+takes thirty times its length in memory.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ _parsing = threading.Lock()  # several headers at once would add up
 
 
 def check_safetensors_header(path: Path, artifact: Artifact) -> None:
-    """Refuse a file whose tensors are not exactly the manifest's; ``WireError`` names the first
-    difference.
+    """Refuse a file whose tensors are not exactly the manifest's; ``WireError`` names the first difference.
 
-    Names, types and shapes must agree. The tensors must lie end to end up to the file's last byte,
-    so that the file carries nothing else.
+    Names, types and shapes must agree. The tensors must lie end to end up to the file's last byte, so that the file
+    carries nothing else.
     """
     size = path.stat().st_size
     if size != artifact.bytes:
@@ -44,7 +43,7 @@ def check_safetensors_header(path: Path, artifact: Artifact) -> None:
 
 
 def _length_max(artifact: Artifact) -> int:
-    """The length of the longest header with the manifest's tensors."""
+    """Return the upper bound on a header's length for the manifest's tensors, in bytes."""
     entries = sum(
         ENTRY_BYTES_MAX + ESCAPE_BYTES_MAX * len(tensor.name) + DIMENSION_BYTES_MAX * len(tensor.shape)
         for tensor in artifact.tensors
@@ -53,7 +52,7 @@ def _length_max(artifact: Artifact) -> int:
 
 
 def _parse(encoded: bytes, artifact: Artifact) -> dict[str, Any]:
-    """The header as an object; ``WireError`` if it has more structure than the manifest's tensors need."""
+    """Parse the header; raise ``WireError`` if it has more structure than the manifest's tensors need."""
     structure = sum(
         ENTRY_STRUCTURE_MAX + len(tensor.shape) + _structure(tensor.name.encode()) for tensor in artifact.tensors
     )
@@ -65,7 +64,7 @@ def _parse(encoded: bytes, artifact: Artifact) -> dict[str, Any]:
 
 
 def _structure(encoded: bytes) -> int:
-    """How many characters begin or separate values; those within texts count as well."""
+    """Count the characters that begin or separate values, including those within texts."""
     return sum(encoded.count(character) for character in STRUCTURE)
 
 
@@ -89,7 +88,7 @@ def _compare(header: dict[str, Any], artifact: Artifact, *, size: int, length: i
 
 
 def _span(tensor: TensorSpec, entry: Any) -> tuple[int, int]:
-    """The offsets at which the tensor's bytes begin and end."""
+    """Check a tensor's header entry; return the offsets at which its bytes begin and end."""
     if not isinstance(entry, Mapping) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise WireError(f"tensor {tensor.name!r}: its header entry is not dtype, shape and data_offsets")
     shape, offsets = entry["shape"], entry["data_offsets"]

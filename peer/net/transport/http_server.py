@@ -1,7 +1,6 @@
-"""An HTTP server with bounds: for a daemon's metrics, and for an operator's dashboard.
+"""An HTTP server with limits, for a daemon's metrics and an operator's dashboard.
 
-It is ``prometheus_client``'s threading server of the standard library, and answers with a WSGI
-application.
+It is ``prometheus_client``'s threading server of the standard library, and answers with a WSGI application.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class BoundedServer(ThreadingWSGIServer):
         return len(self._since_s)
 
     def server_bind(self) -> None:
-        """Bind to this family's address alone, and ask no name server for the name of it."""
+        """Bind to this address family alone, without a DNS lookup of the host's name."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -49,7 +48,7 @@ class BoundedServer(ThreadingWSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, or hang up where too many are open."""
+        """Answer in a thread; hang up above ``CONNECTIONS_MAX``."""
         if self.connections >= CONNECTIONS_MAX:
             self.shutdown_request(request)
             return
@@ -61,23 +60,23 @@ class BoundedServer(ThreadingWSGIServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Hang up on connections that are too old: a byte now and then holds none for good."""
+        """Hang up on connections that are too old: a byte now and then does not keep one open."""
         oldest_s = time.monotonic() - self._connection_s
         self.hang_up([request for request, since_s in list(self._since_s.items()) if since_s < oldest_s])
 
     def hang_up(self, requests: Iterable[socket.socket] | None = None) -> None:
-        """End these connections, or all: their threads then read or write no more."""
+        """Shut down these connections, by default all: their threads then read and write no more."""
         for request in list(self._since_s) if requests is None else requests:
             with contextlib.suppress(OSError):
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a caller that left or was silent."""
+        """Log callers that left or timed out at debug level only."""
         log.debug("http connection ended", exc_info=True)
 
 
 class Handler(WSGIRequestHandler):
-    """One request of a connection, without a line in the log."""
+    """A handler of one request that logs nothing."""
 
     server: BoundedServer
     server_version, sys_version = SERVER, ""
@@ -90,5 +89,5 @@ class Handler(WSGIRequestHandler):
         """Log nothing."""
 
     def get_stderr(self) -> Any:
-        """Where wsgiref writes of callers that left; the application logs its own errors."""
+        """Discard what wsgiref writes about callers that left; the application logs its own errors."""
         return io.StringIO()

@@ -1,7 +1,7 @@
-"""Manifests: their bytes, the signature over them, and the form in which journals and evidence files hold them.
+"""Manifests: encoding, signature, and the base64 form in journals and evidence files.
 
-A manifest describes an artifact. Its origin signs the bytes, a receiver verifies the signature before it reads them,
-and the journals of both sites hold them with signature and certificate, so that anybody can verify them later.
+A manifest describes an artifact. Its origin signs the bytes, a receiver verifies the signature before it decodes them,
+and the journals of both sites store them with signature and certificate, so that anybody can verify them later.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from peer.pb import peer_pb2 as pb
 from peer.site.identity import certificates
 
 LABEL = b"mhfl/manifest/v1\x00"
-"""Precedes the body under the signature, which therefore fits nothing else that the key signs."""
+"""Prefix of the signed body: the signature is valid for nothing else that the key signs."""
 PARTS = ("body", "signature", "certificate_der")
 """Keys of a signed manifest in a journal row or an evidence file."""
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The bytes to sign and send; ``WireError`` when other sites would refuse them."""
+    """Encode a manifest into the bytes to sign; raise ``WireError`` if other sites would refuse it."""
     _check_manifest(manifest)
     artifact = manifest.artifact
     spec = json.dumps(artifact.spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -72,7 +72,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(body: bytes) -> Manifest:
-    """The manifest in a body whose signature the caller has verified."""
+    """Decode and check the body of a manifest whose signature the caller has verified."""
     at_most("manifest", len(body), limits.MANIFEST_BYTES_MAX, "bytes")
     try:
         message = pb.Manifest.FromString(body)
@@ -107,15 +107,15 @@ def decode_manifest(body: bytes) -> Manifest:
 
 
 def sign_manifest(own: certificates.Identity, body: bytes) -> SignedManifest:
-    """The body of a manifest with the site's signature and certificate."""
+    """Sign an encoded manifest with the site's key, and attach the site's certificate."""
     return SignedManifest(body, certificates.sign(own.key, LABEL + body), certificates.certificate_der(own.certificate))
 
 
 def verify_manifest(signed: SignedManifest, certificate: x509.Certificate) -> Manifest:
-    """The manifest that the certificate's key signed; the caller has verified the certificate before.
+    """Verify a manifest's signature and decode it; the caller has verified the certificate before.
 
     Raises:
-        ValueError: the key did not sign these bytes; the body is not read then.
+        ValueError: the key did not sign these bytes; the body is not decoded then.
         WireError: the body is outside a limit.
     """
     certificates.verify_signature(certificates.certificate_key(certificate), signed.signature, LABEL + signed.body)
@@ -123,12 +123,12 @@ def verify_manifest(signed: SignedManifest, certificate: x509.Certificate) -> Ma
 
 
 def to_base64(signed: SignedManifest) -> dict[str, str]:
-    """The signed manifest as journals and evidence files hold it."""
+    """Encode a signed manifest for a journal or an evidence file."""
     return {name: base64.b64encode(getattr(signed, name)).decode("ascii") for name in PARTS}
 
 
 def from_base64(parts: Mapping[str, str]) -> SignedManifest:
-    """The signed manifest in a journal row or an evidence file; ``ValueError`` when it is not base64."""
+    """Decode a signed manifest of a journal row or an evidence file; raise ``ValueError`` if it is not base64."""
     try:
         return SignedManifest(*(base64.b64decode(parts[name], validate=True) for name in PARTS))
     except (binascii.Error, KeyError, TypeError) as error:

@@ -1,7 +1,7 @@
-"""HTTP proxies between this site and its peers: which one, and the tunnel that the checks open.
+"""HTTP proxies between this site and its peers, and the tunnel that the checks open.
 
-gRPC opens its own tunnels, with CONNECT. The mutual TLS inside is the usual one, so that a proxy
-learns addresses, sizes and times, and nothing else.
+gRPC opens its own tunnels with CONNECT. The mutual TLS inside is the usual one, so a proxy learns addresses, sizes and
+times, and nothing else.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ NOT_REACHED = (502, 503, 504)
 
 
 class ProxyRefused(OSError):  # noqa: N818 - the name is the fact
-    """The proxy answered, and opened no tunnel; the text says what it answered."""
+    """The proxy answered but opened no tunnel; the text states its answer."""
 
     def __init__(self, answer: str, remedy: str, *, beyond: bool = False) -> None:
         self.remedy = remedy
-        self.beyond = beyond  # whether the fault is not the proxy's, but of what it was to reach
+        self.beyond = beyond  # whether the fault lies beyond the proxy, with its target
         super().__init__(answer)
 
 
@@ -37,7 +37,7 @@ class Proxy:
     """An HTTP proxy.
 
     Attributes:
-        login: ``user:password`` for it, or nothing.
+        login: ``user:password`` for the proxy, or empty.
     """
 
     host: str
@@ -49,7 +49,7 @@ class Proxy:
 
     @property
     def options(self) -> dict[str, int | str]:
-        """The options of a channel through this proxy, in place of those of a direct one."""
+        """gRPC options of a channel through this proxy; they override those of a direct channel."""
         user, colon, password = self.login.partition(":")
         login = f"{urllib.parse.quote(user, safe='')}{colon}{urllib.parse.quote(password, safe='')}@"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -57,10 +57,10 @@ class Proxy:
         return {"grpc.enable_http_proxy": 1, "grpc.http_proxy": url}
 
     def connect(self, host: str, port: int, *, timeout_s: float) -> socket.socket:
-        """A connection to the host through the proxy.
+        """Open a connection to the host through the proxy.
 
         Raises:
-            ProxyRefused: the proxy opens no tunnel there.
+            ProxyRefused: the proxy opens no tunnel to the host.
             OSError: the proxy cannot be reached, or has not answered after ``timeout_s``.
         """
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -73,7 +73,7 @@ class Proxy:
             connection.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{login}\r\n".encode())
             answer = b""
             while b"\r\n\r\n" not in answer and len(answer) < ANSWER_BYTES_MAX:
-                # A byte at a time: what follows the answer is of the tunnel.
+                # Byte by byte: the bytes after the answer belong to the tunnel.
                 connection.settimeout(max(ends_s - time.monotonic(), 0.001))
                 byte = connection.recv(1)
                 if not byte:
@@ -106,7 +106,7 @@ class Proxy:
 
 
 Choose = Callable[[SiteName, str], Proxy | None]
-"""The proxy through which to dial a peer at an address; None: dial it directly."""
+"""Returns the proxy through which to dial a peer at an address; None: dial directly."""
 
 
 def direct(peer: SiteName, address: str) -> None:

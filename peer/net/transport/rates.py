@@ -1,4 +1,4 @@
-"""A token bucket, for rates of calls and of bytes, and the clock that it runs by."""
+"""A token bucket that limits rates of calls and bytes, and its clock."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 
 def loop_time() -> float:
-    """The daemon's one monotonic clock, that of its event loop, in seconds."""
+    """Return the time of the event loop's monotonic clock, the daemon's only one, in seconds."""
     return asyncio.get_running_loop().time()
 
 
 class TokenBucket:
-    """Allows ``rate`` takes a second on average and ``burst`` at once."""
+    """Rate limiter: ``rate`` tokens a second on average, up to ``burst`` at once."""
 
     def __init__(self, rate: float, burst: int, clock: Callable[[], float]) -> None:
         self._rate = rate

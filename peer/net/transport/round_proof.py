@@ -1,8 +1,7 @@
-"""Round proofs: the newest round that a site has published for, under its signature.
+"""Round proofs: a site's signed statement of the newest round that it has published for.
 
-A site that is far behind leaves out rounds only for peers that have signed where they are. A peer
-whose artifacts it receives has signed manifests; every other peer sends this statement, which says
-nothing about an artifact.
+A straggler skips rounds only if its peers have signed which round they are in. A peer whose artifacts it receives has
+signed manifests; every other peer sends this statement, which says nothing about an artifact.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from peer.pb import peer_pb2 as pb
 from peer.site.identity import certificates
 
 LABEL = b"mhfl/round/v1\x00"
-"""Precedes the body under the signature, which therefore fits nothing else that the key signs."""
+"""Prefix of the signed body: the signature is valid for nothing else that the key signs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundClaim:
-    """The newest round of a generation that a site has published an artifact for."""
+    """The newest round of a generation for which a site has published an artifact."""
 
     federation: Sha256
     site: SiteName
@@ -34,7 +33,7 @@ class RoundClaim:
 
 
 def sign_round(own: certificates.Identity, claim: RoundClaim) -> SignedRound:
-    """The claim with the site's signature and certificate; ``WireError`` when others would refuse it."""
+    """Sign the claim and attach the site's certificate; raise ``WireError`` if other sites would refuse it."""
     _check(claim)
     message = pb.RoundClaim(
         federation=bytes.fromhex(claim.federation), site=claim.site, generation=claim.generation, round=claim.round
@@ -44,10 +43,10 @@ def sign_round(own: certificates.Identity, claim: RoundClaim) -> SignedRound:
 
 
 def verify_round(signed: SignedRound, certificate: x509.Certificate) -> RoundClaim:
-    """The claim that the certificate's key signed; the caller has verified the certificate before.
+    """Verify a claim's signature and decode it; the caller has verified the certificate before.
 
     Raises:
-        ValueError: the key did not sign these bytes; the body is not read then.
+        ValueError: the key did not sign these bytes; the body is not decoded then.
         WireError: the body is outside a limit.
     """
     certificates.verify_signature(certificates.certificate_key(certificate), signed.signature, LABEL + signed.body)

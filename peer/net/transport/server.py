@@ -2,9 +2,9 @@
 
 ``PeerCalls`` decides the answers.
 
-Every call passes ``CallGuard``, which checks the certificate again, then the caller's rate, and only
-then reads and parses the request. A refusal reaches the caller as a gRPC status with a reason. The
-ledger has an artifact's intent before its first byte leaves, and its outcome after the last.
+Every call passes ``CallGuard``, which checks the certificate again, then the caller's rate, and only then reads and
+parses the request. A refusal reaches the caller as a gRPC status with a reason. The ledger records an artifact's intent
+before its first byte leaves, and its outcome after the last.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ log = logging.getLogger(__name__)
 SERVICE = "mhfl.v1.Exchange"
 REFUSED_CALLS_PER_SECOND = 1.0  # journal rows of refused calls; a broken peer must not fill the disk
 REFUSED_CALLS_BURST = 20
-READMIT_S = 0.05  # how often a stream's receiver is looked up again: it may have been expelled meanwhile
+READMIT_S = 0.05  # interval of the checks that a stream's receiver has not been expelled meanwhile
 
-UNKNOWN = "unknown"  # the caller of a call whose certificate makes it no peer
+UNKNOWN = "unknown"  # stands for a caller whose certificate is not a peer's
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
 Message = TypeVar("Message", covariant=True)
@@ -55,11 +55,11 @@ Fact = TypeVar("Fact")
 Outcome = Literal["complete", "broken"]
 Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[bytes]
-"""The request as it arrives: one message, or more or fewer where the caller breaks the protocol."""
+"""The request stream: one message, unless the caller breaks the protocol."""
 
 
 class Status(enum.Enum):
-    """Why a call is refused; the caller calls again later only on ``BUSY`` and ``EPOCH``."""
+    """The kinds of refusals; the caller retries only after ``BUSY`` and ``EPOCH``."""
 
     UNKNOWN_CALLER = grpc.StatusCode.UNAUTHENTICATED
     DENIED = grpc.StatusCode.PERMISSION_DENIED
@@ -72,7 +72,7 @@ class Status(enum.Enum):
 
 
 class Refusal(Exception):  # noqa: N818 - the name is the fact
-    """A call is refused; the caller's site shows the reason."""
+    """This site refuses the call; the caller's site shows the reason."""
 
     def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)
@@ -84,7 +84,7 @@ class Refusal(Exception):  # noqa: N818 - the name is the fact
 class Grant:
     """A permitted transfer: the file, and the number of its intent in the ledger.
 
-    A transfer of no bytes has no intent.
+    A transfer of zero bytes has no intent.
     """
 
     path: Path
@@ -98,12 +98,12 @@ class PeerCalls(Protocol):
         """Compare greetings, and answer with this site's own."""
 
     async def beat(self, caller: SiteName, pulse: Heartbeat) -> Heartbeat:
-        """Take the caller's state, and answer with this site's own."""
+        """Process the caller's heartbeat, and answer with this site's own."""
 
     async def manifest(
         self, caller: SiteName, request: wire.ArtifactRequest, *, wait_s: float
     ) -> SignedManifest | Unavailable:
-        """The manifest that the caller may have; waits up to ``wait_s`` until it exists."""
+        """Return the manifest, if the caller may have it; wait up to ``wait_s`` until it exists."""
 
     def open_artifact(
         self, caller: SiteName, request: wire.ArtifactRequest, *, sha256: Sha256, offset: int, relayed: bool
@@ -119,7 +119,7 @@ class PeerCalls(Protocol):
 
 ReportHandler = Callable[[SiteName, EvaluationResult], Awaitable[None]]
 AmendmentsHandler = Callable[[SiteName, bytes, int], AmendmentsReply]
-"""From the caller, the certificate that it shows (DER) and a number to the amendments after that number."""
+"""Takes the caller, its certificate (DER) and a number; returns the amendments after that number."""
 CompareHandler = Callable[[SiteName, list[SignedManifest]], Awaitable[list[SignedManifest]]]
 
 
@@ -146,20 +146,19 @@ class ExchangeServer:
 
         Args:
             service: decides every answer.
-            pki: this site's certificate and key, which may be renewed meanwhile, and the clock for
-                certificates.
+            pki: this site's certificate and key, which may be renewed meanwhile, and the clock for certificates.
             roster: the sites that may call; it may change (see ``follow_roster``).
             refused: SHA-256 digests of certificates that may not call, whatever their dates.
-            reports: takes peers' reports on this site's models; without it the server refuses them.
+            reports: stores peers' evaluations of this site's models; without it the server refuses them.
             compare: compares the manifests that peers show; without it the server refuses them.
-            chain: gives the chain of amendments; without it the server refuses to.
-            expelled: by expelled site, the number of the amendment that expelled it; of all calls, such
-                a site may ask for amendments alone.
-            had_key: whether an amendment, or the genesis, pinned a key for a site. With one that another
-                has replaced, the site may ask for amendments alone.
+            chain: returns the chain of amendments; without it the server refuses the call.
+            expelled: by expelled site, the number of the amendment that expelled it; such a site may only ask for
+                amendments.
+            had_key: whether an amendment, or the genesis, pinned a key for a site. With a key that has been replaced
+                since, the site may only ask for amendments.
             clock: a monotonic clock, in seconds, for rates.
-            connections_max: how many connections to accept; None: by the roster as it is now.
-            silence_s: the silence limit, within which the server notices a connection that is cut.
+            connections_max: how many connections to accept; None: derived from the present roster.
+            silence_s: the silence limit, within which the server notices a broken connection.
         """
         self._chain = chain
         self._service = service
@@ -178,22 +177,22 @@ class ExchangeServer:
         self._silence_s = silence_s
 
     def follow_roster(self, dismissed: Collection[SiteName] = ()) -> None:
-        """Keep as many connections for peers as the roster asks for by now, and close those of the dismissed ones.
+        """Adjust the limits on connections to the present roster, and close the connections of dismissed peers.
 
-        Each call is judged by the roster anyway; a connection that is closed holds no place, and carries no stream.
+        Each call is checked against the roster anyway; a closed connection takes no place and carries no stream.
         """
         if self._connections is not None:
             self._connections.dismiss(dismissed)
             self._connections.bounds = ConnectionBounds.of(len(self._roster), self._connections_max)
 
     def is_relayed(self, peer: str) -> bool:
-        """Whether a caller, in gRPC's notation of its end, comes through a relay."""
+        """Return whether a caller, in gRPC's notation of its end, comes through a relay."""
         return endpoint_of(peer) in self._relayed
 
     def note_relayed(self, end: Endpoint, caller: str | None) -> None:
-        """Count a connection from this end, which is this site's own, as one from the address that a relay states.
+        """Attribute a connection from this end, which is this site's own, to the caller's address that a relay states.
 
-        None: that connection has ended.
+        None: the connection has ended.
         """
         self._relayed.pop(end, None)
         if caller is not None:
@@ -203,7 +202,7 @@ class ExchangeServer:
                 self._relayed[end] = "an address that is none"
 
     async def start(self, address: str) -> int:
-        """Listen on ``host:port``, and return the port, which the system chooses for port 0.
+        """Listen on ``host:port``, and return the port; the system chooses one for port 0.
 
         Raises:
             CertificateError: the site's own files do not allow it to serve.
@@ -212,7 +211,7 @@ class ExchangeServer:
         ca = self._pki.load().ca
         bounds = ConnectionBounds.of(len(self._roster), self._connections_max)
         first_call_s = limits.FIRST_CALL_S * limits.patience(self._silence_s)
-        # Not by this clock: it runs in a thread, where no loop has a time.
+        # Without this clock: the guard runs in a thread, which has no event loop to ask for the time.
         connections = ConnectionGuard(bounds, relayed=self._relayed, first_call_s=first_call_s)
         guard = CallGuard(
             self._service,
@@ -241,18 +240,18 @@ class ExchangeServer:
         return port
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Take no more calls; cancel those that last longer than the grace and record outcomes."""
+        """Accept no more calls; cancel those that outlast the grace period, and record outcomes."""
         if self._connections is not None:
             await asyncio.to_thread(self._connections.stop)
             self._connections = None
-        async with self._stopping:  # gRPC crashes where two calls stop one server at a time
+        async with self._stopping:  # gRPC crashes if two calls stop one server concurrently
             if self._server is not None:
                 await self._server.stop(grace_s)
                 self._server = None
 
 
 def _bind_failure(address: str) -> str:
-    """The system's reason not to bind the address, which gRPC does not tell."""
+    """Find the system's reason not to bind the address, which gRPC does not report."""
     host, _, port = address.rpartition(":")
     try:
         family, kind, protocol, _, name = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
@@ -266,7 +265,7 @@ def _bind_failure(address: str) -> str:
 
 
 class CallGuard:
-    """Admits a call if the caller is a peer and keeps to its rate, and only then reads the request."""
+    """Reads a request only after it has admitted the call: the caller is a peer and keeps to its rate."""
 
     def __init__(
         self,
@@ -288,7 +287,7 @@ class CallGuard:
         self._connections = connections
         self._roster = roster
         self._refused = refused
-        self._rates: defaultdict[SiteName, TokenBucket] = defaultdict(  # of admitted callers alone
+        self._rates: defaultdict[SiteName, TokenBucket] = defaultdict(  # of admitted callers only
             lambda: TokenBucket(limits.CALLS_PER_SECOND_MAX, limits.CALLS_BURST, clock)
         )
         self._refused_calls: defaultdict[str, TokenBucket] = defaultdict(
@@ -343,7 +342,7 @@ class CallGuard:
             counter[caller] -= 1
 
     def caller(self, context: Context, call: str) -> SiteName:
-        """The site of a connection, as roster, pinned keys and dates are now; ``Refusal`` where it is none."""
+        """Authenticate the caller by roster, pinned keys and dates as of now; raise ``Refusal`` if it is no peer."""
         try:
             return tls.caller(
                 context.auth_context(),
@@ -357,7 +356,9 @@ class CallGuard:
             raise self._refuse(context, UNKNOWN, call, Status.UNKNOWN_CALLER, str(error)) from error
 
     def _verify(self, call: str, der: bytes, name: SiteName) -> x509.Certificate:
-        """The caller's certificate; a site that does not know its new key yet learns of it with a former one."""
+        """Verify the caller's certificate; a site with a replaced key may only ask for amendments, to learn the new
+        key.
+        """
         try:
             return self._pki.verify(der, self._ca, name)
         except OtherKey:
@@ -374,7 +375,7 @@ class CallGuard:
 
 
 async def _read(requests: Requests, parse: Callable[[bytes], Fact]) -> Fact:
-    """The parsed request; ``WireError`` if there is none in time, or no valid one."""
+    """Read and parse the request; raise ``WireError`` if none arrives in time, or it is invalid."""
     try:
         async with asyncio.timeout(limits.REQUEST_WAIT_S):
             return parse(await anext(requests))
@@ -388,11 +389,11 @@ class MessageType(Protocol[Message]):
     """A generated class of messages."""
 
     def FromString(self, serialized: bytes, /) -> Message:  # noqa: N802 - protobuf's name
-        """Parse the bytes; ``DecodeError`` when they are no such message."""
+        """Parse the bytes; raise ``DecodeError`` if they are not such a message."""
 
 
 def parser(kind: MessageType[Message], decode: Callable[[Message], Fact]) -> Callable[[bytes], Fact]:
-    """A function from bytes to a validated value; it raises ``WireError``."""
+    """Build a function that parses and validates a request's bytes; it raises ``WireError``."""
 
     def parse(content: bytes) -> Fact:
         try:
@@ -415,9 +416,9 @@ HEALTH_REQUEST = parser(health_pb2.HealthCheckRequest, lambda message: str(messa
 
 
 class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none when the program runs
-    """The answers to all methods, each behind the guard.
+    """Handlers of all methods, each behind the guard.
 
-    gRPC hands over a request's bytes only when a handler reads them, and never parses them.
+    gRPC passes on a request's bytes only when a handler reads them, and never parses them.
     """
 
     def __init__(
@@ -465,7 +466,7 @@ class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it 
             return wire.encode_reply(reply).SerializeToString()
 
     async def _fetch_artifact(self, requests: Requests, context: Context) -> None:
-        """Stream the file from an offset on; only a coroutine that writes sees a cancellation at once."""
+        """Stream the file from an offset; only a coroutine that writes notices a cancellation at once."""
         async with self._guard.admit(context, "FetchArtifact", requests, FETCH_REQUEST) as (caller, request):
             wanted, sha256, offset = request
             with self._guard.stream(context, caller):
@@ -494,7 +495,7 @@ class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it 
             return amendments.encode_amendments(reply).SerializeToString()
 
     async def _check_health(self, requests: Requests, context: Context) -> bytes:
-        """A peer that gets an answer has reached a serving daemon."""
+        """Answer a health check: a peer that gets the answer has reached a serving daemon."""
         async with self._guard.admit(context, "health Check", requests, HEALTH_REQUEST) as (_, service):
             if service not in ("", SERVICE):
                 raise Refusal(Status.MISSING, "there is no such service")
@@ -505,7 +506,7 @@ class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it 
             raise Refusal(Status.UNSUPPORTED, "this site does not answer this method")
 
     async def _send(self, caller: SiteName, grant: Grant, offset: int, context: Context) -> None:
-        """Stream a granted file, and record how it ended even if caller or server goes away."""
+        """Stream a granted file, and record its outcome even if caller or server goes away."""
         outgoing = OutgoingArtifact(grant.path, offset=offset)
         outcome: Outcome = "broken"
         message, clock = b"", asyncio.get_running_loop().time
@@ -519,7 +520,7 @@ class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it 
             message = wire.encode_chunk(chunk)
             try:
                 await context.write(message)
-            except Exception as error:  # the type is private to gRPC; the connection is gone, and no status can follow
+            except Exception as error:  # its type is private to gRPC; the connection is gone, so no status can follow
                 raise asyncio.CancelledError from error
 
         try:

@@ -1,7 +1,6 @@
 """Mutual TLS: the credentials of both directions, and the name of the authenticated caller.
 
-There is no plaintext mode. A file that is missing or does not fit raises ``CertificateError``
-before the site listens or dials.
+There is no plaintext mode. ``CertificateError`` reports a missing or unfit file before the site listens or dials.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ from peer.site.identity.certificates import (
 log = logging.getLogger(__name__)
 
 KEEPALIVE_S = 5.0  # a third of the silence limit: a ping and its answer fit, so both ends notice a cut cable
-NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})  # the table of descriptors is full now; later it is not
-PING_INTERVAL_MIN_S = 2.0  # that a server accepts; below KEEPALIVE_S, or it would answer pings with GOAWAY
+NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})  # the table of descriptors is full for now
+PING_INTERVAL_MIN_S = 2.0  # accepted by a server; below KEEPALIVE_S, or it would answer pings with GOAWAY
 HANDSHAKE_S = 10.0  # a connection that has not shown its certificate by then is closed
-DIAL_S = 2 * limits.HELLO_TIMEOUT_S  # a dial goes on behind a call that gives up: the next call finds its work done
+DIAL_S = 2 * limits.HELLO_TIMEOUT_S  # a dial outlives a call that gives up: the next call profits from it
 RECONNECT_S = (0.1, 1.0)  # first and longest wait between dials of one channel: finds a restarted peer in a second
 STREAMS_PER_CONNECTION_MAX = limits.CALLS_AT_ONCE_MAX  # in flight; the server counts those of all connections again
 PENDING_CALLS = 128  # from here to twice as many gRPC drops ever more new calls; each holds its headers, up to 64 KiB
@@ -91,16 +90,16 @@ def _milliseconds(usual_s: float, silence_s: float) -> int:
 
 
 def keepalive_options(silence_s: float) -> tuple[Option, ...]:
-    """When an idle connection is probed: each connection costs both its ends as much as a small message each time."""
+    """Build the options for probes of idle connections; a probe costs each end as much as a small message."""
     keepalive_ms = _milliseconds(KEEPALIVE_S, silence_s)
     return ("grpc.keepalive_time_ms", keepalive_ms), ("grpc.keepalive_timeout_ms", keepalive_ms)
 
 
 def server_options(connections: int, *, silence_s: float = limits.SILENCE_S) -> tuple[Option, ...]:
-    """The options of a server, with the bound on its connections, in a federation with this silence limit.
+    """Build a server's options, with its limit on connections and the federation's silence limit.
 
-    gRPC closes a connection above the bound before TLS begins, so a caller without a certificate exhausts
-    neither memory nor descriptors.
+    gRPC closes a connection above the limit before TLS begins, so a caller without a certificate exhausts neither
+    memory nor descriptors.
     """
     return (
         *SERVER_OPTIONS,
@@ -121,21 +120,20 @@ CLIENT_OPTIONS: tuple[Option, ...] = (
 
 
 NOT_IN_ROSTER = "is not in the roster"
-"""In the reason why a site refuses a caller's name: it has no amendment that adds it."""
+"""Part of the reason for refusing an unknown caller: this site has no amendment that adds it."""
 
 
 class CallerRefused(Exception):  # noqa: N818 - the name is the fact
-    """The caller's certificate does not make it a peer; the text is the reason."""
+    """The caller's certificate is not a peer's; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pki:
     """A site's ``pki`` folder; its files may be replaced while the daemon runs.
 
-    ``ca_certificate`` is the PEM text in ``federation.toml``; ``clock`` returns the time with its
-    zone. ``pinned`` has the sites of which one key alone counts, by the SHA-256 of that key.
-    ``later_authorities`` returns the CAs, in PEM, that amendments have added by now.
-    ``joined_later``: the site is none of the genesis, and may lack its round key.
+    ``ca_certificate`` is the PEM text in ``federation.toml``; ``clock`` returns the time with its zone. ``pinned`` maps
+    a site with a pinned key to that key's SHA-256. ``later_authorities`` returns the CAs, in PEM, that amendments have
+    added by now. ``joined_later``: the site is not in the genesis, and may lack its round key.
     """
 
     folder: Path
@@ -147,24 +145,24 @@ class Pki:
     joined_later: bool = False
 
     def stamp(self) -> tuple[tuple[int, ...], ...]:
-        """A value that changes whenever certificate or key is replaced, or a CA is added."""
+        """Return a value that changes whenever certificate or key is replaced, or a CA is added."""
         files = tuple(stamp(f"{self.folder}/{name}") for name in (CERTIFICATE_FILE, KEY_FILE, PENDING_KEY_FILE))
         return (*files, (len(self.later_authorities()),))
 
     def later(self) -> tuple[x509.Certificate, ...]:
-        """The CAs beside that of ``federation.toml``."""
+        """Return the CAs that amendments have added to that of ``federation.toml``."""
         return tuple(_authority(pem) for pem in self.later_authorities())
 
     def roots(self) -> bytes:
-        """Every CA of the federation, in PEM, for a TLS handshake."""
+        """Return every CA of the federation, in PEM, for a TLS handshake."""
         return b"".join(map(certificate_pem, (_authority(self.ca_certificate), *self.later())))
 
     def load(self) -> Identity:
-        """The identity in the files; ``CertificateError`` names what is missing, expired, foreign or does not fit."""
+        """Load this site's identity; ``CertificateError`` names the file that is missing, expired, foreign or unfit."""
         return self._load(self.clock())
 
     def stream_context(self, protocol: ssl._SSLMethod = ssl.PROTOCOL_TLS_CLIENT) -> ssl.SSLContext:
-        """For a TLS connection that is not gRPC's: this site's certificate, and the federation's CA alone.
+        """Build a TLS context outside gRPC: this site's certificate, and only the federation's CAs.
 
         Raises:
             CertificateError: as for ``load``.
@@ -175,13 +173,13 @@ class Pki:
         return stream_context(protocol, self.roots().decode(), self.folder / CERTIFICATE_FILE, key)
 
     def certificate(self) -> x509.Certificate:
-        """The site's certificate in the files, even if expired; ``CertificateError`` as for ``load``."""
+        """Return this site's certificate, even if expired; ``CertificateError`` as for ``load``."""
         return self._load(None).certificate
 
     def verify(self, der: bytes, ca: x509.Certificate, name: SiteName, *, pinned: bool = True) -> x509.Certificate:
-        """The certificate, if it is in date and the site's; ``ValueError`` says why it is refused.
+        """Verify that a certificate is in date and the site's, and return it; ``ValueError`` states the reason if not.
 
-        ``OtherKey`` is only raised where the key counts (``pinned``).
+        ``OtherKey`` is raised only if the pinned key is checked (``pinned``).
         """
         key = self.pinned.get(name) if pinned else None
         return verify_any_certificate(der, (ca, *self.later()), name, self.clock(), pinned=key)
@@ -199,7 +197,7 @@ class Pki:
 
 
 def stream_context(protocol: ssl._SSLMethod, ca_certificate: str, certificate: Path, key: Path) -> ssl.SSLContext:
-    """A context for mutual TLS; the caller compares the names, to say which one it was."""
+    """Build a context for mutual TLS; the caller compares the names, so that it can report a wrong one."""
     context = ssl.SSLContext(protocol)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
@@ -209,10 +207,10 @@ def stream_context(protocol: ssl._SSLMethod, ca_certificate: str, certificate: P
 
 
 def server_credentials(pki: Pki) -> grpc.ServerCredentials:
-    """Credentials that demand the caller's certificate and load renewed files without a restart.
+    """Build credentials that demand the caller's certificate and load renewed files without a restart.
 
-    A renewal that is half written, or does not fit, is logged, and the former certificate still
-    serves. The next handshake tries it again: a clock that was behind may have caught up.
+    If a renewal is half written or unfit, the site logs that and serves with the former certificate. The next handshake
+    tries it again: a clock that was behind may have caught up.
     """
     served, logged = pki.stamp(), ""
 
@@ -244,7 +242,7 @@ def server_credentials(pki: Pki) -> grpc.ServerCredentials:
 
 
 def channel_credentials(own: Identity, roots: bytes = b"") -> grpc.ChannelCredentials:
-    """The credentials of a site; ``roots`` are the CAs in PEM, by default its own certificate's."""
+    """Build a site's credentials; ``roots`` are the CAs in PEM, by default its own certificate's."""
     return grpc.ssl_channel_credentials(
         roots or certificate_pem(own.ca), key_pem(own.key), certificate_pem(own.certificate)
     )
@@ -258,7 +256,7 @@ def _authority(pem: str) -> x509.Certificate:
 def channel_options(
     site: SiteName, *, window_bytes: int = limits.STREAM_WINDOW_BYTES, silence_s: float = limits.SILENCE_S
 ) -> tuple[Option, ...]:
-    """The options of a channel to a site; its certificate must bear that name, whatever the address.
+    """Build the options of a channel to a site; its certificate must bear that name, whatever the address.
 
     A stream's sender may be ``window_bytes`` ahead of this site. ``silence_s`` is the federation's silence limit.
     """
@@ -275,12 +273,12 @@ def channel_options(
 
 @functools.lru_cache(maxsize=CERTIFICATES_KEPT_MAX)
 def _der(pem: bytes) -> bytes:
-    """A certificate in DER; ``ValueError`` when the bytes hold none."""
+    """Convert a certificate from PEM to DER; raise ``ValueError`` if the bytes hold none."""
     return certificate_der(x509.load_pem_x509_certificate(pem))
 
 
 def caller_certificate(auth_context: Mapping[str, Iterable[bytes]]) -> bytes:
-    """The certificate, in DER, of a caller that ``caller`` has admitted."""
+    """Return the certificate, in DER, of a caller that ``caller`` has admitted."""
     return _der(next(iter(auth_context["x509_pem_cert"])))
 
 
@@ -293,17 +291,17 @@ def caller(
     expelled: Mapping[SiteName, int] = NOT_EXPELLED,
     admits_expelled: bool = False,
 ) -> SiteName:
-    """The site of an authenticated connection, checked again for every call.
+    """Return the site of an authenticated connection, checked again for every call.
 
-    The handshake verified the certificate, but a connection may outlive it, and this site may
-    change the roster and its refused certificates (SHA-256 of their DER form).
+    The handshake verified the certificate, but a connection may outlive it, and this site may change the roster and its
+    refused certificates (SHA-256 of their DER form).
 
     Args:
-        verify: returns the certificate in DER if it is the site's now; ``ValueError`` where not.
+        verify: returns the certificate in DER if it is the site's now; raises ``ValueError`` if not.
         expelled: by site, the number of the amendment that expelled it.
 
     Raises:
-        CallerRefused: the reason, with the caller's name where it shows one.
+        CallerRefused: the reason, with the caller's name if it shows one.
     """
     pems = list(auth_context.get("x509_pem_cert", ()))
     names = [name.decode(errors="replace") for name in auth_context.get("x509_subject_alternative_name", ())]

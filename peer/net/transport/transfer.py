@@ -1,18 +1,15 @@
-"""Artifacts between disk and stream: the sender reads from an offset on, the receiver hashes,
-writes and verifies.
+"""Artifacts between disk and stream: the sender reads from an offset, the receiver hashes, writes and verifies.
 
-Memory does not grow with the artifact. No file appears under its final name before its digest is
-verified: ``<sha256>.part`` becomes ``<sha256>.safetensors`` after the last check. When a stream
-breaks, the part stays, and this process or the next one resumes it. All file work happens in
-threads.
+Memory does not grow with the artifact. No file gets its final name before its digest is verified: ``<sha256>.part``
+becomes ``<sha256>.safetensors`` after the last check. When a stream breaks, the part stays, and this process or the
+next one resumes it. All file work happens in threads.
 
-A part has its full length from the beginning, and behind it the number of bytes that have arrived.
-So it can be an artifact that is not needed any more, ``<sha256>.discarded``, whose pages the kernel
-need not find anew.
+A part has its full length from the beginning, followed by the number of bytes that have arrived. So the receiver can
+reuse the file of a deleted artifact, ``<sha256>.discarded``, and the kernel need not allocate its pages anew.
 
-A round need not wait for the disk: an artifact can get its final name before the disk has it. Until
-``sync_artifacts``, the file ``<sha256>.unsynced`` says so, and the next start verifies the artifact
-again, which a loss of power may have torn (``verify_unsynced``).
+A round need not wait for the disk: an artifact can get its final name before it is durable. Until ``sync_artifacts``
+runs, the file ``<sha256>.unsynced`` marks it, and the next start verifies the artifact again, which a power failure may
+have torn (``verify_unsynced``).
 """
 
 from __future__ import annotations
@@ -45,16 +42,16 @@ PART_SUFFIX = ".part"
 DISCARDED_SUFFIX = ".discarded"
 UNSYNCED_SUFFIX = ".unsynced"
 CHUNK_BYTES_MIN = 64 << 10  # a connection of 35 kbit/s carries one within STALL_S
-CHUNK_FAST_S = 0.25  # a chunk that left sooner is followed by one of twice its size
-CHUNK_SLOW_S = 1.0  # one that took longer, by one of half its size, so that slow connections show progress
+CHUNK_FAST_S = 0.25  # after a faster chunk the next one has twice its size
+CHUNK_SLOW_S = 1.0  # after a slower one the next one has half its size, so that slow connections show progress
 
-UNWRITTEN_CHUNKS_MAX = 4  # chunks queued for the disk; more gained nothing, none would stop the stream at each write
-UNWRITTEN_IN_ALL = 8  # of all artifacts that arrive at once; above so many, each stream stops at each write
+UNWRITTEN_CHUNKS_MAX = 4  # chunks queued for the disk; more gained nothing, with none each write would stop the stream
+UNWRITTEN_IN_ALL = 8  # of all concurrent downloads; above it, each stream stops at each write
 STREAMS_AT_ONCE = 4  # they fill a line; gRPC keeps a megabyte of each, which is 240 MB less than of 31
 STREAM_TURN_S = 0.25
-STREAM_TURN_BYTES = 2 << 20  # a stream that carries less in its turn is slow; 8 MiB are not had on a busy machine
-IDLE_THREADS_MAX = 2 * STREAMS_AT_ONCE  # for those that arrive and those that leave
-ARRIVED = struct.Struct("<Q")  # behind the bytes of a part: how many of them have arrived
+STREAM_TURN_BYTES = 2 << 20  # a stream that carries less in its turn is slow; a busy machine does not reach 8 MiB
+IDLE_THREADS_MAX = 2 * STREAMS_AT_ONCE  # for downloads and uploads
+ARRIVED = struct.Struct("<Q")  # follows the bytes of a part: how many of them have arrived
 BLOCK_BYTES = 512  # of `st_blocks`
 FLUSH_BYTES = 4 << 20  # written to disk while the next chunks arrive; smaller pieces were slower
 
@@ -64,15 +61,15 @@ class ArtifactWrong(Exception):  # noqa: N818 - the name is the fact
 
 
 class PartVanished(Exception):  # noqa: N818 - the name is the fact
-    """Someone deleted the part before it had its final name; it must be received again."""
+    """Someone deleted the part before it got its final name; it must be received again."""
 
 
 class InsufficientSpace(Exception):  # noqa: N818 - the name is the fact
-    """This site has no room for the artifact; the part is deleted, the site goes on."""
+    """This site has no space for the artifact; the part is deleted, the site runs on."""
 
 
 def sync_artifacts(folder: Path, digests: Iterable[Sha256]) -> None:
-    """Write artifacts that were received without ``durable`` to disk; one that is deleted meanwhile is left out."""
+    """Make artifacts durable that were received without ``durable``; skip one that is deleted meanwhile."""
     synced = []
     for sha256 in digests:
         with contextlib.suppress(FileNotFoundError):
@@ -111,8 +108,9 @@ def verify_unsynced(folder: Path) -> list[Sha256]:
 
 
 def is_complete(path: Path, *, sha256: Sha256, size: int, check: Callable[[Path], None] = lambda path: None) -> bool:
-    """Return whether the file exists, has this size and digest, and passes ``check``, which raises ``ValueError``
-    otherwise; reads all of it. A file that vanishes meanwhile does not exist.
+    """Return whether the file exists, has this size and digest, and passes ``check``; reads the whole file.
+
+    ``check`` raises ``ValueError``, which passes through. A file that vanishes meanwhile counts as missing.
     """
     try:
         with path.open("rb", buffering=0) as file:
@@ -125,8 +123,9 @@ def is_complete(path: Path, *, sha256: Sha256, size: int, check: Callable[[Path]
 
 
 def is_shared(file: int) -> bool:
-    """Whether anything but this descriptor, open for reading and writing, may still read the file, as far as the
-    system tells: another descriptor, a mapping, or another name.
+    """Return whether another descriptor, a mapping or another name may still refer to the file.
+
+    The descriptor is open for reading and writing. If the system cannot tell, the file counts as shared.
     """
     try:
         fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # by default ignored, should the file be opened just now
@@ -138,9 +137,9 @@ def is_shared(file: int) -> bool:
 
 
 class FileThread:
-    """The one thread that uses a file: steps run in order, the event loop never waits for the disk.
+    """The only thread that uses a file: steps run in order, the event loop never waits for the disk.
 
-    Some threads whose file is closed serve the next files: to start one takes longer than a small artifact.
+    Idle threads are reused for the next files: starting one takes longer than a small artifact.
     """
 
     _idle: ClassVar[deque[ThreadPoolExecutor]] = deque()
@@ -152,18 +151,18 @@ class FileThread:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="file")
 
     def submit(self, step: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """Queue a step behind the earlier ones."""
+        """Queue a step after the earlier ones."""
         return self._thread.submit(step, *arguments)
 
     def run(self, step: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
-        """The result of a step.
+        """Queue a step, and return a future of its result.
 
         A cancellation does not reach the thread, which must not skip bytes.
         """
         return asyncio.shield(asyncio.wrap_future(self.submit(step, *arguments)))
 
     async def end(self, step: Callable[..., None], *arguments: Any) -> None:
-        """Run the last step, and leave the thread to another file, whose steps queue behind it."""
+        """Run the last step, and release the thread to another file, whose steps queue behind it."""
         closing = self.run(step, *arguments)
         if len(self._idle) < IDLE_THREADS_MAX:
             self._idle.append(self._thread)
@@ -173,7 +172,7 @@ class FileThread:
 
 
 class OutgoingArtifact:
-    """An artifact that is being sent; ``sent`` counts the bytes that may have left."""
+    """An artifact on its way to a peer; ``sent`` counts the bytes that may have left."""
 
     def __init__(self, path: Path, *, offset: int) -> None:
         self.sent = 0
@@ -188,10 +187,10 @@ class OutgoingArtifact:
         stall_s: float = limits.STALL_S,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """Pass the file from the offset on to ``write``, chunk by chunk, and close it in any case.
+        """Pass the file from the offset to ``write``, chunk by chunk, and close it in any case.
 
-        The event loop reads a chunk itself only if the page cache has both its ends, and then hardly
-        ever waits for the disk. A thread reads every other chunk; a thread for each one is slower.
+        The event loop reads a chunk itself only if the page cache has both its ends, and then rarely waits for the
+        disk. A thread reads the other chunks; one thread per chunk is slower.
 
         Raises:
             OSError: the file cannot be read.
@@ -218,7 +217,7 @@ class OutgoingArtifact:
             await thread.end(self._close)
 
     def _read_cached(self, size: int) -> bytes | None:
-        """The chunk if the page cache has its ends; ``None`` otherwise, and where the system cannot tell."""
+        """Read the chunk if the page cache has its ends; return ``None`` if not, or if the system cannot tell."""
         assert self._file is not None
         file, byte = self._file.fileno(), [bytearray(1)]
         try:
@@ -227,7 +226,7 @@ class OutgoingArtifact:
             return None
         if ends != [1, 1]:
             return None
-        # The kernel reads ahead while the chunk is sent, so the cache seldom lacks the next one.
+        # The kernel reads ahead while the chunk is sent, so the cache rarely lacks the next one.
         os.posix_fadvise(file, self._offset + size, 2 * limits.CHUNK_BYTES, os.POSIX_FADV_WILLNEED)
         return os.pread(file, size, self._offset)
 
@@ -250,10 +249,10 @@ class OutgoingArtifact:
 
 
 class StreamTurn:
-    """The turn of a stream that brings an artifact: a few may fill the line, the others wait.
+    """Turn of a download: a few streams may fill the line, the others wait.
 
-    A slow stream gives its turn back and goes on: many thin lines are used at once, and a peer that delivers
-    nothing holds nobody up for longer than ``STREAM_TURN_S``.
+    A slow stream returns its turn and continues: many slow links are used at once, and a peer that delivers nothing
+    delays the others by at most ``STREAM_TURN_S``.
     """
 
     def __init__(self, turns: asyncio.Semaphore) -> None:
@@ -273,7 +272,7 @@ class StreamTurn:
         self._wait()
 
     def give_back(self) -> None:
-        """End the turn, unless it has ended."""
+        """End the turn; idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -290,21 +289,21 @@ class StreamTurn:
 
 
 class IncomingArtifact:
-    """An artifact that is being received; one thread owns its file, and calls queue up behind it.
+    """An artifact on its way from a peer; one thread owns its file, and calls queue for it.
 
-    Use it as an async context manager. An exception or a cancellation in the block keeps the part
-    for the next attempt; ``ArtifactWrong``, ``InsufficientSpace`` and ``DiskError`` delete it.
+    Use it as an async context manager. An exception or a cancellation in the block keeps the part for the next attempt;
+    ``ArtifactWrong``, ``InsufficientSpace`` and ``DiskError`` delete it.
     """
 
     _under_way: ClassVar[set[IncomingArtifact]] = set()
-    """This process's other incoming artifacts, whose remaining bytes are promised."""
+    """This process's incoming artifacts; disk space is reserved for their remaining bytes."""
     _counted = threading.Lock()
-    """Held while ``_under_way`` is read or changed: each artifact has a thread of its own."""
+    """Protects ``_under_way``: each artifact has its own thread."""
 
     def __init__(self, folder: Path, *, sha256: Sha256, size: int, durable: bool = True) -> None:
         """Prepare to receive ``size`` bytes with this digest into an existing folder.
 
-        Without ``durable``, the artifact is not on disk before ``sync_artifacts``.
+        Without ``durable``, the artifact is durable only after ``sync_artifacts``.
         """
         self.received = 0
         self.resumed = False
@@ -320,7 +319,7 @@ class IncomingArtifact:
         self._file = -1
 
     async def __aenter__(self) -> Self:
-        """Open the part; the bytes of an earlier attempt are hashed again and count as received."""
+        """Open the part; hash the bytes of an earlier attempt again, and count them as received."""
         try:
             await self._thread.run(self._open)
         except BaseException:
@@ -336,7 +335,7 @@ class IncomingArtifact:
         await self._thread.end(self._close, isinstance(error, ArtifactWrong))
 
     async def feed(self, chunk: bytes | memoryview) -> None:
-        """Queue the next bytes to be hashed and written; waits while too many chunks are queued."""
+        """Queue the next bytes for hashing and writing; wait while too many chunks are queued."""
         if self.received + len(chunk) > self._size:
             raise ArtifactWrong(f"more than the {self._size} bytes of the manifest came")
         self._unwritten.append(self._thread.submit(self._write, chunk))
@@ -346,14 +345,14 @@ class IncomingArtifact:
     async def finish(self, check: Callable[[Path], None]) -> Path:
         """Verify the digest, ``check`` the file, and give it its final name.
 
-        ``check`` runs in the thread on the part, and raises ``ValueError`` with the reason to
-        refuse it. ``PartVanished`` says that the part is gone.
+        ``check`` runs in the thread on the part, and raises ``ValueError`` with the reason to refuse it. Raises
+        ``PartVanished`` if the part is gone.
         """
         await self._catch_up(0)
         return await self._thread.run(self._finish, check)
 
     async def _catch_up(self, unwritten_max: int) -> None:
-        """Where more chunks are queued, wait until half as many are: the thread wakes the loop less often."""
+        """Above ``unwritten_max`` queued chunks, wait until half remain: the thread wakes the loop less often."""
         if len(self._unwritten) > unwritten_max:
             surplus = len(self._unwritten) - unwritten_max // 2
             await asyncio.shield(asyncio.wrap_future(self._unwritten[surplus - 1]))
@@ -382,8 +381,8 @@ class IncomingArtifact:
         self._file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def _arrived(self, length: int) -> int:
-        """How many bytes of the part arrived earlier; their digest tells whether that is true."""
-        if length == self._size:  # all but the name was there
+        """Read how many bytes of the part arrived earlier; their digest tells whether that is true."""
+        if length == self._size:  # only the final name was missing
             return self._size
         if length != self._size + ARRIVED.size:
             return 0
@@ -391,7 +390,7 @@ class IncomingArtifact:
         return int(arrived) if arrived <= self._size else 0
 
     def _take_discarded(self) -> bool:
-        """Make a discarded artifact the part; whether there was one."""
+        """Rename a discarded artifact to the part; return False if there is none."""
         for path in sorted(self._part.parent.glob(f"*{DISCARDED_SUFFIX}")):
             with contextlib.suppress(FileNotFoundError):  # the thread of another artifact took it
                 path.rename(self._part)
@@ -402,11 +401,13 @@ class IncomingArtifact:
         os.pwrite(self._file, ARRIVED.pack(arrived), self._size)
 
     def _missing(self) -> int:
-        """The bytes for which the disk has no room yet."""
+        """Return the bytes for which no disk space is allocated yet."""
         return self._size - min(self._size, max(self.received, self._allocated))
 
     def _check_space(self) -> None:
-        """Refuse an artifact that would not leave the reserve; below it, no artifact's size is to blame."""
+        """Reserve disk space for the artifact without touching the reserve; ``DiskError`` if the disk is below it
+        already.
+        """
         free = shutil.disk_usage(self._part.parent).free
         if free < limits.DISK_RESERVE_BYTES:
             raise DiskError(f"the disk of {self._part.parent} is full: {free} of {limits.DISK_RESERVE_BYTES} bytes")
@@ -426,8 +427,8 @@ class IncomingArtifact:
             position = os.lseek(self._file, 0, os.SEEK_CUR)
             self._count(position)
             if self._durable and position - self._flushed >= FLUSH_BYTES:
-                # Linux starts to write these pages back and keeps them, since they are dirty: the fsync at
-                # the end finds little left to do.
+                # Linux starts to write these pages back and keeps them, since they are dirty: the final fsync
+                # has little left to do.
                 os.posix_fadvise(self._file, self._flushed, position - self._flushed, os.POSIX_FADV_DONTNEED)
                 self._flushed = position
 
@@ -457,10 +458,9 @@ class IncomingArtifact:
 
     @contextlib.contextmanager
     def _storage(self) -> Iterator[None]:
-        """Turn a failure of the disk into an exception, after the part is deleted.
+        """Delete the part and raise an exception if the disk fails.
 
-        An artifact that does not fit costs itself only and must not end the site, since another
-        site decides how large an artifact is.
+        An artifact that does not fit must not stop the site, since another site decides how large an artifact is.
         """
         try:
             yield

@@ -1,4 +1,4 @@
-"""Messages between their domain types and their protobuf types; every field is checked in both directions.
+"""Conversion between domain types and protobuf types; every field is checked in both directions.
 
 The body of a manifest is in ``peer.net.transport.manifest``.
 """
@@ -47,7 +47,7 @@ CODE = {reason: code for code, reason in REASON_OF.items()}
 
 
 def encode_report(report: EvaluationResult) -> pb.Metrics:
-    """The content of ``PutMetrics``; ``WireError`` when other sites would refuse it."""
+    """Encode an evaluation for ``PutMetrics``; raise ``WireError`` if other sites would refuse it."""
     _check(report)
     message = pb.Metrics(
         generation=report.generation,
@@ -63,7 +63,7 @@ def encode_report(report: EvaluationResult) -> pb.Metrics:
 
 
 def decode_report(message: pb.Metrics) -> EvaluationResult:
-    """The content of ``PutMetrics``; ``WireError`` names the field and the limit."""
+    """Decode and check an evaluation from ``PutMetrics``; ``WireError`` names the field and the limit."""
     unmeasured: Unmeasured = ""
     if message.unmeasured:
         unmeasured = known("metrics.unmeasured", REASON_OF, message.unmeasured)
@@ -113,12 +113,10 @@ UNAVAILABLE_OF = {code: answer for answer, code in UNAVAILABLE.items()}
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRequest:
-    """The artifact that a receiver asks for, and its purpose.
+    """The artifact that a receiver requests, and its purpose.
 
-    ``for_round`` is the round that consumes it.
-
-    ``earlier`` accepts the newest one published before that round; only ``GetManifest`` uses it.
-    ``epoch`` is the digest of the epoch of ``for_round``; ``None`` is the genesis.
+    ``for_round`` is the round that consumes it. ``earlier`` accepts the newest one published before that round; only
+    ``GetManifest`` uses it. ``epoch`` is the digest of the epoch of ``for_round``; ``None`` is the genesis.
     """
 
     kind: Kind
@@ -136,7 +134,7 @@ def encode_reply(reply: SignedManifest | Unavailable) -> pb.ManifestReply:
 
 
 def decode_reply(message: pb.ManifestReply) -> SignedManifest | Unavailable:
-    """The answer to ``GetManifest``; does not decode the manifest's body."""
+    """Decode an answer to ``GetManifest``, but not the manifest's body."""
     answer = message.WhichOneof("reply")
     if answer == "unavailable":
         return known("reply.unavailable", UNAVAILABLE_OF, message.unavailable)
@@ -146,14 +144,14 @@ def decode_reply(message: pb.ManifestReply) -> SignedManifest | Unavailable:
 
 
 def encode_manifests(signed: Sequence[SignedManifest]) -> pb.SignedManifests:
-    """The content of ``CompareManifests``; ``WireError`` when it does not fit into a message."""
+    """Encode signed manifests for ``CompareManifests``; raise ``WireError`` if they do not fit into a message."""
     message = pb.SignedManifests(manifests=[_encode_signed(each) for each in signed])
     at_most("manifests", message.ByteSize(), limits.MESSAGE_BYTES_MAX, "bytes")
     return message
 
 
 def decode_manifests(message: pb.SignedManifests) -> list[SignedManifest]:
-    """The signed manifests of ``CompareManifests``; does not decode their bodies."""
+    """Decode the signed manifests of ``CompareManifests``, but not their bodies."""
     at_most("manifests", len(message.manifests), 2, "entries")
     return [_decode_signed(each) for each in message.manifests]
 
@@ -201,7 +199,7 @@ def encode_head(head: ChainHead | None) -> pb.Head | None:
 
 
 def decode_head(field: str, message: pb.Greeting | pb.Pulse | pb.Manifest) -> ChainHead | None:
-    """The head that a message states; ``None``, the genesis, where it states none."""
+    """Decode the chain tip that a message states; ``None``, the genesis, if it states none."""
     if not message.HasField("head"):
         return None
     head = ChainHead(message.head.number, Sha256(message.head.digest.hex()))
@@ -326,7 +324,7 @@ def encode_manifest_request(request: ArtifactRequest, *, wait_s: float) -> pb.Ma
 
 
 def decode_manifest_request(message: pb.ManifestRequest) -> tuple[ArtifactRequest, float]:
-    """The request of ``GetManifest``, and for how many seconds the answer may take."""
+    """Decode a request for ``GetManifest``, and the wait for the answer in seconds."""
     wait_s = finite("request.wait_s", message.wait_s, maximum=limits.MANIFEST_WAIT_S)
     return _request(message, earlier=message.earlier), wait_s
 
@@ -345,7 +343,7 @@ def encode_fetch_request(request: ArtifactRequest, *, sha256: Sha256, offset: in
 
 
 def decode_fetch_request(message: pb.FetchRequest) -> tuple[ArtifactRequest, Sha256, int]:
-    """The request of ``FetchArtifact``: the artifact, its digest, and the offset of the first byte."""
+    """Decode a request for ``FetchArtifact``: the artifact, its digest, and the offset of the first byte."""
     offset = number("request.offset", message.offset, maximum=limits.ARTIFACT_BYTES_MAX)
     return _request(message, earlier=False), digest("request.sha256", message.sha256.hex()), offset
 
@@ -371,7 +369,7 @@ def _check_request(request: ArtifactRequest) -> None:
 
 
 def encode_chunk(content: bytes) -> bytes:
-    """The message as protobuf encodes it, with one copy of the content where protobuf makes two."""
+    """Encode a chunk as protobuf does, with one copy of the content where protobuf makes two."""
     if not content:
         return b""
     header, length = bytearray([CHUNK_TAG]), len(content)
@@ -383,7 +381,7 @@ def encode_chunk(content: bytes) -> bytes:
 
 
 def decode_chunk(message: bytes) -> memoryview:
-    """The bytes in a chunk; no copy where it is encoded as usual: one tag, one length, the data."""
+    """Return the bytes of a chunk; without a copy if it has the usual encoding: one tag, one length, the data."""
     length = shift = 0
     for index, byte in enumerate(message[1:CHUNK_HEADER_BYTES], start=1):
         length |= (byte & 0x7F) << shift
