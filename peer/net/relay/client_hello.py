@@ -1,5 +1,4 @@
-"""What the first message of a TLS connection asks for: the name of the server, and the protocols
-that may run inside.
+"""Parser of TLS ClientHello: the server's name, and the protocols that may run inside.
 
 Source: RFC 8446, 4.1.2, with the extensions of RFC 6066, 3 and RFC 7301, 3.1.
 """
@@ -17,14 +16,14 @@ HOST_NAME = 0
 
 @dataclass(frozen=True, slots=True)
 class ClientHello:
-    """The name that the caller wants to reach, and the protocols that it offers, best first."""
+    """The server name that the caller requests, and the protocols that it offers, best first."""
 
     server_name: str
     protocols: tuple[str, ...]
 
 
 def record_bytes(header: bytes) -> int:
-    """The length of a TLS record by its first five bytes; ``ValueError`` where it begins no handshake."""
+    """Read a TLS record's whole length from its first five bytes; raise ``ValueError`` if it begins no handshake."""
     kind, major, length = header[0], header[1], int.from_bytes(header[3:5], "big")
     if kind != HANDSHAKE or major != 3 or not 0 < length <= RECORD_BYTES_MAX:
         raise ValueError("no TLS handshake")
@@ -32,7 +31,7 @@ def record_bytes(header: bytes) -> int:
 
 
 def parse_client_hello(record: bytes) -> ClientHello:
-    """The message in a whole record; ``ValueError`` where it is none, or names no server."""
+    """Parse a whole record; raise ``ValueError`` if it is not a ClientHello, or names no server."""
     body = _Reader(record[RECORD_HEADER_BYTES : record_bytes(record[:RECORD_HEADER_BYTES])])
     if body.number(1) != CLIENT_HELLO:
         raise ValueError("no ClientHello")
@@ -61,7 +60,7 @@ def parse_client_hello(record: bytes) -> ClientHello:
 
 
 class _Reader:
-    """Takes numbers and vectors from the front of some bytes; ``ValueError`` where too few are left."""
+    """Reads numbers and vectors from the front of some bytes; raises ``ValueError`` if too few are left."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -81,5 +80,5 @@ class _Reader:
         return int.from_bytes(self.take(size), "big")
 
     def vector(self, size: int) -> bytes:
-        """A vector with its length in so many bytes before it."""
+        """Read a vector after its length, which takes ``size`` bytes."""
         return self.take(self.number(size))

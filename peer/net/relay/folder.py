@@ -63,10 +63,10 @@ class RelayConfig(StrictTable):
 
 @dataclass(frozen=True, slots=True)
 class RelaySetting:
-    """What a running relay follows of its folder.
+    """The parts of its folder that a running relay applies.
 
     Attributes:
-        sites, unknown: as of ``RelayFolder``.
+        sites, unknown: as returned by ``RelayFolder``.
         context: for parked connections.
     """
 
@@ -80,7 +80,7 @@ class RelaySetting:
 
 @dataclass(frozen=True, slots=True)
 class RelayFolder:
-    """The files of a relay; ``make`` writes the first of them."""
+    """The files of a relay; ``make`` creates the folder."""
 
     path: Path
 
@@ -101,7 +101,7 @@ class RelayFolder:
         return self.path / certificates.CERTIFICATE_FILE
 
     def make(self, federation_toml: str, where: str, name: SiteName) -> tuple[bytes, str]:
-        """Write the folder, and return a signing request and the key's fingerprint; a key that is there is kept.
+        """Create the folder and return a signing request and the key's fingerprint; an existing key is kept.
 
         Raises:
             ConfigError: a site of the federation has that name.
@@ -124,19 +124,19 @@ class RelayFolder:
         return MembershipFolder(self.path / "membership")
 
     def chain(self) -> Chain:
-        """The amendments that the relay was given, verified; ``StateError`` where its files are broken."""
+        """Load and verify the relay's amendments; raise ``StateError`` if its files are broken."""
         return self._membership.chain(FederationConfig.load(self.federation_toml))
 
     def stamp(self) -> tuple[object, ...]:
-        """A value that changes with each file that a running relay follows."""
+        """Return a value that changes with each file that a running relay follows."""
         chain = self.path / "membership" / CHAIN_FILE
         return tuple(map(stamp, (self.relay_toml, self.federation_toml, self.key, self.certificate, chain)))
 
     def read(self, now: datetime, *, former: Chain | None = None) -> RelaySetting:
-        """What a running relay follows.
+        """Read the files that a running relay follows.
 
         Args:
-            former: the chain that it follows so far.
+            former: the chain that it has followed so far.
 
         Raises:
             PeerError, OSError, ValueError: a file is missing, broken or unreadable, or the files do not fit.
@@ -153,9 +153,9 @@ class RelayFolder:
         return RelaySetting(config, chain, sites, unknown, certificate, self.context(chain))
 
     def amend(self, content: bytes) -> Chain:
-        """Keep the chain that a member's operator handed over, which goes on from the relay's own.
+        """Save the chain that a member's operator supplied; it must extend the relay's own.
 
-        ``MembershipError`` where it is not valid, older than the relay's own, or another one.
+        Raises ``MembershipError`` if it is invalid, older than the relay's own, or forks from it.
         """
         own = self.chain()
         try:
@@ -177,17 +177,17 @@ class RelayFolder:
         return chain
 
     def sites(self, chain: Chain) -> Mapping[SiteName, Sha256 | None]:
-        """The members that may park by now, each with its pinned key: those of relay.toml, or all."""
+        """Return the members that may park now, with their pinned keys: those in relay.toml, or all."""
         config, _ = self.load()
         return {name: key for name, key in chain.head.keys.items() if not config.sites or name in config.sites}
 
     def unknown(self, chain: Chain) -> list[str]:
-        """The sites that relay.toml names and the chain does not: newcomers whose amendment is missing, or slips."""
+        """Return the sites in relay.toml that the chain lacks: newcomers without an amendment, or misspelt names."""
         config, _ = self.load()
         return sorted(set(config.sites) - chain.head.used_names)
 
     def load(self) -> tuple[RelayConfig, FederationConfig]:
-        """The two files; ``ConfigError`` where one is wrong or they do not fit."""
+        """Load relay.toml and federation.toml; raise ``ConfigError`` if one is wrong or they do not fit."""
         where = str(self.relay_toml)
         if not self.relay_toml.exists():
             raise ConfigError(f"{where} is missing", "name the relay's folder with --folder, or run `relay init`")
@@ -198,7 +198,7 @@ class RelayFolder:
         return config, federation
 
     def join(self, pem: bytes, now: datetime) -> x509.Certificate:
-        """Check the certificate that the founder gave, and keep it; ``BundleError`` where it is another's."""
+        """Verify and save the certificate that the founder issued; raise ``BundleError`` if it is refused."""
         try:
             certificate = x509.load_pem_x509_certificate(pem)
         except ValueError as error:
@@ -211,7 +211,7 @@ class RelayFolder:
         return certificate
 
     def verify(self, now: datetime) -> x509.Certificate:
-        """The relay's certificate; ``CertificateError`` where it is missing, expired or foreign."""
+        """Verify the relay's certificate and return it; ``CertificateError`` if it is missing, expired or foreign."""
         try:
             return self._verify(certificates.read_certificate(self.certificate, if_missing=NO_CERTIFICATE), now)
         except ValueError as error:
@@ -228,7 +228,7 @@ class RelayFolder:
         return verified
 
     def context(self, chain: Chain, protocol: ssl._SSLMethod = ssl.PROTOCOL_TLS_SERVER) -> ssl.SSLContext:
-        """Mutual TLS with the relay's certificate; no session is resumed, so that each connection shows one anew."""
+        """Build a context for mutual TLS; sessions are never resumed, so each connection shows its certificate."""
         context = stream_context(protocol, "".join(chain.head.authorities), self.certificate, self.key)
         context.options |= ssl.OP_NO_TICKET
         if protocol is ssl.PROTOCOL_TLS_SERVER:
@@ -237,7 +237,7 @@ class RelayFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second process from the folder; ``LockedError`` if there is one."""
+        """Lock the folder against a second process; raise ``LockedError`` if there is one."""
         with (self.path / "lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -246,7 +246,7 @@ class RelayFolder:
             yield
 
     def is_running(self) -> bool:
-        """Whether a process holds the folder."""
+        """Return whether a process holds the folder's lock."""
         try:
             with self.locked():
                 return False
@@ -254,7 +254,7 @@ class RelayFolder:
             return True
 
     def status(self) -> dict[str, Any]:
-        """What the running relay wrote last, or nothing."""
+        """Read the status that the running relay wrote last; empty if there is none."""
         with contextlib.suppress(OSError, ValueError):
             return dict(json.loads((self.path / STATUS_FILE).read_text()))
         return {}

@@ -1,4 +1,4 @@
-"""The frames on a parked connection, before it carries a caller: type, length, payload."""
+"""The frames on a parked connection before it carries a caller: type, length, payload."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ ALPN = "mhfl-park/1"
 PAYLOAD_BYTES_MAX = 512
 PING_S = 20.0
 SILENCE_S = 60.0
-"""A parked connection without a frame for so long is closed by either end."""
+"""Either end closes a parked connection after this long without a frame."""
 READY_S = 3.0
-"""A site that was told of a caller is ready within so long, or another connection is tried."""
+"""A site must be ready for a caller within this time, or the relay tries another connection."""
 
 
 class Frame(enum.IntEnum):
-    """The types. A site sends PARK and READY, a relay PARKED, REFUSED and OPEN, both PING and PONG."""
+    """Frame types. A site sends PARK and READY, a relay PARKED, REFUSED and OPEN, both PING and PONG."""
 
     PARK = 1
     PARKED = 2
@@ -28,15 +28,15 @@ class Frame(enum.IntEnum):
 
 
 def encode(kind: Frame, payload: bytes = b"") -> bytes:
-    """A frame: u8 type, u16 length (big endian), payload."""
+    """Encode a frame: u8 type, u16 length (big endian), payload."""
     return bytes([kind]) + len(payload[:PAYLOAD_BYTES_MAX]).to_bytes(2, "big") + payload[:PAYLOAD_BYTES_MAX]
 
 
 async def read(reader: asyncio.StreamReader) -> tuple[Frame, bytes]:
-    """The next frame.
+    """Read the next frame.
 
     Raises:
-        ValueError: it is of no known type, or too long.
+        ValueError: its type is unknown, or it is too long.
         IncompleteReadError: the connection ended.
     """
     header = await reader.readexactly(3)

@@ -1,4 +1,4 @@
-"""A site's end of a relay: connections that it parks there, and joins to its own server for callers."""
+"""A site's end of its reverse tunnels: it parks connections at relays, and joins callers to its own server."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from peer.site.config.toml import split_address
 log = logging.getLogger(__name__)
 
 IDLE = 4
-"""Parked connections at each relay: as many callers may come within a round trip."""
+"""Parked connections at each relay: so many callers may arrive within a round trip."""
 CARRYING_MAX = 60
 PARK_S = 2 * limits.HELLO_TIMEOUT_S
-"""A relay has a connection parked within so long."""
+"""Time limit for parking a connection."""
 RETRY_S = (1.0, 2.0, 5.0, 15.0, 30.0)
 
 
 class RelayRefused(Exception):  # noqa: N818 - the name is the fact
-    """The relay answered, and takes no connection of this site; the text is its reason."""
+    """The relay answered, but accepts no connection of this site; the text is its reason."""
 
 
 PARKING_ERRORS = (OSError, EOFError, ValueError, CertificateError, RelayRefused)
-"""What keeps a connection from being parked; ``Parking.explain`` has the words for each."""
+"""Failures to park a connection; ``Parking.explain`` describes each."""
 WRONG_HOST = 62
 """OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH."""
 
@@ -52,10 +52,10 @@ class Parking:
         relay: the relay's name, which its certificate bears.
         address: its host and port.
         pki: this site's certificate and key.
-        server: host and port at which this site's own server listens.
+        server: host and port of this site's own server.
         proxy_for: the proxy through which to dial.
-        on_caller: called with this end of a connection to the own server, and the caller's
-            address; with None when that connection has ended.
+        on_caller: called with this end of a connection to the own server, and the caller's address; with None when that
+            connection has ended.
     """
 
     relay: SiteName
@@ -80,12 +80,12 @@ class Parking:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def try_once(self) -> None:
-        """Park a connection and give it up; raises what ``_park`` raises."""
+        """Park a connection and close it; raises what ``_park`` raises."""
         _, writer = await self._park()
         await close(writer)
 
     def explain(self, error: Exception) -> tuple[str, str]:
-        """What keeps this site's connections from the relay, and what to do."""
+        """Describe what keeps this site's connections from the relay, and the remedy."""
         host, port = self.address
         proxy = self.proxy_for(self.relay, f"{host}:{port}")
         through = "" if proxy is None else f", through the proxy {proxy},"
@@ -114,7 +114,7 @@ class Parking:
         return f"nothing can be parked at {host}:{port}: {reason}", "compare name and address, or wait"
 
     async def _keep(self) -> None:
-        """Keep one connection parked: when a caller takes it, park the next."""
+        """Keep one connection parked: when it is taken for a caller, park the next."""
         failures = 0
         while True:
             try:
@@ -142,11 +142,11 @@ class Parking:
                 failures += 1
 
     async def _park(self) -> Ends:
-        """A parked connection.
+        """Park a connection.
 
         Raises:
             RelayRefused: the relay's reason.
-            OSError, TimeoutError, ValueError: it cannot be reached, or speaks otherwise.
+            PARKING_ERRORS: the relay cannot be reached or speaks otherwise, or this site's own files are unfit.
         """
         host, port = self.address
         context = self.pki.stream_context()
@@ -172,7 +172,7 @@ class Parking:
         return reader, writer
 
     def _is_renewed(self, stamp: object) -> bool:
-        """Whether there is another certificate than at this stamp, and a usable one."""
+        """Return whether a usable certificate has replaced the one of this stamp."""
         if self.pki.stamp() == stamp:
             return False
         try:
@@ -182,7 +182,7 @@ class Parking:
         return True
 
     async def _wait(self, ends: Ends, stamp: object) -> str | None:
-        """Wait for a caller; returns its address, or None once this site's certificate of then is renewed."""
+        """Wait for a caller and return its address; None once this site's certificate has been renewed."""
         reader, writer = ends
         pinging = asyncio.ensure_future(self._ping(writer))
         try:
@@ -215,7 +215,7 @@ class Parking:
         task.add_done_callback(lambda _: ends[1].transport.abort())  # it may be cancelled before its first step
 
     async def _carry(self, ends: Ends, caller: str) -> None:
-        """Join the connection to the own server."""
+        """Join the connection to this site's own server."""
         self.carrying += 1
         end: Endpoint | None = None
         try:
@@ -238,8 +238,8 @@ class Parkings:
 
     Args:
         relays: name and ``host:port`` of each.
-        listen: where this site's own server listens.
-        proxy_for, on_caller: as of ``Parking``.
+        listen: the address of this site's own server.
+        proxy_for, on_caller: as for ``Parking``.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class Parkings:
             self._tasks.append(asyncio.ensure_future(parking.run()))
 
     def states(self) -> list[RelayState]:
-        """How it stands with each relay."""
+        """Return the state of each relay's connections."""
         return [
             {
                 "name": parking.relay,
@@ -279,7 +279,7 @@ class Parkings:
         ]
 
     async def close(self) -> None:
-        """Give up every connection."""
+        """Close every connection."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

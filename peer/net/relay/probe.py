@@ -1,4 +1,4 @@
-"""Whether a relay answers where it should: what ``relay check`` and the site's own end share."""
+"""Probe of a relay, shared by ``relay check`` and the site's end of a parked connection."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from peer.net.relay.splice import Ends, close
 
 
 async def offer(ends: Ends, where: str) -> tuple[Frame, str]:
-    """Offer a connection, whose TLS stands, for parking: PARKED, or REFUSED and the relay's reason.
+    """Offer a connection, after its TLS handshake, for parking; return PARKED, or REFUSED and the relay's reason.
 
     Raises:
         ValueError: the other end speaks another protocol.
-        IncompleteReadError: it ended the connection.
+        IncompleteReadError: the other end closed the connection.
     """
     reader, writer = ends
     if writer.get_extra_info("ssl_object").selected_alpn_protocol() != frames.ALPN:
@@ -29,10 +29,10 @@ async def offer(ends: Ends, where: str) -> tuple[Frame, str]:
 
 
 async def probe(host: str, port: int, relay: str, context: ssl.SSLContext) -> None:
-    """Have a relay answer to its own name; any of its answers to an offer will do.
+    """Check that a relay answers to its own name; any answer to an offer passes.
 
     Raises:
-        OSError, ValueError, EOFError: it cannot be reached, is another, or speaks otherwise.
+        OSError, ValueError, EOFError: it cannot be reached, has another name, or speaks another protocol.
     """
     context.check_hostname = True
     context.set_alpn_protocols([frames.ALPN])

@@ -1,4 +1,4 @@
-"""The relay's process: it serves until a signal, and writes down what it holds."""
+"""The relay's process: it serves until a signal, and writes its status to a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATUS_S = 2.0
 
 
 def run(folder: RelayFolder) -> None:
-    """Relay until SIGINT or SIGTERM; ``PeerError`` where the folder or the port does not allow it."""
+    """Relay until SIGINT or SIGTERM; raise ``PeerError`` if the folder or the port does not allow it."""
     with folder.locked():
         asyncio.run(_serve(folder))
 
@@ -72,10 +72,10 @@ async def _serve(folder: RelayFolder) -> None:
 
 
 class FollowedFiles:
-    """The files of a relay's folder while it runs: unusable ones change nothing until they are mended.
+    """The files of a running relay; unusable ones change nothing until they are repaired.
 
     Attributes:
-        setting: what the usable files said last.
+        setting: the newest usable setting.
     """
 
     def __init__(self, folder: RelayFolder) -> None:
@@ -83,9 +83,9 @@ class FollowedFiles:
         self.setting = folder.read(datetime.now(UTC))
 
     def reread(self) -> bool:
-        """Whether the files say something new; what is wrong with them is logged once per change.
+        """Read changed files and return whether a new setting applies; log each problem once per change.
 
-        While they are unusable, each call tries them again: too few open files pass without a change.
+        While the files are unusable, each call tries them again: too few open files pass without a change.
         """
         stamp = self._folder.stamp()
         if stamp == self._stamp and not self._problem:
@@ -105,7 +105,7 @@ class FollowedFiles:
 
 
 def _follow(server: RelayServer, setting: RelaySetting) -> None:
-    """Have the relay serve the sites and networks of the files; its name and address stay until it is started anew."""
+    """Apply the sites and networks of the files; a new name or address needs a restart."""
     server.pins = setting.sites
     server.networks = [ipaddress.ip_network(network) for network in setting.config.networks]
     server.follow(setting.sites)
@@ -115,7 +115,7 @@ def _follow(server: RelayServer, setting: RelaySetting) -> None:
 
 
 def _write_status(folder: RelayFolder, document: dict[str, Any]) -> None:
-    """Write down what the relay holds; a disk that is full ends no connection."""
+    """Write the relay's status; a full disk ends no connection."""
     try:
         write_atomically(folder.path / STATUS_FILE, json.dumps(document).encode(), 0o644)
     except DiskError as error:

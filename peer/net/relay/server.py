@@ -1,4 +1,4 @@
-"""The relay: parked connections of sites, and callers that are joined to them."""
+"""The relay: sites' parked connections, and callers that it joins to them."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ log = logging.getLogger(__name__)
 HELLO_S = 10.0
 PARKED_PER_SITE_MAX = 64
 CARRIED_FROM_ELSEWHERE_MAX = PARKED_PER_SITE_MAX // 2
-"""Connections to one site from addresses outside ``networks``, where the relay has such a list."""
+"""Connections to one site from addresses outside ``networks``, if the relay has such a list."""
 UNHEARD_PER_SOURCE_MAX = 8
 NEW_PER_SOURCE_PER_SECOND, NEW_PER_SOURCE_BURST = 10.0, 20
 SOURCES_KEPT_MAX = 4096
 OPEN_TRIES = 3
 PARKING_WAIT_S = 3.0
-"""A site whose parked connections are all taken has new ones within a round trip."""
+"""A site replaces a parked connection that was taken within a round trip."""
 OPEN_S = 4.0
-"""All tries for one caller: it then hears that nobody is parked, and does not take the relay for one without TLS."""
+"""For all tries for one caller, so that it gets NOBODY_PARKED before it takes the relay for one without TLS."""
 UNKNOWN_NAME = bytes.fromhex("15030300020270")
 """The TLS alert unrecognized_name."""
 NOBODY_PARKED = bytes.fromhex("15030300020250")
-"""The TLS alert internal_error: the site is listed, and has no connection parked."""
+"""The TLS alert internal_error: the site is listed, but has no parked connection."""
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -62,9 +62,9 @@ class Parked:
     """A parked connection.
 
     Attributes:
-        opened: whether the site was told of a caller: it takes all that follows for the caller's bytes.
+        opened: whether the site was told of a caller: it takes all later bytes for the caller's.
         ready: set once the site has joined it to its own server, or has given it up.
-        ended: set once it carries nobody any more.
+        ended: set once it carries no caller any more.
     """
 
     ends: Ends
@@ -81,12 +81,12 @@ class RelayServer:
         name: the relay's own name, which its certificate bears.
         context: makes the TLS context of a parked connection: mutual, with the federation's CA.
         sites: the names of the sites that may park; they may change.
-        networks: where callers come from; others get at most half of a site's connections.
+        networks: the callers' networks; other callers get at most half of a site's connections.
         refused: SHA-256 digests of certificates that may not park.
-        pins: by site, the SHA-256 of the only key that counts as its own, where one is pinned.
+        pins: by site, the SHA-256 of its pinned key, or None.
         own: host and port of the own server of a member that is a relay; None at any other relay.
-        on_caller: called as that of ``peer.net.relay.parking.Parking``, for callers of the own server.
-        connections: how many it takes at a time; None: by the limit of open files.
+        on_caller: as for ``peer.net.relay.parking.Parking``, for callers of the own server.
+        connections: the maximum of concurrent connections; None: by the limit of open files.
     """
 
     name: str
@@ -101,7 +101,7 @@ class RelayServer:
     refusals: Counter[str] = field(default_factory=Counter)
     _parked: defaultdict[str, deque[Parked]] = field(default_factory=lambda: defaultdict(deque))
     _held: defaultdict[str, dict[asyncio.StreamWriter, Sha256]] = field(default_factory=lambda: defaultdict(dict))
-    """By site, its connections, each with the SHA-256 of the key that it was parked with."""
+    """By site, its connections, each with the SHA-256 of the key of the certificate that parked it."""
     _carrying: Counter[str] = field(default_factory=Counter)
     _from_elsewhere: Counter[str] = field(default_factory=Counter)
     _carried: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
@@ -112,7 +112,7 @@ class RelayServer:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port."""
+        """Listen, and return the port."""
         self._listener = bind(host, port)
         self._listener.setblocking(False)
         self._begin(self._accept(self._listener))
@@ -127,9 +127,9 @@ class RelayServer:
             self._listener.close()
 
     def follow(self, sites: Collection[str]) -> None:
-        """Serve these sites from now on, and close the other connections, with what they carry.
+        """Serve these sites from now on; abort connections of other sites, or with another key than the pinned one.
 
-        These are all of other sites, and those that were parked with another key than the pinned one.
+        The traffic on these connections is cut.
         """
         self.sites = sites
         for site, held in self._held.items():
@@ -139,7 +139,7 @@ class RelayServer:
                     writer.transport.abort()  # a site that takes no bytes would delay a close
 
     def traffic(self) -> dict[str, SiteTraffic]:
-        """What the relay holds for each site."""
+        """Return the parked connections and the traffic of each site."""
         return {
             site: {
                 "parked": len(self._parked[site]),
@@ -151,7 +151,7 @@ class RelayServer:
         }
 
     def _begin(self, work: Coroutine[Any, Any, None], end: Callable[[], None] = lambda: None) -> None:
-        """Begin a task; ``end`` is called after it, also where it is cancelled before its first step."""
+        """Start a task; ``end`` is called after it, even if it is cancelled before its first step."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -163,7 +163,7 @@ class RelayServer:
         while True:
             try:
                 connection, address = await loop.sock_accept(listener)
-            except OSError as error:  # no descriptor is left; one will be
+            except OSError as error:  # no descriptor is free now
                 log.warning("no connection accepted", extra={"reason": error.strerror})
                 await asyncio.sleep(1.0)
                 continue
@@ -176,7 +176,7 @@ class RelayServer:
             self._begin(self._serve(connection, str(plain_address(address[0])), source), connection.close)
 
     def _admits(self, source: str) -> bool:
-        """Whether a source may open another connection now."""
+        """Return whether a source may open another connection now; uses up a token of its rate."""
         if len(self._rates) >= SOURCES_KEPT_MAX:
             self._rates.clear()
         rate = self._rates.setdefault(
@@ -185,7 +185,7 @@ class RelayServer:
         return self._unheard[source] < UNHEARD_PER_SOURCE_MAX and rate.take()
 
     async def _serve(self, connection: socket.socket, address: str, source: str) -> None:
-        """Read what a connection asks for, and do it."""
+        """Read a connection's ClientHello, then park it, join it, or refuse it."""
         with connection:
             self._unheard[source] += 1
             try:
@@ -214,7 +214,7 @@ class RelayServer:
                 log.info("connection ended", extra={"source": source, "reason": str(error) or type(error).__name__})
 
     async def _park(self, connection: socket.socket) -> None:
-        """Hold a site's connection until a caller is joined to it."""
+        """Hold a site's connection until a caller is joined to it and has ended."""
         context = self.context()
         context.set_alpn_protocols([frames.ALPN])
         reader, writer = await _accepted_tls(connection, context)
@@ -272,7 +272,7 @@ class RelayServer:
                 await writer.drain()
 
     async def _reach_own_server(self, connection: socket.socket, address: str) -> None:
-        """Join a caller to the member's own server, which takes it for one from the caller's address."""
+        """Join a caller to the member's own server, which attributes the connection to the caller's address."""
         assert self.own is not None
         own = await asyncio.open_connection(*self.own, limit=CHUNK_BYTES)
         host, port = own[1].get_extra_info("sockname")[:2]
@@ -291,7 +291,7 @@ class RelayServer:
             self.refusals["too many callers from elsewhere"] += 1
             await _refuse(connection, NOBODY_PARKED)
             return
-        self._from_elsewhere[site] += elsewhere  # from now on: many may wait for a parked connection at once
+        self._from_elsewhere[site] += elsewhere  # before the wait: many callers may wait at once
         try:
             parked = await self._open(site, address)
             if parked is None:
@@ -335,19 +335,19 @@ class RelayServer:
 
 
 def connections_max() -> int:
-    """How many connections a relay takes at a time: each that it joins needs two open files."""
+    """Return how many connections a relay carries at once: each joined connection needs two open files."""
     return (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 64) // 2
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens; ``OSError`` where the address cannot be bound."""
+    """Open a listening socket; raise ``OSError`` if the address cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     every = host == "::" and socket.has_dualstack_ipv6()  # as gRPC does at this address
     return socket.create_server((host, port), family=family, backlog=512, dualstack_ipv6=every)
 
 
 async def _refuse(connection: socket.socket, alert: bytes) -> None:
-    """Send an alert; what the caller sent is read first, or the kernel would reset the connection instead."""
+    """Send an alert; first read what the caller sent, or the kernel would reset the connection instead."""
     with contextlib.suppress(OSError):
         connection.recv(RECORD_HEADER_BYTES + RECORD_BYTES_MAX)
         await asyncio.get_running_loop().sock_sendall(connection, alert)
@@ -355,10 +355,10 @@ async def _refuse(connection: socket.socket, alert: bytes) -> None:
 
 
 async def peek_client_hello(connection: socket.socket) -> ClientHello:
-    """What the first record on a connection asks for; the record stays there to be read.
+    """Parse the first record on a connection without consuming it.
 
     Raises:
-        ValueError: it is no ClientHello, or in several records.
+        ValueError: it is not a ClientHello, or spans several records.
         OSError: the connection ended.
     """
     header = await _peek(connection, RECORD_HEADER_BYTES)
@@ -388,7 +388,7 @@ async def _peek(connection: socket.socket, size: int) -> bytes:
 
 
 def _has_ended(connection: socket.socket) -> bool:
-    """Whether the other end sends no more: the kernel then calls the connection readable for good."""
+    """Return whether the other end sends no more: the kernel then reports the connection as always readable."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     return bool(poll.poll(0))
@@ -400,7 +400,7 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 async def _accepted_tls(connection: socket.socket, context: ssl.SSLContext) -> Ends:
-    """The server's end of a TLS connection, whose handshake is over."""
+    """Perform the server's TLS handshake and return the connection's streams."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=CHUNK_BYTES)
     protocol = asyncio.StreamReaderProtocol(reader)
@@ -411,7 +411,7 @@ async def _accepted_tls(connection: socket.socket, context: ssl.SSLContext) -> E
 
 
 def _certified_name(writer: asyncio.StreamWriter) -> str:
-    """The one name in the certificate that the other end showed; ``ValueError`` if it has several."""
+    """Return the single name in the other end's certificate; raise ``ValueError`` if there is not exactly one."""
     certificate = writer.get_extra_info("peercert") or {}
     names = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
     if len(names) != 1:
@@ -420,15 +420,15 @@ def _certified_name(writer: asyncio.StreamWriter) -> str:
 
 
 def _certificate(writer: asyncio.StreamWriter) -> bytes:
-    """The certificate that the other end showed, in DER."""
+    """Return the other end's certificate, in DER."""
     return bytes(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
 
 
 def _digest(writer: asyncio.StreamWriter) -> str:
-    """The SHA-256 of the certificate that the other end showed."""
+    """Return the SHA-256 of the other end's certificate."""
     return hashlib.sha256(_certificate(writer)).hexdigest()
 
 
 def _key_digest(writer: asyncio.StreamWriter) -> Sha256:
-    """The SHA-256 of its key."""
+    """Return the SHA-256 of the other end's public key."""
     return key_digest(certificate_key(x509.load_der_x509_certificate(_certificate(writer))))

@@ -1,21 +1,21 @@
-"""Joins two connections: what either end sends goes to the other, unread."""
+"""Joins two connections and passes on the bytes of each to the other, unread."""
 
 from __future__ import annotations
 
 import asyncio
 
 CHUNK_BYTES = 64 << 10
-"""Also the bound on what waits for a slow end, in each direction."""
+"""Also the upper bound on the bytes that wait for a slow end, in each direction."""
 IDLE_S = 60.0
-"""Joined connections that carry nothing for so long are closed; peers ping every five seconds."""
+"""Joined connections are closed after this long without a byte; peers ping every five seconds."""
 CLOSE_S = 1.0
-"""What was written before the end, and the other end's goodbye in TLS, have so long to pass."""
+"""Time for written bytes and the other end's TLS close_notify to pass before the connection is aborted."""
 
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def splice(one: Ends, other: Ends) -> int:
-    """Carry bytes until an end closes, breaks or is idle; returns how many. Both are closed then."""
+    """Carry bytes until an end closes, breaks or is idle; close both and return the number of bytes."""
     loop, carried = asyncio.get_running_loop(), 0
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -40,14 +40,14 @@ async def splice(one: Ends, other: Ends) -> int:
             task.cancel()
         try:
             await asyncio.gather(*tasks, close(one[1]), close(other[1]), return_exceptions=True)
-        finally:  # where this task was cancelled once more
+        finally:  # also if this task is cancelled once more
             one[1].transport.abort()
             other[1].transport.abort()
     return carried
 
 
 async def close(writer: asyncio.StreamWriter) -> None:
-    """Close a connection after what was written has left; one that takes longer is broken off."""
+    """Close a connection after its written bytes have left; abort it after ``CLOSE_S``."""
     if not writer.is_closing():  # a second close would have TLS forget the connection that is aborted below
         writer.close()
     try:
@@ -56,5 +56,5 @@ async def close(writer: asyncio.StreamWriter) -> None:
     except OSError:
         pass
     finally:
-        # Else asyncio would watch a descriptor that may soon be another connection's.
+        # Otherwise asyncio would watch a descriptor that may soon be another connection's.
         writer.transport.abort()
