@@ -1,8 +1,6 @@
-"""The addresses of each peer: the operator's, the discovered ones, the founder's, and which of them
-works.
+"""The addresses of each peer: the operator's, the announced ones, the founder's, and which of them works.
 
-An address is only a hint. The peer that answers there shows its certificate, so a false address
-costs one dial.
+An address is only a hint. The peer that answers there shows its certificate, so a false address costs one dial.
 """
 
 from __future__ import annotations
@@ -22,24 +20,23 @@ from peer.site.config.toml import check_route, split_route, suggestion
 log = logging.getLogger(__name__)
 
 DISCOVERED_MAX = 8
-"""Remembered announcements of one site: two networks in two IP versions, before and after a move.
-"""
+"""Remembered announcements of one site: two networks in two IP versions, before and after a move."""
 FAILURES_MAX = 2
-"""Failures in a row until a working address makes room for others: one lost heartbeat is no move."""
+"""Consecutive failures before other addresses are tried: one lost heartbeat does not mean a move."""
 
 
 class Candidates:
     """One peer's addresses, tried in turn; the one that answered last stays in use until it fails.
 
-    A turn begins with the address that answered last. The operator's follow, then the announced
-    ones, newest first, then the founder's.
+    A turn begins with the address that answered last. The operator's follow, then the announced ones, newest first,
+    then the founder's.
     """
 
     def __init__(self, *, operators: Sequence[str] = (), founders: str | None = None) -> None:
-        """The addresses in ``[addresses]`` and the one in ``federation.toml``, where there are any."""
+        """Start with the addresses of ``[addresses]`` and that of ``federation.toml``, if any."""
         self._operators, self._founders = tuple(operators), founders
         self._discovered: deque[str] = deque(maxlen=DISCOVERED_MAX)
-        self._proven: str | None = None  # answered last, even if it does no more
+        self._proven: str | None = None  # answered last, even if it no longer does
         self._working = False
         self._failures = 0
         self._turn: deque[str] = deque()  # the first is in use
@@ -54,7 +51,7 @@ class Candidates:
 
     @property
     def answers(self) -> bool:
-        """Whether the address to dial now answered last, or the call before."""
+        """Whether the address to dial now answered one of its last two calls."""
         return self._working
 
     def set_operators(self, addresses: Sequence[str]) -> None:
@@ -74,10 +71,9 @@ class Candidates:
         return tuple(dict.fromkeys(address for address in listed if address is not None))
 
     def discover(self, address: str) -> bool:
-        """Add an announced address; returns whether to dial it now, because no other one works.
+        """Add an announced address; return whether to dial it now because no other address works.
 
-        At most ``DISCOVERED_MAX`` join a turn: a flood of false ones must not keep the others from
-        theirs.
+        At most ``DISCOVERED_MAX`` join a turn, so that a flood of false addresses does not displace the others.
         """
         in_use = self.current
         if address in self._discovered:
@@ -134,9 +130,9 @@ class AddressBook:
         }
 
     def follow_roster(self, founders: Mapping[SiteName, str | None]) -> None:
-        """Know the sites that are new, each with the address that its amendment gives.
+        """Add the sites that are new, each with the address in its amendment.
 
-        An address that cannot be dialled counts as none: no chain may keep this site from starting.
+        An address that cannot be dialled is dropped: no chain may keep this site from starting.
         """
         for name, address in founders.items():
             if name in self._peers:
@@ -158,7 +154,7 @@ class AddressBook:
     def _dialled(self, route: None) -> None: ...
 
     def _dialled(self, route: str | None) -> str | None:
-        """What to dial for a route; an address of a relay is dialled like any other."""
+        """Return the address to dial for a route, and note a relay's address."""
         if route is None:
             return None
         relay, address = split_route(route)
@@ -167,22 +163,22 @@ class AddressBook:
         return address
 
     def known(self, peer: SiteName) -> tuple[str, ...]:
-        """Every address of a peer, the best first."""
+        """Return every address of a peer, the best first."""
         return self._peers[peer].known
 
     def answers(self, peer: SiteName) -> bool:
-        """Whether the peer has answered at the address that is dialled now."""
+        """Return whether the peer has answered at the address that is dialled now."""
         return self._peers[peer].answers
 
     def relay(self, address: str) -> str:
-        """The relay that the operator says is at an address; empty where none is."""
+        """Return the relay that the operator placed at an address; empty if there is none."""
         return self._relays.get(address, "")
 
     def address(self, peer: SiteName) -> str | None:
         return self._peers[peer].current
 
     def discover(self, peer: SiteName, address: str) -> bool:
-        """Add an announced address of a peer; returns whether to dial it now.
+        """Add an announced address of a peer; return whether to dial it now.
 
         Other sites are ignored.
         """
@@ -212,7 +208,7 @@ class AddressBook:
 
 
 def describe_route(addresses: AddressBook, proxy_for: Choose, peer: SiteName, address: str) -> str:
-    """How this site reaches a peer at an address: ``direct``, or through which proxy and which relay."""
+    """Describe the route to a peer's address: ``direct``, or through which proxy and which relay."""
     proxy, relay = proxy_for(peer, address), addresses.relay(address)
     through = [f"proxy {proxy}"] * (proxy is not None) + [f"relay {relay}"] * bool(relay)
     return ", ".join(through) or "direct"

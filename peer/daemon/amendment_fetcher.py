@@ -1,4 +1,4 @@
-"""Fetches the amendments behind the heads that peers state, and keeps a start from acting before it has them."""
+"""Fetches the amendments up to the chain tips that peers state, and defers a start until it has them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 
 
 class AmendmentFetcher:
-    """Runs the questions for amendments of one site.
+    """Requests amendments from the peers of one site.
 
     Args:
-        chain: says what to ask, and keeps the answers.
+        chain: decides what to request, and stores the answers.
         client: calls peers.
-        report: hands an event to the state machine.
+        report: passes an event to the state machine.
         fail: called with an error that the site cannot survive, such as a failed disk.
     """
 
@@ -42,10 +42,10 @@ class AmendmentFetcher:
         self._refused_by: dict[SiteName, str] = {}
 
     def holds(self, event: events.Event) -> bool:
-        """Keep what a start hears of its peers until it has the amendments that they stated first.
+        """Defer a peer's event during the start until the first amendments are fetched; return whether it is deferred.
 
-        It would open a round by an old chain otherwise: a backup may have been restored. Once these
-        questions are over, nothing is held any more.
+        Otherwise the site might open a round by an old chain: a backup may have been restored. Later no event is
+        deferred.
         """
         if self._held is None or not self._tasks or not isinstance(event, events.PeerGreeted | events.PeerHeard):
             return False
@@ -53,16 +53,16 @@ class AmendmentFetcher:
         return True
 
     def note_head(self, peer: SiteName, head: ChainHead | None) -> None:
-        """Look into the amendment that a caller states, beside its call."""
+        """Fetch the amendments of a chain tip that a caller states, in a task beside its call."""
         if self._chain.follows(peer, head):
             self._begin(peer, self.follow(peer, head))
 
     def ask_why(self, peer: SiteName) -> None:
-        """Ask a peer that does not admit this site whether an amendment expelled it, beside other calls."""
+        """Ask a peer that does not admit this site, in a task, whether an amendment expelled this site."""
         self._begin(peer, self._ask(peer, lambda: self._chain.ask_why(peer, self._client)))
 
     async def follow(self, peer: SiteName, head: ChainHead | None) -> None:
-        """Ask a peer for the amendments behind its head, if this site does not have them."""
+        """Fetch the amendments up to a peer's chain tip, if this site does not have them."""
         chain, client = self._chain, self._client
         await self._ask(peer, lambda: chain.follow(peer, head, client) if chain.is_added else chain.ask(peer, client))
 
@@ -72,7 +72,7 @@ class AmendmentFetcher:
         except NotAdmitted as error:
             if self._chain.is_added:
                 log.info("amendments not fetched", extra={"peer": peer, "reason": str(error)})
-            elif self._refused_by.get(peer) != error.reason:  # it is asked again with each heartbeat
+            elif self._refused_by.get(peer) != error.reason:  # each heartbeat asks it again
                 self._refused_by[peer] = error.reason
                 log.warning("peer does not admit this site yet", extra={"peer": peer, "reason": error.reason})
         except (ExchangeError, errors.CertificateError) as error:

@@ -1,8 +1,8 @@
-"""The artifacts on one site's disk. The store alone decides what the daemon keeps and discards.
+"""The artifacts on one site's disk. Only the store decides what the daemon keeps and discards.
 
-The fetcher and the service hold the digest of what they fetch and send. The transport reads and writes only files
-whose digests they hold. The store discards no artifact that is held or that the state machine needs. So an artifact
-that is refused in one round can be on its way for the next one.
+The fetcher and the service hold the digest of what they fetch and send. The transport reads and writes only files whose
+digests they hold. The store discards no artifact that is held or that the state machine needs. So an artifact that is
+refused in one round can arrive for the next one.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from peer.net.transport.transfer import (
 log = logging.getLogger(__name__)
 
 QUIET_AFTER_S = 1.0
-"""Discarded artifacts are deleted, and received ones synced, so much later at the earliest: no transfer of the round
-waits for the disk."""
+"""Minimum delay before discarded artifacts are deleted and received ones synced: no transfer of the round waits for
+the disk."""
 QUIET_WITHIN_S = 60.0
-"""They wait so much longer at most, while this site receives."""
+"""Longest additional delay while this site receives."""
 
 
 class ArtifactStore:
-    """Keeps the files of a generation's folder of artifacts.
+    """Keeps the files of a generation's artifact folder.
 
     Args:
-        folder: the folder, made and received artifacts alike.
+        folder: the folder, for own and received artifacts.
         needed: returns the digests that the state machine needs.
         fail: called with an error that the site cannot survive, such as a failed disk.
-        spares: so many discarded artifacts stay, for the next ones to be written in their place.
+        spares: how many discarded artifacts stay, to be overwritten by the next ones.
 
     Attributes:
         quiet: set while this site receives no artifact; the fetcher clears and sets it.
@@ -59,7 +59,7 @@ class ArtifactStore:
         self.folder, self.spares = folder, spares
         self._needed, self._fail = needed, fail
         self._holds: Counter[Sha256] = Counter()
-        self._unsynced: dict[Sha256, int] = {}  # with the round of the exchange that each came for
+        self._unsynced: dict[Sha256, int] = {}  # with the round of its exchange
         self._has_discarded = False  # since the last deletion
         self._tidying: asyncio.Task[None] | None = None
         self._sync_lock = asyncio.Lock()
@@ -70,11 +70,11 @@ class ArtifactStore:
         return artifact_path(self.folder, sha256)
 
     def lacks(self, digests: Collection[Sha256]) -> list[Sha256]:
-        """Return those of the digests whose files are gone."""
+        """Return the digests whose files are gone."""
         return [sha256 for sha256 in digests if not self.path(sha256).exists()]
 
     def hold(self, sha256: Sha256) -> Path:
-        """Keep an artifact, present or to come, until as many calls of :meth:`release`; return its path."""
+        """Keep an artifact, present or future, until the same number of calls of :meth:`release`; return its path."""
         self._holds[sha256] += 1
         return self.path(sha256)
 
@@ -86,11 +86,11 @@ class ArtifactStore:
             self.discard(sha256)
 
     def discard(self, sha256: Sha256) -> None:
-        """Free the name of an artifact at once, since the next one may have it, unless it is held or needed.
+        """Free an artifact's name at once, since the next one may have it, unless it is held or needed.
 
-        The next artifacts are written in the place of ``spares`` discarded ones. The space of others is freed after
-        ``QUIET_AFTER_S``: a disk takes up to 20 ms for 20 MB, which the round's transfers would wait for. Where this
-        site receives by then, the space is freed after the transfer.
+        The next artifacts overwrite ``spares`` discarded ones. The space of others is freed after ``QUIET_AFTER_S``: a
+        disk takes up to 20 ms for 20 MB, which would delay the round's transfers. If this site receives by then, the
+        space is freed after the transfer.
         """
         if self._holds[sha256] or sha256 in self._needed():
             return
@@ -114,14 +114,14 @@ class ArtifactStore:
         return {Sha256(path.stem) for path in self.folder.glob(f"*{ARTIFACT_SUFFIX}")}
 
     def put_strays_aside(self, folder: Path, is_known: Callable[[str], bool]) -> None:
-        """Clear the artifacts of files that memory does not need; parts stay, a transfer may resume them.
+        """Clear the artifacts that memory does not need; parts stay, since a transfer may resume them.
 
-        A file that the journal names was superseded, and is deleted. Any other file is moved to the
-        folder: the journal may be an older one, and the file the only copy of a model.
+        A file that the journal names was superseded, and is deleted. Any other file is moved to the folder: the journal
+        may be an older one, and the file the only copy of a model.
 
         Args:
             folder: takes the files that no row names.
-            is_known: whether the journal has a row with a digest.
+            is_known: returns whether the journal has a row with a digest.
         """
         needed, strays = self._needed(), []
         for path in self.folder.glob(f"*{DISCARDED_SUFFIX}"):
@@ -140,7 +140,7 @@ class ArtifactStore:
             log.warning("artifacts that no row of the journal names were put aside", extra=facts)
 
     def delete_parts(self, *, older_than_s: float) -> None:
-        """Delete the parts of artifacts that were last written to before a time."""
+        """Delete the parts of artifacts that were last written more than ``older_than_s`` ago."""
         oldest_s = time.time() - older_than_s
         with contextlib.suppress(OSError):  # the next fetch tries again
             for part in self.folder.glob(f"*{PART_SUFFIX}"):
@@ -149,7 +149,7 @@ class ArtifactStore:
                     log.info("part of an artifact removed", extra={"sha256": part.stem})
 
     async def delete_discarded(self, spares: int) -> bool:
-        """Delete discarded artifacts but for so many; return whether there was one to delete."""
+        """Delete discarded artifacts except ``spares``; return whether there was one to delete."""
         self._has_discarded = False
 
         def delete() -> bool:
@@ -165,10 +165,10 @@ class ArtifactStore:
             return False
 
     async def sync(self, round: int | None = None) -> None:
-        """Have the disk keep what was received for the exchanges up to a round, or for all.
+        """Make the artifacts durable that were received for the exchanges up to a round, or for all.
 
-        A stage is over for others only after that: what it made of an artifact that a loss of power then
-        took could not be made again.
+        Other sites consider a stage finished only after that: if a power failure took an artifact, its result could not
+        be computed again.
         """
         async with self._sync_lock:
             due = [sha256 for sha256, needed in self._unsynced.items() if round is None or needed <= round]
@@ -182,7 +182,7 @@ class ArtifactStore:
                 self._fail(errors.DiskError(f"artifacts cannot be kept in {self.folder}: {error.strerror}"))
 
     def sync_later(self, sha256: Sha256, round: int) -> None:
-        """Sync an artifact that was received for the exchange of a round, once no transfer waits for the disk."""
+        """Sync an artifact of a round's exchange later, when no transfer waits for the disk."""
         self._unsynced[sha256] = round
         self._tidy_later()
 
@@ -197,7 +197,7 @@ class ArtifactStore:
             self._tidying = asyncio.create_task(self._tidy_when_quiet(), name="sync and delete artifacts")
 
     async def _tidy_when_quiet(self) -> None:
-        """Sync what was received, and delete what was discarded, once transfers of the round are over."""
+        """Sync received artifacts and delete discarded ones, once transfers of the round are over."""
         while self._unsynced or self._has_discarded:
             await asyncio.sleep(QUIET_AFTER_S)
             with contextlib.suppress(TimeoutError):

@@ -1,9 +1,9 @@
-"""A site's chain of amendments while the daemon runs: asked of peers, verified, kept, and handed on.
+"""A site's chain of amendments in a running daemon: fetched from peers, verified, stored, and passed on.
 
-A head that a peer states is a claim. The daemon asks the peer for the amendments behind it, each
-peer at most once in ``ASK_S`` unless its answer brought one, and less and less often where its heads
-bring nothing; it names a peer that has none twice. What is valid is on disk before the state machine
-hears of it.
+A chain tip that a peer states is a claim. The daemon asks the peer for the amendments up to it: each peer at most once
+in ``ASK_S`` unless its answer brought an amendment, with an exponential back-off while its chain tips are unusable. A
+peer that twice lacks the chain tip that it stated is named. A valid chain is durable before the state machine learns of
+it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 UNANSWERED_S = 1.0
-"""Seconds after a question that no peer answered."""
+"""Wait after an unanswered request, in seconds."""
 ASK_S = 10.0
-"""Seconds after a question to a peer that brought no amendment, until the same peer is asked again."""
+"""Seconds between two requests to one peer whose answers bring no amendment."""
 ASK_S_MAX = 320.0
-"""The wait doubles up to this while a peer's heads are false, or those of a fork that this site cannot take."""
+"""Upper bound of the back-off while a peer's chain tips are false, or belong to a fork that this site cannot take."""
 
 
 class QuestionTimes:
@@ -67,25 +67,25 @@ class QuestionTimes:
         self._from_s[peer] = self._clock() + self._wait_s.get(peer, ASK_S)
 
     def unanswered(self, peer: SiteName) -> None:
-        """The peer was not reached: another one, or this one, is asked sooner."""
+        """Shorten the wait for a peer that was not reached: it, or another one, is asked sooner."""
         self._from_s[peer] = self._clock() + UNANSWERED_S
 
     def forgive(self, peer: SiteName) -> None:
-        """The peer has the head that it stated."""
+        """Reset the back-off of a peer that has the chain tip it stated."""
         self._wait_s.pop(peer, None)
 
     def distrust(self, peer: SiteName) -> None:
-        """Double the back-off of a peer whose advertised head was unusable."""
+        """Double the back-off of a peer whose advertised chain tip was unusable."""
         wait_s = min(2 * self._wait_s.get(peer, ASK_S), ASK_S_MAX)
         self._wait_s[peer], self._from_s[peer] = wait_s, self._clock() + wait_s
 
     def ask_again(self, peer: SiteName) -> None:
-        """An answer changed the chain: this peer, and another one, may have a later one."""
+        """Allow requests at once after an answer changed the chain: the peers may have a later one."""
         self._from_s.pop(peer, None)
         self._any_s = float("-inf")
 
     def forget(self) -> None:
-        """Ask everybody anew."""
+        """Reset the waits of all peers."""
         self._from_s.clear()
         self._wait_s.clear()
 
@@ -94,27 +94,27 @@ class AmendmentsSource(Protocol):
     """The client's call."""
 
     async def get_amendments(self, peer: SiteName, *, after: int) -> AmendmentsReply:
-        """The amendments after a number that a peer has."""
+        """Fetch a peer's amendments after a number."""
 
 
 class ChainKeeper:
     """The chain of one site.
 
     Args:
-        folder: where the chain, proofs of forks, notices and round keys are kept.
+        folder: stores the chain, proofs of forks, notices and round keys.
         federation_toml: the text of the genesis.
         own: returns this site's identity; its certificate may be renewed meanwhile.
         round_key: the genesis' key; ``None`` at a site that never had it.
         opened_round: returns the newest round that this site has opened.
-        report: tells the state machine.
+        report: passes events to the state machine.
         clock: a monotonic clock, in seconds.
 
     Attributes:
         chain: the chain that this site follows.
         names: every site that is or was a member.
-        callers: the sites that may call this one, each with the key that is pinned for it: the
-            members, newcomers included before their first round, and those that left by themselves.
-        pins: of every site that is or was a member, the key that is pinned for it.
+        callers: the sites that may call this one, each with its pinned key: the members, newcomers included before
+            their first round, and those that left of their own accord.
+        pins: the pinned key of every site that is or was a member.
         expelled: by expelled site, the number of the amendment that expels it.
     """
 
@@ -149,24 +149,24 @@ class ChainKeeper:
 
     @property
     def own(self) -> Identity:
-        """This site's key and certificate now."""
+        """This site's current key and certificate."""
         return self._own()
 
     @property
     def head(self) -> ChainHead | None:
-        """What this site's messages state."""
+        """The chain tip, as this site's messages state it."""
         return self.chain.head.head
 
     def later_authorities(self) -> tuple[str, ...]:
-        """The CAs, in PEM, that amendments have added."""
+        """Return the CAs, in PEM, that amendments have added."""
         return self.chain.head.authorities[1:]
 
     def addresses(self) -> Mapping[SiteName, str]:
-        """Where the amendments say that members can be dialled."""
+        """Return the members' addresses in the amendments."""
         return self.chain.head.addresses
 
     def settings(self, digest: Sha256 | None) -> FederationConfig:
-        """The settings of the epoch of this digest; the last ones before it that this program can apply."""
+        """Return the settings of the epoch of this digest, or the newest earlier ones that this program can apply."""
         links = self.chain.links
         number = next((link.after.number for link in links if link.after.digest == digest), 0)
         for each in range(number, 0, -1):
@@ -175,33 +175,33 @@ class ChainKeeper:
         return self._genesis.config
 
     def epochs(self) -> Epochs:
-        """The epochs of the chain and the notices, with the round keys that this site has."""
+        """Build the epochs of the chain and the notices, with this site's round keys."""
         epochs = epochs_of(self.chain, self._toml, round_key=self._round_key, keys=self._keys)
         return replace(epochs, leaving=frozenset(self._notices) & self.chain.head.keys.keys())
 
     @property
     def is_added(self) -> bool:
-        """Whether this site is, or was, a member: a newcomer, by the amendment that its bundle pins and no other."""
+        """Whether this site is or was a member; a newcomer only by the amendment that its bundle pins."""
         return self._site in self.names and self._has_pin(self.chain)
 
     @property
     def notices(self) -> Mapping[SiteName, SignedNotice]:
-        """The notices of the members that leave, until an amendment takes these out."""
+        """The notices of leaving members that no amendment has removed yet."""
         return self._notices
 
     def accepted(self) -> frozenset[SiteName]:
-        """The newcomers that the operator accepted as receivers."""
+        """Return the newcomers that the operator accepted as receivers."""
         return self._folder.accepted()
 
     def had_key(self, site: SiteName, key: Sha256) -> bool:
-        """Whether the chain pinned the key for the site once, or does."""
+        """Return whether the chain has ever pinned the key for the site."""
         return self.chain.head.used_keys.get(key) == site
 
     def answer(self, caller: SiteName, certificate_der: bytes, after: int) -> AmendmentsReply:
-        """The amendments after a number, with the round keys of the caller's epochs and all notices.
+        """Return the amendments after a number, with the round keys of the caller's epochs and all notices.
 
-        An expelled site gets those up to the one that expels it, and nothing else: so it learns why it is refused.
-        So does a caller with a former key, up to the one that replaced it.
+        An expelled site gets only the amendments up to its expulsion, and so learns why it is refused. A caller with a
+        replaced key gets only those up to the replacement.
         """
         head = self.chain.head
         if caller in self.expelled:
@@ -224,7 +224,7 @@ class ChainKeeper:
         return AmendmentsReply(signed, tuple(keys), notices)
 
     def _replaced(self, site: SiteName, key: ec.EllipticCurvePublicKey) -> int:
-        """The number of the amendment that pinned another key for a site than this one of before."""
+        """Return the number of the amendment that replaced a site's former key; 0 if none did."""
         former, pinned = key_digest(key), False
         for membership in (self.chain.genesis, *(link.after for link in self.chain.links)):
             if pinned and membership.keys.get(site) != former:
@@ -233,26 +233,26 @@ class ChainKeeper:
         return 0
 
     def is_news(self, head: ChainHead | None) -> bool:
-        """Whether a peer's head is one that this site does not have."""
+        """Return whether this site lacks a peer's chain tip."""
         if head is None or head.number > AMENDMENTS_MAX:
             return False
         own = self.chain.head
         return head.number > own.number or (head.number >= 1 and self.chain.after(head.number).digest != head.digest)
 
     def follows(self, peer: SiteName, head: ChainHead | None) -> bool:
-        """Whether to ask a peer with this head for something now."""
+        """Return whether to request amendments or a missing round key from a peer with this chain tip now."""
         if head is None or not self._times.may_ask(peer):
             return False
         return self.is_news(head) or (head == self.head and self._missing_key() is not None)
 
     def enact(self, signed: SignedAmendment, *, sealed: bytes = b"") -> None:
-        """Make the operator's amendment the head; one that is in the chain already only brings its round key.
+        """Append the operator's amendment to the chain; one that is in the chain already only adds its round key.
 
-        ``AmendmentRefused`` says what is wrong with it.
+        Raises ``AmendmentRefused`` with the reason if it is invalid.
 
         Args:
             signed: the amendment with its signatures.
-            sealed: the copy of its round key for this site, where it brings a new one.
+            sealed: the copy of its round key for this site, if it has a new one.
         """
         amendment, digest, opened = decode(signed.body), body_digest(signed.body), self._opened_round()
         if any(link.after.digest == digest for link in self.chain.links):
@@ -271,9 +271,9 @@ class ChainKeeper:
         self._adopt(chain)
 
     def _refuse_rival(self, number: int, signed: SignedAmendment) -> None:
-        """Keep an amendment that was signed beside one of the chain, for ``choose``; then refuse it.
+        """Store an amendment that forks from the chain, for ``choose``; then raise ``AmendmentRefused``.
 
-        A site whose new key the others do not know can learn of it by its file alone.
+        A site whose new key the other sites do not know gets the amendment only by its file.
         """
         try:
             fork = prove(self.chain, number, signed)
@@ -286,15 +286,15 @@ class ChainKeeper:
         )
 
     def leave(self, notice: SignedNotice) -> None:
-        """Spread a site's notice that it leaves; ``AmendmentRefused`` where no present member signed it."""
+        """Spread a site's notice that it leaves; raise ``AmendmentRefused`` unless a present member signed it."""
         self._leaver(notice)
         self.take_notices([notice])
 
     def choose(self, digest: Sha256) -> None:
-        """Switch to the other body of a fork, as the operator decides, even if this site has lived on.
+        """Switch to the other side of a fork, as the operator decides, even if this site has opened its rounds.
 
-        What follows that body comes from the peers. ``AmendmentRefused`` where no fork has it, or where
-        this site would take its former chain again from the next peer.
+        The peers supply the later amendments. Raises ``AmendmentRefused`` if no fork has the digest, or this site would
+        return to its former chain with the next peer.
         """
         for fork in self._folder.forks(self.chain):
             if body_digest(fork.other.body) == digest:
@@ -328,10 +328,10 @@ class ChainKeeper:
         )
 
     async def follow(self, peer: SiteName, head: ChainHead | None, source: AmendmentsSource) -> bool:
-        """Ask a peer for the amendments behind a head that this site does not have; whether the chain changed.
+        """Fetch a peer's amendments up to a chain tip that this site lacks; return whether the chain changed.
 
-        Where the peer has this site's chain, it is asked for round keys that are missing here.
-        ``QuestionTimes`` says when.
+        If the peer has this site's chain, request the round keys that are missing here. ``QuestionTimes`` limits the
+        rate.
         """
         if head is None or not self.follows(peer, head):
             return False
@@ -360,7 +360,7 @@ class ChainKeeper:
         return self.chain is not before
 
     async def ask(self, peer: SiteName, source: AmendmentsSource) -> None:
-        """Take the chain of a peer that stated no head: so begins a site that an amendment adds."""
+        """Fetch the chain of a peer that stated no chain tip; a site that an amendment adds starts this way."""
         self._times.begin(peer)
         try:
             other, notices = await self._fetch(peer, None, source)
@@ -370,9 +370,9 @@ class ChainKeeper:
             log.warning("amendments refused", extra={"peer": peer, "reason": str(error)})
 
     async def ask_why(self, peer: SiteName, source: AmendmentsSource) -> None:
-        """Take the chain of a peer that does not admit this site, which it may have expelled.
+        """Fetch the chain of a peer that does not admit this site, which it may have expelled.
 
-        ``QuestionTimes`` says when.
+        ``QuestionTimes`` limits the rate.
         """
         if self._times.may_ask(peer):
             await self.ask(peer, source)
@@ -380,7 +380,7 @@ class ChainKeeper:
     async def _fetch(
         self, peer: SiteName, head: ChainHead | None, source: AmendmentsSource
     ) -> tuple[Chain, tuple[SignedNotice, ...]]:
-        """The peer's chain, verified, up to the head that it stated, and its notices; its keys are kept."""
+        """Fetch and verify the peer's chain up to the chain tip that it stated, and its notices; store round keys."""
         own = self.chain
         chain = own if head is None or head.number > len(own.links) else own.until(0)
         from_genesis = chain is not own
@@ -397,7 +397,7 @@ class ChainKeeper:
             if longer is chain:
                 if not may_differ:
                     break
-                # The peer's chain differs before this site's head, or replaces this site's key before it.
+                # The peer's chain differs before this site's chain tip, or replaces this site's key before it.
                 chain, from_genesis = own.until(0), True
                 continue
             chain = longer
@@ -409,11 +409,11 @@ class ChainKeeper:
                 raise AmendmentRefused(
                     f"states amendment {head.number} ({head.digest[:12]}…) and does not have it", "tell its operator"
                 )
-            self._missed.add(peer)  # once: it may have taken another chain since it stated this head
+            self._missed.add(peer)  # once: it may have taken another chain since it stated this chain tip
         return chain, notices
 
     def _is_kept_from(self, chain: Chain) -> bool:
-        """Whether peers give this site no amendment after these, which expel it, or replace its certificate's key."""
+        """Return whether peers send no amendment after this chain: it expels this site, or replaces its key."""
         pinned = chain.head.keys.get(self._site)
         return self._site in chain.head.expelled or pinned not in (None, key_digest(self._own().key.public_key()))
 
@@ -421,7 +421,7 @@ class ChainKeeper:
         return self._pin is None or _has(chain, self._pin)
 
     def _compare_pin(self, chain: Chain) -> None:
-        """``AmendmentRefused`` where the chain adds this site by another amendment than its bundle says."""
+        """Raise ``AmendmentRefused`` if the chain adds this site by another amendment than that of its bundle."""
         pin = self._pin
         if pin is not None and pin.number <= len(chain.links) and not _has(chain, pin):
             raise AmendmentRefused(
@@ -430,7 +430,7 @@ class ChainKeeper:
             )
 
     def _take(self, peer: SiteName, other: Chain) -> Choice:
-        lived = self._opened_round() if self.is_added else 0  # a newcomer has lived nothing of a chain without its pin
+        lived = self._opened_round() if self.is_added else 0  # a newcomer opened no round of a chain without its pin
         choice, fork = compare(self.chain, other, opened_round=lived)
         if fork is not None and self._folder.save_fork(fork, kept=fork.other if choice == Choice.TAKEN else fork.own):
             signers = ", ".join(fork.double_signers) or "nobody"
@@ -445,18 +445,18 @@ class ChainKeeper:
         return choice
 
     def _adopt(self, chain: Chain) -> None:
-        """Keep a chain, durably, and then tell the state machine. Notices count as members of this chain signed."""
+        """Store a chain durably, then tell the state machine. Only notices of members of this chain stay."""
         self._folder.save_chain(chain)
         self._adopted(chain)
         known, self._notices = self._notices, {}
         self._notices = self._with_notices(tuple(known.values()))
         log.info("chain of amendments", extra={"number": chain.head.number, "digest": chain.head.digest})
         self._report(events.EpochsLearned(self.epochs()))
-        if self._notices.keys() != known.keys():  # last: a start leaves out what does not count by the chain
+        if self._notices.keys() != known.keys():  # last: a start drops notices that the chain makes invalid
             self._folder.save_notices(self._notices.values())
 
     def _adopted(self, chain: Chain) -> None:
-        """Follow the chain: keys, expulsions and CAs count at once, whatever their round."""
+        """Follow the chain: keys, expulsions and CAs apply at once, whatever their round."""
         self.chain = chain
         keys = dict(chain.genesis.keys)
         for link in chain.links:
@@ -473,7 +473,7 @@ class ChainKeeper:
             log.error("this site will hold", extra={"from_round": chain.head.from_round, "reason": reason})
 
     def _missing_key(self) -> int | None:
-        """The number of an amendment whose round key this site should have, and has not."""
+        """Return the number of the newest amendment whose round key this site should have but lacks, or None."""
         keyring = self._keyring()
         for link in reversed(self.chain.links):
             if self._site in link.after.keys and link.after.round_key_tag not in keyring:
@@ -481,7 +481,7 @@ class ChainKeeper:
         return None
 
     def take_notices(self, notices: Sequence[SignedNotice]) -> None:
-        """Keep notices of members, one of each; what is none is left."""
+        """Store notices of members, one of each; drop invalid ones."""
         known = self._with_notices(notices)
         if known.keys() != self._notices.keys():
             self._folder.save_notices(known.values())
@@ -498,7 +498,7 @@ class ChainKeeper:
         return known
 
     def _take_keys(self, chain: Chain, keys: Sequence[SealedKey]) -> None:
-        """Keep the round keys that open and fit their tags; what does not fit is thrown away."""
+        """Store the round keys that open and fit their tags; drop the others."""
         own, opened, tried = self._own(), {}, set(self._keyring())
         for sealed in keys:
             tag = self._tag(chain.after(sealed.number)) if sealed.number <= len(chain.links) else None
@@ -523,25 +523,25 @@ class ChainKeeper:
         return keys
 
     def _tag(self, membership: Membership) -> Sha256 | None:
-        """The tag of a membership's round key; that of the genesis only where this site has the key."""
+        """Return the tag of a membership's round key; that of the genesis only if this site has the key."""
         if membership.round_key_tag is not None or self._round_key is None:
             return membership.round_key_tag
         return amendment_tag(self._round_key, membership.federation)
 
     def leaver(self, notice: SignedNotice) -> SiteName | None:
-        """The member that leaves by the notice; ``None`` where it does not count."""
+        """Return the member that leaves by the notice; ``None`` if the notice is invalid."""
         with contextlib.suppress(AmendmentRefused):
             return self._leaver(notice)
         return None
 
     def _leaver(self, notice: SignedNotice) -> SiteName:
-        """The member that leaves; ``AmendmentRefused`` where the notice is not of a present one."""
+        """Verify a notice and return the member that leaves; ``AmendmentRefused`` unless a present member signed it."""
         head = self.chain.head
         notified = verify_notice(notice, federation=head.federation, authorities=head.authorities, keys=head.keys)
         return notified.site
 
     def _name(self, peer: SiteName, head: ChainHead, reason: str) -> None:
-        """Journal a peer's false head once."""
+        """Journal a peer's false chain tip once."""
         if (peer, head.digest) not in self._lies:
             self._lies.add((peer, head.digest))
             self._report(events.PeerRefused(peer, f"its amendments: {reason}"))
@@ -552,9 +552,9 @@ def _has(chain: Chain, head: ChainHead) -> bool:
 
 
 def keeper_at_rest(folder: SiteFolder, own: Identity) -> ChainKeeper:
-    """The chain of a site whose daemon does not run; the caller holds the folder's lock.
+    """Open the chain of a site whose daemon does not run; the caller holds the folder's lock.
 
-    The operator may enact, leave and choose here, too: the next start tells the peers.
+    The operator may enact, leave and choose here, too: the next start informs the peers.
     """
     opened_round = _opened_round(folder)
     return ChainKeeper(
@@ -569,7 +569,7 @@ def keeper_at_rest(folder: SiteFolder, own: Identity) -> ChainKeeper:
 
 
 def _opened_round(folder: SiteFolder) -> int:
-    """The newest round that the site has opened; 0 before the first."""
+    """Return the newest round that the site has opened; 0 before the first."""
     path = folder.generation(max(folder.generations(), default=0)) / "journal.db"
     if not path.exists():
         return 0
@@ -578,7 +578,7 @@ def _opened_round(folder: SiteFolder) -> int:
 
 
 class CurrentSites(Mapping[SiteName, Value]):
-    """Sites by the chain of a keeper, as ``read`` returns them at each moment."""
+    """A live view of a mapping by site: ``read`` returns the present one."""
 
     def __init__(self, read: Callable[[], Mapping[SiteName, Value]]) -> None:
         self._read = read

@@ -1,8 +1,8 @@
 """The daemon's side of the control socket: one request a connection, in one line of JSON, and its answers.
 
-``peer.net.transport.control`` is the operator's side; section 7 of ``proto/README.md`` has the lines.
-Whoever can open the socket may stop the daemon. The bounds are there so that no accident of such a
-process, such as a script that never reads what it asked for, makes the daemon fail or grow.
+``peer.net.transport.control`` is the operator's side; section 7 of ``proto/README.md`` has the lines. A process that
+can open the socket may stop the daemon. The limits protect the daemon from accidents of such a process, such as a
+script that never reads its answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REQUEST_BYTES_MAX = 9 << 20
 SHORT_BYTES = 64 << 10
 """One connection at a time may send a longer request: JSON takes up to twenty times its length when it is parsed."""
 REQUEST_S = 5.0
-"""From the connection to the end of the request, which a command sends at once."""
+"""From the connection to the end of the request; a command sends it at once."""
 SEND_S = 30.0
 """For one answer to `show` or `act`. A follower may take its time: its terminal may be stopped."""
 
@@ -84,7 +84,7 @@ class ControlServer:
         self._path = path
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Answer no more; what is still under way after the grace is broken off."""
+        """Stop answering; cancel connections that outlast the grace period."""
         if self._server is None or self._path is None:
             return
         self._server.close()
@@ -120,7 +120,7 @@ class ControlServer:
             writer.transport.abort()
 
     async def _read(self, reader: asyncio.StreamReader, held: contextlib.AsyncExitStack) -> bytes:
-        """Read until the request's line has ended, or is too long; ``held`` gets the lock of a long request."""
+        """Read until the request's line has ended or is too long; enter the lock for long requests into ``held``."""
         content = bytearray()
         while True:
             part = await reader.read(SHORT_BYTES)
@@ -174,7 +174,7 @@ class ControlServer:
 
 
 class Request(NamedTuple):
-    """What a command asks of the daemon."""
+    """A command's request to the daemon."""
 
     call: str
     name: str
@@ -182,7 +182,7 @@ class Request(NamedTuple):
 
     @classmethod
     def parse(cls, content: bytes) -> Request:
-        """Read the first line; ``ValueError`` if it is no request, or too long."""
+        """Parse the first line; raise ``ValueError`` if it is not a request, or too long."""
         line, end, _ = content.partition(b"\n")
         if not end or len(line) > REQUEST_BYTES_MAX:
             raise ValueError(f"the request is over {REQUEST_BYTES_MAX} bytes")
@@ -211,7 +211,7 @@ async def _send(writer: asyncio.StreamWriter, line: bytes, limit_s: float | None
 
 
 def _line(document: object) -> bytes:
-    """Encode an answer; a list by record, since the encoder holds the interpreter's lock."""
+    """Encode an answer; a list record by record, since the encoder holds the interpreter's lock."""
     if isinstance(document, list):
         text = f"[{','.join(map(_encode, document))}]"
     else:
@@ -227,7 +227,7 @@ def _encode(value: object) -> str:
 
 
 def _refusal(error: Exception) -> bytes:
-    """Encode the error, from which the command makes the same one; log one that nobody expected."""
+    """Encode an error so that the command can raise it again; log unexpected ones."""
     if not isinstance(error, PeerError | ValueError):
         log.error("control call failed", exc_info=error)
         error = StateError(f"the daemon failed: {error}")

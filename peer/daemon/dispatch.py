@@ -1,7 +1,7 @@
-"""The daemon of one site: it connects the state machine with the wire, the journal and the worker.
+"""The daemon of one site: it connects the state machine with the network, the journal and the worker.
 
-The daemon decides nothing. Events queue up, the state machine turns each into commands, and the
-daemon carries the commands out in their order.
+The daemon decides nothing. Events queue up, the state machine turns each into commands, and the daemon executes the
+commands in their order.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ log = logging.getLogger(__name__)
 
 
 def now() -> datetime.datetime:
-    """The time that certificates are checked against."""
+    """Return the time for checks of certificates."""
     return datetime.datetime.fromtimestamp(time.time(), datetime.UTC)
 
 
 async def _nothing() -> None:
-    """Nothing else can make the start fail."""
+    """Do nothing."""
 
 
 class Daemon:
@@ -83,11 +83,11 @@ class Daemon:
         federation: the federation.
         site: the site's private configuration.
         own: the site's identity.
-        generation: the generation whose journal the daemon goes on with.
+        generation: the generation whose journal the daemon continues.
         without: sites that the operator named absent.
         stay: keep serving after the last round.
         worker: the command that starts the worker.
-        chance: as of ``SiteMachine``.
+        chance: as for ``SiteMachine``.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Daemon:
         )
 
     def _relay(self, refused: Container[str]) -> RelayServer:
-        """This site as a relay for the others, with the open files that its own server leaves."""
+        """Build this site's relay for the other sites, within the open files that its own server leaves."""
         connections = relay_connections(self.site.limits.connections_max, sites=len(self.chain.callers))
         if connections < PARKED_PER_SITE_MAX:
             raise errors.ConfigError(
@@ -214,7 +214,7 @@ class Daemon:
         )
 
     async def _start_relay(self, port: int) -> None:
-        """Listen as a relay, once the own server does; ``PortInUse`` where that cannot be."""
+        """Listen as a relay, after the own server; raise ``PortInUse`` if the address cannot be bound."""
         address = self.site.connect.relay_listen
         if self.relay is None or address is None:
             return
@@ -253,20 +253,20 @@ class Daemon:
         )
 
     def _identity(self) -> certificates.Identity:
-        """This site's key and certificate on disk now; those of the start while the files are unusable."""
+        """Return this site's key and certificate on disk; those of the start while the files are unusable."""
         try:
             return self._pki.load()
-        except (AttributeError, errors.CertificateError):  # the first before the start has come so far
+        except (AttributeError, errors.CertificateError):  # AttributeError: the start has not made `_pki` yet
             return self.own
 
     def _learn(self, event: events.Event) -> None:
-        """Report what the chain keeper says; who may call, and who is called, changes at once."""
+        """Report the chain keeper's event; its effect on callers and called peers is immediate."""
         self.report(event)
         if isinstance(event, events.EpochsLearned):
             self._follow_roster(event.epochs)
 
     def _follow_roster(self, epochs: Epochs | None = None) -> None:
-        """Call, answer and relay for the sites that are members by now."""
+        """Call, answer and relay for the present members."""
         epochs = epochs if epochs is not None else self.machine.rules.epochs
         others = sorted(epochs.names - epochs.gone - {self.own.name})
         self.addresses.follow_roster({name: self.chain.addresses().get(name) for name in others})
@@ -306,7 +306,7 @@ class Daemon:
         )
 
     def _diagnose(self, peer: SiteName, address: str) -> handshake.Diagnosis:
-        """Dial a peer once more, to tell apart what gRPC reports as one fault."""
+        """Dial a peer once more, to distinguish faults that gRPC reports as one."""
         host, port = split_address(address)
         return handshake.diagnose(host, port, pki=self._pki, site=peer, proxy=self._proxy_for(peer, address))
 
@@ -324,7 +324,7 @@ class Daemon:
         )
 
     def _setting_of(self, order: commands.Command) -> worker_protocol.WorkerSetting:
-        """The worker's setting for an order: the stages and the parameters are those of the round's epoch."""
+        """Return the worker's setting for an order, with the stages and parameters of the round's epoch."""
         round = getattr(order, "round", None)
         if round is None or not self.chain.chain.links:
             return self._setting
@@ -359,12 +359,12 @@ class Daemon:
         """Serve, take part in the rounds, and return the command that ended the daemon.
 
         Args:
-            bind: called once before any peer can hear of this site. Whatever may make the start fail
+            bind: called once before any peer can hear of this site. Everything that may make the start fail
                 belongs here: peers would begin round 1 with a site that greeted them and ended.
             ready: called once with the bound port, when peers can be served.
 
         Raises:
-            PeerError: the site cannot go on; all finished work is on disk.
+            PeerError: the site cannot continue; all finished work is on disk.
         """
         try:
             unknown = self.ledger.close_open_intents()
@@ -387,7 +387,7 @@ class Daemon:
                     await ready(port)
                 await self._dispatch()
             if self._fatal is None and not self._stopped and self.notice_wait.waits():
-                await self._close_workers()  # they would keep the device meanwhile
+                await self._close_workers()  # otherwise they would occupy the device meanwhile
                 self._wake_followers()
                 await self.notice_wait.stay(self._events, poll_s=self.federation.beat_s)
         finally:
@@ -397,7 +397,7 @@ class Daemon:
             self._wake_followers()
             if self.relay is not None:
                 await self.relay.stop()
-            await self.server.stop()  # before the worker's end, which may take a while
+            await self.server.stop()  # before the worker ends, which may take a while
             await self.client.close()
             await self._close_workers()
             if self._alarm is not None:
@@ -413,7 +413,7 @@ class Daemon:
         await asyncio.gather(self.worker_process.close(), self.evaluation_process.close())
 
     async def _await_amendment(self) -> None:
-        """Ask the peers for the chain, again and again, until an amendment adds this site, or the operator stops it."""
+        """Ask the peers for the chain until an amendment adds this site, or the operator stops it."""
         log.info("waiting for the amendment that adds this site")
         while self._exit is None and self._fatal is None and not self.chain.is_added:
             for peer in self.federation.roster:
@@ -463,9 +463,9 @@ class Daemon:
         self.changed = asyncio.Event()
 
     def _write_rows(self, ordered: Sequence[commands.Command]) -> None:
-        """Write the rows of one event, and its manifests, before its other commands: one wait for the disk.
+        """Write the rows and manifests of one event before its other commands, with one sync of the disk.
 
-        What is published is served after that: a full disk takes all of it back.
+        Artifacts are published after that, because a full disk rolls all of it back.
         """
         persisted = [command for command in ordered if isinstance(command, commands.Persist)]
         published = [command for command in ordered if isinstance(command, commands.Publish)]
@@ -492,7 +492,7 @@ class Daemon:
     async def _carry_out(self, command: commands.Command) -> None:
         match command:
             case commands.Persist() | commands.Publish():
-                pass  # done, with all other rows of the event
+                pass  # already done by `_write_rows`
             case commands.Fetch():
                 self.fetcher.fetch(command)
             case commands.CancelFetch(origin, purpose):
@@ -518,7 +518,7 @@ class Daemon:
                 await self.worker_process.send(command)
 
     def _journal_message_counts(self) -> None:
-        """Journal the messages sent beside artifacts since this daemon began."""
+        """Journal the counts of messages other than artifacts since this daemon started."""
         counts = {name: self.service.account(name).spoken for name in self.machine.rules.others}
         by_peer = {str(name): rows.MessageCount(count.messages, count.bytes) for name, count in counts.items()}
         self.journal.write(rows.SpokenRow(self.machine.number, by_peer=by_peer))
@@ -555,7 +555,7 @@ class Daemon:
         }
 
     def _peer(self, name: SiteName, seen: status_document.PeerProgress) -> status_document.PeerStatus:
-        """The status of a peer: the state machine's view, and the connections' figures."""
+        """Return a peer's status: the state machine's view, and the connections' figures."""
         account = self.service.account(name)
         skew_s, greeting, address = account.clock_skew_s, account.greeting, self.addresses.address(name)
         pulse, answers = self.machine.peers.pulse(name), self.addresses.answers(name)
@@ -575,14 +575,14 @@ class Daemon:
         }
 
     def summary(self) -> str:
-        """The site's round and phase, in a few words."""
+        """Describe the site's round and phase in a few words."""
         site = self.machine
         return f"round {site.number} of {site.rules.rounds}, {site.phase}" + (
             f": {site.failure}" if site.failure else ""
         )
 
     def _certificate(self) -> x509.Certificate:
-        """The certificate on disk now, renewed or expired; the first one if the files are unusable."""
+        """Return the certificate on disk, renewed or expired; the first one if the files are unusable."""
         try:
             return self._pki.certificate()
         except errors.CertificateError:

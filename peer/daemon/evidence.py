@@ -1,8 +1,8 @@
-"""Equivocation: finds sites that sign two artifacts for one round, keeps the proof, and hands it on.
+"""Equivocation: detects sites that sign two artifacts for one round, stores the proof, and passes it on.
 
-Receivers of one site's artifacts compare its manifests where their means differ. Who shows a
-manifest learns only what the same site signed for the other receiver, if that is another artifact.
-Every receiver of a proof verifies it itself.
+Receivers of one site's artifacts compare its manifests if their means differ. A site that shows a manifest learns only
+what the same site signed for the other receiver, if that is another artifact. Every receiver of a proof verifies it
+itself.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ log = logging.getLogger(__name__)
 
 
 class EquivocationWatch:
-    """The proofs of equivocation that one site holds.
+    """The equivocation proofs that one site holds.
 
     Args:
         federation: the digest that manifests must name.
-        authorities: returns the federation's CAs, those that amendments have added among them.
-        site: this site, which accuses nobody of its own manifests.
-        roster: every site; a proof against any other name is none.
-        journal: has received manifests, and keeps the proofs.
+        authorities: returns the federation's CAs, including those that amendments have added.
+        site: this site; it stores no proof against itself.
+        roster: every site that is or was a member; a proof against any other name is invalid.
+        journal: has received manifests, and stores the proofs.
         service: knows which peers compare manifests.
         client: calls them.
         refused: SHA-256 digests of certificates whose signatures prove nothing.
-        report: hands an event to the state machine.
+        report: passes an event to the state machine.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class EquivocationWatch:
                 self._keep(prove((earlier, signed), federation=self._federation, authorities=self._authorities()))
 
     def compare(self, peer: SiteName, round: int) -> None:
-        """Show a peer whose mean of a round differs what this round's origins signed for this site.
+        """Show a peer with another mean of a round the manifests that this round's origins signed for this site.
 
-        A site shows few peers a round its manifests, and each of them others. In a large federation, means
-        also differ because contributors do: comparisons with all peers would take more than the round.
+        A site compares with few peers a round, and shows each of them other manifests. In a large federation, means
+        also differ because contributors do: comparisons with all peers would outlast the round.
         """
         if round != self._compared_round:
             self._compared_round, self._compared_peers = round, 0
@@ -101,14 +101,14 @@ class EquivocationWatch:
         self._start(self._ask(peer, shown))
 
     def hand_on(self, peer: SiteName) -> None:
-        """Give a peer every proof that it was not given in this run."""
+        """Send a peer every proof that it has not received in this run."""
         for subject, proof in self._proofs.items():
             if subject.origin != peer and (peer, subject) not in self._handed and self._compares(peer):
                 self._handed.add((peer, subject))
                 self._start(self._give(peer, proof))
 
     async def answer(self, caller: SiteName, shown: Sequence[SignedManifest]) -> list[SignedManifest]:
-        """Answer ``CompareManifests``: take a proof, or give the other half of one."""
+        """Answer ``CompareManifests``: store a proof, or return the other half of one."""
         if not self._calls[caller].take():
             raise Refusal(Status.BUSY, f"over {limits.COMPARISONS_PER_SECOND_MAX:g} comparisons a second")
         try:
@@ -137,7 +137,7 @@ class EquivocationWatch:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _received(self, origin: SiteName, round: int) -> Iterator[tuple[SignedManifest, Manifest]]:
-        """The manifests that this site received for a round from one site."""
+        """Yield the manifests that this site received for a round from one site."""
         for body in self._journal.received_in_round(round, peer=origin):
             with contextlib.suppress(ValueError):  # a row of the simulator has no manifest
                 signed = from_base64(body)
@@ -150,12 +150,12 @@ class EquivocationWatch:
         return proof
 
     def _is_refused_here(self, proof: EquivocationProof) -> bool:
-        """Whether this site's operator refuses a certificate under which a manifest was signed."""
+        """Return whether this site refuses a certificate that signed one of the manifests."""
         certificates = [x509.load_der_x509_certificate(each.certificate_der) for each in proof.signed]
         return any(is_refused(certificate, self._refused) for certificate in certificates)
 
     def _keep(self, proof: EquivocationProof) -> None:
-        """Journal a new proof, name its origin, and hand it on to every other peer."""
+        """Journal a new proof, report its origin, and pass it on to every other peer."""
         subject = proof.subject
         kept = sum(known.origin == subject.origin for known in self._proofs)
         if subject in self._proofs or kept >= limits.EQUIVOCATIONS_PER_SITE_MAX or subject.origin == self._site:
@@ -184,7 +184,7 @@ class EquivocationWatch:
         task.add_done_callback(self._tasks.discard)
 
     async def _ask(self, peer: SiteName, received: Sequence[SignedManifest]) -> None:
-        """Show a peer these manifests one by one, and keep the proofs that its answers complete."""
+        """Show a peer these manifests one by one, and store the proofs that its answers complete."""
         try:
             for signed in received:
                 for other in await self._show(peer, (signed,)):
@@ -204,9 +204,9 @@ class EquivocationWatch:
             log.info("proof not handed on", extra={"peer": peer, "reason": str(error)})
 
     async def _show(self, peer: SiteName, signed: Sequence[SignedManifest]) -> list[SignedManifest]:
-        """Show a peer manifests no faster than its server lets a connection send; returns its answer.
+        """Show a peer manifests within its server's rate limit, and return its answer.
 
-        It is shown nothing that is too large for a request.
+        Manifests that are too large for a request are not shown.
         """
         size = sum(len(each.body) for each in signed)
         if size > limits.SHOWN_BYTES_MAX:

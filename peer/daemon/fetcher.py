@@ -1,4 +1,4 @@
-"""Fetches artifacts and sends reports for the state machine; each ends with exactly one event."""
+"""Fetches artifacts and sends evaluations for the state machine; each task ends with exactly one event."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from peer.site.records.journal import Journal
 log = logging.getLogger(__name__)
 
 HEARD_EVERY_S = 1.0
-"""How often a transfer in progress reports that its peer is heard."""
+"""Interval at which a transfer in progress reports that its peer is heard."""
 PATIENT_S = 1.0
-"""A peer that kept a request waiting for so long is asked again at once, one that answers sooner after a pause."""
+"""A peer that delayed its answer this long is asked again at once, a peer that answers sooner after a pause."""
 LOGGED = frozenset({"peer", "purpose", "kind", "sha256", "bytes", "outcome", "seconds"})
 """Keys of the row ``received`` that are also logged."""
 
 
 class ArtifactFetcher:
-    """Runs the fetches of one site, and sends its reports.
+    """Fetches artifacts for one site, and sends its evaluations.
 
     Args:
         machine: the state machine; the fetcher only reads its rules.
         client: calls peers.
-        service: permits and records reports that leave.
+        service: permits and records evaluations that leave.
         journal: gets a row of each received artifact, with its signed manifest.
         store: keeps received artifacts.
-        report: hands an event to the state machine.
+        report: passes an event to the state machine.
         fail: called with an error that the site cannot survive, such as a failed disk.
         examine: compares a verified manifest with earlier ones of its origin.
-        on_epoch: is told of a peer that follows another epoch, so that both exchange heads soon.
+        on_epoch: called with a peer that follows another epoch, so that both exchange chain tips soon.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ArtifactFetcher:
         self.received_bytes: Counter[SiteName] = Counter()
 
     def fetch(self, command: commands.Fetch) -> None:
-        """Begin a fetch; an earlier one from the same site for the same purpose ends."""
+        """Start a fetch; cancel an earlier one from the same site for the same purpose."""
         self.cancel(command.origin, command.purpose)
         if all(task.done() for task in self._tasks.values()):  # no part is being written
             self._store.delete_parts(older_than_s=self._machine.pace.wait_max_s)  # too old for any exchange
@@ -84,13 +84,13 @@ class ArtifactFetcher:
         self._tasks[(command.origin, command.purpose)] = task
 
     def cancel(self, origin: SiteName, purpose: str) -> None:
-        """End a fetch without an event; the received part stays on disk for the next one."""
+        """Cancel a fetch without an event; the received part stays on disk for the next one."""
         task = self._tasks.pop((origin, purpose), None)
         if task is not None:
             task.cancel()
 
     def send_report(self, command: commands.SendReport) -> None:
-        """Try once to send a site the report on its model; an earlier report to it ends."""
+        """Try once to send a site the evaluation of its model; cancel an earlier one to it."""
         self.cancel(command.site, "report")
         task = asyncio.create_task(self._send_report(command), name=f"report to {command.site}")
         self._tasks[(command.site, "report")] = task
@@ -125,7 +125,7 @@ class ArtifactFetcher:
                 raise
             facts = (manifest.generation, manifest.round, command.purpose, manifest.artifact)
             self._report(events.ArtifactArrived(*answer, *facts))  # held until the state machine has judged it
-        except Missing as error:  # it was retired since the offer: the peer is ahead, and not at fault
+        except Missing as error:  # retired since the offer: the peer is ahead, not at fault
             log.info("artifact retired before it was fetched", extra={"peer": command.origin, "reason": error.reason})
             self._report(events.ArtifactUnavailable(*answer, command.purpose, Unavailable.RETIRED))
         except (Refused, Misbehaved) as error:
@@ -137,7 +137,7 @@ class ArtifactFetcher:
             self._fail(error)
         except OSError as error:
             self._fail(errors.DiskError(f"{self._store.folder} cannot be used: {error}"))
-        except Exception as error:  # a bug of ours: the round goes on without this artifact, and says why
+        except Exception as error:  # our bug: the round continues without this artifact, and states why
             log.exception("artifact not fetched", extra={"peer": command.origin, "round": command.round})
             reason = f"it could not be fetched here: {type(error).__name__}"
             self._report(events.ArtifactRefused(*answer, command.purpose, reason, blameless=True))
@@ -166,14 +166,14 @@ class ArtifactFetcher:
         except errors.PeerError as error:
             self._fail(error)
             return
-        except Exception as error:  # a bug of ours: the report stays here, and the journal says why
+        except Exception as error:  # our bug: the evaluation stays here, and the journal states why
             log.exception("report not sent", extra={"peer": peer, "round": report.round})
             reason = f"it could not be sent from here: {type(error).__name__}"
         log.info("report sent", extra={"peer": peer, "round": report.round, "answer": answer, "reason": reason})
         self._report(events.ReportAnswered(command.attempt, peer, answer, reason))
 
     async def _request_manifest(self, command: commands.Fetch) -> Offer | Unavailable:
-        """Ask for the manifest until it exists; the state machine cancels the fetch if it gives up."""
+        """Request the manifest until it exists; the state machine cancels the fetch if it gives up."""
         rules = self._machine.lived_rules
         earlier = rules.pattern(command.round) == "circulate" and command.purpose == "train"
         epoch = access.epoch_digest(rules, caller=rules.site, for_round=command.round)
@@ -198,7 +198,7 @@ class ArtifactFetcher:
             except NotAdmitted:
                 if not self._machine.is_ahead_of(command.origin):
                     raise
-                failures += 1  # the peer will learn who this newcomer is
+                failures += 1  # the peer will learn of this newcomer
             await asyncio.sleep(backoff_s(failures))
 
     async def _receive(self, command: commands.Fetch, offer: Offer) -> None:
@@ -226,7 +226,7 @@ class ArtifactFetcher:
                 heard_s = loop.time()
                 self._report(events.PeerHeard(origin))
 
-        failures, durable = 0, command.purpose == "handback"  # its holder may be the only other site that has it
+        failures, durable = 0, command.purpose == "handback"  # its sender may be the only other site that has it
         try:
             while True:
                 try:
@@ -244,7 +244,7 @@ class ArtifactFetcher:
                     failures += 1
                 await asyncio.sleep(backoff_s(failures))
         finally:
-            if self.receiving.get(task) is transfer:  # and not the next task's
+            if self.receiving.get(task) is transfer:  # unless the next task has replaced it
                 del self.receiving[task]
             if not self.receiving:
                 self._store.quiet.set()
@@ -272,5 +272,5 @@ class ArtifactFetcher:
 
 
 def backoff_s(failures: int) -> float:
-    """How long to wait before the next attempt."""
+    """Return the back-off before the next attempt."""
     return limits.DIAL_BACKOFF_S[min(failures, len(limits.DIAL_BACKOFF_S) - 1)]

@@ -1,4 +1,4 @@
-"""What an operator does to the chain of amendments at a site, whether its daemon runs or not."""
+"""The operator's changes to a site's chain of amendments, with or without a running daemon."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MembershipActions:
         }
 
     def act(self, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out an action; ``MembershipError`` says what is wrong, and nothing was changed."""
+        """Execute an action; raise ``MembershipError`` with the reason if it is refused and changes nothing."""
         try:
             return dict(self._actions[action](arguments))
         except AmendmentRefused as error:
@@ -69,7 +69,7 @@ class MembershipActions:
         return Genesis.parse(toml.read(self._folder.federation_toml), str(self._folder.federation_toml))
 
     def _approve(self, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """Judge the proposal, record the approval, and only then sign."""
+        """Check the proposal, record the approval, and only then sign."""
         proposal = Proposal.decode(str(arguments["proposal"]).encode())
         chain, own = self._keeper.chain, self._keeper.own
         check_approvable(chain, self._genesis(), proposal, own)
@@ -108,7 +108,7 @@ class MembershipActions:
         return {"site": self._folder.site, "head": {"number": head.number, "digest": head.digest}, "notes": []}
 
     def _whole_digest(self, start: str) -> Sha256:
-        """The digest of the forks' other amendments that begins like this; ``AmendmentRefused`` unless it is one."""
+        """Complete the digest of a fork's other amendment; ``AmendmentRefused`` unless exactly one begins so."""
         others = {body_digest(fork.other.body) for fork in self._membership.forks(self._keeper.chain)}
         fitting = [digest for digest in others if digest.startswith(start)]
         if len(fitting) != 1 or len(start) < DIGITS_MIN:

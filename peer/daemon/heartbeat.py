@@ -24,44 +24,44 @@ from peer.site.config.toml import split_address
 log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 0.1
-"""How long after a change of the phase the peers hear of it: while a short exchange lasts, its bytes matter more, and
-the next change is told with it."""
+"""Delay from a change of phase to its announcement: during a short exchange its bytes matter more, and the announcement
+covers the next change, too."""
 DIAGNOSES_MAX = 1
-"""At a time: each dials one peer, which in a busy federation costs both of them more than what it is to explain."""
+"""Concurrent diagnoses: each dials one peer, which in a busy federation costs both sites more than it explains."""
 DIAGNOSE_EVERY_S = 15.0
-"""A peer that stays out of reach is diagnosed so often: what is amiss seldom changes."""
+"""Interval of the diagnoses of an unreachable peer: the cause rarely changes."""
 BEATS_AT_ONCE = 8
-"""To peers that are up, in a large federation: over lines of 200 ms, 40 in a second."""
+"""Concurrent heartbeats to reachable peers in a large federation: over lines of 200 ms, 40 in a second."""
 GREETINGS_AT_ONCE = 4
-"""To peers that are not known to be up, in a large federation: each may take as long as a call may."""
+"""Concurrent greetings to other peers in a large federation: each may last until its timeout."""
 NOT_DIAGNOSED = (float("-inf"), "")
 FAREWELL_S = 1.0
-"""How long the last heartbeat may take: a peer that misses it notices the silence instead."""
+"""Time limit of the last heartbeat: a peer that misses it notices the silence instead."""
 
 
 async def ignore_head(peer: SiteName, head: ChainHead | None) -> None:
-    """Look into no amendment."""
+    """Ignore a peer's chain tip."""
 
 
 def ignore_refusal(peer: SiteName) -> None:
-    """Ask for no reason."""
+    """Do not ask a peer why it refuses this site."""
 
 
 class Heartbeats:
-    """One task a peer, and discovery where the site is configured for it.
+    """One task per peer, and discovery if the site is configured for it.
 
     Args:
         own: this site's name.
         peers: the other sites, which may change (see ``follow_roster``).
-        federation: has the interval of heartbeats.
-        site: says whether to announce this site and discover others.
-        addresses: the peers' addresses; is told how each dial ended.
+        federation: has the heartbeat interval.
+        site: configures whether to announce this site and discover others.
+        addresses: the peers' addresses; informed of the outcome of each dial.
         client: dials these addresses.
         service: makes this site's greetings and heartbeats, and checks those of peers.
-        report: hands an event to the state machine.
-        diagnose: dials a peer at an address, in a thread, and says why it is out of reach.
-        follow: looks into the amendment that a peer states, before the state machine hears the peer.
-        ask_why: asks a peer that does not admit this site for the amendments behind that.
+        report: passes an event to the state machine.
+        diagnose: dials a peer at an address, in a thread, and returns why it is unreachable.
+        follow: fetches the amendments that a peer states, before the state machine hears the peer.
+        ask_why: asks a peer that does not admit this site for the amendments that explain it.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Heartbeats:
         follow: Callable[[SiteName, ChainHead | None], Awaitable[None]] = ignore_head,
         ask_why: Callable[[SiteName], None] = ignore_refusal,
     ) -> None:
-        self._failing: dict[SiteName, str] = {}  # by peer, why the last call failed
+        self._failing: dict[SiteName, str] = {}  # by peer, the reason why the last call failed
         self._diagnose, self._diagnoses = diagnose, 0
-        self._diagnosed: dict[tuple[SiteName, str | None], tuple[float, str]] = {}  # when, and with which result
+        self._diagnosed: dict[tuple[SiteName, str | None], tuple[float, str]] = {}  # time and result
         self._federation, self._site, self._addresses, self._client = federation, site, addresses, client
         self._service, self._report, self._follow, self._ask_why = service, report, follow, ask_why
         self._large = len(federation.roster) > limits.BEAT_LARGE_SITES
@@ -109,7 +109,7 @@ class Heartbeats:
         self._tasks[peer] = asyncio.create_task(self._run_peer(peer), name=f"heartbeats to {peer}")
 
     def follow_roster(self, peers: Collection[SiteName]) -> None:
-        """Greet the sites that are new, and send nothing more to those that are none of these peers."""
+        """Greet new sites, and stop calling sites that are no longer peers."""
         for name in self._nudges.keys() - set(peers):
             del self._nudges[name]
             if name in self._tasks:
@@ -129,11 +129,10 @@ class Heartbeats:
             self._nudges[peer].set()
 
     def announce(self, *, away: bool) -> None:
-        """Send every peer a heartbeat soon, or now if this site goes away: the phase has changed.
+        """Announce a change of phase to every peer by a heartbeat soon, or now if this site goes away.
 
-        In a large federation, peers hear of it with the next heartbeat, unless this site goes away:
-        each round has several phases, and the messages of a round would grow with the square of the
-        number of sites.
+        In a large federation, peers learn of it with the next regular heartbeat, unless this site goes away: each round
+        has several phases, and the messages of a round would grow with the square of the number of sites.
         """
         if away:
             self._nudge_all()
@@ -153,7 +152,7 @@ class Heartbeats:
                 await asyncio.gather(*beats, return_exceptions=True)
 
     def peers(self) -> Collection[SiteName]:
-        """The peers that are called."""
+        """Return the peers that are called."""
         return self._nudges.keys()
 
     async def close(self) -> None:
@@ -169,7 +168,7 @@ class Heartbeats:
             self.nudge(peer)
 
     def problem(self, peer: SiteName) -> str:
-        """Why the last call to a peer failed, and what to do where that is known; empty where it did not fail.
+        """Return why the last call to a peer failed, with a remedy if one is known; empty if it succeeded.
 
         Every address has its own reason: calls try one after the other.
         """
@@ -180,7 +179,7 @@ class Heartbeats:
         return "; ".join(filter(None, dict.fromkeys(diagnosed))) or self._failing[peer]
 
     def _note_answer(self, peer: SiteName, address: str, problem: str = "") -> None:
-        """A peer answered; a refusal is a problem all the same."""
+        """Record a peer's answer; a refusal still counts as a problem."""
         self._failing.pop(peer, None)
         if problem:
             self._failing[peer] = problem
@@ -188,9 +187,9 @@ class Heartbeats:
         self._diagnosed[peer, address] = at_s, ""
 
     def _diagnose_failure(self, peer: SiteName, address: str) -> None:
-        """Have a thread say why an address fails: gRPC has one word for most faults.
+        """Diagnose a failing address in a thread: gRPC reports most faults as one.
 
-        It is not one of the event loop's threads: at its end, the loop waits for those.
+        The thread is not one of the event loop's, which the loop would wait for at its end.
         """
         loop = asyncio.get_running_loop()
         at_s, former = self._diagnosed.get((peer, address), NOT_DIAGNOSED)
@@ -204,7 +203,7 @@ class Heartbeats:
         def dial() -> None:
             diagnosis: Diagnosis | None = None
             try:
-                with contextlib.suppress(errors.CertificateError):  # of this site; the call itself says so
+                with contextlib.suppress(errors.CertificateError):  # of this site; the call itself reports it
                     diagnosis = self._diagnose(peer, address)
             finally:
                 with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -242,11 +241,11 @@ class Heartbeats:
             except Exception as error:
                 generation, failures = 0, failures + 1
                 if isinstance(error, Refused | Misbehaved):
-                    if address is not None:  # the peer did answer there, with its certificate
+                    if address is not None:  # the peer answered there, with its certificate
                         self._addresses.succeed(peer, address)
                         self._note_answer(peer, address, error.reason)
                     not_admitted = isinstance(error, NotAdmitted)
-                    if not_admitted:  # also where the peer may lag: a site that was down does not know who is ahead
+                    if not_admitted:  # even if the peer may lag: a site that was down does not know which is ahead
                         self._ask_why(peer)
                     if not (not_admitted and self._service.is_ahead_of(peer)):
                         self._report(events.PeerRefused(peer, error.reason))
@@ -265,32 +264,32 @@ class Heartbeats:
                     await nudge.wait()
 
     def _turns(self, *, known: bool) -> contextlib.AbstractAsyncContextManager[None]:
-        """The turn of a call to a peer that is known to be up, or to one that is to be found.
+        """Return the semaphore for calls to reachable peers, or that for peers to be found.
 
-        In a large federation calls take turns. Else a site that starts calls all peers at once, each call takes
-        longer than a call may, and all begin again. Peers that are down wait for each other alone.
+        In a large federation calls take turns. Otherwise a starting site would call all peers at once, every call would
+        time out, and all would be repeated. Unreachable peers delay only each other.
         """
         if not self._large:
             return contextlib.nullcontext()
         return self._beats if known else self._greetings
 
     def _wait_s(self, failures: int) -> float:
-        """How long to wait after so many failed calls in a row.
+        """Return the wait after this number of consecutive failures.
 
-        In a large federation no peer is called more often than with heartbeats: calls to all that are
-        down, or too busy to answer in time, would keep a site busy. A peer that starts calls by itself.
+        In a large federation no peer is called more often than by heartbeats: calls to all peers that are down, or too
+        busy to answer in time, would overload a site. A peer that starts calls by itself.
         """
         beat_s = self._federation.beat_s
         return min(beat_s, backoff_s(failures - 1)) if failures and not self._large else beat_s
 
     async def _call(self, peer: SiteName, generation: int, *, nudged: bool) -> int:
-        """Greet a peer of unknown generation (0), then send a heartbeat; returns 0 to greet again.
+        """Greet a peer of unknown generation (0), otherwise send a heartbeat; return its generation, or 0 to greet
+        again.
 
-        A peer whose own greeting does not fit is greeted, too, and refuses this site from then on: it may have
-        been updated so quickly that no call failed meanwhile.
+        A peer whose own greeting does not match is greeted, too, and refuses this site from then on: it may have been
+        updated so quickly that no call failed meanwhile.
 
-        In a large federation one heartbeat for each pair of sites is enough, since each is answered with
-        another.
+        In a large federation one heartbeat per pair of sites suffices, since each is answered with another.
         """
         if not generation or self._service.account(peer).mismatch:
             greeting = await self._client.hello(peer, self._service.greeting(peer))

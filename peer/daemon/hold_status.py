@@ -1,4 +1,4 @@
-"""Why a site opens no round although it could: an amendment says so, or too few members are heard."""
+"""The reason why a site opens no further round: an amendment holds it, or too few members are heard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peer.site.records.members import AMENDMENT_MISSING
 
 
 def why_held(machine: SiteMachine, chain: Chain, *, is_added: bool, now_s: float) -> str:
-    """What the site waits for in the phase ``held``, with what ends it; empty in any other phase of a member.
+    """Explain what a site in the phase ``held`` waits for, and what ends it; empty in any other phase of a member.
 
     Args:
         machine: the site.
@@ -40,7 +40,7 @@ def why_held(machine: SiteMachine, chain: Chain, *, is_added: bool, now_s: float
 
 
 def _amendment_that_holds(chain: Chain, number: int) -> str:
-    """The amendment that began the hold of an epoch, who signed it, when, and what ends it."""
+    """Describe the amendment that began an epoch's hold: its signers, its date, and what ends it."""
     if not chain.after(number).hold:
         return f"this program cannot apply amendment {number}: the log says why; upgrade mhfl-peer"
     while number > 1 and chain.after(number - 1).hold:
@@ -57,5 +57,5 @@ def _amendment_that_holds(chain: Chain, number: int) -> str:
 
 
 def _listed(names: list[SiteName]) -> str:
-    """At most five names."""
+    """Join at most five names."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} others" if len(names) > 5 else "")

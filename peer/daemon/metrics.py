@@ -1,9 +1,7 @@
-"""What a site shows to a monitoring system: every metric with its meaning, and its value at this
-moment.
+"""A site's Prometheus metrics: every metric with its meaning and its current value.
 
-Names follow Prometheus' conventions (``mhfl_``, base units, ``_total``). A ``peer`` is always a
-site of the roster, and no label holds free text, so that the number of series is bounded by the
-roster, whatever others send.
+Names follow Prometheus' conventions (``mhfl_``, base units, ``_total``). A ``peer`` is always a site of the roster, and
+no label holds free text, so the roster limits the number of series, whatever others send.
 """
 
 from __future__ import annotations
@@ -104,7 +102,7 @@ Sample = tuple[str, tuple[str, ...], float]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What is read from the disk beside journal and ledger."""
+    """State read from the disk beside journal and ledger."""
 
     disk_free: int
     disk_size: int
@@ -112,10 +110,10 @@ class Surroundings:
 
 
 def families(daemon: Daemon, counts: Counts, surroundings: Surroundings, *, now_s: float) -> list[Metric]:
-    """Every metric of a running daemon.
+    """Build every metric of a running daemon.
 
     Args:
-        daemon: is only read; to be called in its event loop.
+        daemon: only read; call this in its event loop.
         counts: read up to now.
     """
     status = daemon.status()
@@ -224,7 +222,7 @@ def _peers(status: SiteStatus, counts: Counts) -> Iterator[Sample]:
 
 
 def _waiting(status: SiteStatus) -> Iterator[Sample]:
-    """Whom the site waits for, why, and for how long; one entry a peer at most."""
+    """Yield the peers that the site waits for, why, and for how long; at most one entry per peer."""
     for wait in status["waiting_for"]:
         labels = (wait["site"], WAIT_WORDS.get(wait["kind"], wait["kind"]))
         yield "mhfl_waiting_seconds", labels, wait["since_s"]

@@ -1,8 +1,7 @@
-"""The Prometheus endpoint of a running daemon: ``prometheus_client``'s server, with bounds.
+"""The Prometheus endpoint of a running daemon: ``prometheus_client``'s server, with limits.
 
-It only shows. Who may ask is a matter of the address (``[metrics]`` in site.toml): there is neither
-password nor TLS. Requests are answered in threads. The event loop is asked for nothing but the
-values of the daemon's state.
+It is read-only. The address decides who can reach it (``[metrics]`` in site.toml): there is neither password nor TLS.
+Requests are answered in threads, which ask the event loop only for the values of the daemon's state.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from peer.site.records.counts import Counts
 
 log = logging.getLogger(__name__)
 
-STATE_S = 10.0  # for the event loop to tell the daemon's state; it answers within milliseconds
+STATE_S = 10.0  # for the event loop to return the daemon's state; it answers within milliseconds
 PAGE = b'<!doctype html><title>mhfl-peer</title><p><a href="/metrics">metrics</a>\n'
 UNREADABLE = b"journal or ledger cannot be read; the site's log says why\n"
 REMEDY = "change `listen` under [metrics] in site.toml, or stop what uses the port"
@@ -44,7 +43,7 @@ StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 
 
 class DaemonCollector(Collector):
-    """The daemon's metrics at this moment, for a registry that collects in a thread."""
+    """The daemon's current metrics, for a registry that collects in a thread."""
 
     def __init__(self, daemon: Daemon, loop: asyncio.AbstractEventLoop) -> None:
         self._daemon, self._loop = daemon, loop
@@ -52,11 +51,11 @@ class DaemonCollector(Collector):
         self._lock = threading.Lock()
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing, so that registering collects nothing."""
+        """Return nothing, so that registering collects nothing."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics. Files are read here, the state in the event loop; one scrape at a time."""
+        """Yield the metrics: read files in this thread and state in the event loop, one scrape at a time."""
         with self._lock:
             self._read()
             surroundings = self._look_around()
@@ -66,7 +65,7 @@ class DaemonCollector(Collector):
 
     def catch_up(self) -> None:
         """Read the rows of former runs, so that the first scrape need not."""
-        with contextlib.suppress(PeerError), self._lock:  # the scrape says it
+        with contextlib.suppress(PeerError), self._lock:  # the scrape reports it
             self._read()
 
     def _read(self) -> None:
@@ -77,7 +76,7 @@ class DaemonCollector(Collector):
         return families(self._daemon, self._counts, surroundings, now_s=time.time())
 
     def _look_around(self) -> Surroundings:
-        """The disk, and the certificate on it, which may be renewed, or else that of the start."""
+        """Read the disk's space, and the expiry of the certificate on it, or else of the one at the start."""
         own, ca = find_certificate(self._daemon.folder.pki) or self._daemon.own.certificate, self._daemon.own.ca
         disk = shutil.disk_usage(self._daemon.folder.path)
         expiry_s = {"site": own.not_valid_after_utc.timestamp(), "ca": ca.not_valid_after_utc.timestamp()}
@@ -85,7 +84,7 @@ class DaemonCollector(Collector):
 
 
 class MetricsServer:
-    """Serves ``/metrics`` for one daemon; to be made in its event loop."""
+    """Serves ``/metrics`` for one daemon; create it in the daemon's event loop."""
 
     def __init__(self, daemon: Daemon, *, silence_s: float = SILENCE_S, connection_s: float = CONNECTION_S) -> None:
         self._silence_s, self._connection_s = silence_s, connection_s
@@ -101,8 +100,8 @@ class MetricsServer:
         self._servers: list[BoundedServer] = []
 
     async def start(self, address: str) -> int:
-        """Listen on ``host:port`` and return the port, which port 0 leaves to the system.
-        ``PortInUse`` where the address cannot be bound; the message says why.
+        """Listen on ``host:port`` and return the port; the system chooses one for port 0. Raises ``PortInUse`` with the
+        reason if the address cannot be bound.
         """
         try:
             await asyncio.to_thread(self._bind, *split_address(address))
@@ -119,11 +118,10 @@ class MetricsServer:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
         return sum(server.connections for server in self._servers)
 
     async def stop(self) -> None:
-        """Take no more requests and break off those under way."""
+        """Accept no more requests and break off those in progress."""
         servers, self._servers = self._servers, []
         for server in servers:
             await asyncio.to_thread(server.shutdown)
@@ -131,14 +129,14 @@ class MetricsServer:
             server.server_close()
 
     def _bind(self, host: str, port: int) -> None:
-        """A server for each address that the host's name stands for."""
+        """Start a server for each address of the host's name."""
         for address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
             server = BoundedServer(address, silence_s=self._silence_s, connection_s=self._connection_s)
             server.set_app(self._answer)
             self._servers.append(server)
 
     def _answer(self, environ: dict[str, Any], start_response: StartResponse) -> list[bytes]:
-        """The application: the metrics, and a page that leads to them."""
+        """Serve the metrics, and a page that links to them."""
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         if path not in ("/", "/metrics"):
             status, headers, body = "404 Not Found", [TEXT], b"Not Found\n"
@@ -152,10 +150,10 @@ class MetricsServer:
         return [b"" if method == "HEAD" else body]
 
     def _scrape(self, environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]], bytes]:
-        """Every metric now, in the format that the headers ask for."""
+        """Encode every current metric in the format that the headers request."""
         try:
             encoder, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
-        except (TypeError, ValueError):  # a version that is no number
+        except (TypeError, ValueError):  # a version that is not a number
             encoder, content_type = choose_encoder("")
         try:
             body = encoder(self._registry)

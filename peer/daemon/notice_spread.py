@@ -1,9 +1,9 @@
-"""Which peers have the notices of sites that leave: a call carries a notice until its answer shows the same.
+"""Spread of the notices of leaving sites: calls carry a notice until the peer's answer shows the same.
 
-A peer has a notice once the peer itself shows it, in a call or in the answer to a call with it: it
-shows what is on its disk. An answer with a notice that the call did not have confirms nothing yet.
-The peer cannot know that it arrived, and hears so with this site's next call, be that its farewell.
-Every member hands them on, so that a peer that was down while a site left learns of it from any other.
+A peer has a notice once the peer itself shows it, in a call or in the answer to a call with it: it shows only notices
+on its disk. An answer with a notice that the call did not have confirms nothing yet. The peer cannot know that its
+answer arrived; this site's next call, or its farewell, confirms it. Every member passes notices on, so that a peer that
+was down while a site left learns of it from any other.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from peer.net.transport.rates import loop_time
 log = logging.getLogger(__name__)
 
 ALL_S = 10.0
-"""Seconds from the first answer on that a site which leaves stays for the last peers: several attempts to dial each."""
+"""Seconds that a leaving site stays for the last peers after the first answer: several attempts to dial each."""
 
 
 class NoticeSpread:
-    """The notices that a site knows, by the peers that may lack them.
+    """The notices that a site knows, and the peers that may lack them.
 
     Args:
-        own: this site's name; its own notice travels before the others, then the receiver's, which waits for that.
-        notices: returns the notices that count now, by the site that leaves.
+        own: this site's name; its own notice is sent first, then the receiver's, which waits for that.
+        notices: returns the valid notices by leaving site.
     """
 
     def __init__(self, own: SiteName, notices: Callable[[], Mapping[SiteName, SignedNotice]]) -> None:
@@ -40,11 +40,11 @@ class NoticeSpread:
         self._turns: Counter[SiteName] = Counter()
 
     def lacks(self, peer: SiteName) -> list[SiteName]:
-        """The sites that leave, as far as the peer may not know of it."""
+        """Return the leaving sites whose notices the peer may lack."""
         return sorted(self._notices().keys() - self._had[peer])
 
     def next(self, peer: SiteName, *, echo: SiteName | None = None) -> SignedNotice | None:
-        """The notice for the next heartbeat to a peer: one after another of those that it may lack.
+        """Choose the notice for the next heartbeat to a peer, in turn among those that it may lack; None if it has all.
 
         Args:
             peer: the receiver.
@@ -60,26 +60,26 @@ class NoticeSpread:
         return self._notices()[next((name for name in (self._own, peer) if name in lacked), turn)]
 
     def confirm(self, peer: SiteName, leaver: SiteName) -> None:
-        """The peer has shown that it has this site's notice."""
+        """Record that the peer has shown a site's notice."""
         self._had[peer].add(leaver)
 
     def forget(self, peer: SiteName) -> None:
-        """The peer greets: it may have been restored from a backup."""
+        """Forget a greeting peer's notices: it may have been restored from a backup."""
         self._had[peer].clear()
 
     def unreached(self, peers: Collection[SiteName]) -> frozenset[SiteName]:
-        """The peers that may lack this site's own notice; nobody while it stays a member."""
+        """Return the peers that may lack this site's own notice; empty while it stays a member."""
         return frozenset(peer for peer in peers if self._own in self.lacks(peer))
 
 
 class NoticeWait:
-    """The stay of a site that leaves, until its peers have its notice.
+    """The wait of a leaving site until its peers have its notice.
 
-    Once one peer has it, the others get it from there; so the site stays ``ALL_S`` at most for those
-    that are down, and ``linger_s`` while it reaches nobody.
+    Once one peer has it, the others get it from there; so the site stays at most ``ALL_S`` for peers that are down, and
+    ``linger_s`` while it reaches nobody.
 
     Args:
-        spread: says who may lack the notice, which every heartbeat carries to those.
+        spread: tracks which peers may lack the notice; every heartbeat to these carries it.
         peers: returns the peers that are called.
         linger_s: the longest stay.
     """
@@ -90,7 +90,7 @@ class NoticeWait:
         self._reached_s: float | None = None
 
     def waits(self) -> list[PeerWait]:
-        """The peers that may lack the notice; there is a deadline once nothing else keeps the site."""
+        """Return the peers that may lack the notice, with a deadline once ``stay`` has begun."""
         began_s = self._began_s
         since_s = 0.0 if began_s is None else loop_time() - began_s
         left_s = None if began_s is None else round(self._left_s(began_s), 1)
@@ -100,8 +100,8 @@ class NoticeWait:
         """Return once every peer has the notice, the time is over, or the operator stops the daemon.
 
         Args:
-            queue: the daemon's events, of which each answer of a peer is one.
-            poll_s: how often to look where no event comes.
+            queue: the daemon's events; each answer of a peer is one.
+            poll_s: interval of the checks without an event.
         """
         self._began_s = loop_time()
         while unreached := self._unreached():

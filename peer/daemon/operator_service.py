@@ -1,4 +1,4 @@
-"""The operator's calls to a running daemon: the documents behind the commands, and actions."""
+"""The operator's calls to a running daemon: the documents behind the commands, and the actions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from peer.site.membership.shown import membership_shown
 from peer.site.records import folder_documents
 
 FOLLOW_MIN_S = 0.25
-"""Between two documents: a person sees no more than four a second, a slow terminal fewer."""
+"""Shortest interval between two documents: a person reads at most four a second, a slow terminal shows fewer."""
 FOLLOW_MAX_S = 1.0
-"""Between two documents without an event: the waiting times in them still change."""
+"""Interval between two documents without an event: the waiting times in them still change."""
 
 ACTION_EVENTS: Mapping[str, tuple[type[events.Event], str]] = {
     "pause": (events.PauseRequested, "training stops after this step; the site keeps serving"),
@@ -29,7 +29,7 @@ ACTION_EVENTS: Mapping[str, tuple[type[events.Event], str]] = {
 }
 
 AWAY = ("pause", "stop")
-"""Actions after which the others go on without this site."""
+"""Actions after which the other sites continue without this one."""
 
 
 class OperatorService:
@@ -58,7 +58,7 @@ class OperatorService:
         return self._with_reasons(document) if topic == "evaluation" else document
 
     def _with_reasons(self, document: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add why cells are empty now; the journal says so only when the site leaves."""
+        """Add why cells are empty now; the journal has these reasons only after the site leaves."""
         reasons = status_document.unreported(self._daemon.machine)
         for record in reversed(document):  # newest first: a round may occur in two generations
             for site, reason in reasons.pop(record["round"], {}).items():
@@ -67,15 +67,15 @@ class OperatorService:
         return document
 
     def _heads(self) -> dict[SiteName, ChainHead | None]:
-        """The amendment that each peer stated with its last heartbeat."""
+        """Return the chain tip that each peer stated with its last heartbeat."""
         machine = self._daemon.machine
         pulses = {name: machine.peers.pulse(name) for name in machine.rules.known}
         return {name: pulse.head for name, pulse in pulses.items() if pulse is not None}
 
     async def act(self, action: str, arguments: Mapping[str, Any]) -> object:
         if action in MEMBERSHIP_ACTIONS:
-            async with self._amending:  # two approvals at once could sign one body and record the other
-                if action == "approve":  # to count orders takes seconds in a large federation
+            async with self._amending:  # two concurrent approvals could sign one body and record the other
+                if action == "approve":  # counting orders takes seconds in a large federation
                     return await asyncio.to_thread(self._membership.act, action, arguments)
                 return self._membership.act(action, arguments)
         event_type, effect = ACTION_EVENTS[action]
@@ -87,7 +87,7 @@ class OperatorService:
         return {"site": self._daemon.own.name, "action": action, "effect": effect}
 
     async def follow(self, topic: str, arguments: Mapping[str, Any]) -> AsyncGenerator[object, None]:
-        """Yield the document now and after every event, at most four times a second, and once the daemon has ended."""
+        """Yield the document now, after every event at most four times a second, and once the daemon has ended."""
         history = (
             folder_documents.history_of(self._daemon.folder, topic) if topic in folder_documents.HISTORIES else None
         )

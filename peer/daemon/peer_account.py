@@ -1,4 +1,4 @@
-"""What the daemon counts and remembers of each peer while it runs."""
+"""The daemon's counters and records of each peer while it runs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class TrafficCount:
 
 @dataclass(slots=True)
 class PeerAccount:
-    """The daemon's dealings with one peer since it started. Times are monotonic seconds.
+    """The daemon's record of one peer since it started. Times are monotonic seconds.
 
-    ``greeting`` is the peer's last one that fits this federation. ``mismatch`` is why a greeting was
-    refused: the peer takes no part until its greeting fits. ``denied_s`` has the recent denials in
-    the journal, by call and reason.
+    ``greeting`` is the peer's last one that matches this federation. ``mismatch`` is why a greeting was refused: the
+    peer takes no part until its greeting matches. ``denied_s`` maps call and reason of the recent denials in the
+    journal to their times.
     """
 
     spoken: TrafficCount = field(default_factory=TrafficCount)

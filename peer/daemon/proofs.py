@@ -1,7 +1,7 @@
-"""Proofs of what sites claim: the round that a site is in, and the newest artifact that a peer has of another.
+"""Proofs of sites' claims: the round that a site is in, and the newest artifact that a peer has of another.
 
-A claim moves a site only where a signature holds it. The signature of the claim's own subject is
-asked for: a peer signs where it is, and this site has signed what a peer has of it.
+A claim changes a site's state only with a signature by the claim's own subject: a peer signs which round it is in, and
+this site has signed the artifact that a peer has of it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ClaimProofs:
         self._seen: dict[SiteName, Seen] = {}
 
     def attach(self, own: Heartbeat, peer: SiteName) -> Heartbeat:
-        """This site's heartbeat for a peer; one that is far behind gets the proof of the round with it."""
+        """Attach the proof of this site's round to its heartbeat if the peer may be a straggler."""
         theirs = self._machine.peers.pulse(peer)
         if not own.published_round or (
             theirs is not None and own.round <= self._machine.rules.unproven_round_max(theirs.committed_round)
@@ -57,22 +57,22 @@ class ClaimProofs:
             claim = RoundClaim(self._federation, self._machine.rules.site, own.generation, own.published_round)
             try:
                 self._own = (signed, sign_round(self._pki.load(), claim))
-            except (CertificateError, WireError):  # no certificate can sign now; a renewal may follow
+            except (CertificateError, WireError):  # no certificate is valid now; a renewal may follow
                 return own
         return replace(own, proof=self._own[1])
 
     def proven_round(self, peer: SiteName, pulse: Heartbeat) -> int | None:
-        """The round that a peer's heartbeat proves; ``None`` where it proves none or needs no proof.
+        """Return the round that a peer's heartbeat proves; ``None`` if it proves none or needs no proof.
 
         Raises:
-            ValueError: why the proof does not hold.
+            ValueError: the reason why the proof is invalid.
         """
         proof = pulse.proof
         if proof is None or pulse.round <= self._machine.rules.unproven_round_max(self._machine.memory.committed):
             return None
         try:
             certificate = self._pki.verify(proof.certificate_der, self._ca, peer)
-        except OtherKey:  # one of the two does not know yet of the amendment that changes the key
+        except OtherKey:  # one of the two sites lacks the amendment that changes the key
             return None
         if is_refused(certificate, self._refused):
             raise ValueError("the certificate is refused here")
@@ -82,7 +82,7 @@ class ClaimProofs:
         return claim.round
 
     def seen(self, peer: SiteName) -> Seen | None:
-        """The newest artifact that this site has from a peer, with the peer's signed manifest if it fits."""
+        """Return the newest artifact that this site has from a peer, with the peer's signed manifest if it fits."""
         seen, known = self._machine.seen(peer), self._seen.get(peer)
         if seen is None or (known is not None and seen == replace(known, manifest=None)):
             return known if seen is not None else None
@@ -98,12 +98,12 @@ class ClaimProofs:
         return self._seen[peer]
 
     def verify_seen(self, seen: Seen) -> None:
-        """Return if this site's signature proves what a peer has seen of it.
+        """Verify that this site's signature proves what a peer has seen of it.
 
         The dates of the certificate do not matter: it may have been renewed since.
 
         Raises:
-            ValueError: why it is not proven.
+            ValueError: the reason why it is not proven.
         """
         if seen.manifest is None:
             raise ValueError("without this site's signed manifest")

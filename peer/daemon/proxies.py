@@ -1,4 +1,4 @@
-"""Through which proxy a site dials which peer: what ``[connect]`` of site.toml says."""
+"""The choice of a proxy for each dial, by ``[connect]`` of site.toml."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ HTTP_PORT = 80
 
 
 def choice(site: SiteConfig) -> Choose:
-    """What ``[connect]`` says.
+    """Build the function that chooses a proxy by ``[connect]``.
 
-    Takes the proxies out of the environment: gRPC obeys them where a channel says otherwise.
+    Removes the proxies from the environment: gRPC obeys them even if a channel's options say otherwise.
 
     Raises:
         ConfigError: the password's file, or a proxy of the environment, cannot be used.
@@ -52,7 +52,7 @@ def choice(site: SiteConfig) -> Choose:
 
 
 def read_secret(path: Path) -> str:
-    """``user:password``, alone in a file that only this user can read."""
+    """Read ``user:password`` from a file that contains nothing else and that only this user can read."""
     try:
         login = read_file(path, secret=True).decode().strip()
     except (CertificateError, UnicodeDecodeError) as error:
@@ -65,7 +65,7 @@ def read_secret(path: Path) -> str:
 
 
 def _inherited(environment: dict[str, str], login: str) -> Proxy | None:
-    """The proxy of the environment for TLS."""
+    """Return the environment's proxy for TLS."""
     url = environment.get("https") or environment.get("all")
     if url is None:
         return None

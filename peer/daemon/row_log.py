@@ -1,4 +1,4 @@
-"""The lines that rows of the journal write into the log."""
+"""Log lines for rows of the journal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ log = logging.getLogger(__name__)
 LOGGED_KINDS = frozenset(
     {"isolated", "alone", "joined", "amended", "skipped", "slot_lost", "regenerated", "paused", "resumed", "finished"}
 )
-"""Kinds of journal rows that the daemon also logs."""
+"""Kinds of journal rows that the daemon also logs by their name."""
 
 
 def log_row(kind: str, round: int, body: Any) -> None:
-    """Log the rows that matter to an operator as they happen."""
+    """Log a row that matters to an operator."""
     if kind == "committed":
         facts = {"sources": [source["site"] for source in body["sources"]], "missing": body["missing"]}
         if not any(facts.values()):

@@ -1,9 +1,9 @@
 """The answers to peers' calls.
 
-Every byte that leaves passes policy, schedule and ledger here, in that order.
+Policy, schedule and ledger check every byte here before it leaves, in that order.
 
-``peer.net.transport.server`` authenticates and validates the calls. The service serves the site's
-published artifacts; the caller's messages become events for the state machine.
+``peer.net.transport.server`` authenticates and validates the calls. The service serves the site's published artifacts;
+the caller's messages become events for the state machine.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ Served = tuple[int, Sha256, bool]
 DENIED_AGAIN_S = 60.0
 """A repeated denial is journalled at most once in this time."""
 DENIED_ROWS_MAX = 10
-"""Rows in that time for one caller, which could otherwise fill the disk with ever new requests."""
+"""Rows per caller in that time; otherwise a caller could fill the disk with ever new requests."""
 
 
 def common_protocol(greeting: Hello) -> int | None:
-    """The highest version of the protocol that this program and the sender speak; ``None`` without any."""
+    """Return the highest protocol version that this program and the sender speak; ``None`` if there is none."""
     highest = min(limits.PROTOCOL_VERSION_MAX, max(greeting.protocol, greeting.protocol_max))
     return highest if highest >= max(limits.PROTOCOL_VERSION, greeting.protocol) else None
 
@@ -82,10 +82,10 @@ class PeerService:
         ledger: takes intents and outcomes.
         store: keeps published artifacts.
         pki: the site's key and certificate, which sign manifests.
-        report: hands an event to the state machine.
+        report: passes an event to the state machine.
         fail: called with an error that the site cannot survive, such as a failed disk.
-        chain: the amendments; without it there are none.
-        note_head: is told which amendment a caller has, a claim that this site may look into.
+        chain: the amendments; None: there are none.
+        note_head: called with a caller's chain tip, a claim that this site may verify.
         refused: SHA-256 digests of certificates whose signatures prove nothing.
         clock: a monotonic clock, in seconds, for repeated denials.
     """
@@ -130,15 +130,15 @@ class PeerService:
         self._accounts: defaultdict[str, PeerAccount] = defaultdict(PeerAccount)
 
     def account(self, peer: str) -> PeerAccount:
-        """The dealings with a peer, or with a caller that is no peer."""
+        """Return the record of a peer, or of a caller that is no peer."""
         return self._accounts[peer]
 
     def peers(self) -> tuple[SiteName, ...]:
-        """The other sites that take part."""
+        """Return the other sites that take part."""
         return self._machine.rules.others
 
     def sign(self, round: int, artifact: Artifact, *, evaluation: bool = False) -> SignedManifest | None:
-        """The manifest of an artifact, signed and journalled; ``None`` while no certificate can sign it."""
+        """Sign and journal an artifact's manifest; return ``None`` while no valid certificate can sign it."""
         try:
             return self._sign(round, artifact, evaluation)
         except (CertificateError, WireError) as error:
@@ -150,8 +150,8 @@ class PeerService:
     ) -> None:
         """Serve the artifact from now on; without a manifest, one is signed when a peer asks.
 
-        Its rows must be on disk: a call that waits may be answered at once, and after a restart that
-        lacks the rows the site would sign another artifact for the round.
+        Its rows must be durable: a waiting call may be answered at once, and without the rows the site would sign
+        another artifact for the round after a restart.
         """
         memory = self._machine.memory
         served = {(key[0], published.sha256, False) for key, published in memory.published.items()}
@@ -161,7 +161,7 @@ class PeerService:
         self._compare_with_policy(round, artifact, evaluation=evaluation)
 
     def _sign(self, round: int, artifact: Artifact, evaluation: bool) -> SignedManifest:
-        """Sign the manifest of a published artifact, with the present head of the ledger, and journal it."""
+        """Sign a published artifact's manifest, which states the ledger tip, and journal it."""
         head = self._ledger.head
         manifest = Manifest(
             federation=self._federation.digest,
@@ -181,7 +181,7 @@ class PeerService:
         return signed
 
     def _compare_with_policy(self, round: int, artifact: Artifact, *, evaluation: bool) -> None:
-        """Warn at once of a bound below what the method sends, before receivers are denied."""
+        """Warn of an egress limit below what the method sends, before receivers are denied."""
         rules, limit = self._machine.rules, self._site.egress.bytes_per_round_max
         everybody = evaluation or rules.pattern(round) == "all_to_all"
         visited = rules.visits if artifact.kind != "return" else 0
@@ -192,12 +192,12 @@ class PeerService:
             log.warning("policy lets less leave than the method sends", extra={**facts, "remedy": remedy})
 
     def wake_waiting_calls(self) -> None:
-        """Have the calls that wait check the site's memory, which may have changed."""
+        """Let waiting calls check the site's memory again, which may have changed."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     def greeting(self, peer: SiteName) -> Hello:
-        """This site's greeting for a peer."""
+        """Build this site's greeting for a peer, and count it as sent."""
         greeting = Hello(
             protocol=limits.PROTOCOL_VERSION,
             federation=self._federation.digest,
@@ -216,7 +216,7 @@ class PeerService:
         return greeting
 
     def difference(self, greeting: Hello) -> str | None:
-        """How a greeting shows another federation, in words; ``None`` when it is of this one."""
+        """Describe how a greeting differs from this federation; ``None`` if it matches."""
         if common_protocol(greeting) is None:
             newest = max(greeting.protocol, greeting.protocol_max)
             site, theirs_is_older = self._machine.rules.site, newest < limits.PROTOCOL_VERSION
@@ -244,7 +244,7 @@ class PeerService:
         self._report(events.PeerGreeted(peer, greeting))
 
     def _proven(self, peer: SiteName, seen: Seen | None) -> Seen | None:
-        """What a peer has seen of this site, if it is proven.
+        """Return what a peer has seen of this site if it is proven, else None.
 
         The state machine reads only a peer's first greeting.
         """
@@ -258,23 +258,23 @@ class PeerService:
         return seen
 
     def pulse(self, peer: SiteName, *, echo: SiteName | None = None) -> Heartbeat:
-        """This site's state for a peer, counted as sent; ``echo`` is the site whose notice the peer's call had."""
+        """Build this site's heartbeat for a peer and count it as sent; ``echo``: whose notice the peer sent."""
         own = replace(self._proofs.attach(self._machine.pulse(), peer), notice=self.notices.next(peer, echo=echo))
         self._accounts[peer].spoken.add(wire.encode_pulse(own).ByteSize())
         return own
 
     def hear(self, peer: SiteName, pulse: Heartbeat, *, sent: Heartbeat | None = None) -> SiteName | None:
-        """Report a peer's state to the state machine, after the round that the peer proves.
+        """Report a peer's heartbeat to the state machine, after the round that the peer proves.
 
-        A notice comes first: from then on the site that leaves counts as gone.
+        A notice comes first: from then on the leaving site counts as gone.
 
         Args:
             peer: the sender.
             pulse: its heartbeat.
-            sent: this site's call that the heartbeat answers; ``None`` where the peer called.
+            sent: this site's call that the heartbeat answers; ``None`` if the peer called.
 
         Returns:
-            The site that leaves, if the heartbeat has a notice that counts.
+            The leaving site, if the heartbeat has a valid notice.
         """
         leaver: SiteName | None = None
         if pulse.notice is not None and self._chain is not None:
@@ -296,18 +296,18 @@ class PeerService:
         return leaver
 
     def is_ahead_of(self, peer: SiteName) -> bool:
-        """Whether the peer lacks amendments that this site has: it may not know yet who its peers are."""
+        """Return whether the peer lacks amendments that this site has: it may not know yet who its peers are."""
         return self._machine.is_ahead_of(peer)
 
     def called_s(self, peer: SiteName) -> float | None:
-        """Seconds since the peer's last call reached this site; ``None`` before the first."""
+        """Return the seconds since the peer's last call reached this site; ``None`` before the first."""
         at_s = self._accounts[peer].called_at_s
         return None if at_s is None else round(self._clock() - at_s, 1)
 
     def beaten_within(self, peer: SiteName, seconds: float) -> bool:
-        """Whether the peer's last heartbeat, which this site answered with its own, is not older.
+        """Return whether this site answered a heartbeat of the peer within the last ``seconds``.
 
-        A peer that may lack a notice gets another heartbeat: nothing says whether an answer arrived.
+        A peer that may lack a notice gets another heartbeat: nothing tells whether an answer arrived.
         """
         at_s = self._accounts[peer].beat_at_s
         return at_s is not None and not self.notices.lacks(peer) and self._clock() - at_s <= seconds
@@ -317,7 +317,7 @@ class PeerService:
         self._accounts[caller].called_at_s = self._clock()
         self._note_head(caller, greeting.head)
         problem = self.difference(greeting)
-        takes_part = greeting.generation > 0  # 0 is a question only, of `check` at a site that does not run yet
+        takes_part = greeting.generation > 0  # 0: `check` asks at a site that does not run yet
         if problem is not None:
             if takes_part:
                 self._accounts[caller].mismatch = problem
@@ -329,7 +329,7 @@ class PeerService:
         return self.greeting(caller)
 
     async def beat(self, caller: SiteName, pulse: Heartbeat) -> Heartbeat:
-        """Report the caller's state to the state machine, and answer with this site's own."""
+        """Report the caller's heartbeat to the state machine, and answer with this site's own."""
         self._accounts[caller].called_at_s = self._clock()
         self._refuse_mismatch(caller)
         self._note_head(caller, pulse.head)
@@ -392,7 +392,7 @@ class PeerService:
         )
         self.sending[intent] = cast(TransferInProgress, {"direction": "out", **transfer})
         self._report(events.PeerHeard(caller))
-        return Grant(self._store.hold(sha256), intent)  # until it is recorded as sent: it may be retired meanwhile
+        return Grant(self._store.hold(sha256), intent)  # until `record_sent`: the artifact may be retired meanwhile
 
     def record_sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
         self._store.release(Sha256(grant.path.stem))
@@ -404,7 +404,7 @@ class PeerService:
         log.info("artifact sent", extra={"intent": grant.intent, **transfer, "sent_bytes": size, "outcome": outcome})
 
     def amendments(self, caller: SiteName, certificate_der: bytes, after: int) -> AmendmentsReply:
-        """The amendments after a number, with the caller's round keys; ``Refusal`` where it asks too often."""
+        """Return the amendments after a number with the caller's round keys; raise ``Refusal`` above the rate limit."""
         if self._chain is None:
             raise Refusal(Status.UNSUPPORTED, "this site has no chain of amendments")
         if not self._amendment_calls[caller].take():
@@ -413,7 +413,7 @@ class PeerService:
         return self._chain.answer(caller, certificate_der, after)
 
     async def report(self, caller: SiteName, report: EvaluationResult) -> None:
-        """Take a peer's report on a lent model; the report is in the journal when this returns."""
+        """Take a peer's evaluation of a lent model; it is in the journal when this returns."""
         self._accounts[caller].called_at_s = self._clock()
         self._refuse_mismatch(caller)
         self._report(events.PeerHeard(caller))
@@ -431,7 +431,7 @@ class PeerService:
         raise Refusal(Status.BUSY, "the report is not in the journal yet")
 
     def open_report(self, peer: SiteName, report: EvaluationResult, *, size: int) -> int:
-        """Permit a report to leave for the model's site; its intent is on disk when this returns."""
+        """Permit an evaluation to leave for the model's site; its intent is on disk when this returns."""
         rules = self._machine.rules
         if rules.evaluation_denied is not None or not self._permits_receiver(peer):
             raise Refusal(Status.DENIED, self._by_policy(peer, f"tells {peer} no metrics"))
@@ -445,7 +445,7 @@ class PeerService:
         self._settle(intent, size, outcome)
 
     def _settle(self, intent: int, size: int, outcome: Outcome) -> None:
-        """Record how a transfer ended; a disk that cannot keep it ends the daemon, and the next start settles it."""
+        """Record a transfer's outcome; if the disk fails, end the daemon, and the next start settles the transfer."""
         try:
             self._ledger.settle(intent, bytes=size, outcome=outcome)
         except PeerError as error:
@@ -455,9 +455,9 @@ class PeerService:
         self._record_denial(caller, call, reason)
 
     def _manifest_of(self, round: int, artifact: Artifact, *, evaluation: bool) -> SignedManifest | None:
-        """The manifest of a published artifact; ``None`` while no valid certificate can sign it.
+        """Return a published artifact's manifest; ``None`` while no valid certificate can sign it.
 
-        One that the key of before an amendment signed is signed again: it counts at no peer any more.
+        A manifest signed with a replaced key is signed again: peers do not accept it any more.
         """
         key = (round, artifact.sha256, evaluation)
         if key in self._signed and not self._counts(self._signed[key]):
@@ -467,7 +467,7 @@ class PeerService:
         return self._signed.get(key)
 
     def _counts(self, signed: SignedManifest | None) -> bool:
-        """Whether this site's pinned key has signed."""
+        """Return whether this site's pinned key signed the manifest."""
         if signed is None:
             return False
         certificate = x509.load_der_x509_certificate(signed.certificate_der)
@@ -485,9 +485,9 @@ class PeerService:
         return f"this site's policy lets at most {limit} bytes leave in a round"
 
     def _repeated(self, caller: SiteName, purpose: Purpose, round: int, artifact: Artifact, size: int) -> str | None:
-        """Why the caller may not have so many bytes of an artifact again; ``None`` when it may.
+        """Return why the caller may not receive ``size`` more bytes of an artifact, or None.
 
-        The first copies for all receivers come before a second one for any.
+        The first copies for all receivers have priority over a second copy for any.
         """
         sent = self._ledger.sent_in_round(self._machine.memory.generation, round)
         of_artifact = sent.artifact(caller, purpose, artifact.sha256)
@@ -513,22 +513,22 @@ class PeerService:
         return ({} if epoch is None else {"epoch": epoch}) | ({"route": "relay"} if relayed else {})
 
     def _permits_receiver(self, peer: SiteName) -> bool:
-        """Whether the operator lets artifacts leave for a site; ``*`` stands for the sites of the genesis."""
+        """Return whether the operator permits artifacts to leave for a site; ``*`` covers the sites of the genesis."""
         egress = self._site.egress
         if peer in self._federation.roster or peer in egress.receivers:
             return egress.permits_receiver(peer)
         return egress.newcomers == "accept" or (self._chain is not None and peer in self._chain.accepted())
 
     def _by_policy(self, peer: SiteName, says: str) -> str:
-        """The reason of a refusal by this site's policy, with what its operator can do for a newcomer."""
+        """Build the reason of a refusal by this site's policy, with the operator's remedy for a newcomer."""
         is_new = peer not in self._federation.roster and peer not in self._site.egress.receivers
         accept = f" before its operator runs `mhfl-peer federation accept {peer}`"
         return f"this site's policy {says}{accept if is_new and not self._permits_receiver(peer) else ''}"
 
     def _answer(self, caller: SiteName, request: wire.ArtifactRequest) -> tuple[int, Artifact] | Unavailable:
-        """The artifact that the caller may have, or why it is not there.
+        """Return the artifact that the caller may have, or why it is unavailable.
 
-        ``Refusal`` where policy or schedule deny it, unless the caller follows another epoch.
+        Raises ``Refusal`` if policy or schedule deny it, unless the caller follows another epoch.
         """
         self._accounts[caller].called_at_s = self._clock()
         self._refuse_mismatch(caller)
@@ -536,7 +536,7 @@ class PeerService:
         if request.epoch != access.epoch_digest(rules, caller=caller, for_round=request.for_round):
             return Unavailable.EPOCH
         left = caller in rules.epochs.gone and rules.epochs.expelled_by(caller) is None
-        if left and request.purpose == "evaluate":  # the caller may not know yet, and is not to take it for a fault
+        if left and request.purpose == "evaluate":  # the caller may not know yet, and must not take it for a fault
             return Unavailable.RETIRED
         self._admit(caller, request)
         return access.answer(
@@ -548,7 +548,7 @@ class PeerService:
         )
 
     def _admit(self, caller: SiteName, request: wire.ArtifactRequest) -> None:
-        """Return if policy and schedule permit the request; ``Refusal`` names the one that does not."""
+        """Raise ``Refusal`` unless policy and schedule permit the request; it names the one that does not."""
         egress, rules = self._site.egress, self._machine.rules
         if request.kind not in egress.permitted_kinds(rules.plan) or not self._permits_receiver(caller):
             raise self._deny(caller, request, self._by_policy(caller, f"sends no {request.kind} to {caller}"))
@@ -564,7 +564,7 @@ class PeerService:
             raise self._deny(caller, request, reason)
 
     def _refuse_mismatch(self, caller: SiteName) -> None:
-        """``Refusal`` for a caller whose last greeting was of another federation."""
+        """Raise ``Refusal`` if the caller's last greeting was of another federation."""
         if mismatch := self._accounts[caller].mismatch:
             raise Refusal(Status.MISMATCH, mismatch)
 

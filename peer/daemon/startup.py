@@ -1,4 +1,4 @@
-"""Starts a site's daemon from its folder, after all checks, and runs it until its exit."""
+"""Starts a site's daemon from its folder after all checks, and runs it until its exit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FAULTS: Mapping[str, type[errors.PeerError]] = {
     "disk": errors.DiskError,
 }
 WATCH_AGAIN_S = 10.0
-"""How long after its failure a watcher starts again: a lasting failure must not flood the log."""
+"""Delay before a failed watcher starts again: a lasting failure must not flood the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Options:
 
 
 def load(folder: SiteFolder) -> tuple[FederationConfig, SiteConfig, Identity]:
-    """The site's files, each checked by itself and against the others; ``PeerError`` if wrong."""
+    """Load the site's files; check each by itself and against the others; raise ``PeerError`` if one is wrong."""
     federation = FederationConfig.load(folder.federation_toml)
     site = SiteConfig.load(folder.site_toml)
     membership = MembershipFolder(folder.membership)
@@ -81,7 +81,7 @@ def load(folder: SiteFolder) -> tuple[FederationConfig, SiteConfig, Identity]:
 
 
 def run(folder: SiteFolder, options: Options) -> None:
-    """Run the daemon of a site until it leaves; ``PeerError`` when it cannot start or cannot go on."""
+    """Run the daemon of a site until it leaves; raise ``PeerError`` if it cannot start or continue."""
     check_permissions(folder)
     federation, site, own = load(folder)
     without = _absent(federation, folder.site, options.without)
@@ -97,7 +97,7 @@ def run(folder: SiteFolder, options: Options) -> None:
             log.warning("an older state was restored", extra={"reason": remark})
         keep_configuration(folder, generation, federation, site, accept=options.accept_change)
         try:
-            # Until `_serve` has its handlers: a KeyboardInterrupt between two steps of asyncio leaves loose ends.
+            # Until `_serve` has its handlers: a KeyboardInterrupt between two steps of asyncio leaks resources.
             signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
             asyncio.run(_serve(folder, federation, site, own, generation, without, options))
         except errors.PeerError:
@@ -129,7 +129,7 @@ async def _serve(
         if daemon is not None:
             daemon.report(events.StopRequested())
 
-    # Before the first resource is opened: asyncio's own reaction to Ctrl-C would break off in the midst of it.
+    # Before the first resource is opened: asyncio's own reaction to Ctrl-C would interrupt the opening.
     for number in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, request_stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -179,8 +179,7 @@ async def _serve(
 async def keep_running(
     name: str, watcher: Callable[[], Coroutine[Any, Any, None]], *, again_s: float = WATCH_AGAIN_S
 ) -> None:
-    """Run a watcher until it returns; when it fails, log the failure with its traceback and run it
-    again.
+    """Run a watcher until it returns; if it fails, log the failure with its traceback and run it again.
 
     A watcher only warns. Its failure must neither end the rounds nor go unnoticed.
     """
@@ -199,7 +198,7 @@ async def cancel(task: asyncio.Task[None]) -> None:
 
 @contextlib.asynccontextmanager
 async def _metrics(daemon: Daemon, address: str) -> AsyncIterator[int]:
-    """Serve metrics for Prometheus, on the yielded port; its library is imported only here."""
+    """Serve metrics for Prometheus on the yielded port; import its library only here."""
     from peer.daemon.metrics_server import MetricsServer
 
     server = MetricsServer(daemon)
@@ -227,9 +226,7 @@ def _generation(folder: SiteFolder, options: Options) -> int:
 
 
 def next_generation(folder: SiteFolder) -> int:
-    """The number after every generation that peers may have seen, also those of a restored backup or
-    a lost journal.
-    """
+    """Return the number after every generation that peers may have seen, even of a restored backup or lost journal."""
     number = max(folder.generations(), default=0)
     path = folder.generation(number) / "journal.db"
     generations = [number]
@@ -243,7 +240,7 @@ def next_generation(folder: SiteFolder) -> int:
 
 
 def _begun(folder: SiteFolder, generation: int) -> bool:
-    """Whether the generation's journal names a state of the model to go on from."""
+    """Return whether the generation's journal names a state of the model to continue from."""
     path = folder.generation(generation) / "journal.db"
     if not path.exists():
         return False

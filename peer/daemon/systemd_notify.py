@@ -28,7 +28,7 @@ def notify(state: str, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def watchdog_s(environ: Mapping[str, str] = os.environ) -> float | None:
-    """How long systemd waits for a sign of life before it kills this process; ``None`` if for ever."""
+    """Return the watchdog's time limit, after which systemd kills this process; ``None`` without a watchdog."""
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     limit_us = environ.get("WATCHDOG_USEC", "")
@@ -36,8 +36,8 @@ def watchdog_s(environ: Mapping[str, str] = os.environ) -> float | None:
 
 
 async def watch(summary: Callable[[], str], *, every_s: float = 1.0, environ: Mapping[str, str] = os.environ) -> None:
-    """Send systemd every change of the summary, and signs of life at twice the watchdog's rate; for
-    ever.
+    """Send systemd every change of the summary, and signs of life at twice the watchdog's rate; never returns under
+    systemd.
 
     This runs in the event loop that serves peers: a daemon that hangs sends no sign of life.
     """

@@ -1,7 +1,7 @@
-"""The worker process: started by the daemon, ordered over a socket pair, and reported when it dies.
+"""The worker process: the daemon starts it, sends it orders over a socket pair, and reports its death.
 
-The daemon executes the worker and never forks it, so that the worker has its own memory and CUDA
-context. Both send one JSON object a line (``peer.core.worker_protocol``); tensors travel as files.
+The daemon executes the worker and never forks it, so that the worker has its own memory and CUDA context. Both send one
+JSON object a line (``peer.core.worker_protocol``); tensors travel as files.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ WORKER = (sys.executable, "-P", "-m", "peer.train.worker")
 NICE = 10
 """Priority of the worker: the daemon must answer peers and operators while every core trains."""
 NICEST = 19
-"""Priority of the evaluation process: it gets an eighth of a core that the training wants, too."""
+"""Priority of the evaluation process: it gets an eighth of a core that the training uses, too."""
 STOP_S = 10.0
-"""A worker that failed, or whose socket is closed, ends within a step; it is killed after this."""
+"""A worker that failed, or whose socket is closed, ends within a step; the daemon kills it after this time."""
 LOG_BYTES_MAX = 10 << 20
 """Size of a worker's log; the daemon keeps one older file."""
 TAIL_BYTES = 4096
 LOG_CHUNK_BYTES = 64 << 10
 LOG_END_S = 1.0
-"""How long to read a dead worker's output: its own children may hold the pipe open for ever."""
+"""Time limit for reading a dead worker's output: its children may hold the pipe open for ever."""
 
 
 class WorkerLog:
     """A worker's standard output and error, copied into a file that is rotated at its limit.
 
-    The daemon copies, since a worker with the file open would go on writing into the rotated one. A
-    thread does it, since the disk may be slow.
+    The daemon copies, since a worker with the file open would continue writing into the rotated one. A thread does it,
+    since the disk may be slow.
 
     Raises:
         OSError: the file cannot be opened.
@@ -64,14 +64,14 @@ class WorkerLog:
 
     @contextlib.contextmanager
     def writer(self) -> Iterator[int]:
-        """The file descriptor for the worker, closed in this process afterwards."""
+        """Yield the file descriptor for the worker, and close it in this process afterwards."""
         try:
             yield self._writer
         finally:
             os.close(self._writer)
 
     async def last_line(self) -> str:
-        """The last line of a worker that has ended."""
+        """Return the last line of a worker that has ended."""
         await asyncio.to_thread(self._thread.join, LOG_END_S)
         lines = self._last.decode(errors="replace").split("\n")
         return next((one_line(line) for line in reversed(lines) if one_line(line)), "it said nothing")
@@ -102,9 +102,9 @@ class WorkerProcess:
         report: called in the event loop with each event of the worker.
         command: the worker's command line, without ``--fd N``.
         nice: its priority.
-        stop_s: how long a worker that should end may take.
-        hang_s: how long a worker with an order may give no sign of progress; the watchdog measures
-            the work's own pace (``peer.daemon.worker_watchdog``). It never ends a worker without it.
+        stop_s: time limit for a worker that should end.
+        hang_s: time limit without a sign of progress for a worker with an order; the watchdog measures the work's own
+            pace (``peer.daemon.worker_watchdog``). None: no watchdog.
     """
 
     def __init__(
@@ -139,8 +139,7 @@ class WorkerProcess:
         return self._process.pid if self._process is not None else None
 
     async def send(self, order: Command) -> None:
-        """Send an order, and start a worker if there is none; does not wait until the worker reads
-        it.
+        """Send an order, and start a worker if there is none; do not wait until the worker reads it.
 
         After ``close`` no worker starts any more. A worker that cannot be started counts as dead.
         """
@@ -161,7 +160,7 @@ class WorkerProcess:
             writer.write(worker_protocol.encode_order(order))  # if the worker is dead by now, `_listen` reports it
 
     async def use(self, setting: worker_protocol.WorkerSetting) -> None:
-        """Work with this setting from the next order on; a worker that has another one and no order ends."""
+        """Apply this setting from the next order on; end an idle worker that has another one."""
         self._setting = setting
         if self._writer is None or self._watch is None or self._used == setting or self._busy:
             return
@@ -171,7 +170,7 @@ class WorkerProcess:
         self._retired = False
 
     async def close(self) -> None:
-        """Close the worker's socket, which ends it; kill it if that does not."""
+        """Close the worker's socket, which ends the worker; kill it if it does not end."""
         self._closing = True
         if self._writer is not None:
             self._writer.transport.abort()  # not close: that would wait until all orders are read
@@ -226,7 +225,7 @@ class WorkerProcess:
                     self._report(event)
         except ConnectionError:
             pass
-        except (TypeError, ValueError) as error:  # or a line that is too long
+        except (TypeError, ValueError) as error:  # ValueError: also a line that is too long
             problem = f"the worker's answer makes no sense: {error}"
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -249,7 +248,7 @@ class WorkerProcess:
         self._report(self._about_order("hang" if hang else "crash", reason))
 
     def _advance(self, event: events.Event) -> bool:
-        """Note the sign of progress that each event is; returns whether the event is to be reported."""
+        """Record an event as a sign of progress; return whether the event is to be reported."""
         self._began = True
         if self._monitor is not None:
             self._monitor.advance()
@@ -276,10 +275,10 @@ class WorkerProcess:
             process.kill()
 
     async def _end(self, process: asyncio.subprocess.Process) -> int:
-        """Wait for the exit of a worker that should end, or kill it; returns its exit code.
+        """Wait for a worker that should end, or kill it; return its exit code.
 
-        A process that hangs in the kernel does not even die when it is killed. The daemon goes on
-        without it after ``stop_s``.
+        A process that hangs in the kernel does not die even if killed. After another ``stop_s`` the daemon continues
+        without it.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._stop_s):
@@ -293,17 +292,15 @@ class WorkerProcess:
         return -signal.SIGKILL
 
     def _about_order(self, fault: str, reason: str) -> events.WorkFailed:
-        """The failure of the present order, even if the worker did not read it."""
+        """Build the failure of the present order, even if the worker did not read it."""
         order = self._order
         return events.WorkFailed(getattr(order, "generation", 0), getattr(order, "attempt", 0), fault, reason)
 
 
 class EvaluationProcess:
-    """A second worker that measures lent models: on the CPU, at the lowest priority, only while
-    there are any.
+    """A second worker that evaluates lent models: on the CPU, at the lowest priority, only while there are any.
 
-    It shares neither memory nor GPU with the training, so that no lent model can make the training
-    fail.
+    It shares neither memory nor GPU with the training, so that no lent model can make the training fail.
 
     Args:
         setting: the training worker's first line.

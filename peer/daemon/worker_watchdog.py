@@ -1,27 +1,27 @@
-"""Decides whether a worker hangs, from the signs of progress that its work gives."""
+"""Detects a hung worker from the signs of progress that its work gives."""
 
 from __future__ import annotations
 
 import os
 
 COMPUTING_SHARE = 0.1
-"""A worker that uses less of a core than this does not compute: it is stopped, or waits."""
+"""Share of a core below which a worker does not compute: it is stopped, or waits."""
 COMPUTING_FACTOR = 4.0
-"""A worker that computes may be in one long step, or compile: it gets so many times ``hang_s``."""
+"""Multiple of ``hang_s`` for a worker that computes: it may be in one long step, or compile."""
 GAPS = 3.0
-"""Later steps may take so many times as long as the longest one so far."""
+"""Multiple of the longest step so far that later steps may take."""
 PATIENCE_FACTOR_MAX = 12.0
-"""No worker gets more than so many times ``hang_s``: a slower model needs a larger ``hang_s``."""
+"""Upper bound in multiples of ``hang_s``: a slower model needs a larger ``hang_s``."""
 
 
 class ProgressMonitor:
-    """How long the work in hand has given no sign of progress, and how long it may.
+    """Measures how long the work has given no sign of progress, and how long it may.
 
-    Time is counted in the watcher's own ticks. Seconds in which the whole machine, or the daemon, stood
-    still are therefore no fault of the worker.
+    Time is counted in the watcher's own ticks. So the worker is not blamed for seconds in which the whole machine, or
+    the daemon, stood still.
 
     Args:
-        hang_s: what a worker that does not compute may take without a sign.
+        hang_s: time limit without a sign for a worker that does not compute.
     """
 
     def __init__(self, hang_s: float) -> None:
@@ -36,20 +36,19 @@ class ProgressMonitor:
         return min(1.0, self.hang_s / 10)
 
     def begin(self) -> None:
-        """New work: the time before it does not count."""
+        """Start measuring new work."""
         self._still_s = self._computed_s = 0.0
 
     def advance(self) -> None:
-        """The work gave a sign of progress."""
+        """Record a sign of progress."""
         self._longest_gap_s = max(self._longest_gap_s, self._still_s)
         self.begin()
 
     def elapse(self, computed_s: float | None) -> str | None:
-        """One tick passed; returns why the worker counts as hung, or ``None``.
+        """Count one tick; return why the worker counts as hung, or ``None``.
 
         Args:
-            computed_s: CPU time that the worker used in this tick, ``None`` where the system does not
-                tell.
+            computed_s: CPU time that the worker used in this tick; ``None`` if the system does not tell.
         """
         self._still_s += self.tick_s
         self._computed_s += self.tick_s if computed_s is None else computed_s
@@ -63,7 +62,7 @@ class ProgressMonitor:
 
 
 def cpu_s(pid: int) -> float | None:
-    """CPU time of all threads of a process, in seconds; ``None`` where the system does not tell."""
+    """Return the CPU time of all threads of a process, in seconds; ``None`` if the system does not tell."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
