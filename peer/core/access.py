@@ -1,6 +1,6 @@
 """Authorisation: which peer may have which artifact of this site.
 
-The schedule decides, not the caller's state.
+The schedule decides, not the caller's claims.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ from peer.core.site_memory import Memory
 
 SCHEDULED: tuple[Purpose, ...] = ("train", "handback", "return")
 CHANGE_NO_ANSWER = frozenset({"arrived", "compared", "discarded"})
-"""Kinds of rows that are no reason to ask ``answer`` again; where all send to all, a round has one of each a peer."""
+"""Kinds of rows that do not change ``answer``; in an all-to-all round each peer causes one of each."""
 
 
 def epoch_digest(rules: Rules, *, caller: SiteName, for_round: int) -> Sha256 | None:
-    """The digest of the epoch that a request of the caller must state; ``None`` is the genesis.
+    """Return the digest of the epoch that a request of the caller must state; ``None`` is the genesis.
 
-    A shadow is no member of the round that it asks for, and states the epoch of its first round.
+    A shadow is not a member of the round that it requests, and states the epoch of its first round.
     """
     return rules.epoch(for_round + _shadows(rules, caller, for_round)).digest
 
 
 def _shadows(rules: Rules, caller: SiteName, round: int) -> bool:
-    """Whether the caller only receives in the round before its first one."""
+    """Return whether the caller only receives in this round, the one before its first."""
     return rules.pattern(round) == "all_to_all" and rules.epochs.first_round(caller) == round + 1
 
 
 def denial(
     rules: Rules, *, caller: SiteName, kind: Kind, for_round: int, owner: SiteName, purpose: Purpose
 ) -> str | None:
-    """Why the caller may not have this site's artifact of that kind and round; ``None`` when it
-    may.
+    """Return why the caller may not have this site's artifact of that kind and round; ``None`` if it may.
 
     Args:
         rules: the federation as this site sees it.
@@ -41,15 +40,14 @@ def denial(
         kind: of artifact.
         for_round: the round that consumes it.
         owner: the site whose model it is: this site, except in circulating rounds.
-        purpose: ``train`` follows the schedule, ``handback`` brings a circulating model home,
-            ``return`` gives the owner its model as this site trained it, ``evaluate`` lends the
-            model at the end of a round to any peer.
+        purpose: ``train`` follows the schedule, ``handback`` brings a circulating model home, ``return`` gives the
+            owner its model as this site trained it, ``evaluate`` lends the model at the end of a round to any peer.
 
-    In circulating rounds, a site that had the model before may give its copy, too: the receiver
-    compares a suspicious copy with the one from which it was trained.
+    In circulating rounds, a site that had the model before may send its copy, too: the receiver compares a suspicious
+    copy with the one from which it was trained.
 
-    A past or future round is no reason to deny: ``answer`` then says ``RETIRED`` or ``NOT_YET``. Nor
-    is a round whose key this site lacks: ``answer`` gives nothing before the key has come.
+    A past or future round is no reason to deny: ``answer`` then returns ``RETIRED`` or ``NOT_YET``. Nor is a round
+    whose key this site lacks: ``answer`` returns no artifact before the key has arrived.
     """
     plan = rules.plan
     if caller == rules.site or not rules.has_known(caller):
@@ -94,7 +92,7 @@ def denial(
 
 
 def _awaits_key(rules: Rules, *, for_round: int, owner: SiteName, purpose: Purpose) -> bool:
-    """Whether this site cannot know before it gets a round key whether the schedule gives an artifact of it."""
+    """Return whether this site needs a round key before it can tell if the schedule grants the artifact."""
     if purpose == "evaluate":
         return False
     if purpose == "handback" or rules.pattern(for_round) == "circulate":
@@ -105,12 +103,12 @@ def _awaits_key(rules: Rules, *, for_round: int, owner: SiteName, purpose: Purpo
 
 
 def expelled_reason(caller: SiteName, number: int) -> str:
-    """What a site says to one that an amendment expelled."""
+    """Build the reason with which a site refuses an expelled caller."""
     return f"{caller!r} was expelled from this federation by amendment {number}"
 
 
 def _has_held(rules: Rules, slot: SiteName, for_round: int) -> bool:
-    """Whether this site had a circulating model for the round, or for one whose copy it may keep."""
+    """Return whether this site had a circulating model for the round, or for one whose copy it may keep."""
     first = max(1, for_round - 1 - rules.epoch(for_round).pace.artifact_rounds_max)
     return rules.pattern(for_round) == "circulate" and any(
         rules.holder(round, slot) == rules.site for round in range(first, for_round + 1)
@@ -118,7 +116,7 @@ def _has_held(rules: Rules, slot: SiteName, for_round: int) -> bool:
 
 
 def _visit_denial(rules: Rules, *, caller: SiteName, for_round: int, owner: SiteName, purpose: Purpose) -> str | None:
-    """Why the caller has no visitor, or no return, of this site in a round; ``None`` when it has."""
+    """Return why the caller gets no visitor, or no return, of this site in a round; ``None`` if it does."""
     if rules.site not in rules.members(for_round):
         return f"{rules.site!r} is no member of round {for_round}"
     if purpose == "return":
@@ -135,8 +133,7 @@ def _visit_denial(rules: Rules, *, caller: SiteName, for_round: int, owner: Site
 def answer(
     rules: Rules, memory: Memory, *, for_round: int, owner: SiteName, purpose: Purpose
 ) -> tuple[int, Artifact] | Unavailable:
-    """The answer to a caller that may have the artifact: the artifact with its true round, or why
-    there is none.
+    """Answer a caller that may have the artifact: the artifact with its true round, or why there is none.
 
     Args:
         rules: the federation as this site sees it.
@@ -173,7 +170,7 @@ def answer(
 
 
 def _no_return(rules: Rules, memory: Memory, *, for_round: int, owner: SiteName) -> Unavailable:
-    """Why the owner's model is not there to take home: SKIPPED once it is sure that it will not be."""
+    """Return why the owner's trained model is unavailable: SKIPPED once it is certain that none will follow."""
     if (for_round, owner) in memory.publications_due or not memory.state:
         return Unavailable.NOT_YET
     current = memory.open
@@ -188,9 +185,9 @@ def _no_return(rules: Rules, memory: Memory, *, for_round: int, owner: SiteName)
 
 
 def first_copies(rules: Rules, memory: Memory, round: int) -> list[tuple[SiteName, Purpose, int]]:
-    """Every peer, purpose and size of an artifact that this site publishes in a round, without repeats.
+    """List peer, purpose and size of every artifact that this site publishes in a round, each copy once.
 
-    A model that will be lent and is not there yet counts with the size of the largest artifact.
+    A model that will be lent but does not exist yet counts with the size of the largest artifact.
     """
     published = [(owner, artifact) for (for_round, owner), artifact in memory.published.items() if for_round == round]
     copies = [
@@ -198,7 +195,7 @@ def first_copies(rules: Rules, memory: Memory, round: int) -> list[tuple[SiteNam
         for owner, artifact in published
         for purpose in SCHEDULED
         for peer in rules.others
-        if purpose == "train" or round > rules.circulating  # no earlier copy is handed back to most owners
+        if purpose == "train" or round > rules.circulating  # most owners get no earlier copy back
         if denial(rules, caller=peer, kind=artifact.kind, for_round=round, owner=owner, purpose=purpose) is None
     ]
     if rules.evaluation_denied is None and rules.lends(round):
@@ -220,10 +217,9 @@ def _lent(rules: Rules, memory: Memory, round: int) -> tuple[int, Artifact] | Un
 
 
 def unasked(rules: Rules, memory: Memory, *, caller: SiteName, report: EvaluationResult) -> str | None:
-    """Why this site refuses a report; ``None`` when it is on a model that the site lends.
+    """Return why this site refuses an evaluation; ``None`` if it concerns a model that the site lends.
 
-    The digest shows that the caller has the lent model's manifest. A report without metrics needs
-    no digest.
+    The digest shows that the caller has the lent model's manifest. An evaluation without metrics needs no digest.
     """
     if rules.evaluation_denied is not None:
         return rules.evaluation_denied

@@ -1,4 +1,4 @@
-"""Copies of circulating models on a site's disk: which is compared with which, and which is adopted."""
+"""Copies of circulating models on a site's disk: which the worker compares, and which it adopts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from peer.core.state import SiteState
 
 
 def own_copy(site: SiteState) -> Source | None:
-    """The newest copy of this site's own model that the site holds itself, in circulating rounds."""
+    """Return the best-trained copy of this site's own model from its own disk, in circulating rounds, or None."""
     name = site.lived_rules.site
     own = [source for source in site.artifacts_on_disk() if source.artifact.owner == name and source.origin == name]
     return max(own, key=lambda source: exchange.trained(source, site.lived_rules), default=None)
 
 
 def judges_finally(site: SiteState, source: Source) -> bool:
-    """Whether no better copy to compare with can be had."""
+    """Return whether no better copy for a comparison can be fetched."""
     before = exchange.holder_before(source, site.lived_rules)
     asked = source.artifact.sha256 in site.compared
     at_hand = before in {(copy.round, copy.origin) for copy in _copies(site, source)}
@@ -24,20 +24,20 @@ def judges_finally(site: SiteState, source: Source) -> bool:
 
 
 def earlier_copy(site: SiteState, source: Source) -> Source | None:
-    """The newest copy here of a circulating model that is older than another copy, and not from its origin."""
+    """Return the newest local copy of a circulating model older than ``source`` and of another origin, or None."""
     earlier = [copy for copy in _copies(site, source) if copy.round < source.round and copy.origin != source.origin]
     return max(earlier, key=lambda copy: copy.round, default=None)
 
 
 def _copies(site: SiteState, source: Source) -> list[Source]:
-    """The copies of a circulating model on disk, each with the round that it was published for."""
+    """List the copies of a circulating model on disk, each with the round it was published for."""
     published = [Source(site.lived_rules.site, key[0], artifact) for key, artifact in site.memory.published.items()]
     copies = (*site.memory.received.values(), *published)
     return [copy for copy in copies if copy.artifact.owner == source.artifact.owner]
 
 
 def comparison(site: SiteState, source: Source) -> tuple[Source | None, bool]:
-    """What the worker compares a circulating copy with, and whether that decides; nothing for a
+    """Return the copy with which the worker compares a circulating copy, and whether that decides; None for a
     replacement.
     """
     if source.origin == site.lived_rules.site or source.fallback:
@@ -46,7 +46,7 @@ def comparison(site: SiteState, source: Source) -> tuple[Source | None, bool]:
 
 
 def made_up_rounds(current: OpenRound) -> int:
-    """How many rounds' work a circulating model gets: also that of the rounds lost with a copy that was left out."""
+    """Return the rounds of work for a circulating model, including rounds lost with a copy that was left out."""
     lost = [current.number - source.round for source in current.sources if source.fallback]
     left_out = not {"refused", "lost", "unused"}.isdisjoint(current.missing.values())
     return min(limits.MADE_UP_ROUNDS_MAX, 1 + max(lost, default=0)) if left_out else 1

@@ -1,10 +1,8 @@
-"""Global Test between real sites: at the end of a round a site lends its model, and measures those
-of its peers.
+"""Global Test (cross-site evaluation): at the end of a round a site lends its model, and evaluates its peers' models.
 
-The lender serves and the borrower fetches, as for training. Evaluating other sites' models never
-delays a round. A failed evaluation is recorded with its reason. Rows precede the orders that depend
-on them: ``give_up_overdue`` runs before an event's handler and may write a row, ``order_due`` runs
-after it and only gives orders.
+The lender serves and the borrower fetches, as for training. Evaluating other sites' models never delays a round. A
+failed evaluation is recorded with its reason. Rows precede the orders that depend on them: ``give_up_overdue`` runs
+before an event's handler and may write a row, ``order_due`` runs after it and only gives orders.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from peer.core.roster import Sha256, SiteName
 from peer.core.state import SiteState
 
 INACTIVE = frozenset({Phase.NEW, Phase.INITIALISING, Phase.PAUSED, Phase.FAILED, Phase.LEAVING, Phase.GONE})
-"""Phases in which no lent model is fetched or measured: data unchecked, or training stopped."""
+"""Phases in which the site fetches and measures no lent model: data unchecked, or training stopped."""
 
 
 def give_up_overdue(site: SiteState) -> None:
@@ -39,7 +37,7 @@ def give_up_overdue(site: SiteState) -> None:
 
 
 def order_due(site: SiteState) -> None:
-    """Order what can be done now: fetch lent models, measure one of them, send reports."""
+    """Order what is due: fetch lent models, measure one of them, send evaluations."""
     if site.rules.evaluation_denied is not None or site.phase in INACTIVE:
         _cancel_all(site)
         return
@@ -60,10 +58,10 @@ def order_due(site: SiteState) -> None:
 
 
 def _changed(site: SiteState) -> list[SiteName]:
-    """The peers that an order may be due for since this event, in roster order.
+    """List the peers, in roster order, for which an order may have become due by this event.
 
-    Those are the peer that the event is about, and those whose borrowed models it is about. Time alone
-    makes no order due. New rules do, and so does the end of a pause.
+    These are the event's peer, and the owners of the borrowed models that it concerns. Time alone makes no order due.
+    New rules do, and so does the end of a pause.
     """
     tasks, evaluation = site.evaluation_tasks, site.memory.evaluation
     changed, evaluation.changed = evaluation.changed, set()
@@ -74,7 +72,7 @@ def _changed(site: SiteState) -> list[SiteName]:
 
 
 def begin(site: SiteState) -> None:
-    """Lend again what was lent; where policy forbids evaluation now, delete the borrowed models."""
+    """Publish lent models again; if policy now forbids evaluation, delete the borrowed models."""
     evaluation = site.memory.evaluation
     if site.rules.evaluation_denied is None:
         for round, lent in sorted(evaluation.lent.items()):
@@ -89,7 +87,7 @@ def begin(site: SiteState) -> None:
 
 
 def drop_peer(site: SiteState, name: SiteName) -> None:
-    """Fetch, measure and report on no model of a site that is gone."""
+    """Stop fetching, measuring and evaluating the models of a site that is gone."""
     tasks = site.evaluation_tasks
     tasks.reporting.pop(name, None)
     fetch = tasks.fetching.pop(name, None)
@@ -105,7 +103,7 @@ def drop_peer(site: SiteState, name: SiteName) -> None:
 
 
 def awaited(site: SiteState) -> list[SiteName]:
-    """Reachable peers that have yet to report on this site's model, or to get a report on theirs."""
+    """List reachable peers that still owe an evaluation of this site's model, or are owed one of theirs."""
     if site.rules.evaluation_denied is not None:
         return []
     fetching, unsettled = site.evaluation_tasks.fetching, {key[0] for key in _unsettled(site)}
@@ -124,7 +122,7 @@ def awaited(site: SiteState) -> list[SiteName]:
 
 
 def due_s(site: SiteState) -> list[float]:
-    """When to check again if no event comes first; monotonic seconds."""
+    """Return the times of the next checks if no event comes first; monotonic seconds."""
     task = site.evaluation_tasks.measuring
     times = [] if task is None else [task.since_s + limits.MEASURE_S_MAX]
     oldest = next(iter(site.evaluation_tasks.fetching.values()), None)
@@ -134,7 +132,7 @@ def due_s(site: SiteState) -> list[float]:
 
 
 def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
-    """A lent model is on disk: it is measured when its turn comes."""
+    """Record a lent model that is on disk; it is measured in its turn."""
     key, artifact = _finish_fetch(site, event), event.artifact
     if key is None:
         site.ignore(event, "this lent model is not waited for")
@@ -165,7 +163,7 @@ def _problem(site: SiteState, key: BorrowedKey, event: events.ArtifactArrived) -
 
 
 def miss(site: SiteState, event: events.ArtifactUnavailable) -> None:
-    """The origin lends the model no more, or never did. (The fetcher asks again on NOT_YET.)"""
+    """Settle a model that its origin no longer lends, or never did. (The fetcher asks again on NOT_YET.)"""
     if event.answer == Unavailable.NOT_YET:
         site.ignore(event)
     elif (key := _finish_fetch(site, event)) is None:
@@ -175,7 +173,7 @@ def miss(site: SiteState, event: events.ArtifactUnavailable) -> None:
 
 
 def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
-    """The fetched file was not acceptable, or the origin refused the fetch."""
+    """Conclude a fetch whose file was unacceptable, or that the origin refused."""
     key = _finish_fetch(site, event)
     if key is None:
         site.ignore(event, "this lent model is not waited for")
@@ -186,7 +184,7 @@ def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
 
 
 def take_measurement(site: SiteState, event: events.Measured) -> None:
-    """The metrics of a lent model are here; those of a small test split are withheld."""
+    """Record the metrics of a lent model; withhold those of a small test split."""
     key = _finish_measurement(site, event)
     if key is None:
         site.ignore(event, "this lent model is not being measured")
@@ -200,7 +198,7 @@ def take_measurement(site: SiteState, event: events.Measured) -> None:
 
 
 def fail(site: SiteState, event: events.MeasurementFailed) -> None:
-    """The evaluation process failed: fetch the model once more, then report that it cannot be run."""
+    """Handle a failed evaluation process: fetch the model once more, then report that it cannot be run."""
     key = _finish_measurement(site, event)
     if key is None:
         site.ignore(event, "this lent model is not being measured")
@@ -217,7 +215,7 @@ def fail(site: SiteState, event: events.MeasurementFailed) -> None:
 
 
 def answer(site: SiteState, event: events.ReportAnswered) -> None:
-    """The origin took or refused a report: the model is settled. Without an answer, send it again."""
+    """Settle a model whose evaluation the origin took or refused; without an answer, send it again."""
     task = site.evaluation_tasks.reporting.get(event.site)
     if task is None or task.attempt != event.attempt:
         site.ignore(event, "this report is not under way")
@@ -232,9 +230,9 @@ def answer(site: SiteState, event: events.ReportAnswered) -> None:
 
 
 def record_report(site: SiteState, event: events.ReportArrived) -> None:
-    """A peer reports on a model of this site.
+    """Record a peer's evaluation of a model of this site.
 
-    Its first figures count; the same report again changes nothing.
+    Its first metrics count; a repeated evaluation changes nothing.
     """
     report = event.report
     problem = access.unasked(site.rules, site.memory, caller=event.site, report=report)
@@ -249,14 +247,14 @@ def record_report(site: SiteState, event: events.ReportArrived) -> None:
 
 
 def _reachable(site: SiteState, name: SiteName) -> bool:
-    """Whether a peer takes part in evaluation, is heard, and is not away."""
+    """Return whether a peer takes part in evaluation, is heard, and is not away."""
     pulse = site.peers.pulse(name)
     heard = pulse is not None and not site.peers.silent(name, site.now_s) and pulse.phase not in AWAY
     return heard and site.accepts_evaluation.get(name) is True
 
 
 def _next_to_fetch(site: SiteState, origin: SiteName) -> BorrowedKey | None:
-    """The newest lent model that this site has not had; ``None`` while one waits on disk."""
+    """Return the newest lent model that this site has not had; ``None`` if there is none or one waits on disk."""
     pulse, evaluation = site.peers.pulse(origin), site.memory.evaluation
     if pulse is None:
         return None
@@ -276,19 +274,19 @@ def _next_to_fetch(site: SiteState, origin: SiteName) -> BorrowedKey | None:
 
 
 def _unsettled(site: SiteState) -> list[BorrowedKey]:
-    """Borrowed models that have yet to be measured or reported on, the newest rounds first."""
+    """List borrowed models that are not yet measured or whose evaluation is not yet sent, newest rounds first."""
     return _newest_first(site, (key for keys in site.memory.evaluation.open.values() for key in keys))
 
 
 def _newest_first(site: SiteState, keys: Iterable[BorrowedKey]) -> list[BorrowedKey]:
-    """The keys but those whose report got no answer too often."""
+    """Sort the keys, without those whose evaluations got no answer too often."""
     tries = site.evaluation_tasks.unanswered_reports
     left = [key for key in keys if tries.get(key, 0) < limits.REPORT_TRIES_MAX]
     return sorted(left, key=lambda key: (-key[2], key[0], -key[1]))
 
 
 def _measure(site: SiteState) -> None:
-    """Order to measure the newest borrowed model, one at a time; without any, end the process."""
+    """Order the measurement of the newest borrowed model, one at a time; end the process if there is none."""
     tasks, borrowed = site.evaluation_tasks, site.memory.evaluation.borrowed
     if tasks.measuring is not None:
         return
@@ -304,7 +302,7 @@ def _measure(site: SiteState) -> None:
 
 
 def _send_report(site: SiteState, key: BorrowedKey) -> None:
-    """Order the report on a borrowed model."""
+    """Order the transfer of an evaluation to the model's origin."""
     tasks, report = site.evaluation_tasks, site.memory.evaluation.borrowed[key].report
     if report is not None:
         task = tasks.reporting[key[0]] = BorrowedTask(key, tasks.next_attempt(), site.now_s)
@@ -312,9 +310,9 @@ def _send_report(site: SiteState, key: BorrowedKey) -> None:
 
 
 def _cancel_all(site: SiteState) -> None:
-    """Cancel the fetches and the measurement that are under way."""
+    """Cancel the fetches and the measurement in progress."""
     tasks = site.evaluation_tasks
-    if site.phase != Phase.GONE:  # then the daemon has ended them
+    if site.phase != Phase.GONE:  # there the daemon has ended them
         for origin in tasks.fetching:
             site.emit(commands.CancelFetch(origin, "evaluate"))
         if tasks.process_ordered:
@@ -326,7 +324,7 @@ def _cancel_all(site: SiteState) -> None:
 def _finish_fetch(
     site: SiteState, event: events.ArtifactArrived | events.ArtifactUnavailable | events.ArtifactRefused
 ) -> BorrowedKey | None:
-    """End the fetch that this event answers; the key of its model, ``None`` if no fetch is open."""
+    """End the fetch that this event answers; return its model's key, or ``None`` if no fetch is open."""
     task = site.evaluation_tasks.fetching.get(event.origin)
     if task is None or (task.attempt, task.key[2]) != (event.attempt, event.round):
         return None
@@ -335,7 +333,7 @@ def _finish_fetch(
 
 
 def _finish_measurement(site: SiteState, event: events.Measured | events.MeasurementFailed) -> BorrowedKey | None:
-    """End the measurement that this event answers; its model's key, or ``None`` if outdated."""
+    """End the measurement that this event answers; return its model's key, or ``None`` if outdated."""
     task = site.evaluation_tasks.measuring
     if task is None or task.attempt != event.attempt:
         return None
@@ -351,7 +349,7 @@ def _conclude(
     metrics: Mapping[str, float] | None = None,
     sha256: Sha256 | None = None,
 ) -> None:
-    """Journal the report on a borrowed model, and delete its file."""
+    """Journal the evaluation of a borrowed model, and delete the model's file."""
     model = site.memory.evaluation.borrowed.get(key)
     sha256 = model.sha256 if model is not None and model.sha256 is not None else sha256
     metrics = metrics or {}

@@ -1,9 +1,8 @@
-"""The epochs of a federation: who its members are, and what holds, in each round.
+"""The epochs of a federation: its members and settings in each round.
 
-The genesis ``federation.toml`` is epoch 0. Each amendment of the chain makes the next one.
-``peer.site.membership`` builds the epochs from the genesis and the chain. The epoch of a round is a pure
-function of both, so sites with the same chain agree on every order. Across epochs sites match by
-name; a name that left is never used again.
+The genesis ``federation.toml`` is epoch 0. Each amendment of the chain makes the next one. ``peer.site.membership``
+builds the epochs from the genesis and the chain. The epoch of a round is a pure function of both, so sites with the
+same chain agree on every order. Across epochs sites match by name; a name that left is never used again.
 """
 
 from __future__ import annotations
@@ -39,21 +38,20 @@ class PaceRules:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What holds from a round on, until the next epoch's first round.
+    """Members and settings from a round on, until the next epoch's first round.
 
     Attributes:
         number: the amendment's number; 0 is the genesis.
-        digest: the SHA-256 of the amendment's body; ``None`` for the genesis, whose digest on the
-            wire is empty.
-        from_round: the epoch's first round; 1 for the genesis. A later epoch may have the same one:
-            the earlier then holds in no round.
+        digest: the SHA-256 of the amendment's body; ``None`` for the genesis, whose digest on the wire is empty.
+        from_round: the epoch's first round; 1 for the genesis. A later epoch may have the same one: then the earlier
+            epoch applies to no round.
         members: the sites, sorted by name: a site's index, N and the order follow from them.
-        round_key: the key of the orders; ``None`` where this site does not have it (it was added
-            later and never got it, or it was expelled).
-        hold: nobody opens a round of this epoch.
+        round_key: the key of the orders; ``None`` if this site does not have it (it was added later and never got it,
+            or it was expelled).
+        hold: no site opens a round of this epoch.
         newcomers: the members that the epoch before did not have.
-        expelled: every site that this amendment or one before it has expelled.
-        left: every site that left by a notice, in this amendment or one before it.
+        expelled: every site that this amendment or an earlier one has expelled.
+        left: every site that left by a notice, in this amendment or an earlier one.
     """
 
     number: int
@@ -75,7 +73,7 @@ class Epoch:
 
     @property
     def quorum_others(self) -> int:
-        """How many artifacts are enough at the adaptive deadline; by default half, rounded up."""
+        """The artifacts that suffice at the adaptive deadline; by default half, rounded up."""
         return self.quorum if self.quorum is not None else default_quorum(len(self.members) - 1)
 
 
@@ -83,10 +81,10 @@ class Epoch:
 class Epochs:
     """All epochs, by number; ``from_round`` never falls.
 
-    ``leaving`` names the sites whose notice this site has, before an amendment takes them out.
-    ``pinned`` is a round that keeps an epoch, whatever the chain says by now.
+    ``leaving`` names the sites whose notice this site has, before an amendment removes them. ``pinned`` is a round with
+    its fixed epoch, whatever the chain says by now.
 
-    ``ValueError`` without a genesis, or where numbers or rounds do not follow each other.
+    ``ValueError`` without a genesis, or if numbers or rounds do not follow each other.
     """
 
     all: tuple[Epoch, ...]
@@ -103,7 +101,7 @@ class Epochs:
             raise ValueError("the genesis holds from round 1, and no epoch begins before the one before it")
 
     def at(self, round: int) -> Epoch:
-        """The epoch of a round: the highest number whose ``from_round`` is not above it."""
+        """Return the epoch of a round: the highest number whose ``from_round`` is not above it."""
         if self.pinned is not None and self.pinned[0] == round:
             return self.pinned[1]
         if len(self.all) == 1:  # every event asks several times, and most federations are never amended
@@ -111,7 +109,7 @@ class Epochs:
         return self.all[max(0, bisect.bisect_right(self.all, round, key=lambda epoch: epoch.from_round) - 1)]
 
     def pin(self, round: int, digest: Sha256 | None) -> Epochs:
-        """The same, where a round keeps the epoch of this digest; unchanged where that epoch is not known."""
+        """Return epochs in which a round keeps the epoch of this digest; unchanged if that epoch is unknown."""
         if self.at(round).digest == digest:
             return self
         known = next((epoch for epoch in self.all if epoch.digest == digest), None)
@@ -119,7 +117,7 @@ class Epochs:
 
     @property
     def head(self) -> Epoch:
-        """The newest epoch, which may begin in a round to come."""
+        """The newest epoch, which may begin in a future round."""
         return self.all[-1]
 
     @property
@@ -133,16 +131,16 @@ class Epochs:
 
     @functools.cached_property
     def gone(self) -> frozenset[SiteName]:
-        """The sites that count as gone at once: expelled, taken out, or with a notice. Every event asks."""
+        """The sites that count as gone at once: expelled, removed, or with a notice. Cached: every event reads it."""
         taken_out = self.names - frozenset(self.head.members) if len(self.all) > 1 else frozenset[SiteName]()
         return taken_out | self.head.expelled | self.leaving
 
     def expelled_by(self, site: SiteName) -> int | None:
-        """The number of the amendment that expels the site; ``None`` where none does."""
+        """Return the number of the amendment that expels the site; ``None`` if none does."""
         return next((epoch.number for epoch in self.all if site in epoch.expelled), None)
 
     def first_round(self, site: SiteName) -> int | None:
-        """The first round in which the site is a member; ``None`` for a stranger."""
+        """Return the first round in which the site is a member; ``None`` for a stranger."""
         return next((epoch.from_round for epoch in self.all if site in epoch.members), None)
 
 

@@ -1,4 +1,4 @@
-"""One exchange of a round: which artifacts a site waits for, for how long, and what replaces them."""
+"""One exchange of a round: which artifacts a site waits for, for how long, and the fallback for each."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from peer.core.roster import SiteName
 from peer.core.rules import Rules
 
 ABSENT = "absent"
-"""The reason where the operator named the peer with `start --without`."""
+"""The reason if the operator named the peer with `start --without`."""
 GONE = "gone"
-"""The reason where the peer left or was expelled, as where it says that it is gone."""
+"""The reason if the peer left or was expelled, and also if it says that it is gone."""
 MISSING_REASONS = (
     ABSENT,
     "silent",
@@ -39,11 +39,10 @@ SLOW_FACTOR = 2.0
 
 @dataclass(slots=True)
 class Want:
-    """One artifact that a site waits for: ``origin`` is the peer that it asks, ``owner`` the
-    model's site.
+    """One artifact that a site waits for; the site asks ``origin`` for the model of ``owner``.
 
-    ``dropped`` is the reason why the site waits no more, ``in_vain_s`` how long it had waited then.
-    Times are monotonic seconds.
+    ``dropped`` is the reason why the site stopped waiting, ``in_vain_s`` how long it had waited then. Times are
+    monotonic seconds.
     """
 
     origin: SiteName
@@ -62,11 +61,11 @@ class Want:
         return self.received is None and not self.dropped
 
     def arrive(self, source: Source, now_s: float) -> None:
-        """The artifact is on disk."""
+        """Record that the artifact is on disk."""
         self.received, self.received_s = source, now_s
 
     def drop(self, reason: str, now_s: float) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         self.dropped, self.in_vain_s = reason, now_s - self.since_s
 
 
@@ -74,11 +73,11 @@ class Want:
 class Exchange:
     """The wants of one exchange, by origin; all artifacts are of one kind.
 
-    It decides only; ``peer.core.rounds`` orders the fetches and rows. ``for_comparison``, it brings
-    an earlier copy of a model that is here already.
+    It only decides; ``peer.core.rounds`` orders the fetches and rows. With ``for_comparison``, it fetches an earlier
+    copy of a model that is already here.
 
-    A peer's event is about its want alone, so that only the wants of ``heard`` peers are checked,
-    and all of them from ``check_s`` on: no want ends by time alone before.
+    A peer's event concerns only its own want, so the exchange checks only the wants of ``heard`` peers, and from
+    ``check_s`` on all of them: before that no want ends by time alone.
     """
 
     round: int
@@ -100,7 +99,7 @@ class Exchange:
         return want
 
     def settled(self) -> bool:
-        """Whether no want is open any more. A want that ended stays so: the search goes on where it was."""
+        """Return whether no want is open. A want that ended stays so: the search continues where it stopped."""
         for want in itertools.islice(self.wants.values(), self._oldest_open, None):
             if want.open:
                 return False
@@ -108,7 +107,7 @@ class Exchange:
         return True
 
     def due_s(self, peers: Peers, rules: Rules, now_s: float) -> list[float]:
-        """When to check the wants again if no event comes first; monotonic seconds."""
+        """Return when to check the wants again if no event comes first, in monotonic seconds; empty once settled."""
         if self.settled():
             return []
         if self.check_s <= now_s:
@@ -120,13 +119,11 @@ class Exchange:
         return [self.check_s]
 
     def give_up(self, peers: Peers, rules: Rules, now_s: float) -> list[Want]:
-        """Drop the wants of peers that are silent, away or too slow; returns those that were
-        dropped now.
+        """Drop the wants of peers that are silent, away or too slow; return those dropped now.
 
-        A silent peer, or one that publishes nothing more, is dropped at once, a slow one at the
-        deadline, and earlier where its want has less patience left. Where the artifacts of all peers
-        are wanted, the adaptive deadline counts only once a quorum has arrived; ``wait_max_s`` and
-        the patience always count.
+        A silent peer, or one that publishes nothing more, is dropped at once, a slow one at the deadline, or earlier if
+        its want has less patience left. In an all-to-all exchange, the adaptive deadline applies only once a quorum has
+        arrived; ``wait_max_s`` and the patience always apply.
         """
         epoch = rules.epoch(self.round)
         slow = now_s >= self.opened_s + self.slow_s and (
@@ -153,18 +150,17 @@ class Exchange:
         return dropped
 
     def _awaits(self, pulse: Heartbeat) -> bool:
-        """Whether the peer has not published the artifact, as far as its heartbeat tells.
+        """Return whether the peer has not published the artifact yet, by its heartbeat.
 
-        The round that it has published for says nothing of returns, which it makes later.
+        The published round does not cover returns, which the peer makes later.
         """
         return (pulse.committed_round if self.purpose == "return" else pulse.published_round) < self.round
 
     def waited_s(self, now_s: float, *, wait_max_s: float) -> float | None:
-        """How long the peers took, for the next deadline; ``None`` where the wait says nothing of
-        that.
+        """Return how long the peers took, for the next deadline; ``None`` if the wait is no measure of that.
 
-        A wait that ended at the deadline counts ``SLOW_FACTOR`` times. One that silence or lost
-        patience ended does not count.
+        A wait that ended at the deadline counts ``SLOW_FACTOR`` times. One that silence or lost patience ended does not
+        count.
         """
         deadline_s = min(self.slow_s, wait_max_s)
         if any(want.dropped == "slow" and want.patience_s >= deadline_s for want in self.wants.values()):
@@ -172,23 +168,23 @@ class Exchange:
         return max((want.received_s - self.opened_s for want in self.wants.values() if want.received), default=None)
 
     def in_vain_s(self) -> dict[SiteName, float]:
-        """How long the site waited for each peer that did not deliver."""
+        """Return how long the site waited for each peer that did not deliver."""
         return {origin: want.in_vain_s for origin, want in sorted(self.wants.items()) if want.in_vain_s > 0}
 
     def sources(self) -> tuple[Source, ...]:
-        """The received artifacts, in roster order."""
+        """Return the received artifacts, in roster order."""
         return tuple(want.received for _, want in sorted(self.wants.items()) if want.received is not None)
 
     def missing(self) -> dict[str, str]:
-        """The peers that did not contribute, each with the reason."""
+        """Return the peers that did not contribute, each with the reason."""
         return {origin: want.dropped for origin, want in sorted(self.wants.items()) if want.dropped}
 
 
 def scheduled(rules: Rules, published: Container[tuple[int, SiteName]], round: int) -> list[tuple[SiteName, SiteName]]:
-    """The artifacts that the exchange of a round asks for: the origin of each, and the owner of the model.
+    """List the artifacts that a round's exchange requests: the origin of each, and the owner of the model.
 
-    ``published`` has the rounds and owners of this site's own artifacts: a circulating model that
-    should be here and is not among them is asked of its owner.
+    ``published`` has the rounds and owners of this site's own artifacts: a circulating model that should be here but is
+    not among them is requested from its owner.
     """
     pattern = rules.pattern(round)
     if pattern == "all_to_all":
@@ -203,7 +199,7 @@ def scheduled(rules: Rules, published: Container[tuple[int, SiteName]], round: i
 
 
 def fallback(rules: Rules, *, round: int, owner: SiteName, on_disk: Sequence[Source]) -> tuple[Source, ...]:
-    """The sources of a permutation or circulating round whose artifact did not arrive.
+    """Choose the sources of a permutation or circulating round whose artifact did not arrive.
 
     Args:
         rules: ``fallback`` is ``self`` (no source: the site consolidates alone) or ``stale``.
@@ -227,7 +223,7 @@ def fallback(rules: Rules, *, round: int, owner: SiteName, on_disk: Sequence[Sou
 def last_received(
     rules: Rules, *, round: int, fresh: Iterable[Source], earlier: Iterable[Source]
 ) -> tuple[Source, ...]:
-    """The newest artifact of every peer of a round: the one of this round, or the last one received for one before."""
+    """Return each peer's newest artifact: of this round, or the last one received for an earlier round."""
     newest: dict[SiteName, Source] = {}
     members = frozenset(rules.members(round)) - rules.epochs.head.expelled
     for source in sorted(earlier, key=lambda source: source.round):
@@ -238,16 +234,16 @@ def last_received(
 
 
 def best_copy(copies: Iterable[Source], rules: Rules) -> Source:
-    """The copy that its owner adopts: the one that is trained most, on a tie the lowest holder's."""
+    """Choose the copy that its owner adopts: the one trained most; on a tie, that of the lowest holder."""
     lowest_first = {name: -index for index, name in enumerate(sorted(rules.epochs.names))}
     return max(copies, key=lambda source: (*trained(source, rules), lowest_first[source.origin]))
 
 
 def holder_before(source: Source, rules: Rules) -> tuple[int, SiteName] | None:
-    """From which round's copy the origin of a circulating copy was to train it, and who had that copy.
+    """Return round and holder of the copy that a circulating copy's origin was to train.
 
-    Rounds are skipped in which the origin had the model, too: its own earlier copy proves nothing.
-    ``None`` where no such copy is kept.
+    Rounds in which the origin had the model, too, are skipped: its own earlier copy proves nothing. Returns ``None`` if
+    no such copy is kept.
     """
     last = max(0, source.round - 1 - rules.epoch(source.round).pace.artifact_rounds_max)
     for round in range(source.round - 1, last, -1):
@@ -258,14 +254,14 @@ def holder_before(source: Source, rules: Rules) -> tuple[int, SiteName] | None:
 
 
 def trained(source: Source, rules: Rules) -> tuple[int, int]:
-    """How far a circulating copy is trained, to compare copies of one model.
+    """Return a key that orders copies of one circulating model by their training: steps, then round.
 
-    Steps are the origin's claim. They count where they could be checked on arrival; elsewhere only
-    the round counts, for which the schedule lets one site have the model.
+    Steps are the origin's claim. They count only if the receiver could check them on arrival; otherwise only the round
+    counts, for which the schedule gives the model to one site.
     """
     return (0 if rules.round_steps is None else source.artifact.steps), source.round
 
 
 def stale(source: Source) -> Source:
-    """The same source, marked as older than its round."""
+    """Return the same source, marked as older than its round."""
     return Source(source.origin, source.round, source.artifact, "stale")

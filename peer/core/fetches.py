@@ -1,12 +1,12 @@
-"""Which artifacts a site fetches for an exchange, and when: from the work before the exchange on.
+"""Fetches for exchanges: which artifacts a site fetches, and when, beginning with the work before the exchange.
 
-The fetches of an exchange begin with the work before it. So a site waits for an artifact only until
-its origin has published it and the link has carried it: max(0, origin's end + link time - own end).
+The fetches of an exchange begin with the work before it. So a site waits for an artifact only until its origin has
+published it and the link has carried it: max(0, origin's end + link time - own end).
 
-An artifact that arrives early is journalled like every other one, and lies in memory under the round
-that it was published for. The stages of the round in progress have their sources from before, and no
-choice of sources looks at a later round. When the exchange opens, it uses what has arrived, takes over
-the fetches that are under way, and only then begins to count how long it waits for a peer.
+An artifact that arrives early is journalled like any other, and kept in memory under the round for which it was
+published. The stages of the round in progress already have their sources, and no choice of sources looks at a later
+round. When the exchange opens, it uses the arrived artifacts, takes over the fetches in progress, and only then starts
+to count how long it waits for a peer.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from peer.core.rules import Rules
 from peer.core.state import IllegalTransitionError, SiteState
 
 BESIDE = frozenset({Phase.TRAIN, Phase.AGGREGATE, Phase.EVALUATE, Phase.ADOPT, Phase.RETURNS, Phase.PACING})
-"""Phases beside which the artifacts of the next exchange are fetched: while the worker works, while the
+"""Phases during which the next exchange's artifacts are fetched: while the worker works, while the
 site waits for peers that are behind, and while its own model comes home from its visits."""
 
 
 def open_exchange(site: SiteState) -> None:
-    """Ask for the artifacts of the open round."""
+    """Request the artifacts of the open round."""
     round = site.opened.number
     _begin(site, round, "train", exchange.scheduled(site.lived_rules, site.memory.published, round))
     site.enter(Phase.EXCHANGE)
 
 
 def await_returns(site: SiteState) -> None:
-    """Ask the sites that this site's model visits for their trained copies of it."""
+    """Request this site's trained copies from the sites that its model visits."""
     round = site.opened.number
     rules = site.lived_rules
     _begin(site, round, "return", [(host, rules.site) for host in rules.hosts(round)])
@@ -43,8 +43,8 @@ def await_returns(site: SiteState) -> None:
 
 
 def hand_back(site: SiteState) -> None:
-    """Ask for this site's own model after the last circulating round, unless it is here: the holder, and
-    all peers where this site cannot tell who that is.
+    """Request this site's own model after the last circulating round, unless it is here: from its holder, or from all
+    peers if this site cannot tell the holder.
     """
     rules = site.lived_rules
     round = rules.circulating + 1
@@ -55,7 +55,7 @@ def hand_back(site: SiteState) -> None:
 
 
 def take_home(site: SiteState) -> None:
-    """Ask the site that trained this site's own model last for it: this site leaves before the models come home."""
+    """Request this site's model from the site that trained it last: this site leaves before the models return."""
     rules, round = site.rules, site.memory.committed + 1
     holder = rules.trained_at(round, rules.site)
     holders = [holder] if holder is not None and holder != rules.site else []
@@ -64,13 +64,13 @@ def take_home(site: SiteState) -> None:
 
 
 def _rules(site: SiteState, round: int) -> Rules:
-    """The rules of a round: the open round keeps its epoch, and the next one follows the chain."""
+    """Return the rules of a round: the open round keeps its epoch, and the next one follows the chain."""
     current = site.memory.open
     return site.lived_rules if current is not None and current.number == round else site.rules
 
 
 def _new_exchange(site: SiteState, round: int, purpose: Purpose) -> Exchange:
-    """An exchange without wants; its deadline follows from how long the peers took in the last rounds."""
+    """Build an exchange without wants; its deadline follows from the peers' times in the last rounds."""
     rules = _rules(site, round)
     pattern = "all_to_all" if purpose == "handback" else rules.pattern(round)
     kind = "return" if purpose == "return" else rules.plan.artifact
@@ -88,9 +88,9 @@ def _begin(
     *,
     again: bool = False,
 ) -> None:
-    """Open an exchange of these artifacts, each of an origin and an owner, and take over the fetches that began early.
+    """Open an exchange of these artifacts, as (origin, owner) pairs, and take over the fetches that began early.
 
-    ``again`` brings an earlier copy of a model that is here, to compare both.
+    ``again``: fetch an earlier copy of a model that is here, to compare both.
     """
     current, begun = _new_exchange(site, round, purpose), dict[SiteName, Want]()
     for early in [early for early in site.early if (early.round, early.purpose, again) == (round, purpose, False)]:
@@ -113,7 +113,7 @@ def want(site: SiteState, origin: SiteName, *, owner: SiteName) -> None:
 
 
 def _received_for(site: SiteState, round: int) -> dict[tuple[SiteName, SiteName], Source]:
-    """What has arrived for a round, by origin and owner; nothing of an expelled site, whose file may be in use."""
+    """Return a round's received artifacts by origin and owner, without expelled sites', whose file may be in use."""
     expelled, received = site.rules.epochs.head.expelled, site.memory.received.values()
     arrived = (each for each in received if each.round == round and each.origin not in expelled)
     return {(each.origin, each.artifact.owner): each for each in arrived}
@@ -147,7 +147,7 @@ def _want(
 
 
 def _fetch(site: SiteState, current: Exchange, wanted: Want) -> commands.Fetch:
-    """The order to fetch an artifact of an exchange."""
+    """Build the order to fetch an artifact of an exchange."""
     order = (site.memory.generation, current.round, wanted.attempt)
     return commands.Fetch(*order, wanted.origin, current.kind, current.purpose, wanted.owner, site.received_bytes_max)
 
@@ -156,7 +156,7 @@ def ask_earlier(site: SiteState, source: Source) -> bool:
     """Fetch the copy from which a circulating copy was to be trained, so that the worker can compare both.
 
     Returns:
-        Whether the site waits for it now. It waits once for each copy, and not for one that is at hand.
+        Whether the site waits for it now: once for each copy, and not if it is at hand.
     """
     home, before = site.memory.open is None, exchange.holder_before(source, site.lived_rules)
     circulates = home or site.lived_rules.pattern(site.opened.number) == "circulate"
@@ -171,7 +171,7 @@ def ask_earlier(site: SiteState, source: Source) -> bool:
 
 
 def order_due(site: SiteState) -> None:
-    """Begin the fetches of the next exchanges, and end those of others."""
+    """Start the fetches of the next exchanges, and cancel those of others."""
     following = following_exchanges(site) if site.phase in BESIDE else []
     for early in [early for early in site.early if (early.round, early.purpose) not in following]:
         site.cancel_early(purpose=early.purpose)
@@ -189,10 +189,10 @@ def order_due(site: SiteState) -> None:
 
 
 def following_exchanges(site: SiteState) -> list[tuple[int, Purpose]]:
-    """The round and the purpose of the next exchange after the phase in hand.
+    """List round and purpose of the next exchange after the present phase.
 
-    Behind the returns of a round, that of the next round follows at once, and is fetched for as early: a
-    site that trains long finds both.
+    A round's returns are followed at once by the next round's exchange, which is fetched as early: a site that trains
+    long finds both.
     """
     memory, rules = site.memory, site.rules
     if rules.site in rules.epochs.gone:
@@ -218,7 +218,7 @@ def following_exchanges(site: SiteState) -> list[tuple[int, Purpose]]:
 
 
 def _artifacts(site: SiteState, round: int, purpose: Purpose) -> list[tuple[SiteName, SiteName]]:
-    """The origin and the owner of each artifact; a model is handed back by the site that trained it last."""
+    """List origin and owner of each artifact; the site that trained a model last hands it back."""
     rules = _rules(site, round)
     if purpose == "return":
         return [(host, rules.site) for host in rules.hosts(round)]

@@ -14,21 +14,21 @@ from peer.core.json_codec import from_json, to_json
 Body = Mapping[str, Any]
 """A row's JSON object."""
 ON_DISK = "on_disk"
-"""Metadata of a field whose key on disk is not its name: that key."""
+"""Metadata of a field whose key on disk differs from its name: that key."""
 OMITTED = {"omitted": True}
-"""Metadata of a field whose key is left out of the body where the value is ``None``."""
+"""Metadata of a field whose key is left out of the body if the value is ``None``."""
 
 
 class RowError(ValueError):
-    """A row whose body does not fit its kind; the message names kind, round and key."""
+    """The body of a row does not fit its kind; the message names kind, round and key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
     """The event that made the state machine write a row.
 
-    ``event_number`` counts the events since the daemon began: rows with the same number are of one
-    event. ``event`` is the name of its type, ``peer`` the site that caused it, or empty.
+    ``event_number`` counts the events since the daemon started: rows with the same number are of one event. ``event``
+    is the name of its type, ``peer`` the site that caused it, or empty.
     """
 
     event_number: int
@@ -46,20 +46,20 @@ class JournalRow:
     round: int
 
     def body(self) -> dict[str, Any]:
-        """The JSON object on disk."""
+        """Return the JSON object on disk."""
         row_type: Any = type(self)  # mypy takes no type for hashable
         values = ((key, getattr(self, name), omitted) for key, name, omitted in _stored(row_type))
         return {key: to_json(value) for key, value, omitted in values if not (value is None and omitted)}
 
     @classmethod
     def from_body(cls, round: int, body: Body) -> Self:
-        """The row with this body; ``ValueError`` names the key that is missing or wrong."""
+        """Build the row of this body; ``ValueError`` names the key that is missing or wrong."""
         return cls(round, **values_of(cls, body))
 
 
 @functools.cache
 def _stored(row_type: Any) -> list[tuple[str, str, bool]]:
-    """For each key on disk: the key, its field's name, and whether it is left out where it is ``None``."""
+    """List for each key on disk: the key, its field's name, and whether it is left out if it is ``None``."""
     return [
         (item.metadata.get(ON_DISK, item.name), item.name, bool(item.metadata.get("omitted")))
         for item in dataclasses.fields(row_type)
@@ -69,7 +69,7 @@ def _stored(row_type: Any) -> list[tuple[str, str, bool]]:
 
 @functools.cache
 def _keys(row_type: Any) -> list[tuple[str, str, Any, bool]]:
-    """For each key on disk: the key, its field's name and type, and whether it is required."""
+    """List for each key on disk: the key, its field's name and type, and whether it is required."""
     hints = typing.get_type_hints(row_type)
     return [
         (item.metadata.get(ON_DISK, item.name), item.name, hints[item.name], item.default is dataclasses.MISSING)
@@ -79,7 +79,7 @@ def _keys(row_type: Any) -> list[tuple[str, str, Any, bool]]:
 
 
 def values_of(row_type: Any, body: Body) -> dict[str, Any]:
-    """The fields of a row with this body; ``ValueError`` names the key that is missing or wrong."""
+    """Parse a body into a row's fields; ``ValueError`` names the key that is missing or wrong."""
     missing = [key for key, _, _, required in _keys(row_type) if required and key not in body]
     if missing:
         raise ValueError(f"{missing[0]!r} is missing")

@@ -1,4 +1,4 @@
-"""Dataclasses as JSON values, and back: each value is checked against the declared type of its field."""
+"""Conversion of dataclasses to JSON values and back; each value is checked against the declared type of its field."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from peer.core.roster import Sha256, SiteName, sha256, site_name
 
 IDENTITIES: Mapping[Any, Callable[[str], str]] = {Sha256: sha256, SiteName: site_name}
-"""The parser of each identity type: a digest names a file, so no other text may pass for one."""
+"""The parser of each identity type: a digest names a file, so no other text may pass as one."""
 
 PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 @functools.cache
 def _field_names(kind: Any) -> tuple[str, ...] | None:
-    """The fields of a dataclass; ``None`` of any other type."""
+    """Return the field names of a dataclass; ``None`` for any other type."""
     return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
@@ -39,7 +39,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any, *, path: str = "") -> Any:
-    """Read a JSON value as an instance of the declared type; ``ValueError`` names the path of a misfit."""
+    """Convert a JSON value to an instance of the declared type; ``ValueError`` names the path of a misfit."""
     return _reader(kind)(value, path)
 
 
@@ -49,7 +49,7 @@ Reader = Callable[[Any, str], Any]
 
 @functools.cache
 def _reader(kind: Any) -> Reader:
-    """How to read a declared type: looked at once, since a journal has many rows of one type."""
+    """Build the reader of a declared type; cached, since a journal has many rows of one type."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return lambda value, path: value
@@ -124,7 +124,7 @@ def _plain_reader(kind: Any) -> Reader:
 
 @functools.cache
 def _readers(kind: Any) -> dict[str, tuple[Reader, bool]]:
-    """For each field of a dataclass: how to read it, and whether it is required."""
+    """Build for each field of a dataclass its reader, and whether it is required."""
     hints, absent = typing.get_type_hints(kind), dataclasses.MISSING
     return {
         field.name: (_reader(hints[field.name]), field.default is absent and field.default_factory is absent)

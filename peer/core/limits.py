@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PROTOCOL_VERSION = 1  # the lowest version that this program speaks
-PROTOCOL_VERSION_MAX = 1  # and the highest; what it understands beside that, a greeting lists as features
+PROTOCOL_VERSION_MAX = 1  # and the highest; a greeting lists further abilities as features
 FEATURES_MAX = 64  # names in a greeting
 FEATURE_BYTES_MAX = 32
 ROUND_CLAIM_BYTES_MAX = 256  # two numbers, a digest and a site's name
@@ -37,7 +37,7 @@ CONNECTIONS_PER_PEER_MAX = (
 UNKNOWN_CONNECTIONS_PER_ADDRESS_MAX = 32  # and one for each site: before a peer's first call, a second after it dials
 FIRST_CALL_BYTES_MAX = 192 << 10  # a greeting with the proof of a long manifest (SHOWN_BYTES_MAX) and a handshake
 FIRST_CALL_S = 30.0  # a peer greets as soon as it has connected
-REQUEST_BYTES_MAX = 256 << 10  # a report of 1,000 metrics with names of 200 bytes
+REQUEST_BYTES_MAX = 256 << 10  # an evaluation of 1,000 metrics with names of 200 bytes
 REQUEST_BYTES_PER_SECOND_MAX = 64 << 10  # of one connection: 400 times what greetings, heartbeats and requests need
 REQUEST_BYTES_BURST = 320 << 10  # the longest request, and a fifth for frames and TLS
 SENT_BYTES_PER_RECEIVED_BYTE = 32  # flow control of a receiver: measured are 1,000 and more
@@ -47,11 +47,11 @@ METRICS_MAX = 1000  # names of one evaluation; a hundred classes in five metrics
 EVALUATION_SAMPLES_MIN = 10  # a site's default: sums over fewer test samples could tell of one of them
 LENT_MODELS_PER_ROUND_MAX = 3  # generations of one site's model of a round: each costs a transfer and journal rows
 MEASURE_S_MAX = 3600.0  # a lent model that takes longer on a test split than a slow round is given up
-REPORT_WAIT_S = 4.0  # until a report is in the journal; under HELLO_TIMEOUT_S, so that the caller hears of it
+REPORT_WAIT_S = 4.0  # until an evaluation is journalled; under HELLO_TIMEOUT_S, so that the caller hears of it
 REPORT_TRIES_MAX = 10  # in a run, each of two ledger rows; a restart tries again
 CERTIFICATE_BYTES_MAX = 8 << 10  # a P-256 certificate with one name has under 1 KiB
 SIGNATURE_BYTES_MAX = 80  # an ECDSA P-256 signature in DER has at most 72
-SITES_MAX = 1000  # the simulator's size; beats grow with its square
+SITES_MAX = 1000  # the simulator's size; heartbeats grow with its square
 ROUNDS_MAX = 1_000_000  # a bound for sanity, not for use
 
 CALLS_PER_SECOND_MAX = 50  # a peer needs two calls a second at most; the rest is slack for catching up
@@ -62,22 +62,20 @@ TRANSFERS_PER_ARTIFACT_MAX = 200  # to one peer in a round, two ledger rows each
 COPIES_PER_ARTIFACT_MAX = 10  # complete ones to one peer in a round: it was killed before its journal had the artifact
 STREAMS_PER_PEER_MAX = 4  # one artifact, one retry, one evaluation, one hand-back
 
-BEAT_S = 3.0  # five beats fit into the silence limit, so that four may be lost
+BEAT_S = 3.0  # five heartbeats fit into the silence limit, so that four may be lost
 BEAT_LARGE_S = 5.0  # above BEAT_LARGE_SITES, to keep N*(N-1) calls bearable; three fit
-BEAT_LARGE_SITES = (
-    32  # above it, a beat also carries what is otherwise announced at once, and one beat a pair is enough
-)
-BEAT_TIMEOUT_SHARE = 5 / 6  # of the time between two beats, so that answers never queue up
-SILENCE_S = 15.0  # no authenticated byte for so long: fall back now
+BEAT_LARGE_SITES = 32  # above it, phases wait for the regular heartbeat, and one heartbeat a pair of sites is enough
+BEAT_TIMEOUT_SHARE = 5 / 6  # of the time between two heartbeats, so that answers never queue up
+SILENCE_S = 15.0  # no authenticated byte for this long: fall back now
 HELLO_TIMEOUT_S = 5.0
 DIAL_BACKOFF_S = (0.2, 0.5, 1.0, 2.0)  # waits between attempts to reach a peer; the last one repeats
-MANIFEST_WAIT_S = 20.0  # how long one GetManifest may hang; asked again afterwards
-STALL_S = 15.0  # a stream without a byte for so long is broken off and resumed
-PACING_WAITS_MAX = 4  # a peer that trains on may take so many `wait_max_s` for a round before the others go on
-PROGRESS_LEVELS = PACING_WAITS_MAX  # a beat tells quarters: a finer share tells how many batches an epoch has
+MANIFEST_WAIT_S = 20.0  # time limit of one GetManifest; asked again afterwards
+STALL_S = 15.0  # a stream without a byte for this long is broken off and resumed
+PACING_WAITS_MAX = 4  # multiples of `wait_max_s` for a peer's round while it trains on; then the others continue
+PROGRESS_LEVELS = PACING_WAITS_MAX  # a heartbeat states quarters: a finer share would tell how many batches a pass has
 WAIT_MAX_S = 3600.0  # a slow but living peer costs at most this a round until its pace is known
-WAITS_IN_VAIN_MAX = 2  # so many `wait_max_s` a run for a peer that lives and does not deliver: one is bad luck
-WAIT_IN_VAIN_SHARE = 0.25  # and so much of the time that this site trained: enough to notice that it delivers again
+WAITS_IN_VAIN_MAX = 2  # multiples of `wait_max_s` a run for a live peer that does not deliver: one is bad luck
+WAIT_IN_VAIN_SHARE = 0.25  # plus this share of the time that this site trained: enough to notice that it delivers again
 DEADLINE_HISTORY = 10  # rounds that the adaptive deadline looks back on
 DEADLINE_ROUNDS_MIN = 3  # rounds to see before trusting it
 DEADLINE_MADS = 4.0  # median + 4 MAD: about 2.7 standard deviations for a bell curve
@@ -85,7 +83,7 @@ DEADLINE_FLOOR_S = 60.0  # a restarted site needs the silence limit, its worker'
 CERTIFICATE_DAYS_MIN = 30  # the founder's holidays, and a bundle that travels by mail; below it a site is warned
 CLOCK_SKEW_WARNING_S = 5.0  # only reported; no decision looks at another site's clock
 
-ARTIFACT_ROUNDS_MAX = 5  # published artifacts of so many rounds stay for receivers that lag
+ARTIFACT_ROUNDS_MAX = 5  # rounds whose published artifacts stay for stragglers
 MADE_UP_ROUNDS_MAX = 3  # of work in one round, after a circulating copy was refused: peers wait for its end
 REFUSALS_SHOWN_MAX = 20  # in `status`; the journal has all of them
 REFUSALS_PER_PEER_MAX = 20  # journal rows that one peer's faults may cost in a run: the peer words the reasons
@@ -103,13 +101,13 @@ SHOWN_BYTES_PER_SECOND_MAX = REQUEST_BYTES_PER_SECOND_MAX / 2  # a peer's server
 
 AMENDMENT_BYTES_MAX = 256 << 10  # a roster of 1,000 sites with keys and addresses takes 200 KB
 AMENDMENTS_MAX = 10_000  # of one federation: one a day for 27 years
-AMENDMENTS_MESSAGE_BYTES_MAX = 1 << 20  # of one answer; the asking site asks again until it has the head
+AMENDMENTS_MESSAGE_BYTES_MAX = 1 << 20  # of one answer; the asking site asks again until it has the chain tip
 NOTICE_BYTES_MAX = 512  # a digest, a name and a time
 ISSUED_MAX = 253_402_214_399  # Unix time: the end of 30 December 9999; a date in every time zone, so people can read it
 FORKS_KEPT_MAX = 16  # proofs that two amendments of one number were signed; one accuses enough
 
 CHECKPOINT_S = 300.0
-HANG_S = 600.0  # a worker without a sign of progress for so long is started again; a slow disk recovers before
+HANG_S = 600.0  # a worker without a sign of progress for this long is started again; a slow disk recovers before
 PROCESSES_MAX = 16  # ranks of a worker: a machine has eight GPUs, or sixteen
 SHARE_MIN = 2  # samples of a rank in a batch: some layers cannot train on one
 READERS_MAX = 64  # threads that read a worker's samples; more wait for each other
@@ -119,13 +117,13 @@ WORKER_START_S = 180.0  # torch and monai take 2 to 9 s, a cold network disk far
 WORKER_LINE_BYTES_MAX = 4 << 20  # one JSON line; a manifest's tensor list is the longest
 WORKER_RESTARTS_MAX = 3  # consecutive crashes at the same step before the site says that it failed
 HANG_RESTARTS_MAX = 1  # a crash costs seconds, a hang at least `hang_s`: a second one is no accident
-LOST_FILES_MAX = 3  # in a round, so many files that vanish are fetched or made again; after that, it goes without
+LOST_FILES_MAX = 3  # vanished files that a round fetches or makes again; after that, it continues without
 CHECKPOINTS_KEPT = 3  # of the open round, the last committed one and the one before: to go back, and for a backup
 
 
 def patience(silence_s: float) -> float:
-    """By how much dials, calls and streams may take longer in a federation with this silence limit, in seconds.
+    """Return the factor by which dials, calls and streams may take longer with this silence limit (seconds).
 
-    Sites or lines that are too slow for the usual deadlines would else begin all work again, and never end it.
+    Sites or lines that are too slow for the usual deadlines would otherwise restart all work, and never finish it.
     """
     return max(1.0, silence_s / SILENCE_S)

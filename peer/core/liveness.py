@@ -1,6 +1,6 @@
 """The failure detector: which peers are alive, how far they are, and how long to wait for them.
 
-It uses this site's own monotonic clock alone.
+It uses only this site's own monotonic clock.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ FINISHED = frozenset({"done", "leaving", "gone"})
 
 
 class Standing(NamedTuple):
-    """What the waits of a site ask of one peer.
+    """One peer's state, as far as a site's waits depend on it.
 
-    ``round`` is the round in which the peer sets the pace, ``None`` where it sets none.
-    ``finished_round`` is the last committed round of a peer that is done or has left.
+    ``round`` is the round in which the peer sets the pace, ``None`` if it sets none. ``finished_round`` is the last
+    committed round of a peer that is done or has left.
     """
 
     present: bool
@@ -39,18 +39,17 @@ class Standing(NamedTuple):
 
 
 class HeardPeers(dict[SiteName, LastHeard]):
-    """When each peer was heard last and its state, and how many peers have the same standing.
+    """The time and state with which each peer was last heard, and the number of peers by standing.
 
-    An event changes the standing of one peer, so that reading the counts takes as long as there are
-    different standings, however many peers there are. The simulator's sites share one table: there,
-    nobody is silent or stalled.
+    An event changes the standing of one peer, so reading the counts costs one step per standing, however many peers
+    there are. The simulator's sites share one table: there, no peer is silent or stalled.
 
     Attributes:
         standings: by peer, as it was counted.
-        counts: how many peers have each standing.
+        counts: number of peers by standing.
         changed: peers that were heard since they were counted.
-        recount_s: when the first of the counted peers may turn silent or stalled, on the clock of
-            ``Peers``; no later than it does.
+        recount_s: when the first of the counted peers may turn silent or stalled, on the clock of ``Peers``; no later
+            than it does.
     """
 
     def __init__(self) -> None:
@@ -65,7 +64,7 @@ class HeardPeers(dict[SiteName, LastHeard]):
         self.changed.add(name)
 
     def count(self, name: SiteName, standing: Standing) -> None:
-        """Count a peer with this standing, and no more with the one before."""
+        """Count a peer with this standing, and no longer with its former one."""
         before = self.standings.get(name)
         if before is not None:
             self.counts[before] -= 1
@@ -75,7 +74,7 @@ class HeardPeers(dict[SiteName, LastHeard]):
         self.counts[standing] += 1
 
     def counts_without(self, site: SiteName) -> Iterator[tuple[Standing, int]]:
-        """The counts of all peers but one: the simulator's table has the site itself, too."""
+        """Yield the counts of all peers but one: the simulator's table has the site itself, too."""
         own = self.standings.get(site)
         for standing, count in self.counts.items():
             if others := count - (standing == own):
@@ -84,7 +83,7 @@ class HeardPeers(dict[SiteName, LastHeard]):
 
 @dataclass(slots=True)
 class Peers:
-    """When each peer was heard last, and its state. Times are seconds of the monotonic clock."""
+    """The time and state with which each peer was last heard. Times are seconds of the monotonic clock."""
 
     silence_s: float
     began_s: float = 0.0
@@ -104,10 +103,9 @@ class Peers:
             self._follow(site, before.pulse, pulse, now_s)
 
     def _follow(self, site: SiteName, before: Heartbeat | None, pulse: Heartbeat, now_s: float) -> None:
-        """Note when the site's round grew last, and when it last did more of its work.
+        """Record when the site's round last grew, and when it last made progress.
 
-        A round that the site was in before is no growth: claims that go back and forth would last for
-        ever.
+        A round that the site was in before is no growth: claims that go back and forth would last for ever.
         """
         at = (pulse.round, min(pulse.committed_round, pulse.round))
         if before is None or at > self.furthest.get(site, (-1, -1)):
@@ -117,15 +115,15 @@ class Peers:
             self.moved_s[site] = now_s
 
     def stalled(self, site: SiteName, now_s: float, *, patience_s: float) -> bool:
-        """Whether the site is heard, and does not get on.
+        """Return whether the site is heard but makes no progress.
 
-        Words cost nothing: a site that only claims to work is stalled after ``PACING_WAITS_MAX``
-        times the patience in one round, a site that does not even claim it after the patience.
+        Claims cost nothing: a site that only claims to work is stalled after ``PACING_WAITS_MAX`` times the patience in
+        one round, a site that does not even claim it after the patience.
         """
         return now_s >= self.stalled_at_s(site, patience_s=patience_s)
 
     def stalled_at_s(self, site: SiteName, *, patience_s: float) -> float:
-        """When the site counts as stalled unless it gets on before."""
+        """Return when the site counts as stalled unless it makes progress before."""
         if site not in self.moved_s:
             return math.inf
         ends_s = self.moved_s[site] + patience_s, self.round_began_s[site] + limits.PACING_WAITS_MAX * patience_s
@@ -137,30 +135,30 @@ class Peers:
         self.heard[site] = replace(before, proven_round=max(before.proven_round, round))
 
     def pulse(self, site: SiteName) -> Heartbeat | None:
-        """The newest known state of the site, however old."""
+        """Return the newest known heartbeat of the site, however old, or None."""
         return self.heard[site].pulse if site in self.heard else None
 
     def ready(self, site: SiteName) -> bool:
-        """Whether the site did not say that it cannot begin round 1."""
+        """Return whether the site has not said that it cannot begin round 1."""
         pulse = self.pulse(site)
         return pulse is None or pulse.phase not in NOT_READY
 
     def done(self, site: SiteName, rounds: int) -> bool:
-        """Whether the site said that its last round is over; one that left earlier may come back."""
+        """Return whether the site said that its last round is over; one that left earlier may come back."""
         pulse = self.pulse(site)
         return pulse is not None and pulse.phase in FINISHED and pulse.committed_round >= rounds
 
     def silent_at_s(self, site: SiteName) -> float:
-        """When the site counts as silent unless it is heard before: ``silence_s`` after this start or later."""
+        """Return when the site becomes silent unless it is heard: at the earliest ``silence_s`` after this start."""
         last_s = self.heard[site].last_s if site in self.heard else self.began_s
         return max(last_s, self.began_s) + self.silence_s
 
     def silent(self, site: SiteName, now_s: float) -> bool:
-        """Whether no authenticated byte has arrived for ``silence_s``."""
+        """Return whether no authenticated byte has arrived for ``silence_s``."""
         return now_s >= self.silent_at_s(site)
 
     def present(self, sites: Iterable[SiteName], now_s: float) -> list[SiteName]:
-        """The sites that were heard within ``silence_s``."""
+        """List the sites that were heard within ``silence_s``."""
         return [site for site in sites if site in self.heard and not self.silent(site, now_s)]
 
     def rounds(
@@ -171,10 +169,10 @@ class Peers:
         patience_s: Callable[[SiteName], float],
         unproven_max: int,
     ) -> dict[SiteName, int]:
-        """The rounds of the sites that are present, not away and not stalled.
+        """Return the rounds of the sites that are present, not away and not stalled.
 
-        A claim beyond ``unproven_max`` counts up to the round after the newest proven one: a site
-        publishes for a round before that round, or in it.
+        A claim beyond ``unproven_max`` counts up to the round after the newest proven one: a site publishes for a round
+        before that round, or in it.
         """
         rounds = {}
         for site in self.present(sites, now_s):
@@ -185,12 +183,12 @@ class Peers:
         return rounds
 
     def recount(self, now_s: float, *, patience_s: Callable[[SiteName], float], unproven_max: int) -> HeardPeers:
-        """The table, with every peer counted as it stands now.
+        """Count every peer as it stands now, and return the table.
 
         Args:
             now_s: seconds of the monotonic clock.
-            patience_s: how long to wait for a peer. ``HeardPeers.recount_s`` is set to the past where it changes.
-            unproven_max: as of ``rounds``; it never falls.
+            patience_s: returns how long to wait for a peer; on a change, ``HeardPeers.recount_s`` is set to the past.
+            unproven_max: as for ``rounds``; it never falls.
         """
         heard = self.heard
         names: Iterable[SiteName] = heard.changed
@@ -207,7 +205,7 @@ class Peers:
                     stalled_at_s = self.stalled_at_s(name, patience_s=patience)
                     round = self._credible_round(name, pulse, unproven_max)
                     if round < pulse.round:
-                        beyond.add(name)  # its claim counts more once this site has got on
+                        beyond.add(name)  # its claim counts more once this site has progressed
             finished_round = pulse.committed_round if pulse is not None and pulse.phase in FINISHED else None
             heard.count(name, Standing(present, self.ready(name), round, finished_round))
             if present:
@@ -220,12 +218,11 @@ class Peers:
 
 
 def patience_s(*, in_vain_s: float, trained_s: float, pace: PaceRules) -> float:
-    """How long to wait for an artifact of a living peer, after so much waiting for it in vain.
+    """Return how long to wait for an artifact of a live peer after these waits in vain.
 
-    A wait takes at most half of what is left of the peer's allowance. So the waits grow shorter
-    geometrically, and their sum over the run stays under the allowance, whatever the peer answers.
-    The allowance grows with the time that this site trained, not with deliveries: a peer that
-    delivers every other time would otherwise cost without bound.
+    A wait takes at most half of the rest of the peer's allowance. So the waits shrink geometrically, and their sum over
+    the run stays under the allowance, whatever the peer answers. The allowance grows with the time that this site
+    trained, not with deliveries: otherwise a peer that delivers every other time would cost without an upper bound.
 
     Args:
         in_vain_s: the waits for the peer that ended without its artifact, in this run.
@@ -237,7 +234,7 @@ def patience_s(*, in_vain_s: float, trained_s: float, pace: PaceRules) -> float:
 
 
 def lower_median(counts: Mapping[int, int]) -> int | None:
-    """The lower median of numbers that occur so often; ``None`` where there is none."""
+    """Return the lower median of numbers with these counts; ``None`` if there are none."""
     left = (sum(counts.values()) + 1) // 2
     for number in sorted(counts):
         left -= counts[number]
@@ -247,7 +244,7 @@ def lower_median(counts: Mapping[int, int]) -> int | None:
 
 
 def slow_after_s(waits_s: Sequence[float], pace: PaceRules) -> float:
-    """How long to wait for a living peer: median + 4 MAD of the recent waits, within its bounds.
+    """Return the adaptive deadline for a live peer: median + 4 MAD of the recent waits, within its bounds.
 
     Args:
         waits_s: how long this site waited in its last rounds, seconds, newest last.

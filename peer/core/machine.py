@@ -1,10 +1,9 @@
 """The state machine of a site: events in, commands out, no clock, no file, no network.
 
-``SiteMachine.handle`` is the only mutator. The table ``TRANSITIONS`` of ``peer.core.transitions``
-lists what each event does in each phase. The graph ``NEXT`` of ``peer.core.phases`` lists which
-phase may follow which. An event or a step that is missing there is a bug of this program, and
-raises. Memory changes only through rows that are persisted, and a ``Persist`` precedes the commands
-that depend on it. Each row names the event that caused it.
+``SiteMachine.handle`` is the only mutator. The table ``TRANSITIONS`` of ``peer.core.transitions`` lists what each event
+does in each phase. The graph ``NEXT`` of ``peer.core.phases`` lists which phase may follow which. An event or a step
+that is missing there is a bug of this program, and raises. Memory changes only through rows that are persisted, and a
+``Persist`` precedes the commands that depend on it. Each row names the event that caused it.
 """
 
 from __future__ import annotations

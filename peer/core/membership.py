@@ -1,8 +1,8 @@
-"""Members come and go: what an amendment, or the notice of a leaving site, changes at once.
+"""Membership changes: the immediate effects of an amendment or a leaving site's notice.
 
-An amendment is a rule for the rounds from its ``from_round`` on. Three things do not wait for that
-round: an expelled or leaving site counts as gone, what an expelled site sent and nobody used yet is
-dropped, and a round that has not chosen its sources follows its new epoch.
+An amendment is a rule for the rounds from its ``from_round`` on. Three effects do not wait for that round: an expelled
+or leaving site counts as gone, unused artifacts of an expelled site are dropped, and a round that has not chosen its
+sources follows its new epoch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from peer.core.state import SiteState
 
 
 def learn(site: SiteState, event: events.EpochsLearned) -> None:
-    """Follow the new epochs; the exchange of a round that has not chosen its sources begins again."""
+    """Follow the new epochs; restart the exchange of a round that has not chosen its sources."""
     before, epochs = site.rules.epochs, event.epochs
     if epochs == before:
         return
@@ -22,7 +22,7 @@ def learn(site: SiteState, event: events.EpochsLearned) -> None:
     reopens = _reopens(site)
     departs = site.rules.site in epochs.gone
     _persist(site, gone=epochs.gone - before.gone, reopens=reopens, departs=departs)
-    site.cancel_early()  # the next exchange may ask others now; its fetches begin again after this event
+    site.cancel_early()  # the next exchange may ask other sites now; its fetches begin again after this event
     _take_effect(site)
     if site.phase == Phase.LEAVING:
         return
@@ -35,7 +35,7 @@ def learn(site: SiteState, event: events.EpochsLearned) -> None:
 
 
 def begin(site: SiteState) -> None:
-    """At a start: follow what the chain says by now, as ``learn`` does."""
+    """Follow the present chain at a start, as ``learn`` does."""
     departs = site.rules.site in site.rules.epochs.gone
     reopens = not departs and _reopens(site)
     if reopens or (departs and site.memory.open is not None):
@@ -45,7 +45,7 @@ def begin(site: SiteState) -> None:
 
 
 def _take_effect(site: SiteState) -> None:
-    """Wait for no site that is gone, and drop what expelled sites sent."""
+    """Stop waiting for sites that are gone, and drop artifacts of expelled sites."""
     gone = site.rules.epochs.gone
     for name in gone:
         cross_evaluation.drop_peer(site, name)
@@ -75,9 +75,9 @@ def _persist(site: SiteState, *, gone: frozenset[SiteName], reopens: bool, depar
 
 
 def _reopens(site: SiteState) -> bool:
-    """Whether the open round has another epoch now, and has not chosen its sources.
+    """Return whether the open round has another epoch now and has not chosen its sources.
 
-    A round after the last one of that epoch goes on as it is: the others have none to serve.
+    A round after the last one of that epoch continues unchanged: the other sites have none to serve.
     """
     current = site.memory.open
     if current is None or site.rules.epoch(current.number).digest == current.epoch:

@@ -1,4 +1,4 @@
-"""The metrics of a model on test data: to add one, add its record here, and compute it in ``peer.train.metrics``."""
+"""The metrics of a model on test data; to add one, add its record here, and compute it in ``peer.train.metrics``."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Literal
 from peer.core.tasks import CLASSIFYING
 
 MetricName = Literal["auc", "accuracy", "f1_macro", "dice", "pixel_accuracy", "psnr", "ssim"]
-"""The metrics of which more is better; a task's first one is its main one."""
+"""The metrics, of which a higher value is better; a task's first one is its main one."""
 VALIDATION = "validation_"
-"""Begins the name of a metric on the site's validation split; others are of its test split."""
+"""Prefix of a metric on the site's validation split; metrics without it are of its test split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What a program that shows or compares a metric has to know of it.
+    """The properties of a metric that a program needs to show or compare it.
 
     Attributes:
         tasks: the kinds of tasks that have it.
         title: its name in a sentence and above a chart.
         heading: its name above a column.
         unit: of its values; empty for a share.
-        upper_bound: what no value is above; ``None`` where there is none.
+        upper_bound: the highest possible value; ``None`` without one.
     """
 
     tasks: frozenset[str]
@@ -43,20 +43,20 @@ METRICS: Mapping[str, Metric] = {
     "ssim": Metric(frozenset({"super_resolution"}), "SSIM", "SSIM"),
 }
 ROOM_MIN: Mapping[str, float] = {"": 0.01, "dB": 0.1}
-"""By unit, the smallest room, from training alone to all data pooled, of which a share is told."""
+"""By unit, the smallest room (from training alone to all data pooled) of which a report states a share."""
 METRICS_OF: Mapping[str, tuple[str, ...]] = {
     kind: tuple(name for name, metric in METRICS.items() if kind in metric.tasks)
     for kind in dict.fromkeys(kind for metric in METRICS.values() for kind in sorted(metric.tasks))
 }
-"""The metrics that a report shows of each kind of task; the first is the main one."""
+"""By kind of task, the metrics that a report shows; the first is the main one."""
 
 
 def metric_title(name: str) -> str:
-    """A metric in words, also one that has no record."""
+    """Return a metric's name in words, also for a metric without a record."""
     return METRICS[name].title if name in METRICS else name.replace("_", " ")
 
 
 def validation_metric(metrics: Mapping[str, float]) -> str | None:
-    """The name of the main metric on the validation split; ``None`` where it has no value."""
+    """Return the name of the main metric on the validation split; ``None`` if it has no value."""
     names = (VALIDATION + task_metrics[0] for task_metrics in METRICS_OF.values())
     return next((name for name in names if name in metrics), None)

@@ -1,7 +1,7 @@
-"""How far the peers are, as the waits between rounds ask: who is there, who is ahead, who is not done.
+"""The peers' progress, for the waits between rounds: who is there, who is ahead, who is not done.
 
-Every event asks, so the questions read the counts of ``peer.core.liveness`` and do not look at each
-peer. The functions that name peers do.
+Every event needs it, so the functions read the counts of ``peer.core.liveness`` instead of each peer. Only the
+functions that name peers read each peer.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from peer.core.state import SiteState
 
 
 def is_there(site: SiteState, name: SiteName) -> bool:
-    """Whether a peer can take part in round 1 now: it has greeted, is heard, and is ready.
+    """Return whether a peer can take part in round 1 now: it has greeted, is heard, and is ready.
 
-    A peer that greeted may have ended since. One that says that it is not ready is waited for no
-    longer than ``wait_max_s``, since it may say so for ever.
+    A peer that greeted may have ended since. The site waits at most ``wait_max_s`` for a peer that says that it is not
+    ready, since it may say so for ever.
     """
     if name not in site.greeted or site.peers.silent(name, site.now_s):
         return False
@@ -22,7 +22,7 @@ def is_there(site: SiteState, name: SiteName) -> bool:
 
 
 def all_there(site: SiteState) -> bool:
-    """Whether ``is_there`` holds of every peer of round 1."""
+    """Return whether ``is_there`` is true for every peer of round 1."""
     if site.rules.members_change:
         return all(is_there(site, name) for name in site.rules.others_in(1))
     if len(site.greeted) < site.rules.others_count:
@@ -33,7 +33,7 @@ def all_there(site: SiteState) -> bool:
 
 
 def ahead(site: SiteState, round: int) -> dict[SiteName, int]:
-    """The peers of the next round, or of this one, that are in this round or a later one, each with its round."""
+    """Return the peers of the next round or of this one that are in this round or a later one, each with its round."""
     rounds = site.peers.rounds(
         dict.fromkeys((*site.rules.others_in(site.memory.committed + 1), *site.rules.others_in(round))),
         site.now_s,
@@ -44,12 +44,12 @@ def ahead(site: SiteState, round: int) -> dict[SiteName, int]:
 
 
 def any_told(site: SiteState, round: int) -> bool:
-    """Whether a peer of the round that is heard has told how far it is."""
+    """Return whether a peer of the round that is heard has stated its progress."""
     return any(map(site.peers.pulse, site.peers.present(site.rules.others_in(round), site.now_s)))
 
 
 def unfinished(site: SiteState) -> list[SiteName]:
-    """The peers that may still need this site: those that have not said that they are done."""
+    """List the peers that may still need this site: those that have not said that they are done."""
     rules = site.lived_rules
     if rules.plan.pattern == "none":
         return []
@@ -57,7 +57,7 @@ def unfinished(site: SiteState) -> list[SiteName]:
 
 
 def any_unfinished(site: SiteState) -> bool:
-    """Whether ``unfinished`` names any peer."""
+    """Return whether ``unfinished`` is not empty."""
     rules = site.lived_rules
     finished = sum(count for standing, count in site.count_peers() if (standing.finished_round or 0) >= rules.rounds)
     return rules.plan.pattern != "none" and finished < rules.others_count

@@ -1,7 +1,6 @@
-"""The phases of a site and which may follow which: the graph that the state machine checks.
+"""The phases of a site and the graph of their transitions, which the state machine checks.
 
-``python -m peer.core.phases`` prints its drawing for ``peer/README.md``; a test in ``tests/meta``
-compares the two.
+``python -m peer.core.phases`` prints its drawing for ``peer/README.md``; a test in ``tests/meta`` compares the two.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class Phase(enum.StrEnum):
 
 
 QUEUED = "queued"
-"""What a site tells in place of a busy phase while its worker waits for its turn at the GPU: it lives,
-and is slow."""
+"""Phase that a site states instead of a busy one while its worker waits for its turn at the GPU: it is alive,
+but slow."""
 
 BUSY = frozenset({Phase.INITIALISING, Phase.TRAIN, Phase.AGGREGATE, Phase.EVALUATE, Phase.ADOPT})
 """Phases in which the worker has an order."""
@@ -50,7 +49,7 @@ AFTER_COMMIT = frozenset({Phase.PACING, Phase.HANDBACK})
 RESUMED = IN_ROUND | {
     Phase.INITIALISING, Phase.GATHERING, Phase.PACING, Phase.RETURNS, Phase.EVALUATE, Phase.HANDBACK,
 }  # fmt: skip
-"""Phases in which a site may go on after a pause: its memory says which."""
+"""Phases in which a site may continue after a pause; its memory determines which."""
 
 NEXT: Mapping[Phase, frozenset[Phase]] = {
     Phase.NEW: RESUMED | {Phase.DONE, Phase.GONE},
@@ -82,7 +81,7 @@ COURSE = tuple(phase for phase in Phase if phase not in BESIDE)
 
 
 def drawing() -> str:
-    """The graph as a Mermaid state diagram: the rounds as one box, the other phases around it."""
+    """Draw the graph as a Mermaid state diagram: the rounds as one box, the other phases around it."""
     lines = ["stateDiagram-v2", "    [*] --> new", '    state "the rounds" as rounds {']
     lines += [f"        {phase} --> {after}" for phase, after in _steps(COURSE, COURSE)]
     lines.append("    }")
@@ -100,7 +99,7 @@ def _steps(before: Sequence[Phase], after: Sequence[Phase]) -> Iterator[tuple[Ph
 
 
 def _named(word: str, phases: Sequence[Phase]) -> str:
-    """An arrow's label: its phases inside the box, or all but the others if that is shorter."""
+    """Build an arrow's label: its phases inside the box, or all but the others if that is shorter."""
     others = [phase for phase in COURSE if phase not in phases]
     if not others:
         return f"{word} any phase"

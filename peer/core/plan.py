@@ -1,7 +1,7 @@
 """A method's plan: plain data that the torch-free daemon and the worker read alike.
 
 A round runs through the plan's phases in order. ``exchange`` waits for other sites' artifacts, ``aggregate`` averages
-them in the worker, ``train`` (or ``train:<stage>``) is one training stage. Where models visit, ``returns`` waits for
+them in the worker, ``train`` (or ``train:<stage>``) is one training stage. If models visit, ``returns`` waits for
 copies of the own model that other sites have trained, and ``aggregate`` averages them with the local model.
 """
 
@@ -27,7 +27,7 @@ SHARE_SLACK = 1e-9
 
 KINDS: tuple[Kind, ...] = ("model", "head", "proxy", "messenger", "return", "prototype", "prediction")
 METHOD_KEYS = ("name", "package")
-"""Keys of the table ``[method]`` that are no parameters."""
+"""Keys of the table ``[method]`` that are not parameters."""
 OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -42,7 +42,7 @@ class Parameter:
     choices: tuple[Value, ...] | None = None
 
     def problem(self, value: object) -> str | None:
-        """Why the value is not allowed; ``None`` when it is."""
+        """Return why the value is not allowed; ``None`` if it is."""
         if isinstance(self.default, tuple):
             if not isinstance(value, list | tuple) or not value:
                 return f"must be a non-empty list, not {value!r}"
@@ -66,8 +66,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How long one training stage lasts, and its optimiser's settings; the defaults are the
-    paper's.
+    """The length of one training stage, and its optimiser's settings; the defaults are the paper's.
 
     ``decay`` multiplies the learning rate from round to round.
     """
@@ -79,7 +78,7 @@ class Work:
     decay: float = 1.0
 
     def in_round(self, round: int) -> Work:
-        """The work of round t: its learning rate has decayed t - 1 times."""
+        """Return the work of round t, whose learning rate has decayed t - 1 times."""
         return replace(self, learning_rate=self.learning_rate * self.decay ** (round - 1))
 
 
@@ -88,37 +87,34 @@ class Plan:
     """The choreography of one method.
 
     Attributes:
-        implementation: where the stages are, as ``module:OBJECT``: a
-            ``peer.methods.method.Method``. Only the worker imports that module.
+        implementation: the object with the stages, as ``module:OBJECT``: a ``peer.methods.method.Method``. Only the
+            worker imports that module.
         pattern: which sites receive an artifact from which in a round.
         artifact: what a site sends.
-        state: what of the network that is, in words.
-        published: the phase after which the artifact appears: ``commit`` is the end of the round
-            before the one that consumes it, a stage's name is that stage of the same round.
+        state: the part of the network that it sends, in words.
+        published: the phase after which the artifact appears: ``commit`` is the end of the round before the one that
+            consumes it, a stage's name is that stage of the same round.
         phases: of a round, in order.
         stages: how long each training stage lasts.
-        steps_per_site: by stage, its optimiser steps in a round for each site of the roster, where the
-            paper counts so; ``federation create`` writes the product as the stage's ``count``.
-        never_leaves: the kinds of artifact that no setting of a site can let out.
+        steps_per_site: by stage, its optimiser steps in a round for each site of the roster, if the paper counts so;
+            ``federation create`` writes the product as the stage's ``count``.
+        never_leaves: the kinds of artifact that no setting of a site can release.
         parameters: the keys of ``[method]`` beside its name.
-        circulating_share: the parameter that holds the share of the rounds, from the first one on,
-            that only circulate models before ``pattern`` starts.
-        last_round: the phases of the federation's last round, where the plan has others for it: every
-            site trains at home, and exchanges nothing.
-        visits: the parameter that holds how many sites train a copy of each model in a round of the
-            pattern ``visit``.
-        keeps_last_received: whether a site keeps the last artifact of every peer, and uses it where
-            no newer one arrived.
-        takes_older: whether the method still means something with artifacts that are one round older:
-            ``[schedule] staleness``.
-        shared: what ``[shared_model]`` is: a network ``beside`` the local one, the local one
-            ``itself``, or (``maybe``) the local one if the federation chooses to be homogeneous.
-        shared_default: by task, the network that ``[shared_model]`` is where the file has none.
+        circulating_share: the parameter that holds the share of the rounds, from the first one on, that only circulate
+            models before ``pattern`` starts.
+        last_round: the phases of the federation's last round, if the plan has others for it: every site trains at home,
+            and exchanges nothing.
+        visits: the parameter that holds how many sites train a copy of each model in a round of the pattern ``visit``.
+        keeps_last_received: whether a site keeps the last artifact of every peer, and uses it if no newer one arrived.
+        takes_older: whether the method is still valid with artifacts that are one round older: ``[schedule]
+            staleness``.
+        shared: what ``[shared_model]`` is: a network ``beside`` the local one, the local one ``itself``, or (``maybe``)
+            the local one if the federation chooses to be homogeneous.
+        shared_default: by task, the network for a missing ``[shared_model]``.
         not_for: the tasks for which the method is not defined.
-        stays: the part of a site's prediction that cannot be lent, where the model that may leave
-            is only a part of it.
-        fixed_sites: whether networks have a place for each site of federation.toml, and none for a
-            site that an amendment adds.
+        stays: the part of a site's prediction that cannot be lent, if the model that may leave is only a part of it.
+        fixed_sites: whether networks have a place for each site of federation.toml, and none for a site that an
+            amendment adds.
         public: whether sites predict a public set of images, of which each has a copy.
         source: the paper.
     """
@@ -147,7 +143,7 @@ class Plan:
     source: str = ""
 
     def __post_init__(self) -> None:
-        """Freeze the tables; ``ValueError`` for a plan that contradicts itself."""
+        """Freeze the tables; raise ``ValueError`` for a plan that contradicts itself."""
         if not OBJECT.fullmatch(self.implementation):
             raise ValueError(f"implementation must be module:OBJECT, not {self.implementation!r}")
         named = self.stages_of(self.phases) | self.stages_of(self.last_round)
@@ -173,7 +169,7 @@ class Plan:
 
     @staticmethod
     def stages_of(phases: tuple[str, ...]) -> set[str]:
-        """The training stages among these phases."""
+        """Return the training stages among these phases."""
         return {phase.removeprefix("train:") for phase in phases if phase.startswith("train")}
 
     @property
@@ -184,7 +180,7 @@ class Plan:
         return (self.artifact, "return") if self.pattern == "visit" else (self.artifact,)
 
     def staleness_problem(self, parameters: Mapping[str, object]) -> str | None:
-        """Why a site must not use artifacts that are one round older; ``None`` if it may."""
+        """Return why a site must not use artifacts that are one round older; ``None`` if it may."""
         if self.artifact is None:
             return "sends nothing"
         if self.pattern == "visit":
@@ -205,11 +201,11 @@ class Plan:
         return self.stays or None
 
     def defaults(self) -> dict[str, Value]:
-        """Every parameter at its default."""
+        """Return every parameter at its default."""
         return {name: parameter.default for name, parameter in self.parameters.items()}
 
     def problems(self, parameters: Mapping[str, object]) -> list[tuple[str, str]]:
-        """The faults of these parameters as (name, reason) pairs; ``unknown`` for an unknown name."""
+        """List the faults of these parameters as (name, reason) pairs; ``unknown`` for an unknown name."""
         problems = []
         for name, value in parameters.items():
             known = self.parameters.get(name)
@@ -220,7 +216,7 @@ class Plan:
 
 
 def circulating(plan: Plan, *, rounds: int, parameters: Mapping[str, object]) -> int:
-    """The round after which the slots go back to their owners; 0 where no model circulates."""
+    """Return the round after which the slots return to their owners; 0 if no model circulates."""
     if plan.pattern == "circulate":
         return rounds - 1 if plan.last_round else rounds
     share = parameters.get(plan.circulating_share, 0.0) if plan.circulating_share is not None else 0.0
@@ -228,7 +224,7 @@ def circulating(plan: Plan, *, rounds: int, parameters: Mapping[str, object]) ->
 
 
 def visits(plan: Plan, *, sites: int, parameters: Mapping[str, object]) -> int:
-    """How many sites train a copy of each model in a round; 0 where no model visits.
+    """Return how many sites train a copy of each model in a round; 0 if no model visits.
 
     A roster with fewer other sites lowers the default. ``peer.site.config`` refuses a larger number in a file.
     """

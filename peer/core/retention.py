@@ -1,4 +1,4 @@
-"""Which artifacts a site keeps on its disk, and for how long."""
+"""Retention of artifacts on a site's disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from peer.core.state import SiteState
 
 
 def tidy(site: SiteState, needed_before: set[Sha256]) -> None:
-    """Discard artifacts that no later round, fallback or receiver can need, and those that expelled sites sent.
+    """Discard artifacts that no later round, fallback or receiver can need, and those of expelled sites.
 
     Args:
         site: the site.
@@ -17,7 +17,7 @@ def tidy(site: SiteState, needed_before: set[Sha256]) -> None:
     """
     rules, memory, epoch = site.lived_rules, site.memory, site.epoch
     fetched = {name for early in site.early for name, want in early.wants.items() if want.open}
-    repeated = fetched if rules.staleness else set()  # by staleness, these may send their last file again
+    repeated = fetched if rules.staleness else set()  # with staleness, these may send their last file again
     expelled, newest = site.rules.epochs.head.expelled, dict[SiteName, int]()
     for source in memory.received.values():
         if source.round <= memory.committed:  # one of a later round arrived early, and replaces nothing yet

@@ -23,11 +23,11 @@ NOT_IDENTITY = frozenset({"address", "description"})
 
 
 NO_ROUND_KEY = RoundKey(bytes(32))
-"""Stands for the genesis' round key at a site that joined later: its epochs have keys of their own."""
+"""Placeholder for the genesis' round key at a site that joined later: its epochs have their own keys."""
 
 
 def site_name(text: str) -> SiteName:
-    """The text as a site name; ``ValueError`` when it is none (lower case, digits, inner hyphens, at most 32)."""
+    """Check and return a site name: 1 to 32 lower-case letters, digits or inner hyphens; ``ValueError`` if not."""
     if not SITE_NAME.fullmatch(text):
         raise ValueError(
             f"site name {text!r} must be 1 to 32 lower-case letters, digits or hyphens, with no hyphen at either end"
@@ -36,21 +36,21 @@ def site_name(text: str) -> SiteName:
 
 
 def sha256(text: str) -> Sha256:
-    """The text as a SHA-256 digest in lower-case hex; ``ValueError`` when it is none."""
+    """Check and return a SHA-256 digest in lower-case hex; raise ``ValueError`` if it is malformed."""
     if not SHA256.fullmatch(text):
         raise ValueError(f"{text[:80]!r} is not a SHA-256 digest (64 lower-case hex digits)")
     return Sha256(text)
 
 
 def round_key(key: bytes) -> RoundKey:
-    """The bytes as a round key; ``ValueError`` unless there are exactly 32."""
+    """Check and return a round key; raise ``ValueError`` unless it has exactly 32 bytes."""
     if len(key) != ROUND_KEY_BYTES:
         raise ValueError(f"a round key has {ROUND_KEY_BYTES} bytes, not {len(key)}")
     return RoundKey(key)
 
 
 def federation_digest(document: Mapping[str, Any]) -> Sha256:
-    """The identity of a federation: SHA-256 of the canonical JSON of its parsed ``federation.toml``.
+    """Compute a federation's identity: SHA-256 of the canonical JSON of its parsed ``federation.toml``.
 
     Every ``address`` and ``description``, at any depth, is left out, so that a site can move. Keys are sorted by code
     point, there are no spaces, floats are written as Python's ``repr``. Dates and non-finite floats have no canonical
@@ -60,21 +60,21 @@ def federation_digest(document: Mapping[str, Any]) -> Sha256:
 
 
 def canonical_json(document: Mapping[str, Any], *, left_out: Container[str] = ()) -> bytes:
-    """The one JSON text of a document, in UTF-8; ``left_out`` are keys to omit at any depth.
+    """Encode a document as canonical JSON in UTF-8; ``left_out`` are keys to omit at any depth.
 
-    ``ValueError`` for a value that has no canonical form.
+    Raises ``ValueError`` for a value that has no canonical form.
     """
     canonical = _canonical(document, path="", left_out=left_out)
     return json.dumps(canonical, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
 
 
 def roster_digest(names: Sequence[str]) -> Sha256:
-    """SHA-256 of a roster's names, in its order, joined by line feeds."""
+    """Compute the SHA-256 of a roster's names, in its order, joined by line feeds."""
     return Sha256(hashlib.sha256("\n".join(names).encode("ascii")).hexdigest())
 
 
 def round_key_tag(key: RoundKey, federation: Sha256) -> Sha256:
-    """Proof of having the round key: HMAC-SHA256(key, "mhfl/hello/v1" || federation digest)."""
+    """Prove possession of the round key: HMAC-SHA256(key, "mhfl/hello/v1" || federation digest)."""
     return Sha256(hmac.digest(key, b"mhfl/hello/v1" + bytes.fromhex(federation), "sha256").hex())
 
 
@@ -111,7 +111,7 @@ class Roster:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Roster:
-        """The roster of these names in any order; ``ValueError`` names a duplicate or a malformed name."""
+        """Build the roster of these names in any order; ``ValueError`` names a duplicate or a malformed name."""
         seen: set[str] = set()
         for name in names:
             if name in seen:
@@ -129,14 +129,14 @@ class Roster:
         return name in self._indices
 
     def index(self, name: str) -> int:
-        """The site's index; ``ValueError`` for a site that is not in the roster."""
+        """Return the site's index; raise ``ValueError`` for a site that is not in the roster."""
         try:
             return self._indices[name]
         except KeyError:
             raise ValueError(f"site {name!r} is not in the roster ({', '.join(self.names)})") from None
 
     def others(self, name: str) -> tuple[SiteName, ...]:
-        """All sites but the named one, in roster order."""
+        """Return all sites but the named one, in roster order."""
         return tuple(other for other in self.names if other != name)
 
     @property

@@ -1,7 +1,6 @@
-"""The course of the rounds: when a round opens, what its exchange waits for, and which phase comes
-next.
+"""The course of the rounds: when a round opens, what its exchange waits for, and which phase comes next.
 
-What comes next is read from memory alone, so a restarted site goes on where it was.
+The next step depends on memory alone, so a restarted site continues where it was.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ from peer.core.state import SiteState
 
 
 def settle(site: SiteState) -> bool:
-    """Drop the peers that are not worth a longer wait; once no want is open, choose the round's
-    sources.
+    """Drop the peers that are not worth a longer wait; once no want is open, choose the round's sources.
 
     Returns:
-        Whether the exchange is over and memory holds the choice. A hand-back usually ends with an
-        order to adopt instead.
+        Whether the exchange is over and memory holds the choice. A hand-back usually ends with an order to adopt
+            instead.
     """
     current, rules = site.exchange, site.lived_rules
     if current is None:
@@ -96,7 +94,7 @@ def choose(
     below_quorum: bool = False,
     purpose: Purpose | None = None,
 ) -> None:
-    """Journal the sources that the round goes on with.
+    """Journal the sources with which the round continues.
 
     A circulating round without a copy of its slot idles, and so does a shadow's without any source.
 
@@ -105,11 +103,10 @@ def choose(
         sources: the artifacts that the next stages use, in roster order.
         missing: the peers that did not contribute, each with the reason.
         position: index of the phase that this choice ends.
-        waited_s: how long the exchange took, for the adaptive deadline; ``None`` where the wait
-            does not count.
+        waited_s: how long the exchange took, for the adaptive deadline; ``None`` if the wait does not count.
         in_vain_s: by peer that did not deliver, how long the site waited for it.
-        below_quorum: fewer artifacts arrived than the federation's quorum asks for.
-        purpose: ``return`` where the sources are the site's own model, trained by other sites.
+        below_quorum: fewer artifacts arrived than the federation's quorum.
+        purpose: ``return`` if the sources are the site's own model, trained by other sites.
     """
     rules, current = site.lived_rules, site.opened
     idle = not sources and (rules.pattern(current.number) == "circulate" or rules.shadows(current.number))
@@ -129,7 +126,7 @@ def choose(
 def leave_out(site: SiteState, sha256: Sha256, reason: str = "", *, missing_as: str = "refused") -> None:
     """Choose again without an artifact that the worker cannot use; delete its file if unneeded.
 
-    Its origin is named with the reason where the artifact was refused.
+    If the artifact was refused, its origin is named with the reason.
     """
     rules, opened = site.lived_rules, site.opened
     number, returning, in_use = opened.number, site.chose_returns(), site.sources_in_use()
@@ -157,11 +154,11 @@ def leave_out(site: SiteState, sha256: Sha256, reason: str = "", *, missing_as: 
 
 
 def revert(site: SiteState, reason: str) -> bool:
-    """Go back to the state before the last committed round, if peers had a part in that round.
+    """Return to the state before the last committed round, if peers contributed to that round.
 
-    Their artifacts are not at hand any more, so the row names all of these peers as contributors.
-    None is refused: nobody can tell which of them caused it, if any did. An artifact that the open
-    round has published stays: a second one for the same round would be a forgery.
+    Their artifacts are no longer available, so the row names all of these peers as contributors. None is refused:
+    nobody can tell which of them caused the divergence, if any did. An artifact that the open round has published
+    stays: a second one for the same round would be a forgery.
 
     Returns:
         Whether the site went back.
@@ -217,8 +214,8 @@ def _bring_home(site: SiteState, current: Exchange) -> bool:
 def depart(site: SiteState) -> None:
     """End the daemon in order: this site is no member any more.
 
-    A site that left by itself takes its own model home first, if another one has it. The worker
-    halts meanwhile.
+    A site that left of its own accord takes its own model home first, if another one has it. The worker halts
+    meanwhile.
     """
     busy, memory, rules = site.phase in BUSY, site.memory, site.rules
     number = rules.epochs.expelled_by(rules.site)
@@ -230,7 +227,7 @@ def depart(site: SiteState) -> None:
     away = rules.first_round <= memory.committed <= rules.circulating and not memory.model_is_home
     away = away and bool(memory.state) and number is None
     if away and site.phase in (Phase.ADOPT, Phase.HANDBACK):
-        return  # the model comes home already, and then the site departs
+        return  # the model is on its way home; the site departs after that
     site.cancel_exchange()
     if away:
         if busy:
@@ -245,7 +242,7 @@ def depart(site: SiteState) -> None:
 
 
 def go_on(site: SiteState) -> None:
-    """Enter the phase that follows from memory: a restarted site goes on where it was."""
+    """Enter the phase that follows from memory: a restarted site continues where it was."""
     site.cancel_exchange()
     memory, rules = site.memory, site.lived_rules
     if rules.site in rules.epochs.gone:
@@ -277,9 +274,9 @@ def go_on(site: SiteState) -> None:
 
 
 def _join(site: SiteState) -> None:
-    """Leave out the rounds before this site's first one.
+    """Skip the rounds before this site's first one.
 
-    Where all sites receive from all, it opens the round before, and only receives there.
+    In an all-to-all federation the site opens the round before its first, and only receives there.
     """
     rules, first = site.rules, site.rules.first_round
     opened = first - 1 if rules.shadows(first - 1) else first
@@ -288,7 +285,7 @@ def _join(site: SiteState) -> None:
 
 
 def review(site: SiteState) -> None:
-    """Settle the exchange, and go on if it is over."""
+    """Settle the exchange, and continue if it is over."""
     if settle(site):
         go_on(site)
 
@@ -296,8 +293,7 @@ def review(site: SiteState) -> None:
 def check_gathered(site: SiteState) -> None:
     """Begin round 1 once every peer is there, after ``gather_s``, or when enough peers have begun.
 
-    Peers that have begun go on without the missing one; a site that still waited for it would delay
-    them, too.
+    Peers that have begun continue without the missing one; a site that still waited for it would delay them, too.
     """
     gather_s = site.pace.gather_s
     timed_out = gather_s is not None and site.now_s >= site.peers.began_s + gather_s
@@ -309,10 +305,10 @@ def check_gathered(site: SiteState) -> None:
 def set_pace(site: SiteState) -> None:
     """Between rounds: finish, hold, wait for the peers, jump to their round, or open the next one.
 
-    A round that is held while it is open goes on where it was.
+    A round that was held while open continues where it was.
     """
     rules, memory = site.rules, site.memory
-    if memory.open is not None:  # held since an amendment, until the key of the round's new epoch comes
+    if memory.open is not None:  # held since an amendment, until the key of the round's new epoch arrives
         if not site.lived_rules.lacks_order(memory.open.number):
             site.enter(Phase.PACING)
             next_phase(site)
@@ -357,7 +353,7 @@ def set_pace(site: SiteState) -> None:
 
 
 def _hold(site: SiteState) -> None:
-    """Open no round, and go on serving, until an amendment or the members' heartbeats end it."""
+    """Open no round but keep serving, until an amendment or the members' heartbeats end the hold."""
     if site.phase != Phase.HELD:
         site.enter(Phase.PACING)
         site.enter(Phase.HELD)
@@ -372,7 +368,7 @@ def _jump(site: SiteState, round: int, ahead: Mapping[SiteName, int]) -> int:
 
 
 def _alone(site: SiteState, others: Iterable[SiteName]) -> bool:
-    """Whether to go on without any peer: only after ``isolated_s`` of isolation."""
+    """Return whether to continue without any peer: only after ``isolated_s`` of isolation."""
     if site.alone:
         return True
     if not all(site.peers.silent(name, site.now_s) for name in others):
@@ -385,7 +381,7 @@ def _alone(site: SiteState, others: Iterable[SiteName]) -> bool:
 
 
 def open_round(site: SiteState, round: int) -> None:
-    """Begin a round; a method that keeps the last received artifacts uses them from its first stage on."""
+    """Open a round; a method that keeps the last received artifacts uses them from its first stage on."""
     keeps, earlier = site.rules.plan.keeps_last_received, site.memory.received_before(round)
     sources = exchange.last_received(site.rules, round=round, fresh=(), earlier=earlier) if keeps else ()
     away = site.memory.model_is_home and site.rules.pattern(round) == "circulate"
@@ -394,7 +390,7 @@ def open_round(site: SiteState, round: int) -> None:
 
 
 def next_phase(site: SiteState) -> None:
-    """Enter the plan's next phase of the open round, or end the round; hold while it lacks the order for that."""
+    """Enter the open round's next phase, or end the round; hold the site if it lacks the order that this needs."""
     current, rules, memory = site.opened, site.lived_rules, site.memory
     circulates = rules.pattern(current.number) == "circulate"
     site.progress, site.queued = None, False
@@ -493,8 +489,8 @@ def _used(sources: Iterable[Source]) -> tuple[rows.UsedSource, ...]:
 def compare(site: SiteState, names: Iterable[SiteName]) -> None:
     """Journal which peers ended the last committed round with this site's mean, and which did not.
 
-    A peer with other contributors has another mean, which is no fault. One that has not learnt of the
-    round's amendment lived it in another epoch, and its mean is not compared.
+    A peer with other contributors has another mean, which is no fault. A peer that has not learnt of the round's
+    amendment ran it in another epoch, and its mean is not compared.
     """
     memory, own = site.memory, site.told_aggregate
     if own is None:
@@ -511,7 +507,7 @@ def compare(site: SiteState, names: Iterable[SiteName]) -> None:
 
 
 def come_home(site: SiteState, state: str = "", artifact: Artifact | None = None) -> None:
-    """End the circulating rounds: the site's own model is back. Then go on."""
+    """End the circulating rounds: the site's own model is back. Then continue."""
     needed_before = site.memory.needed_digests()
     record_homecoming(site, state, artifact)
     site.publish_due()
@@ -528,7 +524,7 @@ def check_done(site: SiteState) -> None:
 
 
 def regenerate(site: SiteState, *, reported_by: SiteName, seen: Seen) -> None:
-    """A backup was restored here: go on as a new generation.
+    """Continue as a new generation after a backup was restored here.
 
     Otherwise peers would take the artifacts that this site makes again for forgeries.
     """

@@ -1,6 +1,6 @@
 """The federation as a site's state machine sees it: plain values, free of I/O.
 
-They change only with an amendment, and then for the rounds that follow it: ``Rules.amended``.
+They change only by an amendment, for the rounds that follow it: ``Rules.amended``.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 class Rules:
     """The federation as one site sees it.
 
-    ``round_steps`` is the number of optimiser steps of a round, or ``None`` where a stage counts
-    epochs, whose length is each site's own.
+    ``round_steps`` is the number of optimiser steps of a round, or ``None`` if a stage counts passes over the data,
+    whose length differs by site.
 
-    ``staleness`` is by how many rounds the artifacts are older than the plan says.
+    ``staleness`` is by how many rounds the artifacts are older than in the plan.
 
-    ``global_test`` is the federation's setting that sites measure each other's models;
-    ``evaluation_permitted``, ``evaluation_samples_min`` and ``received_ratio_max`` are this site's
-    policy. The other fields are those of the genesis; ``chain`` has the amendments, or is ``None``
-    without any.
+    ``global_test`` is the federation's setting that sites measure each other's models; ``evaluation_permitted``,
+    ``evaluation_samples_min`` and ``received_ratio_max`` are this site's policy. The other fields are those of the
+    genesis; ``chain`` has the amendments, or is ``None`` without any.
     """
 
     site: SiteName
@@ -79,27 +78,27 @@ class Rules:
         )
 
     def amended(self, epochs: Epochs) -> Rules:
-        """The rules with these epochs, of which the newest says how many rounds there are."""
+        """Return the rules with these epochs; the newest determines the number of rounds."""
         return replace(self, chain=epochs, rounds=epochs.head.rounds)
 
     def pinned(self, round: int, digest: Sha256 | None) -> Rules:
-        """The rules, where a round keeps the epoch of this digest."""
+        """Return the rules in which a round keeps the epoch of this digest."""
         epochs = self.epochs.pin(round, digest)
         return self if epochs is self.epochs else replace(self, chain=epochs)
 
     def epoch(self, round: int) -> Epoch:
-        """The members and the settings of a round."""
+        """Return the members and the settings of a round."""
         return self.epochs.at(round)
 
     def members(self, round: int) -> Roster:
-        """The sites of a round; a site's index in its order is its position here."""
+        """Return the sites of a round; a site's index in its order is its position here."""
         return _roster(self.epochs.at(round).members) if self.members_change else self.roster
 
     @functools.cached_property
     def circulating(self) -> int:
-        """The last round in which models circulate; 0 where none does.
+        """The last round in which models circulate; 0 if none does.
 
-        A share of the rounds is one of the genesis' rounds, unless it is all of them.
+        A share of the rounds counts the genesis' rounds, unless it is all of them.
         """
         genesis = self.epochs.genesis
         first = circulating(self.plan, rounds=genesis.rounds, parameters=genesis.parameters)
@@ -112,11 +111,11 @@ class Rules:
 
     @functools.cached_property
     def visits(self) -> int:
-        """How many sites train a copy of each model in a round, at most; 0 where no model visits."""
+        """The maximum number of sites that train a copy of each model in a round; 0 if no model visits."""
         return max(self.visits_in(epoch.from_round) for epoch in self.epochs.all)
 
     def visits_in(self, round: int) -> int:
-        """How many sites train a copy of each model in this round."""
+        """Return how many sites train a copy of each model in this round."""
         epoch = self.epoch(round)
         return visits(self.plan, sites=len(epoch.members), parameters=epoch.parameters)
 
@@ -127,12 +126,12 @@ class Rules:
 
     @functools.cached_property
     def others(self) -> tuple[SiteName, ...]:
-        """Those of them that take part, in roster order."""
+        """The sites in ``known`` that take part, in roster order."""
         return tuple(name for name in self.known if name not in self.without)
 
     @functools.cached_property
     def members_change(self) -> bool:
-        """Whether there is more than the genesis; without, the roster answers, however many sites there are."""
+        """Whether there is more than the genesis; if not, the roster suffices, however many sites there are."""
         return len(self.epochs.all) > 1 or bool(self.epochs.leaving)
 
     @functools.cached_property
@@ -142,25 +141,25 @@ class Rules:
 
     @property
     def others_count(self) -> int:
-        """How many ``others`` there are."""
+        """The number of ``others``."""
         return len(self.others) if self.members_change else len(self.roster) - 1 - len(self.without)
 
     def others_count_in(self, round: int) -> int:
-        """How many peers take part in a round."""
+        """Return how many peers take part in a round."""
         return len(self.others_in(round)) if self.members_change else self.others_count
 
     def has_peer(self, name: str) -> bool:
-        """Whether a site is one of ``others``, without a copy of the roster at each simulated site."""
+        """Return whether a site is one of ``others``, without a copy of the roster at each simulated site."""
         if self.members_change:
             return name in self.peers
         return name in self.roster and name != self.site and name not in self.without
 
     def has_known(self, name: str) -> bool:
-        """Whether a site is or was a member in some epoch."""
+        """Return whether a site is or was a member in some epoch."""
         return name in (self.epochs.names if self.members_change else self.roster)
 
     def others_in(self, round: int) -> tuple[SiteName, ...]:
-        """The peers that take part in a round, in roster order."""
+        """Return the peers that take part in a round, in roster order."""
         if not self.members_change:
             return self.others
         return tuple(name for name in self.members(round) if name in self.peers)
@@ -172,10 +171,9 @@ class Rules:
 
     @property
     def witnesses_of_a_start(self) -> int:
-        """How many peers must have begun the rounds before this site begins without a missing peer.
+        """The number of peers that must have begun the rounds before this site begins without a missing peer.
 
-        Two, where there are two beside the missing one, so that no single site can start a
-        federation early.
+        Two, if there are two beside the missing one, so that no single site can start a federation early.
         """
         return min(2, default_quorum(self.others_count_in(1)))
 
@@ -189,32 +187,32 @@ class Rules:
         return tuple(name for name in phases if not name.startswith("train")) if self.shadows(round) else phases
 
     def _is_at_home(self, round: int) -> bool:
-        """Whether every site only trains at home: in the last round of a plan that ends so."""
+        """Return whether every site only trains at home: in the last round of a plan that ends so."""
         return bool(self.plan.last_round) and round == self.epoch(round).rounds
 
     def shadows(self, round: int) -> bool:
-        """Whether this site only receives in the round before its first one, to begin from the mean."""
+        """Return whether this site only receives in the round before its first one, to begin from the mean."""
         return round == self.first_round - 1 > 0 and self.pattern(round) == "all_to_all"
 
     @property
     def drawn_kind(self) -> str:
-        """How the order of a round is drawn: visits are always along a ring."""
+        """The kind of order that is drawn for a round: visits always follow a ring."""
         return "ring" if self.plan.pattern == "visit" else self.schedule_kind
 
     def made_in(self, round: int) -> int:
-        """The round whose training the artifacts of a round hold; 0 for the initial models.
+        """Return the round whose training the artifacts of a round hold; 0 for the initial models.
 
-        The first two rounds use the same artifacts where these are a round older.
+        With artifacts one round older, the first two rounds use the same ones.
         """
         delay = 1 if self.plan.published == "commit" else 0
         return max(1 - delay, round - delay - self.staleness)
 
     def lacks_order(self, round: int) -> bool:
-        """Whether this site needs the order of a round, and has no key for it."""
+        """Return whether this site needs the order of a round but has no key for it."""
         return self.epoch(round).round_key is None and self.pattern(round) not in ("all_to_all", "none")
 
     def order(self, round: int) -> tuple[int, ...]:
-        """The order of a round; ``ValueError`` where this site has no key for it."""
+        """Return the order of a round; raise ``ValueError`` if this site has no key for it."""
         return _order(self._drawn(round))
 
     def _drawn(self, round: int) -> Drawn:
@@ -225,40 +223,38 @@ class Rules:
         return epoch.round_key, self.federation, round, sites, self.drawn_kind if sites > 1 else "permutation"
 
     def visiting_orders(self, round: int) -> tuple[tuple[int, ...], ...]:
-        """For each visit of a round, the order that says whose model visits which site."""
+        """Return for each visit of a round the order of whose model visits which site."""
         return _visiting_orders(self._drawn(round), self.visits_in(round))
 
     def visitors(self, round: int, site: SiteName | None = None) -> tuple[SiteName, ...]:
-        """The sites whose models visit a site, by default this one, in the order of the visits."""
+        """Return the sites whose models visit a site, by default this one, in the order of the visits."""
         members = self.members(round)
         index = members.index(self.site if site is None else site)
         return tuple(members.names[order[index]] for order in self.visiting_orders(round))
 
     def hosts(self, round: int) -> tuple[SiteName, ...]:
-        """The sites that this site's model visits, in the order of the visits."""
+        """Return the sites that this site's model visits, in the order of the visits."""
         members, receivers = self.members(round), _receivers(self._drawn(round), self.visits_in(round))
         index = members.index(self.site)
         return tuple(members.names[each[index]] for each in receivers)
 
     def turn(self, round: int, site: SiteName | None = None) -> SiteName:
-        """The site whose artifact a site, by default this one, receives; its own name means
-        self-consolidation.
-        """
+        """Return the site whose artifact a site, by default this one, receives; its own name: self-consolidation."""
         members = self.members(round)
         return members.names[self.order(round)[members.index(self.site if site is None else site)]]
 
     def holder(self, round: int, slot: SiteName) -> SiteName:
-        """The site that has a circulating slot when a round begins; in round 1, its owner.
+        """Return the site that has a circulating slot when a round begins; in round 1, its owner.
 
-        The owner serves its own newest copy where the site that trained the slot last is no member
-        any more, and where the owner itself is new.
+        The owner serves its own newest copy if the site that trained the slot last is no member any more, and if the
+        owner itself is new.
         """
         trained_at = self.trained_at(round, slot)
         return slot if trained_at is None or trained_at not in self.members(round) else trained_at
 
     def trained_at(self, round: int, slot: SiteName) -> SiteName | None:
-        """The site that trained a circulating slot in the round before, by the order; in round 1, its
-        owner. ``None`` where the owner was no member then, and where this site was not and cannot know.
+        """Return the site that trained a circulating slot in the round before, by the order; in round 1, its owner.
+        ``None`` if the owner was no member then, or this site lacks that round's key.
         """
         if round <= 1:
             return slot
@@ -269,33 +265,33 @@ class Rules:
         return before.names[receivers[before.index(slot)]]
 
     def knows_holder(self, round: int, slot: SiteName) -> bool:
-        """Whether this site can tell where a circulating slot is: it has the key of the round before, or needs none."""
+        """Return whether this site can tell a slot's holder: it has the key of the round before, or needs none."""
         return round <= 1 or self.epoch(round - 1).round_key is not None or slot not in self.members(round - 1)
 
     def follows_order(self, round: int, slot: SiteName) -> bool:
-        """Whether this site's copy of a circulating slot for a round is the one that the chain's order
-        means: a site that learnt late of an amendment trained another slot.
+        """Return whether this site's copy of a circulating slot is the one that the chain's order gives it for a round:
+        a site that learnt late of an amendment trained another slot.
         """
         return len(self.epochs.all) == 1 or self.holder(round, slot) == self.site
 
     def unproven_round_max(self, committed: int) -> int:
-        """The highest round of a peer that a site believes without a signature; a jump needs more."""
+        """Return the highest round of a peer that a site believes without a signature; a jump needs more."""
         return committed + 1 + self.epoch(committed + 1).pace.lag_rounds_max
 
     def steps_max(self, round: int) -> int | None:
-        """The most steps that a model which circulates for a round can have; ``None`` if unknown."""
+        """Return the upper bound on the steps of a model that circulates for a round; ``None`` if unknown."""
         if len(self.epochs.all) == 1:
             return None if self.round_steps is None else (round - 1) * self.round_steps
         steps = [self.epoch(earlier).round_steps for earlier in range(1, round)]
         return None if None in steps else sum(each for each in steps if each is not None)
 
     def evaluates(self, round: int) -> bool:
-        """Whether the local model is measured at the end of a round."""
+        """Return whether the local model is measured at the end of a round."""
         return round == self.rounds or (self.evaluation_every > 0 and round % self.evaluation_every == 0)
 
     @property
     def evaluation_denied(self) -> str | None:
-        """Why this site neither lends nor borrows models for evaluation; ``None`` where it does."""
+        """Why this site neither lends nor borrows models for evaluation; ``None`` if it does."""
         if not self.global_test:
             return "federation.toml does not have global_test = true"
         if self.plan.evaluation_denied is not None:
@@ -303,14 +299,14 @@ class Rules:
         return None if self.evaluation_permitted else f"not permitted by {self.site}: its [egress] evaluate is false"
 
     def lends(self, round: int) -> bool:
-        """Whether the site lends its model after a round; before the hand-back its model is away."""
+        """Return whether the site lends its model after a round; before the hand-back its model is away."""
         within = max(1, self.circulating) <= round <= self.rounds
         return within and self.evaluates(round) and self.evaluation_denied is None
 
 
 Drawn = tuple[RoundKey, Sha256, int, int, str]
-"""What the order of a round follows from: round key, federation, round, number of sites, kind."""
-# The orders are cached by what they follow from: to hash an order of a thousand sites takes longer than to look one up.
+"""The inputs of a round's order: round key, federation, round, number of sites, kind."""
+# The caches use these inputs as keys: hashing an order of a thousand sites takes longer than a look-up.
 
 
 @functools.lru_cache(maxsize=64)
@@ -331,5 +327,5 @@ def _visiting_orders(drawn: Drawn, visits: int) -> tuple[tuple[int, ...], ...]:
 
 @functools.lru_cache(maxsize=64)
 def _receivers(drawn: Drawn, visits: int) -> tuple[tuple[int, ...], ...]:
-    """For each visit, the index of the site that receives each artifact; a permutation has one visit."""
+    """Return for each visit the index of the site that receives each artifact; a permutation has one visit."""
     return tuple(schedule.receivers(order) for order in _visiting_orders(drawn, visits))

@@ -1,11 +1,10 @@
 """The order of a round: which site receives from which.
 
-It follows from the shared round key, bit by bit.
+The shared round key determines it, bit by bit.
 
-``seed(t) = HMAC-SHA256(round_key, "mhfl/order/v1" || federation_digest || u64be(t))``. The byte
-stream of a round is ``HMAC-SHA256(seed, u64be(0)) || HMAC-SHA256(seed, u64be(1)) || ...``; a draw
-takes the next eight bytes as a big-endian integer and rejects it at or above the largest multiple
-of its bound. Known answers: ``proto/vectors/schedule.json``.
+``seed(t) = HMAC-SHA256(round_key, "mhfl/order/v1" || federation_digest || u64be(t))``. The byte stream of a round is
+``HMAC-SHA256(seed, u64be(0)) || HMAC-SHA256(seed, u64be(1)) || ...``; a draw takes the next eight bytes as a big-endian
+integer and rejects it at or above the largest multiple of its bound. Known answers: ``proto/vectors/schedule.json``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ WORD = 1 << 64
 def order(
     *, round_key: RoundKey, federation_digest: Sha256, round: int, sites: int, kind: str = "permutation"
 ) -> tuple[int, ...]:
-    """The order of one round: ``order[i]`` is the index of the site whose artifact site ``i`` receives.
+    """Draw the order of one round: ``order[i]`` is the index of the site whose artifact site ``i`` receives.
 
     ``order[i] == i`` means that site ``i`` consolidates by itself in this round.
 
@@ -60,10 +59,10 @@ def order(
 
 
 def visiting_orders(ring: tuple[int, ...], visits: int) -> tuple[tuple[int, ...], ...]:
-    """The orders of visits 1 to ``visits``: the ring, applied once for the first, twice for the second, and so on.
+    """Compute the orders of visits 1 to ``visits``: the ring, applied once for the first, twice for the second, and so
+    on.
 
-    With the ring's circle p, ``orders[v - 1][p[k]]`` is ``p[k - v]``: the site whose model visits site
-    ``p[k]``.
+    With the ring's circle p, ``orders[v - 1][p[k]]`` is ``p[k - v]``: the site whose model visits site ``p[k]``.
     """
     orders = [ring][:visits]
     while len(orders) < visits:
@@ -72,7 +71,7 @@ def visiting_orders(ring: tuple[int, ...], visits: int) -> tuple[tuple[int, ...]
 
 
 def receivers(order: tuple[int, ...]) -> tuple[int, ...]:
-    """For each origin, the index of the site that receives its artifact: the inverse of the order."""
+    """Invert the order: for each origin, the index of the site that receives its artifact."""
     inverse = [0] * len(order)
     for index, origin in enumerate(order):
         inverse[origin] = index
@@ -85,7 +84,7 @@ def _words(seed: bytes) -> Iterator[int]:
 
 
 def _shuffle(count: int, words: Iterator[int]) -> list[int]:
-    """Fisher-Yates from the last index down to 1."""
+    """Shuffle indices by Fisher-Yates, from the last index down to 1."""
     items = list(range(count))
     for last in range(count - 1, 0, -1):
         bound = last + 1

@@ -21,7 +21,7 @@ from peer.core.rules import Rules
 from peer.core.site_memory import Memory, OpenRound
 
 HALT_S = 60.0
-"""How long a leaving site waits for the worker's checkpoint: usually 1 s, more on a slow disk."""
+"""Time limit of a leaving site for the worker's checkpoint: usually 1 s, more on a slow disk."""
 
 
 class IllegalTransitionError(Exception):
@@ -29,14 +29,12 @@ class IllegalTransitionError(Exception):
 
 
 class SiteState:
-    """A site's memory, its phase, and the commands of the event that it processes.
+    """A site's memory, its phase, and the commands of the present event.
 
     Args:
         rules: the federation as the site sees it.
-        memory: the fold of the journal, from ``peer.core.site_memory.recover``; empty for a new
-            site.
-        heard: when each peer was heard last, and its state. The simulator shares one table among
-            its sites.
+        memory: the fold of the journal, from ``peer.core.site_memory.recover``; empty for a new site.
+        heard: time and state with which each peer was last heard. The simulator shares one table among its sites.
         greeted: peers that count as greeted from the start; the simulator shares one set.
         chance: a random number in [0, 1) of this start, for ``later_generation``.
     """
@@ -71,7 +69,7 @@ class SiteState:
         self.attempt = self.ordered = 0
         self.failures = 0
         self.losses: Counter[int] = Counter()
-        """By round, how many received files were gone when the worker came to them."""
+        """By round, the number of received files that the worker found missing."""
         self.alone = False
         self.round_ended = False
         self.now_s = 0.0
@@ -88,7 +86,7 @@ class SiteState:
 
     @property
     def lived_rules(self) -> Rules:
-        """The rules, where the open round keeps the epoch with which it chose its sources."""
+        """The rules in which the open round keeps the epoch with which it chose its sources."""
         current = self.memory.open
         return self.rules if current is None else self.rules.pinned(current.number, current.epoch)
 
@@ -100,12 +98,12 @@ class SiteState:
 
     @property
     def pace(self) -> PaceRules:
-        """How long to wait in the open round, or for the next one."""
+        """The waiting times of the open round, or of the next one."""
         return self.epoch.pace
 
     def is_held(self, round: int) -> bool:
-        """Whether the site must not open the round now: the round's epoch holds, too few of its members
-        are heard, or the site lacks the key of its order.
+        """Return whether the site must not open the round now: the round's epoch is held, too few of its members are
+        heard, or the site lacks the key of its order.
         """
         epoch = self.rules.epoch(round)
         if epoch.hold or self.rules.lacks_order(round):
@@ -131,12 +129,12 @@ class SiteState:
         return frozenset(ChainHead(epoch.number, epoch.digest) for epoch in epochs if epoch.digest is not None)
 
     def is_ahead_of(self, name: SiteName) -> bool:
-        """Whether this site has amendments that a peer, as far as is known, has not."""
+        """Return whether this site has amendments that a peer, as far as is known, lacks."""
         pulse = self.peers.pulse(name)
         return self.head is not None and (pulse is None or pulse.head != self.head)
 
     def pulse(self) -> Heartbeat:
-        """The site's own heartbeat."""
+        """Build the site's own heartbeat."""
         return Heartbeat(
             generation=self.memory.generation,
             round=self.number,
@@ -150,21 +148,21 @@ class SiteState:
 
     @property
     def told_aggregate(self) -> Sha256 | None:
-        """The mean that the last round ended with; ``None`` where the site learnt later that the round has
-        another epoch: the mean of others is then of other members.
+        """The mean of the last round; ``None`` if the site learnt later that the round has another epoch: then the
+        other sites' means are of other members.
         """
         memory = self.memory
         return memory.aggregate if self.rules.epoch(memory.committed).digest == memory.aggregate_epoch else None
 
     def seen(self, site: SiteName) -> Seen | None:
-        """The newest artifact that this site remembers from a peer."""
+        """Return the newest artifact that this site remembers from a peer, or None."""
         digests = self.memory.first_digests.get(site, {})
         newest = max(reversed(digests), key=lambda each: each[:2], default=None)  # of one round, the last to arrive
         return None if newest is None else Seen(newest[0], newest[1], digests[newest])
 
     @property
     def opened(self) -> OpenRound:
-        """The round in progress; ``IllegalTransitionError`` when there is none."""
+        """The round in progress; raises ``IllegalTransitionError`` if there is none."""
         if self.memory.open is None:
             raise IllegalTransitionError(f"no round is open in phase {self.phase}")
         return self.memory.open
@@ -178,7 +176,7 @@ class SiteState:
         """Apply a row to memory, and order the daemon to append it to the journal."""
         self.memory.apply(row)
         if self.memory.in_vain_s and isinstance(row, rows.ChosenRow | rows.TrainedRow):
-            self.peers.heard.recount_s = -math.inf  # with the waits in vain, and the time trained, patience changes
+            self.peers.heard.recount_s = -math.inf  # patience depends on the waits in vain and the time trained
         self.emit(commands.Persist(row.kind, row.round, row.body(), to_json(self.cause)))
 
     def enter(self, phase: Phase) -> None:
@@ -192,11 +190,11 @@ class SiteState:
             self.emit(commands.Announce())
 
     def publish_from(self, round: int) -> int | None:
-        """The last round that a new own artifact serves, if it is the first one for a round from this one on.
+        """Return the last round that a new own artifact serves if it is the first one from this round on.
 
-        ``None`` where the site has published for all of these rounds. With staleness an artifact serves
-        the round after as well: alone, where an earlier artifact serves this one. The round may lie after
-        the federation's last one: ``publish_due`` keeps the artifact for it.
+        ``None`` if the site has published for all of these rounds. With staleness an artifact serves the round after as
+        well, or only that one if an earlier artifact serves this one. The round may lie after the federation's last
+        one: ``publish_due`` keeps the artifact for it.
         """
         if not self.rules.staleness:
             return round
@@ -206,8 +204,8 @@ class SiteState:
     def publish_due(self) -> None:
         """Publish the artifacts that the last row made due, if any; after a crash the restart does.
 
-        With staleness the artifact serves the rounds before as well that have none. An own artifact for a
-        round after the last one stays due, on the disk alone, until an amendment adds that round.
+        With staleness the artifact also serves earlier rounds that have none. An own artifact for a round after the
+        last one stays due, on the disk alone, until an amendment adds that round.
         """
         memory = self.memory
         for (last, owner), artifact in list(memory.publications_due.items()):
@@ -224,7 +222,7 @@ class SiteState:
         self.persist(rows.IgnoredRow(self.number, event=name, phase=phase, reason=reason))
 
     def unreported(self, lent: LentModel) -> dict[SiteName, str]:
-        """The peers that have not reported on a lent model, each with the reason."""
+        """Return the peers that have not evaluated a lent model, each with the reason."""
         reasons = {}
         for name in self.rules.known:
             pulse = self.peers.pulse(name)
@@ -243,7 +241,7 @@ class SiteState:
         return reasons
 
     def lapse(self, round: int, *, retired: bool) -> None:
-        """Journal which peers have not reported on the lent model of a round.
+        """Journal which peers have not evaluated the lent model of a round.
 
         ``retired`` ends the lending.
         """
@@ -252,9 +250,9 @@ class SiteState:
             self.persist(rows.LapsedRow(round, reasons=reasons, retired=retired))
 
     def refuse(self, origin: SiteName, reason: str, *, fetched_for: Exchange | None = None) -> None:
-        """Journal why something that a peer sent or did was refused.
+        """Journal why this site refused something that a peer sent or did.
 
-        What was fetched early counts for the round of the exchange that it was ``fetched_for``.
+        A refused early fetch counts for the round of the exchange that it was ``fetched_for``.
         """
         early = fetched_for is not None and any(each is fetched_for for each in self.early)
         round = fetched_for.round if early and fetched_for is not None else self.number
@@ -262,10 +260,9 @@ class SiteState:
         self.refusals.append({"site": origin, "round": round, "reason": reason})
 
     def report_fault(self, name: SiteName, reason: str) -> None:
-        """Journal that a peer broke the protocol: once a reason, and at most
-        ``REFUSALS_PER_PEER_MAX`` times.
+        """Journal a peer's breach of the protocol: once per reason, and at most ``REFUSALS_PER_PEER_MAX`` times.
 
-        The peer's own words are in the reason, so without a bound it could fill the disk.
+        The reason contains the peer's own words, so without the limit it could fill the disk.
         """
         reported = self.reported_faults.setdefault(name, set())
         if reason not in reported and len(reported) < limits.REFUSALS_PER_PEER_MAX:
@@ -273,33 +270,31 @@ class SiteState:
             self.refuse(name, reason)
 
     def artifacts_on_disk(self) -> list[Source]:
-        """Received artifacts, and the site's own ones as sources."""
+        """List received artifacts, and the site's own ones as sources."""
         own = [Source(self.rules.site, key[0], artifact) for key, artifact in self.memory.published.items()]
         if self.memory.artifact is not None:
             own.append(Source(self.rules.site, self.memory.committed, self.memory.artifact))
         return [*self.memory.received.values(), *own]
 
     def sources_in_use(self) -> tuple[Source, ...]:
-        """The artifacts that the phase of the open round uses: the returns once these were chosen."""
+        """Return the artifacts that the open round's phase uses: the returns once these were chosen."""
         current = self.opened
         return current.returned if self.chose_returns() else current.sources
 
     def chose_returns(self) -> bool:
-        """Whether the phase that the open round is in follows the wait for the returns."""
+        """Return whether the open round's phase follows the wait for the returns."""
         phases, position = self.lived_rules.phases(self.opened.number), self.opened.position
         return 0 < position <= len(phases) and phases[position - 1] == "returns"
 
     def patience_s(self, name: SiteName) -> float:
-        """How long to wait for a peer that lives and does not get on."""
+        """Return how long to wait for a live peer that makes no progress."""
         memory = self.memory
         in_vain_s = memory.in_vain_s.get(name, 0.0)
         return liveness.patience_s(in_vain_s=in_vain_s, trained_s=memory.trained_s, pace=self.pace)
 
     def count_peers(self, round: int | None = None) -> list[tuple[Standing, int]]:
-        """How many peers, all or those of a round, have each standing now; peers that were never heard
-        are not among them.
-        """
-        if self.pace is not self.counted_pace:  # silence, patience and what is believed unproven follow the epoch
+        """Count the peers, all or those of a round, by standing; peers that were never heard are left out."""
+        if self.pace is not self.counted_pace:  # silence, patience and the unproven rounds that count follow the epoch
             self.counted_pace, self.peers.heard.recount_s = self.pace, -math.inf
         unproven_max = self.rules.unproven_round_max(self.memory.committed)
         heard = self.peers.recount(self.now_s, patience_s=self.patience_s, unproven_max=unproven_max)
@@ -310,7 +305,7 @@ class SiteState:
 
     @property
     def received_bytes_max(self) -> int:
-        """The most bytes that an artifact of a peer may have: a multiple of the own one's."""
+        """The size limit of a peer's artifact in bytes: a multiple of the own one's."""
         own = [source.artifact.bytes for source in self.artifacts_on_disk() if source.origin == self.rules.site]
         if self.memory.open is not None and self.memory.open.artifact is not None:
             own.append(self.memory.open.artifact.bytes)
@@ -320,7 +315,7 @@ class SiteState:
         return min(limits.ARTIFACT_BYTES_MAX, max(limits.RECEIVED_BYTES_FLOOR, int(ratio * max(own))))
 
     def next_attempt(self) -> int:
-        """The number of the next order; no earlier order of this process had it."""
+        """Return the number of the next order; it is new in this process."""
         self.attempt += 1
         return self.attempt
 
@@ -337,13 +332,13 @@ class SiteState:
             self.early.remove(each)
 
     def cancel_fetches(self, wants: Iterable[Want], purpose: Purpose) -> None:
-        """Cancel the fetches of those wants that are open."""
+        """Cancel the fetches of the open wants."""
         for want in wants:
             if want.open:
                 self.emit(commands.CancelFetch(want.origin, purpose))
 
     def leave(self, fault: str = "", reason: str = "") -> None:
-        """End the daemon in order; ``fault`` names what made it impossible to go on."""
+        """End the daemon in order; ``fault`` names what made it impossible to continue."""
         self.cancel_exchange()
         self.cancel_early()
         for round in self.memory.evaluation.lent:
@@ -355,7 +350,7 @@ class SiteState:
     def wake(self, others_s: Iterable[float] = ()) -> None:
         """Order a tick for the end of the next wait: one of the rounds, or one of ``others_s``.
 
-        Nothing is ordered where that time has not changed.
+        Orders nothing if that time has not changed.
         """
         due = [at_s for at_s in (*self._due(), *others_s) if self.now_s < at_s < math.inf]
         at_s = min(due, default=None)

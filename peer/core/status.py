@@ -1,7 +1,7 @@
-"""The document of `status`: its one schema, and the part of it that the state machine knows.
+"""The document of `status`: its only schema, and the part of it that the state machine knows.
 
-The daemon adds what it knows of connections and processes (``SiteStatus``). A site whose daemon is down fills the same
-keys from its journal.
+The daemon adds the data of connections and processes (``SiteStatus``). For a site whose daemon is down, the command
+fills the same keys from the journal.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ WaitKind = Literal[
     "prediction",
 ]
 WAIT_KINDS: tuple[WaitKind, ...] = get_args(WaitKind)
-"""Every kind of thing that a site waits for: five that a peer says, then the kinds of artifacts."""
+"""Every kind of wait: five for a peer's messages, then the kinds of artifacts."""
 WAIT_WORDS: Mapping[WaitKind, str] = {"last_round": "its last round", "notice": "its answer to the notice"}
-"""What people read, where it is not the kind itself."""
+"""Words for people, if they differ from the kind itself."""
 
 
 class PeerWait(TypedDict):
@@ -212,7 +212,7 @@ class SiteStatus(_Site):
 
 
 def status(site: SiteState, *, now_s: float) -> MachineStatus:
-    """The part of `status` that the state machine knows.
+    """Build the part of `status` that the state machine knows.
 
     Args:
         site: the state machine.
@@ -250,13 +250,13 @@ def status(site: SiteState, *, now_s: float) -> MachineStatus:
 
 
 def unreported(site: SiteState) -> dict[int, dict[str, str]]:
-    """Of every round whose model is lent now: who has not said how it did, and why not."""
+    """Return for every round whose model is lent now the peers that have not evaluated it, each with the reason."""
     lent = site.memory.evaluation.lent
     return {round: {str(name): why for name, why in site.unreported(one).items()} for round, one in lent.items()}
 
 
 def waiting_for(site: SiteState, *, now_s: float) -> list[PeerWait]:
-    """Whom the site waits for and why; empty while it works."""
+    """List the peers that the site waits for, and why; empty while it works."""
     rules = site.rules
     if site.exchange is not None:
         current = site.exchange
@@ -277,7 +277,7 @@ def waiting_for(site: SiteState, *, now_s: float) -> list[PeerWait]:
 
 
 def plan_of(rules: Rules, *, rounds: int, first: int = 1) -> dict[str, Any]:
-    """Who receives from whom in the rounds from ``first`` on, at most up to the last."""
+    """List who receives from whom in ``rounds`` rounds from ``first`` on, at most up to the last."""
     shown = []
     for round in range(first, min(rules.rounds, first + rounds - 1) + 1):
         pattern, members = rules.pattern(round), rules.members(round)

@@ -1,4 +1,4 @@
-"""What depends on the kind of task: which kinds classify, and which stages are minor."""
+"""Properties of the kinds of tasks: which kinds classify, and which stages are minor."""
 
 from __future__ import annotations
 

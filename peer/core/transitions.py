@@ -1,8 +1,8 @@
 """The table of the state machine: what each event does in each phase.
 
-Every event that a peer, a timer, an operator or a late result can cause has a handler in every
-phase. Where the event does not matter the handler is ``ignore``, which journals why. A pair of
-phase and event without a handler can only be a bug of this program.
+Every event that a peer, a timer, an operator or a late result can cause has a handler in every phase. If the event does
+not matter, the handler is ``ignore``, which journals why. A pair of phase and event without a handler can only be a bug
+of this program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RUNNING = tuple(phase for phase in Phase if phase != Phase.NEW)
 
 
 def begin(site: SiteState, event: events.Began) -> None:
-    """Start, or go on from the journal. Published artifacts are served again first."""
+    """Start, or continue from the journal. Published artifacts are served again first."""
     site.peers.began_s = site.since_s = site.now_s
     site.persist(rows.BeganRow(site.memory.committed, generation=site.memory.generation))
     for (round, _), artifact in sorted(site.memory.published.items()):
@@ -36,7 +36,7 @@ def begin(site: SiteState, event: events.Began) -> None:
 
 
 def learn(site: SiteState, event: events.EpochsLearned) -> None:
-    """The chain has grown: follow it; it may end a wait."""
+    """Follow the chain, which has grown; this may end a wait."""
     membership.learn(site, event)
     check_wait(site)
 
@@ -52,7 +52,7 @@ def pause(site: SiteState, event: events.PauseRequested) -> None:
 
 
 def resume(site: SiteState, event: events.ResumeRequested) -> None:
-    """Go on after a pause, or try again after a failure."""
+    """Continue after a pause, or try again after a failure."""
     site.failure, site.failures = "", 0
     site.persist(rows.ResumedRow(site.number))
     rounds.go_on(site)
@@ -70,10 +70,10 @@ def stop(site: SiteState, event: events.StopRequested) -> None:
 
 
 def greet(site: SiteState, event: events.PeerGreeted) -> None:
-    """A peer of this federation greeted.
+    """Record that a peer of this federation greeted.
 
-    If it knows an artifact that this site forgot, a backup was restored here. Backups are restored
-    before a start, so only a peer's first greeting counts.
+    If it knows an artifact that this site forgot, a backup was restored here. Backups are restored before a start, so
+    only a peer's first greeting counts.
     """
     if not site.rules.has_peer(event.site):
         return
@@ -89,7 +89,7 @@ def greet(site: SiteState, event: events.PeerGreeted) -> None:
 
 
 def hear(site: SiteState, event: events.PeerHeard) -> None:
-    """A peer was heard; its state may end a wait.
+    """Record that a peer was heard; its heartbeat may end a wait.
 
     A round after the last one is a fault only of a peer that has no amendment which this site lacks.
     """
@@ -106,14 +106,14 @@ def hear(site: SiteState, event: events.PeerHeard) -> None:
 
 
 def prove(site: SiteState, event: events.RoundProved) -> None:
-    """A peer has signed where it is; its next heartbeat may then move this site."""
+    """Record the round that a peer has signed; its next heartbeat may then move this site."""
     if site.rules.has_peer(event.site) and event.round <= site.rules.rounds + 1:
         site.peers.prove(event.site, event.round)
 
 
 def tick(site: SiteState, event: events.Ticked) -> None:
-    """Time passed; it may end a wait."""
-    site.wake_s = None  # after an early tick the clock must be set again
+    """End a wait whose time is over."""
+    site.wake_s = None  # after an early tick the next one must be ordered again
     if site.phase == Phase.LEAVING and site.now_s >= site.since_s + HALT_S:
         site.leave()
         return
@@ -121,11 +121,11 @@ def tick(site: SiteState, event: events.Ticked) -> None:
 
 
 def check_wait(site: SiteState, heard: SiteName | None = None) -> None:
-    """End the wait of the current phase if its condition holds now.
+    """End the wait of the current phase if its condition is met now.
 
     Args:
         site: the site.
-        heard: the peer that was heard; without one, time has passed.
+        heard: the peer that was heard; None: time has passed.
     """
     if site.exchange is not None and heard is not None:
         site.exchange.heard.add(heard)
@@ -140,23 +140,23 @@ def check_wait(site: SiteState, heard: SiteName | None = None) -> None:
 
 
 def report_fault(site: SiteState, event: events.PeerRefused) -> None:
-    """A peer broke the protocol or is of another federation: journal it, go on without the peer."""
+    """Journal that a peer broke the protocol or is of another federation; continue without it."""
     site.report_fault(event.site, event.reason)
 
 
 def ignore(site: SiteState, event: events.Event) -> None:
-    """The event came too late or belongs to another phase: journal it, and change nothing."""
+    """Journal an event that came too late or belongs to another phase, and change nothing."""
     site.ignore(event)
 
 
 def do_nothing(site: SiteState, event: events.Event) -> None:
-    """The event changes nothing and needs no row."""
+    """Ignore an event that changes nothing and needs no row."""
 
 
 def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
-    """A fetched artifact is on disk: remember it, then check whether it was the last one.
+    """Record a fetched artifact that is on disk, then check whether it was the last one.
 
-    One that was fetched early waits in memory until its exchange opens.
+    An artifact that was fetched early waits in memory until its exchange opens.
     """
     wanted = _wanted(site, event)
     if wanted is None:
@@ -176,7 +176,7 @@ def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
 
 
 def _problem(site: SiteState, wanted: Want, event: events.ArtifactArrived) -> str:
-    """Why the artifact is not the one that was due; empty when it is.
+    """Return why the artifact is not the one that was due; empty if it is.
 
     Only a circulating model may be an older copy.
     """
@@ -199,13 +199,13 @@ def _problem(site: SiteState, wanted: Want, event: events.ArtifactArrived) -> st
 
 
 def _circulates(site: SiteState, event: events.ArtifactArrived) -> bool:
-    """Whether the artifact is a copy of a circulating model: the schedule tells where each one was."""
+    """Return whether the artifact is a copy of a circulating model, whose holders the schedule determines."""
     current = _asked(site, event)
     return event.purpose == "handback" or (current is not None and current.pattern == "circulate")
 
 
 def _with_possible_steps(site: SiteState, event: events.ArtifactArrived) -> Artifact:
-    """The artifact, with no more steps than a circulating model can have by its round.
+    """Limit the artifact's steps to those that a circulating model can have by its round.
 
     The sender is named. The copy stays in use: the model is another site's, and would lose rounds.
     """
@@ -225,7 +225,7 @@ def discard(site: SiteState, event: events.ArtifactArrived) -> None:
 
 
 def miss(site: SiteState, event: events.ArtifactUnavailable) -> None:
-    """The origin will not have the artifact: fall back at once. (The fetcher repeats on NOT_YET.)"""
+    """Fall back at once: the origin will not have the artifact. (The fetcher repeats on NOT_YET.)"""
     wanted = _wanted(site, event)
     if wanted is None or event.answer == Unavailable.NOT_YET:
         ignore(site, event)
@@ -235,7 +235,7 @@ def miss(site: SiteState, event: events.ArtifactUnavailable) -> None:
 
 
 def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
-    """The fetched artifact was not acceptable: go on as if its origin were silent, and name it if it is at fault."""
+    """Handle an unacceptable artifact as if its origin were silent, and name the origin if it is at fault."""
     current, wanted = _asked(site, event), _wanted(site, event)
     compared = wanted is not None and current is not None and current.for_comparison
     if not event.blameless and not compared:  # an older release gives no earlier copy
@@ -248,14 +248,14 @@ def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
 
 
 def _wanted(site: SiteState, event: Any) -> Want | None:
-    """The open want that the event answers; ``None`` for an answer to an earlier order."""
+    """Return the open want that the event answers; ``None`` for an answer to an earlier order."""
     current = _asked(site, event)
     wanted = current.wants.get(event.origin) if current is not None else None
     return wanted if wanted is not None and wanted.open and wanted.attempt == event.attempt else None
 
 
 def _asked(site: SiteState, event: Any) -> Exchange | None:
-    """The exchange whose fetch the event answers: the open one, or a later one, whose fetches began early."""
+    """Return the exchange whose fetch the event answers: the open one, or one fetched early; None without any."""
     for each in (site.exchange, *site.early):
         asked = (site.memory.generation, each.round, each.purpose) if each is not None else None
         if asked == (event.generation, event.round, event.purpose):
@@ -264,9 +264,9 @@ def _asked(site: SiteState, event: Any) -> Exchange | None:
 
 
 def by_purpose(evaluation: Handler, exchange: Handler) -> Handler:
-    """The handler of a fetch's end, by the fetch's purpose.
+    """Build the handler of a fetch's end, which depends on the fetch's purpose.
 
-    Fetches for evaluation end in every phase alike, and change nothing of the round.
+    Fetches for evaluation end alike in every phase, and change nothing of the round.
     """
 
     def handle(site: SiteState, event: Any) -> None:
@@ -304,7 +304,7 @@ IN_EVERY_PHASE: Mapping[type[events.Event], Handler] = {
     events.ReportArrived: cross_evaluation.record_report,
     events.ReportAnswered: cross_evaluation.answer,
 }
-"""What each event does where ``BY_PHASE`` does not say otherwise."""
+"""What each event does unless ``BY_PHASE`` has another handler."""
 
 BY_PHASE: Mapping[Phase, Mapping[type[events.Event], Handler]] = {
     Phase.INITIALISING: {events.Initialised: worker_events.initialise, events.WorkFailed: worker_events.fail},

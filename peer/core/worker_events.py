@@ -1,4 +1,4 @@
-"""The worker's answers to its orders.
+"""Handlers of the worker's answers to its orders.
 
 An answer to an older order is journalled and changes nothing.
 """
@@ -22,7 +22,7 @@ RESTARTS_MAX = {
     "hang": limits.HANG_RESTARTS_MAX,
     "disk": limits.LOST_FILES_MAX,
 }
-"""Faults that a new worker may mend, and how many failures in a row it may try after."""
+"""Faults that a new worker may repair, with the maximum of consecutive restarts."""
 
 
 def current(handler: Handler) -> Handler:
@@ -41,7 +41,7 @@ def _answers(site: SiteState, event: Any) -> bool:
 
 @current
 def initialise(site: SiteState, event: events.Initialised) -> None:
-    """The initial model exists; it serves round 1 where the plan publishes at the commit."""
+    """Record the initial model; it serves round 1 if the plan publishes at the commit."""
     site.failures = 0
     row = rows.InitialisedRow(
         0,
@@ -58,20 +58,20 @@ def initialise(site: SiteState, event: events.Initialised) -> None:
 
 
 def advance(site: SiteState, event: events.Progressed) -> None:
-    """A stage progressed; ``status`` shows it."""
+    """Record a stage's progress for ``status``."""
     if _answers(site, event):
         site.progress = event
 
 
 @current
 def queue(site: SiteState, event: events.Queued) -> None:
-    """The worker waits for the GPU, or its turn has come."""
+    """Record whether the worker waits for the GPU."""
     site.queued = event.ahead > 0
 
 
 @current
 def train(site: SiteState, event: events.Trained) -> None:
-    """The ordered stage is over, whatever stage the answer names; publish its artifact where the plan says so."""
+    """Record the end of the ordered stage, whatever stage the answer names; publish its artifact if it is due."""
     site.failures = 0
     opened = site.opened
     stage = site.lived_rules.phases(opened.number)[opened.position].removeprefix("train:")
@@ -93,7 +93,7 @@ def train(site: SiteState, event: events.Trained) -> None:
 
 
 def _returned(site: SiteState, event: events.Trained) -> tuple[Artifact, ...]:
-    """The visiting models that the stage trained, of the sites that this round lets visit."""
+    """Return the visiting models that the stage trained, of the sites whose models visit in this round."""
     if site.lived_rules.plan.pattern != "visit":
         return ()
     visitors = {source.artifact.owner for source in site.opened.sources}
@@ -102,7 +102,7 @@ def _returned(site: SiteState, event: events.Trained) -> tuple[Artifact, ...]:
 
 @current
 def aggregate(site: SiteState, event: events.Aggregated) -> None:
-    """The shared module is the mean of its contributors."""
+    """Record that the shared module is the mean of its contributors."""
     site.failures = 0
     row = rows.AggregatedRow(
         site.opened.number,
@@ -122,7 +122,7 @@ def aggregate(site: SiteState, event: events.Aggregated) -> None:
 
 @current
 def evaluate(site: SiteState, event: events.Evaluated) -> None:
-    """The local model was measured; lend it from now on where that is permitted."""
+    """Record the local model's evaluation; lend the model from now on if that is permitted."""
     site.failures = 0
     lent = event.artifact if site.lived_rules.lends(event.round) else None
     denied = (site.lived_rules.evaluation_denied or "") if lent is None and site.lived_rules.global_test else None
@@ -149,18 +149,18 @@ def evaluate(site: SiteState, event: events.Evaluated) -> None:
 
 @current
 def adopt(site: SiteState, event: events.Adopted) -> None:
-    """The site's own model is back."""
+    """Record that the site's own model is back."""
     site.failures = 0
     rounds.come_home(site, event.state, event.artifact)
 
 
 @current
 def reject(site: SiteState, event: events.ArtifactRejected) -> None:
-    """The worker found an artifact unusable: go on without it, and name its origin.
+    """Continue without an artifact that the worker found unusable, and name its origin.
 
-    The site's own artifact, or one that the order did not name, is no peer's fault: it counts as a
-    crash, since going on without it could repeat for ever. A circulating model that was trained
-    here is still another site's: the round idles without it.
+    The site's own artifact, or one that the order did not name, is no peer's fault: it counts as a crash, since
+    continuing without it could repeat for ever. A circulating model that was trained here is still another site's: the
+    round idles without it.
     """
     used = {source.artifact.sha256: source for source in site.sources_in_use()}
     source = used.get(event.sha256)
@@ -183,9 +183,9 @@ def reject(site: SiteState, event: events.ArtifactRejected) -> None:
 
 
 def _forget_lost(site: SiteState, sha256: Sha256) -> bool:
-    """Forget a received artifact whose file is gone or damaged, so that it is fetched again.
+    """Discard a received artifact whose file is gone or damaged, so that it is fetched again.
 
-    Return whether that may be: the losses of a round are bounded.
+    Returns False if the round has lost ``LOST_FILES_MAX`` files already.
     """
     site.losses[site.number] += 1
     if site.losses[site.number] > limits.LOST_FILES_MAX:
@@ -196,9 +196,9 @@ def _forget_lost(site: SiteState, sha256: Sha256) -> bool:
 
 
 def _fetch_again(site: SiteState, sha256: Sha256) -> None:
-    """Go back to the exchange of a received artifact whose file is gone; nobody is named.
+    """Return to the exchange of a received artifact whose file is gone; nobody is named.
 
-    Where no exchange brings it any more, or files are lost again and again, the round goes on without it.
+    If no exchange fetches it any more, or files are lost repeatedly, the round continues without it.
     """
     _forget_lost(site, sha256)
     if sha256 in {source.artifact.sha256 for source in site.sources_in_use()}:
@@ -208,7 +208,7 @@ def _fetch_again(site: SiteState, sha256: Sha256) -> None:
 
 @current
 def reject_home(site: SiteState, event: events.ArtifactRejected) -> None:
-    """The copy that was handed back is unusable: adopt the best other one, or go on unchanged.
+    """Adopt the best other copy in place of an unusable handed-back one, or continue unchanged.
 
     The copy from which it was trained is fetched first.
     """
@@ -239,10 +239,10 @@ def reject_home(site: SiteState, event: events.ArtifactRejected) -> None:
 def fail(site: SiteState, event: events.WorkFailed) -> None:
     """Try again after a crash, from the last checkpoint; after another fault, stop the training.
 
-    A lack of memory, and a crash or hang that retries do not mend, cost a peer's artifact first if
-    one was in use, the largest of several. Nobody is named for it: only a check tells whose fault
-    it is, and this site may have less memory than others. Training that diverges without any goes
-    back to the state before peers last had a part in it. Only a failure after that is the site's own.
+    On a lack of memory, or a crash or hang that retries do not repair, the round first leaves out a peer's artifact if
+    one was in use, the largest of several. Nobody is named for it: only a check shows whose fault it is, and this site
+    may have less memory than others. If training diverges without any such artifact, the site goes back to the state
+    before peers last contributed to it. Only a failure after that is the site's own.
     """
     _fail(site, event.fault, event.reason, suspect=_largest_received(site))
 
@@ -267,7 +267,7 @@ def _fail(site: SiteState, fault: str, reason: str, *, suspect: commands.Source 
 
 
 def _largest_received(site: SiteState) -> commands.Source | None:
-    """The largest artifact of a peer among those that the stage in hand uses."""
+    """Return a peer's largest artifact among those that the present stage uses, or None."""
     if site.phase not in (Phase.TRAIN, Phase.AGGREGATE):
         return None
     received = [source for source in site.sources_in_use() if source.origin != site.lived_rules.site]
@@ -276,12 +276,12 @@ def _largest_received(site: SiteState) -> commands.Source | None:
 
 @current
 def halted(site: SiteState, event: events.Halted) -> None:
-    """The worker's checkpoint is on disk: a leaving site ends now."""
+    """Leave, if the site is leaving: the worker's checkpoint is on disk."""
     if site.phase == Phase.LEAVING:
         site.leave()
 
 
 @current
 def fail_leaving(site: SiteState, event: events.WorkFailed) -> None:
-    """The worker died instead of halting: end without its checkpoint; the journal is complete."""
+    """Leave without the checkpoint of a worker that died instead of halting; the journal is complete."""
     site.leave()
