@@ -1,4 +1,4 @@
-"""The ``mhfl-peer`` command and ``python -m peer``: the command line, quiet also while it is loaded."""
+"""The ``mhfl-peer`` command and ``python -m peer``: Ctrl-C prints no traceback, even while modules are imported."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import signal
 
 
 def main() -> None:
-    """Run the command line. Before and after it, Ctrl-C ends the process without a traceback."""
-    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # no handler of a caller
+    """Run the command line. Before and after it runs, Ctrl-C ends the process without a traceback."""
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # False if a caller set a handler
     if interruptible:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from peer import cli

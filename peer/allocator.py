@@ -1,4 +1,4 @@
-"""The C library's allocator: how much freed memory a process keeps."""
+"""Settings of the C library's allocator: how much freed memory a process keeps."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ TRAINING_ALLOCATOR = {-4: 0, -1: (1 << 31) - 1}
 
 
 def keep_memory_small() -> None:
-    """Have glibc, where it is the C library, return the memory of freed chunks to the system.
+    """Have glibc, if present, return freed chunks to the system.
 
-    By default each of gRPC's threads has an arena that keeps them: a daemon that transfers 250 MB
-    grows to 170 MB.
+    By default each gRPC thread has an arena that keeps them: a daemon that transfers 250 MB grows to 170 MB.
     """
     _set(ALLOCATOR)
 
 
 def keep_memory_between_steps() -> None:
-    """Have glibc, where it is the C library, keep freed memory for the next training step.
+    """Have glibc, if present, keep freed memory for the next training step.
 
-    By default it returns each large tensor to the system, which clears every page of the next one:
-    on a CPU a tenth of a step. The peak stays what it was; ``release_memory`` returns the rest.
+    By default it returns each large tensor to the system, which must clear every page of the next one: a tenth of a
+    step on a CPU. The peak stays the same; ``release_memory`` returns the rest.
     """
     _set(TRAINING_ALLOCATOR)
 
@@ -39,6 +38,6 @@ def _set(settings: Mapping[int, int]) -> None:
 
 
 def release_memory() -> None:
-    """Have glibc return free pages between chunks in use, which it otherwise keeps."""
+    """Have glibc return free pages that lie between used chunks, which it otherwise keeps."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,11 +1,9 @@
-"""A site in a notebook: its rounds, numbers, transfers and events as records, its model, and
-predictions.
+"""The notebook API: a site's rounds, metrics, transfers and events as records, its model, and predictions.
 
-All calls read the site's folder, whether its daemon runs or is down. They lock and write nothing
-there, and ask the daemon for its status only. A record is a plain dictionary whose values are
-texts, numbers, booleans or ``None``; several names in one text are separated by blanks.
-``pandas.DataFrame`` takes a list of records. Times are Unix seconds, durations end in ``_s``. Each
-error is a ``peer.errors.PeerError``, which says what to do.
+Every call reads the site's folder, whether or not the daemon runs. A call takes no lock and writes nothing there, and
+asks the daemon for its status only. A record is a plain dictionary whose values are strings, numbers, booleans or
+``None``; several names in one string are separated by spaces. ``pandas.DataFrame`` accepts a list of records. Times are
+Unix seconds, and durations end in ``_s``. Every error is a ``peer.errors.PeerError``, which names the remedy.
 
 >>> site = open_site("asia", home=home)
 >>> site.name, site.federation.method.name
@@ -49,14 +47,14 @@ Record: TypeAlias = dict[str, Any]
 
 
 def open_site(name: str | None = None, *, home: str | Path | None = None) -> SiteHandle:
-    """A site of this machine, for reading.
+    """Open a site of this machine for reading.
 
     Args:
-        name: ``site`` or ``federation/site``; not needed where the state folder has one site.
+        name: ``site`` or ``federation/site``; optional if the state folder holds exactly one site.
         home: the state folder; default: ``MHFL_HOME`` or the command line's default.
 
     Raises:
-        UsageError: no site or several sites fit; the message lists the sites of the state folder.
+        UsageError: no site or several sites match; the message lists the sites in the state folder.
 
     Example:
         >>> open_site("asia", home=home)
@@ -66,10 +64,10 @@ def open_site(name: str | None = None, *, home: str | Path | None = None) -> Sit
 
 
 class SiteHandle:
-    """A site's folder. Each call reads it again, so that a notebook can follow a running site."""
+    """A site's folder. Every call reads it again, so that a notebook can follow a running site."""
 
     def __init__(self, folder: SiteFolder) -> None:
-        """Use ``open_site``, which finds the folder."""
+        """Call ``open_site`` instead, which finds the folder."""
         self.folder = folder
         self._cached_trainer: tuple[tuple[object, ...], Trainer] | None = None
 
@@ -82,20 +80,19 @@ class SiteHandle:
 
     @cached_property
     def federation(self) -> FederationConfig:
-        """The settings in federation.toml with defaults; ``ConfigError`` where it is wrong."""
+        """The settings in federation.toml with defaults. Raises ``ConfigError`` if the file is invalid."""
         return FederationConfig.load(self.folder.federation_toml)
 
     @cached_property
     def config(self) -> SiteConfig:
-        """The settings in site.toml, with defaults; ``ConfigError`` where the file is wrong."""
+        """The settings in site.toml with defaults. Raises ``ConfigError`` if the file is invalid."""
         return SiteConfig.load(self.folder.site_toml)
 
     # --- records ----------------------------------------------------------------------------------------------------
     def status(self) -> Record:
-        """The site's status now: the nested document of `mhfl-peer status --json`.
+        """Return the site's current status: the nested document of `mhfl-peer status --json`.
 
-        It comes from the daemon. While the daemon is down, ``daemon`` is ``"down"``, and the rest
-        comes from the journal.
+        The daemon provides it. While the daemon is down, ``daemon`` is ``"down"``, and the rest comes from the journal.
         """
         with contextlib.suppress(DaemonDown):
             socket = self.folder.control_socket()
@@ -107,14 +104,14 @@ class SiteHandle:
         return dict(folder_documents.status_when_down(self.folder))
 
     def rounds(self) -> list[Record]:
-        """The finished rounds, oldest first.
+        """Return the finished rounds, oldest first.
 
         Returns:
             ``generation``, ``round``, ``time`` (of the commit), ``duration_s`` (of training),
             ``threads``; ``contributors``, ``contributor_count``, ``sources`` (whose artifacts were
             used), ``missing`` (as ``site:reason``), ``below_quorum``, ``skipped`` (rounds before it
             that the site did not take part in); ``artifact_sha256``, ``aggregate_sha256``,
-            ``agrees`` and ``differs`` (sites whose mean has the same bits, or other bits).
+            ``agrees`` and ``differs`` (sites whose mean is bit-identical, or is not).
 
         Example:
             >>> record = site.rounds()[-1]
@@ -124,13 +121,12 @@ class SiteHandle:
         return [_round(committed) for committed in self._rounds()]
 
     def metrics(self) -> list[Record]:
-        """Every number of every finished round: losses and steps of training, metrics of the site's
-        own splits.
+        """Return every metric of every finished round: training losses and steps, and metrics of the site's own splits.
 
         Returns:
-            ``generation``, ``round``, ``time`` (of the commit), ``name``, ``value``. With pandas,
+            ``generation``, ``round``, ``time`` (of the commit), ``name``, ``value``. In pandas,
             ``DataFrame(site.metrics()).pivot_table(index="round", columns="name", values="value")``
-            is a table.
+            gives a table.
 
         Example:
             >>> {record["name"] for record in site.metrics()} >= {"train_steps", "auc"}
@@ -143,12 +139,12 @@ class SiteHandle:
         ]
 
     def evaluation(self) -> list[Record]:
-        """The site's models on every site's test split (Global Test), a record a metric or a
-        reason, oldest first.
+        """Return the cross-site evaluation (Global Test) of the site's models, oldest first: one record per metric or
+        reason.
 
         Returns:
             ``generation``, ``round``, ``site`` (whose test split), ``name``, ``value``,
-            ``samples``, ``reason``. If a site reported nothing, ``reason`` says why, and ``name``,
+            ``samples``, ``reason``. If a site returned no metrics, ``reason`` says why, and ``name``,
             ``value`` and ``samples`` are ``None``.
 
         Example:
@@ -170,7 +166,7 @@ class SiteHandle:
         return records
 
     def transfers(self) -> list[Record]:
-        """Every artifact that the site received or sent, by time.
+        """Return every artifact that the site received or sent, ordered by time.
 
         Returns:
             ``time``, ``direction`` (``in`` or ``out``), ``peer``, ``purpose``, ``kind``, ``round``,
@@ -184,11 +180,11 @@ class SiteHandle:
         return records
 
     def events(self) -> list[Record]:
-        """The whole journal, oldest first, without the bytes of manifests.
+        """Return the whole journal, oldest first, without the bytes of manifests.
 
         Returns:
             ``seq``, ``time``, ``kind``, ``round`` and ``body``, a dictionary whose keys depend on
-            the kind; ``pandas.json_normalize`` takes them apart.
+            the kind; ``pandas.json_normalize`` flattens it.
 
         Example:
             >>> [record["round"] for record in site.events() if record["kind"] == "committed"]
@@ -201,20 +197,19 @@ class SiteHandle:
 
     # --- the model --------------------------------------------------------------------------------------------------
     def model(self, round: Round = None) -> Predictor:
-        """The site's model after a finished round: on the CPU, in evaluation mode, a copy that you
-        may change.
+        """Return the site's model after a finished round: a copy, on the CPU and in evaluation mode, that you may
+        change.
 
-        A ``torch.nn.Module``: prepared images ``(b, c, *space)`` at ``site.config.data.input_size``
-        to logits ``(b, classes)`` or ``(b, classes, *space)``, or to larger images; ``.dam`` is the
-        site's own network, which also gives its features. Under dFLMoE, the model is the mixture
-        with the heads that the site has.
+        The ``torch.nn.Module`` maps prepared images ``(b, c, *space)`` at ``site.config.data.input_size`` to logits
+        ``(b, classes)`` or ``(b, classes, *space)``, or to larger images. ``.dam`` is the site's own network, which
+        also returns its features. Under dFLMoE, the model is the mixture of experts with the heads that the site holds.
 
         Args:
-            round: default: the newest. ``"best"`` is the evaluated round that was best on the site's
+            round: by default the newest. ``"best"`` is the evaluated round that was best on the site's
                 validation data. The site keeps the weights of other rounds for two rounds.
 
         Raises:
-            StateError: no round is finished, this round's weights are deleted, or site.toml was
+            StateError: no round is finished, this round's weights were deleted, or site.toml was
                 changed since.
             ModelError: the model cannot be built or loaded here.
 
@@ -231,26 +226,24 @@ class SiteHandle:
             return load_model(state.setting, state.checkpoint, state.sources)
 
     def predict(self, inputs: Sequence[Input], *, round: Round = None, device: str = "cpu") -> list[Record]:
-        """Predictions in this process, the same as those of `mhfl-peer predict`.
-
-        The model is kept for the next call.
+        """Predict in this process, with the same results as `mhfl-peer predict`. The model is cached for the next call.
 
         Args:
-            inputs: images, folders of images and datalists, by path; and arrays or tensors ``(c,
-                *space)`` with the content of an image file: they are resized and normalised like
+            inputs: paths of images, folders of images and datalists; and arrays or tensors ``(c,
+                *space)`` with the content of an image file, which are resized and normalised like
                 files.
             round: as for ``model``.
-            device: the device to compute on; by default not the GPU, on which the site may be
-                training.
+            device: the device to compute on; by default the CPU, because the site may be training
+                on the GPU.
 
         Returns:
-            A record for each image: ``file`` (of an array its index in the inputs) and ``problem``
-            (empty, or why there is no prediction); of classes ``predicted`` and a probability each
-            as ``class_0``, ``class_1`` …; of label maps ``labels``, an array ``(*space)`` on the
-            image's own grid; of super-resolution ``image``, an array ``(c, *space)``.
+            A record for each image: ``file`` (for an array, its index in the inputs) and ``problem``
+            (empty, or why there is no prediction). Classification adds ``predicted`` and probabilities
+            ``class_0``, ``class_1`` …; segmentation adds ``labels``, an array ``(*space)`` on the
+            image's own grid; super-resolution adds ``image``, an array ``(c, *space)``.
 
         Raises:
-            DataError: no image could be predicted; the message has the first reason.
+            DataError: no image could be predicted; the message gives the first reason.
             StateError, ModelError: as for ``model``.
 
         Example:
@@ -275,7 +268,7 @@ class SiteHandle:
         return History(self.folder, rounds=True).read_all().rounds
 
     def _trainer(self, state: ModelState, device: str) -> Trainer:
-        """A trainer with the state's networks; the last one is cached."""
+        """Return a trainer with the networks of this state; the last one is cached."""
         from peer.train.inference.notebook import load_trainer
 
         key = (state.generation, state.checkpoint, state.sources, device)
@@ -289,7 +282,7 @@ class SiteHandle:
 
     @contextlib.contextmanager
     def _wrap_errors(self, subject: str) -> Iterator[None]:
-        """Turn an exception of the training code into a ``ModelError`` that names the site."""
+        """Convert an exception of the training code into a ``ModelError`` that names the site."""
         from peer.train.errors import reason_of
 
         try:
@@ -326,7 +319,7 @@ def _round(committed: CommittedRound) -> Record:
 
 
 def _cells(site: str, cell: Record) -> Iterator[Record]:
-    """The records of one round on one site's test split."""
+    """Yield the records of one round on one site's test split."""
     if "metrics" not in cell:
         yield {"site": site, "name": None, "value": None, "samples": None, "reason": cell["reason"]}
     for name, value in cell.get("metrics", {}).items():

@@ -1,4 +1,4 @@
-"""Metrics of class probabilities, without torch: training and reports use the same ones."""
+"""Metrics of class probabilities, without torch: training and reports share them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ Probabilities = NDArray[np.float64]
 class ClassScores:
     """The metrics of a classifier on one set of samples.
 
-    ``balanced_accuracy`` is the mean recall of the classes that occur in the labels. ``f1_macro``
-    is the mean F1 of the classes that occur in labels or predictions, and ``f1_macro_all`` that of
-    all classes of the task, where the F1 of a class that never occurs is 0. ``auc`` is that of
-    class 1 for two classes, and for more the mean over the classes of one against the rest.
-    ``auc_undefined`` counts the classes left out of that mean, which lack a positive or a negative
-    sample. ``auc`` is ``None`` if all classes are left out.
+    ``balanced_accuracy`` is the mean recall over the classes that occur in the labels. ``f1_macro`` is the mean F1 over
+    the classes that occur in labels or predictions, and ``f1_macro_all`` the mean over all classes of the task, where a
+    class that never occurs has F1 0. ``auc`` is that of class 1 for two classes, and the mean one-vs-rest AUC for more.
+    ``auc_undefined`` counts the classes left out of that mean, which lack a positive or a negative sample. ``auc`` is
+    ``None`` if all classes are left out.
     """
 
     accuracy: float
@@ -33,11 +32,11 @@ class ClassScores:
 
 
 def class_scores(probabilities: Probabilities, labels: Labels) -> ClassScores:
-    """Score probabilities.
+    """Compute the metrics of class probabilities.
 
     Args:
-        probabilities: ``(n, classes)``, rows sum to 1; the first of several largest ones is the
-            prediction.
+        probabilities: ``(n, classes)``, rows sum to 1; the prediction is the first of the largest
+            ones in a row.
         labels: ``(n,)``, in [0, classes).
 
     Raises:
@@ -65,9 +64,7 @@ def class_scores(probabilities: Probabilities, labels: Labels) -> ClassScores:
 
 
 def class_areas(probabilities: Probabilities, labels: Labels) -> list[float | None]:
-    """The AUC of each class against the rest.
-
-    ``None`` for a class without a positive or without a negative.
+    """Return the one-vs-rest AUC of each class; ``None`` for a class without positives or without negatives.
 
     Raises:
         ValueError: there is no sample, or the shapes or labels do not fit.
@@ -77,20 +74,20 @@ def class_areas(probabilities: Probabilities, labels: Labels) -> list[float | No
 
 
 def auc(probabilities: Probabilities, labels: Labels) -> float | None:
-    """The AUC as in :func:`class_scores`; ``None`` where no class has one, or without samples."""
+    """Return the AUC as in :func:`class_scores`; ``None`` if no class has one, or there are no samples."""
     return class_scores(probabilities, labels).auc if len(labels) else None
 
 
 def area_under_curve(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float | None:
-    """The probability that a positive scores higher than a negative; a tie counts one half.
+    """Return the probability that a positive scores higher than a negative, counting a tie as one half.
 
-    ``None`` without both.
+    Return ``None`` if either kind is missing.
     """
     positives = int(positive.sum())
     negatives = len(positive) - positives
     if positives == 0 or negatives == 0:
         return None
-    # Mann-Whitney: the mean rank of equal scores is halfway between their first and last.
+    # Mann-Whitney: tied scores share the mean of their first and last rank.
     _, tie, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[tie]
     return float((ranks[positive].sum() - positives * (positives + 1) / 2) / (positives * negatives))
@@ -99,12 +96,11 @@ def area_under_curve(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -
 def resampled_area(
     scores: NDArray[np.float64], positive: NDArray[np.bool_], counts: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """:func:`area_under_curve` of every resample at once, ``(r,)``.
-
-    NaN where one lacks a positive or a negative.
+    """Compute :func:`area_under_curve` of all resamples at once, ``(r,)``; NaN for those without positives or
+    negatives.
 
     Args:
-        counts: the number of times that each sample is in each resample, ``(r, n)``.
+        counts: how often each resample contains each sample, ``(r, n)``.
     """
     positive_scores, negative_scores = scores[positive][:, None], scores[~positive][None]
     higher = (positive_scores > negative_scores) + 0.5 * (positive_scores == negative_scores)
@@ -122,7 +118,7 @@ def _f1(predicted: Labels, labels: Labels, label: int) -> float:
 
 
 def _check_shapes(probabilities: Probabilities, labels: Labels) -> tuple[int, int]:
-    """The numbers of samples and classes; ``ValueError`` where the arrays do not fit."""
+    """Return the numbers of samples and classes; raise ``ValueError`` if the arrays do not fit."""
     if probabilities.ndim != 2 or probabilities.shape[0] != len(labels) or probabilities.shape[1] < 2:
         raise ValueError(f"probabilities of shape {probabilities.shape} do not fit {len(labels)} labels")
     if not len(labels):

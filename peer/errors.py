@@ -1,7 +1,7 @@
-"""The errors of the command line, each with its exit code and a remedy: scripts rely on the codes.
+"""The errors of the command line, each with an exit code, on which scripts rely, and a remedy.
 
-Core and transport raise ``ValueError`` or types of their own. The caller that knows the file, key
-or peer turns them into one of these errors. A bug of the program is none of them.
+Core and transport raise ``ValueError`` or types of their own. The caller that knows the file, key or peer converts them
+into one of these errors. No error here stands for a bug in the program.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ class PeerError(Exception):
     usual_remedy: ClassVar[str]
 
     def __init__(self, message: str, remedy: str = "") -> None:
-        """The message names the file, key or peer.
-
-        Without a remedy, the error has the usual one of its class.
-        """
+        """Take a message that names the file, key or peer; without a remedy, use the class's usual one."""
         super().__init__(message, remedy)
         self.message = one_line(message)
         self.remedy = one_line(remedy) or self.usual_remedy
@@ -144,7 +141,7 @@ class Interrupted(PeerError):  # noqa: N818 - the name is the fact
 
 
 class ExitCode(NamedTuple):
-    """One row of the table that operators script against."""
+    """One row of the table of exit codes."""
 
     name: str
     meaning: str
@@ -157,5 +154,5 @@ EXIT_CODES: dict[int, ExitCode] = {
 
 
 def one_line(text: str) -> str:
-    """The text as one printable line: names from other sites may hold terminal escapes."""
+    """Replace unprintable characters by spaces: names from other sites may contain terminal escapes."""
     return "".join(character if character.isprintable() else " " for character in text).strip()

@@ -1,4 +1,4 @@
-"""Optional Python packages: a command that lacks one says so before its work begins."""
+"""Optional Python packages: a command that lacks one fails before its work begins."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "ray": ("ray",),
     "scalars": ("alembic", "mlflow", "sqlalchemy", "tensorboard"),
 }
-"""The modules of the extras that commands need, as pyproject.toml has them."""
+"""The modules that commands need from each extra, as pyproject.toml lists them."""
 
 DISTRIBUTIONS = {"PIL": "pillow"}
-"""By module, the name of its package for pip, where the names differ and no extra has it."""
+"""Module -> package name for pip, where the two differ and no extra contains the module."""
 
 
 def require_extra(extra: str, needed_by: str, modules: Iterable[str] | None = None) -> None:
-    """Raise an error unless the modules of an extra are installed; none of them is imported.
+    """Raise an error unless the modules of an extra are installed. Imports none of them.
 
     Args:
-        modules: the modules of the extra that are needed; default: all.
+        modules: the required modules of the extra; default: all.
 
     Raises:
-        ConfigError: the message names the missing packages, and the command that installs them.
+        ConfigError: a module is missing; the error names the packages and the command to install them.
     """
     missing = [module for module in modules or EXTRAS[extra] if not _is_installed(module)]
     if missing:
@@ -38,7 +38,7 @@ def require_extra(extra: str, needed_by: str, modules: Iterable[str] | None = No
 
 
 def missing_package(error: ImportError, needed_by: str) -> ConfigError:
-    """The error about a module that could not be imported, with the package to install."""
+    """Build the error for a module that could not be imported, with the package to install."""
     origin: BaseException | None = error
     while origin is not None and not getattr(origin, "name", None):  # MONAI wraps the error with the module's name
         origin = origin.__cause__ or origin.__context__

@@ -1,7 +1,4 @@
-"""Durable writes: after a crash, a file or folder has its old content or its new one.
-
-Failures are ``OSError``.
-"""
+"""Durable writes: after a crash, a file or folder has either its old or its new content. Failures are ``OSError``."""
 
 from __future__ import annotations
 
@@ -13,24 +10,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 UNFINISHED = ".unfinished-"
-"""Prefix of files that are being written.
-
-At a start, a file with this prefix is the leftover of a crash.
-"""
+"""Prefix of files being written; at startup, a file with this prefix is left over from a crash."""
 ARTIFACT_SUFFIX = ".safetensors"
 STRAY_FOLDER = "stray"
-"""Beside ``artifacts/``: artifacts that no row of the journal names."""
+"""Beside ``artifacts/``: artifacts that no journal row names."""
 STRAYS_MAX = 64
-"""Files that stay in it: the artifacts of some ten rounds of a federation of six."""
+"""Files kept in that folder: the artifacts of about ten rounds of a federation of six."""
 
 
 def artifact_path(folder: Path, sha256: str) -> Path:
-    """The path of an artifact, which is named by its content."""
+    """Return the path of an artifact, which is content-addressed."""
     return folder / f"{sha256}{ARTIFACT_SUFFIX}"
 
 
 def write_file(path: Path, content: bytes, mode: int | None = None) -> None:
-    """Write or replace a file in one step, durably; without a mode, the process's umask sets it."""
+    """Write or replace a file atomically and durably; without a mode, the process's umask applies."""
     unfinished = path.with_name(f"{UNFINISHED}{os.getpid()}-{threading.get_ident()}-{path.name}")
     try:
         _write(unfinished, content, mode)
@@ -42,7 +36,7 @@ def write_file(path: Path, content: bytes, mode: int | None = None) -> None:
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a folder of files durably; it replaces one of the same name in one step."""
+    """Write a folder of files durably; atomically replace one of the same name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{UNFINISHED}{path.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -57,7 +51,7 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder in one step: no reader sees a part of it."""
+    """Remove a folder atomically: no reader sees a part of it."""
     if path.exists():
         removed = path.with_name(f"{UNFINISHED}{path.name}.old")
         shutil.rmtree(removed, ignore_errors=True)
@@ -68,8 +62,7 @@ def remove_folder(path: Path) -> None:
 def put_aside(paths: Sequence[Path], folder: Path) -> None:
     """Move files into a folder, durably.
 
-    Before that, the folder loses its oldest files over ``STRAYS_MAX``; it keeps all that are moved
-    now.
+    First delete the folder's oldest files beyond ``STRAYS_MAX``; the files moved now are all kept.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     earlier = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
@@ -82,7 +75,7 @@ def put_aside(paths: Sequence[Path], folder: Path) -> None:
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Remove the files and folders that a crash left half written under the folder."""
+    """Remove the files and folders under the folder that a crash left half written."""
     for path in sorted(folder.rglob(f"{UNFINISHED}*")):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -91,10 +84,7 @@ def clear_unfinished(folder: Path) -> None:
 
 
 def stamp(path: str | Path) -> tuple[int, ...]:
-    """A value that changes whenever the file is replaced or written.
-
-    Empty while the file cannot be read.
-    """
+    """Return a value that changes whenever the file is replaced or written; empty if the file cannot be read."""
     try:
         status = os.stat(path)
     except OSError:
@@ -103,7 +93,7 @@ def stamp(path: str | Path) -> tuple[int, ...]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write the folder's entries to disk."""
+    """Sync the folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

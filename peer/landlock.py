@@ -1,8 +1,9 @@
-"""Confines this process with Landlock, where the kernel has it: a worker runs a researcher's network
-code, and reads files that other sites sent.
+"""Confines this process with Landlock, if the kernel supports it: a worker runs a researcher's network code and reads
+files that other sites sent.
 
-Landlock only allows. All files except some can therefore be read if each folder beside the way to
-those is allowed. A file that appears later right inside a folder on that way cannot be read.
+Landlock has only allow rules. To hide some files, the process therefore allows every folder beside the paths to them. A
+file created later directly inside a folder on such a path cannot be read.
+
 Source: https://docs.kernel.org/userspace-api/landlock.html
 """
 
@@ -17,19 +18,19 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-# <linux/landlock.h>, and the numbers of the system calls, which are the same on every processor.
+# <linux/landlock.h>, and the system call numbers, which are the same on every architecture.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 CREATE_RULESET_VERSION = 1
 RULE_PATH_BENEATH = 1
 WRITE_FILE, READ_FILE, TRUNCATE = 1 << 1, 1 << 2, 1 << 14
-CHANGE_FOLDER = sum(1 << bit for bit in range(4, 13))  # remove, and make every kind of file
+CHANGE_FOLDER = sum(1 << bit for bit in range(4, 13))  # remove, and create every kind of file
 REFER = 1 << 13  # rename and link between folders
 ABI_REFER, ABI_TRUNCATE = 2, 3
 PR_SET_NO_NEW_PRIVS = 38  # <linux/prctl.h>
 
 
 def abi() -> int:
-    """The version of the kernel's Landlock; 0 where there is none or it is switched off."""
+    """Return the kernel's Landlock ABI version; 0 if it has none or it is disabled."""
     if sys.platform != "linux":
         return 0
     version = ctypes.CDLL(None).syscall(
@@ -39,13 +40,12 @@ def abi() -> int:
 
 
 def confine(*, hidden: Iterable[Path], writable: Iterable[Path]) -> None:
-    """Never again read a hidden file, or change one outside the writable folders, in this thread and
-    all that it starts.
+    """Deny reads of hidden files and changes outside the writable folders, for this thread and all that it starts.
 
-    Reading is permitted everywhere else. A missing path in either list is left out.
+    This cannot be undone. All other reads stay allowed. Missing paths in either list are skipped.
 
     Raises:
-        OSError: the kernel has no Landlock, or a folder on the way to a hidden one cannot be listed.
+        OSError: the kernel has no Landlock, or a folder on the path to a hidden one cannot be listed.
     """
     version = abi()
     change = WRITE_FILE | CHANGE_FOLDER
@@ -66,9 +66,9 @@ def confine(*, hidden: Iterable[Path], writable: Iterable[Path]) -> None:
 
 
 def _beside(hidden: set[Path], folder: Path = Path("/")) -> Iterator[Path]:
-    """The widest paths that hold none of the hidden ones, and together all the rest.
+    """Yield the fewest paths that together cover everything but the hidden ones.
 
-    A symbolic link is left out: what it leads to is in the list itself.
+    Skip symbolic links: their targets are covered by themselves.
     """
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -82,7 +82,7 @@ def _beside(hidden: set[Path], folder: Path = Path("/")) -> Iterator[Path]:
 
 
 def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, access: int) -> None:
-    """Allow the access to a file, or to all files in a folder."""
+    """Allow the access to a file, or to all files in a folder; skip what is missing or unreachable."""
     with contextlib.suppress(FileNotFoundError, PermissionError):  # gone, or out of reach anyway
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:

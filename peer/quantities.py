@@ -1,10 +1,10 @@
-"""Durations and sizes as people read them."""
+"""Durations and sizes in human-readable form."""
 
 from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """Write a duration in seconds, in minutes, or in hours and minutes."""
+    """Format a duration in seconds, in minutes, or in hours and minutes."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     if seconds < 7200:
@@ -14,7 +14,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Write a number of bytes in binary units, such as ``12.3 MiB``."""
+    """Format a number of bytes in binary units, such as ``12.3 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
