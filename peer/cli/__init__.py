@@ -1,9 +1,8 @@
-"""The command line: the table of commands, the report of an error, and the options that all
-commands share.
+"""The command line: the table of commands, error reports, and the options that all commands share.
 
-This module imports nothing but click. It imports a command's module only when the command is
-called, so that ``--help`` and ``status`` answer at once. Every other module of this package holds
-one command, one group, or commands that share their code.
+This module imports nothing but click. It imports a command's module only when the command is called, so that ``--help``
+and ``status`` answer at once. Every other module of this package holds one command, one group, or commands that share
+their code.
 """
 
 from __future__ import annotations
@@ -87,12 +86,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
 AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 GIVEN_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 GIVEN_PATH = click.Path(path_type=Path, exists=True)
-"""What a command reads: ``UsageError`` where it does not exist."""
+"""Types of input paths: a path that does not exist is a ``UsageError``."""
 
 
 @dataclass
 class Settings:
-    """Values of the shared options; ``home`` is ``None`` where the environment decides."""
+    """Values of the shared options; ``home`` is ``None`` if the environment decides."""
 
     home: Path | None = None
     debug: bool = False
@@ -102,7 +101,7 @@ pass_settings = click.make_pass_decorator(Settings, ensure=True)
 
 
 def shared_options(command: AnyCallable) -> AnyCallable:
-    """``--home`` and ``--debug``, which may stand before or after a command's name."""
+    """Add ``--home`` and ``--debug``, which may stand before or after a command's name."""
 
     def remember(context: click.Context, parameter: click.Parameter, value: Any) -> None:
         if value and parameter.name is not None:
@@ -122,7 +121,7 @@ def shared_options(command: AnyCallable) -> AnyCallable:
 
 
 def round_option(command: AnyCallable) -> AnyCallable:
-    """``--round``, for commands that use a site's model; None where it is not given."""
+    """Add ``--round``, for commands that use a site's model; ``None`` if not given."""
     return click.option(
         "--round",
         "which",
@@ -132,12 +131,12 @@ def round_option(command: AnyCallable) -> AnyCallable:
 
 
 def chosen_round(which: str | None) -> Literal["best"] | None:
-    """The round for ``peer.train.inference.model_state.open_trained``."""
+    """Return the round for ``peer.train.inference.model_state.open_trained``."""
     return "best" if which == "best" else None
 
 
 def complete_site(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The sites of the home folder, as ``federation/site`` where a name is not unique or this was begun."""
+    """Complete sites of the home folder, as ``federation/site`` if a name is ambiguous or the user typed that."""
     from peer.site.config import site_folder
 
     settings = context.find_object(Settings) or Settings()
@@ -149,7 +148,7 @@ def complete_site(context: click.Context, parameter: click.Parameter, incomplete
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command's module when the command is called, but not to list it."""
+    """A click group that imports a command's module only when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -178,12 +177,12 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, help_text) for name, (_, help_text) in COMMANDS.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The commands, none of which is imported for it, and the options."""
+        """Complete commands, without importing them, and options."""
         items = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
         return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
-        """Run a command line; report an error as one line on stderr and as a numbered exit code."""
+        """Run a command line; print an error as one line on stderr and exit with its code."""
         settings = Settings()
         try:
             result = super().main(*args, **{"prog_name": PROGRAM, **extra, "standalone_mode": False, "obj": settings})
@@ -198,12 +197,12 @@ class LazyGroup(click.Group):
 
 
 def _discard_output() -> None:
-    """Let the flush at exit write nowhere: it would fail again, and change the exit code."""
+    """Redirect stdout to /dev/null: the flush at exit would fail again and change the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _called_command(group: click.Group, words: Sequence[str]) -> str:
-    """The program and the command that these words call."""
+    """Return the program's name and the command that these words call."""
     path = PROGRAM
     for word in words:
         command = group.get_command(click.Context(group), word)
@@ -220,7 +219,7 @@ def _report(error: Exception, *, debug: bool, called: str = PROGRAM) -> int:
     """Write the error to stderr in one line; return its exit code.
 
     Args:
-        called: the called command, for errors of click that do not know it.
+        called: the called command, for click errors without a context.
     """
     if debug:
         with contextlib.suppress(OSError):
@@ -243,7 +242,7 @@ def _report(error: Exception, *, debug: bool, called: str = PROGRAM) -> int:
     else:
         reason = one_line(f"{type(error).__name__}: {error}")
         text, code = f"internal error: {reason}; run it again with --debug and report the traceback", INTERNAL_ERROR
-    with contextlib.suppress(OSError):  # the console may be on a full disk: the exit code still says what happened
+    with contextlib.suppress(OSError):  # the console may be on a full disk; the exit code still tells
         click.echo(f"{PROGRAM}: {text}", err=True)
     return code
 

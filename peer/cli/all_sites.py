@@ -1,4 +1,4 @@
-"""``mhfl-peer list``, and ``start`` and ``stop`` with ``--all``: every site of a home folder."""
+"""``mhfl-peer list``, and ``start`` and ``stop`` with ``--all``: all sites of a home folder."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 PROGRAM = (sys.executable, "-P", "-m", "peer.cli")
 POLL_S = 0.1
 START_S = 60.0
-"""A daemon serves within seconds; a check of a large ledger on a slow disk takes longer."""
+"""A daemon serves within seconds, but checking a large ledger on a slow disk takes longer."""
 CONSOLE_FILE = "start.log"
-"""In the site's ``logs``: why a daemon in the background ended. Its log is daemon.log."""
+"""In the site's ``logs``: the output of a daemon in the background, which shows why it ended. Its log is daemon.log."""
 
 
 def home_sites(settings: Settings) -> tuple[SiteFolder, ...]:
-    """Every site of the home folder; ``UsageError`` where there is none."""
+    """Return every site of the home folder; raise ``UsageError`` if there is none."""
     home = site_folder.home_folder(settings.home)
     folders = site_folder.sites(home)
     if not folders:
-        site_folder.find_site(home)  # which says why
+        site_folder.find_site(home)  # raises the error
     return folders
 
 
@@ -53,9 +53,9 @@ def list_sites(settings: Settings, as_json: bool) -> None:
 
 
 def describe(folder: SiteFolder) -> ListedSite:
-    """A site in one row; one whose files cannot be read says why."""
+    """Describe a site in one row; if a file cannot be read, ``problem`` says why."""
     from peer.cli.watch import read_document
-    from peer.site.config.schema import FederationConfig, SiteConfig  # here: the commands of one site need neither
+    from peer.site.config.schema import FederationConfig, SiteConfig  # imported here: other commands do not need it
 
     row: ListedSite = {
         "federation": folder.federation,
@@ -110,9 +110,9 @@ def start_all(
     program: Sequence[str] = PROGRAM,
     limit_s: float = START_S,
 ) -> list[SiteOutcome]:
-    """Start the daemons of these sites in the background, and wait until each serves or has ended.
+    """Start the sites' daemons in the background, and wait until each serves or has ended.
 
-    A site that its chain says is no member is left alone: its daemon would serve for a moment, and end.
+    Skip a site that its chain no longer lists as a member: its daemon would serve for a moment and end.
     """
     from peer.site.records.members import Members
 
@@ -142,7 +142,7 @@ def _words(folder: SiteFolder) -> list[str]:
 
 
 def _launch(folder: SiteFolder, command: Sequence[str]) -> int:
-    """The process of a daemon in a session of its own: it outlives this command and its terminal."""
+    """Spawn a daemon in its own session, so that it outlives this command and its terminal; return its process id."""
     make_private(folder.logs)
     console, write = str(folder.logs / CONSOLE_FILE), os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     files = [
@@ -154,7 +154,7 @@ def _launch(folder: SiteFolder, command: Sequence[str]) -> int:
 
 
 def _await(folder: SiteFolder, pid: int, ends_s: float) -> SiteOutcome:
-    """How the start ended."""
+    """Wait until the daemon serves, has ended or the time is up; return the outcome."""
     from peer.net.transport.control import ControlClient
 
     while True:
@@ -188,10 +188,10 @@ def outcome(folder: SiteFolder, effect: str, exit_code: int = 0, problem: str = 
 
 
 def emit_outcomes(outcomes: Sequence[SiteOutcome], *, as_json: bool) -> None:
-    """Print how it went at each site.
+    """Print the outcome at each site.
 
     Raises:
-        PeerError: it failed at some; the message names them, the exit code is that of the first.
+        PeerError: some sites failed; the message names them, and the exit code is that of the first.
     """
     output.emit(list(outcomes), as_json=as_json, render=_render_outcomes)
     failed = [each for each in outcomes if each["exit_code"]]
@@ -208,6 +208,6 @@ def _render_outcomes(document: Sequence[SiteOutcome]) -> output.RenderableType:
 
 
 def refuse_site(site_name: str | None) -> None:
-    """``UsageError`` where one site is named beside ``--all``."""
+    """Raise ``UsageError`` if a site is named beside ``--all``."""
     if site_name is not None:
         raise UsageError("--site names one site, --all all of them", "leave one of them out")

@@ -56,12 +56,12 @@ instead_option = click.option(
 
 
 def complete_feature(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """What this program knows."""
+    """Complete the features that this program knows."""
     return sorted(feature for feature in FEATURES if feature.startswith(incomplete))
 
 
 def change_options(command: AnyCallable) -> AnyCallable:
-    """The options that say what an amendment changes."""
+    """Add the options that say what an amendment changes."""
     options = (
         click.option("--add", multiple=True, metavar="NAME=HOST:PORT", help="Add a site, whose --request has its key."),
         click.option(
@@ -167,7 +167,7 @@ resume = _hold_command(
 
 
 def read_changes(site: SiteChain, **options: Any) -> dict[str, Any]:
-    """The changes that the options of ``change_options`` say, as ``Amendment`` has them."""
+    """Convert the options of ``change_options`` to the arguments of ``Amendment``."""
     keys = dict(_read_request(path) for path in options["requests"])
     changes: dict[str, Any] = {
         "add": tuple(_newcomer(text, keys) for text in options["add"]),
@@ -198,7 +198,7 @@ def read_changes(site: SiteChain, **options: Any) -> dict[str, Any]:
 
 
 def missing_addresses(changes: Mapping[str, Any]) -> list[str]:
-    """What to note of sites that are added without an address."""
+    """Return a note for each added site that has no address."""
     return [NO_ADDRESS.format(name=site.name) for site in changes.get("add", ()) if site.address is None]
 
 
@@ -210,14 +210,14 @@ def make_proposal(
     *,
     signing_s: float = 0.0,
 ) -> Proposal:
-    """The next amendment of the site's chain, unsigned; ``MembershipError`` where it cannot be.
+    """Build the next amendment of the site's chain, unsigned; raise ``MembershipError`` if it is refused.
 
     Args:
-        site: where it is made.
-        recipients: the members whose keys are known: each gets a copy of a new round key.
-        changes: as ``Amendment`` has them.
-        from_round: its first round; ``None`` for the first that no site can have begun.
-        signing_s: for how long members sign it before that.
+        site: the site that proposes it.
+        recipients: the members whose keys are known: a new round key is encrypted for each.
+        changes: the arguments of ``Amendment``.
+        from_round: its first round; ``None`` for the first that no site can have opened yet.
+        signing_s: the time that members get to sign it before that.
     """
     _check_programs(site, changes)
     try:
@@ -236,9 +236,9 @@ def make_proposal(
 
 
 def _check_programs(site: SiteChain, changes: Mapping[str, Any]) -> None:
-    """``MembershipError`` where this program, or that of a member that is heard, could not follow the amendment.
+    """Raise ``MembershipError`` if this program, or that of a member in contact, could not follow the amendment.
 
-    A site whose program cannot follow one holds for good: no later amendment takes a requirement back.
+    A site whose program cannot follow one holds for good: no later amendment withdraws a requirement.
     """
     requires = changes.get("requires") or Requirements()
     unknown = sorted(set(requires.features) - set(FEATURES))
@@ -264,9 +264,9 @@ def _check_programs(site: SiteChain, changes: Mapping[str, Any]) -> None:
 
 
 def sign_as_founder(proposal: Proposal, ca: Path, *, instead: bool) -> Proposal:
-    """Sign with the CA's key; the CA folder has what was signed, before the signature exists.
+    """Sign with the CA's key, after recording in the CA folder what is signed.
 
-    ``MembershipError`` where another amendment of this number was signed, unless this one is wanted ``instead``.
+    Raise ``MembershipError`` if another amendment of this number was signed, unless ``instead`` is set.
     """
     key = certificates.read_key(ca / CA_KEY_FILE, if_missing=NO_CA)
     body = proposal.signed.body
@@ -300,7 +300,7 @@ def _enact_as_founder(
     signed = sign_as_founder(unsigned, ca, instead=instead)
     try:
         document = site.act("enact", proposal=signed.encode().decode())
-    except (MembershipError, LockedError):  # refused, and nobody else has the signature
+    except (MembershipError, LockedError):  # refused, and the signature was never published
         record.save_approvals(before)
         raise
     document["notes"][:0] = notes
@@ -356,7 +356,7 @@ def _site(name: str, option: str) -> SiteName:
 
 
 def _settings(pairs: Iterable[str], file: Path | None, rounds: int | None) -> dict[str, Any]:
-    """The settings of a file, of ``KEY=VALUE`` and of ``--rounds``, the later ones over the earlier."""
+    """Merge the settings of a file, of ``KEY=VALUE`` and of ``--rounds``; later ones override earlier ones."""
     settings: dict[str, Any] = {} if file is None else toml.parse(toml.read(file), str(file))
     for pair in pairs:
         path, separator, text = pair.partition("=")
@@ -370,7 +370,7 @@ def _settings(pairs: Iterable[str], file: Path | None, rounds: int | None) -> di
 
 
 def _value(text: str) -> Any:
-    """A value of TOML; what is none is a text, so that the shell's quotes suffice."""
+    """Parse a TOML value; anything else is a string, so that the shell's quotes suffice."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

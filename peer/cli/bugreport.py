@@ -1,4 +1,4 @@
-"""``mhfl-peer bugreport``: one file about a site for who maintains the program."""
+"""``mhfl-peer bugreport``: one file about a site, for the maintainers of the program."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def bugreport(call: SiteCall, out: Path, yes: bool, with_addresses: bool) -> Non
     if not yes:
         try:
             click.confirm(f"Write {out}?", abort=True)
-        except click.Abort as error:  # also where nobody can answer
+        except click.Abort as error:  # also raised if nobody can answer
             raise Interrupted(f"{out} was not written", "answer y, or give --yes") from error
     write_atomically(out, bug_report.pack(members))
     call.emit(document, lambda _: f"{out} is written: read it before you send it")

@@ -1,4 +1,4 @@
-"""``mhfl-peer check``: the preflight, which says whether this site would run."""
+"""``mhfl-peer check``: the preflight check of whether this site would run."""
 
 from __future__ import annotations
 

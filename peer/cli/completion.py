@@ -1,4 +1,4 @@
-"""``mhfl-peer completion``: the script that makes a shell complete commands, options and sites."""
+"""``mhfl-peer completion``: the shell completion script for commands, options and sites."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from peer.cli import PROGRAM, shared_options
 
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = f"_{PROGRAM}_COMPLETE".replace("-", "_").upper()
-"""The environment variable that a shell sets when it asks this program for completions."""
+"""The environment variable that a shell sets to request completions."""
 
 
 @click.command()

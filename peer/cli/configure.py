@@ -35,24 +35,24 @@ from peer.train.data.datalist import inspect_datalist
 from peer.view.preflight.proposals import neighbours_ports, propose_address, propose_input_size, propose_scale
 
 LAYERS = (sys.executable, "-P", "-m", "peer.cli", "models", "--json", "--layers")
-"""In a process of its own: it imports torch, and the class of a network from elsewhere."""
+"""Run as a separate process, because it imports torch, and a network's class from outside this package."""
 LAYERS_S = 300.0
-"""For the import of torch from a slow disk, and one image through a large network."""
+"""Long enough to import torch from a slow disk and run one image through a large network."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OF_FORMER_NETWORK = ("features", "head", "weights", "weights_sha256", "freeze")
-"""Keys of ``[model]`` that say nothing about another network."""
+"""Keys of ``[model]`` that do not carry over to another network."""
 SIZE = re.compile(r"[1-9][0-9]*([x, ]+[1-9][0-9]*)*")
 
 Check = Callable[[Any], Any]
-"""Returns the value that site.toml gets; ``ValueError`` says why an answer is refused, and what to do."""
+"""Returns the value for site.toml; raises ``ValueError`` with the reason and remedy if it refuses the answer."""
 
 
 @dataclass
 class Interview:
-    """The answers of ``--set``, of proposals and of a person, by dotted key of site.toml.
+    """The answers from ``--set``, proposals and a person, by dotted key of site.toml.
 
-    A key whose answer is None is removed. Questions go to standard error with ``--json``, which has
-    the document on standard output.
+    A key whose answer is None is removed. With ``--json``, questions go to standard error, since standard output holds
+    the document.
     """
 
     document: Mapping[str, Any]
@@ -62,14 +62,14 @@ class Interview:
     answers: dict[str, Any]
 
     def current(self, key: str) -> Any:
-        """The answer so far, or else the file's value."""
+        """Return the answer so far, or else the file's value."""
         return self.answers[key] if key in self.answers else toml_edit.find(self.document, key)
 
     def say(self, text: str) -> None:
         click.echo(text, err=self.to_stderr)
 
     def ask(self, key: str, question: str, proposal: Any, check: Check) -> Any:
-        """Ask until an answer is accepted; ``UsageError`` where there is nobody to ask again."""
+        """Ask until an answer is accepted; raise ``UsageError`` if nobody can be asked again."""
         name = "[{}] {}".format(*key.split(".")) if "." in key else key
         if key in self.given or self.takes_proposals:
             value = self.given.get(key, proposal)
@@ -93,7 +93,7 @@ class Interview:
 
 
 def complete_key(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The keys of site.toml, with the equals sign that follows."""
+    """Complete the keys of site.toml, including the equals sign."""
 
     def keys(table: Any, prefix: str) -> list[str]:
         inner = {name: toml.table_of(field.annotation) for name, field in table.model_fields.items()}
@@ -233,9 +233,9 @@ def _is_template_size(size: Any) -> bool:
 
 
 def _locate(folder: SiteFolder, value: Any) -> str:
-    """A path as site.toml has it: relative to the file's folder, or absolute where it is not from there.
+    """Return a path as site.toml stores it: relative to the file's folder if it exists there, else absolute.
 
-    A person types paths relative to the present folder.
+    A person types paths relative to the working directory.
     """
     path = Path(str(value)).expanduser()
     return str(path if (folder.path / path).exists() or not path.exists() else path.absolute())
@@ -267,7 +267,7 @@ def _one_of(value: Any, allowed: Sequence[Any], reason: str) -> Any:
 
 
 def _describe_counts(surveyed: Any, key: str) -> str:
-    """The most frequent values of both splits, each with its number of files."""
+    """List the most frequent values in both splits, each with its number of files."""
     counts: dict[str, int] = {}
     for split in surveyed["splits"].values():
         for name, count in split[key].items():
@@ -329,7 +329,7 @@ def _network(folder: SiteFolder, value: str, names: Sequence[str]) -> str:
 def _read_layers(
     folder: SiteFolder, federation: FederationConfig, interview: Interview, name: str
 ) -> Mapping[str, Any]:
-    """The document of `models --layers`, from a process of its own."""
+    """Return the document of `models --layers`, run in a separate process."""
     task, size = federation.task, interview.current("data.input_size")
     words = [*LAYERS, str(folder.path / name) if is_bundle(folder.path / name) else name]
     words += ["--input-size", "x".join(map(str, size)), "--in-channels", str(task.in_channels)]
@@ -351,7 +351,7 @@ def _read_layers(
 
 
 def take_layers(interview: Interview, layers: Mapping[str, Any], bundle: Path | None) -> None:
-    """Answer ``features``, ``head`` and, of a bundle, everything that it says about its network."""
+    """Answer ``features``, ``head`` and, for a bundle, everything that it states about its network."""
     proposals: dict[str, Any] = {"model.features": layers["features"] or None, "model.head": layers["head"]}
     if bundle is not None:
         interview.answers["model.name"] = layers["name"]
@@ -368,7 +368,7 @@ def take_layers(interview: Interview, layers: Mapping[str, Any], bundle: Path | 
 
 
 def _keys(document: Mapping[str, Any], table: str) -> list[str]:
-    """The dotted keys of a table in the file."""
+    """List the dotted keys of a table in the file."""
     return [f"{table}.{key}" for key in toml_edit.find(document, table) or ()]
 
 
@@ -387,7 +387,7 @@ def _ask_ports(interview: Interview, folder: SiteFolder) -> None:
             continue
         try:
             proposal = propose_address(str(current), taken)
-        except ValueError:  # what the file has is no address
+        except ValueError:  # the file's value is not an address
             proposal = None
         if proposal != current:
             question += f" ({current} is taken on this machine)"
@@ -413,7 +413,7 @@ def _write(
     *,
     tries: bool,
 ) -> SiteConfigured:
-    """Show the change, ask, try it, and write it; the result says what became of it."""
+    """Show the change, ask for consent, try it, and write it; return what was done."""
     path, asks = folder.site_toml, not interview.takes_proposals
     diff = "\n".join(
         difflib.unified_diff(text.splitlines(), new.splitlines(), f"{path}", f"{path} (configured)", lineterm="")
@@ -448,7 +448,7 @@ def _write(
 
 
 def _try(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> list[CheckFinding]:
-    """The findings of `check` about data and a training step."""
+    """Run the parts of `check` about data and a training step; return their findings."""
     from peer.view.preflight.local import check_packages
 
     findings = list(check_packages())
@@ -461,7 +461,7 @@ def _try(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> 
 
 
 def _replace(path: Path, text: str, new: str) -> None:
-    """Write the file with its mode, through a link; ``StateError`` where another program changed it."""
+    """Write the file through a symbolic link, keeping its mode; raise ``StateError`` if another program changed it."""
     path = path.resolve()
     status = path.stat()
     content = path.read_bytes()
@@ -485,7 +485,7 @@ def _render(result: Mapping[str, Any]) -> output.RenderableType:
 
 # --- values ----------------------------------------------------------------------------------------------------------
 def _parse_settings(settings: Sequence[str]) -> dict[str, Any]:
-    """The values of ``--set`` by dotted key; ``UsageError`` for a key that site.toml does not have."""
+    """Parse ``--set`` into values by dotted key; raise ``UsageError`` for a key that site.toml does not have."""
     given = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -505,7 +505,7 @@ def _parse_settings(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def _parse_value(text: str) -> Any:
-    """A value as TOML writes it, or the text itself, which a shell gives without quotes."""
+    """Parse a TOML value, or return the text itself, which a shell passes without quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):

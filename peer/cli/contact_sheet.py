@@ -1,4 +1,4 @@
-"""The page of ``mhfl-peer data inspect --html``: which settings prepare the samples, and its file."""
+"""``mhfl-peer data inspect --html``: build the settings that prepare the samples, and write the page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REMEDY = "or give --site NAME for a site's own settings"
 
 
 def setting_of_site(folder: SiteFolder, datalist: Path | None, root: Path | None) -> WorkerSetting:
-    """What the site's worker gets, with another datalist where one is named."""
+    """Build the setting of the site's worker, with another datalist if one is named."""
     federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
     document = site.model_dump(mode="json")
     if datalist is not None:
@@ -56,11 +56,13 @@ def setting_of_options(
     in_channels: int | None,
     **keys: Any,
 ) -> WorkerSetting:
-    """A setting for a datalist of no site; ``UsageError`` where a value is wrong, or no file says it.
+    """Build a setting for a datalist without a site.
+
+    Raise ``UsageError`` if a value is wrong, or is missing and the files do not determine it.
 
     Args:
-        survey: of the datalist; it has the shapes and the classes that occur.
-        keys: of ``[data]``, each as the command line has it, or none.
+        survey: the survey of the datalist, which has the shapes and classes that occur.
+        keys: keys of ``[data]``, each as given on the command line, or None.
     """
     given = {key: value for key, value in keys.items() if value is not None}
     if "spacing" in given:
@@ -98,10 +100,10 @@ def _numbers(text: str, kind: type[int] | type[float], option: str, example: str
 
 
 def _check_keys(task: str, keys: Mapping[str, Any], *, sized: bool) -> None:
-    """``UsageError`` where site.toml could not have these keys.
+    """Raise ``UsageError`` if site.toml would reject these keys.
 
     Args:
-        sized: the size is known, which the others must fit.
+        sized: whether the input size is known, which the others must fit.
     """
     try:
         data = toml.validate(DataConfig, keys, "the options")
@@ -114,7 +116,7 @@ def _check_keys(task: str, keys: Mapping[str, Any], *, sized: bool) -> None:
 
 
 def _first_images(datalist: Path, root: Path | None, task: str) -> list[StoredImage]:
-    """The images of the first sample that can be read."""
+    """Open the images of the first readable sample."""
     listed = inspect_datalist(datalist, root=root, task=task)
     for sample in (*listed.training, *listed.test):
         with contextlib.suppress(ValueError):
@@ -130,9 +132,10 @@ def _image_size(
     dims: int | None,
     in_channels: int | None,
 ) -> tuple[Shape, int]:
-    """The sides and channels of an image as these keys have it.
+    """Return the sides and channels of an image after the transforms that these keys set.
 
-    ``UsageError`` where the datalist's images differ, or an array's axes may be one or the other.
+    Raise ``UsageError`` if the datalist's images differ in shape, or it is unclear whether an array's first axis is its
+    channels.
     """
     shapes = sorted({shape for split in survey["splits"].values() for shape in split["shapes"]})
     if dims is None and len(shapes) > 1:
@@ -157,7 +160,7 @@ def _image_size(
 
 
 def survey_arguments(setting: WorkerSetting) -> tuple[Path, Path | None, str, int]:
-    """The datalist, its root, the task and the number of classes."""
+    """Return the datalist, its root, the task and the number of classes."""
     data, task, base = setting.site["data"], setting.federation["task"], Path(setting.base_folder)
     root = data.get("root")
     return base / data["datalist"], None if root is None else base / root, task["kind"], task["classes"]

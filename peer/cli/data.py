@@ -1,4 +1,4 @@
-"""``mhfl-peer data``: import, inspect and validate a datalist, and turn public data sets into some."""
+"""``mhfl-peer data``: import, inspect and validate datalists, and convert public data sets into datalists."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNT_COLUMNS = (
     "patients", "nodules", "malignant", "malignant_share", "subjects", "maps", "cases", "classes", "images", "patches",
     "slices", "pixel_shares",
 )  # fmt: skip
-"""Columns in the table of a prepared set, for those counts that its summary has."""
+"""Columns in the table of a prepared set, shown if its summary has these counts."""
 
 datalist_argument = click.argument("datalist", type=GIVEN_FILE)
 root_option = click.option("--root", type=GIVEN_PATH, help="Folder that its paths are relative to  [default: its own].")
@@ -146,7 +146,7 @@ def validate(datalist: Path, root: Path | None, task: str, classes: int | None, 
 
 
 class DatasetGroup(click.Group):
-    """One command a data set; those of installed packages are looked up when a user calls it."""
+    """One command per data set; commands of installed packages are looked up when a user calls them."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted({*super().list_commands(context), *installed_datasets()})
@@ -294,7 +294,7 @@ for _name in COMMANDS:
 
 
 def _installed_command(name: str) -> click.Command:
-    """The command of an installed data set, with an option for each argument of ``prepare``."""
+    """Build the command of an installed data set, with an option for each argument of ``prepare``."""
     module = dataset_module(name)
 
     @out_option
@@ -349,7 +349,7 @@ def _counted(splits: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _render_packaged(document: Mapping[str, Any]) -> output.RenderableType:
-    """One row for each site and split; below them the rest of the summary."""
+    """Render one row per site and split, then the rest of the summary."""
     from rich.console import Group
 
     rows = []
@@ -372,7 +372,7 @@ def _render_packaged(document: Mapping[str, Any]) -> output.RenderableType:
 
 
 def _render_published(document: Mapping[str, Any]) -> output.RenderableType:
-    """Samples by site and class; published counts beside counts of the source; warnings."""
+    """Render samples by site and class, published counts beside counts of the source, and warnings."""
     from rich.console import Group
 
     classes = document["classes"] if document["kind"] in CLASSIFYING else []

@@ -1,4 +1,4 @@
-"""``mhfl-peer data import``: make a datalist of a table, a BIDS or nnU-Net folder, or a PACS export."""
+"""``mhfl-peer data import``: convert a table, a BIDS or nnU-Net folder, or a PACS export into a datalist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROLES = (
 
 
 def _columns(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """``ROLE=COLUMN`` of all ``--column`` options, by role."""
+    """Group the columns of all ``--column ROLE=COLUMN`` options by role."""
     columns: dict[str, tuple[str, ...]] = {}
     for value in values:
         role, equals, name = value.partition("=")
@@ -31,7 +31,7 @@ def _columns(context: click.Context, parameter: click.Parameter, values: tuple[s
 
 
 def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    """The names between commas, each once."""
+    """Split names at commas; raise ``UsageError`` if a name repeats or is empty, or there is only one."""
     names = tuple(name.strip() for name in (value or "").split(",")) if value else ()
     if len({name.casefold() for name in names}) < len(names) or "" in names or len(names) == 1:
         raise UsageError(f"--classes {value}: name two or more classes, each once", "separate them by commas")
@@ -108,7 +108,7 @@ def import_command(source: Path, out: Path, layout: str | None, as_json: bool, *
 
 
 def _render(document: Mapping[str, Any]) -> output.RenderableType:
-    """Samples and subjects by class and split; below them what was read, drawn and left out."""
+    """Render samples and subjects by class and split, then what was read, drawn and left out."""
     from rich.console import Group
 
     splits = document["splits"]

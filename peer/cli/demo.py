@@ -1,4 +1,4 @@
-"""``mhfl-peer demo``: federations of daemons on this machine, which train on real data."""
+"""``mhfl-peer demo``: federations of daemons on this machine that train on real data."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def demo(
 
 
 def _parse_settings(settings: Iterable[str], methods: Iterable[str]) -> dict[str, Any]:
-    """The parameters of ``--set``; ``UsageError`` for one that none of these methods has.
+    """Parse the parameters of ``--set``; raise ``UsageError`` for one that none of these methods has.
 
-    A value that is not JSON is a text, as in ``header=frozen``.
+    A value that is not JSON is a string, as in ``header=frozen``.
     """
     known = {key for method in methods for key in PLANS[method].parameters}
     listed, parameters = ", ".join(methods), {}
@@ -191,7 +191,7 @@ def _site_row(name: str, data: Mapping[str, Any], site: Mapping[str, Any]) -> tu
 
 
 def _describe_split(split: Mapping[str, int]) -> str:
-    """The number of samples, and of subjects where the data set names them."""
+    """Describe the number of samples, and of subjects if the data set names them."""
     return f"{split['samples']}" + (f" of {split['subjects']} subjects" if "subjects" in split else "")
 
 

@@ -27,9 +27,9 @@ witness_option = click.option(
     help="A file that another site wrote with `egress witness`; may be repeated.",
 )
 UNSETTLED = ("open", "unknown")
-"""Outcomes of transfers of which the ledger does not know how much was sent."""
+"""Outcomes of transfers for which the ledger does not know how much was sent."""
 PROBLEMS_SHOWN_MAX = 20
-"""A ledger that is broken everywhere has a problem a row; ``--json`` prints all of them."""
+"""A ledger that is broken throughout has a problem per row; ``--json`` prints all of them."""
 
 since_option = click.option(
     "--since",
@@ -39,7 +39,7 @@ since_option = click.option(
 
 
 class Rounds(click.ParamType[tuple[int, int]]):
-    """A round such as ``3``, or a range such as ``3-7``, both ends included."""
+    """A round such as ``3``, or an inclusive range such as ``3-7``."""
 
     name = "N[-M]"
 
@@ -92,7 +92,7 @@ def egress(
 
 
 def _check_peers(call: SiteCall, peers: tuple[str, ...]) -> None:
-    """Refuse a name that no site has or had: an empty list would say that nothing was sent to it."""
+    """Reject a name that no site has or had: an empty list would claim that nothing was sent to it."""
     from peer.site.config.schema import FederationConfig
     from peer.site.config.toml import suggestion
     from peer.site.membership.folder import MembershipFolder
@@ -260,7 +260,7 @@ def _render_export(document: Mapping[str, Any]) -> output.RenderableType:
 
 
 def _render_transfers(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
-    """One row a transfer, and below them the totals of each receiver."""
+    """Render one row per transfer, then the totals of each receiver."""
     from rich.console import Group
 
     columns = {key: name for key, name in rendering.TRANSFER_COLUMNS.items() if key != "direction"} | {"peer": "to"}

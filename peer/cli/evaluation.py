@@ -1,4 +1,4 @@
-"""``mhfl-peer evaluation``: metrics of this site's model on every site's test data."""
+"""``mhfl-peer evaluation``: cross-site evaluation of this site's model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from peer.cli.site_command import SiteCall, site_command
 from peer.cli.watch import show, watch_option
 
 NOT_SHOWN = "loss"
-"""The metric that the table leaves out; ``--json`` has it."""
+"""The metric that the table omits; ``--json`` includes it."""
 
 
 @site_command()
@@ -30,7 +30,7 @@ def evaluation(call: SiteCall, watch: bool) -> None:
 
 
 def _render(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
-    """A row for each site of each evaluated round, and below them the mean over the sites."""
+    """Render a row for each site of each evaluated round, then the mean over the sites."""
     return output.table(("round", "test data of", "samples", "metrics"), _rows(document))
 
 

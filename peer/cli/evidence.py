@@ -1,4 +1,4 @@
-"""``mhfl-peer evidence``: proofs that a site signed two artifacts for one round."""
+"""``mhfl-peer evidence``: equivocation proofs, each of a site that signed two artifacts for one round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mhfl-peer federation``: the founder's commands, and ``show``, which anybody can use."""
+"""``mhfl-peer federation``: the founder's commands, and ``show``, which everybody can use."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def admit(
 
 
 def _added(chain: Chain, request: bytes) -> ChainHead | None:
-    """The amendment that added the site of a request; ``None`` for one of federation.toml, or a stranger."""
+    """Return the amendment that added a request's site; ``None`` for an unknown site or one in federation.toml."""
     with contextlib.suppress(ValueError):
         name, _ = certificates.read_request(request)
         return next((link.after.head for link in chain.links if name in link.after.newcomers), None)
@@ -194,7 +194,7 @@ def _ask_for_confirmation(content: bytes, request: Path) -> str:
 
 
 def _describe(federation: FederationConfig, now: datetime) -> FederationShown:
-    """The document of ``show``; a draft has no ``ca``."""
+    """Build the document of ``show``; ``ca`` is ``None`` for a draft."""
     plan = federation.plan
     ca: CertificateAuthority | None = None
     if federation.ca_certificate is not None:
@@ -242,7 +242,7 @@ def _describe(federation: FederationConfig, now: datetime) -> FederationShown:
 
 
 def _stages(federation: FederationConfig) -> dict[str, Any]:
-    """The stages; in a draft, with the counts that `create` will write."""
+    """Return the stages; a draft also gets the counts that `create` will write."""
     stages = {name: stage.model_dump(mode="json") for name, stage in federation.stages.items()}
     if federation.ca_certificate is None:
         for name, count in federation.derived_counts.items():
@@ -287,7 +287,7 @@ def _render_created(document: dict[str, Any]) -> output.RenderableType:
 
 
 def _notes(federation: FederationConfig) -> Iterator[str]:
-    """Settings that are allowed, and with which sites learn nothing from each other, or measure nothing."""
+    """Warn of valid settings under which sites learn nothing from each other, or measure nothing."""
     if len(federation.roster) == 1:
         yield "the roster has one [[site]]: it will train alone; add the others before any site enrols"
     if federation.global_test and federation.plan.evaluation_denied is not None:

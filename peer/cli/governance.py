@@ -1,4 +1,4 @@
-"""What the commands about members and amendments share: a site's chain, and its actions."""
+"""Shared by the commands about members and amendments: a site's chain, and actions on it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from peer.site.records.history import RecentRounds
 
 TOLD = ("enact", "leave")
-"""Actions that concern the other sites."""
+"""Actions that the other sites must learn of."""
 MAYBE_PAST = "what round the others are in is not known here: one that is past round {round} follows from its next on"
 UNHEARD = "no daemon runs here: amendments that the other sites have, and this one lacks, are not known"
 COMING = "amendment {number} begins with round {round}, and none after it begins sooner"
@@ -38,16 +38,16 @@ AT_REST = "no daemon runs here: its next start tells the other sites"
 
 
 def complete_member(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The members after the newest amendment, as the site has them that the command is about.
+    """Complete the members after the newest amendment, as known to the site that the command is about.
 
-    Where the command does not say yet which of several sites, the members that any of them has.
+    If the command does not yet name one of several sites, complete the members of all of them.
     """
     names = {name for _, chain in _chains(context) for name in chain.head.members}
     return sorted(name for name in names if name.startswith(incomplete))
 
 
 def complete_newcomer(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The newcomers that the site has not accepted yet."""
+    """Complete the newcomers that the site has not accepted yet."""
     names: set[str] = set()
     for membership, chain in _chains(context):
         with contextlib.suppress(PeerError):
@@ -56,7 +56,7 @@ def complete_newcomer(context: click.Context, parameter: click.Parameter, incomp
 
 
 def complete_fork(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The digests of the other amendments that `federation choose` takes."""
+    """Complete the digests of the competing amendments that `federation choose` accepts."""
     digests: set[str] = set()
     for membership, chain in _chains(context):
         with contextlib.suppress(PeerError):
@@ -65,7 +65,7 @@ def complete_fork(context: click.Context, parameter: click.Parameter, incomplete
 
 
 def _chains(context: click.Context) -> Iterator[tuple[MembershipFolder, Chain]]:
-    """The chains on disk of the site that the command names, or of all sites under the home folder."""
+    """Yield the chains on disk of the site that the command names, or of all sites under the home folder."""
     settings, name = context.find_object(Settings) or Settings(), context.params.get("site_name")
     for folder in sites(home_folder(settings.home)):
         if name in (None, folder.site, f"{folder.federation}/{folder.site}"):
@@ -75,7 +75,7 @@ def _chains(context: click.Context) -> Iterator[tuple[MembershipFolder, Chain]]:
 
 
 def longest_chain(home: Path, site_name: str | None, federation: FederationConfig) -> tuple[SiteFolder, Chain] | None:
-    """The site of this machine with the longest chain of this federation; ``None`` without such a site."""
+    """Return this machine's site with the longest chain of this federation, and the chain; ``None`` without one."""
     named = None if site_name is None else find_site(home, site_name)
     chains = []
     for folder in sites(home) if named is None else (named,):
@@ -91,7 +91,7 @@ def longest_chain(home: Path, site_name: str | None, federation: FederationConfi
 
 @dataclass(frozen=True)
 class SiteChain:
-    """A site of this machine, its chain of amendments, and what the site hears now."""
+    """A site of this machine, its chain of amendments, and its current status."""
 
     folder: SiteFolder
     membership: MembershipFolder
@@ -102,7 +102,7 @@ class SiteChain:
 
     @classmethod
     def open(cls, folder: SiteFolder) -> SiteChain:
-        """``PeerError`` where a file of the site cannot be used. A certificate out of date does not matter."""
+        """Load a site's chain, even with an expired certificate; raise ``PeerError`` if a file is unusable."""
         from peer.cli.watch import read_document
 
         genesis = Genesis.parse(toml.read(folder.federation_toml), str(folder.federation_toml))
@@ -121,22 +121,22 @@ class SiteChain:
 
     @property
     def reached_round(self) -> int:
-        """The highest round that a member is heard to be in, this site included."""
+        """The highest round that any member, this site included, is known to be in."""
         rounds: list[int] = [peer["round"] or 0 for peer in self.status["peers"].values()]
         return max([int(self.status["round"]), *rounds])
 
     @functools.cached_property
     def recent(self) -> RecentRounds:
-        """The rounds that this site committed last."""
+        """The rounds that this site committed most recently."""
         from peer.site.records.history import recent_rounds_on_disk
 
         return recent_rounds_on_disk(self.folder)
 
     def first_round(self, *, signing_s: float = 0.0) -> int:
-        """The round that an amendment is proposed for, by the newest chain.
+        """Return the round to propose an amendment for, by the newest chain.
 
         Args:
-            signing_s: for how long members sign it, which counts in rounds of this site's recent pace.
+            signing_s: the time that members get to sign it, converted to rounds by this site's recent pace.
         """
         pace_s = self.recent.pace_s if signing_s else None
         return first_round(
@@ -147,16 +147,16 @@ class SiteChain:
         )
 
     def until_round_s(self, round: int) -> float | None:
-        """The estimated seconds until this site opens a round; ``None`` while it is held, or has no pace."""
+        """Estimate the seconds until this site opens a round; ``None`` if it is held or has no pace yet."""
         if self.recent.last is None or self.status["held"]:
             return None
         return self.recent.left_s(max(0, round - 1 - self.recent.last["round"]), now_s=time.time())
 
     def check_newest(self, *, besides: SiteName | None = None, instead: bool = False) -> list[str]:
-        """What to note of amendments that the peers have; ``MembershipError`` where one has a later one than this site,
-        or the site was expelled or has left.
+        """Return notes about the peers' amendments.
 
-        A peer may lie about it, so that its expulsion does not wait for it, nor an operator who insists.
+        Raise ``MembershipError`` if a peer advertises a later chain tip than this site's, or this site was expelled or
+        has left. A peer may lie about its chain tip, so the site being expelled is ignored, and an operator may insist.
 
         Args:
             besides: the site that the amendment expels.
@@ -184,7 +184,7 @@ class SiteChain:
         return notes
 
     def act(self, action: str, **arguments: Any) -> Any:
-        """Carry out an action in the running daemon, and otherwise in the folder, with the same refusals."""
+        """Carry out an action in the running daemon, or in the folder if none runs, with the same refusals."""
         from peer.daemon.chain_keeper import keeper_at_rest
         from peer.daemon.governance import MembershipActions
 
@@ -206,7 +206,7 @@ class SiteChain:
         return document
 
     def _ask(self, call: Callable[[ControlClient], Any]) -> tuple[bool, Any]:
-        """Whether a daemon runs here, and its answer; ``DaemonDown`` where one listens that does not answer."""
+        """Return whether a daemon runs here, and its answer; raise ``DaemonDown`` if one listens without answering."""
         from peer.net.transport.control import ControlClient, DaemonSilent
 
         try:
@@ -220,7 +220,7 @@ class SiteChain:
 
 
 def render_enacted(document: Mapping[str, Any]) -> output.RenderableType:
-    """An amendment that the site's chain has now."""
+    """Render an amendment that the site's chain now contains."""
     return output.fields(
         (
             ("enacted", f"amendment {document['number']}, {document['digest']}"),

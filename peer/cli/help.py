@@ -1,4 +1,4 @@
-"""``mhfl-peer help``: show the operator's pages in a terminal, or the help of a command."""
+"""``mhfl-peer help``: show pages of the operator's manual in a terminal, or the help of a command."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ TOPICS: Mapping[str, str] = {
 """Topic -> its page under deploy/, in the order of the list."""
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 COLUMNS_MAX = 100
-"""A page is no wider than this, even in a wider terminal."""
+"""Maximum width of a page, even in a wider terminal."""
 
 
 def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Topics and commands; after the name of a group, its commands."""
+    """Complete topics and commands; after the name of a group, its commands."""
     words = context.params.get("words") or ()
     if words:
         try:
@@ -90,7 +90,7 @@ def show_help(words: tuple[str, ...], as_json: bool) -> None:
     with console.capture() as captured:
         console.print(_render_page(page), width=min(console.width, COLUMNS_MAX))
     if console.is_terminal:
-        os.environ.setdefault("LESS", "FRX")  # as git does: pass colours through, no pager for a page that fits
+        os.environ.setdefault("LESS", "FRX")  # as git does: keep colours, and use no pager for a page that fits
         click.echo_via_pager(captured.get(), color=True)
     else:
         click.echo(captured.get(), nl=False)
@@ -102,7 +102,7 @@ def _page(topic: str) -> HelpPage:
 
 
 def _text(topic: str) -> str:
-    """The page that the build copied into the package; in a checkout, the page under deploy/."""
+    """Read the page that the build copied into the package, or, in a checkout, the page under deploy/."""
     shipped = PACKAGE / "pages" / TOPICS[topic]
     path = shipped if shipped.exists() else PACKAGE.parent / "deploy" / TOPICS[topic]
     return path.read_text("utf-8")
@@ -118,7 +118,7 @@ def _command_help(words: Sequence[str]) -> HelpPage:
 
 
 def _resolve(words: Sequence[str]) -> tuple[click.Command, click.Context]:
-    """The command that these words call; ``UsageError`` where there is none."""
+    """Find the command that these words call; raise ``UsageError`` if there is none."""
     command: click.Command = main
     context = click.Context(main, info_name=PROGRAM, **main.context_settings)
     for word in words:
@@ -148,7 +148,7 @@ def _render_page(page: HelpPage) -> output.RenderableType:
     own = f"deploy/{TOPICS[page['topic']]}"
 
     def replace(link: re.Match[str]) -> str:
-        """A link as text for a terminal: the topic of a page, or the path of another file."""
+        """Render a link for a terminal: the topic of a page, or the path of another file."""
         label, target = link.group(1), link.group(2).partition("#")[0]
         if "://" in target:
             return link.group(0)

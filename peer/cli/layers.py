@@ -15,9 +15,9 @@ from peer.errors import UsageError
 from peer.site.config.monai_bundle import BundleNetwork
 
 SIDE = 64
-"""The sides of an input without ``--input-size``: five halvings leave two cells."""
+"""Default side of the input: five halvings leave two cells."""
 LAYERS_SHOWN_MAX = 200
-"""Layers that a terminal shows; ``--json`` has all."""
+"""Maximum number of layers in a terminal; ``--json`` prints all."""
 
 
 def describe_layers(
@@ -29,10 +29,10 @@ def describe_layers(
     hyper: Mapping[str, Any],
     bundle: BundleNetwork | None,
 ) -> ModelLayers:
-    """The layers of a network with their shapes, and the proposed names; ``UsageError`` where it cannot run.
+    """Return a network's layers with shapes, and proposed names; raise ``UsageError`` if the network cannot run.
 
     Args:
-        bundle: the network of the MONAI bundle that ``name`` is the folder of.
+        bundle: the network of the MONAI bundle, if ``name`` is a bundle's folder.
     """
     from models.layers import MissingArgumentsError, list_layers
 
@@ -75,12 +75,12 @@ def describe_layers(
 
 
 def _example(kind: str) -> str:
-    """A value of this type, as ``--set`` takes it."""
+    """Return an example value of this type, as ``--set`` accepts it."""
     return "[2,4]" if re.search("sequence|list|tuple", kind, re.IGNORECASE) else "TEXT" if "str" in kind else "16"
 
 
 def render_layers(document: Mapping[str, Any]) -> output.RenderableType:
-    """A table of the layers, then the lines for site.toml."""
+    """Render a table of the layers, then the lines for site.toml."""
     from rich.console import Group
     from rich.text import Text
 
@@ -116,7 +116,7 @@ def _advice(document: Mapping[str, Any]) -> str:
 
 
 def model_lines(document: Mapping[str, Any]) -> list[str]:
-    """The lines of ``[model]`` for the described network."""
+    """Return the lines of ``[model]`` for the described network."""
     lines = ["[model]", f"name = {json.dumps(document['name'])}"]
     if document["features"]:
         lines.append(f"features = {json.dumps(document['features'])}")

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 STOP_S = 120.0
-"""A daemon takes 60 s for its worker's checkpoint, and 22 s for farewells and the worker's end."""
+"""A daemon takes up to 60 s for its worker's checkpoint, and 22 s for farewells and the worker's end."""
 
 
 def _complete_absent(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    from peer.cli.governance import complete_member  # here: no other command of this module needs the chain
+    from peer.cli.governance import complete_member  # imported here: only this option needs the chain
 
     return complete_member(context, parameter, incomplete)
 
@@ -213,7 +213,7 @@ def stop(call: SiteCall, wait: bool, timeout_s: float, everywhere: bool) -> None
 
 
 def _stop_all(folders: Sequence[SiteFolder], *, wait: bool, timeout_s: float) -> list[SiteOutcome]:
-    """Tell every daemon before waiting for any: they write their checkpoints at the same time."""
+    """Stop all daemons before waiting for any, so that they write their checkpoints at the same time."""
     outcomes: dict[SiteFolder, SiteOutcome] = {}
     ending: list[SiteFolder] = []
     for folder in folders:
@@ -236,7 +236,7 @@ def _stop_all(folders: Sequence[SiteFolder], *, wait: bool, timeout_s: float) ->
 
 
 def _wait_for_end(folder: SiteFolder, timeout_s: float) -> None:
-    """Return once no process holds the folder."""
+    """Wait until no process holds the folder; raise ``LockedError`` after ``timeout_s``."""
     end_s = time.monotonic() + timeout_s
     with output.working(f"{folder.site}: waiting for the checkpoint and the end of the daemon"):
         while (holder := folder.holder()) is not None:

@@ -1,4 +1,4 @@
-"""``mhfl-peer leave``, ``federation accept`` and ``federation choose``: what a site decides about itself."""
+"""``mhfl-peer leave``, ``federation accept`` and ``federation choose``: a site's decisions about its own membership."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from peer.site.membership.amendment import notice_to_base64
 from peer.site.membership.signatures import sign_notice
 
 ANSWERS_S = 15.0
-"""How long ``leave`` waits for the first answer, and again for the last: longer than a daemon then stays."""
+"""How long ``leave`` waits for the first answer, and again for the last: longer than the leaving daemon stays."""
 HANDED_ON = "whoever has the notice tells the others; while nobody has it, the daemon stays and goes on"
 
 
@@ -51,7 +51,7 @@ def leave(call: SiteCall, yes: bool) -> None:
 
 
 def _check_member(site: SiteChain) -> None:
-    """``MembershipError`` where this site is no member that could leave."""
+    """Raise ``MembershipError`` unless this site is a member that can leave."""
     name, federation, head = site.folder.site, site.genesis.config.name, site.chain.head
     if name in head.expelled:
         raise MembershipError(
@@ -67,9 +67,9 @@ def _check_member(site: SiteChain) -> None:
 
 
 def _wait_for_peers(site: SiteChain, unreached: list[str]) -> list[str]:
-    """Wait a while, until all peers have the notice or the daemon has ended; returns those that may lack it.
+    """Wait until all peers have the notice, the daemon has ended or the time is up; return the peers that may lack it.
 
-    The daemon states last, when it ends, who has not answered.
+    The daemon's last status, sent as it ends, names the peers that have not answered.
     """
     from peer.net.transport.control import ControlClient
 
@@ -77,7 +77,7 @@ def _wait_for_peers(site: SiteChain, unreached: list[str]) -> list[str]:
     with output.working(f"telling {', '.join(unreached)}") as say, contextlib.suppress(DaemonDown):
         for status in ControlClient(site.folder.control_socket()).follow("status", silence_s=ANSWERS_S):
             lacking = [wait["site"] for wait in status["waiting_for"] if wait["kind"] == "notice"]
-            if len(lacking) < len(unreached) and not reached:  # now the last peers have their time
+            if len(lacking) < len(unreached) and not reached:  # from now on, wait for the remaining peers
                 end_s, reached = time.monotonic() + ANSWERS_S, True
             unreached = lacking
             if not unreached or time.monotonic() >= end_s:

@@ -1,4 +1,4 @@
-"""``mhfl-peer methods``: the artifact, the stages and the parameters of each method."""
+"""``mhfl-peer methods``: the artifact, stages and parameters of each method."""
 
 from __future__ import annotations
 

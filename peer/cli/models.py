@@ -1,4 +1,4 @@
-"""``mhfl-peer models``: the networks, and what each of them would cost at a task."""
+"""``mhfl-peer models``: the networks, and the cost of each at a task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from peer.errors import UsageError
 from peer.site.config.monai_bundle import is_bundle, read_bundle
 
 FAMILIES = {kind: CLASSIFYING if kind in CLASSIFYING else frozenset({kind}) for kind in METRICS_OF}
-"""Task kind -> families that fit it; those of classifying tasks differ only in dimensions."""
+"""Task kind -> fitting families; those of classifying tasks differ only in dimensions."""
 WIDTHS = {
     "densenet50": 24,
     "mobilenet_v1": 16,
@@ -32,7 +32,7 @@ WIDTHS = {
     "rnn": 32,
 }
 DEFAULTS = {"width": 64, "stem_stride": None, "max_pool": True, "depth": 4, "scale": 4, "projection": None}
-"""The constructors' other defaults; to read them from the constructors would import torch."""
+"""The other defaults of the constructors, copied because reading them would import torch."""
 DIFFERS = {
     "resnext14": "its first 1x1 convolutions are not grouped, as its own paper has them; MH-pFLID groups them. "
     "That paper's table 5 prints 7.930 M values for a client with all its modules; with this network it has 9.275 M",
@@ -41,11 +41,11 @@ DIFFERS = {
     "fcn8s": "it is without the 119 M parameters of VGG's fully connected layers",
     "srresnet18": "dFLMoE's table 8 prints 0.001 M parameters for the head, which has 0.0156 M here",
 }
-"""By network, why its number of parameters is not one that a paper prints."""
+"""Network -> why its number of parameters differs from the one a paper prints."""
 COSTS = (
     "parameters", "state_values", "multiply_accumulates", "prediction", "taps", "bottleneck", "penultimate", "bytes",
 )  # fmt: skip
-"""Keys of a network's cost, which are null where the network does not fit the task."""
+"""Keys of a network's cost; null if the network does not fit the task."""
 SIZE = re.compile(r"[1-9][0-9]*([x,][1-9][0-9]*)*")
 
 
@@ -104,7 +104,7 @@ def models(
 
 
 def _layers(name: str, sizes: Mapping[str, int | None], input_size: str | None, settings: Sequence[str]) -> ModelLayers:
-    """The layers of the network of ``--layers``, at the sizes of the options, of a bundle, or at usual ones."""
+    """Describe the layers of the network of ``--layers``, at the sizes of the options, a bundle or the defaults."""
     bundle = read_bundle(Path(name)) if is_bundle(Path(name)) else None
     if bundle is not None:
         sizes = {key: bundle.sizes.get(key) if size is None else size for key, size in sizes.items()}
@@ -121,13 +121,13 @@ def _layers(name: str, sizes: Mapping[str, int | None], input_size: str | None, 
         try:
             hyper[key] = json.loads(text)
         except ValueError:
-            hyper[key] = text  # MONAI's names of blocks and norms are plain words
+            hyper[key] = text  # MONAI's names of blocks and norms are plain strings
     channels, classes = sizes["in_channels"] or 1, sizes["classes"] or 2
     return describe_layers(name, space, in_channels=channels, classes=classes, hyper=hyper, bundle=bundle)
 
 
 def family(name: str) -> str:
-    """The task that a network of ``models.MODELS`` is for."""
+    """Return the task that a network of ``models.MODELS`` is for."""
     if name.startswith("messenger_"):
         return name.removeprefix("messenger_")
     if name in ONE_DIMENSIONAL:
@@ -138,7 +138,7 @@ def family(name: str) -> str:
 
 
 def describe_network(name: str) -> ModelDescription:
-    """The network's task, dimensions and default hyper-parameters, without importing torch."""
+    """Describe a network's task, dimensions and default hyper-parameters without importing torch."""
     defaults = DEFAULTS | ({"width": WIDTHS[name]} if name in WIDTHS else {})
     return {
         "name": name,
@@ -152,7 +152,7 @@ def describe_network(name: str) -> ModelDescription:
 def compute_cost(
     name: str, task: Mapping[str, Any], input_size: Sequence[int] | None, hyper: Mapping[str, Any]
 ) -> ModelDescription:
-    """The network with its cost at a task; ``problem`` says why a network does not fit."""
+    """Describe a network with its cost at a task; ``problem`` says why a network does not fit."""
     from models.footprint import describe
 
     row = describe_network(name)
@@ -170,7 +170,7 @@ def compute_cost(
 
 
 def _check_task(task: str, sizes: Mapping[str, int | None]) -> dict[str, Any]:
-    """The task with its sizes; ``UsageError`` for a size that is missing or not allowed."""
+    """Return the task with its sizes; raise ``UsageError`` if a size is missing or not allowed."""
     missing = [f"--{key.replace('_', '-')}" for key, value in sizes.items() if value is None]
     if missing:
         raise UsageError(
@@ -193,7 +193,7 @@ def _parse_size(text: str, dims: int | None) -> list[int]:
 
 
 def _parse_settings(settings: Iterable[str], names: Sequence[str]) -> dict[str, Any]:
-    """The hyper-parameters of ``--set``; ``UsageError`` for one that none of these networks has."""
+    """Parse the hyper-parameters of ``--set``; raise ``UsageError`` for one that none of these networks has."""
     known = {key for name in names for key in HYPER[name]}
     hyper = {}
     for setting in settings:
@@ -218,7 +218,7 @@ def _render_list(document: Mapping[str, Any]) -> output.RenderableType:
 
 
 def _render_costs(document: Mapping[str, Any]) -> output.RenderableType:
-    """One row a network; columns of operations and shapes only with ``--input-size``."""
+    """Render one row per network; columns of operations and shapes appear only with ``--input-size``."""
     sized = document["input_size"] is not None
     shapes = ("operations", "bottleneck", "penultimate", "taps, or why it does not fit")
     columns = (

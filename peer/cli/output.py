@@ -1,7 +1,4 @@
-"""The output of a command: one JSON document for scripts, or a table for people.
-
-Only tables import rich.
-"""
+"""Command output: one JSON document for scripts, or a table for people. Only tables import rich."""
 
 from __future__ import annotations
 
@@ -29,19 +26,19 @@ PIPE_WIDTH = 160  # columns where stdout is no terminal: wide enough for a diges
 FINGERPRINT = re.compile("(?:[0-9a-f]{2}:){8,}[0-9a-f]{2}")
 
 PATIENCE_S = 2.0
-"""Work that takes longer shows that it goes on."""
+"""Work that takes longer shows that it is still running."""
 
 AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 Document = Mapping[str, Any] | Sequence[Any]
 
 
 def json_option(command: AnyCallable) -> AnyCallable:
-    """``--json``, for every command that prints a document; the parameter is ``as_json``."""
+    """Add ``--json``, for every command that prints a document; the parameter is ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout.")(command)
 
 
 def emit(document: Document, *, as_json: bool, render: Callable[[Any], RenderableType]) -> None:
-    """Print the document as JSON, or as ``render`` draws it."""
+    """Print the document as JSON, or as rendered by ``render``."""
     if as_json:
         click.echo(json.dumps(document, indent=2))
     else:
@@ -55,7 +52,7 @@ def emit_line(document: Document) -> None:
 
 
 def console() -> Console:
-    """A console on the present ``sys.stdout``, which tests replace."""
+    """Create a console on the current ``sys.stdout``, which tests replace."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else PIPE_WIDTH
@@ -64,9 +61,9 @@ def console() -> Console:
 
 @contextlib.contextmanager
 def working(text: str, *, patience_s: float = PATIENCE_S) -> Iterator[Callable[[str], None]]:
-    """Show the text, which the yielded function replaces, once the block takes longer than that.
+    """Show the text, which the yielded function replaces, once the block runs longer than ``patience_s``.
 
-    It goes to standard error, and only to a terminal.
+    Write to standard error, and only if it is a terminal.
     """
     if not sys.stderr.isatty():
         yield lambda text: None
@@ -81,18 +78,18 @@ def working(text: str, *, patience_s: float = PATIENCE_S) -> Iterator[Callable[[
         yield status.update
     finally:
         timer.cancel()
-        timer.join()  # it may just be starting the status
+        timer.join()  # the timer may be starting the status right now
         status.stop()
 
 
 @contextlib.contextmanager
 def stages(first: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Say on standard error which stage of long work begins; the yielded function begins the next.
+    """Print to standard error which stage of long work begins; the yielded function begins the next.
 
-    A terminal shows the present stage alone. Elsewhere each stage has a line when it begins and one when it ends.
+    A terminal shows the current stage alone. Otherwise each stage prints one line when it begins and one when it ends.
 
     Args:
-        quiet: say nothing where standard error is no terminal.
+        quiet: print nothing if standard error is not a terminal.
     """
     if quiet or sys.stderr.isatty():
         with working(first) as show:
@@ -115,9 +112,9 @@ def stages(first: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:
-    """A table of plain text, since other sites may have written it; ``None`` shows as ``-``.
+    """Build a table of plain text, since other sites may have written it; ``None`` prints as ``-``.
 
-    A column named ``time`` keeps each of its cells in one line, however narrow the terminal is.
+    The cells of a column named ``time`` never wrap, however narrow the terminal is.
     """
     from rich.box import SIMPLE
     from rich.table import Table
@@ -131,7 +128,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> Table:
-    """Names and values, one pair a line."""
+    """Build a grid of names and values, one pair per line."""
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 2))
@@ -150,7 +147,7 @@ def _cell_type() -> Any:
 
     class Cell(Text):
         def wrap(self, console: Any, width: int, **options: Any) -> Any:
-            """As rich does, but a fingerprint that is wider than the cell breaks between two bytes."""
+            """Wrap like rich, but break a fingerprint that is wider than the cell between two bytes."""
             if len(self.plain) <= width:
                 return super().wrap(console, width, **options)
             whole = max(1, (width - 1) // 3) * 3  # a comma may follow the last byte

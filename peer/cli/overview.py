@@ -1,4 +1,4 @@
-"""``mhfl-peer overview`` and ``dashboard``: all sites of this machine at once, in a table or a browser."""
+"""``mhfl-peer overview`` and ``dashboard``: all sites of this machine, in a table or a browser."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ sites_option = click.option(
 
 
 def _folders(settings: Settings, names: Sequence[str]) -> list[SiteFolder]:
-    """The folders of these sites, or of all sites of the home folder."""
+    """Return the folders of the named sites, or of all sites in the home folder."""
     home = site_folder.home_folder(settings.home)
     if names:
         return [site_folder.find_site(home, name) for name in dict.fromkeys(names)]

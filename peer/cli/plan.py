@@ -1,4 +1,4 @@
-"""``mhfl-peer plan``: who receives from whom, which every site computes from the round key."""
+"""``mhfl-peer plan``: who receives from whom, computed by every site from the round key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plan(call: SiteCall, rounds: int, first: int | None) -> None:
 
 
 def _coming_round(folder: SiteFolder) -> int:
-    """The round in progress, else the next one, else the last one."""
+    """Return the round in progress, else the next one, else the last one."""
     from peer.cli.watch import read_document
 
     status = read_document(folder, "status", {})
@@ -43,7 +43,7 @@ def _coming_round(folder: SiteFolder) -> int:
 
 
 def _plan_of_daemon(folder: SiteFolder, *, rounds: int, first: int) -> Any:
-    """The plan of the running daemon; ``None`` where none listens."""
+    """Return the plan of the running daemon; ``None`` if none listens."""
     from peer.net.transport.control import ControlClient, DaemonSilent
 
     try:
@@ -57,7 +57,7 @@ def _plan_of_daemon(folder: SiteFolder, *, rounds: int, first: int) -> Any:
 
 
 def _plan_at_rest(folder: SiteFolder, *, rounds: int, first: int) -> Mapping[str, Any]:
-    """The plan by the chain in the folder; ``CertificateError`` for a round whose key this site does not have."""
+    """Compute the plan by the chain in the folder; raise ``CertificateError`` for a round whose key this site lacks."""
     from peer.core import status
     from peer.daemon import startup
     from peer.daemon.chain_keeper import keeper_at_rest

@@ -1,4 +1,4 @@
-"""``mhfl-peer predict``: use a site's model, or an exported file, on new data."""
+"""``mhfl-peer predict``: run a site's model, or an exported file, on new data."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 PATH = click.Path(path_type=Path)
 TABLE = "predictions.csv"
-"""The CSV file's name where ``--out`` names a folder."""
+"""The CSV file's name if ``--out`` names a folder."""
 SHOWN_MAX = 20
-"""Most rows that a table on the screen has; the files and ``--json`` have all."""
+"""Maximum number of rows in a table on the screen; the files and ``--json`` contain all."""
 
 
 @site_command()
@@ -104,7 +104,7 @@ def _predict_with_site(folder: SiteFolder, inputs: Sequence[Path], out: Path, wh
 
 
 def _predict_with_file(model: Path, sha256: str, inputs: Sequence[Path], out: Path) -> PredictionsWritten:
-    """As `_predict_with_site`; only the process with torch can read the task from the file."""
+    """Predict like `_predict_with_site`, except that only the process with torch can read the task from the file."""
     if not model.exists():
         raise UsageError(f"--model {model} is not there", "name a file or folder that `mhfl-peer export` wrote")
     if model.suffix == ".pt2" and not sha256:
@@ -133,7 +133,7 @@ def _predict_with_file(model: Path, sha256: str, inputs: Sequence[Path], out: Pa
 
 
 def _make_room(out: Path, *, table: bool) -> None:
-    """Create the output's folder; ``StateError`` where something is there already."""
+    """Create the output's folder; raise ``StateError`` if the output already exists."""
     from peer.train.data.prepared_folder import make_empty
 
     if table:

@@ -91,9 +91,9 @@ def propose(
     notes = site.check_newest(besides=changes.get("expel"), instead=instead) + missing_addresses(changes)
     members_sign = site.chain.head.governance.members is not None
     keys, unreachable = _member_keys(site) if changes.get("expel") and members_sign else ({}, {})
-    signing_s = 0.0 if changes == {"hold": False} else SIGNING_S  # the end of a hold is never late
+    signing_s = 0.0 if changes == {"hold": False} else SIGNING_S  # an amendment that ends a hold is never late
     proposal = make_proposal(site, keys, changes, from_round, signing_s=signing_s)
-    write_atomically(out, proposal.encode(), 0o644)  # unsigned: what is signed must not lack its file
+    write_atomically(out, proposal.encode(), 0o644)  # written unsigned first, so that no signed proposal lacks a file
     if members_sign:
         try:
             proposal = _sign(site, proposal, instead=instead)
@@ -173,14 +173,14 @@ def enact(call: SiteCall, files: tuple[Path, ...], instead: bool) -> None:
 def _read(file: Path) -> Proposal:
     try:
         proposal = Proposal.decode(read_received_file(file))
-        proposal.amendment  # noqa: B018 - read now, so that the error names the file
+        proposal.amendment  # noqa: B018 - decode now, so that the error names the file
         return proposal
     except AmendmentRefused as error:
         raise MembershipError(f"{file}: {error.message}", error.remedy) from error
 
 
 def _next_in_file(site: SiteChain, file: Path) -> Proposal:
-    """The proposal in a file, or the first amendment of the chain in it that the site's chain lacks."""
+    """Return the proposal in a file, or the first amendment of the chain in it that the site's chain lacks."""
     content = read_received_file(file)
     if FILES[CHAIN_FILE].encode() not in content:
         return _read(file)
@@ -204,7 +204,7 @@ def _member_keys(site: SiteChain) -> tuple[Mapping[SiteName, Any], Mapping[SiteN
 
 
 def _check(site: SiteChain, proposal: Proposal, file: Path) -> SignatureCount:
-    """Who has signed; ``MembershipError`` where the proposal cannot be next in the site's chain."""
+    """Return who has signed; raise ``MembershipError`` if the proposal cannot be next in the site's chain."""
     try:
         amended(site.chain.head, proposal.amendment, proposal.digest)
         return count_signatures(site.chain, proposal)
@@ -226,7 +226,7 @@ def _ask_for_consent(proposal: Proposal, file: Path, sentences: Sequence[str]) -
 def _approve_as_founder(
     ca: Path, settings: Settings, site_name: str | None, proposal: Proposal, file: Path, *, yes: bool, instead: bool
 ) -> ProposalSigned:
-    """Sign with the CA's key, which may be kept apart from every site, and so from their chains."""
+    """Sign with the CA's key, on a machine that may have no site and so no chain."""
     genesis = Genesis.parse(toml.read(ca / FEDERATION_FILE), str(ca / FEDERATION_FILE))
     amendment = proposal.amendment
     if amendment.federation != genesis.config.digest:
@@ -264,9 +264,9 @@ def _approve_as_founder(
 
 
 def _judge_at_site(settings: Settings, site_name: str | None, genesis: Genesis, proposal: Proposal, file: Path) -> bool:
-    """Whether a site of this machine has the chain that the proposal is next in.
+    """Return whether a site of this machine has the chain that the proposal is next in.
 
-    ``MembershipError`` where, by that chain or a member's signature, the founder's would count for nothing.
+    Raise ``MembershipError`` if, by that chain or by a member's signature, the founder's signature would not count.
     """
     refusal = MembershipError(
         f"the members of {genesis.config.name} sign its amendments, not the founder",
@@ -288,12 +288,12 @@ def _judge_at_site(settings: Settings, site_name: str | None, genesis: Genesis, 
 
 
 def _until_round(amendment: Amendment) -> int | None:
-    """The last round in which a site can enact it; ``None`` where any will do."""
+    """Return the last round in which a site can enact the amendment; ``None`` if there is no limit."""
     return None if ends_hold_only(amendment) else amendment.from_round - 1
 
 
 def _time_left(site: SiteChain, amendment: Amendment) -> tuple[int | None, float | None]:
-    """The last round in which a site can enact it, and about how many seconds this site takes until its end."""
+    """Return the last round in which a site can enact it, and the estimated seconds until that round ends here."""
     until_round = _until_round(amendment)
     return until_round, None if until_round is None else site.until_round_s(amendment.from_round)
 
@@ -310,9 +310,9 @@ def _is_past(site: SiteChain, amendment: Amendment) -> bool:
 
 
 def _why_past(site: SiteChain, amendment: Amendment) -> tuple[str, str]:
-    """That this site has opened the amendment's first round without it, and the remedy."""
+    """Return the reason, that this site opened the amendment's first round without it, and the remedy."""
     reason = f"round {amendment.from_round} is past: this site has opened round {site.status['round']}"
-    signing_s = max(SIGNING_S, 2 * (time.time() - amendment.issued))  # so far the members needed that long
+    signing_s = max(SIGNING_S, 2 * (time.time() - amendment.issued))  # the members have needed that long so far
     if (first := site.first_round(signing_s=signing_s)) <= site.reached_round:
         return reason, "no round is left that an amendment could begin with"
     return reason, (
@@ -322,12 +322,12 @@ def _why_past(site: SiteChain, amendment: Amendment) -> tuple[str, str]:
 
 
 def _check_in_time(site: SiteChain, proposal: Proposal) -> None:
-    """``MembershipError`` where the proposal is next in the chain, and this site has opened its first round."""
+    """Raise ``MembershipError`` if the proposal is next in the chain, but this site has opened its first round."""
     amendment = proposal.amendment
     try:
         check_place(amendment, site.chain.head)
         why_past = _why_past(site, amendment) if _is_past(site, amendment) else None
-    except AmendmentRefused:  # the action says why, or has the amendment already
+    except AmendmentRefused:  # the action gives the reason, or already has the amendment
         return
     if why_past is not None:
         raise MembershipError(*why_past)

@@ -236,10 +236,10 @@ def check(addresses: tuple[str, ...], folder: Path, as_json: bool) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Why a relay does not answer, in words."""
+    """Return in words why a relay does not answer."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    if numbers := re.findall(r"\[Errno (\d+)\]", str(error)):  # of each address of the host
+    if numbers := re.findall(r"\[Errno (\d+)\]", str(error)):  # one for each address of the host
         return ", ".join(dict.fromkeys(os.strerror(int(number)) for number in numbers))
     return re.sub(r"^\[Errno -\d+\] ", "", str(error)) or type(error).__name__
 
@@ -259,7 +259,7 @@ def _render_checked(document: dict[str, Any]) -> output.RenderableType:
 
 
 def _unknown(document: dict[str, Any]) -> list[tuple[str, str]]:
-    """The line of the sites that relay.toml names and no amendment has added; none without such."""
+    """Return a line of the sites that relay.toml names but no amendment has added; empty if there are none."""
     return [("no members (yet)", ", ".join(document["unknown"]))] if document["unknown"] else []
 
 

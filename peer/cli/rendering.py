@@ -1,4 +1,4 @@
-"""Tables and progress bars of the documents of ``peer.cli.watch``, for people."""
+"""Tables and progress bars for the documents of ``peer.cli.watch``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DIGEST = re.compile("[0-9a-f]{64}")
 NAME_WIDTH = 24
 BAR_WIDTH = 20
 NOT_SHOWN = ("_last", "_steps", "_undefined", "samples")
-"""Endings of metrics that the table leaves out; ``rounds --json`` has them."""
+"""Suffixes of metrics that the table omits; ``rounds --json`` has them."""
 PROBLEMS_SHOWN_MAX = 5
-"""`status` leaves out further peers that are out of reach; `peers` shows all of them."""
+"""`status` omits further unreachable peers; `peers` shows all of them."""
 STATE_STYLE = {"heard": "green", "silent": "red", "unknown": "yellow", "absent": "dim"}
 
 
 def status(document: Mapping[str, Any]) -> output.RenderableType:
-    """A site's status: progress bars, losses, artifacts that it waits for, peers, refusals."""
+    """Render a site's status: progress bars, losses, awaited artifacts, peers, refusals."""
     from rich.console import Group
     from rich.text import Text
 
@@ -71,7 +71,6 @@ def status(document: Mapping[str, Any]) -> output.RenderableType:
 
 
 def _relay(relay: Mapping[str, Any]) -> output.RenderableType:
-    """How it stands with a relay."""
     from rich.text import Text
 
     if relay["problem"]:
@@ -82,7 +81,6 @@ def _relay(relay: Mapping[str, Any]) -> output.RenderableType:
 
 
 def _progress(document: Mapping[str, Any]) -> output.RenderableType:
-    """The bar of all rounds."""
     done, total = document["committed"], document["rounds"]
     left_s = document.get("left_s")
     left = f", about {duration(left_s)} left" if left_s else ""
@@ -100,7 +98,7 @@ def _not_running(document: Mapping[str, Any]) -> str:
 
 
 def _refusals(refusals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line for all refusals of one site for one reason, in the order of the newest."""
+    """Yield one line for all refusals of one site for one reason, ordered by the newest of each."""
     rounds_of: dict[tuple[str, str], list[int]] = {}
     for refusal in refusals:
         key = (refusal["site"], one_line(refusal["reason"]))
@@ -113,7 +111,7 @@ def _refusals(refusals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _contributors(last: Mapping[str, Any], *, own: str) -> output.RenderableType:
-    """The contributors of the newest committed round, and the sites that were missing."""
+    """Render the contributors of the newest committed round, and the missing sites."""
     from rich.text import Text
 
     present = ", ".join(site for site in last["contributors"] if site not in (own, *last["missing"]))
@@ -129,7 +127,7 @@ def _contributors(last: Mapping[str, Any], *, own: str) -> output.RenderableType
 
 
 def _best_round(best: Mapping[str, Any]) -> output.RenderableType:
-    """The best round on validation data, the newest beside it, and the way to take it home."""
+    """Render the best round on validation data beside the newest one, and how to use it."""
     from rich.text import Text
 
     metric = best["metric"].replace("_", " ")
@@ -143,7 +141,7 @@ def _best_round(best: Mapping[str, Any]) -> output.RenderableType:
 
 
 def _training(training: Mapping[str, Any]) -> output.RenderableType:
-    """The bar of the stage, and the newest value of every loss term."""
+    """Render the stage's progress bar and the newest value of every loss term."""
     losses = "  ".join(f"{name} {value:.4g}" for name, value in training["loss"].items())
     return progress_line(
         f"{training['stage']} {training['step']}/{training['steps']}", training["step"], training["steps"], losses
@@ -151,14 +149,14 @@ def _training(training: Mapping[str, Any]) -> output.RenderableType:
 
 
 def _transfer(transfer: Mapping[str, Any]) -> output.RenderableType:
-    """The bar of a transfer under way; of an outgoing one only the size is known."""
+    """Render the progress bar of a transfer; of an outgoing one only the size is known."""
     arrow = "from" if transfer["direction"] == "in" else "to"
     name = f"{transfer['kind']} {arrow} {transfer['peer']}"
     return progress_line(name, transfer.get("received", 0), transfer["bytes"], size(transfer["bytes"]))
 
 
 def progress_line(name: str, done: float, total: float, note: str) -> output.RenderableType:
-    """A name, a bar that shows also without colours, and a note that a line of 80 columns has room for."""
+    """Render a name, a bar that is visible without colours, and a note that fits a line of 80 columns."""
     from rich.table import Table
     from rich.text import Text
 
@@ -181,9 +179,9 @@ def _waiting(wait: Mapping[str, Any]) -> output.RenderableType:
 
 
 def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> output.RenderableType:
-    """The other sites; ``brief`` leaves out addresses and the bytes of artifacts.
+    """Render the other sites; ``brief`` omits addresses and the bytes of artifacts.
 
-    What they do and how they are reached are two tables: one would be wider than most terminals.
+    Their activity and their routes are two tables, since one would be wider than most terminals.
     """
     from rich.console import Group
     from rich.text import Text
@@ -208,12 +206,12 @@ def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> 
 
 
 def _each_once(problem: str) -> str:
-    """The problem of all addresses of a peer, with a remedy that several of them share after the last one."""
+    """Join the problems of all addresses of a peer, printing a shared remedy once, after the last one."""
     return one_line("; ".join(reversed(dict.fromkeys(reversed(problem.split("; "))))))
 
 
 def rounds(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
-    """One row a round, with its generation where the rounds are of several."""
+    """Render one row per round, with its generation if the rounds belong to several."""
     from rich.console import Group
     from rich.text import Text
 
@@ -246,19 +244,19 @@ def rounds(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
 
 
 def made_in(record: Mapping[str, Any]) -> str:
-    """Whose training the artifacts of a round hold that are one round older than the method's plan."""
+    """Describe the round that trained the artifacts, if they are one round older than the method's plan."""
     return f"of round {record['made_in']}" if record["made_in"] else "of the initial models"
 
 
 def _returns(record: Mapping[str, Any]) -> str:
-    """The sites whose copies of the own model were merged, and those whose copies were not, with the reason."""
+    """List the sites whose copies of this site's model were merged, and those whose were not, with the reason."""
     merged = ", ".join(source["site"] for source in record.get("returned", ()))
     missing = ", ".join(f"{site} ({reason})" for site, reason in record.get("missing_returns", {}).items())
     return f"{merged or '-'}; not {missing}" if missing else merged
 
 
 def _mean(record: Mapping[str, Any]) -> str:
-    """The digest of a round's mean, and the peers that reported the same or another one."""
+    """Render the digest of a round's mean, and the peers that reported the same or another one."""
     digest = (record["aggregate_sha256"] or "-")[:SHORT]
     same = ", ".join(site for site, agrees in sorted(record["agrees"].items()) if agrees)
     other = ", ".join(site for site, agrees in sorted(record["agrees"].items()) if not agrees)
@@ -275,7 +273,7 @@ TRANSFER_COLUMNS: Mapping[str, str] = {
     "time": "time", "direction": "way", "peer": "peer", "purpose": "purpose", "kind": "kind", "round": "round",
     "sha256": "sha256", "bytes": "size", "outcome": "outcome",
 }  # fmt: skip
-"""The heading of each key of a transfer's record."""
+"""The heading of each key of a transfer record."""
 
 
 def transfers(
@@ -292,7 +290,7 @@ def events(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
 
 
 def story(document: Mapping[str, Any]) -> output.RenderableType:
-    """The sentences about a round, each with its time."""
+    """Render the sentences about a round, each with its time."""
     sentences = [(clock(sentence["time"]), sentence["text"]) for sentence in document["story"]]
     if document["state"] == "open":
         sentences.append(("", "The round is not over: `mhfl-peer status` says what the site waits for or does now."))
@@ -300,7 +298,7 @@ def story(document: Mapping[str, Any]) -> output.RenderableType:
 
 
 def membership(document: Mapping[str, Any]) -> output.RenderableType:
-    """The members, the amendments, and what waits: approvals, notices, forks, peers with another head."""
+    """Render the members, the amendments, and what is pending: approvals, notices, forks, other chain tips."""
     from rich.console import Group
 
     head, members = document["head"], document["members"]
@@ -372,14 +370,14 @@ def _short(digest: str | None) -> str | None:
 
 
 def _facts(body: Mapping[str, Any]) -> Iterator[str]:
-    """The keys of a journal row that have a value."""
+    """Yield the keys of a journal row that have a value."""
     for key, value in body.items():
         if value not in EMPTY:
             yield f"{key}={_abbreviate(value)}"
 
 
 def _abbreviate(value: Any) -> str:
-    """A value without brackets and quotes, shortened; an artifact is the start of its digest."""
+    """Shorten a value and drop brackets and quotes; an artifact becomes the start of its digest."""
     if isinstance(value, Mapping):
         known = {key: inner for key, inner in value.items() if inner not in EMPTY}
         text = value["sha256"] if "owner" in value else ", ".join(f"{key} {_abbreviate(known[key])}" for key in known)
@@ -395,5 +393,5 @@ def _abbreviate(value: Any) -> str:
 
 
 def clock(time_s: float) -> str:
-    """A Unix time in the operator's time zone."""
+    """Format a Unix time in the operator's time zone."""
     return datetime.datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")

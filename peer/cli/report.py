@@ -1,4 +1,4 @@
-"""``mhfl-peer report``: make the papers' tables and pictures from a folder of finished runs."""
+"""``mhfl-peer report``: write the papers' tables and figures from a folder of finished runs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from peer.extras import require_extra
 from peer.lab.experiments.result_files import SHARE_OF_ROOM
 
 STYLES = {1: "bold", 2: "underline"}
-"""Style of the best and of the second best value of a column, by rank."""
+"""Rank -> style: of the best and of the second best value in a column."""
 SHOWN = (": Mean", f": {SHARE_OF_ROOM}", ": worst site", ": gap")
-"""Endings of the columns on the screen; others without a group are there too."""
+"""Suffixes of the grouped columns on the screen; columns without a group are always shown."""
 
 
 @click.command()
@@ -89,7 +89,7 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
 
 
 def _room_sentences(document: Mapping[str, Any]) -> Iterator[str]:
-    """The room of each setting by the main metric, where the experiment has both bounds."""
+    """Yield the room of each setting by the main metric, if the experiment has both bounds."""
     metric, several = document["metric"], len(document["results"]) > 1
     unit = METRICS[metric].unit if metric in METRICS else ""
     factor, unit = (1, unit) if unit else (100, "points")
@@ -107,7 +107,7 @@ def _room_sentences(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _render_table(table: Mapping[str, Any], setting: str) -> output.RenderableType:
-    """The means of both tests, and shares of the room; the written files have the sites' cells too."""
+    """Render the means of both tests and the shares of the room; the written files also have the sites' cells."""
     from rich.text import Text
 
     title = f"{table['title']}: {setting}" if setting else table["title"]

@@ -1,4 +1,4 @@
-"""``mhfl-peer scalars``: write the figures of every round for TensorBoard and MLflow."""
+"""``mhfl-peer scalars``: write every round's metrics to TensorBoard and MLflow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from peer.view.tracking.trackers import Tracker
 
 POLL_S = 2.0
-"""Interval in which `--follow` looks whether the journal has grown; a round takes longer."""
+"""Interval at which `--follow` checks whether the journal has grown; a round takes longer."""
 
 
 @site_command()
@@ -79,7 +79,7 @@ def _write_scalars(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> Scala
 
 
 def _follow(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> Iterator[ScalarsWritten]:
-    """A document now and after every addition, until the newest generation is over."""
+    """Yield a document now and after every addition, until the newest generation is over."""
     from peer.view.tracking.scalars import stamp
 
     last_stamp: object = None

@@ -138,7 +138,7 @@ def simulate(
 
 
 class _StderrProgress:
-    """Prints a line to standard error for each run that ends, where no terminal shows bars."""
+    """Prints a line to standard error for each run that ends, if no terminal shows progress bars."""
 
     def __init__(self) -> None:
         self._finished = -1
@@ -180,7 +180,7 @@ def _as_text(document: Mapping[str, Any], *, dry_run: bool) -> output.Renderable
 
 
 def _render_plan(document: Mapping[str, Any]) -> str:
-    """What a dry run found."""
+    """Render the result of a dry run."""
     lines = [f"All is well: {len(document['runs'])} runs can be carried out."]
     left_out = (
         f"Left out: {row['method']} in models {row['models']}: {row['reason']}." for row in document["without_runs"]

@@ -1,4 +1,4 @@
-"""``mhfl-peer site``: create a site's key and signing request, take the founder's bundle, configure."""
+"""``mhfl-peer site``: create a site's key and signing request, install the founder's bundle, configure."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def join(settings: Settings, file: Path, as_json: bool) -> None:
 
 
 def _words_for(folder: SiteFolder, settings: Settings) -> str:
-    """The words of a `check` of this site, as this machine needs them."""
+    """Return the words that run `check` for this site on this machine."""
     home = f"--home {shlex.quote(str(settings.home))} " if settings.home is not None else ""
     name_is_unique = [other.site for other in sites(folder.home)].count(folder.site) == 1
     return f"{home}check --site {folder.site if name_is_unique else f'{folder.federation}/{folder.site}'}"

@@ -19,11 +19,11 @@ Body = Callable[..., None]
 
 @dataclass(frozen=True)
 class SiteCall:
-    """How the operator called a command about a site.
+    """The shared arguments of a command about a site.
 
     Attributes:
         settings: the shared options.
-        site_name: ``--site``; ``None`` where it is not given.
+        site_name: ``--site``; ``None`` if not given.
         as_json: ``--json``.
     """
 
@@ -38,11 +38,11 @@ class SiteCall:
 
     @functools.cached_property
     def folder(self) -> SiteFolder:
-        """The site's folder; ``UsageError`` where this machine does not have it, or has several and none is named."""
+        """The site's folder. Raises ``UsageError`` if this machine lacks it, or has several and none is named."""
         return site_folder.find_site(self.home, self.site_name)
 
     def emit(self, document: output.Document, render: Callable[[Any], output.RenderableType]) -> None:
-        """Print the document as JSON, or as ``render`` draws it."""
+        """Print the document as JSON, or as rendered by ``render``."""
         output.emit(document, as_json=self.as_json, render=render)
 
 
@@ -53,7 +53,7 @@ def site_command(
     command: type[click.Command] = click.Command,
     **attributes: Any,
 ) -> Callable[[Body], Any]:
-    """Make a function a command with ``--site``, ``--json`` and the shared options; it gets a :class:`SiteCall` first.
+    """Make a function a command with ``--site``, ``--json`` and the shared options; its first argument is a `SiteCall`.
 
     ``--site`` may also stand before a subcommand's name.
 
@@ -61,7 +61,7 @@ def site_command(
         name: the command's name; by default the function's.
         group: the group that the command belongs to.
         command: its class, such as ``click.Group``.
-        attributes: further ones of the click command, such as ``short_help``.
+        attributes: further attributes of the click command, such as ``short_help``.
     """
 
     def decorate(body: Body) -> Any:
@@ -75,7 +75,7 @@ def site_command(
             body(SiteCall(settings, site_name or before, as_json), **arguments)
 
         called = output.json_option(called)
-        called.__click_params__ += own  # type: ignore[attr-defined]  # where click keeps options, the last one first
+        called.__click_params__ += own  # type: ignore[attr-defined]  # click keeps options here, the last one first
         called.__doc__ = body.__doc__
         called = click.option(
             "--site",

@@ -1,4 +1,4 @@
-"""The commented site.toml that ``site init`` writes, from the file site.toml beside this module."""
+"""The commented site.toml that ``site init`` writes, filled in from the file site.toml beside this module."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from peer.site.config.toml import split_address, split_route
 
 VOLUME_DIMS = 3
 SIZES = {1: "[1024]", 2: "[224, 224]", 3: "[32, 32, 32]"}
-"""An input size for each number of spatial dimensions; the operator changes it to fit the data."""
+"""Number of spatial dimensions -> initial input size; the operator changes it to fit the data."""
 
 
 PEERS_PORT = 7443
 METRICS_PORT = 9464
 NEWCOMERS_LISTEN = f"0.0.0.0:{PEERS_PORT}"
-"""Every interface: a newcomer's address comes only with the amendment that adds it, and the others dial it there."""
+"""All interfaces: the amendment that adds a newcomer brings the address at which the others dial it."""
 
 
 def site_toml(
@@ -26,17 +26,17 @@ def site_toml(
     normalised: bool = True,
     listen: str | None = None,
 ) -> str:
-    """The template, filled in for a task and for the site's address in the roster.
+    """Fill in the template for a task and for the site's address in the roster.
 
-    ``listen`` gets the address's port: on loopback where the address is on loopback, else on every
-    interface, so that other machines can reach the site. Sites of one machine have different ports
-    there, and get different ports for metrics. A site whose address is a relay's parks there.
+    ``listen`` gets the address's port: on loopback if the address is on loopback, else on every interface, so that
+    other machines can reach the site. Sites of one machine have different ports there, and get different ports for
+    metrics. A site with a relay's address keeps connections parked at the relay.
 
     Args:
-        discovery: whether the site announces itself on the local network; without need it does not.
-        normalised: whether images are brought to mean 0 and deviation 1: of values up to 255 a network learns
-            late, and one site's model fails on another's. Super-resolution takes them as they are.
-        listen: where the daemon listens; left out: as the address has it.
+        discovery: whether the site announces itself on the local network; it should only if needed.
+        normalised: whether images get mean 0 and standard deviation 1. On values up to 255 a network learns
+            late, and one site's model fails on another's. Super-resolution leaves them as they are.
+        listen: where the daemon listens; by default derived from the address.
     """
     text = resources.files(__package__).joinpath("site.toml").read_text("utf-8")
     text = text.replace(f"input_size = {SIZES[3]}", f"input_size = {SIZES[spatial_dims]}")
@@ -54,13 +54,13 @@ def site_toml(
     if listen is None:
         return text
     port = split_address(listen)[1]
-    metrics_port = METRICS_PORT + (port - PEERS_PORT) % 1000  # never the port itself: 2021 is no multiple of 1000
+    metrics_port = METRICS_PORT + (port - PEERS_PORT) % 1000  # never equal to the port: 2021 is no multiple of 1000
     text = text.replace(f"127.0.0.1:{METRICS_PORT}", f"127.0.0.1:{metrics_port}")
     return text.replace(f'listen = "127.0.0.1:{PEERS_PORT}"', f'listen = "{listen}"')
 
 
 def _listen_for(address: str) -> str:
-    """Where a site listens that has this address: on loopback only if the address is."""
+    """Return where a site with this address listens: on loopback only if the address is."""
     host, port = split_address(address)
     if is_loopback(host):
         return f"{'[::1]' if ':' in host else '127.0.0.1'}:{port}"

@@ -1,8 +1,6 @@
-"""``mhfl-peer status``, ``rounds``, ``peers``, ``transfers`` and ``events``: documents about a
-site.
+"""``mhfl-peer status``, ``rounds``, ``peers``, ``transfers`` and ``events``: documents about a site.
 
-The daemon gives the document. While it is down, the command reads the journal and the ledger
-itself.
+The daemon provides the document. While it is down, the command reads the journal and the ledger.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from peer.site.config import site_folder
 from peer.site.config.site_folder import SiteFolder
 
 POLL_DOWN_S = 2.0
-"""Interval in which `--watch` reads the journal of a site whose daemon is down."""
+"""Interval at which `--watch` reads the journal of a site whose daemon is down."""
 TIMED = ("status", "peers")
 """Documents that change every second. The others change with the journal."""
 
@@ -31,7 +29,7 @@ watch_option = click.option("--watch", is_flag=True, help="Show the document aga
 
 
 def read_document(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Any:
-    """The document, from the daemon or, while it is down, from the disk."""
+    """Return the document, from the daemon or, while it is down, from the disk."""
     try:
         socket = folder.control_socket()
         if not socket.exists():
@@ -57,7 +55,7 @@ def _read_from_disk(folder: SiteFolder, name: str, arguments: Mapping[str, Any])
 
 
 def _follow(folder: SiteFolder, name: str, arguments: Mapping[str, Any], select: Callable[[Any], Any]) -> Iterator[Any]:
-    """The document now and whenever it changes, across starts and stops of the daemon."""
+    """Yield the document now and whenever it changes, across starts and stops of the daemon."""
     last = object()
     for document in map(select, _poll(folder, name, arguments)):
         if document != last:
@@ -66,7 +64,7 @@ def _follow(folder: SiteFolder, name: str, arguments: Mapping[str, Any], select:
 
 
 def _poll(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Iterator[Any]:
-    """The document again and again: from the daemon while it runs, else from the disk."""
+    """Yield the document repeatedly: from the daemon while it runs, else from the disk."""
     from peer.net.transport.control import ANSWER_S, ControlClient
 
     silence_s = ANSWER_S if name in TIMED else None
@@ -89,7 +87,7 @@ def show(
     """Show a document of the site once, or again whenever it changes.
 
     Args:
-        select: takes the document and returns the part to show.
+        select: returns the part of the document to show.
     """
     if not watch:
         call.emit(select(read_document(call.folder, name, arguments)), render)
@@ -183,7 +181,7 @@ def transfers(call: SiteCall, watch: bool) -> None:
 
 
 def _check_story(document: Any) -> Any:
-    """The story of a round; ``StateError`` where the journal has no row about the round."""
+    """Return the story of a round; raise ``StateError`` if the journal has no row about the round."""
     if document["state"] == "unknown":
         raise StateError(f"the journal knows nothing of round {document['round']}", "see `rounds` and `status`")
     return document
