@@ -1,7 +1,7 @@
-"""The aggregate of several sites' states, and the bounds that each contribution must keep.
+"""Aggregation of several sites' states: Byzantine-robust rules, and bounds on each contribution.
 
-Bounds and aggregate depend on the contributions alone, this site's own among them, so sites with
-the same contributors leave out the same ones and hold the same bits.
+Both depend only on the contributions, including this site's own. Sites with the same contributors therefore exclude the
+same ones and compute bit-identical aggregates.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from peer.core.roster import SiteName
 from peer.train.tensors import State, mean, pieces, trimmed_mean
 
 DISTANCE_RATIO_MAX = 8.0
-"""A contribution may lie so many times as far from the median of all as the median contribution does."""
+"""Maximum distance of a contribution from the median of all, in multiples of the median distance."""
 DISTANCE_SHARE = 0.5
-"""Closer than this share of the median's own norm, no contribution is too far."""
+"""A contribution closer than this share of the median's own norm is never too far."""
 STATISTICS_RATIO_MAX = 100.0
-"""Batch statistics may be so many times as large as their median: sites differ in scanners and units."""
+"""Maximum size of batch statistics, in multiples of their median: sites differ in scanners and units."""
 PAIR_RATIO_MAX = 100.0
-"""Of two contributions, one may be so many times as large as the other: of two, neither has a majority."""
+"""Maximum size of one of two contributions, in multiples of the other: with two, neither has a majority."""
 SAMPLES_RATIO_MAX = 10.0
-"""A claimed number of samples counts up to so many times the median claim."""
+"""Upper bound on a claimed number of samples, in multiples of the median claim."""
 TABLE = ("prototypes", "counts")
-"""The last parts of the names in a table of prototypes."""
+"""Suffixes of the tensors in a table of prototypes."""
 STATISTICS = ("running_mean", "running_var")
-"""The last parts of the names of batch statistics."""
+"""Suffixes of the tensors that are batch statistics."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Aggregation:
     Attributes:
         state: the aggregate.
         contributors: the sites whose states are in it, in ascending order.
-        cut: the sites whose contribution was left out, or weighs less than claimed, each with the
+        cut: the sites whose contribution was excluded, or weighs less than claimed, each with the
             reason.
-        heads: the other contributors' heads, where the method keeps them.
+        heads: the other contributors' heads, if the method keeps them.
     """
 
     state: State
@@ -60,21 +60,20 @@ def aggregate(
     bounds: bool = True,
     weighted: bool = False,
 ) -> Aggregation:
-    """Aggregate states by the federation's rule, after the bounds.
+    """Aggregate states by the federation's rule, after applying the bounds.
 
-    A contribution beyond a bound is left out whole. To clip it (norm clipping: Sun et al. 2019,
-    "Can You Really Backdoor Federated Learning?") would keep its direction, and an average of four
-    would still move by a quarter of the bound in each round; a state without some of its tensors is
-    no network that any site trained. A claimed number of samples is clipped, since a large claim
-    may be true and the state is bounded by itself.
+    A contribution beyond a bound is excluded as a whole. Norm clipping (Sun et al. 2019, "Can You Really Backdoor
+    Federated Learning?") would keep its direction, and an average of four would still move by a quarter of the bound
+    each round. A state without some of its tensors is a network that no site trained. A claimed number of samples is
+    clipped instead, because a large claim may be true and the state has bounds of its own.
 
     Args:
-        states: by site, with equal names, shapes and types.
+        states: states by site, with equal names, shapes and types.
         samples: the number of training samples that each site claims.
         rule: ``mean``, or coordinate-wise ``trimmed_mean`` or ``median`` (Yin et al. 2018,
             "Byzantine-Robust Distributed Learning").
-        bounds: whether to leave out and clip.
-        weighted: weigh a mean by the samples, if every site tells its number.
+        bounds: whether to exclude and clip.
+        weighted: weight a mean by the samples, if every site reports its number.
     """
     cut = find_outliers(states) if bounds else {}
     contributors = sorted(site for site in states if site not in cut)
@@ -102,11 +101,11 @@ def aggregate_prototypes(
     bounds: bool = True,
     weighted: bool = False,
 ) -> Aggregation:
-    """Aggregate each class's prototype among the sites that have the class, after the bounds.
+    """Aggregate each class's prototype over the sites that have the class, after applying the bounds.
 
-    A state has two tensors: ``...prototypes``, whose rows are classes, and ``...counts``, the number
-    of samples of each class; a class without any has no prototype. The aggregate counts 1 for every
-    class that has one. ``samples`` counts whole sites, and is not used.
+    A state has two tensors: ``...prototypes``, with one row per class, and ``...counts``, the number of samples per
+    class. A class without samples has no prototype. The aggregate has count 1 for every class with a prototype.
+    ``samples`` counts whole sites and is not used.
     """
     prototypes, counts = (next(name for name in next(iter(states.values())) if name.endswith(end)) for end in TABLE)
     own = next(iter(states.values()))
@@ -128,13 +127,12 @@ def aggregate_prototypes(
 
 
 def find_outliers(states: Mapping[SiteName, State]) -> dict[SiteName, str]:
-    """The contributions beyond a bound, each with the reason: the tensor that is farthest beyond.
+    """Find the contributions beyond a bound, each with a reason: the tensor that exceeds its bound most.
 
-    Each floating tensor is judged by itself. Its distance to the coordinate-wise median of all is
-    compared with the median distance, and with the median's norm: a site that trains longer than
-    the others is far in the first comparison only. The norm counts at least as that of a fresh
-    layer, so that biases that began at zero may move. Of two contributions, only one that is much
-    larger than the other is beyond the bound.
+    Each floating tensor is judged separately. Its distance to the coordinate-wise median of all contributions is
+    compared with the median distance and with the median's norm: a site that trains longer than the others exceeds only
+    the first. The norm counts as at least that of a fresh layer, so that biases that began at zero may move. Of two
+    contributions, one is beyond the bound only if it is much larger than the other.
     """
     sites = sorted(states)
     if len(sites) < 2:
@@ -150,11 +148,11 @@ def find_outliers(states: Mapping[SiteName, State]) -> dict[SiteName, str]:
 
 
 def find_leap(sent: State, own: State, returned: State) -> str | None:
-    """Why a copy that came home is beyond the bounds, compared with the model that stayed; ``None`` if it is not.
+    """Return why a returned copy is beyond the bounds, compared with the model that stayed; ``None`` if it is not.
 
-    Both started from the state ``sent``. Of each floating tensor, the copy may have moved so many
-    times as far as the own one, and at least a share of the tensor's norm. No set of other
-    contributions enters: several hosts of one mind cannot shift the bound.
+    Both were trained from the state ``sent``. Each floating tensor of the copy may move ``DISTANCE_RATIO_MAX`` times as
+    far as that of the local model, or ``DISTANCE_SHARE`` of its norm, whichever is more. No other contribution enters,
+    so colluding hosts cannot shift the bound.
     """
     worst, reason = 1.0, None
     for name, first in sent.items():
@@ -177,7 +175,7 @@ def find_leap(sent: State, own: State, returned: State) -> str | None:
 
 
 def _judge(name: str, tensors: list[Tensor]) -> list[tuple[float, str]]:
-    """How many times each site's tensor is beyond its bound, and in words."""
+    """Return for each site its tensor's size or distance, as a multiple of the bound, and a description."""
     if name.endswith("running_var") and any(negative := [bool((tensor < 0).any()) for tensor in tensors]):
         return [(math.inf, f"{name} has a negative variance") if each else (0.0, "") for each in negative]
     fresh = math.sqrt(tensors[0].shape[0]) if tensors[0].ndim else 1.0

@@ -46,7 +46,7 @@ def write_artifact(
     training_samples: int | None,
     wire: Wire = "float32",
 ) -> Artifact:
-    """Write the state as an artifact, durably, under its digest."""
+    """Write the state as an artifact, durably, named by its digest."""
     state = as_sent(state, wire)
     content = pack(state)
     if len(content) > ARTIFACT_BYTES_MAX:
@@ -62,9 +62,9 @@ def write_artifact(
 
 
 def is_whole(folder: Path, artifact: Artifact) -> bool:
-    """Whether the artifact's file is there and has its digest, as it had when it was received.
+    """Return whether the artifact's file exists and still has the digest that it had when received.
 
-    Otherwise this site's disk has lost or damaged it, and no check of it says anything about its origin.
+    If not, this site's disk lost or damaged it, and a failed check of it says nothing about its origin.
     """
     try:
         with artifact_path(folder, artifact.sha256).open("rb") as file:
@@ -74,22 +74,21 @@ def is_whole(folder: Path, artifact: Artifact) -> bool:
 
 
 ArtifactTensors = Callable[[Network], Collection[str]]
-"""The names in a network's state that its artifact holds."""
+"""Returns the names of the tensors of a network's state that its artifact contains."""
 
 Bases = Callable[[str], State]
-"""Gives the tensors of the file of weights with this digest; ``ValueError`` where the site has none."""
+"""Returns the tensors of the weights file with this digest; raises ``ValueError`` if the site has none."""
 
 BuildReceived = Callable[[nn.Module, Collection[str]], nn.Module]
-"""Builds the network that travels with a head, from the head and the names of that network's state;
-``ValueError`` says why it cannot.
+"""Builds the network that travels with a head, from the head and the names in that network's state; raises
+``ValueError`` if it cannot.
 """
 
 
 def with_tensors(order: commands.Command, folder: Path) -> commands.Command:
-    """The order with the tensor list of each source, which the daemon left out, from the file's
-    header.
+    """Add the tensor list to each source of the command, read from the file's header; the daemon omitted it.
 
-    A list that cannot be read stays empty: the checks of the artifact then name the reason.
+    A list that cannot be read stays empty: the checks of the artifact then give the reason.
     """
 
     def read_list(artifact: Artifact) -> Artifact:
@@ -116,26 +115,25 @@ def read_network(
     check: Callable[[Network], None] = lambda network: None,
     wire: Wire = "float32",
 ) -> Network:
-    """A received model, built on the CPU and loaded.
+    """Build a received model on the CPU and load it.
 
-    The checks, in this order: this site allows the spec's name; the spec is of this federation's
-    task; the network, built on the meta device, where it takes no memory, has exactly the
-    manifest's tensors, and the site's weights hold what the artifact leaves out; the file has the
-    manifest's digest and exactly those tensors; all values are finite. Only then the function
-    allocates the network.
+    The checks run in this order: this site allows the spec's name; the spec is for this federation's task; the network,
+    built on the meta device, where it takes no memory, has exactly the manifest's tensors, and the site's weights
+    contain what the artifact omits; the file has the manifest's digest and exactly those tensors; all values are
+    finite. Only then is the network allocated.
 
     Args:
-        folder: where the artifact's file is.
-        source: the artifact.
-        task: of the federation.
+        folder: the folder of the artifact's file.
+        source: the artifact and its origin.
+        task: the federation's task.
         allow: classes beyond the registry that its spec may name.
-        bases: the site's weights, of which the artifact leaves out what does not learn.
-        check: raises ``ValueError`` for a network, still on the meta device, that costs too much.
-        wire: of the federation: the type of the file's floating tensors.
+        bases: the site's weights; the artifact omits the tensors that do not learn.
+        check: raises ``ValueError`` for a network, still on the meta device, that is too expensive.
+        wire: the federation's type of the file's floating tensors.
 
     Raises:
         UnusableArtifact: a check failed; the message names the first one.
-        UnusableWeightsError: a file of this site's weights is not what site.toml says.
+        UnusableWeightsError: a weights file of this site does not match site.toml.
     """
     with _blame_artifact(source):
         network = _build_on_meta(source.artifact, task, allow)
@@ -157,16 +155,15 @@ def read_head(
     with_head: tuple[str, BuildReceived] | None = None,
     wire: Wire = "float32",
 ) -> tuple[nn.Module, nn.Module | None]:
-    """A received head, on the CPU and loaded, without the network around it; the checks are those
-    of a whole model.
+    """Read a received head on the CPU, without the network around it, after the checks of a whole model.
 
     Args:
         allow: classes beyond the registry that its spec may name.
-        with_head: the name and the builder of the network that must come with the head.
+        with_head: the name and the builder of the network that must accompany the head.
         wire: as in ``read_network``.
 
     Returns:
-        The head, and the network that came with it.
+        The head, and the network that accompanied it.
 
     Raises:
         UnusableArtifact: a check failed.
@@ -198,11 +195,10 @@ def read_state(
     beside: State | None = None,
     wire: Wire = "float32",
 ) -> State:
-    """A received state to average with that of ``own``; the checks are those of a model, and the
-    specs must be equal.
+    """Read a received state to average with that of ``own``.
 
-    With ``any_body`` the specs may differ, but the head's tensors must have the names, types and
-    shapes of the own head. The tensors of ``beside`` must be there, too.
+    The checks are those of a model, and the specs must be equal. With ``any_body`` the specs may differ, but the head's
+    tensors must have the names, types and shapes of this site's head. The tensors of ``beside`` must be present, too.
     """
     with _blame_artifact(source):
         if not any_body and source.artifact.spec != own.spec:
@@ -227,7 +223,7 @@ def _all_names(network: Network) -> list[str]:
 
 @contextmanager
 def _blame_artifact(source: Source) -> Iterator[None]:
-    """Turn errors into an ``UnusableArtifact`` of this source, but for those of this site's files."""
+    """Convert errors into an ``UnusableArtifact`` of this source, except those of this site's files."""
     try:
         yield
     except UnusableWeightsError:
@@ -237,9 +233,9 @@ def _blame_artifact(source: Source) -> Iterator[None]:
 
 
 def _build_head_on_meta(artifact: Artifact, task: TaskSettings, allow: Collection[str]) -> tuple[str, nn.Module]:
-    """What the names of the head's tensors begin with, and the head on the meta device.
+    """Return the prefix of the head's tensor names, and the head on the meta device.
 
-    Of a head that the spec describes as one layer, the body's class is not needed.
+    If the spec describes the head as one layer, the body's class is not needed.
     """
     if HEAD_KEY not in artifact.spec:
         network = _build_on_meta(artifact, task, allow)
@@ -250,7 +246,7 @@ def _build_head_on_meta(artifact: Artifact, task: TaskSettings, allow: Collectio
 
 
 def _check_spec(artifact: Artifact, task: TaskSettings, reason: str | None) -> None:
-    """``ValueError`` for a spec with this problem, or of another task."""
+    """Raise ``ValueError`` for a spec with this problem, or for another task."""
     if reason is not None:
         raise ValueError(reason)
     for key in ("spatial_dims", "in_channels", "classes"):
@@ -259,7 +255,7 @@ def _check_spec(artifact: Artifact, task: TaskSettings, reason: str | None) -> N
 
 
 def _build_on_meta(artifact: Artifact, task: TaskSettings, allow: Collection[str]) -> Network:
-    """The network of the artifact's spec on the meta device, where it takes no memory."""
+    """Build the network of the artifact's spec on the meta device, where it takes no memory."""
     _check_spec(artifact, task, remote_spec_problem(artifact.spec, allow=allow))
     try:
         with torch.device("meta"), _bounded_construction():
@@ -270,9 +266,9 @@ def _build_on_meta(artifact: Artifact, task: TaskSettings, allow: Collection[str
 
 @contextmanager
 def _bounded_construction() -> Iterator[None]:
-    """Raise ``ValueError`` in a network's construction once it has too many layers or takes too long.
+    """Raise ``ValueError`` during a network's construction once it has too many layers or takes too long.
 
-    The meta device bounds memory only: a description of a few bytes can name layers for minutes.
+    The meta device bounds memory only: a spec of a few bytes can describe enough layers to build for minutes.
     """
     began_s, count = time.monotonic(), 0
 
@@ -292,13 +288,13 @@ def _bounded_construction() -> Iterator[None]:
 
 
 def _select(network: Network, artifact_tensors: ArtifactTensors) -> State:
-    """The part of the network's state that its artifact holds."""
+    """Return the part of the network's state that its artifact contains."""
     names = set(artifact_tensors(network)) - base_tensors(network)
     return {name: tensor for name, tensor in network.state_dict().items() if name in names}
 
 
 def _load_part(part: nn.Module, state: State, prefix: str) -> nn.Module:
-    """The part on the CPU, with the state's values whose names begin with the prefix."""
+    """Move the part to the CPU and load the state's tensors whose names begin with the prefix."""
     part = part.to_empty(device="cpu")
     part_state = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
     if part_state.keys() != {name for name, _ in (*part.named_parameters(), *part.named_buffers())}:
@@ -308,7 +304,7 @@ def _load_part(part: nn.Module, state: State, prefix: str) -> nn.Module:
 
 
 def _read_state_file(folder: Path, artifact: Artifact, expected: State, wire: Wire) -> State:
-    """The state in the artifact's file; spec, manifest and file agree, all values are finite."""
+    """Read the state in the artifact's file; check that spec, manifest and file agree and all values are finite."""
     due = f"the spec, sent as {wire}" if wire != "float32" else "the spec"
     _compare("the manifest", artifact.tensors, due, describe(as_sent(expected, wire)))
     path = artifact_path(folder, artifact.sha256)

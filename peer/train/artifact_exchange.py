@@ -35,17 +35,15 @@ from peer.train.site_networks import SiteNetworks
 from peer.train.tensors import State, as_received, as_sent, mean, state_of, unpack
 
 CLASS_COUNTS = "counts"
-"""How a table of prototypes names the numbers of samples of its classes."""
+"""Name of the tensor of sample counts in a table of prototypes."""
 BATCH_COUNTER = "num_batches_tracked"
-"""How torch's batch normalisations name their counters."""
+"""Name of the counters of torch's batch normalisations."""
 
 
 class ArtifactExchange:
-    """Writes artifacts of a site's networks, and reads received ones, which must fit these
-    networks.
+    """Writes artifacts of a site's networks, and reads received ones, which must fit these networks.
 
-    Every method that reads raises ``UnusableArtifact`` with the reason, before any received value
-    reaches the device.
+    Every method that reads raises ``UnusableArtifact`` with the reason, before any received value reaches the device.
     """
 
     def __init__(self, settings: TrainingSettings, method: Method, networks: SiteNetworks) -> None:
@@ -61,9 +59,9 @@ class ArtifactExchange:
         kind: Kind | None = None,
         lent: bool = False,
     ) -> Artifact:
-        """Write the artifact of a network: the tensors that the method sends, by default as its own kind.
+        """Write the artifact of a network: the tensors that the method sends, by default as the method's kind.
 
-        A lent model's are its own alone.
+        The artifact of a lent model contains that model alone.
         """
         settings, kind = self._settings, kind or self._settings.plan.artifact
         if kind is None or not isinstance(network, Network):
@@ -95,10 +93,9 @@ class ArtifactExchange:
             ) from error
 
     def receive(self, source: Source) -> tuple[nn.Module, Output]:
-        """The source's network or head, on the CPU, and its output for one image, or one feature,
-        of zeros.
+        """Read the source's network or head on the CPU, and its output for one image, or one feature, of zeros.
 
-        A model of this site's own spec needs no entry in ``allow_models``.
+        A model with this site's own spec needs no entry in ``allow_models``.
         """
         spec, own_specs = source.artifact.spec, (self._networks.dam.spec, self._networks.artifact_network.spec)
         module = self._read_module(
@@ -113,7 +110,7 @@ class ArtifactExchange:
             raise refuse(source, error) from error
 
     def receive_all(self, sources: Sequence[Source]) -> dict[str, nn.Module]:
-        """The sources' networks or heads by origin, each of which the method can use here."""
+        """Read the sources' networks or heads, by origin; raise ``UnusableArtifact`` if the method cannot use one."""
         modules = {}
         for source in sources:
             module, output = self.receive(source)
@@ -124,19 +121,19 @@ class ArtifactExchange:
         return modules
 
     def max_abs(self, source: Source) -> float:
-        """The largest absolute floating value of an artifact, without counters."""
+        """Return the largest absolute floating value of an artifact, excluding counters."""
         state = unpack(artifact_path(self._settings.artifacts, source.artifact.sha256).read_bytes())
         weights = [tensor for tensor in state.values() if tensor.is_floating_point() and tensor.numel()]
         return max((float(tensor.abs().max()) for tensor in weights), default=0.0)
 
     def average(self, sources: Sequence[Source], *, samples: int | None, sent: Source | None = None) -> Aggregation:
-        """The aggregate of the own and the received states, by the federation's rule and bounds.
+        """Aggregate this site's state and the received ones by the federation's rule and bounds.
 
-        Without ``samples`` it is that of the received states alone. The own artifact ``sent`` takes the
-        place of the own state.
+        Without ``samples``, aggregate the received states alone. The artifact ``sent`` replaces this site's current
+        state.
 
-        The federation's ``weighting = "samples"`` applies only if every site tells its number of
-        samples: all sites that average the same states must compute the same mean.
+        The federation's ``weighting = "samples"`` applies only if every site reports its number of samples: all sites
+        that average the same states must compute the same mean.
         """
         settings, own = self._settings, self._networks.artifact_network
         allow = {*settings.allow_models, own.spec["name"]}
@@ -164,7 +161,7 @@ class ArtifactExchange:
         return dataclasses.replace(aggregation, heads={site: heads[site] for site in others if heads[site]})
 
     def merge(self, returned: Sequence[tuple[Source, Network]], sent: State) -> State:
-        """The weighted average of the local model and the copies of it that other sites trained.
+        """Average, with weights, the local model and the copies of it that other sites trained.
 
         Args:
             returned: the copies, of this site's spec, in roster order.
@@ -187,7 +184,7 @@ class ArtifactExchange:
         return mean(states, weights)
 
     def _read_module(self, source: Source, *, allow: Collection[str]) -> nn.Module:
-        """A received network, or a received head, joined with the network that travels with it."""
+        """Read a received network, or a received head joined with the network that travels with it."""
         settings, averaged_with_head = self._settings, self._method.averaged_with_head
         if settings.plan.artifact != "head":
             return read_network(
@@ -210,11 +207,11 @@ class ArtifactExchange:
             with_head=(averaged_with_head.name, build),
             wire=settings.wire,
         )
-        # The network beside an older head was averaged in its own round, or comes too late for any.
+        # The network that came with an older head was averaged in its own round, or is too late for any.
         return head if source.fallback else averaged_with_head.join(head, network)
 
     def _check_operations(self, network: Network) -> None:
-        """``ValueError`` where a sample costs many times the operations that it costs in the own network."""
+        """Raise ``ValueError`` if a sample costs many times the operations that it costs in the local network."""
         ratio, size = self._settings.received_ratio_max, tuple(self._settings.data.input_size)
         operations = _operations(json.dumps(network.spec, sort_keys=True), size) if ratio else None
         if operations is None or operations <= RECEIVED_OPERATIONS_FLOOR:
@@ -241,7 +238,7 @@ class ArtifactExchange:
         )
 
     def load(self, aggregation: Aggregation) -> None:
-        """Load an aggregate into the networks whose states it averages, and keep the heads beside it."""
+        """Load an aggregate into the networks whose states it averages, and keep its heads."""
         state = aggregation.state
         self._networks.artifact_network.load_state_dict(state, strict=False)
         if (name := self._method.sent_beside) is not None:
@@ -253,7 +250,7 @@ class ArtifactExchange:
                 keeper.keep(site, head)
 
     def _take_kept_head(self, state: State) -> State:
-        """The head's part of a state, removed from it, where the method keeps heads and averages the rest."""
+        """Remove the head from a state and return it, if the method keeps heads and averages the rest."""
         if self._method.keeps_heads is None:
             return {}
         prefix = f"{self._networks.artifact_network.head_name}."
@@ -263,7 +260,7 @@ class ArtifactExchange:
         return self._method.artifact_tensors(network, self._settings.parameters)
 
     def _state_with_head(self) -> State:
-        """The state of the network that travels with the head, with its name as prefix."""
+        """Return the state of the network that travels with the head, prefixed with its name."""
         averaged_with_head = self._method.averaged_with_head
         if averaged_with_head is None:
             return {}
@@ -271,7 +268,7 @@ class ArtifactExchange:
         return {f"{averaged_with_head.name}/{name}": tensor for name, tensor in state.items()}
 
     def _state_beside(self) -> State:
-        """The state of the network that travels beside the artifact's, with its name as prefix."""
+        """Return the state of the network that travels beside the artifact's network, prefixed with its name."""
         name = self._method.sent_beside
         if name is None:
             return {}
@@ -283,7 +280,7 @@ class ArtifactExchange:
         return self._hide_counters(self._hide_class_counts(state))
 
     def _hide_class_counts(self, state: State) -> State:
-        """The state with 1 for the count of every class of a table of prototypes, if the policy hides sizes."""
+        """Set the count of every class present in a table of prototypes to 1, if the policy hides sizes."""
         settings = self._settings
         if settings.plan.artifact != "prototype" or settings.tells_samples:
             return state
@@ -293,7 +290,7 @@ class ArtifactExchange:
         }
 
     def _hide_counters(self, state: State) -> State:
-        """The state without the numbers of batches that layers have seen, if the policy hides them.
+        """Set the numbers of batches that layers have seen to 0, if the policy hides them.
 
         Only a batch normalisation without momentum reads its counter.
         """
@@ -306,18 +303,21 @@ class ArtifactExchange:
 
 @functools.lru_cache(maxsize=256)
 def _operations(spec: str, input_size: tuple[int, ...]) -> int | None:
-    """Count the operations of one sample in a network of a spec. Return ``None`` where it does not run on
-    the meta device. Sites send the same specs in every round.
+    """Count the operations of one sample in a network of a spec; ``None`` if it does not run on the meta device.
+
+    The results are cached, since sites send the same specs in every round.
     """
     try:
         with torch.device("meta"):
             return count_operations(models.build(json.loads(spec)), input_size)[0]
-    except Exception:  # somebody else's network; the probe on the CPU names what is wrong
+    except Exception:  # another site's network; the probe on the CPU reports the error
         return None
 
 
 def _sent_spec(network: Network, kind: Kind) -> Mapping[str, Any]:
-    """The spec for receivers; it describes the head of a network from elsewhere, for which they need no class."""
+    """Return the spec for receivers; for a foreign network's head it describes the head, so that its class is not
+    needed.
+    """
     foreign = is_foreign(network.spec["name"]) and isinstance(network, Tapped)
     layer = describe_head(network) if foreign and kind == "head" else None
     return network.spec if layer is None else {**network.spec, HEAD_KEY: layer}

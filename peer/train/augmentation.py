@@ -1,4 +1,4 @@
-"""Random flips, rotations, translations and scalings: an affine map from each sample's seed."""
+"""Random flips, rotations, translations and scalings, as an affine map from each sample's seed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from torch import Tensor
 
 from peer.train.settings import AugmentationSettings
 
-ANGLES = 3  # are drawn in any number of dimensions
+ANGLES = 3  # drawn whatever the number of dimensions
 
 
 def affine_maps(augmentation: AugmentationSettings, seeds: Sequence[int], size: Sequence[int]) -> Tensor:
-    """One affine map a seed, float32 ``(b, d, d + 1)``: from places of the result to places of the
-    image.
+    """Draw one affine map per seed, float32 ``(b, d, d + 1)``, from places in the result to places in the image.
 
-    Coordinates are normalised as ``torch.nn.functional.affine_grid`` has them (the last axis of the
-    image first, -1 and 1 the image's edges); rotations are rigid in voxels, whatever the image's
-    aspect.
+    Coordinates are normalised as in ``torch.nn.functional.affine_grid``: the image's last axis comes first, and -1 and
+    1 are the image's edges. Rotations are rigid in voxels, whatever the image's aspect ratio.
     """
     dims, count = len(size), len(seeds)
     is_moved = np.zeros(count, dtype=bool)
     uniform, flips = np.zeros((count, ANGLES + 2 * dims)), np.empty((count, dims))
     for row, seed in enumerate(seeds):
-        # One call draws what one call a purpose would draw: a generator's numbers come in sequence.
+        # One call draws the same numbers as one call per purpose: a generator's numbers come in sequence.
         drawn = np.random.default_rng(seed).random(1 + ANGLES + 3 * dims)
         is_moved[row] = drawn[0] < augmentation.probability
         if is_moved[row]:
@@ -49,10 +47,10 @@ def affine_maps(augmentation: AugmentationSettings, seeds: Sequence[int], size: 
 
 
 def _rotation(angles: np.ndarray, dims: int) -> np.ndarray:
-    """A rotation about each axis in turn; in the plane by the first angle, on a line none."""
+    """Build a rotation about each axis in turn; in a plane, by the first angle; on a line, none."""
     if dims == 2:
         cosine, sine = math.cos(angles[0]), math.sin(angles[0])
-        return np.array([[cosine, -sine], [sine, cosine]]) + 0.0  # no -0.0, as the product below gives none
+        return np.array([[cosine, -sine], [sine, cosine]]) + 0.0  # no -0.0, like the product below
     matrix = np.eye(dims)
     for angle, (first, second) in zip(angles, [(0, 1), (0, 2), (1, 2)][: dims * (dims - 1) // 2], strict=False):
         turn = np.eye(dims)
@@ -63,10 +61,9 @@ def _rotation(angles: np.ndarray, dims: int) -> np.ndarray:
 
 
 def warp(images: Tensor, maps: Tensor, *, mode: str = "bilinear") -> Tensor:
-    """The images ``(b, c, *space)`` under their maps; beyond the edge the edge's value continues.
+    """Apply the maps to images ``(b, c, *space)``; beyond an edge, the edge's value continues.
 
-    ``mode`` is ``bilinear`` (linear along every axis) or ``nearest``, with which a mere flip is
-    exact.
+    ``mode`` is ``bilinear`` (linear along every axis) or ``nearest``, under which a mere flip is exact.
     """
     size, maps = images.shape[2:], maps.to(images.device)
     if len(size) == 1:  # grid_sample takes planes and volumes: make the line a plane of one row
@@ -77,10 +74,10 @@ def warp(images: Tensor, maps: Tensor, *, mode: str = "bilinear") -> Tensor:
 
 
 def warp_targets(targets: Tensor, maps: Tensor) -> Tensor:
-    """Targets under the maps of their images; each place takes the value nearest to its source.
+    """Apply the maps of their images to targets; each place takes the value nearest to its source.
 
-    Classes ``(b,)`` stay; integer label maps ``(b, *space)`` and images ``(b, c, *space)`` on any
-    grid are mapped.
+    Classes ``(b,)`` are unchanged; integer label maps ``(b, *space)`` and images ``(b, c, *space)``, on any grid, are
+    mapped.
     """
     if targets.ndim == 1:
         return targets
@@ -90,7 +87,7 @@ def warp_targets(targets: Tensor, maps: Tensor) -> Tensor:
 
 
 def _grid(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """``affine_grid`` as a sum over axes; torch's matrix product takes as long as the sampling."""
+    """Compute ``affine_grid`` as a sum over axes, because torch's matrix product takes as long as the sampling."""
     dims = len(size)
     grid = maps[:, :, -1].reshape(len(maps), *[1] * dims, dims)
     for axis, length in enumerate(size):

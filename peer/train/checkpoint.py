@@ -1,10 +1,8 @@
-"""Checkpoints of finished stages, and one partial checkpoint of the stage in progress; they survive
-a crash.
+"""Crash-safe checkpoints of finished stages, and one partial checkpoint of the stage in progress.
 
-``checkpoints/round-000012/train/`` holds ``<network>.safetensors`` and
-``<network>.adam.safetensors`` of each of the site's networks, and ``record.json``. A checkpoint's
-name is its path under ``checkpoints/``. It holds no state of a random generator: seeds are
-functions of round and step (``peer.core.seeds``).
+``checkpoints/round-000012/train/`` holds ``<network>.safetensors`` and ``<network>.adam.safetensors`` of each of the
+site's networks, and ``record.json``. A checkpoint's name is its path under ``checkpoints/``. It holds no state of a
+random generator: seeds are functions of round and step (``peer.core.seeds``).
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ NAME = re.compile(rf"{ROUND.pattern}/[a-z_-]+")
 
 
 def checkpoint_name(round: int, stage: str) -> str:
-    """The name of the checkpoint after a stage of a round."""
+    """Return the name of the checkpoint after a stage of a round."""
     return f"round-{round:06d}/{stage}"
 
 
@@ -43,8 +41,9 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one generation of a site; only the site's worker writes in the folder, and cleans
-    it. A process that reads beside it does not.
+    """The checkpoints of one generation of a site.
+
+    Only the site's worker writes and cleans the folder. A process that reads beside it passes ``clean=False``.
     """
 
     def __init__(self, folder: Path, *, clean: bool = True) -> None:
@@ -54,11 +53,11 @@ class Checkpoints:
             clear_unfinished(folder)
 
     def write(self, name: str, checkpoint: Checkpoint) -> None:
-        """Write the checkpoint of a finished stage, durably; it replaces one of that name."""
+        """Write the checkpoint of a finished stage durably; replace one of that name."""
         write_folder(self._path(name), _files(checkpoint))
 
     def read(self, name: str) -> Checkpoint:
-        """The checkpoint of that name; ``UnusableConfigurationError`` where there is none."""
+        """Read the checkpoint of that name; raise ``UnusableConfigurationError`` if there is none."""
         if self.record(name) is None:
             raise UnusableConfigurationError(
                 f"checkpoint {name!r} is not in {self.folder}; restore it or start a new generation"
@@ -66,7 +65,7 @@ class Checkpoints:
         return _read(self._path(name))
 
     def record(self, name: str) -> dict[str, Any] | None:
-        """The record of a checkpoint, or none where there is no such checkpoint."""
+        """Read the record of a checkpoint; ``None`` if there is no such checkpoint."""
         return _record(self._path(name))
 
     def write_partial(self, step: int, checkpoint: Checkpoint) -> None:
@@ -78,7 +77,7 @@ class Checkpoints:
                 remove_folder(older)
 
     def read_partial(self, work: str) -> Checkpoint | None:
-        """The newest partial checkpoint whose record has this ``work``."""
+        """Read the newest partial checkpoint whose record has this ``work``."""
         matching = [path for path in self._partial() if (_record(path) or {}).get("work") == work]
         return _read(max(matching)) if matching else None
 
@@ -87,7 +86,7 @@ class Checkpoints:
         remove_folder(self.folder / PARTIAL)
 
     def prune(self, keep: Iterable[str]) -> None:
-        """Remove all rounds but the newest ``CHECKPOINTS_KEPT`` and the named ones."""
+        """Remove all rounds except the newest ``CHECKPOINTS_KEPT`` and the named ones."""
         rounds = sorted(path for path in self.folder.iterdir() if ROUND.fullmatch(path.name))
         rounds_to_keep = {path.name for path in rounds[-CHECKPOINTS_KEPT:]} | {name.partition("/")[0] for name in keep}
         for path in rounds:

@@ -14,12 +14,12 @@ from peer.train.errors import UnusableConfigurationError
 
 PRECISIONS = ("fp32", "bf16")
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""The memory format by dimensions of a batch; signals have none."""
-CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with it; it reads it at its start
+"""Dimensions of a batch -> memory format; signals have none."""
+CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic, which reads it when it starts
 
 
 def choose_device(name: str) -> torch.device:
-    """The device (``auto``: a GPU if any); ``UnusableConfigurationError`` where it is missing."""
+    """Return the device (``auto``: a GPU if any); raise ``UnusableConfigurationError`` if it is missing."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
@@ -34,12 +34,12 @@ def choose_device(name: str) -> torch.device:
 
 
 def rank_device(device: torch.device, rank: int) -> torch.device:
-    """The device of a rank: where the site has GPUs, one of its own."""
+    """Return the device of a rank: a GPU of its own if the site uses GPUs."""
     return torch.device("cuda", rank) if device.type == "cuda" else device
 
 
 def check_devices(device: torch.device, processes: int) -> None:
-    """``UnusableConfigurationError`` where there are fewer GPUs than processes."""
+    """Raise ``UnusableConfigurationError`` if there are fewer GPUs than processes."""
     if device.type == "cuda" and (count := torch.cuda.device_count()) < processes:
         raise UnusableConfigurationError(
             f"[training] processes = {processes}: each process takes a GPU of its own, and this machine has {count} "
@@ -48,7 +48,7 @@ def check_devices(device: torch.device, processes: int) -> None:
 
 
 def describe_device(device: torch.device, processes: int = 1) -> str:
-    """The device in words, for operators; with several processes, that of each."""
+    """Describe the device for operators; with several processes, that of each."""
     if device.type != "cuda":
         return str(device) if processes == 1 else f"{processes} processes on {device}"
     devices = [device] if processes == 1 else [rank_device(device, rank) for rank in range(processes)]
@@ -56,7 +56,7 @@ def describe_device(device: torch.device, processes: int = 1) -> str:
 
 
 def device_id(device: torch.device) -> str:
-    """What every process of this machine calls the device, whatever its index there."""
+    """Return an identifier of the device that is the same in every process of this machine."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else device.type
 
 
@@ -64,7 +64,7 @@ def make_reproducible(device: torch.device, *, threads: int) -> None:
     """Fix everything that changes bits in this process: threads, algorithms, reduced precision."""
     os.environ.setdefault(*CUBLAS_WORKSPACE)
     torch.set_num_threads(threads)
-    # On a GPU some layers have no deterministic backward pass, and torch warns instead.
+    # On a GPU some layers have no deterministic backward pass, and torch only warns.
     torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a debugging aid that costs a pass over each tensor
     torch.backends.cudnn.benchmark = False
@@ -74,8 +74,8 @@ def make_reproducible(device: torch.device, *, threads: int) -> None:
 def seed_generators(device: torch.device, seed: int) -> None:
     """Seed the default generators that a computation on the device can draw from.
 
-    ``torch.manual_seed`` gives the same numbers, and seeds the generators of every backend: where
-    CUDA is absent, it formats a traceback in each call, half as long as a step of a small network.
+    ``torch.manual_seed`` gives the same numbers, but seeds the generators of every backend: without CUDA, it formats a
+    traceback in each call, which takes half as long as a step of a small network.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -83,19 +83,20 @@ def seed_generators(device: torch.device, seed: int) -> None:
 
 
 def precision(name: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context of a forward pass: ``bf16`` uses autocast."""
+    """Return the context of a forward pass: ``bf16`` uses autocast."""
     if name not in PRECISIONS:
         raise UnusableConfigurationError(f'[training] precision = "{name}" is none of {", ".join(PRECISIONS)}')
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=name == "bf16")
 
 
 def with_channels_last(images: Tensor) -> Tensor:
-    """The images ``(b, c, *space)`` of two or three dimensions with a pixel's channels side by side;
-    layers without a form of their own for it turn them back.
+    """Store images ``(b, c, *space)`` of two or three dimensions with a pixel's channels side by side.
+
+    Layers without an implementation for this format convert them back.
     """
     if images.ndim not in CHANNELS_LAST:
         return images
-    # One channel has the same order both ways; only a new tensor says that this format is meant.
+    # With one channel both orders are the same; only a new tensor is marked as having this format.
     return torch.empty_like(images, memory_format=CHANNELS_LAST[images.ndim]).copy_(images)
 
 

@@ -1,9 +1,8 @@
-"""Several workers of one machine take turns at a device: who has the lowest ticket computes.
+"""Lets several workers of one machine take turns at a device: the worker with the lowest ticket computes.
 
-A ticket is a file ``NNN-PID`` that its worker keeps locked with ``flock``. The kernel unlocks it when
-the worker ends, however it ends, so that a ticket nobody locks is that of a dead worker and counts
-no more. A worker has one ticket at most, and whoever computes waits for nothing but its own work:
-no cycle of waits can arise, in a machine or between several.
+A ticket is a file ``NNN-PID`` that its worker keeps locked with ``flock``. The kernel unlocks it when the worker ends
+for any reason, so that an unlocked ticket belongs to a dead worker and is ignored. A worker has at most one ticket, and
+the worker that computes waits for nothing but its own work: no deadlock can arise, on one machine or between several.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from typing import Any
 
 TICKET = re.compile(r"([0-9]{3,})-[0-9]+")
 POLL_S = 0.1
-"""Between two looks at the tickets: little beside a stage, and nothing to the processor."""
+"""Interval at which tickets are checked: short beside a stage, and cheap for the processor."""
 
 
 def gpu_folder(training: Mapping[str, Any], site_folder: Path) -> Path | None:
-    """The folder with the queues of this machine's devices; None where workers share them."""
+    """Return the folder with the queues of this machine's devices; None if workers share the devices."""
     if training.get("gpu") != "turns":
         return None
     named = training.get("gpu_folder")
@@ -35,7 +34,7 @@ class DeviceQueue:
     """The turns at one device.
 
     Args:
-        folder: holds the device's tickets; all workers that share the device name the same one.
+        folder: holds the device's tickets; all workers that share the device use the same one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,11 +43,11 @@ class DeviceQueue:
 
     @contextlib.contextmanager
     def turn(self, waiting: Callable[[int], None]) -> Iterator[None]:
-        """Draw a ticket, wait until no living one is lower, and keep the device until the block ends.
+        """Draw a ticket, wait until no live one is lower, and keep the device until the block ends.
 
         Args:
-            waiting: called every ``POLL_S`` with the number of turns that come first, once with 0
-                after that. What it raises gives up the place in the queue.
+            waiting: called every ``POLL_S`` with the number of turns ahead, and once with 0
+                after that. An exception from it gives up the place in the queue.
         """
         path, descriptor = self._draw()
         try:
@@ -65,7 +64,7 @@ class DeviceQueue:
             os.close(descriptor)
 
     def ahead(self, ticket: Path) -> int:
-        """How many living tickets are lower."""
+        """Count the live tickets that are lower."""
         number = _number(ticket)
         return sum(_is_living(path) for path in self._tickets() if _number(path) < number)
 
@@ -73,17 +72,17 @@ class DeviceQueue:
         return [path for path in self._folder.iterdir() if TICKET.fullmatch(path.name)]
 
     def _draw(self) -> tuple[Path, int]:
-        """A new ticket above all others, and the descriptor that keeps it locked.
+        """Create a ticket above all others; return it with the descriptor that keeps it locked.
 
-        The ticket is locked before it gets its name: under that name it is never taken for dead.
+        The ticket is locked before it is named, so that no worker takes it for dead.
         """
         with self._locked():
-            for path in self._folder.glob("new-*"):  # of a worker that died at this very place
+            for path in self._folder.glob("new-*"):  # left by a worker that died at this point
                 with contextlib.suppress(OSError):
                     path.unlink()
             for path in self._tickets():
                 if not _is_living(path):
-                    with contextlib.suppress(OSError):  # another user's; it counts for nothing
+                    with contextlib.suppress(OSError):  # another user's; it is ignored
                         path.unlink()
             number = 1 + max(map(_number, self._tickets()), default=0)
             descriptor, unnamed = tempfile.mkstemp(prefix="new-", dir=self._folder)
@@ -99,7 +98,7 @@ class DeviceQueue:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let one worker at a time draw; nobody waits for anything while it does."""
+        """Let one worker at a time draw; it waits for nothing meanwhile."""
         descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -113,7 +112,7 @@ def _number(ticket: Path) -> int:
 
 
 def _is_living(ticket: Path) -> bool:
-    """Whether a process keeps the ticket locked."""
+    """Return whether a process keeps the ticket locked."""
     try:
         descriptor = os.open(ticket, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Errors of the worker, by who can mend them: the ``fault`` of a ``WorkFailed``."""
+"""Errors of the worker, grouped by who can correct them: the ``fault`` of a ``WorkFailed``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ ALLOCATION = "can't allocate memory"  # torch's allocator on a CPU raises a bare
 
 
 class WorkError(Exception):
-    """The work cannot be done; the message is one line that names the problem and the remedy."""
+    """The work cannot be done; the message is one line with the problem and the remedy."""
 
     fault = "crash"
 
 
 class UnusableDataError(WorkError):
-    """The site's data cannot be used."""
-
     fault = "data"
 
 
@@ -33,13 +31,11 @@ class UnusableConfigurationError(WorkError):
 
 
 class UnusableWeightsError(UnusableConfigurationError):
-    """A file of weights that site.toml names is missing, or not the one that it was: this site's
-    fault, whichever received artifact needs the file.
-    """
+    """A weights file in site.toml is missing or changed: this site's fault, whichever received artifact needs it."""
 
 
 class DivergenceError(WorkError):
-    """Training diverged without a received artifact in use."""
+    """Training diverged without using a received artifact."""
 
     fault = "divergence"
 
@@ -47,7 +43,7 @@ class DivergenceError(WorkError):
 class UnusableArtifact(Exception):  # noqa: N818 - the name is the fact
     """A received artifact must not be used; the message is the reason.
 
-    The fault is its origin's, unless this site was ``short`` of memory when it read the artifact.
+    Its origin is at fault, unless this site was ``short`` of memory when it read the artifact.
     """
 
     def __init__(self, source: Source, reason: str, *, short: bool = False) -> None:
@@ -60,7 +56,7 @@ class WorkInterrupted(Exception):  # noqa: N818 - no error: a Halt came
 
 
 def fault_of(error: BaseException) -> str:
-    """One of ``peer.core.events.FAULTS``."""
+    """Return one of ``peer.core.events.FAULTS``."""
     if isinstance(error, WorkError):
         return error.fault
     refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
@@ -71,9 +67,9 @@ def fault_of(error: BaseException) -> str:
 
 
 def refuse(source: Source, error: Exception) -> UnusableArtifact:
-    """Make the refusal of an artifact from what went wrong when it was read or tried.
+    """Build the refusal of an artifact from the error that occurred when it was read or tried.
 
-    An error that a lack of memory caused makes it one for which nobody is to blame.
+    If a lack of memory caused the error, the refusal blames nobody.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -84,7 +80,7 @@ def refuse(source: Source, error: Exception) -> UnusableArtifact:
 
 
 def reason_of(error: BaseException) -> str:
-    """One line for the operator; for an unexpected error with its type, file and line."""
+    """Describe an error in one line for the operator; an unexpected one with its type, file and line."""
     text = " ".join(str(error).split())
     if not isinstance(error, WorkError):
         frames = traceback.extract_tb(error.__traceback__)

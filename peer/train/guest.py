@@ -1,8 +1,6 @@
-"""Evaluates another site's model on this site's test split, after the checks that every artifact
-passes.
+"""Evaluates another site's model on this site's test split, after the checks that every artifact passes.
 
-Only metrics leave this module. It runs in a process of its own beside the training; it reads the
-training's files and writes none.
+Only metrics leave this module. It runs in a separate process beside the training, whose files it only reads.
 """
 
 from __future__ import annotations
@@ -41,8 +39,9 @@ class GuestEvaluator:
         make_reproducible(self._device, threads=settings.threads)
 
     def perform(self, command: commands.Command) -> events.Event:
-        """Evaluate a lent model; the event answers the command. ``Exception`` where the command
-        cannot be carried out; ``peer.train.errors`` says whose fault that is.
+        """Evaluate a lent model; return the event that answers the command.
+
+        Raise an ``Exception`` if the command cannot be carried out; ``peer.train.errors`` tells whose fault that is.
         """
         if not isinstance(command, commands.Measure):
             raise UnusableConfigurationError(
@@ -65,7 +64,7 @@ class GuestEvaluator:
 
     @cached_property
     def test(self) -> DataSplit:
-        """The readable samples of the test split, as the site evaluates its own model on them."""
+        """The readable samples of the test split, as in the evaluation of the site's own model."""
         settings = self._settings
         task, data = settings.task, settings.data
         datalist = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
@@ -87,7 +86,7 @@ class GuestEvaluator:
         return DataSplit(samples, load, in_memory, frozenset())
 
     def _read_lent_model(self, command: commands.Measure) -> Network:
-        """The lent model on the device; ``UnusableArtifact`` where a check refuses it."""
+        """Load the lent model on the device; raise ``UnusableArtifact`` if a check refuses it."""
         settings, source = self._settings, command.source
         if not artifact_path(settings.artifacts, source.artifact.sha256).exists():
             raise UnusableConfigurationError(f"artifact {source.artifact.sha256} is not there any more")
@@ -105,13 +104,12 @@ class GuestEvaluator:
 def evaluate_split(
     predict: Callable[[Tensor], Tensor], split: DataSplit, settings: TrainingSettings
 ) -> dict[str, float]:
-    """The metrics of predictions on a split, with the federation's loss; empty for a split without
-    samples.
+    """Compute the metrics of predictions on a split, with the federation's loss; empty for a split without samples.
 
     Args:
-        predict: logits or images for images ``(b, c, *space)``; see
+        predict: returns logits or images for images ``(b, c, *space)``; see
             ``peer.train.metrics.measure``.
-        split: may be another site's.
+        split: any site's split.
     """
     chosen = settings.parameters.get("segmentation_loss", "dice_ce")
     loss = supervised_loss(settings.task.kind, str(chosen)).loss

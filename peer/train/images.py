@@ -1,4 +1,4 @@
-"""Load a sample's image, or the atlas of regions, as the network takes it: axes, values and size.
+"""Prepare a sample's image, or the atlas of regions, for the network: axes, values and size.
 
 ``peer.train.data.image_files`` reads the files.
 """
@@ -47,14 +47,14 @@ UNTURNED = np.array([[0, 1], [1, 1], [2, 1]])
 
 @dataclass(frozen=True, slots=True)
 class PlacedImage:
-    """An image and where its voxels lie.
+    """An image and the place of its voxels.
 
     Attributes:
-        values: float32 ``(c, *space)``, in the order of axes that the network gets.
-        space: the sides of the image as its file has them.
-        turn: how the file's axes were turned, if they were.
-        affine: of a volume whose file says one, from the voxels of ``values`` to mm in RAS.
-        spacing: mm between voxels, along the axes of ``values``, where the file says them.
+        values: float32 ``(c, *space)``, with axes in the network's order.
+        space: the sides of the image in its file.
+        turn: how the file's axes were turned, if at all.
+        affine: for a volume whose file states one, maps voxels of ``values`` to mm in RAS.
+        spacing: mm between voxels, along the axes of ``values``, if the file states them.
     """
 
     values: Tensor
@@ -66,12 +66,11 @@ class PlacedImage:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """Loads an image, puts its channels first, and brings its values, its axes and its size to what
-    the network takes.
+    """Loads an image with its channels first, and converts values, axes and size to the network's input.
 
-    ``normalise`` works on each channel of each image: ``zscore`` gives mean 0 and deviation 1,
-    ``unit`` the range [0, 1], ``none`` leaves the values as the datalist's producer scaled them.
-    ``orientation``, ``spacing`` and ``intensity`` are those of ``DataSettings``.
+    ``normalise`` applies to each channel of each image: ``zscore`` gives mean 0 and standard deviation 1, ``unit`` the
+    range [0, 1], ``none`` keeps the values as the datalist's producer scaled them. ``orientation``, ``spacing`` and
+    ``intensity`` are those of ``DataSettings``.
     """
 
     in_channels: int
@@ -83,7 +82,7 @@ class Preparation:
 
     @classmethod
     def of(cls, task: TaskSettings, data: DataSettings) -> Preparation:
-        """A site's own."""
+        """Return the site's own preparation."""
         return cls(
             task.in_channels,
             data.input_size,
@@ -94,11 +93,11 @@ class Preparation:
         )
 
     def __call__(self, paths: Sequence[Path]) -> Tensor:
-        """The image, float32 ``(in_channels, *input_size)``; ``ValueError`` if it does not fit."""
+        """Return the image, float32 ``(in_channels, *input_size)``; raise ``ValueError`` if it does not fit."""
         return self.finish(self.load(paths))
 
     def load(self, paths: Sequence[Path]) -> PlacedImage:
-        """The image as these files have it, ``(in_channels, *space)``."""
+        """Load the image from these files, ``(in_channels, *space)``."""
         return load_images(
             paths,
             spatial_dims=len(self.input_size),
@@ -108,7 +107,7 @@ class Preparation:
         )
 
     def finish(self, image: PlacedImage) -> Tensor:
-        """A loaded image at ``input_size``, with its values scaled and normalised."""
+        """Bring a loaded image to ``input_size``, and scale and normalise its values."""
         values = scale_intensity(image.values, self.intensity)
         values = self.fit(values, image.spacing)
         if self.normalise == "zscore":
@@ -118,8 +117,10 @@ class Preparation:
         return _without_metadata(values).contiguous()
 
     def fit(self, values: Tensor, spacing: tuple[float, ...] | None) -> Tensor:
-        """The values at ``input_size``; with ``[data] spacing`` resampled to it, then cut or padded
-        about their centre with each channel's lowest value.
+        """Resize the values to ``input_size``.
+
+        With ``[data] spacing``, resample to that spacing, then crop or pad about the centre with each channel's lowest
+        value.
         """
         if self.spacing is None:
             return resize(values, self.input_size)
@@ -128,14 +129,15 @@ class Preparation:
         return F.pad(values - lowest, self._margins(values.shape[1:])) + lowest
 
     def fit_labels(self, labels: Tensor, spacing: tuple[float, ...] | None) -> Tensor:
-        """A label map ``space`` on the grid of ``fit``, by the nearest label; padded with 0."""
+        """Bring a label map ``space`` to the grid of ``fit``, by the nearest label; pad with 0."""
         size = self.input_size if self.spacing is None else self._resampled_size(labels.shape, spacing)
         labels = F.interpolate(labels[None, None], size=size, mode="nearest-exact")[0, 0]
         return labels if self.spacing is None else F.pad(labels, self._margins(size))
 
     def restore(self, shares: Tensor, image: PlacedImage) -> Tensor:
-        """Shares ``(classes, *input_size)`` of a prediction, on a grid that covers the image as its
-        file has it. What the network did not see is class 0.
+        """Map predicted shares ``(classes, *input_size)`` to a grid that covers the image in its file.
+
+        Places that the network did not see are class 0.
         """
         if self.spacing is not None:
             size = self._resampled_size(image.values.shape[1:], image.spacing)
@@ -151,7 +153,7 @@ class Preparation:
         return tuple(max(1, round(side * mm / target)) for side, mm, target in zip(space, spacing, wanted, strict=True))
 
     def _margins(self, size: Sequence[int]) -> list[int]:
-        """What ``F.pad`` adds before and after each axis, the last one first; negative: cuts off."""
+        """Return the padding for ``F.pad`` before and after each axis, last axis first; negative values crop."""
         margins = []
         for side, wanted in zip(reversed(size), reversed(self.input_size), strict=True):
             before = (wanted - side) // 2
@@ -168,10 +170,10 @@ def load_images(
     unit: bool = False,
     orientation: str | None = None,
 ) -> PlacedImage:
-    """The channels of all files as one image ``(channels, *space)``.
+    """Load the channels of all files as one image ``(channels, *space)``.
 
     Args:
-        channels: how many there must be in all.
+        channels: the required total number.
 
     Raises:
         ValueError: the number of channels differs, a value is not finite, or the files lie on
@@ -202,7 +204,7 @@ def load_image(
     unit: bool = False,
     orientation: str | None = None,
 ) -> Tensor:
-    """The values of :func:`load_placed`."""
+    """Return the values of :func:`load_placed`."""
     return load_placed(path, spatial_dims=spatial_dims, key=key, unit=unit, orientation=orientation).values
 
 
@@ -214,16 +216,16 @@ def load_placed(
     unit: bool = False,
     orientation: str | None = None,
 ) -> PlacedImage:
-    """One file as ``(c, *space)``.
+    """Load one file as ``(c, *space)``.
 
     Args:
-        key: the array to take from an ``.npz``; without one of that name the first.
+        key: the array to take from an ``.npz``, or the first if none has that name.
         unit: scale 8-bit pictures to [0, 1].
-        orientation: the directions to which a volume is turned; ``stored`` and None: as stored.
+        orientation: the directions to which a volume is turned; ``stored`` and None keep it as stored.
 
     Raises:
-        ValueError: the file cannot be read as such an image.
-        UnusableConfigurationError: this installation lacks a package; the file may be good.
+        ValueError: the file cannot be read as an image of this kind.
+        UnusableConfigurationError: this installation lacks a package; the file may be valid.
     """
     try:
         stored = open_image(path, key=key)
@@ -250,8 +252,9 @@ def load_placed(
 
 
 def find_turn(stored: StoredImage, orientation: str) -> Turn | None:
-    """How a volume is turned; None for an array or a stack of pages, which say no orientation.
-    ``ValueError`` where the file's orientation cannot be relied on.
+    """Return how a volume is turned; None for an array or a stack of pages, which state no orientation.
+
+    Raise ``ValueError`` if the file's orientation is unreliable.
     """
     if stored.doubts:
         raise ValueError(
@@ -262,19 +265,19 @@ def find_turn(stored: StoredImage, orientation: str) -> Turn | None:
 
 
 def undo_turn(values: Tensor, image: PlacedImage) -> Tensor:
-    """Values ``(c, *space)`` with the axes of the image's file."""
+    """Turn values ``(c, *space)`` back to the axes of the image's file."""
     if image.turn is None:
         return values
     return torch.from_numpy(np.ascontiguousarray(apply_turn(values.numpy(), turn_back(image.turn))))
 
 
 def check_same_grid(one: PlacedImage, other: PlacedImage, names: str) -> None:
-    """``ValueError`` where two files lie on different grids; where one says none, sides decide."""
+    """Raise ``ValueError`` if two files lie on different grids; if one states none, compare their sides only."""
     if one.values.shape[1:] != other.values.shape[1:]:
         shapes = [tuple(image.values.shape[1:]) for image in (one, other)]
         raise ValueError(f"{names} have the shapes {shapes[0]} and {shapes[1]}")
     check_turned_alike(one, other, names)
-    # Files that are read as stored have always been taken to lie alike: `data inspect` warns of those.
+    # Files that are read as stored have always been assumed to be aligned: `data inspect` warns of those.
     if one.turn is None or other.turn is None or one.affine is None or other.affine is None:
         return
     shift = grid_shift(one.affine, other.affine, tuple(one.values.shape[1:]))
@@ -283,17 +286,17 @@ def check_same_grid(one: PlacedImage, other: PlacedImage, names: str) -> None:
 
 
 def check_turned_alike(one: PlacedImage, other: PlacedImage, names: str) -> None:
-    """``ValueError`` where one image of a sample was turned and another says no orientation."""
+    """Raise ``ValueError`` if one image of a sample was turned and another states no orientation."""
     turns = [image.turn for image in (one, other) if image.turn is not None]
     if len(turns) == 1 and not np.array_equal(turns[0], UNTURNED):
         raise ValueError(f"{names} cannot be turned alike: only one of them says its orientation")
 
 
 def scale_intensity(image: Tensor, intensity: IntensitySettings | None) -> Tensor:
-    """The values ``(c, *space)`` from 0 to 1 within the window, clipped beyond it.
+    """Scale the values ``(c, *space)`` within the window to [0, 1], and clip the others.
 
     Raises:
-        ValueError: all values are at one end of it.
+        ValueError: all values lie at one end of the window.
     """
     if intensity is None:
         return image
@@ -315,13 +318,13 @@ def scale_intensity(image: Tensor, intensity: IntensitySettings | None) -> Tenso
 
 
 def check_not_constant(values: Tensor) -> None:
-    """``ValueError`` for an image from which nothing can be learnt, such as an empty scan."""
+    """Raise ``ValueError`` for an image from which nothing can be learnt, such as an empty scan."""
     if all(bool(channel.amin() == channel.amax()) for channel in values):
         raise ValueError(f"is constant: every value is {values.flatten()[0]:g}")
 
 
 def in_unit_range(image: Tensor) -> Tensor:
-    """The image of super-resolution if its values are in [0, 1]; ``ValueError`` otherwise."""
+    """Return the image of super-resolution if its values are in [0, 1]; else raise ``ValueError``."""
     lowest, highest = (float(bound) for bound in image.aminmax())
     if lowest < 0 or highest > 1:
         raise ValueError(f"holds values from {lowest:g} to {highest:g}; super-resolution takes those in [0, 1]")
@@ -329,10 +332,9 @@ def in_unit_range(image: Tensor) -> Tensor:
 
 
 def resize(image: Tensor, size: tuple[int, ...]) -> Tensor:
-    """The image ``(c, *space)`` at another size: averaged along axes that shrink, interpolated
-    along those that grow.
+    """Resize the image ``(c, *space)``: average along axes that shrink, interpolate along those that grow.
 
-    A constant image stays constant up to its edges, where MONAI's anti-aliasing fades to zero.
+    A constant image stays constant up to its edges, whereas MONAI's anti-aliasing fades to zero there.
     """
     smaller = tuple(map(min, image.shape[1:], size))
     if smaller != image.shape[1:]:
@@ -343,12 +345,10 @@ def resize(image: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def load_regions(path: Path, preparation: Preparation) -> Tensor:
-    """An atlas as soft masks, float32 ``(r, *input_size)``: the share of each cell that belongs to
-    the region.
+    """Load an atlas as soft masks, float32 ``(r, *input_size)``: the share of each cell that belongs to the region.
 
-    The file is a label map (0 is background, every other whole number a region), or an ``.npz``
-    whose array ``masks`` is ``(r, *space)``. ``UnusableDataError`` says what is wrong with the
-    file.
+    The file is a label map (0 is background, every other whole number a region), or an ``.npz`` whose array ``masks``
+    is ``(r, *space)``. Raise ``UnusableDataError`` if the file is invalid.
     """
     size = preparation.input_size
     spacing = None

@@ -1,4 +1,4 @@
-"""The one training loop. It knows no method, no clock and no file; a stage declares its losses."""
+"""The one training loop. It depends on no method, clock or file; a stage declares its losses."""
 
 from __future__ import annotations
 
@@ -31,22 +31,21 @@ class Lead(Protocol):
     """Leads the other ranks through a stage."""
 
     def step(self, number: int) -> AbstractContextManager[None]:
-        """Have them take this step, while the block does."""
+        """Have them take this step while the block does."""
 
     def end(self) -> None:
         """Have them leave the stage."""
 
 
 class Loop:
-    """A stage in progress: its networks on the device, an Adam for each trained one, and the sums
-    of its losses.
+    """A stage in progress: its networks on the device, an Adam for each trained one, and the sums of its losses.
 
     Args:
-        work: learning rate and weight decay of every optimiser.
-        precision: of the forward passes; losses are computed in float32 or better.
-        channels_last: images, and so their features, have the channels of a pixel side by side.
-        ranks: the processes that share this stage; each has a loop of its own.
-        lead: at rank 0, has the other ranks ``follow`` each step.
+        work: sets learning rate and weight decay of every optimiser.
+        precision: precision of the forward passes; losses are computed in float32 or better.
+        channels_last: store the channels of a pixel side by side, in images and so in features.
+        ranks: the data-parallel processes of this stage; each has its own loop.
+        lead: at rank 0, makes the other ranks ``follow`` each step.
     """
 
     def __init__(
@@ -82,14 +81,14 @@ class Loop:
         self.step = 0
 
     def run(self, batches: Batches) -> Iterator[int]:
-        """Train from the current to the last step; yields the count after each step."""
+        """Train from the current to the last step; yield the count after each step."""
         while self.step < self.steps:
             with contextlib.nullcontext() if self._lead is None else self._lead.step(self.step):
                 self._advance(batches)
             yield self.step
 
     def follow(self, steps: Iterable[int], batches: Batches) -> None:
-        """Take these steps, as another rank announces them."""
+        """Take the steps that another rank announces."""
         for self.step in steps:
             self._advance(batches)
 
@@ -98,30 +97,30 @@ class Loop:
         self.step = self._ends[number] - self.pass_steps[number]
 
     def losses(self) -> dict[str, float]:
-        """The terms of the newest step, unweighted, and their weighted ``total``."""
+        """Return the terms of the newest step, unweighted, and their weighted ``total``."""
         return {name: float(value) for name, value in self._last.items()}
 
     def means(self) -> dict[str, float]:
-        """The mean of each term over the steps so far that computed it."""
+        """Return the mean of each term over the steps so far that computed it."""
         return {name: float(value) / self._counts[name] for name, value in self._sums.items()}
 
     def metrics(self, stage: str) -> dict[str, float]:
-        """Mean and newest (``_last``) terms, the method's summary and steps, prefixed by the stage."""
+        """Return mean and newest (``_last``) terms, the method's summary and the steps, prefixed with the stage."""
         means = self.means()
         metrics = means | {f"{name}_last": value for name, value in self.losses().items()}
         metrics |= {**self.stage.summary(means), "steps": float(self.step)}
         return {f"{stage}_{name}": value for name, value in metrics.items()}
 
     def networks(self) -> dict[str, State]:
-        """A copy of every network's state."""
+        """Copy every network's state."""
         return {name: state_of(network) for name, network in self.stage.networks.items()}
 
     def moments(self) -> dict[str, State]:
-        """A copy of every optimiser's state."""
+        """Copy every optimiser's state."""
         return {name: adam_state(adam, self.stage.networks[name]) for name, adam in self.optimisers.items()}
 
     def sums(self) -> dict[str, tuple[float, int]]:
-        """The sum of each term and the number of steps that computed it, for ``resume``."""
+        """Return the sum of each term and the number of steps that computed it, for ``resume``."""
         return {name: (float(value), self._counts[name]) for name, value in self._sums.items()}
 
     def load(self, networks: Mapping[str, State], moments: Mapping[str, State]) -> None:
@@ -139,7 +138,7 @@ class Loop:
             self._counts[name] = count
 
     def close(self) -> None:
-        """Undo the freezing of parameters, as the networks outlive the stage; let the other ranks go."""
+        """Unfreeze parameters, since the networks outlive the stage; release the other ranks."""
         if self._lead is not None:
             self._lead.end()
         for name in self._trainable:
@@ -170,8 +169,7 @@ class Loop:
         """Take one optimiser step, the ``number``-th on the batch of this step of the stage."""
 
         def run(network: str, part: str, inputs: tuple[Any, ...], *rank: int) -> Any:
-            # Each network has randomness of its own: other networks of the stage do not change its
-            # dropout.
+            # Each network has its own randomness: other networks of the stage do not change its dropout.
             self._seed_forward(step, network, number, *rank)
             module = self.stage.networks[network]
             with precision(self._precision, self._device):
@@ -182,7 +180,7 @@ class Loop:
             if self._ranks is None or share is None:
                 return run(network, part, inputs)
             output = run(network, part, share.inputs, self._ranks.rank)
-            self._seed_forward(step, network, number)  # what the losses draw is alike at every rank
+            self._seed_forward(step, network, number)  # losses draw the same numbers at every rank
             return share.join(output)
 
         for name in self.stage.networks:
@@ -202,7 +200,7 @@ class Loop:
         return {TOTAL: total.detach()} | {name: term.value.detach() for name, term in terms.items()}
 
     def _seed_forward(self, step: int, network: str, number: int, *rank: int) -> None:
-        """Seed a forward pass; ranks draw for samples of their own."""
+        """Seed a forward pass; each rank draws its own numbers for its samples."""
         purpose = ("forward", step, network, *([number] if number else ()), *(f"rank {each}" for each in rank))
         seed_generators(self._device, self._seed(*purpose))
 
@@ -223,12 +221,12 @@ def _parameters(optimisers: Iterable[torch.optim.Optimizer]) -> Iterator[nn.Para
 
 
 def _divide(steps: int, passes: int) -> tuple[int, ...]:
-    """Shares of the steps that differ by one at most, the larger ones first."""
+    """Divide the steps into shares that differ by at most one, larger ones first."""
     share, rest = divmod(steps, passes)
     return tuple(share + (number < rest) for number in range(passes))
 
 
-PROGRESS_S = 0.2  # five reports a second look continuous and cost no measurable time
+PROGRESS_S = 0.2  # five reports per second look continuous and cost no measurable time
 
 
 class Diverged(Exception):  # noqa: N818 - the name is the fact
@@ -265,8 +263,8 @@ def run_stage(
 
     Args:
         work: the digest that identifies the work.
-        checkpoint_s: seconds between them.
-        report: gets step, steps and the newest losses, at most each ``PROGRESS_S`` seconds and
+        checkpoint_s: seconds between partial checkpoints.
+        report: gets step, steps and the newest losses, at most every ``PROGRESS_S`` seconds and
             after the last step.
         halted: called after each step; the stage stops once it returns true.
 

@@ -15,7 +15,7 @@ Counts = NDArray[np.int64]
 Loss = Callable[[Tensor, Tensor], Tensor]
 Pairs = Iterable[tuple[Tensor, Tensor]]
 
-# Of the structural similarity, as Wang et al. 2004 have them.
+# Constants of the structural similarity, from Wang et al. 2004.
 WINDOW = 11  # places along an axis
 SIGMA = 1.5  # places
 K1, K2 = 0.01, 0.03
@@ -24,15 +24,15 @@ K1, K2 = 0.01, 0.03
 def measure(
     predict: Callable[[Tensor], Tensor], supervised_loss: Loss, batches: Pairs, *, task: str
 ) -> dict[str, float]:
-    """The task's metrics over all batches, and the mean ``loss`` a sample; empty without samples.
+    """Compute the task's metrics over all batches, and the mean ``loss`` per sample; empty without samples.
 
-    Predictions of label maps and images are dropped after their batch, so that memory is bounded.
+    Predictions of label maps and images are dropped after each batch, so that memory is bounded.
 
     Args:
-        predict: logits ``(b, classes)`` or ``(b, classes, *space)``, or images, for images
+        predict: returns logits ``(b, classes)`` or ``(b, classes, *space)``, or images, for images
             ``(b, c, *space)``; on any device.
-        supervised_loss: the mean over a batch, of predictions and targets.
-        task: its kind; it chooses :func:`classification`, :func:`segmentation` or
+        supervised_loss: returns the mean over a batch of predictions and targets.
+        task: the task's kind, which selects :func:`classification`, :func:`segmentation` or
             :func:`super_resolution`.
     """
     return MEASURES[task](((predict(images).float(), targets) for images, targets in batches), supervised_loss)
@@ -83,11 +83,11 @@ MEASURES: Mapping[str, Callable[[Pairs, Loss], dict[str, float]]] = {
     "segmentation": _label_maps,
     "super_resolution": _images,
 }
-"""The metrics of predictions and targets, and their loss, by task kind."""
+"""Task kind -> function that computes metrics and loss of predictions and targets."""
 
 
 def classification(probabilities: Probabilities, labels: Labels) -> dict[str, float]:
-    """The metrics of a classifier on one set of samples.
+    """Compute the metrics of a classifier on one set of samples.
 
     Args:
         probabilities: ``(n, classes)``, rows sum to 1.
@@ -95,9 +95,9 @@ def classification(probabilities: Probabilities, labels: Labels) -> dict[str, fl
 
     Returns:
         ``accuracy``, ``f1_macro`` over the classes that occur in labels or predictions, ``auc``
-        (two classes: of the probability of class 1; more: the unweighted mean of one against the
-        rest over the classes for which it is defined), ``auc_undefined`` (classes that have no
-        positive or no negative) and ``samples``. Where no class has an AUC there is no ``auc``.
+        (two classes: of the probability of class 1; more: the unweighted mean of the one-vs-rest
+        AUC over the classes for which it is defined), ``auc_undefined`` (classes that have no
+        positive or no negative) and ``samples``. If no class has an AUC, ``auc`` is absent.
     """
     scores = class_scores(probabilities, labels)
     metrics = {
@@ -112,8 +112,7 @@ def classification(probabilities: Probabilities, labels: Labels) -> dict[str, fl
 
 
 def confusion(predicted: Tensor, labels: Tensor, *, classes: int) -> Counts:
-    """The confusion matrix of each image: places by true and predicted class,
-    ``(b, classes, classes)``.
+    """Compute the confusion matrix of each image: places by true and predicted class, ``(b, classes, classes)``.
 
     Args:
         predicted: classes ``(b, *space)``, int64.
@@ -126,7 +125,7 @@ def confusion(predicted: Tensor, labels: Tensor, *, classes: int) -> Counts:
 
 
 def segmentation(table: Counts) -> dict[str, float]:
-    """The metrics of label maps.
+    """Compute the metrics of label maps.
 
     Args:
         table: :func:`confusion` of each image, ``(n, classes, classes)``; class 0 is the
@@ -134,9 +133,9 @@ def segmentation(table: Counts) -> dict[str, float]:
 
     Returns:
         ``dice``, the mean over images and foreground classes of the Dice coefficient (twice the
-        places in both the predicted and the true extent, over the sum of both extents; 1 where both
+        places in both the predicted and the true extent, over the sum of both extents; 1 if both
         are empty); with more than two classes also ``dice_1`` and so on, the mean over images;
-        ``pixel_accuracy``, the share of places with the right class; ``empty``, how many pairs of
+        ``pixel_accuracy``, the share of places with the right class; ``empty``, the number of pairs of
         image and foreground class are empty in both; ``samples``.
     """
     shared = np.diagonal(table, axis1=1, axis2=2)[:, 1:]
@@ -155,16 +154,16 @@ def segmentation(table: Counts) -> dict[str, float]:
 
 
 def super_resolution(squared_errors: NDArray[np.float64], similarities: NDArray[np.float64]) -> dict[str, float]:
-    """The metrics of images with values in [0, 1]; predictions are not clipped to that range.
+    """Compute the metrics of images with values in [0, 1]; predictions are not clipped to that range.
 
     Args:
         squared_errors: the mean over all values of each image, ``(n,)``.
         similarities: :func:`structural_similarity` of each image, ``(n,)``.
 
     Returns:
-        ``psnr`` in dB, the mean over the images; ``psnr_undefined``, how many images are exact and
-        have none; ``ssim``, the mean over the images; ``samples``. Where all images are exact there
-        is no ``psnr``.
+        ``psnr`` in dB, the mean over the images; ``psnr_undefined``, the number of images that are exact
+        and have none; ``ssim``, the mean over the images; ``samples``. If all images are exact, ``psnr``
+        is absent.
     """
     inexact = squared_errors[squared_errors > 0]
     metrics = {
@@ -178,11 +177,10 @@ def super_resolution(squared_errors: NDArray[np.float64], similarities: NDArray[
 
 
 def structural_similarity(images: Tensor, references: Tensor) -> Tensor:
-    """The mean structural similarity (SSIM) of each image and its reference, float64 ``(b,)``, at
-    most 1.
+    """Compute the mean structural similarity (SSIM) of each image and its reference, float64 ``(b,)``, at most 1.
 
-    Source: Wang et al. 2004, for values in [0, 1]: the mean over all places where a Gaussian window
-        lies wholly inside the image, and over the channels.
+    Source: Wang et al. 2004, for values in [0, 1]: the mean over all places where the Gaussian window
+        lies inside the image, and over the channels.
     Differs: along an axis of fewer than 11 places the window has the largest odd number of places
     that fits.
     """
@@ -196,7 +194,7 @@ def structural_similarity(images: Tensor, references: Tensor) -> Tensor:
 
 
 def _smooth(images: Tensor) -> Tensor:
-    """The Gaussian mean of ``(b, c, *space)`` where the window lies inside, axis after axis."""
+    """Compute the Gaussian mean of ``(b, c, *space)`` where the window lies inside, axis by axis."""
     for axis, window in enumerate(_windows(images.shape[2:]), start=2):
         offsets = torch.arange(window, dtype=torch.float64) - window // 2
         weights = torch.exp(-((offsets / SIGMA) ** 2) / 2)
@@ -209,5 +207,5 @@ def _smooth(images: Tensor) -> Tensor:
 
 
 def _windows(space: Sequence[int]) -> list[int]:
-    """The places of the window along each axis: 11, or the largest odd number that fits."""
+    """Return the size of the window along each axis: 11, or the largest odd number that fits."""
     return [min(WINDOW, length - 1 + length % 2) for length in space]

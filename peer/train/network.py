@@ -18,14 +18,14 @@ from peer.train.weights import read_weights, refuse_base
 
 
 def local_spec(settings: TrainingSettings) -> dict[str, Any]:
-    """The spec of the site's own model."""
+    """Return the spec of the site's own model."""
     table = settings.model
     taps: dict[str, Any] = {key: table[key] for key in ("features", "head") if table.get(key)}
     return _spec(settings.task, table["name"], table.get("parameters", {}), taps | _learning(table))
 
 
 def _learning(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a spec that say what of the network learns."""
+    """Return the keys of a spec that say which parts of the network learn."""
     limits: dict[str, Any] = {}
     if table.get("adapters"):
         limits["adapters"] = dict(table["adapters"])
@@ -35,14 +35,14 @@ def _learning(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shared_spec(settings: TrainingSettings) -> dict[str, Any] | None:
-    """The spec of the network in ``[shared_model]``, or none without that table."""
+    """Return the spec of the network in ``[shared_model]``; ``None`` without that table."""
     if settings.shared_model is None:
         return None
     table = dict(settings.shared_model)
     name = table.pop("name")
     foreign = name not in models.MODELS
     taps: dict[str, Any] = {key: table.pop(key) for key in ("features", "head") if foreign and key in table}
-    # Where all sites train one network, [model] has it, with what of it learns.
+    # If all sites train one network, [model] also says which parts of it learn.
     limits = _learning(settings.model) if settings.plan.shared != "beside" else {}
     return _spec(settings.task, name, table, taps | limits)
 
@@ -53,14 +53,14 @@ def _spec(task: TaskSettings, name: str, hyper: Mapping[str, Any], taps: Mapping
 
 
 class BaseWeights:
-    """The site's files of weights by SHA-256; each is read once, at its first use."""
+    """The site's weights files by SHA-256; each is read once, at its first use."""
 
     def __init__(self, settings: TrainingSettings) -> None:
         self._files, self._own = settings.base_weights, settings.model.get("weights_sha256")
         self._read: dict[str, State] = {}
 
     def of(self, sha256: str) -> State:
-        """The tensors of the file with this digest; ``ValueError`` says which file the site lacks."""
+        """Return the tensors of the file with this digest; raise ``ValueError`` if the site lacks that file."""
         if sha256 not in self._files:
             return refuse_base(sha256)
         if sha256 not in self._read:
@@ -70,9 +70,9 @@ class BaseWeights:
 
 
 def build_spec(spec: Mapping[str, Any], where: str) -> Network:
-    """The network of a spec from this site's configuration, with weights from torch's global
-    generator. ``UnusableConfigurationError`` where it cannot be built; the message begins with
-    ``where``, the table of the configuration.
+    """Build the network of a spec from this site's configuration, with weights from torch's global generator.
+
+    Raise ``UnusableConfigurationError`` if it cannot be built; the message begins with the table ``where``.
     """
     try:
         return models.build(spec)
@@ -82,7 +82,7 @@ def build_spec(spec: Mapping[str, Any], where: str) -> Network:
 
 
 def probe(network: nn.Module, task: TaskSettings, input_size: tuple[int, ...], *, scale: int = 1) -> Output:
-    """The output for an image of zeros; ``ValueError`` unless it is a prediction of this task."""
+    """Return the output for an image of zeros; raise ``ValueError`` unless it is a prediction for this task."""
     network.eval()
     with torch.no_grad():
         output: Output = network(torch.zeros(1, task.in_channels, *input_size))
@@ -92,7 +92,7 @@ def probe(network: nn.Module, task: TaskSettings, input_size: tuple[int, ...], *
 
 
 def probe_head(head: nn.Module, own: Output) -> Output:
-    """A head's output for this site's feature of zeros; ``ValueError`` unless it predicts alike."""
+    """Return a head's output for this site's feature of zeros; raise ``ValueError`` unless it fits ``own``."""
     head.eval()
     feature = torch.zeros(1, models.head_width(head), *own.penultimate.shape[2:])
     with torch.no_grad():
@@ -102,7 +102,7 @@ def probe_head(head: nn.Module, own: Output) -> Output:
 
 
 def check_prediction(output: Output, shape: tuple[int, ...]) -> None:
-    """``ValueError`` unless the prediction has this shape and is finite."""
+    """Raise ``ValueError`` unless the prediction has this shape and is finite."""
     if output.prediction.shape != shape:
         raise ValueError(f"predicts {tuple(output.prediction.shape)} for one image, not {shape}")
     if not torch.isfinite(output.prediction).all():

@@ -1,4 +1,4 @@
-"""Adam, and its state as named tensors: a checkpoint of it is read without unpickling anything."""
+"""Adam, and its state as named tensors, so that reading a checkpoint unpickles nothing."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from peer.train.tensors import State
 
 
 def trainable(network: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that an optimiser may change, by name."""
+    """Return the parameters that an optimiser may change, by name."""
     return {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
 
 
 def adam(network: nn.Module, work: Work) -> torch.optim.Adam:
-    """A fresh Adam over the trainable parameters; weight decay spares the frozen ones."""
+    """Create an Adam over the trainable parameters; weight decay does not touch frozen ones."""
     parameters = list(trainable(network).values())
     return torch.optim.Adam(parameters, lr=work.learning_rate, weight_decay=work.weight_decay, fused=True)
 
 
 def adam_state(optimiser: torch.optim.Optimizer, network: nn.Module) -> State:
-    """Moments and step counts on the CPU, as ``<parameter>/<moment>``; at first none."""
+    """Return moments and step counts on the CPU, as ``<parameter>/<moment>``; empty before the first step."""
     return {
         f"{name}/{key}": value.detach().to("cpu", copy=True)
         for name, parameter in network.named_parameters()
@@ -34,7 +34,7 @@ def adam_state(optimiser: torch.optim.Optimizer, network: nn.Module) -> State:
 
 
 def load_adam_state(optimiser: torch.optim.Optimizer, network: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load the result of ``adam_state``; ``UnusableConfigurationError`` where it does not fit."""
+    """Load the result of ``adam_state``; raise ``UnusableConfigurationError`` if it does not fit."""
     optimised = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
     parameters = {name: parameter for name, parameter in network.named_parameters() if id(parameter) in optimised}
     for key, value in state.items():
@@ -48,7 +48,7 @@ def load_adam_state(optimiser: torch.optim.Optimizer, network: nn.Module, state:
 
 
 def fitting_moments(state: Mapping[str, Tensor], network: nn.Module) -> State:
-    """The part of an optimiser's state that fits the network; reshaped parameters lose theirs."""
+    """Return the part of an optimiser's state that fits the network; reshaped parameters lose theirs."""
     shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
     owners = {key: key.rpartition("/")[0] for key in state}
     reshaped = {owners[key] for key, value in state.items() if value.ndim and value.shape != shapes.get(owners[key])}

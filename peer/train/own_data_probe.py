@@ -1,8 +1,8 @@
-"""Try a received model or head on a few of this site's own samples before it is used.
+"""Test a received model or head against poisoning on some of this site's own samples before use.
 
-Models that circulate or visit, heads that are kept as experts, and proxies that are averaged in pairs reach
-each site alone: there is no set of contributions, equal at all sites, to compare them with. Only
-this site's own data can tell whether they predict anything. The result stays in the worker.
+Models that circulate or visit, heads kept as experts, and proxies averaged in pairs reach each site alone: there is no
+set of contributions, equal at all sites, to compare them with. Only this site's own data can show whether they predict
+anything. The result stays in the worker.
 """
 
 from __future__ import annotations
@@ -28,32 +28,34 @@ from peer.train.settings import TrainingSettings
 logger = logging.getLogger(__name__)
 
 SAMPLES_MAX = 32
-"""Of the validation split, or of the training split where that has fewer than ``SAMPLES_MIN``."""
+"""Maximum number of samples, of the validation split or, if it has fewer than ``SAMPLES_MIN``, the training split."""
 SAMPLES_MIN = 8
 LOGIT_MAX = 1e4
-"""Of a received model's predictions; trained networks stay below a hundred."""
+"""Upper bound on a received model's predictions; those of trained networks stay below a hundred."""
 SUSPICIOUS_RATIO = 1.1
-"""A copy of a circulating model with so many times the loss of an earlier copy is compared with the
-copy from which it was trained. To err costs a transfer."""
+"""If a copy of a circulating model has this many times the loss of an earlier copy, it is compared with the copy from
+which it was trained. A false alarm costs one transfer.
+"""
 CHANGE_MAX = 0.75
-"""How far the training of a round may move a tensor, in norms of the tensor; honest training of 16 steps
-moved them by 0.15, and negated or random weights are 1.4 to 2 norms away."""
+"""How far the training of a round may move a tensor, in norms of the tensor; honest training of 16 steps moved them by
+0.15, and negated or random weights are 1.4 to 2 norms away.
+"""
 CHANGE_RATIO_MAX = 2.0
-"""Beyond ``CHANGE_MAX``, each round may move a tensor so many times as far as this site's own training."""
+"""Beyond ``CHANGE_MAX``, how far each round may move a tensor, in multiples of this site's own training."""
 SPREAD_RATIO_MAX = 10.0
-"""A received head's predictions may spread so many times as widely as the own head's; honest ones of
-unlike sites had 1.3 at most."""
+"""Upper bound on the spread of a received head's predictions, in multiples of the own head's; honest heads of
+dissimilar sites had at most 1.3.
+"""
 
 
 class OwnDataProbe:
-    """Refuses received networks that are beyond a bound on own data; ``[training] probe_ratio_max``
-    sets that of models, and 0 there switches both off.
+    """Refuses received networks that exceed a bound on this site's data.
 
-    Every check is a function of the artifact, the site's samples and its networks, so a restarted
-    worker decides alike.
+    ``[training] probe_ratio_max`` sets the bound for models; 0 switches off all checks. Every check is a function of
+    the artifact, the site's samples and its networks, so a restarted worker decides alike.
 
     Args:
-        settings: the site's.
+        settings: the site's settings.
         data: reads the site's data at the first check.
         device: where networks run.
     """
@@ -63,11 +65,11 @@ class OwnDataProbe:
         self._batch: tuple[Tensor, Tensor] | None = None
 
     def check_model(self, source: Source, network: nn.Module, own: nn.Module) -> None:
-        """Refuse a model without weights, or one whose loss is beyond the bound.
+        """Refuse a model without weights, or one whose loss exceeds the bound.
 
-        The unit is the loss of a prediction that is zero everywhere: a model that was trained on
-        other classes may be worse than one that knows nothing, but not many times worse. Where the
-        own network is beyond the bound, too, the samples say nothing of the model.
+        The loss is measured in multiples of the loss of a prediction that is zero everywhere. A model trained on other
+        classes may be worse than one that knows nothing, but not many times worse. If this site's network exceeds the
+        bound, too, the samples say nothing about the model.
 
         Raises:
             UnusableArtifact: the model is beyond the bound.
@@ -97,10 +99,10 @@ class OwnDataProbe:
                 self.check_head(source, module.head if isinstance(module, Expert) else module, own)
 
     def check_return(self, source: Source, returned: nn.Module, sent: nn.Module) -> None:
-        """Refuse a copy of this site's model that came home much worse than the model that left.
+        """Refuse a copy of this site's model that returned much worse than the model that was sent.
 
         Raises:
-            UnusableArtifact: the copy is beyond the bound of any model, or lost half as much.
+            UnusableArtifact: the copy exceeds the bound of any model, or its loss rose by over half that bound.
         """
         self.check_model(source, returned, sent)
         loss_max = self._settings.probe_ratio_max / 2
@@ -124,19 +126,19 @@ class OwnDataProbe:
         own_change: float,
         final: bool,
     ) -> None:
-        """Refuse a copy of a circulating model that no training has made of an earlier copy.
+        """Refuse a copy of a circulating model that cannot result from training an earlier copy.
 
-        A copy may be worse on this site's samples than the earlier one, since other sites have other
-        samples. It is refused where its weights are too far away as well. So neither an honest site
-        nor the sender of a forged earlier copy makes another one guilty.
+        A copy may be worse on this site's samples than the earlier one, since other sites have other samples. It is
+        refused only if its weights are too far away as well. Neither an honest site nor the sender of a forged earlier
+        copy can therefore incriminate another site.
 
         Args:
-            source: says where the copy comes from.
+            source: the origin of the copy.
             network: the copy.
-            earlier: another copy of the same model; ``None`` where there is none here.
-            rounds: how many rounds of training lie between both copies.
-            own_change: ``largest_change`` by this site's own last training of a round.
-            final: whether this decides; otherwise what is only suspicious is refused, too.
+            earlier: another copy of the same model; ``None`` if this site has none.
+            rounds: the number of rounds of training between both copies.
+            own_change: ``largest_change`` caused by this site's own last round of training.
+            final: whether the decision is final; otherwise a merely suspicious copy is refused, too.
 
         Raises:
             UnusableArtifact: the copy is refused.
@@ -163,10 +165,9 @@ class OwnDataProbe:
             )
 
     def check_head(self, source: Source, head: nn.Module, own: Network) -> None:
-        """Refuse a head without weights, or one whose predictions spread many times as widely as
-        those of the own head.
+        """Refuse a head without weights, or one whose predictions spread many times as widely as those of the own head.
 
-        The head gets the features of the own body, repeated or cut to its width.
+        The head gets the features of this site's body, repeated or cut to its width.
 
         Raises:
             UnusableArtifact: the head is beyond the bound.
@@ -185,7 +186,7 @@ class OwnDataProbe:
         )
 
     def _samples_are_sound(self, own: nn.Module) -> bool:
-        """Whether the own network stays within the bound on the same samples; if not, warn."""
+        """Return whether this site's network stays within the bound on the same samples; if not, log a warning."""
         ratio = self.loss_ratio(own)
         sound = ratio <= self._settings.probe_ratio_max
         if not sound:
@@ -197,8 +198,10 @@ class OwnDataProbe:
         return sound
 
     def loss_ratio(self, network: nn.Module) -> float:
-        """The model's loss on the probe's samples, in losses of a prediction that is zero everywhere;
-        infinite where its predictions are beyond all use.
+        """Return the model's loss on the probe's samples, as a multiple of that of a prediction that is zero
+        everywhere.
+
+        The ratio is infinite if the absolute value of a logit exceeds ``LOGIT_MAX``.
         """
         images, targets = self._samples()
         loss = supervised_loss(
@@ -206,13 +209,14 @@ class OwnDataProbe:
         ).loss
         prediction = _run(network, images, self._device).prediction.float().cpu()
         if self._settings.task.kind != "super_resolution" and float(prediction.abs().max()) > LOGIT_MAX:
-            return math.inf  # it may even be right, but outvotes every other model
+            return math.inf  # the model may be right, but outvotes every other one
         none = float(loss(torch.zeros_like(prediction), targets))
         return float(loss(prediction, targets)) / none if none else math.nan
 
     def spread_ratio(self, head: nn.Module, own: Network) -> float:
-        """The standard deviation of the head's predictions over the samples, in those of the own head;
-        0 where the own head predicts the same for all, and tells nothing.
+        """Return the standard deviation of the head's predictions over the samples, as a multiple of the own head's.
+
+        Return 0 if the own head predicts the same for all samples, and so gives no scale.
         """
         images, _ = self._samples()
         output = _run(own, images, self._device)
@@ -220,7 +224,7 @@ class OwnDataProbe:
         index = torch.arange(models.head_width(head), device=feature.device) % feature.shape[1]
         prediction = _run(head, feature[:, index], self._device)
         spread, own_spread = _spread(prediction), _spread(output.prediction)
-        return spread / own_spread if own_spread else 0.0 * spread  # a NaN stays one
+        return spread / own_spread if own_spread else 0.0 * spread  # a NaN stays a NaN
 
     def _samples(self) -> tuple[Tensor, Tensor]:
         if self._batch is None:
@@ -236,10 +240,10 @@ def _refuse_without_weights(source: Source, network: nn.Module) -> None:
 
 
 def largest_change(network: nn.Module, earlier: nn.Module) -> tuple[str, float]:
-    """The floating tensor that moved farthest from an earlier copy, in norms of the earlier tensor.
+    """Return the floating tensor that moved farthest from an earlier copy, and how far, in norms of the earlier tensor.
 
-    A norm counts at least as that of a fresh layer, so that biases that began at zero may move. Batch
-    statistics follow the data, and do not count.
+    A norm counts as at least that of a fresh layer, so that biases that began at zero may move. Batch statistics follow
+    the data, and do not count.
     """
     states = [
         {
@@ -267,7 +271,7 @@ def _evenly(split: DataSplit) -> Sequence[int]:
 
 
 def _run(network: nn.Module, inputs: Tensor, device: torch.device) -> Any:
-    """The network's output in evaluation mode; its mode is left to the stage that uses it."""
+    """Return the network's output in evaluation mode; the stage that uses the network sets its mode anew."""
     network.to(device).eval()
     with torch.no_grad():
         return network(inputs.to(device))

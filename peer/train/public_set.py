@@ -1,4 +1,4 @@
-"""The public set of images that sites predict for each other: the same at every site, by its digest."""
+"""The public set of images that sites predict for each other; its digest ensures that all sites have the same."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from peer.train.settings import TrainingSettings
 
 
 def load_public_images(settings: TrainingSettings) -> Tensor:
-    """The images ``(n, c, *space)`` of the ``training`` list of ``[data] public``, prepared as this
-    site's own; labels are not needed.
+    """Load the images ``(n, c, *space)`` of the ``training`` list of ``[data] public``, prepared like this site's own.
+
+    Labels are not needed.
 
     Raises:
-        UnusableConfigurationError: there is no such set, it cannot be read, has more than
+        UnusableConfigurationError: the set is missing, cannot be read, has more than
             ``SIZE_MAX`` images, or is not the one that the federation pins.
     """
     path = settings.data.public
@@ -45,7 +46,7 @@ def load_public_images(settings: TrainingSettings) -> Tensor:
 
 
 def digest_images(samples: tuple[Sample, ...]) -> str:
-    """Hex SHA-256 over the SHA-256 of each image's files, in the datalist's order: names do not count."""
+    """Compute the hex SHA-256 over the SHA-256 of each image's files, in the datalist's order; names do not count."""
     digest = hashlib.sha256()
     for sample in samples:
         for path in sample.images:

@@ -1,17 +1,15 @@
-"""The ranks beside the worker: processes that train in step with it, each on a share of every batch.
+"""The ranks beside the worker: data-parallel processes that train in step with it, each on a share of every batch.
 
-The worker is rank 0. It alone talks to the daemon, judges received artifacts, evaluates, and writes
-files. It starts the other ranks with PyTorch's launcher, ``torch.multiprocessing``, at its first step,
-and keeps them for later stages. They inherit its confinement and priority, and the kernel kills them
-when it ends, however it ends.
+The worker is rank 0. Only the worker talks to the daemon, judges received artifacts, evaluates, and writes files. It
+starts the other ranks with PyTorch's launcher, ``torch.multiprocessing``, at its first step, and keeps them for later
+stages. They inherit its confinement and priority, and the kernel kills them when it ends for any reason.
 
-A pipe to each rank carries which stage begins and which step is next; the rank reads checkpoint,
-artifacts and samples itself. Tensors travel through torch's process group: gloo between processors,
-NCCL between GPUs. The ranks find each other through a file in the site's folder, and both backends
-bind to the loopback interface alone: other machines reach no port.
+A pipe to each rank announces stages and steps; the rank reads checkpoint, artifacts and samples itself. Tensors travel
+through torch's process group: gloo between processors, NCCL between GPUs. The ranks find each other through a file in
+the site's folder, and both backends bind to the loopback interface alone: other machines reach no port.
 
-A rank that fails says why, one that is killed has an exit code. Either ends the worker, with the rank
-as the reason, and the daemon starts another one.
+A rank that fails sends the reason; one that is killed has an exit code. Either ends the worker, with the rank as the
+reason, and the daemon starts another worker.
 """
 
 from __future__ import annotations
@@ -48,23 +46,23 @@ logger = logging.getLogger(__name__)
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 COLLECTIVE_S = 24 * 3600.0
-"""The daemon's watchdog ends a worker that hangs; torch's own limit must not be the shorter one."""
+"""The daemon's watchdog ends a worker that hangs; torch's own timeout must not be shorter."""
 EXPLAIN_S = 5.0
-"""What a broken exchange waits for the failure of the rank behind it."""
+"""How long a broken exchange waits for the failure of the rank that caused it."""
 SETTLE_S = 1.0
-"""A rank's crash counts as the cause once no other rank's failure is known for so long."""
+"""A rank's crash counts as the cause once no other rank's failure has become known for this long."""
 ABANDON_S = 15.0
-"""NCCL waits for a dead rank for ever; the worker ends so long after that rank."""
+"""NCCL waits for a dead rank for ever; the worker ends this long after that rank."""
 UNDIVIDED = (
     "every process trains on whole batches, which saves no time: stage=%s; a received network has normalisation whose "
     "statistics several processes do not synchronise on this device"
 )
 FOLDER = "ranks"
-"""In the worker's home: the file through which the ranks find each other."""
+"""In the worker's home: the folder of the file through which the ranks find each other."""
 
 
 class RankFailed(WorkError):  # noqa: N818 - the name is the fact
-    """Another rank has failed, or was killed."""
+    """Another rank failed or was killed."""
 
     def __init__(self, fault: str, reason: str) -> None:
         super().__init__(reason)
@@ -82,7 +80,7 @@ class BeginStage:
 
 @dataclass(frozen=True)
 class StageReady:
-    """From a rank: it can take the stage's first step, with samples and labels of this digest. Number 0: it runs."""
+    """From a rank: ready for the stage's first step, with the digest of samples and labels. Number 0: the rank runs."""
 
     number: int
     samples: str = ""
@@ -90,7 +88,7 @@ class StageReady:
 
 @dataclass(frozen=True)
 class Reading:
-    """From a rank: it reads samples."""
+    """From a rank: it is reading samples."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +100,12 @@ class Failed:
 
 
 class RankProcesses:
-    """The other ranks, as the worker has them.
+    """The other ranks, as the worker controls them.
 
     Args:
-        setting: the worker's; ``processes`` counts all ranks.
-        run: is a rank, in a process of its own: ``peer.train.worker.run_rank``.
-        halted: asked while the ranks get ready, whenever one gives a sign.
+        setting: the worker's setting; its ``processes`` counts all ranks.
+        run: the function that a rank runs in its process: ``peer.train.worker.run_rank``.
+        halted: called while the ranks get ready, whenever one sends a message.
         abandon: ends this process with an error, from another thread.
     """
 
@@ -140,7 +138,7 @@ class RankProcesses:
         return [process.pid for process in self._processes]
 
     def check(self, networks: Mapping[str, nn.Module]) -> None:
-        """``UnusableConfigurationError`` where a rank lacks a GPU, or this site's networks cannot be divided."""
+        """Raise ``UnusableConfigurationError`` if a rank lacks a GPU, or cannot divide one of this site's networks."""
         check_devices(self._device, self.ranks.count)
         self.ranks.check_norms(networks, self._device)
 
@@ -148,13 +146,13 @@ class RankProcesses:
         """Have every rank prepare a stage, and wait until all can take its first step.
 
         Args:
-            work: the digest whose partial checkpoint the stage goes on from.
-            loop: rank 0's.
+            work: the digest whose partial checkpoint the stage continues from.
+            loop: the loop of rank 0.
             samples: the digest of the training samples and their labels at rank 0.
 
         Raises:
-            RankFailed: a rank has failed.
-            WorkInterrupted: the daemon sent a halt; the ranks stay.
+            RankFailed: a rank failed.
+            WorkInterrupted: the daemon sent a halt; the ranks keep running.
             UnusableDataError: a rank has other samples, or other labels.
         """
         if not loop.is_divided:
@@ -168,7 +166,7 @@ class RankProcesses:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Announce a step, which the block takes; ``RankFailed`` if it fails since another rank did."""
+        """Announce a step, which the block takes; raise ``RankFailed`` if it fails because another rank did."""
         try:
             self._send(number)
             yield
@@ -200,7 +198,7 @@ class RankProcesses:
         self._clear()
 
     def _clear(self) -> None:
-        """Empty the folder; the worker's confinement lets it write in there alone, and so not remove it."""
+        """Empty the folder without removing it: the confined worker may write inside it only."""
         for path in self._folder.glob("*"):
             path.unlink(missing_ok=True)
 
@@ -224,7 +222,7 @@ class RankProcesses:
     def _start(self) -> None:
         check_devices(self._device, self.ranks.count)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._clear()  # what a killed worker has left
+        self._clear()  # left by a killed worker
         others = range(1, self.ranks.count)
         pipes = {rank: Pipe() for rank in others}
         with self._temporary_files():
@@ -245,10 +243,10 @@ class RankProcesses:
 
     @contextlib.contextmanager
     def _temporary_files(self) -> Iterator[None]:
-        """Have the launcher put its temporary files into the ranks' folder, where ``_clear`` finds them.
+        """Have the launcher put its temporary files into the ranks' folder, which ``_clear`` empties.
 
-        It reads and writes them. A confined worker cannot read a file that it makes in the system's
-        temporary folder if a site's keys lie somewhere in there.
+        The launcher reads and writes them. If a site's keys lie in the system's temporary folder, a confined worker
+        cannot read a file that it creates there.
         """
         before, tempfile.tempdir = tempfile.tempdir, str(self._folder)
         try:
@@ -282,7 +280,7 @@ class RankProcesses:
         return self._ready[rank].number if rank in self._ready else -1
 
     def _find_failure(self) -> RankFailed | None:
-        """The failure of a rank, as soon as it is known."""
+        """Wait for the failure of a rank and return it; ``None`` if none becomes known within ``EXPLAIN_S``."""
         with self._news:
             self._news.wait_for(lambda: self._failure is not None, EXPLAIN_S)
             if self._failure is not None:
@@ -291,7 +289,7 @@ class RankProcesses:
 
     # --- in the thread that watches -----------------------------------------------------------------------------------
     def _watch(self) -> None:
-        """Take what the ranks send, until one has failed or ended."""
+        """Receive the ranks' messages until one has failed or ended."""
         waiting: dict[Any, int] = {connection: rank for rank, connection in enumerate(self._connections, 1)}
         waiting |= {process.sentinel: rank for rank, process in enumerate(self._processes, 1)}
         crashes: dict[int, str] = {}
@@ -306,7 +304,7 @@ class RankProcesses:
                     del waiting[item]
                 if failed is not None and failed.fault != "crash":
                     self._fail(rank, failed.reason, failed.fault)
-                elif failed is not None:  # perhaps since another rank is gone, which says more
+                elif failed is not None:  # another rank's end may be the cause
                     crashes[rank] = failed.reason
                 elif isinstance(item, int) and rank not in crashes:
                     self._fail(rank, describe_end(self._processes[rank - 1]))
@@ -315,9 +313,7 @@ class RankProcesses:
             self._abandon(self._failure)
 
     def _receive(self, rank: int) -> Failed | None:
-        """Take all that a rank has sent; returns its failure, if that is among it. Closes a connection that
-        has ended.
-        """
+        """Receive all messages of a rank; return its failure if it sent one. Close a connection that has ended."""
         connection = self._connections[rank - 1]
         try:
             while not connection.closed and connection.poll():
@@ -334,14 +330,14 @@ class RankProcesses:
         return None
 
     def _fail(self, rank: int, reason: str, fault: str = "crash") -> None:
-        """Note the first failure: the cause of all others."""
+        """Record the first failure, which caused all others."""
         with self._news:
             self._failure = self._failure or RankFailed(fault, f"rank {rank} of {self.ranks.count}: {reason}")
             self._news.notify_all()
 
 
 def describe_end(process: Any) -> str:
-    """How a process has ended that said nothing."""
+    """Describe how a process ended that sent no reason."""
     process.join()
     code = process.exitcode or 0
     hint = " (out of memory?)" if code == -signal.SIGKILL else ""

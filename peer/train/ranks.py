@@ -1,19 +1,18 @@
-"""Several processes that train one stage together. Each is a rank, loads its share of every batch, and
-runs the networks on it; the losses see the outputs for the joint batch at every rank.
+"""Data-parallel training of one stage by several processes.
 
-A method's losses are therefore those of one process, whichever samples they compare. All tensors but
-those inside a network are *joint*: every rank has the same values. The gradient of a joint tensor, or
-of a parameter, may differ between ranks. Its mean over the ranks is the gradient that one process
-computes for the joint batch, whether shares are equal or not:
+Each process is a rank, loads its share of every batch, and runs the networks on it. The losses see the outputs for the
+joint batch at every rank, so that a method's losses equal those of one process, whichever samples they compare. All
+tensors but those inside a network are *joint*: every rank has the same values. The gradient of a joint tensor, or of a
+parameter, may differ between ranks. Its mean over the ranks is the gradient that one process computes for the joint
+batch, whether or not shares are equal:
 
-* ``join`` makes the joint output of the ranks' rows. Backwards it adds up all ranks' gradients of it
-  and keeps the own rows.
+* ``join`` makes the joint output of the ranks' rows. Backwards it sums all ranks' gradients and keeps the own rows.
 * A share is a slice of a joint input. Backwards the other rows have no gradient at this rank.
 * ``average_gradients`` takes the mean before the optimisers step, so that parameters stay equal.
 
-Batch normalisation in training mode would see a share only. ``Ranks.prepare`` synchronises it on a
-GPU. Elsewhere such a stage is undivided: each rank runs the whole batch. So is, on every device, one
-with instance normalisation that tracks running statistics, which PyTorch cannot synchronise.
+In training mode, batch normalisation would see one share only. ``Ranks.prepare`` synchronises it on a GPU. Elsewhere
+such a stage is undivided: each rank runs the whole batch. So is, on every device, a stage with instance normalisation
+that tracks running statistics, which PyTorch cannot synchronise.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ class Collectives(Protocol):
     """Exchanges tensors of one shape and type between all ranks; each rank calls in the same order."""
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, in the order of ranks."""
+        """Return the tensors of all ranks, ordered by rank."""
 
     def add_up(self, tensor: Tensor) -> None:
-        """Replace the tensor by the sum over all ranks, which has the same bits at each."""
+        """Replace the tensor by the sum over all ranks, which is bit-identical at each."""
 
 
 class ProcessGroup:
@@ -57,11 +56,11 @@ class ProcessGroup:
 
 
 class Ranks:
-    """All ranks, as one of them sees them.
+    """All ranks, from the view of one of them.
 
     Args:
-        rank: this process's, counted from 0.
-        count: of ranks.
+        rank: the rank of this process, counted from 0.
+        count: the number of ranks.
     """
 
     def __init__(self, rank: int, count: int, collectives: Collectives) -> None:
@@ -83,7 +82,7 @@ class Ranks:
         return self._divides
 
     def check_norms(self, networks: Mapping[str, nn.Module], device: torch.device) -> None:
-        """``UnusableConfigurationError`` where some of a site's own networks could not be divided."""
+        """Raise ``UnusableConfigurationError`` if the ranks could not divide one of the site's own networks."""
         for name, network in networks.items():
             norm = lone_norm(network, device)
             if norm is not None:
@@ -100,14 +99,14 @@ class Ranks:
         return slice(*self._bounds(count, self.rank))
 
     def own(self, items: Sequence[Item]) -> Sequence[Item]:
-        """This rank's share of the items of a batch, or all of them."""
+        """Return this rank's share of the items of a batch, or all of them if the batch is not divided."""
         rows = self.share(len(items))
         return items if rows is None else items[rows]
 
     def divide(self, inputs: tuple[Any, ...]) -> Share | None:
-        """This rank's share of a network's inputs; none where each rank runs the network on all samples.
+        """Return this rank's share of a network's inputs; None if each rank runs the network on all samples.
 
-        The first tensor says how many samples there are. Each tensor with as many rows is divided.
+        The first tensor gives the number of samples. Each tensor with as many rows is divided.
         """
         count = next((len(tensor) for tensor in _tensors(inputs) if tensor.ndim), 0)
         rows = self.share(count)
@@ -117,12 +116,12 @@ class Ranks:
         return Share(self, own, rows, count)
 
     def join(self, own: Tensor, count: int) -> Tensor:
-        """The joint tensor of all ranks' rows, ``count`` of them; gradient flows."""
+        """Return the joint tensor of all ranks' rows, ``count`` of them; gradient flows."""
         joint: Tensor = _Join.apply(own, self, count)  # type: ignore[no-untyped-call]
         return joint
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace the gradients by their means over the ranks; those of one type travel together."""
+        """Replace the gradients by their means over the ranks; those of one type are sent together."""
         by_type: dict[torch.dtype, list[Tensor]] = {}
         for parameter in parameters:
             if parameter.grad is not None:
@@ -136,33 +135,33 @@ class Ranks:
                 gradient.copy_(mean.view_as(gradient))
 
     def _bounds(self, count: int, rank: int) -> tuple[int, int]:
-        """First row and end of a rank's share; shares differ by one at most, the larger ones first."""
+        """Return first row and end of a rank's share; shares differ by at most one, larger ones first."""
         share, rest = divmod(count, self.count)
         first = rank * share + min(rank, rest)
         return first, first + share + (rank < rest)
 
     def _gather_rows(self, own: Tensor, count: int) -> Tensor:
-        """All ranks' rows, as bytes on the way: not every backend knows every type."""
+        """Gather all ranks' rows, sent as bytes, because not every backend supports every type."""
         sizes = [end - first for first, end in (self._bounds(count, rank) for rank in range(self.count))]
         if len(own) != sizes[self.rank]:
             raise UnusableConfigurationError(
                 f"[training] processes = {self.count}: a network of the method gives a tensor {tuple(own.shape)} for "
                 f"{sizes[self.rank]} samples, which ranks cannot join; set processes = 1"
             )
-        rows = own.new_zeros((max(sizes), *own.shape[1:]))  # equal shapes travel, shares may differ by a row
+        rows = own.new_zeros((max(sizes), *own.shape[1:]))  # all ranks send equal shapes; shares may differ by a row
         rows[: len(own)] = own
         received = self._collectives.gather(rows.view(torch.uint8))
         return torch.cat([part.view(own.dtype)[:size] for part, size in zip(received, sizes, strict=True)])
 
     def _sum_gradient(self, gradient: Tensor) -> Tensor:
-        """The sum of all ranks' gradients of a joint tensor, of this rank's rows."""
+        """Sum all ranks' gradients of a joint tensor; return this rank's rows."""
         total = gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True).contiguous()
         self._collectives.add_up(total)
         return total[slice(*self._bounds(len(total), self.rank))].to(gradient.dtype)
 
 
 class Share:
-    """This rank's rows of a network's inputs, and the way back to the joint output."""
+    """This rank's rows of a network's inputs, with the means to join outputs."""
 
     def __init__(self, ranks: Ranks, inputs: tuple[Any, ...], rows: slice, count: int) -> None:
         self.inputs = inputs
@@ -170,9 +169,7 @@ class Share:
         self._joined: dict[int, tuple[Tensor, Tensor]] = {}
 
     def join(self, output: Any) -> Any:
-        """The joint output. The fields of a named tuple are joined when they are read: most losses read
-        few of a network's features.
-        """
+        """Return the joint output. Fields of a named tuple are joined when read: most losses read few features."""
         if isinstance(output, Tensor):
             if id(output) not in self._joined:  # one feature may be in several fields
                 self._joined[id(output)] = output, self._ranks.join(output, self._count)
@@ -187,8 +184,9 @@ class Share:
 
 
 class JointOutput:
-    """Has the attributes of a named tuple, each joined when it is first read, in the same order at every
-    rank; it has no items, which would be those of the share.
+    """Joins each attribute of a named tuple when it is first read, in the same order at every rank.
+
+    It has no items, which would be those of the share.
     """
 
     def __init__(self, output: Any, join: Callable[[Any], Any]) -> None:
@@ -215,7 +213,9 @@ class _Join(torch.autograd.Function):
 
 
 def lone_norm(network: nn.Module, device: torch.device) -> str | None:
-    """The kind of layer, if any, that would keep the statistics of this process's samples alone, with the reason."""
+    """Return a kind of layer that would keep statistics of this rank's samples alone, with the reason; None without
+    one.
+    """
     for module in network.modules():
         if isinstance(module, _BatchNorm) and device.type != "cuda":
             return "batch normalisation, which several processes synchronise on GPUs alone"
@@ -225,14 +225,14 @@ def lone_norm(network: nn.Module, device: torch.device) -> str | None:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists and mappings."""
+    """Return the tensors in nested tuples, lists and mappings."""
     tensors: list[Tensor] = []
     _map_tensors(value, lambda tensor: tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return tensors
 
 
 def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The value with its tensors changed, in nested tuples, lists and mappings."""
+    """Change the tensors in nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, list | tuple):

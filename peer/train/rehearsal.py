@@ -1,9 +1,7 @@
-"""Rehearse a round before the federation starts: run the first steps of every stage, measure memory
-and time.
+"""Rehearse a round before the federation starts: run the first steps of every stage, measure memory and time.
 
-The site's own artifact stands in for those of the other sites, so that a method's stages run with
-as many received models or heads as in a round. Another site's network may be larger, which a
-rehearsal cannot foresee.
+The site's own artifact stands in for those of the other sites, so that a method's stages run with as many received
+models or heads as in a round. Another site's network may be larger, which a rehearsal cannot foresee.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from peer.train.site_networks import SiteNetworks
 
 INITIAL = checkpoint_name(0, "initial")
 STEPS = 2
-"""Of each pass: the first also warms up the device, the second takes as long as later ones."""
+"""Steps per pass: the first also warms up the device, the second takes as long as later ones."""
 MEMORY_INFORMATION = Path("/proc/meminfo")
 GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
@@ -61,8 +59,7 @@ class RehearsedTrainer(Protocol):
 
 
 def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Rehearsed:
-    """Try the stages of a round, its aggregation and a prediction, from the initial checkpoint,
-    which must exist.
+    """Try the stages of a round, its aggregation and a prediction, from the initial checkpoint, which must exist.
 
     Raises:
         UnusableConfigurationError: a loss is not finite, or a stage refuses this site's networks.
@@ -76,7 +73,7 @@ def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Re
     sources = stand_ins(trainer, artifact, command.others)
     timings = {name: try_stage(trainer, train) for name, train in stage_commands(trainer, sources)}
     plan = trainer.settings.plan
-    usual = timings.keys() & plan.stages_of(plan.phases) or {"visitor"}  # a round may only circulate models
+    usual = timings.keys() & plan.stages_of(plan.phases) or {"visitor"}  # a round may circulate models only
     if "aggregate" in plan.phases and plan.pattern != "visit":
         trainer.artifact_exchange.average(sources, samples=len(trainer.data.training))
     split = trainer.data.test if len(trainer.data.test) else trainer.data.training
@@ -89,7 +86,7 @@ def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Re
         device=describe_device(device, processes),
         step_s={name: step_s for name, (step_s, _) in timings.items()},
         round_s=sum(timings[name][1] for name in usual),
-        memory_bytes=peak_bytes(device) * (1 if device.type == "cuda" else processes),  # which share the machine's
+        memory_bytes=peak_bytes(device) * (1 if device.type == "cuda" else processes),  # these share the main memory
         available_bytes=available,
         artifact_bytes=0 if artifact is None else artifact.bytes,
         padding_share=padding_share(trainer.site_networks.dam.eval(), images[:1].to(device)),
@@ -97,7 +94,7 @@ def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Re
 
 
 def stage_commands(trainer: RehearsedTrainer, sources: tuple[Source, ...]) -> Iterator[tuple[str, commands.Train]]:
-    """A round's commands by stage name, with the artifacts received by then."""
+    """Yield a round's commands by stage name, with the artifacts received by then."""
     plan, parameters = trainer.settings.plan, trainer.settings.parameters
     if sources and (plan.pattern == "circulate" or parameters.get("activation")):
         (stage, *_) = plan.stages
@@ -115,8 +112,8 @@ def stage_commands(trainer: RehearsedTrainer, sources: tuple[Source, ...]) -> It
 
 
 def try_stage(trainer: RehearsedTrainer, command: commands.Train) -> tuple[float, float]:
-    """Run the first steps of each pass: the seconds of a step, and of the whole stage."""
-    loop, batches = trainer.prepare(command, probes=False)  # the stand-ins are this site's own
+    """Run the first steps of each pass; return the seconds of a step, and of the whole stage."""
+    loop, batches = trainer.prepare(command, probes=False)  # the stand-ins are this site's own artifacts
     whole_s = 0.0
     try:
         for number in range(len(loop.stage.passes)):
@@ -148,7 +145,7 @@ def describe_non_finite(stage: str, step: int, losses: Mapping[str, float]) -> s
 
 
 def write_own_artifact(trainer: RehearsedTrainer) -> Artifact | None:
-    """Write the artifact that the site would send; none where the method sends none."""
+    """Write the artifact that the site would send; return ``None`` if the method sends none."""
     if trainer.settings.plan.artifact is None:
         return None
     trainer.site_networks.load(INITIAL)
@@ -159,7 +156,7 @@ def write_own_artifact(trainer: RehearsedTrainer) -> Artifact | None:
 
 
 def stand_ins(trainer: RehearsedTrainer, artifact: Artifact | None, others: tuple[SiteName, ...]) -> tuple[Source, ...]:
-    """The site's own artifact as if others had sent it: all, the visitors of a round, or one."""
+    """Return the site's own artifact as if others had sent it: all, the visitors of a round, or one."""
     if artifact is None:
         return ()
     plan, parameters = trainer.settings.plan, trainer.settings.parameters
@@ -168,7 +165,7 @@ def stand_ins(trainer: RehearsedTrainer, artifact: Artifact | None, others: tupl
 
 
 def available_bytes(device: torch.device) -> int:
-    """The memory that this process can use on the device; for the CPU, on the machine."""
+    """Return the memory that this process can use on the device; for the CPU, on the machine."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) + torch.cuda.memory_reserved(device)  # this process can reuse its own reserve
@@ -181,14 +178,13 @@ def available_bytes(device: torch.device) -> int:
 
 
 def group_free_bytes(group: Path = GROUP, groups: Path = GROUPS) -> Iterator[int]:
-    """The memory left in each control group of this process: a container or a unit may have less
-    than the machine.
+    """Yield the memory left in each control group of this process; a container or unit may have less than the machine.
 
     Source: https://docs.kernel.org/admin-guide/cgroup-v2.html; as in Kubernetes, inactive file
     pages count as free.
 
     Args:
-        group: the file that names the process's groups; only version 2, a line that begins with
+        group: the file that lists the process's groups; only version 2, a line that begins with
             ``0::``, counts.
         groups: where the groups are mounted.
     """
@@ -210,7 +206,7 @@ def group_free_bytes(group: Path = GROUP, groups: Path = GROUPS) -> Iterator[int
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The peak memory since the GPU's statistics were reset, or since the process started."""
+    """Return the peak memory since the GPU's statistics were reset, or since the process started."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -36,10 +36,10 @@ from peer.train.targets import Example, SampleReader, sample_reader
 logger = logging.getLogger(__name__)
 
 STEPS_AHEAD = 2
-"""Steps whose samples are read while one trains: one of them in full, should a single file take long."""
+"""Steps whose samples are read while one trains; the second helps if a single file takes long."""
 
 WAIT_SHARE_MAX = 0.1
-"""Of a stage's duration: what training may wait for samples before the log says so."""
+"""Share of a stage's duration that training may wait for samples before the log says so."""
 WAITED = (
     "training waits for its samples: stage=%s waited_s=%.1f duration_s=%.1f; raise [training] readers, or set [data] "
     'cache = "memory" or "disk"'
@@ -54,11 +54,11 @@ class DataSplit:
     """Readable samples of one purpose.
 
     Attributes:
-        load: the image and the target of sample ``k``, prepared, on the CPU; labels in any integer
+        load: returns the image and the target of sample ``k``, prepared, on the CPU; labels in any integer
             type.
         in_memory: whether ``load`` reads no file.
-        present: the classes that occur in the targets; none in super-resolution.
-        targets_sha256: of all targets as they were first read, in the order of the samples.
+        present: the classes that occur in the targets; empty in super-resolution.
+        targets_sha256: the digest of all targets when first read, in the order of the samples.
     """
 
     samples: Sequence[Sample]
@@ -72,20 +72,20 @@ class DataSplit:
 
     @property
     def digest(self) -> str:
-        """What tells whether two processes have the same samples, with the same targets."""
+        """Digest of sample names and targets, which two processes compare."""
         names = [sample.name for sample in self.samples]
         return hashlib.sha256("\n".join([*names, self.targets_sha256]).encode()).hexdigest()
 
     def read(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Images ``(b, c, *space)`` and their targets.
+        """Read images ``(b, c, *space)`` and their targets; raise ``UnusableDataError`` like ``read_one``.
 
-        Classes ``(b,)`` or label maps ``(b, *space)``, int64, or large images
-        ``(b, classes, *(scale * space))``, float32. ``UnusableDataError`` as ``read_one``.
+        Targets are classes ``(b,)`` or label maps ``(b, *space)``, int64, or large images, float32,
+        ``(b, classes, *(scale * space))``.
         """
         return self.stack([self.read_one(index) for index in indices])
 
     def read_one(self, index: int) -> Example:
-        """A sample's image and target; ``UnusableDataError`` where it was readable and is not any more."""
+        """Read a sample's image and target; raise ``UnusableDataError`` if it is no longer readable."""
         try:
             return self.load(index)
         except UnusableConfigurationError:
@@ -97,21 +97,19 @@ class DataSplit:
 
     @staticmethod
     def stack(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-        """The batch of these examples, as ``read`` gives it."""
+        """Stack these examples into a batch as returned by ``read``."""
         images, targets = zip(*examples, strict=True)
         stacked = torch.stack(targets)
         return torch.stack(images), stacked if stacked.is_floating_point() else stacked.long()
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All samples once, in order."""
+        """Yield all samples once, in order."""
         for first in range(0, len(self), batch_size):
             yield self.read(range(first, min(first + batch_size, len(self))))
 
 
 @dataclass(frozen=True)
 class SiteData:
-    """All data of a site."""
-
     training: DataSplit
     validation: DataSplit
     test: DataSplit
@@ -121,7 +119,7 @@ class SiteData:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Samples by purpose, as an ``Initialised`` reports them."""
+        """Number of samples by purpose, as reported in ``Initialised``."""
         counts = {"training": len(self.training), "test": len(self.test), "unreadable": self.unreadable}
         return counts | ({"validation": len(self.validation)} if len(self.validation) else {})
 
@@ -132,13 +130,13 @@ def load_data(
     """Check the datalist and read every sample once.
 
     Args:
-        seed: the site's; it chooses the samples held out for validation.
-        check_halt: called before each sample; an exception from it ends the reading.
+        seed: the site's seed, which selects the samples held out for validation.
+        check_halt: called before each sample; an exception from it stops the reading.
         training_only: leave out the other samples.
 
     Raises:
         UnusableDataError: the datalist has a problem, more than ``unreadable_share_max`` of its
-            samples cannot be read, or nothing can be learnt from those for training.
+            samples cannot be read, or the training samples allow no learning.
     """
     data, task = settings.data, settings.task
     datalist = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
@@ -177,13 +175,13 @@ def load_data(
 
 
 def _check_orientations(samples: Sequence[Sample], settings: TrainingSettings) -> None:
-    """Raise ``UnusableDataError`` where volumes are left as stored by default and run in different directions."""
+    """Raise ``UnusableDataError`` if volumes are left as stored by default and differ in orientation."""
     data = settings.data
     if settings.task.spatial_dims != VOLUME_DIMS or data.orientation is not None:
         return
     orientations: dict[str, str] = {}
     for sample in samples:
-        with contextlib.suppress(ValueError, ConfigError):  # the reader of samples says why
+        with contextlib.suppress(ValueError, ConfigError):  # the sample reader reports the reason
             orientations[sample.name] = open_image(sample.images[0]).orientation
     mixed = mixed_orientations({name: axcodes for name, axcodes in orientations.items() if axcodes})
     if mixed is not None:
@@ -193,11 +191,10 @@ def _check_orientations(samples: Sequence[Sample], settings: TrainingSettings) -
 
 
 def validation_names(samples: Sequence[Sample], share: float, seed: Seed) -> set[str]:
-    """The names of the held-out training samples: the same share of each class's subjects, drawn by
-    the seed.
+    """Return the names of the held-out training samples: the same share of each class's subjects, drawn by the seed.
 
-    A subject is never divided; a sample without a subject is a subject of its own. Samples whose
-    labels are files count as one class.
+    A subject is never divided; a sample without a subject counts as a subject of its own. Samples whose labels are
+    files count as one class.
     """
     subjects: dict[int | None, dict[str, list[str]]] = {}
     first_labels: dict[str, int | None] = {}
@@ -214,7 +211,7 @@ def validation_names(samples: Sequence[Sample], share: float, seed: Seed) -> set
 
 
 def _find_lack(training: DataSplit, kind: str) -> str | None:
-    """Why a network could learn nothing from these samples, or none."""
+    """Return why a network could learn nothing from these samples, or None."""
     if kind in CLASSIFYING:
         return "has one class only; a classifier needs two" if len(training.present) < 2 else None
     if kind == "segmentation":
@@ -229,7 +226,7 @@ def _read_split(
     unreadable: dict[str, str],
     check_halt: Callable[[], None],
 ) -> DataSplit:
-    """Read the samples once; log and leave out those that fail, and give their reasons in ``unreadable``."""
+    """Read the samples once; log and leave out those that fail, and add their reasons to ``unreadable``."""
     cache = settings.data.cache
     if cache == "disk":
         read = _cache_on_disk(read, _cache_folder(settings))
@@ -266,11 +263,10 @@ def _cache_folder(settings: TrainingSettings) -> Path:
 
 
 def _cache_on_disk(read_files: SampleReader, folder: Path) -> SampleReader:
-    """A reader that keeps prepared samples on disk; the key holds each file's size and time, to
-    notice changes.
+    """Wrap a reader to keep prepared samples on disk; the key includes each file's size and time, to notice changes.
 
-    MONAI's PersistentDataset would not do: it passes images through the system's temporary folder,
-    and a crash then leaves half an image, which counts as unreadable.
+    MONAI's PersistentDataset is unsuitable: it passes images through the system's temporary folder, and a crash then
+    leaves half an image, which counts as unreadable.
     """
 
     def read(sample: Sample) -> Example:
@@ -291,14 +287,12 @@ def _cache_on_disk(read_files: SampleReader, folder: Path) -> SampleReader:
 class Batches:
     """The batches of one training stage, by step.
 
-    Every epoch is a permutation of the samples drawn from its own seed, cut into slices, one a
-    step. The last, smaller slice of an epoch is dropped; with fewer samples than ``batch_size`` an
-    epoch is one batch of all samples. A rank reads and augments its share of a batch, and gets the
-    joint one.
+    Every pass is a permutation of the samples drawn from its own seed, cut into slices, one per step. The last, smaller
+    slice of a pass is dropped; with fewer samples than ``batch_size`` a pass is one batch of all samples. A rank reads
+    and augments its share of a batch, and gets the joint batch.
 
-    The augmentation maps targets and masks like their images. In super-resolution it only flips
-    images, whatever the settings: everything else interpolates, and would teach the network a
-    blurred target.
+    The augmentation maps targets and masks like their images. In super-resolution it only flips images, whatever the
+    settings: everything else interpolates, and would teach the network a blurred target.
     """
 
     def __init__(
@@ -313,11 +307,11 @@ class Batches:
         ranks: Ranks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin to read nothing yet.
+        """Prepare the stage's batches; reading starts with the first step.
 
         Args:
-            seed: that of site, round and stage.
-            readers: threads that read the samples of the next steps, where they are on disk.
+            seed: the seed of site, round and stage.
+            readers: number of threads that read the samples of the next steps, if they are on disk.
             ranks: the processes that divide every batch.
         """
         self._ranks = ranks
@@ -325,7 +319,7 @@ class Batches:
         self._flips_only = data.task == "super_resolution"
         self._augmentation = replace(augmentation, probability=0.0) if self._flips_only else augmentation
         self._size = min(batch_size, len(data.training))
-        self._orders: dict[int, np.ndarray] = {}  # of the newest two epochs: samples are read ahead
+        self._orders: dict[int, np.ndarray] = {}  # of the newest two passes: samples are read ahead
         self._masks = None if data.masks is None else self._coarse(data.masks).to(device)
         self._ahead: dict[int, list[Future[Example]]] = {}
         self._readers = None if data.training.in_memory else ThreadPoolExecutor(readers, thread_name_prefix="reader")
@@ -334,15 +328,15 @@ class Batches:
 
     @property
     def per_epoch(self) -> int:
-        """Steps in one epoch."""
+        """Steps in one pass."""
         return len(self._split) // self._size
 
     def steps(self, work: Work) -> int:
-        """How many steps the work takes at this site."""
+        """Return the number of steps of the work at this site."""
         return work.count * (self.per_epoch if work.unit == "epoch" else 1)
 
     def indices(self, step: int) -> list[int]:
-        """The samples of a step, counted from 0."""
+        """Return the samples of a step, counted from 0."""
         epoch, turn = divmod(step, self.per_epoch)
         if epoch not in self._orders:
             newest = dict(list(self._orders.items())[-1:])
@@ -351,7 +345,7 @@ class Batches:
         return [int(index) for index in self._orders[epoch][turn * self._size : (turn + 1) * self._size]]
 
     def _own(self, step: int) -> Sequence[int]:
-        """The samples of a step that this process reads."""
+        """Return the samples of a step that this process reads."""
         indices = self.indices(step)
         return indices if self._ranks is None else self._ranks.own(indices)
 
@@ -371,13 +365,13 @@ class Batches:
         return Batch(images=self._join(images), targets=self._join(targets), masks=masks)
 
     def _join(self, own: Tensor) -> Tensor:
-        """The joint tensor of what all ranks have read."""
+        """Return the joint tensor of what all ranks have read."""
         if self._ranks is None or self._ranks.share(self._size) is None:
             return own
         return self._ranks.join(own, self._size)
 
     def warn_of_waits(self, stage: str, duration_s: float) -> None:
-        """Log it where a stage of this duration waited for its samples for long."""
+        """Log a warning if a stage of this duration waited long for its samples."""
         if self.waited_s > WAIT_SHARE_MAX * duration_s:
             logger.warning(WAITED, stage, self.waited_s, duration_s)
 
@@ -387,23 +381,23 @@ class Batches:
             self._readers.shutdown(cancel_futures=True)
 
     def _coarse(self, masks: Tensor) -> Tensor:
-        """Masks at half the image's resolution, where the augmentation has to warp them.
+        """Return masks at half the image's resolution if the augmentation must warp them.
 
-        The losses average masks over coarser cells anyhow; at full resolution, warping a hundred
-        regions would take longer than the networks.
+        The losses average masks over coarser cells anyway; at full resolution, warping a hundred regions would take
+        longer than the networks.
         """
         if not self._augmentation.active:
             return masks
         return F.interpolate(masks[None], size=[(length + 1) // 2 for length in masks.shape[1:]], mode="area")[0]
 
     def _on_device(self, tensor: Tensor) -> Tensor:
-        """The tensor on the device; a GPU copies it from locked memory while it still computes."""
+        """Move the tensor to the device; a GPU copies it from pinned memory while still computing."""
         if self._device.type == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self._device, non_blocking=True)
 
     def _read(self, step: int) -> tuple[Tensor, Tensor]:
-        """This step's samples; meanwhile threads read those of the next steps, if they are on disk."""
+        """Return this step's samples; threads meanwhile read those of the next steps, if they are on disk."""
         if self._readers is None:
             return self._split.read(self._own(step))
         ahead = {due: self._ahead.get(due) or self._submit(due) for due in range(step, step + 1 + STEPS_AHEAD)}
@@ -419,10 +413,9 @@ class Batches:
 
 
 def site_seed(settings: TrainingSettings) -> Seed:
-    """The site's seeds: ``derive`` of the federation's name and seed, the site, and the caller's
-    parts.
+    """Return the site's seeds: ``derive`` of the federation's name and seed, the site, and the caller's parts.
 
-    The federation's digest is not a part: federations that differ in the method alone start alike,
-    and are comparable.
+    The federation's digest is excluded, so that federations that differ only in the method start alike and are
+    comparable.
     """
     return lambda *parts: derive(settings.federation_name, settings.seed, settings.site, *parts)

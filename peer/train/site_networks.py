@@ -26,11 +26,11 @@ class SiteNetworks:
     """The networks by name: the local model as ``dam``, and the method's ``local_networks``.
 
     Args:
-        seed: the site's. Averaged networks, and the one model of a homogeneous federation, start
-            from the same weights at every site instead.
+        seed: the site's seed. Averaged networks, and the one model of a homogeneous federation, start
+            from the same weights at every site.
 
     Attributes:
-        base_weights: the files of weights that this site has.
+        base_weights: the weights files of this site.
         weights_summary: how the weights of ``[model]`` fit, once the local model is built.
     """
 
@@ -58,7 +58,7 @@ class SiteNetworks:
 
     @cached_property
     def output(self) -> Output:
-        """The local model's output for an image of zeros: it fits the task, and has its shapes."""
+        """The local model's output for an image of zeros, checked against the task."""
         return self._probe(self.dam, f"[model] {self.dam.spec['name']}")
 
     @property
@@ -67,9 +67,9 @@ class SiteNetworks:
         if self._beside is None:
             networks: dict[str, nn.Module] = {}
             for name, build in self._method.local_networks.items():
-                build_context = self.build_context  # before the seed: building it draws weights
+                build_context = self.build_context  # before seeding: building it draws weights
                 alike = name in (self._method.artifact_network, self._averaged_with_head, self._method.sent_beside)
-                # Where the local model has the shared architecture, both start with the same weights.
+                # If the local model has the shared architecture, both start with the same weights.
                 role = DAM if self._settings.plan.shared == "itself" else name
                 self._seed_torch("init", name, alike=alike, role=role)
                 networks[name] = build(build_context, {DAM: self.dam, **networks})
@@ -84,7 +84,7 @@ class SiteNetworks:
         return network
 
     def load(self, name: str) -> None:
-        """Load a checkpoint; ``UnusableConfigurationError`` where it is of other networks."""
+        """Load a checkpoint; raise ``UnusableConfigurationError`` if it is of other networks."""
         if self._loaded == name:
             return
         self._loaded, self._beside = "", None
@@ -97,20 +97,20 @@ class SiteNetworks:
         self._loaded, self.moments = name, checkpoint.optimisers
 
     def invalidate(self) -> None:
-        """Say that the networks will change: they equal no checkpoint any more."""
+        """Record that the networks will change, and no longer equal a checkpoint."""
         self._loaded = ""
 
     def leave_device(self) -> None:
-        """Take the networks that are built from the device; the next stage brings them back."""
+        """Move the built networks off the device; the next stage moves them back."""
         built = [self.dam] if "dam" in self.__dict__ else []
         for network in (*built, *(self._beside or {}).values()):
             network.cpu()
 
     def write(self, name: str, record: Mapping[str, Any], moments: Mapping[str, State]) -> None:
-        """Write all networks as they are now, with these moments, as a checkpoint.
+        """Write all networks in their current state, with these moments, as a checkpoint.
 
-        It leaves out the moments of the network that travels with the head: the stage that trains
-        that one averages it first, and gives it a fresh Adam each round.
+        Omit the moments of the network that travels with the head: the stage that trains it averages it first, and
+        gives it a fresh Adam each round.
         """
         states = {network: state_of(module) for network, module in self.networks.items()}
         moments = {network: state for network, state in moments.items() if network != self._averaged_with_head}
@@ -119,7 +119,7 @@ class SiteNetworks:
 
     @cached_property
     def build_context(self) -> BuildContext:
-        """What the method needs to build its networks."""
+        """The method's inputs for building its networks."""
         settings = self._settings
         spec = shared_spec(settings)
 
@@ -151,7 +151,7 @@ class SiteNetworks:
         return None if self._method.averaged_with_head is None else self._method.averaged_with_head.name
 
     def _pretrained(self, network: Network) -> Network:
-        """The network with what fits of the weights that ``[model]`` names, if it names any."""
+        """Load the fitting part of the weights that ``[model]`` names, if any, into the network."""
         model = self._settings.model
         if "weights" not in model:
             return network
@@ -170,7 +170,7 @@ class SiteNetworks:
             raise UnusableConfigurationError(f"{where}: {error}") from error
 
     def _seed_torch(self, *purpose: str, alike: bool, role: str) -> None:
-        """Seed torch's global generator; where all sites start ``alike``, by the role alone."""
+        """Seed torch's global generator; if all sites start ``alike``, by the role alone."""
         settings = self._settings
         torch.manual_seed(
             derive(settings.federation_name, settings.seed, "init", role) if alike else self._seed(*purpose)

@@ -1,4 +1,4 @@
-"""From a sample to its image and its target: one reader for each kind of task."""
+"""Read a sample's image and target: one reader for each kind of task."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Example: TypeAlias = tuple[Tensor, Tensor]
 """One image ``(c, *space)``, float32, and its target, on the CPU."""
 
 SampleReader: TypeAlias = Callable[[Sample], Example]
-"""Reads a sample's files, or raises why it cannot; its ``repr`` holds all its settings."""
+"""Reads a sample's files, or raises the reason why it cannot; its ``repr`` contains all its settings."""
 
-SMALL_CLASSES_MAX = 256  # a label map in memory takes one byte a place where that is enough
+SMALL_CLASSES_MAX = 256  # a label map in memory takes one byte per place if that suffices
 
 
 def sample_reader(task: TaskSettings, data: DataSettings) -> SampleReader:
-    """This site's reader; ``UnusableConfigurationError`` where super-resolution has no scale."""
+    """Return this site's reader; raise ``UnusableConfigurationError`` if super-resolution has no scale."""
     if task.kind == "super_resolution":
         if data.scale is None:
             raise UnusableConfigurationError("[data] scale is missing; super-resolution needs 2, 4 or 8")
@@ -53,7 +53,7 @@ class ClassIndex:
     preparation: Preparation
 
     def __call__(self, sample: Sample) -> Example:
-        """The image ``(c, *input_size)`` and its class."""
+        """Return the image ``(c, *input_size)`` and its class."""
         image = self.preparation.load(sample.images)
         check_not_constant(image.values)
         return self.preparation.finish(image), torch.tensor(sample.label, dtype=torch.int64)
@@ -61,8 +61,7 @@ class ClassIndex:
 
 @dataclass(frozen=True, slots=True)
 class LabelMap:
-    """The target is a label map on the image's grid, resized to ``input_size`` by the nearest
-    label.
+    """The target is a label map on the image's grid, resized to ``input_size`` by the nearest label.
 
     Labels are whole numbers in [0, classes), 0 the background; uint8 up to 256 classes, else int32.
     """
@@ -71,7 +70,7 @@ class LabelMap:
     classes: int
 
     def __call__(self, sample: Sample) -> Example:
-        """The image ``(c, *input_size)`` and its labels ``input_size``."""
+        """Return the image ``(c, *input_size)`` and its labels ``input_size``."""
         path = _label_file(sample)
         image, placed = self.preparation.load(sample.images), self._load(path)
         check_not_constant(image.values)
@@ -108,9 +107,8 @@ class LabelMap:
 class LargeImage:
     """The target is the image ``scale`` times as large, averaged down to ``scale * input_size``.
 
-    Without a label file, the target is the image itself, and the input its average over cells of
-    ``scale``. Values are in [0, 1]; 8-bit pictures are scaled to that range. No image is
-    interpolated to a finer grid than its file has.
+    Without a label file, the target is the image itself, and the input its average over cells of ``scale``. Values are
+    in [0, 1]; 8-bit pictures are scaled to that range. No image is interpolated to a finer grid than its file has.
     """
 
     in_channels: int
@@ -120,7 +118,7 @@ class LargeImage:
     orientation: str | None = None
 
     def __call__(self, sample: Sample) -> Example:
-        """The small image, and the large one ``(classes, *(scale * input_size))``."""
+        """Return the small image, and the large one ``(classes, *(scale * input_size))``."""
         placed = self._load(sample.images, channels=self.in_channels, key="in_channels")
         image = placed.values
         if sample.label is None:

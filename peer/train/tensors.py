@@ -16,7 +16,7 @@ State = dict[str, Tensor]
 """Parameters and buffers by name."""
 
 VALUES_AT_ONCE_MAX = 4 << 20
-"""Of all sites together: sorted in float64, with their positions, they take 130 MB."""
+"""Values of all sites together: sorted in float64, with their positions, they take 130 MB."""
 
 DTYPE_NAMES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
@@ -33,39 +33,39 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = {
 
 
 def state_of(network: nn.Module) -> State:
-    """A copy of the state on the CPU, sorted by name; no two tensors share memory."""
+    """Copy the state to the CPU, sorted by name; no two tensors share memory."""
     state = network.state_dict()
     return {name: state[name].detach().to("cpu", copy=True).contiguous() for name in sorted(state)}
 
 
 def pack(state: Mapping[str, Tensor]) -> bytes:
-    """The state as a safetensors file; the mapping's order does not change its bytes."""
+    """Encode the state as a safetensors file; the mapping's order does not change its bytes."""
     content: bytes = safetensors.torch.save({name: state[name] for name in sorted(state)})
     return content
 
 
 def unpack(content: bytes) -> State:
-    """The state in a safetensors file."""
+    """Decode the state in a safetensors file."""
     state: State = safetensors.torch.load(content)
     return state
 
 
 def as_sent(state: State, wire: Wire) -> State:
-    """The state as it leaves: with bfloat16, every float32 tensor rounded to the nearest, ties to even."""
+    """Convert the state to the wire's type: bfloat16 rounds every float32 tensor to nearest, ties to even."""
     if wire == "float32":
         return state
     return {name: each.bfloat16() if each.dtype == torch.float32 else each for name, each in state.items()}
 
 
 def as_received(sent: State, like: State) -> State:
-    """The state with the element types of another one, whose names it has; bfloat16 to float32 is exact."""
+    """Convert the state to the element types of another with the same names; bfloat16 to float32 is exact."""
     return {name: tensor.to(like[name].dtype) for name, tensor in sent.items()}
 
 
 def describe(state: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    """Names, element types and shapes, sorted by name.
+    """Return names, element types and shapes, sorted by name.
 
-    ``UnusableConfigurationError`` names a type that no artifact can hold.
+    Raise ``UnusableConfigurationError`` for a type that no artifact can contain.
     """
     for name, tensor in state.items():
         if tensor.dtype not in DTYPE_NAMES:
@@ -76,7 +76,7 @@ def describe(state: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
 
 
 def non_finite(state: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor that holds a NaN or an infinity, or none."""
+    """Return the name of the first tensor with a NaN or an infinity, or None."""
     for name in sorted(state):
         tensor = state[name]
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
@@ -85,15 +85,15 @@ def non_finite(state: Mapping[str, Tensor]) -> str | None:
 
 
 def mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None) -> State:
-    """The weighted mean of several states, the same bits at every site that averages the same ones.
+    """Compute the weighted mean of several states, bit-identical at every site that averages the same ones.
 
-    The function sums floating tensors, BN statistics among them, in float64 in the order given, and
-    rounds once. Of integer buffers it takes the largest value, since a count has no mean.
+    Floating tensors, including batch norm statistics, are summed in float64 in the given order and rounded once. For
+    integer buffers, the result is the largest value, since a count has no mean.
 
     Args:
-        states: with equal names, shapes and types; in ascending order of their origins, so that
+        states: states with equal names, shapes and types; in ascending order of their origins, so that
             sites agree.
-        weights: positive, one a state; default: all equal.
+        weights: one positive weight per state; default: all equal.
 
     Raises:
         ValueError: there is no state, two differ in form, or a weight is not positive and finite.
@@ -105,10 +105,10 @@ def mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
 
 
 def trimmed_mean(states: Sequence[Mapping[str, Tensor]], trimmed: int) -> State:
-    """The mean of each coordinate without its ``trimmed`` smallest and as many largest values.
+    """Compute the mean of each coordinate without its ``trimmed`` smallest and as many largest values.
 
-    With all but one or two values trimmed it is the coordinate-wise median. Integer buffers and
-    precision are those of ``mean``. ``ValueError`` where no value would be left.
+    If all but one or two values are trimmed, this is the coordinate-wise median. Integer buffers and precision are
+    those of ``mean``. Raise ``ValueError`` if no value would be left.
     """
     if 2 * trimmed >= len(states):
         raise ValueError(f"of {len(states)} states, {trimmed} cannot be trimmed at either end")
@@ -124,9 +124,7 @@ def trimmed_mean(states: Sequence[Mapping[str, Tensor]], trimmed: int) -> State:
 
 
 def pieces(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """The tensors cut at the same places, each piece flat, with ``VALUES_AT_ONCE_MAX`` values at
-    most of all tensors together.
-    """
+    """Cut the tensors at the same places into flat pieces, at most ``VALUES_AT_ONCE_MAX`` values over all tensors."""
     flat = [tensor.flatten() for tensor in tensors]
     size = max(1, VALUES_AT_ONCE_MAX // len(flat))
     for start in range(0, max(1, flat[0].numel()), size):
@@ -139,7 +137,7 @@ def _trimmed_mean(tensors: Sequence[Tensor], trimmed: int) -> Tensor:
 
 
 def _common_names(states: Sequence[Mapping[str, Tensor]]) -> list[str]:
-    """The tensors' names; ``ValueError`` unless there is a state, and all have one form."""
+    """Return the tensors' names; raise ``ValueError`` unless there is a state, and all have the same form."""
     if not states:
         raise ValueError("a mean needs at least one state")
     form = describe(states[0])

@@ -1,4 +1,4 @@
-"""A site's training: one command in, its event out; memory is only a cache of what is on disk."""
+"""A site's training: each command yields an event; memory only caches what is on disk."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ INITIAL = checkpoint_name(0, "initial")
 
 
 class Trainer:
-    """Carries out the commands of ``peer.core.commands`` that go to a worker.
+    """Carries out the commands of ``peer.core.commands`` that are for a worker.
 
     Args:
         report: gets every ``Progressed``.
-        halted: called between steps; once it returns true, the current work ends in
+        halted: called between steps; once it returns true, the current work ends with
             ``WorkInterrupted``.
-        lead: the processes that train every stage with this one, as rank 0.
-        ranks: in such a process, the ranks of which it is one.
+        lead: the data-parallel processes that train every stage with this one, which is rank 0.
+        ranks: in such a process, the ranks that it belongs to.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class Trainer:
         self._lead, self._ranks = lead, lead.ranks if lead is not None else ranks
 
     def perform(self, command: commands.Command) -> events.Event:
-        """Carry out one command; the event answers it.
+        """Carry out one command; return the event that answers it.
 
         Raises:
             WorkInterrupted: the daemon sent a halt; a partial checkpoint holds the training so far.
-            Exception: the command cannot be carried out; ``peer.train.errors`` says whose fault
+            Exception: the command cannot be carried out; ``peer.train.errors`` tells whose fault
                 that is.
         """
         handlers: dict[type, Callable[[Any], events.Event]] = {
@@ -109,7 +109,7 @@ class Trainer:
             commands.Evaluate: self._evaluate,
             commands.Rehearse: lambda rehearsal: rehearse(self, rehearsal),
         }
-        if self._queue is None or isinstance(command, commands.Initialise):  # which computes on the processor
+        if self._queue is None or isinstance(command, commands.Initialise):  # it computes on the processor
             return handlers[type(command)](command)
         with self._queue.turn(lambda ahead: self._wait(command, ahead)):
             try:
@@ -143,7 +143,7 @@ class Trainer:
                 record["shared"] = artifact.sha256
                 if self.settings.plan.published == "commit":
                     record["artifact"] = to_json(artifact)
-                else:  # nobody gets it: no row of the journal would name it
+                else:  # it is not sent, so no row of the journal would name it
                     artifact_path(self.settings.artifacts, artifact.sha256).unlink()
             record["weights"] = self.site_networks.weights_summary
             if record["weights"] is not None:
@@ -283,7 +283,7 @@ class Trainer:
             try:
                 self.load(command.base, sources)
                 break
-            except UnusableArtifact as error:  # its round is trained: the evaluation leaves out what became unusable
+            except UnusableArtifact as error:  # its round is trained: omit an artifact that became unusable since
                 logger.warning("artifact left out of the evaluation: peer=%s reason=%s", error.source.origin, error)
                 sources = tuple(source for source in sources if source != error.source)
         metrics = self.evaluate(self.data.test)
@@ -296,7 +296,7 @@ class Trainer:
 
     # --- predictions of a finished state ----------------------------------------------------------------------------
     def load(self, state: str, sources: tuple[Source, ...] = ()) -> None:
-        """Load a checkpoint's networks, and the artifacts that its round used, to predict."""
+        """Load a checkpoint's networks, and the artifacts that its round used, for predictions."""
         self.site_networks.load(state)
         received = self.artifact_exchange.receive_all(sources) if self.settings.plan.keeps_last_received else {}
         self._prediction_context = self._stage_context(received)
@@ -304,8 +304,7 @@ class Trainer:
             network.to(self.device).eval()
 
     def predict(self, images: Tensor) -> Tensor:
-        """The prediction of the loaded networks for prepared images ``(b, c, *space)``, on the CPU,
-        float32.
+        """Predict prepared images ``(b, c, *space)`` with the loaded networks; the result is on the CPU, float32.
 
         Returns:
             Logits ``(b, classes)`` or ``(b, classes, *space)``, or the images of super-resolution.
@@ -316,7 +315,7 @@ class Trainer:
             return self.method.predict(self._prediction_context, images.to(self.device)).float().cpu()
 
     def evaluate(self, split: DataSplit) -> dict[str, float]:
-        """The metrics of the loaded networks on a split, which may be another site's."""
+        """Compute the metrics of the loaded networks on a split, which may be another site's."""
 
         def predict(images: Tensor) -> Tensor:
             self._check_halt()
@@ -328,7 +327,7 @@ class Trainer:
     def _run_stage(self, command: commands.Train, name: str, work: str, *, steps_before: int) -> dict[str, Any]:
         """Train to the last step, write the checkpoint, and return its record."""
         loop, batches = self.prepare(command, work=work)
-        # What leaves counts a stage in the federation's unit: steps per epoch tell the size of the training set.
+        # Artifacts count a stage in the federation's unit: steps per pass reveal the size of the training set.
         stage, steps = loop.stage, self.settings.works[command.stage].count * command.rounds
         local = [network for network in stage.trains if network in self.site_networks.networks]
         self._load_moments(loop)
@@ -372,7 +371,7 @@ class Trainer:
         return record
 
     def follow(self, command: commands.Train, work: str, *, ready: Callable[[str], None], steps: Iterable[int]) -> None:
-        """Train a stage beside rank 0: say ``ready``, with the digest of the samples, and take its steps."""
+        """Train a stage beside rank 0: call ``ready`` with the digest of the samples, and take its steps."""
         loop, batches = self.prepare(command, probes=False)
         try:
             self._load_moments(loop)
@@ -387,11 +386,11 @@ class Trainer:
     def prepare(self, command: commands.Train, *, probes: bool = True, work: str = "") -> tuple[Loop, Batches]:
         """Build the loop and the batches of a stage, before its first step.
 
-        Received artifacts are tried on own samples, except where ``probes`` is false. The other ranks
-        prepare the stage, too, and resume that of ``work``.
+        Received artifacts are tested on own samples, unless ``probes`` is false. The other ranks prepare the stage,
+        too, and resume that of ``work``.
 
-        Received artifacts are loaded, the networks are those of ``command.base``, and all are on
-        the device. The caller must call ``loop.close()`` and ``batches.close()``.
+        Received artifacts are loaded, the networks are those of ``command.base``, and all are on the device. The caller
+        must call ``loop.close()`` and ``batches.close()``.
         """
         settings = self.settings
         if self._lead is not None:  # `processes` may have changed since the first start
@@ -435,10 +434,10 @@ class Trainer:
                 loop.load({}, {network: fitting_moments(moments, loop.stage.networks[network])})
 
     def _build_stage(self, command: commands.Train, probe: OwnDataProbe | None) -> Stage:
-        """The method's stage, or a visitor's supervised training in a circulating round."""
+        """Build the method's stage, or a visitor's supervised training in a circulating round."""
         owner = command.circulate
         if owner is None:
-            # Where heads are kept, the aggregate has taken all that the sources hold.
+            # If heads are kept, the aggregate has already taken everything from the sources.
             kept = self.method.keeps_heads is not None
             received = {} if kept else self.artifact_exchange.receive_all(command.sources)
             if probe is not None and received and self.settings.plan.artifact != "prediction":
@@ -492,7 +491,7 @@ class Trainer:
     def _write_stage_artifact(
         self, command: commands.Train, stage: Stage, *, steps: int, steps_before: int
     ) -> Artifact | None:
-        """Write the visitor's artifact, or the own one if the plan publishes now."""
+        """Write the visitor's artifact, or this site's if the plan publishes now."""
         plan, owner = self.settings.plan, command.circulate
         visitors = {visitor_name(source.origin): source for source in command.sources}
         for name in stage.trains:
@@ -509,14 +508,14 @@ class Trainer:
         return None
 
     def _change(self, command: commands.Train, stage: Stage) -> float:
-        """How far a round's work moved the visitor's tensors here, to compare other sites' training with."""
+        """Measure how far a round's work moved the visitor's tensors here, to compare other sites' training with."""
         before = self.artifact_exchange.receive(command.sources[0])[0] if command.sources else self.site_networks.dam
         return largest_change(stage.networks[VISITOR], before)[1] / command.rounds
 
     def _write_returns(self, command: commands.Train, stage: Stage, *, steps: int) -> list[Artifact]:
-        """Write each visitor's artifact for its owner, where models visit.
+        """Write each visitor's artifact for its owner, if models visit.
 
-        It counts the steps of the whole stage, as shares differ, and tells no number of samples.
+        It counts the steps of the whole stage, as shares differ, and omits the number of samples.
         """
         if self.settings.plan.pattern != "visit":
             return []
@@ -547,12 +546,12 @@ class Trainer:
         return self.artifact_exchange.send(network, owner=owner, steps=steps, samples=samples, lent=lent)
 
     def _base_record(self, name: str) -> dict[str, Any]:
-        """The record of a checkpoint that must be there."""
+        """Return the record of a checkpoint that must exist."""
         record = self._checkpoints.record(name)
         return record if record is not None else dict(self._checkpoints.read(name).record)
 
     def _finished_record(self, name: str, work: str) -> dict[str, Any] | None:
-        """The checkpoint's record if this ``work`` is done and its artifact is still on disk."""
+        """Return the checkpoint's record if this ``work`` is done and its artifact is still on disk."""
         record = self._checkpoints.record(name)
         if record is None or record["work"] != work:
             return None
@@ -569,7 +568,7 @@ class Trainer:
         return events.ArtifactRejected(*order, source.origin, source.artifact.sha256, reason, lost, error.short)
 
     def _wait(self, command: commands.Command, ahead: int) -> None:
-        """Report how many turns at the device come first; a halt ends the wait, too."""
+        """Report how many turns at the device come first; a halt also ends the wait."""
         self._check_halt()
         if ahead != self._ahead:
             self._ahead = ahead
@@ -581,7 +580,7 @@ class Trainer:
 
 
 def _source_key(source: Source) -> tuple[str, str, str, int]:
-    """The fields of a source that change a result."""
+    """Return the fields of a source that change a result."""
     return source.origin, source.artifact.sha256, source.artifact.owner, source.artifact.steps
 
 
@@ -591,5 +590,5 @@ def _artifact_of(record: Mapping[str, Any]) -> Artifact | None:
 
 
 def _returned_of(record: Mapping[str, Any]) -> tuple[Artifact, ...]:
-    """The visiting models that a stage has trained."""
+    """Return the visiting models that a stage has trained."""
     return tuple(from_json(Artifact, document) for document in record.get("returned", ()))

@@ -1,7 +1,7 @@
 """Pretrained weights: read a file without running its code, and fit its tensors to a network.
 
-A file is safetensors, or what ``torch.save`` wrote, of which only tensors are read
-(``weights_only``). A folder is a MONAI bundle, of which only ``models/model.*`` is read.
+A file is safetensors, or written by ``torch.save``, of which only tensors are read (``weights_only``). A folder is a
+MONAI bundle, of which only ``models/model.*`` is read.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from peer.train.errors import UnusableWeightsError
 from peer.train.tensors import State, non_finite, unpack
 
 BUNDLE_FILES = ("models/model.safetensors", "models/model.pt")
-"""Where the bundle specification has the weights."""
+"""Paths of the weights in the bundle specification."""
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 CONTAINERS = ("state_dict", "model_state_dict", "model", "network", "net")
 """Keys under which training programs save the tensors."""
 PREFIXES = ("", "module.", "model.", "network.", "net.", "backbone.", "encoder.", "dam.", "dam.network.")
-"""What training programs put before the names; the first that fits most tensors counts."""
+"""Prefixes that training programs add to the names; the first that fits most tensors is used."""
 NAMES_SHOWN = 3
 
 
@@ -35,10 +35,10 @@ class WeightsFit:
     """Which tensors of a file fit a network.
 
     Attributes:
-        fitting: by the name in the network's state.
-        reshaped: by the name in the network's state, the shapes in the file and in the network.
-        random: names in the network's state that the file does not fill; counters do not count.
-        unused: names in the file.
+        fitting: tensors by their name in the network's state.
+        reshaped: name in the network's state -> shapes in the file and in the network.
+        random: names in the network's state that the file does not fill, except counters.
+        unused: names in the file that the network does not use.
     """
 
     fitting: Mapping[str, Tensor]
@@ -47,7 +47,7 @@ class WeightsFit:
     unused: tuple[str, ...]
 
     def describe(self) -> str:
-        """What fits, what does not, and what stays random, in one line."""
+        """Describe in one line what fits, what does not, and what stays random."""
         count = len(self.fitting) + len(self.random)
         parts = [f"{len(self.fitting)} of {count} tensors fit"]
         if self.reshaped:
@@ -61,7 +61,7 @@ class WeightsFit:
 
 
 def read_weights(path: Path, sha256: str, *, key: str) -> State:
-    """The tensors of a file, whose bytes have this digest, by name.
+    """Read the tensors, by name, of a file whose bytes have this digest.
 
     Raises:
         UnusableWeightsError: the file cannot be read, has another digest, or holds more than
@@ -111,7 +111,7 @@ def fit_weights(network: Network, state: Mapping[str, Tensor]) -> WeightsFit:
 
 
 def load_weights(network: Network, state: Mapping[str, Tensor]) -> WeightsFit:
-    """Load what fits of a file into a network.
+    """Load the fitting tensors of a file into a network.
 
     Raises:
         ValueError: nothing fits, or a tensor that does not learn would stay random.
@@ -133,10 +133,10 @@ def load_weights(network: Network, state: Mapping[str, Tensor]) -> WeightsFit:
 
 
 def fit_base(network: Network, state: Mapping[str, Tensor]) -> State:
-    """A network's frozen tensors from the base of its spec, by the name in the network's state.
+    """Return a network's frozen tensors from the base of its spec, by the name in the network's state.
 
-    The network may be on the meta device. ``ValueError`` where the base does not hold one: no
-    artifact bounds what does not travel, but the base does.
+    The network may be on the meta device. Raise ``ValueError`` if the base lacks one: no artifact determines the
+    tensors that it omits, but the base does.
     """
     names = base_tensors(network)
     fit = fit_weights(network, state)
@@ -147,7 +147,7 @@ def fit_base(network: Network, state: Mapping[str, Tensor]) -> State:
 
 
 def refuse_base(sha256: str) -> State:
-    """The base of a site that does not have it: a ``ValueError`` that names the key of site.toml."""
+    """Raise a ``ValueError``, which names the key of site.toml, for a base that the site lacks."""
     raise ValueError(
         f"it builds on weights with SHA-256 {sha256}, which this site does not have; get that file and name it in "
         "[base_weights] of site.toml"

@@ -37,23 +37,21 @@ logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 EXIT_FAILED = 1
-EXIT_ORPHAN = 3  # the daemon is gone; init logs the code
+EXIT_ORPHAN = 3  # the daemon is gone; init logs this code
 
 
 class WorkerCommands(Protocol):
     """Carries out a worker's commands."""
 
     def perform(self, command: commands.Command) -> events.Event:
-        """Carry out one command; the event answers it."""
+        """Carry out one command; return the event that answers it."""
 
 
 class Inbox:
     """The received commands; a thread reads them, to notice a ``Halt`` while the trainer works."""
 
     def __init__(self, lines: IO[bytes], *, ended: Callable[[], None], first: bytes = b"") -> None:
-        """``ended`` is called, in the reading thread, when the daemon is gone; ``first`` is a line
-        that was read before.
-        """
+        """Call ``ended`` in the reading thread when the daemon is gone; ``first`` is a line that was read before."""
         self._commands: queue.SimpleQueue[commands.Command | Exception] = queue.SimpleQueue()
         self._ended = ended
         # One thread writes each counter: their difference needs no lock.
@@ -61,7 +59,7 @@ class Inbox:
         threading.Thread(target=self._read, args=(lines, first), name="inbox", daemon=True).start()
 
     def take(self) -> commands.Command:
-        """Wait for the next command; a line that is no command raises ``ValueError``."""
+        """Wait for the next command; raise ``ValueError`` for a line that is not a command."""
         command = self._commands.get()
         if isinstance(command, Exception):
             raise command
@@ -70,7 +68,7 @@ class Inbox:
         return command
 
     def halted(self) -> bool:
-        """Whether a ``Halt`` waits in the inbox."""
+        """Return whether a ``Halt`` waits in the inbox."""
         return self._halts_read > self._halts_taken
 
     def _read(self, lines: IO[bytes], line: bytes) -> None:
@@ -88,10 +86,9 @@ class Inbox:
 
 
 class HaltCheck:
-    """Asks between two steps whether a halt waits. That it is asked is a sign of progress, sent to the
-    daemon's watchdog.
+    """Asks between two steps whether a halt waits. Each call is a sign of progress for the daemon's watchdog.
 
-    A thread of its own could not give the sign: it would go on while the work hangs.
+    A separate thread could not give the sign: it would go on while the work hangs.
     """
 
     def __init__(self, inbox: Inbox, send: Callable[[events.Event], None]) -> None:
@@ -107,17 +104,16 @@ class HaltCheck:
 
 
 def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
-    """Answer commands for ever; send any error as a ``WorkFailed`` and raise it again."""
+    """Answer commands for ever; send any error as a ``WorkFailed`` and re-raise it."""
     command = commands.Command()
     try:
         command = inbox.take()
         if not isinstance(command, WorkerSetting):
             raise ValueError(f"the first message must be a Setting, not {type(command).__name__}")
-        # Not before the inbox reads: importing torch and monai takes seconds, in which the daemon
-        # may end.
+        # Only once the inbox reads: importing torch and monai takes seconds, in which the daemon may end.
         duty, artifacts = _start_duty(command, inbox, send), Path(command.home) / "artifacts"
-        send(StillWorking())  # what it imports is there; from now on it can be halted
-        gc.freeze()  # imported objects stay: later collections look at networks alone and take no time
+        send(StillWorking())  # imports are done; from now on it can be halted
+        gc.freeze()  # imported objects stay: later collections scan only networks and take no time
         while True:
             command = inbox.take()
             if (event := _answer(duty, command, artifacts)) is not None:
@@ -132,7 +128,7 @@ def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
 
 
 def _start_duty(setting: WorkerSetting, inbox: Inbox, send: Callable[[events.Event], None]) -> WorkerCommands:
-    """The object that carries out the commands: a trainer, or an evaluator of lent models."""
+    """Create the object that carries out the commands: a trainer, or an evaluator of lent models."""
     from models.lean_monai import load_monai
 
     load_monai()
@@ -148,7 +144,7 @@ def _start_duty(setting: WorkerSetting, inbox: Inbox, send: Callable[[events.Eve
         return Trainer(setting, report=send, halted=halted)
     from peer.train.errors import fault_of, reason_of
     from peer.train.rank_processes import RankProcesses
-    from peer.train.worker import run_rank  # not __main__'s: the other processes import it by its name
+    from peer.train.worker import run_rank  # not __main__'s: the other processes import it by name
 
     def abandon(error: Exception) -> None:
         with contextlib.suppress(OSError):
@@ -160,7 +156,7 @@ def _start_duty(setting: WorkerSetting, inbox: Inbox, send: Callable[[events.Eve
 
 
 def _answer(duty: WorkerCommands, command: commands.Command, artifacts: Path) -> events.Event | None:
-    """The event that answers the command; none if a halt ended it, which is answered itself."""
+    """Return the event that answers the command; ``None`` if a halt ended it, which is answered itself."""
     from peer.train.artifact import with_tensors
     from peer.train.errors import WorkInterrupted
 
@@ -180,11 +176,10 @@ def die_with_parent() -> None:
 
 
 def confine(setting: object) -> None:
-    """Give up the right to read the keys of this machine's sites, and to write outside the worker's
-    folders.
+    """Give up the right to read the keys of this machine's sites, and to write outside the worker's folders.
 
-    It happens before any thread starts and before anything foreign is imported: Landlock confines one
-    thread, and those that it starts.
+    This must happen before any thread starts and before anything foreign is imported: Landlock confines one thread and
+    those that it starts.
     """
     if not isinstance(setting, WorkerSetting):
         return
@@ -204,20 +199,20 @@ def confine(setting: object) -> None:
         caches = [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), Path.home() / ".nv"]
         system = [Path(tempfile.gettempdir()), Path("/dev"), Path("/proc")]
         landlock.confine(hidden=base.parent.parent.glob("*/*/pki"), writable=[*own, *caches, *system])
-    except (OSError, RuntimeError) as error:  # `mhfl-peer check` says whether the kernel has Landlock
+    except (OSError, RuntimeError) as error:  # `mhfl-peer check` tells whether the kernel has Landlock
         logger.warning("the worker is not confined: reason=%s", error)
 
 
 def run_rank(index: int, setting: WorkerSetting, folder: Path, connections: Sequence[Any], parent: int) -> None:
-    """Be another rank, in a process that the worker has started, until the worker ends.
+    """Run another rank, in a process that the worker started, until the worker ends.
 
     Args:
-        index: of this rank's connection to the worker; the worker itself is rank 0.
-        folder: where the ranks find each other.
-        parent: the worker's process.
+        index: the index of this rank's connection to the worker; the worker itself is rank 0.
+        folder: the folder in which the ranks find each other.
+        parent: the worker's process id.
     """
     die_with_parent()
-    if os.getppid() != parent:  # it ended before the kernel knew
+    if os.getppid() != parent:  # it ended before prctl took effect
         os._exit(EXIT_ORPHAN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     rank, connection = index + 1, connections[index]
@@ -253,7 +248,7 @@ def _follow_worker(rank: int, setting: WorkerSetting, folder: Path, connection: 
     sent_s = -SIGN_S
 
     def halted() -> bool:
-        """Never, but that a rank asks, between two samples, is a sign."""
+        """Return False; each call, between two samples, is a sign of progress."""
         nonlocal sent_s
         if time.monotonic() >= sent_s + SIGN_S:
             connection.send(Reading())

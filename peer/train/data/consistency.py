@@ -1,4 +1,4 @@
-"""Whether the images of a datalist go together: channels, directions, distances and types."""
+"""Checks that the images of a datalist match in channels, orientation, spacing and type."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from peer.train.data.datalist import named
 from peer.train.data.image_files import StoredImage, grid_shift
 
 Meaning: TypeAlias = tuple[int, int]
-"""Dimensions of space, and channels."""
+"""Number of spatial dimensions, and of channels."""
 
 SPACING_RATIO_MAX = 1.1
-"""Of images whose voxels differ by more along an axis, a distance in voxels is none in the patient."""
+"""If voxels differ by more along an axis, a distance in voxels has no fixed length in the patient."""
 
 
 @dataclass(slots=True)
 class Consistency:
-    """Collects what each sample of a datalist is, and then says which ones differ from most."""
+    """Collects the properties of every sample of a datalist, and reports the samples that differ from most."""
 
     meanings: list[tuple[str, set[Meaning]]] = field(default_factory=list)
     orientations: dict[str, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Consistency:
     split: list[str] = field(default_factory=list)
 
     def add(self, images: Mapping[Path, StoredImage]) -> None:
-        """Take in the files of one sample."""
+        """Add the files of one sample."""
         paths, files = list(images), list(images.values())
         name, first = str(paths[0]), files[0]
         self.meanings.append((name, sample_meanings(files)))
@@ -53,7 +53,7 @@ class Consistency:
                 self.split.append(f"{path} (up to {shift:.3g} mm from {paths[0].name})")
 
     def problems(self) -> list[str]:
-        """What training would refuse whatever the configuration."""
+        """Return the problems that make training fail under any configuration."""
         lines = []
         counts = Counter(meaning for _, meanings in self.meanings for meaning in meanings)
         if counts:
@@ -69,7 +69,7 @@ class Consistency:
         return lines
 
     def warnings(self) -> list[str]:
-        """What a user should look at."""
+        """Return the findings that a user should look at."""
         lines = []
         if (mixed := mixed_orientations(self.orientations)) is not None:
             lines.append(f'{mixed}; set [data] orientation = "RAS" at all sites')
@@ -102,7 +102,7 @@ class Consistency:
 
 
 def sample_meanings(files: Iterable[StoredImage]) -> set[Meaning]:
-    """What the files of one sample may be together; an array's first axis is space or channels."""
+    """Return what the files of one sample may be together; an array's first axis is space or channels."""
     meanings: set[Meaning] | None = None
     for image in files:
         if image.channels is not None:
@@ -117,21 +117,21 @@ def sample_meanings(files: Iterable[StoredImage]) -> set[Meaning]:
 
 
 def mixed_orientations(orientations: Mapping[str, str]) -> str | None:
-    """A text that names the volumes that run in other directions than most; None where all run alike."""
+    """Name the volumes whose orientation differs from most; ``None`` if all have the same."""
     if len(set(orientations.values())) < 2:
         return None
     return f"volumes run in different directions: {_outliers(orientations)}"
 
 
 def distance_of(one: StoredImage, other: StoredImage) -> float | None:
-    """By how many mm two volumes lie apart; None if they share a grid, or if that is unknown."""
+    """Return how many mm two volumes lie apart; ``None`` if they share a grid, or the distance is unknown."""
     if one.space != other.space or not (one.orientation and other.orientation):
         return None
     return None if one.affine is None or other.affine is None else grid_shift(one.affine, other.affine, one.space)
 
 
 def _outliers(kinds: Mapping[str, str]) -> str:
-    """The most frequent kind, and the files of the others."""
+    """Describe the most frequent kind, and the files of the others."""
     (usual, count), *_ = Counter(kinds.values()).most_common()
     return f"{usual} ({count} files), but {named(f'{name} {kind}' for name, kind in kinds.items() if kind != usual)}"
 

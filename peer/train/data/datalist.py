@@ -3,12 +3,11 @@
 A datalist is a JSON file in MONAI's form (Medical Segmentation Decathlon):
 ``{"training": [{"image": "a.nii.gz", "label": 0, "subject": "p1"}, ...], "test": [...]}``.
 
-An ``image`` may be a list of files, one for each channel or group of channels. Paths are relative
-to the datalist's folder or to ``root``. A ``label`` is a class number; in segmentation it is a
-label map on the image's grid, in super-resolution the large image. In super-resolution, an entry
-without a label (or a bare path) is the large image itself, from which the trainer makes the small
-one. In the other tasks, ``test`` entries without a label (Decathlon writes them as bare paths)
-cannot be evaluated and are only counted.
+An ``image`` may be a list of files, one for each channel or group of channels. Paths are relative to the datalist's
+folder or to ``root``. A ``label`` is a class number; in segmentation it is a label map on the image's grid, in
+super-resolution the large image. In super-resolution, an entry without a label (or a bare path) is the large image
+itself, from which the trainer makes the small one. In the other tasks, ``test`` entries without a label (Decathlon
+writes them as bare paths) cannot be evaluated and are only counted.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ SELF_LABELLED = frozenset({"super_resolution"})
 
 SPREADSHEETS = frozenset({".xlsx", ".xls", ".ods"})
 TABLES = frozenset({".csv", ".tsv", ".tab", ".txt"}) | SPREADSHEETS
-"""Endings of files that people list samples in, and that are no datalists."""
+"""Suffixes of tables in which people list samples, and which are not datalists."""
 UNREADABLE = "sample unreadable:"
-"""Begins the line of the worker's log about a sample that is left out."""
+"""Prefix of the line in the worker's log about a sample that is left out."""
 
-NAMES_SHOWN_MAX = 5  # a problem that a thousand files share is still one line
+NAMES_SHOWN_MAX = 5  # a problem that a thousand files share is one line
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One entry to train on or to evaluate.
 
-    ``name`` is the image as the datalist writes it. ``label`` is a class, a file, or None where the
-    image is its own target.
+    ``name`` is the image as written in the datalist. ``label`` is a class, a file, or None if the image is its own
+    target.
     """
 
     name: str
@@ -63,12 +62,12 @@ class Datalist:
     problems: tuple[str, ...] = ()
 
     def counts(self, split: str) -> dict[int, int]:
-        """How many samples of a split each class has; empty where labels are files."""
+        """Count the samples of each class in a split; empty if labels are files."""
         samples: tuple[Sample, ...] = getattr(self, split)
         return dict(sorted(Counter(sample.label for sample in samples if isinstance(sample.label, int)).items()))
 
     def subjects(self, split: str) -> set[str]:
-        """The subjects of ``training`` or ``test`` that are named."""
+        """Return the named subjects of ``training`` or ``test``."""
         samples: tuple[Sample, ...] = getattr(self, split)
         return {sample.subject for sample in samples if sample.subject is not None}
 
@@ -84,13 +83,13 @@ def inspect_datalist(
     """Read and check a datalist.
 
     Args:
-        root: folder that its paths are relative to; default: the file's own.
-        task: the federation's task kind; it says whether a label is a class or a file.
+        root: folder that its paths are relative to; default: the datalist's folder.
+        task: the federation's task kind, which determines whether a label is a class or a file.
         classes: number of classes; None leaves the labels' upper bound unchecked.
         with_labels: whether the samples have labels; otherwise labels are ignored.
 
     Returns:
-        The well-formed samples and all problems. Nothing in the file raises an error.
+        The well-formed samples and all problems. No content of the file raises an error.
     """
     if path.is_dir() or path.suffix.lower() in TABLES:
         return Datalist(problems=(_how_to_import(path),))
@@ -133,9 +132,7 @@ def inspect_datalist(
 
 
 def read_json(path: Path) -> Any:
-    """The document of a JSON file in UTF-8, UTF-16 or UTF-32, with or without a byte order mark;
-    ``ValueError`` says what is wrong with it.
-    """
+    """Read a JSON file in UTF-8, UTF-16 or UTF-32, with or without a byte order mark; ``ValueError`` if invalid."""
     content = path.read_bytes()
     try:
         return json.loads(content)
@@ -147,14 +144,14 @@ def read_json(path: Path) -> Any:
 
 
 def named(names: Iterable[str]) -> str:
-    """The names in one line; of many, the first few and a count of the others."""
+    """Join the names in one line; of many, the first few and a count of the others."""
     listed = list(names)
     more = f" and {len(listed) - NAMES_SHOWN_MAX} more" if len(listed) > NAMES_SHOWN_MAX else ""
     return ", ".join(listed[:NAMES_SHOWN_MAX]) + more
 
 
 def _how_to_import(path: Path) -> str:
-    """The problem of a table or a folder that somebody took for a datalist, with the command to run."""
+    """Describe the problem of a table or folder given as a datalist, with the command that imports it."""
     kind = "folder" if path.is_dir() else "table"
     if path.suffix.lower() in SPREADSHEETS:
         return f"datalist {path} is a spreadsheet; save it as CSV and import that with `mhfl-peer data import`"
@@ -168,7 +165,7 @@ def _has_label(entry: Any) -> bool:
 
 
 def _parse_entry(entry: Any, folder: Path, task: str) -> Sample | str:
-    """The entry as a sample, or a text that says what is wrong with it."""
+    """Return the entry as a sample, or a text that says what is wrong with it."""
     if isinstance(entry, str) and task in SELF_LABELLED:
         entry = {"image": entry}
     if not isinstance(entry, Mapping):
@@ -196,7 +193,7 @@ def _parse_entry(entry: Any, folder: Path, task: str) -> Sample | str:
 
 
 def _check_samples(training: tuple[Sample, ...], test: tuple[Sample, ...], task: str, classes: int | None) -> list[str]:
-    """The problems of the well-formed samples, one line for each kind of problem."""
+    """Return the problems of the well-formed samples, one line for each kind of problem."""
     problems = []
     if not training:
         problems.append("'training' holds no usable sample")

@@ -1,8 +1,8 @@
 """Read DICOM: one image, one file with frames (enhanced or classic), or a folder with one series.
 
 Source: DICOM PS3.3, C.7.6.2 (image plane), C.7.6.16 (functional groups), C.11.1 (modality LUT).
-All three give the same axes and values. Slices are ordered by InstanceNumber where that follows
-their positions, else by position. What would make another volume than the scanner's is an error.
+All three give the same axes and values. Slices are ordered by InstanceNumber if that follows their positions, else by
+position. An input that would yield another volume than the scanner's is an error.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ Vector: TypeAlias = NDArray[Any]
 
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 GAP_MIN, UNEVEN_SHARE = 1.5, 0.2
-"""Times the median distance from which a slice is missing between two others; the share by which a
-distance may differ, as positions are often rounded to 0.1 mm.
+"""A slice is missing if the distance is ``GAP_MIN`` times the median. Distances may differ by ``UNEVEN_SHARE``, as
+positions are often rounded to 0.1 mm.
 """
 
 UNITS_FROM = frozenset({"CT", "NM", "PT"})
-"""Modalities whose values are measurements, which MONOCHROME1 only asks to display inverted."""
+"""Modalities whose values are measurements; for them, MONOCHROME1 affects the display only."""
 
 FRAME_BYTES_MIN = 8
-"""Of a compressed frame: the header of its item alone (PS3.5, A.4)."""
+"""Minimum size of a compressed frame: the header of its item (PS3.5, A.4)."""
 
 MISSING_DECODER = "missing dependencies"
-"""In pydicom's error where no installed package decodes a transfer syntax."""
+"""Part of pydicom's error if no installed package decodes a transfer syntax."""
 
 
 @dataclass(frozen=True, slots=True)
 class DicomImage:
-    """What the headers say; ``peer.train.data.image_files.StoredImage`` explains the fields.
+    """The content of the headers; ``peer.train.data.image_files.StoredImage`` explains the fields.
 
-    ``affine`` is there for one image too; its third column is then the normal.
+    A single image has an ``affine``, too, whose third column is the normal.
     """
 
     space: tuple[int, ...]
@@ -57,10 +57,10 @@ class DicomImage:
 
 @dataclass(frozen=True, slots=True)
 class DicomSlice:
-    """One slice: the index of its file and of its frame there, and where it lies, if it says so.
+    """One slice: the index of its file and of its frame there, and its place, if known.
 
     Attributes:
-        axes: the direction in which columns and that in which rows follow each other, ``(2, 3)``.
+        axes: the directions in which columns and in which rows follow each other, ``(2, 3)``.
         spacing: mm between rows and between columns.
         rescale: slope and intercept of this frame alone.
     """
@@ -76,11 +76,10 @@ class DicomSlice:
 
 
 def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
-    """Read the headers of a file or of a folder with one series; ``ValueError`` says why it is no
-    image.
+    """Read the headers of a file or of a folder with one series; raise ``ValueError`` if it is not an image.
 
     Args:
-        is_label_map: the numbers of a palette or of MONOCHROME1 count, not their look.
+        is_label_map: read the stored numbers of a palette or of MONOCHROME1, not their appearance.
     """
     files, headers = _read_headers(path)
     header = headers[0]
@@ -105,14 +104,14 @@ def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
 
 
 def _read_headers(path: Path) -> tuple[list[Path], list[Any]]:
-    """The files of one series that hold pixels, and their headers."""
+    """Return the files of one series that hold pixels, and their headers."""
     if not path.is_dir():
         candidates = [path]
     else:
         visible = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
         if not visible:
             raise ValueError("the folder is empty")
-        # A damaged slice keeps its ending: it must not pass for a note beside the series.
+        # A damaged slice keeps its suffix: it must not pass for a text file beside the series.
         candidates = [file for file in visible if file.suffix.lower() == ".dcm" or is_dicom(file)]
         if not candidates:
             raise ValueError(f"the folder holds no DICOM file; it holds {visible[0].name}")
@@ -124,7 +123,7 @@ def _read_headers(path: Path) -> tuple[list[Path], list[Any]]:
             raise ValueError(f"{file.name}: {error}" if path.is_dir() else str(error)) from error
         if "SegmentSequence" in header:
             raise ValueError(f"{file.name} is a DICOM segmentation; convert it to a NIfTI label map")
-        if "Rows" in header:  # others are a DICOMDIR, a report, a presentation state
+        if "Rows" in header:  # not a DICOMDIR, a report or a presentation state
             files.append(file)
             headers.append(header)
     if not files:
@@ -147,7 +146,6 @@ def _describe_series(header: Any) -> str:
 
 # --- planes ---------------------------------------------------------------------------------------
 def _planes(file: Path, index: int, header: Any) -> Iterator[DicomSlice]:
-    """The slices of one file."""
     name, count = file.name, int(header.get("NumberOfFrames") or 1)
     if count != 1:
         _check_frames(file, header, count)
@@ -167,7 +165,7 @@ def _planes(file: Path, index: int, header: Any) -> Iterator[DicomSlice]:
 
 
 def _check_frames(file: Path, header: Any, count: int) -> None:
-    """``ValueError`` where the file is too small to hold so many frames."""
+    """Raise ``ValueError`` if the file is too small to hold this many frames."""
     size, syntax = file.stat().st_size, getattr(header, "file_meta", {}).get("TransferSyntaxUID")
     frame_bytes = FRAME_BYTES_MIN
     if syntax is not None and not syntax.is_compressed and not syntax.is_deflated:
@@ -196,7 +194,7 @@ def _enhanced(plane: DicomSlice, groups: Sequence[Any], shared: Sequence[Any]) -
 
 
 def _classic(plane: DicomSlice, count: int, header: Any) -> Iterator[DicomSlice]:
-    """Frames of a classic file lie along the normal, if it says at which distance."""
+    """Place the frames of a classic file along the normal, if it states their distance."""
     offsets: Sequence[Any] | None = header.get("GridFrameOffsetVector")
     distance = header.get("SpacingBetweenSlices")
     along: Vector | None
@@ -214,7 +212,7 @@ def _classic(plane: DicomSlice, count: int, header: Any) -> Iterator[DicomSlice]
 
 
 def _place(position: Any, orientation: Any, spacing: Any) -> tuple[Vector | None, Vector | None, Vector | None]:
-    """Position, axes and spacing, each None where it is missing; ``ValueError`` where it is none."""
+    """Return position, axes and spacing, each None if missing; raise ``ValueError`` for an invalid one."""
     start, axes = position.get("ImagePositionPatient"), orientation.get("ImageOrientationPatient")
     place = tuple(
         None if value is None else np.array([float(part) for part in value]) for value in (start, axes, spacing)
@@ -232,10 +230,10 @@ def _place(position: Any, orientation: Any, spacing: Any) -> tuple[Vector | None
 
 
 def _in_order(planes: list[DicomSlice]) -> tuple[list[DicomSlice], Vector | None]:
-    """The slices as they follow each other, and the vector from one to the next, where known.
+    """Return the slices in spatial order, and the vector from one to the next, if known.
 
     Raises:
-        ValueError: slices are missing, lie at one place, are unevenly spaced or differ in their
+        ValueError: slices are missing, coincide, are unevenly spaced or differ in their
             geometry.
     """
     if len(planes) == 1:
@@ -276,7 +274,7 @@ def _in_order(planes: list[DicomSlice]) -> tuple[list[DicomSlice], Vector | None
 
 
 def _check_distances(planes: Sequence[DicomSlice], distances: Vector) -> None:
-    median = float(np.quantile(distances, 0.5, method="lower"))  # so that a gap between three slices is one
+    median = float(np.quantile(distances, 0.5, method="lower"))  # "lower", so that a gap among three slices is found
     for before, after, distance in zip(planes, planes[1:], distances, strict=False):
         pair = f"{before.name} and {after.name}"
         if distance < 1e-3:
@@ -290,7 +288,7 @@ def _check_distances(planes: Sequence[DicomSlice], distances: Vector) -> None:
 
 
 def _affine(first: DicomSlice, step: Vector | None) -> Vector | None:
-    """From columns, rows and slices to mm in RAS; of one slice, its normal stands for the step."""
+    """Build the map from columns, rows and slices to mm in RAS; for a single slice, its normal replaces the step."""
     if first.position is None or first.axes is None or first.spacing is None:
         return None
     affine = np.eye(4)
@@ -318,7 +316,7 @@ def _has_grey_palette(header: Any) -> bool:
 
 
 def _read_planes(files: Sequence[Path], planes: Sequence[DicomSlice], is_label_map: bool) -> NDArray[Any]:
-    """The values ``(c, rows, columns)`` of one slice, or ``(c, columns, rows, slices)``."""
+    """Return the values ``(c, rows, columns)`` of one slice, or ``(c, columns, rows, slices)``."""
     frames: dict[int, NDArray[Any]] = {}
     slices = []
     for plane in planes:
@@ -340,7 +338,7 @@ def _read_planes(files: Sequence[Path], planes: Sequence[DicomSlice], is_label_m
 
 
 def _read_frames(dataset: Any, is_label_map: bool) -> NDArray[Any]:
-    """The values of one file, ``(frames, c, rows, columns)``: colours in RGB, grey as measured."""
+    """Return the values of one file, ``(frames, c, rows, columns)``: colours in RGB, grey values as measured."""
     values = dataset.pixel_array
     photometric = str(dataset.get("PhotometricInterpretation", ""))
     if is_label_map and _channels(dataset, is_label_map) == 1:
@@ -353,7 +351,7 @@ def _read_frames(dataset: Any, is_label_map: bool) -> NDArray[Any]:
             raise ValueError(f"has the colours {photometric}, which are none of RGB, YBR and PALETTE COLOR")
     else:
         if photometric == "MONOCHROME1" and dataset.get("Modality") not in UNITS_FROM:
-            # Stored values run from 0, or with a sign from half below it: -1 - v stays in the range.
+            # Stored values begin at 0, or, if signed, at minus half the range: -1 - v stays in the range.
             top = 0 if dataset.get("PixelRepresentation", 0) else (1 << int(dataset.BitsStored))
             values = (top - 1 - values.astype(np.int64)).astype(np.float32)
             values = _rescale(values, dataset)

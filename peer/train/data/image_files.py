@@ -1,7 +1,7 @@
-"""Open an image file: its values, its axes, and where it lies in the patient, without torch.
+"""Open an image file without torch: its values, its axes, and its place in the patient.
 
-A picture's axes are rows and columns (height, width), a volume's are columns, rows and slices, as
-NIfTI stores them. Arrays have theirs as stored.
+A picture's axes are rows and columns (height, width), a volume's are columns, rows and slices, as NIfTI stores them.
+Arrays keep their axes as stored.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ Shape: TypeAlias = tuple[int, ...]
 Values: TypeAlias = NDArray[Any]
 Affine: TypeAlias = NDArray[np.float64]
 Turn: TypeAlias = NDArray[np.float64]
-"""nibabel's orientation array: of each axis of space, the axis that it becomes, and 1 or -1."""
+"""nibabel's orientation array: for each spatial axis, the axis that it becomes, and 1 or -1."""
 
 OBLIQUE_DEGREES = 20
-"""Of an image whose axes lie further from the patient's, the survey warns: turning its axes leaves that angle."""
+"""The survey warns of images whose axes deviate more from the patient's: turning the axes keeps that angle."""
 
 SHIFT_MAX = 0.1
-"""Share of a voxel by which the grids of two files may differ and count as one."""
+"""Share of a voxel by which the grids of two files may differ and still count as one."""
 
 VALUES_MAX = 1 << 31
-"""Of one image, 8 GiB as the float32 of training: more than a long functional MRI of the whole brain has."""
+"""Maximum number of values in an image, 8 GiB as float32: more than a long functional MRI of the whole brain has."""
 
 PAGES_MAX = 4096
-"""Of a TIFF file: the slices of the longest CT. Pillow's time grows with the square of their number."""
+"""Maximum number of pages in a TIFF file: the slices of the longest CT. Pillow's time grows quadratically."""
 
 LABEL_KEY = "label"
 ALPHA = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
@@ -50,12 +50,12 @@ class StoredImage:
 
     Attributes:
         space: the sides of the image, without channels.
-        channels: how many; None in an array, whose first axis may be space or channels.
-        depth: numpy's name of the values' type in the file.
-        read: reads the values: ``(channels, *space)``, and an array as stored.
-        affine: from columns, rows and slices to mm in RAS; None where the file says nothing about
+        channels: the number of channels; None for an array, whose first axis may be space or channels.
+        depth: numpy's name for the values' type in the file.
+        read: reads the values: ``(channels, *space)``, or an array as stored.
+        affine: maps columns, rows and slices to mm in RAS; None if the file does not state
             it.
-        spacing: mm between voxels along each axis of ``space``, where the file says them.
+        spacing: mm between voxels along each axis of ``space``, if the file states them.
         doubts: reasons why the file's place in the patient cannot be relied on.
         notes: what a user should look at.
     """
@@ -71,14 +71,14 @@ class StoredImage:
 
     @property
     def orientation(self) -> str:
-        """The directions in which the axes of a volume run, such as ``RAS``; empty where unknown."""
+        """The directions in which the axes of a volume run, such as ``RAS``; empty if unknown."""
         if self.affine is None or self.doubts or len(self.space) < 3:
             return ""
         return "".join(map(str, nibabel.aff2axcodes(self.affine)))
 
     @property
     def shape(self) -> Shape:
-        """``space``, and several channels behind it; of an array all its axes."""
+        """``space``, followed by the number of channels if there are several; for an array, all its axes."""
         return self.space if self.channels in (None, 1) else (*self.space, int(self.channels or 1))
 
 
@@ -88,11 +88,11 @@ def open_image(path: Path, *, key: str = "image") -> StoredImage:
     Args:
         path: a NIfTI, PNG, JPEG, BMP, TIFF or DICOM file, a folder of DICOM slices, an ``.npy`` or
             ``.npz``.
-        key: the array to take from an ``.npz``; without one of that name the first. ``label``:
-            the file is a label map, of which the numbers count, not the colours of a palette.
+        key: the array to take from an ``.npz``, or the first if none has that name. ``label``:
+            the file is a label map: read its numbers, not the colours of a palette.
 
     Raises:
-        ValueError: it cannot be read, or training on it would be wrong.
+        ValueError: the file cannot be read, or training on it would be wrong.
         ConfigError: the package that reads it is not installed.
     """
     ending = file_ending(path)
@@ -105,7 +105,7 @@ def open_image(path: Path, *, key: str = "image") -> StoredImage:
         raise missing_package(error, f"reading {path.name}") from error
     except OSError as error:
         raise ValueError(error.strerror or str(error) or type(error).__name__) from error
-    except Exception as error:  # every format has its own ways to be broken
+    except Exception as error:  # each format raises its own types of errors
         raise ValueError(str(error) or type(error).__name__) from error
     if math.prod(image.shape) > VALUES_MAX:
         sides = "x".join(map(str, image.shape))
@@ -114,10 +114,10 @@ def open_image(path: Path, *, key: str = "image") -> StoredImage:
 
 
 def read_values(path: Path, image: StoredImage) -> Values:
-    """The values of an opened image.
+    """Read the values of an opened image.
 
     Raises:
-        ValueError: they cannot be read, are no real numbers, or one is not finite.
+        ValueError: they cannot be read, are not real numbers, or one is not finite.
         ConfigError: the package that decodes them is not installed.
     """
     try:
@@ -136,35 +136,33 @@ def read_values(path: Path, image: StoredImage) -> Values:
 
 
 def file_ending(path: Path) -> str:
-    """The ending that says the format, in lower case; empty for a folder."""
+    """Return the suffix that determines the format, in lower case; empty for a folder."""
     name = path.name.lower()
     return ".nii.gz" if name.endswith(".nii.gz") else "" if path.is_dir() else path.suffix.lower()
 
 
 # --- orientation ----------------------------------------------------------------------------------
 def turn_to(affine: Affine, axcodes: str) -> Turn:
-    """The turn that brings a volume with this affine to the directions ``axcodes``."""
+    """Return the turn that brings a volume with this affine to the directions ``axcodes``."""
     turn: Turn = ornt_transform(io_orientation(affine), axcodes2ornt(axcodes))
     return turn
 
 
 def turn_back(turn: Turn) -> Turn:
-    """The turn that undoes another."""
+    """Return the inverse of a turn."""
     plain = np.stack([np.arange(len(turn)), np.ones(len(turn))], axis=1)
     back: Turn = ornt_transform(plain, turn)
     return back
 
 
 def apply_turn(values: Values, turn: Turn) -> Values:
-    """The values ``(c, *space)`` with their axes of space permuted and flipped."""
+    """Permute and flip the spatial axes of values ``(c, *space)``."""
     turned: Values = np.moveaxis(apply_orientation(np.moveaxis(values, 0, -1), turn), -1, 0)
     return turned
 
 
 def grid_shift(one: Affine, other: Affine, space: Shape) -> float | None:
-    """By how many mm the corners of two volumes of one shape lie apart; None where they share a
-    grid.
-    """
+    """Return how many mm the corners of two volumes of one shape lie apart; None if they share a grid."""
     sides = np.array(space) - 1.0
     corners = np.column_stack([np.array([[0, 0, 0], sides, *np.diag(sides)]), np.ones(5)])
     shift = float(np.abs((corners @ (one - other).T)[:, :3]).max())
@@ -178,7 +176,7 @@ def _open_nifti(path: Path, _: bool) -> StoredImage:
         raise ValueError(f"holds values of the type {image.get_data_dtype()}, not one number a voxel")
     depth = str(image.get_data_dtype().newbyteorder("="))
     sizes = image.shape
-    if len(sizes) < 3:  # a plane is a picture, in which x runs along a row
+    if len(sizes) < 3:  # a plane is a picture, whose x axis runs along a row
         zooms = tuple(float(zoom) for zoom in image.header.get_zooms())[: len(sizes)]
         return StoredImage(sizes[::-1], 1, depth, lambda: np.asarray(image.dataobj).T[None], spacing=zooms[::-1])
     if len(sizes) > 4 and set(sizes[3:-1]) != {1}:
@@ -204,7 +202,7 @@ def _nifti_doubts(image: Any, affine: Affine) -> tuple[str, ...]:
     if int(header["sform_code"]) and int(header["qform_code"]):
         try:
             second = image.get_qform(coded=False)
-        except Exception:  # a broken quaternion is no second opinion
+        except Exception:  # an invalid quaternion cannot contradict the sform
             return ()
         codes = ["".join(map(str, nibabel.aff2axcodes(matrix))) for matrix in (affine, second)]
         if codes[0] != codes[1]:
@@ -243,7 +241,7 @@ def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
 
 
 def _has_page(image: Any, page: int) -> bool:
-    """Go to a page, if the file has it; to count all pages first would follow any chain to its end."""
+    """Go to a page, if the file has it. Counting all pages first would follow a malicious chain of any length."""
     try:
         image.seek(page)
     except EOFError:
@@ -252,7 +250,7 @@ def _has_page(image: Any, page: int) -> bool:
 
 
 def _describe_page(image: Any, is_label_map: bool) -> tuple[int, int, int, str]:
-    """Rows, columns, channels and the type of the values; ``ValueError`` where pillow loses values."""
+    """Return rows, columns, channels and the values' type; raise ``ValueError`` if pillow would lose values."""
     raw = image.tile[0][3] if image.tile else ""
     raw = raw if isinstance(raw, str) else str(raw[0]) if raw else ""
     if ";16" in raw and not image.mode.startswith("I"):
@@ -276,7 +274,7 @@ def _has_grey_palette(image: Any) -> bool:
 
 
 def _read_page(image: Any, is_label_map: bool) -> Values:
-    """The values ``(c, rows, columns)``: upright, with its palette's colours and without alpha."""
+    """Return the values ``(c, rows, columns)``: upright, with the palette's colours and without alpha."""
     from PIL import ImageOps
 
     grey = _describe_page(image, is_label_map)[2] == 1
@@ -296,7 +294,7 @@ def _read_page(image: Any, is_label_map: bool) -> Values:
     else:
         values = np.asarray(image)
         values = values[..., None] if values.ndim == 2 else values
-    if inverted:  # TIFF's white is 0: pillow turns 1 and 8 bits around, but not 16
+    if inverted:  # white is 0 in this TIFF: pillow inverts 1 and 8 bits, but not 16
         values = np.iinfo(np.uint16).max - values
     return np.moveaxis(values, -1, 0)
 
@@ -338,10 +336,10 @@ def _open_array(path: Path, key: str) -> StoredImage:
 
 
 def _read_array_header(file: IO[bytes], size: int) -> tuple[Shape, str]:
-    """Shape and type of the values of a file of this size in numpy's format."""
+    """Read the shape and type of the values from a file of this size in numpy's format."""
     try:
         read_header = ARRAY_HEADERS[np.lib.format.read_magic(file)]
-    except (ValueError, KeyError) as error:  # the third version is for the names of fields
+    except (ValueError, KeyError) as error:  # the third version only serves names of fields
         raise ValueError("is no array of numbers in numpy's format") from error
     shape, _, depth = read_header(file)
     if depth.hasobject:
@@ -357,7 +355,7 @@ def _column_lengths(affine: Affine) -> tuple[float, ...]:
 
 
 def _notes_of_angles(affine: Affine) -> tuple[str, ...]:
-    """Notes on axes that lie oblique in the patient, or not at right angles to each other."""
+    """Note axes that are oblique in the patient, or not orthogonal to each other."""
     directions = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
     angle = float(np.degrees(np.arccos(np.clip(np.abs(directions).max(axis=0), 0, 1))).max())
     notes = [f"lies oblique by {angle:.0f} degrees"] if angle > OBLIQUE_DEGREES else []
@@ -379,7 +377,7 @@ FORMATS: dict[str, Callable[[Path, bool], StoredImage]] = {
     ".dcm": _open_dicom,
     "": _open_dicom,
 }
-"""Ending of a file's name -> its format; a folder, or a file without an ending, is DICOM."""
+"""Suffix -> function that opens the format; a folder, or a file without a suffix, is DICOM."""
 
 ARRAYS = (".npz", ".npy")
 ZIP = b"PK\x03\x04"

@@ -1,8 +1,7 @@
-"""The folder of a prepared data set: ``summary.json``, and for each site ``datalist.json`` and its
-files.
+"""The folder of a prepared data set: ``summary.json``, and for each site ``datalist.json`` and its files.
 
-A site's folder ``<out>/<site>`` may also hold ``volumes/*`` and ``regions.nii.gz``. No byte in it
-depends on the machine, the clock or the path: the same seed gives the same bytes everywhere.
+A site's folder ``<out>/<site>`` may also contain ``volumes/*`` and ``regions.nii.gz``. No byte depends on the machine,
+the clock or the path: the same seed gives the same bytes everywhere.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Affine: TypeAlias = NDArray[np.float64]
 Volume: TypeAlias = NDArray[np.float32] | NDArray[np.uint8]
 
 DATALIST, SUMMARY, VOLUMES, REGIONS = "datalist.json", "summary.json", "volumes", "regions.nii.gz"
-LEVEL_MAX = 255  # one byte a voxel: finer steps than an edge drawn by hand has
+LEVEL_MAX = 255  # one byte per voxel: steps finer than the accuracy of an edge drawn by hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class PreparedSample:
 
 
 def package_file(package: str, path: str) -> Path:
-    """A data file of an installed package, which this does not import; ``DataError`` if absent."""
+    """Locate a data file of an installed package without importing it; raise ``DataError`` if absent."""
     try:
         file = Path(str(distribution(package).locate_file(path)))
     except PackageNotFoundError:
@@ -76,7 +75,7 @@ def write_site(
     regions: NDArray[np.uint8],
     affine: Affine,
 ) -> None:
-    """Write a site's volumes, region masks and datalist; ``document`` has its other keys."""
+    """Write a site's volumes, region masks and datalist; ``document`` holds the datalist's other keys."""
     (folder / VOLUMES).mkdir(parents=True)
     for item in (*training, *test):
         write_volume(folder / VOLUMES / item.file, item.volume, affine, unit=item.volume.dtype == np.uint8)
@@ -100,10 +99,10 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def shuffle(names: Sequence[str], *, seed: int, purpose: str) -> list[str]:
-    """The names in an order that depends on the seed and the purpose alone, on every machine.
+    """Order the names by the seed and the purpose alone, the same on every machine.
 
     Args:
-        purpose: another purpose gives another order, so that decisions do not depend on each other.
+        purpose: another purpose gives another order, so that decisions are independent.
     """
     return sorted(names, key=lambda name: sha256(f"{seed}/{purpose}/{name}".encode()).digest())
 

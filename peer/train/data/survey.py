@@ -17,7 +17,7 @@ from peer.train.data.datalist import SPLITS, Datalist, Sample, inspect_datalist,
 from peer.train.data.image_files import PICTURES, Shape, StoredImage, file_ending, open_image, read_values
 
 SCALES = {"segmentation": (1,), "super_resolution": (2, 4, 8)}
-"""Task kind -> how many times as large as its image a label file may be."""
+"""Task kind -> allowed ratios of a label file's size to its image's."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Faults:
     constant: list[str] = field(default_factory=list)
 
     def problems(self, task: str, classes: int | None) -> list[str]:
-        """One line for each kind of fault."""
+        """Return one line for each kind of fault."""
         lines = []
         if self.unreadable:
             lines.append(
@@ -68,16 +68,16 @@ def survey(
     """Describe a datalist.
 
     Args:
-        root: folder that its paths are relative to; default: the file's own.
+        root: folder that its paths are relative to; default: the datalist's folder.
         classes: number of classes; None leaves the labels' upper bound unchecked.
-        whole: read every value of every image; otherwise only the files' headers. Label maps are
-            read to the end in either case.
+        whole: read every value of every image; otherwise only the headers. Label maps are
+            always read to the end.
 
     Returns:
         ``{datalist, splits, unlabelled, problems, warnings}``; ``splits`` has for ``training`` and ``test``
         ``{samples, subjects, unnamed, classes, shapes, orientations, spacings, labels,
-        label_shapes}``. ``warnings`` are what a user should look at.
-        ``unnamed`` counts samples without a subject, for which the survey cannot see a leakage
+        label_shapes}``. ``warnings`` need a user's attention.
+        ``unnamed`` counts samples without a subject, for which the survey cannot detect leakage
         between the splits. ``classes`` counts the samples of each class, or the label maps in which
         a label occurs. ``labels`` counts label files.
     """
@@ -154,7 +154,7 @@ def _describe(
 def _label(
     path: Path, images: list[StoredImage], task: str, classes: int | None, faults: _Faults, *, whole: bool
 ) -> tuple[Shape, list[int]]:
-    """A label file's shape and, of a label map, its labels; adds their problems to the faults."""
+    """Return a label file's shape and, for a label map, its labels; add their problems to the faults."""
     maps = task == "segmentation"
     label = open_image(path, key="label" if maps else "image")
     shape, values = label.shape, read_values(path, label) if whole or maps else None
@@ -177,9 +177,9 @@ def _label(
 
 
 def _beyond_unit(path: Path, values: NDArray[Any] | None) -> list[str]:
-    """The file with its range, if its values were read and lie outside [0, 1]; else nothing.
+    """Return the file with its range if its values were read and lie outside [0, 1]; else nothing.
 
-    The trainer divides pictures of 8 bits by 255, so that they are always inside.
+    The trainer divides 8-bit pictures by 255, so that they are always inside.
     """
     if values is None or (values.dtype == np.uint8 and file_ending(path) in PICTURES):
         return []
@@ -188,7 +188,7 @@ def _beyond_unit(path: Path, values: NDArray[Any] | None) -> list[str]:
 
 
 def _grids(image: StoredImage) -> list[tuple[Shape, int]]:
-    """The possible meanings of a shape: a grid, and a number of channels."""
+    """Return the possible meanings of a shape: a grid, and a number of channels."""
     space = image.space
     if image.channels is not None:
         return [(space, image.channels)]

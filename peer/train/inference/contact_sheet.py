@@ -1,8 +1,8 @@
-"""Samples as the network sees them: read and prepared by the trainer's own code, and augmented.
+"""Samples as the network sees them: read, prepared and augmented by the trainer's own code.
 
-Run as ``python -m peer.train.inference.contact_sheet``, the module reads one JSON document from standard
-input, with the worker's ``setting`` and the number of ``samples``. It writes one to standard output,
-so that the caller needs no torch.
+Run as ``python -m peer.train.inference.contact_sheet``, the module reads one JSON document from standard input, with
+the worker's ``setting`` and the number of ``samples``. It writes one to standard output, so that the caller does not
+load torch.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from peer.train.settings import TrainingSettings
 from peer.train.targets import ClassIndex, Example, LabelMap, SampleReader, sample_reader
 
 SHOWN_MAX = 96
-"""Most samples of a sheet: a page of some 10 MB."""
+"""Maximum number of samples on a sheet: a page of about 10 MB."""
 BINS = 32
 ROUNDING = 1e-5
-"""Of the deviation: a smaller mean is that of normalised values in float32."""
+"""Share of the standard deviation: a smaller mean is a rounding error of normalised float32 values."""
 POOLED = 4096
-"""Values of a sample that a split's histogram counts."""
+"""Number of a sample's values that enter the histogram of its split."""
 
 
 def make_sheet(settings: TrainingSettings, *, samples: int) -> tuple[ContactSheet, list[dict[str, Any]]]:
-    """The facts of a sheet, and for each of its samples the pictures.
+    """Return the facts of a sheet, and the pictures of each of its samples.
 
     Args:
-        samples: of each split and class; of each split three times as many where labels are files.
+        samples: number per split and class; three times as many per split if labels are files.
 
     Raises:
         UnusableDataError: no sample can be read.
@@ -81,7 +81,7 @@ def make_sheet(settings: TrainingSettings, *, samples: int) -> tuple[ContactShee
 
 
 def _splits(listed: Datalist, settings: TrainingSettings) -> dict[str, list[Sample]]:
-    """The samples by the use that the trainer makes of them."""
+    """Group the samples by the trainer's use of them."""
     held_out = validation_names(listed.training, settings.data.validation_share, site_seed(settings))
     splits = {
         "training": [sample for sample in listed.training if sample.name not in held_out],
@@ -92,7 +92,7 @@ def _splits(listed: Datalist, settings: TrainingSettings) -> dict[str, list[Samp
 
 
 def _chosen(splits: dict[str, list[Sample]], samples: int, settings: TrainingSettings) -> Iterator[tuple[str, Sample]]:
-    """The samples to show, by split and class: first one of each subject, drawn by the site's seed."""
+    """Yield the samples to show, by split and class: first one of each subject, drawn by the site's seed."""
     groups: dict[tuple[str, int], list[Sample]] = {}
     for split, members in splits.items():
         for sample in members:
@@ -116,7 +116,7 @@ def _chosen(splits: dict[str, list[Sample]], samples: int, settings: TrainingSet
 def _show(
     sample: Sample, split: str, read: SampleReader, settings: TrainingSettings
 ) -> tuple[SheetSample, dict[str, Any], np.ndarray]:
-    """A sample's facts, its pictures, and some of its values."""
+    """Return a sample's facts, its pictures, and some of its values."""
     facts: SheetSample = {
         "split": split,
         "image": sample.name,
@@ -134,7 +134,7 @@ def _show(
         image, target = read(sample)
     except UnusableConfigurationError:
         raise
-    except Exception as error:  # any error of a reader: the trainer leaves such a sample out
+    except Exception as error:  # any error of a reader: the trainer also leaves such a sample out
         facts["problem"] = " ".join((str(error) or repr(error)).split())
         return facts, {}, np.empty(0)
     facts["stored"], facts["orientation"] = _stored(sample, read)
@@ -156,7 +156,7 @@ def _show(
 def _pictures(
     facts: SheetSample, example: Example, augmented: Example | None, sample: Sample, settings: TrainingSettings
 ) -> dict[str, Any]:
-    """Curves, or a picture for each view, of the image and of its augmented version; sets the views."""
+    """Return curves, or a picture for each view, of the image and of its augmented version; set the views."""
     kind = settings.task.kind
     if example[0].ndim == 2:
         return {
@@ -188,7 +188,7 @@ def _pictures(
 
 
 def _augment(example: Example, sample: Sample, settings: TrainingSettings) -> Example | None:
-    """The sample as the trainer's first batch would have it; None where nothing is augmented."""
+    """Return the sample as in the trainer's first batch; None if nothing is augmented."""
     image, target = example
     split = DataSplit([sample], lambda index: example, in_memory=True, present=frozenset())
     nothing = dataclasses.replace(split, samples=[])
@@ -207,9 +207,7 @@ def _augment(example: Example, sample: Sample, settings: TrainingSettings) -> Ex
 
 
 def _stored(sample: Sample, read: SampleReader) -> tuple[ValueRange, str | None]:
-    """The values as the first file has them, and the directions in which the axes run that the
-    network gets, where the file says them.
-    """
+    """Return the range of the first file's values, and the directions of the network's axes, if the file has any."""
     path = sample.images[0]
     stored = open_image(path)
     if not isinstance(read, ClassIndex | LabelMap):
@@ -241,7 +239,7 @@ def _histogram(values: np.ndarray, lowest: float, highest: float) -> SheetHistog
 
 
 def _histograms(pooled: dict[str, np.ndarray]) -> dict[str, SheetHistogram]:
-    """The splits' histograms, with one range for all."""
+    """Return the splits' histograms, all over the same range."""
     values = np.concatenate(list(pooled.values()))
     lowest, highest = float(values.min()), float(values.max())
     return {name: _histogram(part, lowest, highest) for name, part in pooled.items() if part.size}
@@ -262,7 +260,7 @@ def _describe(members: Sequence[Sample]) -> SheetSplit:
 def _gaps(
     listed: Datalist, splits: dict[str, SheetSplit], settings: TrainingSettings, shown: Sequence[SheetSample]
 ) -> list[str]:
-    """What the data lacks, beside the problems of the survey."""
+    """List what the data lacks, apart from the problems in the survey."""
     gaps = []
     if listed.unlabelled:
         gaps.append(f"{listed.unlabelled} test entries have no label and are not evaluated")
@@ -291,7 +289,7 @@ def _gaps(
 
 
 def _preparation(settings: TrainingSettings) -> dict[str, Any]:
-    """The settings by which a file becomes the network's input."""
+    """Return the settings that turn a file into the network's input."""
     data, hidden = (
         dataclasses.asdict(settings.data),
         ("datalist", "root", "regions", "public", "cache", "unreadable_share_max"),
@@ -301,7 +299,7 @@ def _preparation(settings: TrainingSettings) -> dict[str, Any]:
 
 
 def _class_names(datalist: Path) -> dict[str, str]:
-    """The names by number in the datalist's key ``labels``, as the Decathlon and ``data import`` write it."""
+    """Return class names by number from the datalist's key ``labels``, written by the Decathlon and ``data import``."""
     try:
         document = read_json(datalist)
     except (OSError, ValueError):

@@ -1,6 +1,4 @@
-"""A site's newest or best finished model state, and a process that loads torch, for other
-programs.
-"""
+"""Read a site's newest or best finished model state, and run a process that loads torch."""
 
 from __future__ import annotations
 
@@ -32,25 +30,23 @@ from peer.site.records.journal import Journal
 from peer.site.records.kept_configuration import find_change
 
 TRIES = 5
-"""A daemon with rounds of seconds may delete a state once before it is linked, hardly 5 times."""
+"""A daemon with rounds of seconds may delete a state once before it is linked, but hardly 5 times."""
 
 Round = int | Literal["best"] | None
-"""Which finished round's model: a number, the best on the site's validation data, or the last."""
+"""Selects the finished round of the model: a number, the best on the site's validation data, or None for the last."""
 
 HELD = "held"
-"""The folder, in a site's folder, of the states that processes beside the daemon use."""
+"""The folder, in a site's folder, for states in use by processes beside the daemon."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """A finished state of a site: its checkpoint, the artifacts that its round used, and the
-    round's number.
+    """A finished state of a site: its checkpoint, the artifacts that its round used, and the round's number.
 
-    ``committed`` is 0 before the first round is finished; ``checkpoint`` is then the initial one.
-    ``best`` is the best evaluated round so far, and ``is_best`` says that the state was chosen as
-    that round's; ``validation_samples`` is the size of the site's validation split.
-    ``generation`` is the one that peers know; a restored backup continues in the folder of the
-    former one, where the ``journal`` is.
+    ``committed`` is 0 before the first round is finished; ``checkpoint`` is then the initial one. ``best`` is the best
+    evaluated round so far, and ``is_best`` says that the state was chosen as that round's; ``validation_samples`` is
+    the size of the site's validation split. ``generation`` is the one that peers know; a restored backup continues in
+    the folder of the former generation, which contains the ``journal``.
     """
 
     journal: Path
@@ -65,19 +61,20 @@ class ModelState:
 
     @property
     def choice(self) -> str:
-        """Why it is this state: ``best`` with the metric and its value, else empty."""
+        """The reason for the choice of this state: ``best`` with the metric and its value, else empty."""
         if not self.is_best or self.best is None:
             return ""
         return f"the best of its evaluated rounds by {self.best.metric}, {self.best.value:.4f}"
 
     def document(self) -> dict[str, Any]:
-        """The JSON values ``setting``, ``state`` and ``sources``, for a process with torch."""
+        """Return the JSON values ``setting``, ``state`` and ``sources``, for a process with torch."""
         return {"setting": to_json(self.setting), "state": self.checkpoint, "sources": to_json(self.sources)}
 
 
 def read_newest(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> ModelState:
-    """The newest state of a site's newest generation, from its journal; the daemon may be running.
-    ``StateError`` where the site has no model yet.
+    """Read the newest state of a site's newest generation from its journal, whether or not the daemon runs.
+
+    Raise ``StateError`` if the site has no model yet.
     """
     number = max(folder.generations(), default=0)
     home = folder.generation(number)
@@ -109,24 +106,23 @@ def read_newest(folder: SiteFolder, federation: FederationConfig, site: SiteConf
 
 
 def _recover(stored: Iterable[site_memory.Row]) -> tuple[site_memory.Memory, tuple[Source, ...]]:
-    """The site's memory, and the sources that the last committed round used."""
+    """Return the site's memory, and the sources that the last committed round used."""
     rows = list(stored)
     return site_memory.recover(rows), site_memory.used_sources(rows)
 
 
 @contextlib.contextmanager
 def open_trained(folder: SiteFolder, round: Round = None) -> Iterator[tuple[FederationConfig, ModelState]]:
-    """The federation and a trained state of the site; the configuration must be that of the
-    training.
+    """Yield the federation and a trained state of the site, whose configuration must be unchanged since the training.
 
-    No certificate is needed: nothing is sent. The state's files stay inside the context, also if
-    the daemon continues.
+    No certificate is needed, because nothing is sent. The state's files stay available inside the context, even if the
+    daemon continues.
 
     Args:
-        round: after which the state was finished, or ``best``; default: the newest.
+        round: the round that finished the state, or ``best``; default: the newest.
 
     Raises:
-        StateError: no round is finished, that round's weights are deleted, no round was evaluated
+        StateError: no round is finished, that round's weights were deleted, no round was evaluated
             on validation data, or the configuration has changed.
     """
     federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
@@ -151,9 +147,7 @@ def open_trained(folder: SiteFolder, round: Round = None) -> Iterator[tuple[Fede
 
 
 def _best(newest: ModelState) -> ModelState:
-    """The state of the best evaluated round; ``StateError`` where there is none, or its files are
-    deleted.
-    """
+    """Return the state of the best evaluated round; raise ``StateError`` if there is none, or its files are gone."""
     site, best = newest.setting.site_name, newest.best
     if best is None and not newest.validation_samples:
         raise errors.StateError(
@@ -177,7 +171,7 @@ def _best(newest: ModelState) -> ModelState:
 
 
 def _earlier(newest: ModelState, round: int | None) -> ModelState:
-    """The state after an earlier round; ``StateError`` where its checkpoint is deleted."""
+    """Return the state after an earlier round; raise ``StateError`` if its checkpoint was deleted."""
     home = newest.journal.parent
     with contextlib.closing(Journal(newest.journal, read_only=True)) as journal:
         rows = list(journal.rows())
@@ -198,13 +192,12 @@ def _earlier(newest: ModelState, round: int | None) -> ModelState:
 
 @contextlib.contextmanager
 def pinned(look: Callable[[], ModelState]) -> Iterator[ModelState]:
-    """A state whose files stay inside the context, linked into a private folder; a running daemon
-    deletes its own.
+    """Yield a state whose files stay available inside the context, linked into a private folder.
 
-    The private folder is in that of the site, so that links take no space.
+    A running daemon deletes its own files. The private folder lies in the site's folder, so that links take no space.
 
     Args:
-        look: reads the state; called again where the daemon deleted its files before they were
+        look: reads the state; called again if the daemon deleted its files before they were
             linked.
 
     Raises:
@@ -228,16 +221,15 @@ def pinned(look: Callable[[], ModelState]) -> Iterator[ModelState]:
 
 @contextlib.contextmanager
 def _private_folder(base: Path) -> Iterator[Path]:
-    """A new folder under ``HELD``, or in the temporary one where this user may not write to the
-    site's.
+    """Create a folder under ``HELD``, or a temporary one if this user may not write to the site's folder.
 
-    This process locks it: folders that nobody locks are those of killed processes, and are deleted.
+    This process locks it: unlocked folders belong to killed processes and are deleted.
     """
     parent = base / HELD
     with contextlib.ExitStack() as stack:
         try:
             parent.mkdir(mode=0o700, exist_ok=True)
-            with _locked(parent, wait=True):  # nobody may delete a folder between its making and its lock
+            with _locked(parent, wait=True):  # no process may delete a folder between its creation and its lock
                 for leftover in parent.iterdir():
                     with contextlib.suppress(OSError), _locked(leftover):
                         shutil.rmtree(leftover)
@@ -251,7 +243,7 @@ def _private_folder(base: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold a folder's lock; without ``wait``, ``BlockingIOError`` where another one does."""
+    """Hold a folder's lock; without ``wait``, raise ``BlockingIOError`` if another process holds it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -261,9 +253,9 @@ def _locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def _link_files(home: Path, copy: Path, state: ModelState) -> None:
-    """Link, or copy to another disk, a state's checkpoint and the artifacts of its round."""
+    """Link a state's checkpoint and the artifacts of its round, or copy them to another disk."""
     artifacts = (f"artifacts/{source.artifact.sha256}.safetensors" for source in state.sources)
-    names = [name for name in artifacts if (home / name).exists()]  # most methods do not need them any more
+    names = [name for name in artifacts if (home / name).exists()]  # most methods no longer need them
     names += [
         str(path.relative_to(home)) for path in (home / "checkpoints" / state.checkpoint).iterdir() if path.is_file()
     ]
@@ -274,13 +266,13 @@ def _link_files(home: Path, copy: Path, state: ModelState) -> None:
             os.link(home / name, copy / name)
         except FileNotFoundError:
             raise
-        except OSError:  # another disk, or one that knows no links
+        except OSError:  # another disk, or a file system without links
             shutil.copyfile(home / name, copy / name)
 
 
 @contextlib.contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM raise ``SystemExit``, so that children end; in the main thread alone."""
+    """Make SIGTERM raise ``SystemExit``, so that children end; has an effect in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -296,11 +288,10 @@ def exit_on_sigterm() -> Iterator[None]:
 
 
 def run_module(module: str, request: Mapping[str, Any], *, name: str, limit_s: float | None = None) -> Any:
-    """A module's answer to a request, as a JSON document; it runs in a process of its own, which
-    may load torch.
+    """Run a module in a separate process, which may load torch, and return its JSON answer to a request.
 
     Args:
-        module: is run with ``python -m``; it reads the request from standard input and answers on
+        module: run with ``python -m``; it reads the request from standard input and answers on
             standard output.
 
     Raises:
@@ -310,7 +301,7 @@ def run_module(module: str, request: Mapping[str, Any], *, name: str, limit_s: f
     try:
         with exit_on_sigterm():
             process = subprocess.run(
-                [sys.executable, "-P", "-m", module],  # not `models` or `peer` of the current folder
+                [sys.executable, "-P", "-m", module],  # do not import `models` or `peer` from the current folder
                 input=json.dumps(request),
                 capture_output=True,
                 text=True,

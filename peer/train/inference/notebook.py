@@ -33,11 +33,10 @@ Input: TypeAlias = str | Path | Tensor | NDArray[Any]
 
 
 def load_model(setting: WorkerSetting, state: str, sources: tuple[Source, ...]) -> Predictor:
-    """The site's predictor in a finished state: on the CPU, in evaluation mode, with its own copy
-    of the weights.
+    """Load the site's predictor in a finished state: on the CPU, in evaluation mode, with its own copy of the weights.
 
     Args:
-        setting: of the site; its home is the folder of :func:`peer.train.inference.model_state.pinned`.
+        setting: the site's; its home is the folder of :func:`peer.train.inference.model_state.pinned`.
 
     Raises:
         WorkError: the state is missing or does not fit, or the method needs more than one module to
@@ -48,7 +47,7 @@ def load_model(setting: WorkerSetting, state: str, sources: tuple[Source, ...]) 
 
 
 def load_trainer(setting: WorkerSetting, state: str, sources: tuple[Source, ...]) -> Trainer:
-    """A trainer with a finished state loaded, only to predict with; see ``load_model``."""
+    """Build a trainer with a finished state loaded, for predictions only; see ``load_model``."""
     with preserve_torch_settings():
         trainer = Trainer(setting)
         trainer.load(state, sources)
@@ -56,17 +55,17 @@ def load_trainer(setting: WorkerSetting, state: str, sources: tuple[Source, ...]
 
 
 def predict_inputs(trainer: Trainer, inputs: Sequence[Input]) -> list[dict[str, Any]]:
-    """The predictions for files, folders, datalists and arrays, a record an image, in their order.
+    """Predict files, folders, datalists and arrays in order; return one record per image.
 
     Args:
-        inputs: paths, and arrays or tensors ``(c, *space)``, or ``(*space)`` where the task has one
+        inputs: paths, and arrays or tensors ``(c, *space)``, or ``(*space)`` if the task has one
             channel.
 
     Returns:
-        ``file`` (of an array its number among the inputs) and ``problem`` (why there is no
-        prediction, else empty); with a prediction, of classes ``predicted`` and a probability each
-        as ``class_0``, ``class_1`` …, of label maps ``labels``, an array ``(*space)`` on the
-        image's own grid, of super-resolution ``image``, an array ``(c, *space)``.
+        ``file`` (for an array, its index in the inputs) and ``problem`` (why there is no
+        prediction, else empty). Classification adds ``predicted`` and the probabilities
+        ``class_0``, ``class_1`` …; segmentation adds ``labels``, an array ``(*space)`` on the
+        image's own grid; super-resolution adds ``image``, an array ``(c, *space)``.
     """
     settings = trainer.settings
     read, _ = image_reader(settings.task, settings.data)
@@ -106,7 +105,7 @@ def preserve_torch_settings() -> Iterator[None]:
 
 
 def _images(inputs: Sequence[Input], settings: TrainingSettings) -> Iterator[tuple[str, PredictionInput | Tensor]]:
-    """Each image of the inputs, with its name."""
+    """Yield each image of the inputs with its name."""
     for number, source in enumerate(inputs):
         if isinstance(source, str | Path):
             for item in find_images([Path(source)], settings.data):
@@ -116,7 +115,7 @@ def _images(inputs: Sequence[Input], settings: TrainingSettings) -> Iterator[tup
 
 
 def _array(values: Tensor, settings: TrainingSettings) -> PlacedImage:
-    """An array as float32 ``(c, *space)``, whose voxels nobody places; ``ValueError`` says what does not fit."""
+    """Convert an array to float32 ``(c, *space)`` with unknown placement; raise ``ValueError`` if it does not fit."""
     task = settings.task
     image = values.detach().cpu().float()
     if image.ndim == task.spatial_dims and task.in_channels == 1:

@@ -20,15 +20,15 @@ from peer.train.images import BYTE_MAX, INTERPOLATION, PICTURE_DIMS
 Values: TypeAlias = NDArray[Any]
 
 PICTURE_CHANNELS = (1, 3)
-"""Channels of an image that a PNG can hold."""
+"""Numbers of channels that a PNG can hold."""
 BYTE_LABELS_MAX = 256
 
 
 def output_path(path: Path, *, channels: int = 1, spatial_dims: int = 2) -> Path:
-    """The path of an image's result: the image's path, with the ending of the result's format.
+    """Return the path of an image's result: the image's path with the suffix of the result's format.
 
-    A picture becomes ``.png``, an array or a stack of pages ``.npy``, a NIfTI file keeps its
-    ending, DICOM becomes ``.nii.gz``.
+    A picture becomes ``.png``, an array or a stack of pages ``.npy``, a NIfTI file keeps its suffix, DICOM becomes
+    ``.nii.gz``.
     """
     name = path.name
     known = [ending for ending in (*ARRAYS, *FORMATS) if ending and name.lower().endswith(ending)]
@@ -42,7 +42,7 @@ def output_path(path: Path, *, channels: int = 1, spatial_dims: int = 2) -> Path
 
 
 def label_map(shares: Tensor, grid: Sequence[int]) -> Values:
-    """The class with the largest share at each cell of another grid; the first of equal ones.
+    """Return the class with the largest share at each cell of another grid; the first of equal ones.
 
     Args:
         shares: probabilities ``(classes, *space)``, interpolated linearly between the centres of
@@ -54,7 +54,7 @@ def label_map(shares: Tensor, grid: Sequence[int]) -> Values:
     mode = INTERPOLATION[len(grid)]
     labels = torch.zeros(*grid, dtype=torch.uint8 if len(shares) <= BYTE_LABELS_MAX else torch.int16)
     best: Tensor | None = None
-    for index, share in enumerate(shares):  # a class at a time: all at once would not fit for large volumes
+    for index, share in enumerate(shares):  # one class at a time: all classes of a large volume do not fit into memory
         interpolated = F.interpolate(share[None, None], size=tuple(grid), mode=mode, align_corners=False)[0, 0]
         if best is not None:
             labels[interpolated > best] = index
@@ -67,17 +67,17 @@ def write(path: Path, values: Values, *, reference: Path, grid: Sequence[int]) -
     """Write a result to the path of :func:`output_path`; a single channel loses its channel axis.
 
     Args:
-        path: its ending says the format. A PNG takes labels as they are, and float values in [0, 1]
+        path: its suffix sets the format. A PNG takes labels unchanged, and float values in [0, 1]
             as bytes.
-        values: ``(c, *space)``, axes as ``peer.train.images`` reads them.
-        reference: the image of the result, whose geometry a volume gets.
-        grid: the sides of that image; a volume with longer ones has proportionally smaller voxels.
+        values: ``(c, *space)``, with axes as ``peer.train.images`` reads them.
+        reference: the predicted image, whose geometry a volume gets.
+        grid: the sides of that image; a volume with longer sides has proportionally smaller voxels.
 
     Raises:
         OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if len(grid) == PICTURE_DIMS and file_ending(path) not in ARRAYS:  # what is written has columns first
+    if len(grid) == PICTURE_DIMS and file_ending(path) not in ARRAYS:  # the file has columns first
         values, grid = values.swapaxes(-1, -2), (grid[1], grid[0])
     plain = values[0] if len(values) == 1 else values
     if path.suffix == ".npy":
@@ -88,12 +88,12 @@ def write(path: Path, values: Values, *, reference: Path, grid: Sequence[int]) -
         finer = np.eye(4)
         for axis, (before, after) in enumerate(zip(grid, values.shape[1:], strict=True)):
             share = before / after
-            finer[axis, axis], finer[axis, 3] = share, (share - 1) / 2  # the corners stay, the centres move
+            finer[axis, axis], finer[axis, 3] = share, (share - 1) / 2  # the corners stay in place, the centres move
         _write_volume(path, plain if len(values) == 1 else _channels_last(values), reference, finer)
 
 
 def _write_picture(path: Path, values: Values) -> None:
-    """Values ``(width, height)`` or ``(c, width, height)``."""
+    """Write values ``(width, height)`` or ``(c, width, height)``."""
     if values.dtype.kind == "f":
         values = (values.clip(0, 1) * BYTE_MAX).round().astype(np.uint8)
     elif values.dtype != np.uint8:
@@ -102,7 +102,7 @@ def _write_picture(path: Path, values: Values) -> None:
 
 
 def _channels_last(values: Values) -> Values:
-    """As NIfTI has them: behind three dimensions of space."""
+    """Move channels behind three spatial dimensions, as NIfTI stores them."""
     space = values.shape[1:]
     return np.moveaxis(values.reshape(len(values), *space, *[1] * (3 - len(space))), 0, -1)
 

@@ -1,9 +1,8 @@
-"""Apply a model to new data: probabilities of classes, label maps on the images' own grids, larger
-images.
+"""Apply a model to new data: class probabilities, label maps on the images' own grids, larger images.
 
-The model is a site's own, or one in an exported file. Run as ``python -m peer.train.inference.predict``,
-the module reads one JSON document from standard input and writes one to standard output, so that
-the caller needs neither torch nor the memory for it. It writes nothing in the site's folder.
+The model is a site's own, or one in an exported file. Run as ``python -m peer.train.inference.predict``, the module
+reads one JSON document from standard input and writes one to standard output, so that the caller needs neither torch
+nor the memory for it. It writes nothing in the site's folder.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from peer.train.settings import DataSettings, TaskSettings
 from peer.train.trainer import Trainer
 
 SINGLE = (*ARRAYS, *(ending for ending in FORMATS if ending not in DICOM))
-"""Endings of files that are an image each."""
+"""Suffixes of files that are one image each."""
 DIGITS = 6
 """Significant digits of a probability; float32 has no more."""
 
@@ -53,15 +52,15 @@ class PredictionInput:
 
 
 def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
-    """Predict every image of the inputs, in their order; write each result at once.
+    """Predict every image of the inputs in order; write each result at once.
 
     Args:
-        out: the folder for label maps and larger images; probabilities of classes are only
+        out: the folder for label maps and larger images; class probabilities are only
             returned.
 
     Returns:
-        ``predictions``, of each image ``file`` with ``class`` and ``probabilities``, or with
-        ``output``, the written file; and ``skipped``, of each unusable input ``file`` and
+        ``predictions``, for each image ``file`` with ``class`` and ``probabilities``, or with
+        ``output``, the written file; and ``skipped``, for each unusable input ``file`` and
         ``reason``.
 
     Raises:
@@ -77,7 +76,7 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
     predictions: list[dict[str, Any]] = []
     skipped: list[dict[str, str]] = []
     used_paths: dict[Path, str] = {}
-    for item in list(find_images(inputs, model.settings.data)):  # list them first: a result is no input
+    for item in list(find_images(inputs, model.settings.data)):  # list them first, so that no result becomes an input
         target = (
             out
             if item.problem
@@ -104,11 +103,10 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
 
 
 def find_images(inputs: Iterable[Path], data: DataSettings) -> Iterator[PredictionInput]:
-    """The images in files, in folders and their sub-folders, and in the ``test`` list (else
-    ``training``) of datalists.
+    """Yield the images in files, in folders and sub-folders, and in the ``test`` (else ``training``) list of datalists.
 
-    In three dimensions a folder of DICOM files is one image. Paths in a datalist are relative to
-    its folder; those in the site's own one also to ``[data] root``.
+    In three dimensions a folder of DICOM files is one image. Paths in a datalist are relative to its folder, and in the
+    site's own datalist to ``[data] root``.
     """
     for path in inputs:
         try:
@@ -163,8 +161,9 @@ def _in_datalist(path: Path, root: Path) -> Iterator[PredictionInput]:
 
 
 def predict_image(model: Trainer | Exported, load: Callable[[], PlacedImage]) -> tuple[PlacedImage, Tensor] | str:
-    """The image on its own grid and its prediction; or the reason, in words, why there is none.
-    ``UnusableConfigurationError`` where this installation can predict no image.
+    """Return the image on its own grid and its prediction, or the reason why there is none.
+
+    Raise ``UnusableConfigurationError`` if this installation cannot predict any image.
     """
     _, finish = image_reader(model.settings.task, model.settings.data)
     try:
@@ -172,12 +171,12 @@ def predict_image(model: Trainer | Exported, load: Callable[[], PlacedImage]) ->
         return image, model.predict(finish(image)[None])[0]
     except UnusableConfigurationError:
         raise
-    except Exception as error:  # any error of a reader, or too little memory for this image
+    except Exception as error:  # any error of a reader, or a lack of memory for this image
         return " ".join((str(error) or repr(error)).split())
 
 
 def existing_files(item: PredictionInput) -> tuple[Path, ...]:
-    """The input's files; ``ValueError`` where it has a problem or a file is missing."""
+    """Return the input's files; raise ``ValueError`` if it has a problem or a file is missing."""
     if item.problem:
         raise ValueError(item.problem)
     for path in item.images:
@@ -187,7 +186,7 @@ def existing_files(item: PredictionInput) -> tuple[Path, ...]:
 
 
 def image_reader(task: TaskSettings, data: DataSettings) -> tuple[Read, Finish]:
-    """Functions that read an image on its own grid, and that make it the network's input."""
+    """Return two functions: one reads an image on its own grid, the other converts it to the network's input."""
     if task.kind == "super_resolution":
         return partial(_unit_image, task=task, data=data), lambda image: image.values.contiguous()
     preparation = Preparation.of(task, data)
@@ -195,7 +194,7 @@ def image_reader(task: TaskSettings, data: DataSettings) -> tuple[Read, Finish]:
 
 
 def on_own_grid(prediction: Tensor, image: PlacedImage, task: TaskSettings, data: DataSettings) -> NDArray[Any]:
-    """A label map ``(1, *space)`` or a larger image ``(c, *space)`` with the axes of the image's file."""
+    """Return a label map ``(1, *space)`` or a larger image ``(c, *space)`` with the axes of the image's file."""
     if task.kind == "super_resolution":
         values: NDArray[Any] = undo_turn(prediction, image).numpy()
         return values
@@ -204,7 +203,7 @@ def on_own_grid(prediction: Tensor, image: PlacedImage, task: TaskSettings, data
 
 
 def _unit_image(paths: Sequence[Path], *, task: TaskSettings, data: DataSettings) -> PlacedImage:
-    """An image of super-resolution as in training: 8-bit pictures are scaled to [0, 1]."""
+    """Load an image for super-resolution as in training: 8-bit pictures are scaled to [0, 1]."""
     image = load_images(
         paths,
         spatial_dims=task.spatial_dims,
@@ -218,7 +217,7 @@ def _unit_image(paths: Sequence[Path], *, task: TaskSettings, data: DataSettings
 
 
 def describe_classes(logits: Tensor) -> dict[str, Any]:
-    """The most likely class, and the probability of each, for logits ``(classes,)``."""
+    """Return the most likely class and all probabilities for logits ``(classes,)``."""
     shares = logits.double().softmax(dim=0)
     return {"class": int(shares.argmax()), "probabilities": [float(f"{share:.{DIGITS}g}") for share in shares.tolist()]}
 
@@ -226,8 +225,8 @@ def describe_classes(logits: Tensor) -> dict[str, Any]:
 def main() -> None:
     """Answer a request for predictions of ``inputs`` into ``out``.
 
-    With ``model`` and ``sha256`` of an exported file, whose task and origin are then in the answer;
-    or with ``setting``, ``state`` and ``sources`` of a site.
+    The request contains ``model`` and ``sha256`` of an exported file, whose task and origin the answer then states, or
+    ``setting``, ``state`` and ``sources`` of a site.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     request: Any = json.load(sys.stdin)

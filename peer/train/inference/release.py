@@ -1,8 +1,7 @@
-"""Export a site's model as a file for its operator: other sites' consent, the model card's facts,
-the ledger's row.
+"""Export a site's model to a file for its operator: other sites' consent, the model card's facts, the ledger's row.
 
-Another process, which loads torch, writes the file. This module reads the journal, and moves the
-file to its path only once the ledger holds the intent.
+A separate process, which loads torch, writes the file. This module reads the journal, and moves the file to its path
+only once the ledger contains the intent.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from peer.train.inference.model_state import ModelState
 
 PROCESS = "peer.train.inference.export.process"
 PURPOSE = "export"
-"""Of the ledger's rows; ``kind`` is the form, ``peer`` is empty: only the operator knows it."""
+"""Purpose in the ledger's rows; ``kind`` is the form, and ``peer`` is empty, since only the operator knows it."""
 
 ENDINGS = {"pt2": ".pt2", "onnx": ".onnx"}
-"""Of the files; a bundle is a folder of any name, or ends in ``.zip``."""
+"""Suffixes of the files; a bundle is a folder of any name, or ends in ``.zip``."""
 
 CARD_ENDING, BUNDLE_CARD = ".md", Path("docs", "README.md")
-"""Of the model card: added to a file's name; the card's path in a bundle, zipped or not."""
+"""Paths of the model card: a suffix added to a file's name; the path in a bundle, zipped or not."""
 
 ROUNDS_NAMED = 5
-"""The newest rounds whose contributors a model card names."""
+"""Number of newest rounds whose contributors a model card names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +59,15 @@ def export_model(
 ) -> ModelExported:
     """Export the site's predictor; return the document of ``export --json``.
 
-    The file moves from a staging folder to its path only after the comparison, and once the ledger
-    holds the intent. A failure leaves nothing.
+    The file moves from a staging folder to its path only after the comparison, and once the ledger contains the intent.
+    A failure leaves no file behind.
 
     Raises:
-        UsageError: the name's ending is not the form's.
+        UsageError: the file name's suffix is not the form's.
         ConfigError: a package of the extra ``export`` is not installed.
-        StateError: the file or its card is there already.
-        WorkerFailed: the form cannot hold the model, or the file computes something else; the
-            message has the reason.
+        StateError: the file or its card already exists.
+        WorkerFailed: the form cannot represent the model, or the file's outputs differ; the
+            message gives the reason.
         DiskError: it cannot be written.
     """
     _check_name(form, out)
@@ -80,7 +79,7 @@ def export_model(
     site_folder.make_private(out.parent)
     with contextlib.closing(Journal(state.journal, read_only=True)) as journal:
         consent = collect_consent(journal, state.sources, own=folder.site)
-        if not federation.plan.keeps_last_received:  # received artifacts are no part of the predictor
+        if not federation.plan.keeps_last_received:  # the predictor does not use received artifacts
             consent = Consent()
         facts = _facts(journal, federation, state, consent) | {"licence": licence}
     with staging_folder(out) as staged:
@@ -116,7 +115,7 @@ def export_model(
 
 
 def collect_consent(journal: Journal, sources: Iterable[Source], *, own: str) -> Consent:
-    """The sources whose sites' manifests allow an export; the site's own needs no consent."""
+    """Collect the sources whose sites' manifests allow an export; the site's own needs no consent."""
     allowed: dict[tuple[str, str], str] = {}
     for row in journal.records(("received",)):
         body = row["body"]
@@ -134,7 +133,7 @@ def collect_consent(journal: Journal, sources: Iterable[Source], *, own: str) ->
 
 
 def _refusal(body: bytes) -> str:
-    """Why a received manifest, whose signature is verified, allows no export; empty if it does."""
+    """Return why a received manifest, whose signature is verified, allows no export; empty if it does."""
     try:
         manifest = decode_manifest(body)
     except ValueError as error:
@@ -143,7 +142,7 @@ def _refusal(body: bytes) -> str:
 
 
 def _facts(journal: Journal, federation: FederationConfig, state: ModelState, consent: Consent) -> dict[str, Any]:
-    """The model card's facts from the journal and the configuration."""
+    """Collect the model card's facts from the journal and the configuration."""
     rounds = [each for each in recent_rounds(journal, last=federation.rounds) if each.number <= state.committed]
     evaluated = [row for row in journal.records(("evaluated",)) if row["body"]["metrics"]]
     evaluated = [row for row in evaluated if row["round"] <= state.committed]
@@ -177,7 +176,7 @@ def _check_name(form: str, out: Path) -> None:
 
 @contextlib.contextmanager
 def staging_folder(out: Path) -> Iterator[Path]:
-    """A private folder beside the path, on the same disk, deleted afterwards with its content."""
+    """Create a private folder beside the path, on the same disk; delete it afterwards with its content."""
     try:
         staged = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:

@@ -1,6 +1,4 @@
-"""Pictures of prepared samples: the middle slices of an image with the outline of its labels, as PNG,
-and the curves of a signal.
-"""
+"""Pictures of prepared samples: middle slices with the outlines of labels as PNG, and the curves of signals."""
 
 from __future__ import annotations
 
@@ -20,24 +18,22 @@ Array: TypeAlias = NDArray[Any]
 
 OPPOSITE = dict(zip("RLAPSI", "LRPAIS", strict=True))
 PLANES = {**dict.fromkeys("RL", "sagittal"), **dict.fromkeys("AP", "coronal"), **dict.fromkeys("SI", "axial")}
-"""By the direction of the axis across which a plane lies, the plane's name."""
+"""Direction of the axis across which a plane lies -> the plane's name."""
 COLOURS = np.array(
     [[255, 196, 0], [0, 200, 255], [255, 80, 160], [90, 230, 90], [255, 130, 40], [170, 130, 255], [240, 240, 90]],
     dtype=np.uint8,
 )
-"""Of the outlines of the labels 1, 2, ...; legible on grey and on skin."""
+"""Colours of the outlines of the labels 1, 2, ...; legible on grey and on skin."""
 SIDE_MIN, SIDE_MAX = 240, 512
-"""Pixels of a picture's longer side: a smaller image is enlarged by a whole number, of a larger one pixels are
-left out.
-"""
+"""Pixels of a picture's longer side: a smaller image is enlarged by a whole number, a larger one loses pixels."""
 CHANNELS_MAX = 4
 POINTS_MAX = 240
-"""Of a curve, which is a few hundred pixels wide."""
+"""Maximum number of points of a curve, which is a few hundred pixels wide."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownPlane:
-    """A plane through an image: which, and its axes as rows and columns of a picture."""
+    """A plane through an image, and how its axes become rows and columns of a picture."""
 
     view: SheetView
     axis: int | None
@@ -45,7 +41,7 @@ class ShownPlane:
     turned: bool = False
 
     def cut(self, values: Array) -> Array:
-        """The plane ``(..., rows, columns)`` of values ``(..., *space)``."""
+        """Cut the plane ``(..., rows, columns)`` out of values ``(..., *space)``."""
         if self.axis is not None:
             values = np.take(values, self.view["index"] or 0, axis=values.ndim - 3 + self.axis)
         if self.transposed:
@@ -54,12 +50,12 @@ class ShownPlane:
 
 
 def planes(space: Sequence[int], codes: str | None, labels: Array | None) -> list[ShownPlane]:
-    """The planes to show: of a picture itself, of a volume three.
+    """Return the planes to show: a picture itself, or three of a volume.
 
     Args:
-        codes: for each axis of a volume, the direction in the patient in which it runs, such as
+        codes: the direction in the patient of each axis of a volume, such as
             ``RAS``; with them, a volume stands upright.
-        labels: where there are some, the slices with most of them are shown; else the middle ones.
+        labels: if there are any, the slices with most of them are shown; else the middle ones.
     """
     if len(space) == 2:
         return [ShownPlane({"plane": "", "index": None, "edges": None}, None)]
@@ -86,17 +82,17 @@ def _slice_index(length: int, axis: int, labels: Array | None) -> int:
 
 
 def _edges(across: str, down: str, *, turned: bool) -> dict[str, str]:
-    """The directions at the left, right, top and bottom edge of a picture."""
+    """Return the directions at the left, right, top and bottom edge of a picture."""
     top, bottom = (down, OPPOSITE[down]) if turned else (OPPOSITE[down], down)
     return {"left": OPPOSITE[across], "right": across, "top": top, "bottom": bottom}
 
 
 def png(values: Array, window: tuple[float, float], *, labels: Array | None = None, colour: bool = False) -> str:
-    """The picture of values ``(c, rows, columns)`` as base64; ``window`` are black and white.
+    """Encode the picture of values ``(c, rows, columns)`` in base64; ``window`` holds the values of black and white.
 
     Args:
-        labels: ``(rows, columns)``; each label above 0 has an outline.
-        colour: the three channels are red, green and blue; else channels stand side by side.
+        labels: ``(rows, columns)``; each label above 0 is outlined.
+        colour: the three channels are red, green and blue; otherwise channels are shown side by side.
     """
     low, high = window
     scaled = np.clip((values.astype(np.float64) - low) / ((high - low) or 1), 0, 1) * 255
@@ -114,7 +110,7 @@ def png(values: Array, window: tuple[float, float], *, labels: Array | None = No
 
 
 def _outlined(picture: NDArray[np.uint8], labels: Array) -> NDArray[np.uint8]:
-    """The picture ``(3, rows, columns)`` with each label's border, inside the label."""
+    """Draw each label's border, inside the label, on the picture ``(3, rows, columns)``."""
     padded = np.pad(labels, 1)
     inner = padded[1:-1, 1:-1]
     border = np.zeros(labels.shape, dtype=bool)
@@ -127,6 +123,6 @@ def _outlined(picture: NDArray[np.uint8], labels: Array) -> NDArray[np.uint8]:
 
 
 def curves(signal: Array) -> list[list[float]]:
-    """The first channels of a signal ``(c, length)`` as points of equal distance."""
+    """Return the first channels of a signal ``(c, length)`` as equidistant points."""
     step = -(-signal.shape[1] // POINTS_MAX)
     return [[float(f"{value:.4g}") for value in channel[::step]] for channel in signal[: 2 * CHANNELS_MAX]]

@@ -1,6 +1,4 @@
-"""BIDS folders: ``participants.tsv`` has the labels, ``sub-*/[ses-*/]<type>/`` the images, and
-``derivatives/`` the label maps.
-"""
+"""BIDS folders: labels in ``participants.tsv``, images in ``sub-*/[ses-*/]<type>/``, label maps in ``derivatives/``."""
 
 from __future__ import annotations
 
@@ -18,12 +16,12 @@ NAME = re.compile(
 PARTICIPANT = "participant_id"
 ALIASES = ("label", "diagnosis", "group", "dx")
 Session = tuple[str, str]
-"""A subject's session; the second part is empty where the folder has none."""
+"""A subject and its session, which is empty if the folder has none."""
 
 
 def gather(source: Path, options: ImportOptions) -> SourceContent:
-    """The images of one suffix, a sample each; of several suffixes, a sample a session, whose
-    channels they are.
+    """Gather one sample per image of the only suffix, or one per session, whose channels are the images of all
+    suffixes.
     """
     content = SourceContent("bids", options.task or ("segmentation" if options.label_suffix else "classification"))
     by_class = label_kind(content.task) == "class"
@@ -75,7 +73,7 @@ def _channels(
     content: SourceContent,
     where: str,
 ) -> list[tuple[Path, ...]]:
-    """The samples of a session, as files."""
+    """Return the samples of a session, as files."""
     files = [images.get((session, suffix), []) for suffix in suffixes]
     if len(suffixes) == 1:
         return [(path,) for path in files[0]]
@@ -87,7 +85,7 @@ def _channels(
 
 
 def _index(source: Path, *, derived: bool) -> dict[tuple[Session, str], list[Path]]:
-    """The images, or those of derivatives, by session and suffix."""
+    """Index the images, or those in derivatives, by session and suffix."""
     index: dict[tuple[Session, str], list[Path]] = defaultdict(list)
     for path in sorted(source.glob("derivatives/**/sub-*.nii*" if derived else "sub-*/**/sub-*.nii*")):
         match = NAME.fullmatch(path.name)

@@ -1,4 +1,4 @@
-"""Samples that a source names: checked, numbered by class, and divided between training and test."""
+"""Candidate samples from a source: checked, numbered by class, and divided into training and test."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ SPLIT_WORDS = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), TRAINING),
 }
 NO_LABEL = frozenset({"", "n/a", "na", "nan"})
-"""Cells that say that a label is not known; "n/a" is BIDS's."""
+"""Cells that mean that the label is unknown; "n/a" is BIDS's."""
 CLASSES_SHOWN_MAX = 20
 CLASS_NUMBER_MAX = 4095
-"""A larger number is no class, but such as an age in days, a date or a patient's number; other sites would refuse a
-network of so many classes (``models.spec.SIZE_MAX``).
+"""A larger number is not a class, but an age in days, a date or a patient's number; other sites would refuse a network
+with so many classes (``models.spec.SIZE_MAX``).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A sample as its source names it.
+    """A sample as its source describes it.
 
     Attributes:
-        where: the file and line, or the folder, that a message names.
-        label: a class in the source's words, a file, or None.
-        split: the split in the source's words; None: the source has none.
-        links: the links that have to be made for ``images``, each with its target.
-        class_number: the class that a federation knows, once ``number_classes`` has given it.
+        where: the file and line, or the folder, for messages.
+        label: a class as the source writes it, a file, or None.
+        split: the split as the source writes it; None if it has none.
+        links: the symbolic links to make for ``images``, each with its target.
+        class_number: the federation's class number, set by ``number_classes``.
     """
 
     where: str
@@ -54,7 +54,7 @@ class Candidate:
 
 @dataclass(slots=True)
 class LeftOut:
-    """What was left out, by reason, each with the place that names it."""
+    """Omitted samples: places by reason."""
 
     places: dict[str, list[str]] = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ class LeftOut:
         self.places.setdefault(reason, []).append(where)
 
     def rows(self) -> list[LeftOutSamples]:
-        """Reason, count and the first places, the most frequent first."""
+        """Return reason, count and the first places, the most frequent first."""
         ordered = sorted(self.places.items(), key=lambda item: (-len(item[1]), item[0]))
         return [
             {"reason": reason, "count": len(places), "examples": places[:NAMES_SHOWN_MAX]} for reason, places in ordered
@@ -71,7 +71,7 @@ class LeftOut:
 
 @dataclass(slots=True)
 class SourceContent:
-    """The candidates of a source, what the reader left out, and what a user has to know."""
+    """The candidates of a source, what the reader left out, and notes for the user."""
 
     layout: str
     task: str
@@ -106,7 +106,7 @@ class ImportOptions:
 
 @dataclass(slots=True)
 class Faults:
-    """Candidates that cannot be used, until they are refused together or left out."""
+    """Unusable candidates, which are either refused together or left out."""
 
     options: ImportOptions
     left_out: LeftOut
@@ -118,7 +118,7 @@ class Faults:
             self.left_out.add(kind, candidate.where)
 
     def refuse(self) -> None:
-        """``DataError`` with the first lines, unless the user wants them left out."""
+        """Raise ``DataError`` with the first lines, unless the user wants them left out."""
         if not self.lines or self.options.leaves_out_faulty:
             return
         more = len(self.lines) - NAMES_SHOWN_MAX
@@ -132,10 +132,10 @@ class Faults:
 def check_files(
     candidates: Iterable[Candidate], faults: Faults, shapes: Counter[str], *, label_key: str
 ) -> Iterator[Candidate]:
-    """The candidates whose files exist and have a readable header; counts the images' shapes.
+    """Yield the candidates whose files exist and have a readable header; count the images' shapes.
 
     Args:
-        label_key: ``label`` where label files are maps, else ``image``.
+        label_key: ``label`` if label files are maps, else ``image``.
     """
     for candidate in candidates:
         files = (*candidate.images, *([candidate.label] if isinstance(candidate.label, Path) else []))
@@ -158,10 +158,10 @@ def check_files(
 
 
 def number_classes(candidates: Sequence[Candidate], options: ImportOptions, faults: Faults) -> list[Candidate]:
-    """The candidates that have a label, with their class.
+    """Return the candidates that have a label, with their class number.
 
-    Without ``options.classes`` labels are numbers: their order would else differ between sites that
-    have different classes.
+    Without ``options.classes`` labels must be numbers: otherwise their order would differ between sites that have
+    different classes.
     """
     names = {name.strip().casefold(): number for number, name in enumerate(options.classes)}
     labelled: list[Candidate] = []
@@ -190,7 +190,7 @@ def number_classes(candidates: Sequence[Candidate], options: ImportOptions, faul
 
 
 def _whole_number(text: str) -> int | None:
-    """A class number; spreadsheets write 1 as 1.0, or 1,0."""
+    """Parse a class number; spreadsheets write 1 as 1.0, or 1,0."""
     try:
         value = float(text.replace(",", "."))
     except ValueError:
@@ -199,9 +199,7 @@ def _whole_number(text: str) -> int | None:
 
 
 def without_repetitions(candidates: Sequence[Candidate], faults: Faults) -> list[Candidate]:
-    """Each image once; lines that say different things of one image are faults, and none of them is
-    kept.
-    """
+    """Return each image once; lines that contradict each other about an image are faults, and none of them is kept."""
     first: dict[tuple[Path, ...], Candidate] = {}
     contradicted: set[tuple[Path, ...]] = set()
     for candidate in candidates:
@@ -220,9 +218,7 @@ def without_repetitions(candidates: Sequence[Candidate], faults: Faults) -> list
 def divide(
     candidates: Sequence[Candidate], options: ImportOptions, faults: Faults, notes: list[str]
 ) -> tuple[dict[str, list[Candidate]], DrawnSplits | None]:
-    """The candidates of ``training`` and ``test``, and how they were drawn; None where the source
-    has the splits.
-    """
+    """Divide candidates into ``training`` and ``test``; return how they were drawn, None if the source has splits."""
     if options.draws or not any(candidate.split for candidate in candidates):
         return _draw(candidates, options, notes)
     splits: dict[str, list[Candidate]] = {TRAINING: [], TEST: []}
@@ -258,7 +254,7 @@ def divide(
 def _draw(
     candidates: Sequence[Candidate], options: ImportOptions, notes: list[str]
 ) -> tuple[dict[str, list[Candidate]], DrawnSplits]:
-    """Splits drawn by subject: of each class's subjects the same share is for testing."""
+    """Draw splits by subject: the same share of each class's subjects is for testing."""
     labels: dict[str, Counter[int]] = {}
     names = [candidate.subject or f"/{candidate.images[0]}" for candidate in candidates]
     for name, candidate in zip(names, candidates, strict=True):
@@ -286,19 +282,19 @@ def _draw(
 
 
 def label_kind(task: str) -> str:
-    """What a label of the task is: ``class``, ``file``, or ``file or none``."""
+    """Return the kind of the task's labels: ``class``, ``file``, or ``file or none``."""
     if task in CLASSIFYING:
         return "class"
     return "file or none" if task in SELF_LABELLED else "file"
 
 
 def with_label_file(candidate: Candidate, root: Path) -> Candidate:
-    """The candidate whose label is a file's name in a table."""
+    """Resolve the candidate's label, which is a file name in a table."""
     text = str(candidate.label or "").strip()
     return replace(candidate, label=None if text.casefold() in NO_LABEL else resolve(root, text))
 
 
 def resolve(root: Path, text: str) -> Path:
-    """The path in a table's cell; backslashes of Windows are read as slashes."""
+    """Resolve the path in a table's cell; read Windows backslashes as slashes."""
     path = root / text
     return path if path.exists() or "\\" not in text else root / text.replace("\\", "/")

@@ -1,4 +1,4 @@
-"""The import itself: a source is recognised, gathered, checked, divided, and written as a datalist."""
+"""The import: recognise a source, gather its samples, check and divide them, and write a datalist."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from peer.train.data.importers.candidates import (
 
 LAYOUTS = ("table", "bids", "nnunet", "dicom")
 LINKS = "-series"
-"""Ends the name of the folder of links to DICOM files, after the datalist's own."""
+"""Suffix of the folder of links to DICOM files, appended to the datalist's name."""
 
 
 def import_datalist(source: Path, out: Path, options: ImportOptions, layout: str | None = None) -> DatalistImported:
     """Write the datalist of a source.
 
     Raises:
-        DataError: the source cannot be used; the message names file, line and remedy. Nothing is
+        DataError: the source is unusable; the message names file, line and remedy. Nothing is
             written.
         UsageError: an option is missing or does not fit the source.
         StateError: ``out`` exists.
@@ -65,7 +65,7 @@ def import_datalist(source: Path, out: Path, options: ImportOptions, layout: str
 
 
 def _recognise(source: Path) -> str:
-    """The layout of a file or a folder."""
+    """Return the layout of a file or a folder."""
     if source.suffix.lower() in SPREADSHEETS:
         raise DataError(f"{source} is a spreadsheet", "save it as CSV in UTF-8, and import that")
     if source.is_file():
@@ -88,7 +88,7 @@ def _gather(source: Path, layout: str, options: ImportOptions, links: Path) -> S
 def _draft(
     content: SourceContent, source: Path, out: Path, options: ImportOptions
 ) -> tuple[dict[str, Any], DatalistImported]:
-    """The datalist, and its description."""
+    """Return the datalist and its description."""
     faults, shapes = Faults(options, content.left_out), Counter[str]()
     by_class = label_kind(content.task) == "class"
     candidates: list[Candidate] = without_repetitions(content.candidates, faults)
@@ -153,7 +153,7 @@ def _entry(candidate: Candidate, folder: Path) -> dict[str, Any]:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """The path from the datalist's folder where it lies below, else the absolute one."""
+    """Return the path relative to the datalist's folder if it lies below, else the absolute path."""
     absolute, base = Path(os.path.abspath(path)), Path(os.path.abspath(folder))
     return str(absolute.relative_to(base) if absolute.is_relative_to(base) else absolute)
 

@@ -1,7 +1,7 @@
-"""An export of a PACS: a tree of DICOM files in any order, grouped by series, and a table of labels.
+"""A PACS export: a tree of DICOM files in any order, grouped by series, and a table of labels.
 
-A series whose files have a folder to themselves is that folder. Of any other, ``link`` makes a folder of
-symbolic links beside the datalist: no image is copied, moved or renamed.
+A series that has a folder to itself is that folder. For any other, ``make_links`` creates a folder of symbolic links
+beside the datalist: no image is copied, moved or renamed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from peer.train.data.importers.candidates import Candidate, ImportOptions, Sourc
 from peer.train.data.importers.table_source import SampleTable, read_table
 
 KEYS = ("SeriesInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID")
-"""By which a row of the table names its images, the most specific first."""
+"""Keys by which a row of the table identifies its images, most specific first."""
 TAGS = [
     *KEYS, "SOPInstanceUID", "SeriesDescription", "Modality", "ImageType", "Rows", "Columns", "InstanceNumber",
     "ImageOrientationPatient",
 ]  # fmt: skip
 PROJECTIONS = frozenset({"CR", "DX", "MG", "RG", "XA", "RF"})
-"""Modalities whose images are pictures, not slices of a volume."""
+"""Modalities whose images are projections, not slices of a volume."""
 
 
 @dataclass(slots=True)
 class DicomSeries:
-    """The image files of one series, and what all of them share."""
+    """The image files of one series, and their common properties."""
 
     uid: str
     identity: Mapping[str, str]
@@ -43,7 +43,7 @@ class DicomSeries:
 
     @property
     def paths(self) -> list[Path]:
-        """The files in the order of their instance numbers."""
+        """The files, ordered by their instance numbers."""
         return [path for _, path in sorted(self.instances.values())]
 
     @property
@@ -52,10 +52,10 @@ class DicomSeries:
 
 
 def gather(source: Path, options: ImportOptions, links: Path) -> SourceContent:
-    """The series of the tree that have a label, a sample each, or with ``each_image`` one a file.
+    """Gather the labelled series of the tree, one sample each, or one per file with ``each_image``.
 
     Args:
-        links: the folder in which to link files of series that have no folder to themselves.
+        links: the folder for links to the files of series that have no folder to themselves.
     """
     content = SourceContent("dicom", options.task or "classification")
     if options.labels is None:
@@ -98,7 +98,7 @@ def gather(source: Path, options: ImportOptions, links: Path) -> SourceContent:
 
 
 def make_links(candidates: Iterable[Candidate]) -> None:
-    """Make the folders of links that the candidates need."""
+    """Create the folders of links that the candidates need."""
     for candidate in candidates:
         for link, target in candidate.links:
             try:
@@ -111,7 +111,7 @@ def make_links(candidates: Iterable[Candidate]) -> None:
 def _images(
     series: DicomSeries, lone_folders: Mapping[Path, str], folder: Path, options: ImportOptions
 ) -> list[tuple[tuple[Path, ...], tuple[tuple[Path, Path], ...]]]:
-    """The samples of a series: files or folders, and the links that they need."""
+    """Return the samples of a series: files or folders, and the links that they need."""
     paths = series.paths
     parents = {path.parent for path in paths}
     if len(paths) > 1 and not options.each_image:
@@ -123,7 +123,7 @@ def _images(
     for index, path in enumerate(paths):
         if path.suffix.lower() in (".dcm", ""):
             samples.append(((path,), ()))
-        else:  # by its ending, the trainer would take it for another format
+        else:  # its suffix would make the trainer read another format
             link = folder / f"{index:06}.dcm"
             samples.append(((link,), ((link, path.resolve()),)))
     return samples
@@ -132,7 +132,7 @@ def _images(
 def _read_tree(
     source: Path, content: SourceContent, options: ImportOptions
 ) -> tuple[list[DicomSeries], dict[Path, str]]:
-    """The series of images, and the folders that hold files of one series only."""
+    """Return the series of images, and the folders that contain files of one series only."""
     series: dict[str, DicomSeries] = {}
     owners: dict[Path, set[str]] = defaultdict(set)
     for path in sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith(".")):
@@ -185,7 +185,7 @@ def _add_file(
 
 
 def _key_column(table: SampleTable, options: ImportOptions) -> tuple[str, str]:
-    """The key by which the table names images, and its column."""
+    """Return the key by which the table identifies images, and its column."""
     for key in KEYS:
         plain = {name.casefold().replace("_", "").replace(" ", ""): name for name in table.header}
         column = table.column(key, options) or plain.get(key.casefold())
@@ -213,7 +213,7 @@ def _rows_by_key(table: SampleTable, key: str, label: str) -> dict[str, tuple[in
 
 
 def _match(rows: Iterable[str], present: set[str], content: SourceContent, key: str) -> dict[str, str]:
-    """By a key of the images, that of the row; spreadsheets take the leading zeros off numbers."""
+    """Map keys of the images to keys of the rows; spreadsheets strip leading zeros from numbers."""
     names = set(rows)
     matched = {value: value for value in present & names}
     short: defaultdict[str, list[str]] = defaultdict(list)

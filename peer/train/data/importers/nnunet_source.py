@@ -1,7 +1,7 @@
-"""nnU-Net folders, and those of the Medical Segmentation Decathlon: ``dataset.json``, ``imagesTr``,
-``labelsTr`` and, where they are labelled, ``imagesTs`` with ``labelsTs``.
+"""nnU-Net and Medical Segmentation Decathlon folders: ``dataset.json``, ``imagesTr``, ``labelsTr`` and, if labelled,
+``imagesTs`` with ``labelsTs``.
 
-nnU-Net puts each channel into a file of its own, ``case_0000.nii.gz``; the Decathlon has all in one.
+nnU-Net stores each channel in its own file, ``case_0000.nii.gz``; the Decathlon stores all in one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIDES = (("imagesTr", "labelsTr", "training"), ("imagesTs", "labelsTs", "test"))
 
 
 def gather(source: Path, options: ImportOptions) -> SourceContent:
-    """The cases of the folder; without labelled test images, their splits are to be drawn."""
+    """Gather the cases of the folder; without labelled test images, their splits must be drawn."""
     document = _description(source / "dataset.json")
     content = SourceContent("nnunet", options.task or "segmentation")
     content.class_names = _class_names(document, source)
@@ -49,7 +49,7 @@ def gather(source: Path, options: ImportOptions) -> SourceContent:
 
 
 def _cases(folder: Path, ending: str) -> Iterator[tuple[str, tuple[Path, ...]]]:
-    """Case and its files in the order of channels."""
+    """Yield each case and its files, ordered by channel."""
     paths = sorted(folder.glob(f"*{ending}")) if folder.is_dir() else []
     names = [path.name.removesuffix(ending) for path in paths if not path.name.startswith(".")]
     channelled = all(CHANNEL.fullmatch(name) for name in names) and any(name.endswith("_0000") for name in names)
@@ -74,7 +74,7 @@ def _description(path: Path) -> Mapping[str, Any]:
 
 
 def _class_names(document: Mapping[str, Any], source: Path) -> tuple[str, ...]:
-    """The names of the labels 0, 1, ...; nnU-Net 2 has them by name, the Decathlon by number."""
+    """Return the names of the labels 0, 1, ...; nnU-Net 2 lists them by name, the Decathlon by number."""
     labels = document.get("labels") or {}
     if any(isinstance(number, list) for number in labels.values()):
         raise DataError(

@@ -1,4 +1,4 @@
-"""Tables of samples: CSV and TSV of any delimiter, encoding and line end, as spreadsheets save them."""
+"""Tables of samples: CSV and TSV with any delimiter, encoding and line end that spreadsheets write."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from peer.train.data.importers.candidates import (
 DELIMITERS = (";", ",", "\t", "|")
 MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # begins with the mark of UTF-16, and so stands before it
+    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, because it begins with that mark
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 LEGACY = "cp1252"
-"""What programs of Western Europe write where they do not write Unicode."""
+"""The encoding that Western European programs write if not Unicode."""
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "file": ("file", "image", "path", "filename"),
     "label": ("label", "class", "diagnosis"),
     "subject": ("subject", "subject_id", "patient", "patient_id", "participant_id"),
     "split": ("split",),
 }
-"""By role, the names of columns that need no ``--column``."""
+"""Role -> column names that need no ``--column``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,9 @@ class SampleTable:
         return f"{self.path.name} line {line}"
 
     def column(self, role: str, options: ImportOptions, aliases: Sequence[str] = ()) -> str | None:
-        """The column of a role: that of ``--column``, else the only one with a name that the role
-        may have. ``UsageError`` where the named column is not there, or several could be meant.
+        """Return the column of a role: that of ``--column``, else the only one whose name is an alias of the role.
+
+        Raise ``UsageError`` if the named column does not exist, or several could be meant.
         """
         columns = self.columns(role, options, aliases)
         if len(columns) > 1:
@@ -62,7 +63,7 @@ class SampleTable:
         return columns[0] if columns else None
 
     def columns(self, role: str, options: ImportOptions, aliases: Sequence[str] = ()) -> tuple[str, ...]:
-        """As ``column``, where ``--column`` may name several."""
+        """Like ``column``, but ``--column`` may name several."""
         named = options.columns.get(role, ())
         for name in named:
             if name not in self.header:
@@ -81,10 +82,10 @@ class SampleTable:
 
 
 def read_table(path: Path, encoding: str | None = None) -> SampleTable:
-    """A table with a header.
+    """Read a table with a header.
 
     Raises:
-        DataError: it cannot be read, or a line does not fit the header.
+        DataError: the file cannot be read, or a line does not fit the header.
         UsageError: no encoding has this name.
     """
     try:
@@ -130,7 +131,7 @@ def _records(
 
 
 def _decode(content: bytes, path: Path, encoding: str | None) -> tuple[str, str, tuple[str, ...]]:
-    """The text, its encoding, and a note where the encoding is a guess."""
+    """Return the text, its encoding, and a note if the encoding is a guess."""
     marked = next((name for mark, name in MARKS if content.startswith(mark)), None)
     name = encoding or marked or _wide(content) or "utf-8"
     try:
@@ -155,7 +156,7 @@ def _decode(content: bytes, path: Path, encoding: str | None) -> tuple[str, str,
 
 
 def _wide(content: bytes) -> str | None:
-    """UTF-16 without a mark: every other byte of a header in Latin letters is 0."""
+    """Detect UTF-16 without a byte order mark: every other byte of a header in Latin letters is 0."""
     start = content[:200]
     if start.count(0) * 3 < len(start):
         return None
@@ -163,16 +164,14 @@ def _wide(content: bytes) -> str | None:
 
 
 def _delimiter(header: str) -> str:
-    """The delimiter that gives the header the most columns; of a single column, the comma."""
+    """Return the delimiter that gives the header the most columns; the comma if there is a single column."""
     widths = {delimiter: len(next(csv.reader([header], delimiter=delimiter), [])) for delimiter in DELIMITERS}
     best = max(DELIMITERS, key=lambda delimiter: widths[delimiter])
     return best if widths[best] > 1 else ","
 
 
 def gather(source: Path, options: ImportOptions) -> SourceContent:
-    """The candidates of a table: a row is a sample, files are relative to ``--root`` or the table's
-    folder.
-    """
+    """Gather the candidates of a table: one per row, with files relative to ``--root`` or the table's folder."""
     table = read_table(source, options.encoding)
     content = SourceContent("table", options.task or "classification", encoding=table.encoding)
     content.notes += table.notes

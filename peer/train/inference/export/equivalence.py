@@ -1,4 +1,4 @@
-"""Compare what an export and the site's own network compute for the site's own images."""
+"""Compare the outputs of an export and of the site's own network for the site's own images."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from peer.train.inference.predict import image_reader
 from peer.train.settings import TrainingSettings
 
 TOLERANCE = 1e-4
-"""Largest absolute difference of a probability, or of an intensity relative to the largest one.
-Runtimes sum float32 in different orders, which makes about 1e-6; a wrong preprocessing or weight
-makes more than the tolerance.
+"""Maximum absolute difference of a probability, or of an intensity relative to the largest one. Runtimes sum float32 in
+different orders, which causes about 1e-6; a wrong preprocessing or weight causes more than the tolerance.
 """
 
 SAMPLES = 4
-"""How many images are compared; the first one already exercises every shape of the network."""
+"""Number of images compared; the first already exercises every shape of the network."""
 
 DRAWN = "images drawn from seed 0, as no test sample could be read"
 READ = "test samples of the site"
@@ -30,7 +29,7 @@ READ = "test samples of the site"
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Prepared images ``(c, *space)``, their files (none if drawn), their source in words."""
+    """Prepared images ``(c, *space)``, their files (none if drawn), and their source in words."""
 
     images: tuple[Tensor, ...]
     files: tuple[tuple[Path, ...], ...]
@@ -38,10 +37,9 @@ class Samples:
 
 
 def choose_samples(settings: TrainingSettings) -> Samples:
-    """The first readable test images, prepared as for a prediction, or else images drawn from a
-    seed.
+    """Return the first readable test images, prepared as for a prediction, or else images drawn from a seed.
 
-    Images of super-resolution have any size; they are cut to ``input_size``.
+    Super-resolution accepts images of any size; they are cropped to ``input_size``.
     """
     data, task = settings.data, settings.task
     datalist = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
@@ -53,7 +51,7 @@ def choose_samples(settings: TrainingSettings) -> Samples:
             break
         try:
             image = finish(load(sample.images))
-        except Exception:  # any error of a reader: the site's own metrics leave the image out as well
+        except Exception:  # any error of a reader: the site's own metrics also leave the image out
             continue
         window = (slice(None), *(slice(side) for side in data.input_size))
         images.append(image[window].contiguous())
@@ -73,12 +71,12 @@ def compare(
 ) -> dict[str, Any]:
     """Compare two networks on the samples; return the record for the model card.
 
-    Each image is run by itself; the first also in a batch of two.
+    Each image is run alone; the first also in a batch of two.
 
     Args:
-        run: gives output ``(b, ...)`` for images ``(b, c, *space)``.
-        reference: gives the expected output.
-        tolerance: of the largest absolute difference, relative where values are larger than 1.
+        run: returns the output ``(b, ...)`` for images ``(b, c, *space)``.
+        reference: returns the expected output.
+        tolerance: for the largest absolute difference, relative if values are larger than 1.
 
     Raises:
         UnusableConfigurationError: the difference is larger, or an output is not finite.
@@ -97,7 +95,7 @@ def compare(
 def compare_pairs(
     subject: str, pairs: Sequence[tuple[Tensor, Tensor]], *, tolerance: float = TOLERANCE, samples: int, source: str
 ) -> dict[str, Any]:
-    """Compare pairs of computed and expected outputs, as :func:`compare` does."""
+    """Compare pairs of computed and expected outputs, like :func:`compare`."""
     difference = 0.0
     for computed, expected in pairs:
         if computed.shape != expected.shape:

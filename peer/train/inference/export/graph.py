@@ -19,31 +19,31 @@ from peer.extras import require_extra
 from peer.train.errors import UnusableConfigurationError
 
 INPUT, PROBABILITIES, ENLARGED = "image", "probabilities", "enlarged"
-"""Names of the input, and of the output by whether classes are predicted."""
+"""Names of the input, and of the output with and without classes."""
 
 OPSET = 20
-"""Of ONNX, from 2023: the first with complete GridSample and Gelu, and every runtime in use has it."""
+"""ONNX opset of 2023: the first with complete GridSample and Gelu, supported by every runtime in use."""
 
 BATCH_MAX, SIDE_MAX = 4096, 1 << 16
-"""Bounds of the free dimensions, which the exporter needs; samples, and places along a side."""
+"""Upper bounds of the free dimensions, which the exporter needs: samples, and places along a side."""
 
 CARD = "card.json"
-"""The model card's facts: the extra file of a ``.pt2``, the metadata of an ONNX file."""
+"""The model card's facts: an extra file in a ``.pt2``, metadata in an ONNX file."""
 
 Run: TypeAlias = Callable[[Tensor], Tensor]
-"""The output ``(b, classes, ...)`` for images ``(b, c, *space)``, float32 on the CPU."""
+"""Returns the output ``(b, classes, ...)`` for images ``(b, c, *space)``, float32 on the CPU."""
 
 
 def trace(module: nn.Module, image: Tensor, *, free_space: bool, name: str) -> ExportedProgram:
-    """The module as a graph of operators, for any batch.
+    """Trace the module into a graph of operators, for any batch size.
 
     Args:
-        module: in evaluation mode, on the CPU; takes one tensor and gives one.
-        image: a prepared image ``(c, *space)``; the graph takes its size alone.
-        free_space: whether the graph takes all sizes that the network takes.
+        module: in evaluation mode, on the CPU; takes one tensor and returns one.
+        image: a prepared image ``(c, *space)``; without ``free_space`` the graph takes its size only.
+        free_space: whether the graph takes every size that the network takes.
 
     Raises:
-        UnusableConfigurationError: the network does what no graph can hold; the message names it.
+        UnusableConfigurationError: a graph cannot represent the network; the message says why.
     """
     # Two samples: the exporter treats a batch of one as a constant.
     example = torch.stack([image, image])
@@ -61,7 +61,7 @@ def trace(module: nn.Module, image: Tensor, *, free_space: bool, name: str) -> E
 
 
 def to_pt2(program: ExportedProgram, card: Mapping[str, Any]) -> bytes:
-    """The content of a ``.pt2`` file, with the card's facts as ``extra/card.json``."""
+    """Encode a ``.pt2`` file, with the card's facts as ``extra/card.json``."""
     buffer = io.BytesIO()
     with quiet():
         torch.export.save(program, buffer, extra_files={CARD: json.dumps(card)})
@@ -69,10 +69,10 @@ def to_pt2(program: ExportedProgram, card: Mapping[str, Any]) -> bytes:
 
 
 def run_pt2(content: bytes) -> tuple[Run, str]:
-    """The function of a ``.pt2`` file, and its card as text, empty where it has none.
+    """Return the function of a ``.pt2`` file, and its card as text, empty if it has none.
 
-    Reading such a file can run its author's code: it may hold pickled weights, and expressions that
-    torch evaluates. The caller must make sure that the content comes from somebody trusted.
+    Reading such a file can run its author's code: it may contain pickled weights, and expressions that torch evaluates.
+    The caller must ensure that the content comes from a trusted source.
     """
     cards = {CARD: ""}
     with quiet():
@@ -89,9 +89,10 @@ def run_pt2(content: bytes) -> tuple[Run, str]:
 
 
 def to_onnx(program: ExportedProgram, *, output: str, name: str) -> bytes:
-    """The graph in ONNX, weights inside; ``UnusableConfigurationError`` where ONNX lacks one of its
-    operators, the file would exceed ONNX's limit of 2 GiB, or the packages that write it are not
-    installed.
+    """Encode the graph in ONNX, weights included.
+
+    Raise ``UnusableConfigurationError`` if ONNX lacks one of its operators, the file would exceed ONNX's limit of 2
+    GiB, or the packages that write it are not installed.
     """
     _require("onnx", "onnxscript")
     try:
@@ -114,7 +115,7 @@ def to_onnx(program: ExportedProgram, *, output: str, name: str) -> bytes:
 
 
 def add_card(content: bytes, card: Mapping[str, Any]) -> bytes:
-    """An ONNX file with the card's facts in its metadata, as one JSON text and as single texts."""
+    """Add the card's facts to an ONNX file's metadata, as one JSON text and as single texts."""
     import onnx as library
 
     model = library.load_from_string(content)
@@ -125,9 +126,9 @@ def add_card(content: bytes, card: Mapping[str, Any]) -> bytes:
 
 
 def run_onnx(content: bytes) -> tuple[Run, str]:
-    """The function of an ONNX file, on the CPU, and its card as text, empty where it has none.
+    """Return the function of an ONNX file, on the CPU, and its card as text, empty if it has none.
 
-    onnxruntime gets the content alone, and then refuses weights outside the file.
+    onnxruntime gets the content alone, and therefore refuses weights outside the file.
 
     Raises:
         UnusableConfigurationError: onnxruntime is not installed.
@@ -150,7 +151,7 @@ def run_onnx(content: bytes) -> tuple[Run, str]:
 
 
 def _forget_sources(program: ExportedProgram) -> None:
-    """Drop the source file and line of each operator: paths of this machine must not leave."""
+    """Drop the source file and line of each operator: paths of this machine must not leave it."""
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             for node in module.graph.nodes:
@@ -158,7 +159,7 @@ def _forget_sources(program: ExportedProgram) -> None:
 
 
 def _free_axes(program: ExportedProgram) -> dict[int, str]:
-    """The names of the input's free dimensions by axis."""
+    """Return the names of the input's free dimensions by axis."""
     (graph_input,) = program.graph_signature.user_inputs
     (shape,) = (node.meta["val"].shape for node in program.graph.nodes if node.name == graph_input)
     names = ["batch", "channels", *(f"side{number}" for number in range(1, len(shape)))]
@@ -166,7 +167,7 @@ def _free_axes(program: ExportedProgram) -> dict[int, str]:
 
 
 def _require(*modules: str) -> None:
-    """``UnusableConfigurationError`` unless the modules are installed, before minutes of work."""
+    """Raise ``UnusableConfigurationError`` unless the modules are installed, before minutes of work."""
     try:
         require_extra("export", "ONNX", modules)
     except ConfigError as error:
@@ -174,7 +175,7 @@ def _require(*modules: str) -> None:
 
 
 def _texts(card: Mapping[str, Any]) -> dict[str, str]:
-    """The card's plain values, for readers with another program."""
+    """Return the card's plain values as texts, for readers with another program."""
     return {key: str(value) for key, value in card.items() if isinstance(value, str | int | float)}
 
 
@@ -186,7 +187,7 @@ def _cannot_export(name: str, form: str, error: Exception) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence warnings and logs of libraries; what concerns an operator is raised."""
+    """Silence warnings and logs of libraries; errors that concern an operator are raised."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

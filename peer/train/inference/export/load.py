@@ -22,12 +22,11 @@ BLOCK_BYTES = 1 << 20
 
 
 def digest(path: Path) -> tuple[str, int]:
-    """SHA-256 in hex and size in bytes; ``OSError`` where a file cannot be read.
+    """Compute the SHA-256 in hex and the size in bytes; raise ``OSError`` if a file cannot be read.
 
-    For a folder, it is the SHA-256 of the text that ``sha256sum`` writes of its files in the order
-    of their names: a line ``<digest>  <name>`` each, names relative to the folder. The size is that
-    of all files. A folder with a link, or with a line's end in a name, has no digest
-    (``ValueError``): the text would not describe its content.
+    For a folder, hash the text that ``sha256sum`` writes for its files, sorted by name: one line ``<digest>  <name>``
+    each, with names relative to the folder. The size is that of all files. A folder with a link, or with a line break
+    in a name, has no digest (``ValueError``), because the text would not describe its content.
     """
     if not path.is_dir():
         return _digest_file(path)
@@ -56,7 +55,7 @@ def _digest_file(path: Path) -> tuple[str, int]:
 
 
 CARD_BYTES_MAX = 1 << 24
-"""Of a bundle's model card; enough for thousands of rounds of a large federation."""
+"""Maximum size of a bundle's model card; enough for thousands of rounds of a large federation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +67,19 @@ class Exported:
     _run: Callable[[Tensor], Tensor]
 
     def predict(self, images: Tensor) -> Tensor:
-        """Logits or images, as a site's own model gives them."""
+        """Return logits or images, like a site's own model."""
         output = self._run(images)
         return output if self.settings.task.kind == "super_resolution" else output.log()
 
 
 def open_model(path: Path, *, sha256: str = "") -> Exported:
-    """The model in a ``.pt2`` or ``.onnx`` file, a bundle's folder or its ``.zip``.
+    """Open the model in a ``.pt2`` or ``.onnx`` file, a bundle's folder or its ``.zip``.
 
     Args:
         sha256: the expected digest in hex; required for a ``.pt2``.
 
     Raises:
-        UnusableConfigurationError: it is none of these, is damaged, has another digest, or must not
+        UnusableConfigurationError: the path is none of these, is damaged, has another digest, or must not
             be opened.
     """
     try:
@@ -111,7 +110,7 @@ def _check_digest(actual: str, expected: str) -> None:
 
 
 def _load_bundle(path: Path) -> tuple[str, Callable[[Tensor], Tensor]]:
-    """The card's text, and the function of a bundle's network."""
+    """Return the card's text, and the function of a bundle's network."""
     text = _read_member(path, monai_bundle.CARD, CARD_BYTES_MAX).decode()
     facts, _ = model_card.read(text, path)
     description = facts["network"]
@@ -121,7 +120,7 @@ def _load_bundle(path: Path) -> tuple[str, Callable[[Tensor], Tensor]]:
         io.BytesIO(_read_member(path, monai_bundle.WEIGHTS, ARTIFACT_BYTES_MAX)), map_location="cpu", weights_only=True
     )
     plain = facts["definition"] != monai_bundle.BUILD
-    with torch.device("meta"):  # no memory for the card's network before its weights prove to fit
+    with torch.device("meta"):  # allocate the card's network only once its weights are known to fit
         expected = _weighted_module(build(**description), plain).state_dict()
     if {name: tensor.shape for name, tensor in weights.items()} != {name: t.shape for name, t in expected.items()}:
         raise ValueError("its weights are not those of the network that its model card describes")
@@ -138,14 +137,14 @@ def _load_bundle(path: Path) -> tuple[str, Callable[[Tensor], Tensor]]:
 
 
 def _weighted_module(predictor: Predictor, plain: bool) -> nn.Module:
-    """The predictor's part that a bundle's weights hold: all, or a network of MONAI's alone."""
+    """Return the predictor's part that a bundle's weights cover: all of it, or only MONAI's network."""
     return predictor.dam.get_submodule("network") if plain else predictor
 
 
 def _read_member(path: Path, name: str, bytes_max: int) -> bytes:
-    """Read a file of the bundle; ``ValueError`` where it has more bytes than the limit."""
+    """Read a file of the bundle; raise ``ValueError`` if it exceeds the size limit."""
     if path.is_dir():
-        if not (path / name).is_file():  # reading a pipe or a device might never end
+        if not (path / name).is_file():  # reading a pipe or a device may never end
             raise ValueError(f"its {name} is no file")
         size = (path / name).stat().st_size
         if size <= bytes_max:

@@ -1,8 +1,6 @@
-"""The model card of an export as facts and as text: what the model is, its origin, its checks and
-its limits.
+"""The model card of an export as facts and as text: the model, its origin, its checks and its limits.
 
-The facts travel inside every exported file; ``read`` returns them with the settings that a
-prediction needs.
+Every exported file contains the facts; ``read`` returns them with the settings that a prediction needs.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from peer.train.settings import DataSettings, IntensitySettings, TaskSettings, T
 
 SCHEMA = 3
 SCHEMAS_READ = (1, 2, SCHEMA)
-"""Of the facts; a reader refuses another one. The first one named no order of axes, the second no
-orientation, spacing or intensity.
+"""Schemas of the facts that a reader accepts. The first had no order of axes, the second no orientation, spacing or
+intensity.
 """
 
 LIBRARIES = (
@@ -62,10 +60,10 @@ class CardFacts:
 
 
 def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist: Datalist) -> dict[str, Any]:
-    """The facts that are known before the export writes a file.
+    """Collect the facts that are known before the export writes a file.
 
     Args:
-        facts: of the site's journal and configuration: ``form``, ``site``, ``federation``,
+        facts: from the site's journal and configuration: ``form``, ``site``, ``federation``,
             ``method``, ``generation``, ``round``, ``choice``, ``rounds``, ``metrics``, ``contributors``,
             ``left_out``, ``precision``, ``licence`` and ``exported``.
     """
@@ -110,7 +108,7 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the installed libraries that made the file."""
+    """Return the versions of Python and of the installed libraries that made the file."""
     installed = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -121,7 +119,7 @@ def versions() -> dict[str, str]:
 
 
 def read(text: str, file: Path) -> tuple[dict[str, Any], CardFacts]:
-    """The facts in an exported file and its settings; ``ValueError`` says what is wrong."""
+    """Read the facts in an exported file and its settings; raise ``ValueError`` if they are invalid."""
     if not text:
         raise ValueError("it holds no model card of `mhfl-peer export`, which says how images are prepared")
     card = json.loads(text)
@@ -143,8 +141,7 @@ def read(text: str, file: Path) -> tuple[dict[str, Any], CardFacts]:
             from_json(kind, card[key], path=key)
     except (KeyError, TypeError) as error:
         raise ValueError(f"its model card is incomplete: {error}") from error
-    # The model has no datalist of its own: paths in a predicted datalist are relative to that
-    # datalist's folder.
+    # The model has no datalist of its own: paths in a predicted datalist are relative to its folder.
     data = DataSettings(
         file,
         file.parent,
@@ -159,7 +156,7 @@ def read(text: str, file: Path) -> tuple[dict[str, Any], CardFacts]:
 
 
 def render_markdown(card: Mapping[str, Any]) -> str:
-    """The model card as text for people."""
+    """Render the model card as text for people."""
     task, federation, method = card["task"], card["federation"], card["method"]
     sections = [
         (f"Model of {card['site']}, {federation['name']}, round {card['round']}", [card["summary"]]),
@@ -203,7 +200,7 @@ NORMALISED = {
     "unit": "Bring each channel of each image to [0, 1] by its own least and largest value.",
 }
 AXES = "rows_columns"
-"""The order of a picture's axes: height before width."""
+"""Order of a picture's axes: height before width."""
 _SHARES = "A probability for each class, on dimension 1; they sum to 1."
 OUTPUTS = {
     "classification": _SHARES,

@@ -1,4 +1,4 @@
-"""A site's predictor as one module, and as plain data from which it can be built again."""
+"""A site's predictor as one module, and as plain data from which it can be rebuilt."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ HEAD, WHOLE = "head", "model"
 
 
 class Predictor(nn.Module):
-    """A site's local network and, where its method mixes, the mixture with the experts of other
-    sites.
+    """A site's local network and, if its method mixes, the mixture of experts with those of other sites.
 
     Args:
-        site: its owner; only a mixture uses it.
-        mixture: of the local feature; None where the local network predicts alone.
+        site: the owner; only a mixture uses it.
+        mixture: the mixture on the local feature; None if the local network predicts alone.
         experts: heads or networks of other sites, by site.
     """
 
@@ -46,7 +45,7 @@ class Predictor(nn.Module):
         self.experts = nn.ModuleDict({_key(origin): expert for origin, expert in (experts or {}).items()})
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits ``(b, classes, *space)``, or larger images, of images ``(b, c, *space)``."""
+        """Return logits ``(b, classes, *space)``, or larger images, for images ``(b, c, *space)``."""
         if self.mixture is None:
             output: Output = self.dam(image)
             return output.prediction
@@ -56,10 +55,10 @@ class Predictor(nn.Module):
 
 
 class Shares(nn.Module):
-    """A predictor with final outputs: probabilities of classes, or the image as it is.
+    """A predictor with final outputs: class probabilities, or the image unchanged.
 
     Args:
-        classes: whether its outputs are logits of classes on dimension 1.
+        classes: whether the predictor's outputs are logits of classes on dimension 1.
     """
 
     def __init__(self, predictor: nn.Module, *, classes: bool) -> None:
@@ -67,19 +66,19 @@ class Shares(nn.Module):
         self.predictor, self.classes = predictor, classes
 
     def forward(self, image: Tensor) -> Tensor:
-        """Probabilities on dimension 1, or images, float32."""
+        """Return probabilities on dimension 1, or images, float32."""
         prediction: Tensor = self.predictor(image).float()
         return prediction.softmax(dim=1) if self.classes else prediction
 
 
 def build_predictor(trainer: Trainer, state: str, sources: tuple[Source, ...]) -> tuple[Predictor, dict[str, Any]]:
-    """The site's predictor in a finished state, on the CPU in evaluation mode, and its description.
+    """Build the site's predictor in a finished state, on the CPU in evaluation mode, and its description.
 
     Args:
-        trainer: of the site; afterwards it has loaded the state, and the predictor owns its
+        trainer: the site's trainer; it loads the state, and the predictor takes over its
             networks.
-        sources: the artifacts of other sites that the predictor may include; without any, the local
-            network predicts alone, as a mixture of one expert does.
+        sources: the artifacts of other sites that the predictor may include; if there are none, the local
+            network predicts alone, like a mixture of one expert.
 
     Raises:
         UnusableConfigurationError: the method predicts with more than a local network and a mixture
@@ -121,11 +120,10 @@ def build_predictor(trainer: Trainer, state: str, sources: tuple[Source, ...]) -
 
 
 def build(network: Mapping[str, Any], **mixing: Any) -> Predictor:
-    """The predictor of a description, with untrained weights; a MONAI bundle's configuration calls
-    this function.
+    """Build the predictor of a description, with untrained weights; called by a MONAI bundle's configuration.
 
     Args:
-        mixing: ``site``, ``mixture`` and ``experts`` of a description that has them.
+        mixing: ``site``, ``mixture`` and ``experts`` of the description, if it has them.
 
     Raises:
         ValueError: a spec names a network that is not installed, or does not fit.
@@ -143,7 +141,7 @@ def build(network: Mapping[str, Any], **mixing: Any) -> Predictor:
 
 
 def find_problem(description: Mapping[str, Any]) -> str | None:
-    """Why a description from another machine must not be built here; None if it may."""
+    """Return why a description from another machine must not be built here; None if it may."""
     experts = [(expert["network"], expert.get("part") == HEAD) for expert in description.get("experts", {}).values()]
     for spec, head_only in [(description.get("network"), False), *experts]:
         if not isinstance(spec, Mapping):
@@ -154,7 +152,7 @@ def find_problem(description: Mapping[str, Any]) -> str | None:
 
 
 def _build_part(spec: Mapping[str, Any], *, whole: bool) -> nn.Module:
-    """Another site's network, or its head; one that the spec describes needs no class of the body."""
+    """Build another site's network, or its head, whose body's class is not needed if the spec describes it."""
     if not whole and HEAD_KEY in spec:
         return build_head(spec)
     network = models.build(spec)
@@ -162,7 +160,7 @@ def _build_part(spec: Mapping[str, Any], *, whole: bool) -> nn.Module:
 
 
 def _mixture_arguments(trainer: Trainer) -> dict[str, Any]:
-    """The arguments with which the method built this site's mixture."""
+    """Return the arguments with which the method built this site's mixture."""
     feature, parameters = trainer.site_networks.output.penultimate, trainer.settings.parameters
     return {
         "features": feature.shape[1],
@@ -183,7 +181,7 @@ def _build_mixture(description: Mapping[str, Any], experts: Mapping[str, nn.Modu
 
 
 def _without_mixture(expert: nn.Module) -> nn.Module:
-    """The expert without the mixture that came with a head, which the site averaged itself, and without adapters."""
+    """Return the expert without adapters, and without a head's mixture, which this site averaged itself."""
     if isinstance(expert, Network):
         return merge_adapters(expert)
     return expert.head if isinstance(expert, Expert) else expert
@@ -194,5 +192,5 @@ def _without_learning(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(site: str) -> str:
-    """The name of a site's module; without the prefix it could equal a method of ``ModuleDict``."""
+    """Return the name of a site's module; without the prefix it could equal a method of ``ModuleDict``."""
     return f"site:{site}"

@@ -1,9 +1,7 @@
-"""Export a site's finished state to a file for others: run as
-``python -m peer.train.inference.export.process``.
+"""Export a site's finished state to a file for others: run as ``python -m peer.train.inference.export.process``.
 
-The process reads one JSON document from standard input and answers with one on standard output, so
-that the caller needs neither torch nor the memory for it. It writes to the request's path, which is
-not in the site's folder.
+The process reads one JSON document from standard input and answers with one on standard output, so that the caller
+needs neither torch nor the memory for it. It writes to the request's path, which is outside the site's folder.
 """
 
 from __future__ import annotations
@@ -37,24 +35,23 @@ from peer.train.settings import TrainingSettings
 from peer.train.trainer import Trainer
 
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)
-"""Of every file in a zipped bundle, the format's oldest: equal bundles are equal bytes."""
+"""Time of every file in a zipped bundle, the format's oldest: equal bundles have equal bytes."""
 
 
 def export(
     trainer: Trainer, state: str, sources: tuple[Source, ...], *, form: str, out: Path, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write the site's predictor and its model card; return only after both are written and
-    compared.
+    """Write the site's predictor and its model card; return only after both are written and compared.
 
     Args:
         sources: the artifacts of other sites that the file may include.
-        out: the file, or the bundle's folder, or its ``.zip``; its parent exists, itself it must
+        out: the file, or the bundle's folder, or its ``.zip``; its parent must exist, and it must
             not.
-        facts: as ``model_card.collect_facts`` takes them.
+        facts: the facts for ``model_card.collect_facts``.
 
     Raises:
-        UnusableConfigurationError: the form cannot hold the network, or the file computes something
-            else.
+        UnusableConfigurationError: the form cannot represent the network, or the file's outputs
+            differ.
         OSError: the file cannot be written.
     """
     settings = trainer.settings
@@ -62,7 +59,7 @@ def export(
     datalist = inspect_datalist(settings.data.datalist, root=settings.data.root, task=settings.task.kind)
     card = model_card.collect_facts({**facts, "form": form}, settings, datalist)
     trainer.load(state, sources)
-    if facts["left_out"]:  # the newest metrics are of the whole mixture
+    if facts["left_out"]:  # the newest metrics are those of the whole mixture
         card["metrics"] = {**card["metrics"], "exported": trainer.evaluate(trainer.data.test)}
     classes = settings.task.kind != "super_resolution"
 
@@ -99,7 +96,7 @@ def _graph(out: Path, module: Shares, card: dict[str, Any], reference: Run, samp
         if not card["input"]["free_size"]:
             raise
         size = " x ".join(map(str, samples.images[0].shape[1:]))
-        # A network that cannot be traced for any size may be for one.
+        # A network that cannot be traced for all sizes may be traceable for one.
         card["input"] |= {
             "free_size": False,
             "steps": [*card["input"]["steps"][:-1], f"It takes images of {size} alone."],
@@ -165,7 +162,7 @@ def _zip(folder: Path, out: Path) -> None:
 
 
 def _array_name(samples: Samples) -> str:
-    """The name of the image in the site's ``.npz`` files: ``image``, or the first array."""
+    """Return the name of the image in the site's ``.npz`` files: ``image``, or the first array."""
     for files in samples.files:
         if files[0].suffix.lower() == ".npz":
             with np.load(files[0], allow_pickle=False) as arrays:
@@ -178,11 +175,10 @@ def _shares(prediction: Tensor, classes: bool) -> Tensor:
 
 
 def in_float32(setting: WorkerSetting) -> WorkerSetting:
-    """The setting for an export: on the CPU, beside a training on the GPU, and in float32.
+    """Return the setting for an export: on the CPU, beside a training on the GPU, and in float32.
 
-    On the CPU the runtimes agree to the sixth digit; a GPU with reduced precision would hide a
-    mistake of that size. The export caches nothing on disk, where it would be in the temporary
-    folder.
+    On the CPU the runtimes agree to the sixth digit; a GPU with reduced precision would hide an error of that size. The
+    export caches nothing on disk, because the cache would lie in the temporary folder.
     """
     training = {**(setting.site.get("training") or {}), "device": "cpu", "precision": "fp32"}
     data = dict(setting.site["data"])
