@@ -513,8 +513,8 @@ class ChainKeeper:
         if opened:
             self._folder.save_round_keys(opened)
             self._keys.update(opened)
-            if chain is self.chain:
-                self._report(events.EpochsLearned(self.epochs()))
+            # Also where the chain is still being fetched: another peer's answer may have brought it meanwhile.
+            self._report(events.EpochsLearned(self.epochs()))
 
     def _keyring(self) -> dict[Sha256, RoundKey]:
         keys = dict(self._keys)

@@ -171,6 +171,10 @@ class Operators:
         if len(members) == 1 and self._can(members[0].name) and _has_no_round(members[0].daemon.machine):
             self._left.add(members[0].name)  # a newcomer whom the others have not met before they ended
         for site in members:
+            known = {other.name for other in members if other is not site} & site.keeper.chain.head.keys.keys()
+            if not site.keeper.is_added and self._can(site.name) and not known:
+                self._left.add(site.name)  # all whom the newcomer knows have ended: it takes amendments of nobody else
+        for site in members:
             number = first_difference(site.keeper.chain, best)
             if number and self._can(site.name):
                 if self._act(site, "choose", digest=best.after(number).digest):

@@ -438,6 +438,23 @@ def test_a_round_key_that_is_missing_is_asked_of_a_peer_with_the_same_chain(site
     assert len(africa.calls) == 1
 
 
+def test_a_round_key_counts_that_comes_after_another_peer_brought_the_same_chain(site: MakeSite) -> None:
+    europe, asia, africa = site("europe").have(EXPULSION, round_key(1)), site("asia").have(EXPULSION), site("africa")
+    africa.peers |= {"europe": europe, "asia": asia}
+
+    class OvertakenAnswer:
+        """Europe's answer, which arrives after that of a peer without the key."""
+
+        async def get_amendments(self, peer: SiteName, *, after: int) -> AmendmentsReply:
+            reply = await africa.get_amendments(peer, after=after)
+            africa.now_s += ASK_S
+            assert await africa.keeper.follow(asia.name, asia.keeper.head, africa)
+            return reply
+
+    asyncio.run(africa.keeper.follow(europe.name, europe.keeper.head, OvertakenAnswer()))
+    assert africa.learned()[-1].epochs.at(20).round_key == round_key(1)
+
+
 def test_an_operators_amendment_is_kept_and_told(site: MakeSite) -> None:
     africa = site("africa")
     africa.keeper.enact(HOLDS.links[0].signed)
