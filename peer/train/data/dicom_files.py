@@ -33,6 +33,9 @@ positions are often rounded to 0.1 mm.
 UNITS_FROM = frozenset({"CT", "NM", "PT"})
 """Modalities whose values are measurements; for them, MONOCHROME1 affects the display only."""
 
+VALUE_FIELDS = ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "DoseGridScaling", "PixelPaddingValue")
+"""What changes the meaning of stored values: all slices of a volume have such a field, or none has it."""
+
 FRAME_BYTES_MIN = 8
 """Minimum size of a compressed frame: the header of its item (PS3.5, A.4)."""
 
@@ -88,7 +91,16 @@ def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
         if len(values) > 1:
             listed = ", ".join(f"{value} ({count} files)" for value, count in values.most_common())
             raise ValueError(f"its slices differ in {key}: {listed}")
+    for key in VALUE_FIELDS:
+        lacking = [file.name for file, other in zip(files, headers, strict=True) if key not in other]
+        if lacking and len(lacking) < len(files):
+            raise ValueError(f"{lacking[0]} has no {key}, other slices have one")
+    for file, other in zip(files, headers, strict=True):
+        _check_stored_bits(file, other)
     planes = [plane for index, other in enumerate(headers) for plane in _planes(files[index], index, other)]
+    lacking = [plane.name for plane in planes if plane.rescale is None]
+    if lacking and len(lacking) < len(planes):
+        raise ValueError(f"{lacking[0]} has no RescaleSlope, other frames have one")
     planes, step = _in_order(planes)
     affine = _affine(planes[0], step)
     doubts: tuple[str, ...] = ()
@@ -101,6 +113,16 @@ def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
     depth = f"{sign}{header.get('BitsAllocated', 16)}"
     channels = _channels(header, is_label_map)
     return DicomImage(space, channels, depth, lambda: _read_planes(files, planes, is_label_map), affine, doubts)
+
+
+def _check_stored_bits(file: Path, header: Any) -> None:
+    """Raise ``ValueError`` where the stored bits are not the lowest ones of their word, as old scanners write them."""
+    stored, highest = header.get("BitsStored"), header.get("HighBit")
+    if None not in (stored, highest) and int(highest) != int(stored) - 1:
+        raise ValueError(
+            f"{file.name} stores its {stored} bits up to bit {highest}, not {int(stored) - 1}; rewrite it with the "
+            "values in the lowest bits"
+        )
 
 
 def _read_headers(path: Path) -> tuple[list[Path], list[Any]]:
@@ -350,6 +372,7 @@ def _read_frames(dataset: Any, is_label_map: bool) -> NDArray[Any]:
         if photometric not in ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"):
             raise ValueError(f"has the colours {photometric}, which are none of RGB, YBR and PALETTE COLOR")
     else:
+        padding = _find_padding(values, dataset)
         if photometric == "MONOCHROME1" and dataset.get("Modality") not in UNITS_FROM:
             # Stored values begin at 0, or, if signed, at minus half the range: -1 - v stays in the range.
             top = 0 if dataset.get("PixelRepresentation", 0) else (1 << int(dataset.BitsStored))
@@ -357,9 +380,23 @@ def _read_frames(dataset: Any, is_label_map: bool) -> NDArray[Any]:
             values = _rescale(values, dataset)
         else:
             values = apply_modality_lut(values, dataset)
+        if "DoseGridScaling" in dataset:  # PS3.3, C.8.8.3: of a dose in gray
+            values = values * float(dataset.DoseGridScaling)
+        if padding is not None and not padding.all():
+            values = np.where(padding, values[~padding].min(), values)
         values = values[..., None]
     values = values.reshape(-1, *values.shape[-3:])
     return np.moveaxis(values, -1, 1)
+
+
+def _find_padding(values: NDArray[Any], dataset: Any) -> NDArray[np.bool_] | None:
+    """Mark the pixels that were not measured (PS3.3, C.7.5.1.1.2); None where the file has none."""
+    first = dataset.get("PixelPaddingValue")
+    if first is None:
+        return None
+    last = dataset.get("PixelPaddingRangeLimit", first)
+    padding: NDArray[np.bool_] = (values >= min(first, last)) & (values <= max(first, last))
+    return padding if padding.any() else None
 
 
 def _rescale(values: NDArray[Any], dataset: Any) -> NDArray[Any]:

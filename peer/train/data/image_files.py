@@ -6,7 +6,10 @@ Arrays keep their axes as stored.
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import math
+import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +18,7 @@ from typing import IO, Any, TypeAlias
 
 import nibabel
 import numpy as np
+from nibabel.filebasedimages import ImageFileError
 from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
 from numpy.typing import NDArray
 
@@ -39,7 +43,22 @@ VALUES_MAX = 1 << 31
 PAGES_MAX = 4096
 """Maximum number of pages in a TIFF file: the slices of the longest CT. Pillow's time grows quadratically."""
 
+SURPLUS_BYTES_MAX = 1 << 20
+"""Behind the values of a compressed file, which is read to its end for the checksum that stands there."""
+
+HEADER_BYTES = 1024
+"""Of a file, from which nibabel tells its type."""
+
+MILLIMETRES = {"meter": 1000.0, "micron": 0.001}
+"""Length of a NIfTI file's unit; a file that names none is in mm."""
+
 LABEL_KEY = "label"
+ORIENTATION_TAG, BITS_TAG, SAMPLE_FORMAT_TAG, DESCRIPTION_TAG = 274, 258, 339, 270
+"""Numbers of TIFF's tags; EXIF's are the same."""
+SAMPLE_KINDS = {1: "uint", 2: "int", 3: "float", 5: "complex int", 6: "complex"}
+TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+PAGE_AXES = re.compile(r"\b(channels|frames|SizeC|SizeT)\b\s*=\s*\"?(\d+)")
+"""Of the descriptions that ImageJ and OME write into a TIFF file."""
 ALPHA = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
 COLOUR_SPACES = frozenset({"CMYK", "HSV", "LAB", "YCbCr"})
 
@@ -88,8 +107,8 @@ def open_image(path: Path, *, key: str = "image") -> StoredImage:
     Args:
         path: a NIfTI, PNG, JPEG, BMP, TIFF or DICOM file, a folder of DICOM slices, an ``.npy`` or
             ``.npz``.
-        key: the array to take from an ``.npz``, or the first if none has that name. ``label``:
-            the file is a label map: read its numbers, not the colours of a palette.
+        key: the array to take from an ``.npz`` of several. ``label``: the file is a label map, of
+            which the numbers count, not the colours of a palette.
 
     Raises:
         ValueError: the file cannot be read, or training on it would be wrong.
@@ -162,60 +181,104 @@ def apply_turn(values: Values, turn: Turn) -> Values:
 
 
 def grid_shift(one: Affine, other: Affine, space: Shape) -> float | None:
-    """Return how many mm the corners of two volumes of one shape lie apart; None if they share a grid."""
-    sides = np.array(space) - 1.0
-    corners = np.column_stack([np.array([[0, 0, 0], sides, *np.diag(sides)]), np.ones(5)])
-    shift = float(np.abs((corners @ (one - other).T)[:, :3]).max())
+    """By how many mm the corners of two volumes of one shape lie apart; None where they share a
+    grid.
+    """
+    shift = _corner_shift(one, other, space)
     return shift if shift > SHIFT_MAX * min(_column_lengths(one)) else None
+
+
+def _corner_shift(one: Affine, other: Affine, space: Shape) -> float:
+    """By how many mm along an axis the corners of volumes with these affines lie apart, at most."""
+    corners = np.array([(*corner, 1.0) for corner in itertools.product(*((0.0, side - 1.0) for side in space))])
+    return float(np.abs((corners @ (one - other).T)[:, :3]).max())
 
 
 # --- formats --------------------------------------------------------------------------------------
 def _open_nifti(path: Path, _: bool) -> StoredImage:
-    image = nibabel.load(path)
+    try:
+        image = nibabel.load(path)
+    except ImageFileError:
+        if path.name.lower().endswith(".gz"):
+            with gzip.open(path) as file:  # a damaged container is not a file of another type
+                file.read(HEADER_BYTES)
+        raise
     if image.get_data_dtype().names or image.get_data_dtype().kind == "c":
         raise ValueError(f"holds values of the type {image.get_data_dtype()}, not one number a voxel")
     depth = str(image.get_data_dtype().newbyteorder("="))
-    sizes = image.shape
-    if len(sizes) < 3:  # a plane is a picture, whose x axis runs along a row
-        zooms = tuple(float(zoom) for zoom in image.header.get_zooms())[: len(sizes)]
-        return StoredImage(sizes[::-1], 1, depth, lambda: np.asarray(image.dataobj).T[None], spacing=zooms[::-1])
+    sizes, unit = image.shape, MILLIMETRES.get(image.header.get_xyzt_units()[0], 1.0)
+    if len(sizes) < 3:  # a plane is a picture, in which x runs along a row
+        zooms = tuple(unit * float(zoom) for zoom in image.header.get_zooms())[: len(sizes)]
+        return StoredImage(sizes[::-1], 1, depth, lambda: _read_nifti(path, image).T[None], spacing=zooms[::-1])
     if len(sizes) > 4 and set(sizes[3:-1]) != {1}:
         raise ValueError(f"has {len(sizes)} dimensions: {'x'.join(map(str, sizes))}; write a file a volume")
     space, channels = sizes[:3], sizes[-1] if len(sizes) > 3 else 1
 
     def read() -> Values:
-        return np.moveaxis(np.asarray(image.dataobj).reshape(*space, channels, order="A"), -1, 0)
+        return np.moveaxis(_read_nifti(path, image).reshape(*space, channels, order="A"), -1, 0)
 
-    affine = np.asarray(image.affine, dtype=np.float64)
-    doubts = _nifti_doubts(image, affine)
+    scale = np.diag([unit, unit, unit, 1.0])
+    affine = scale @ np.asarray(image.affine, dtype=np.float64)
+    doubts, notes = _nifti_doubts(image.header, affine), ()
+    if not doubts:
+        doubts, notes = _compare_forms(image, affine, scale)
     spacing = None if doubts else _column_lengths(affine)
-    notes = () if doubts else _notes_of_angles(affine)
+    notes = () if doubts else (*notes, *_notes_of_angles(affine))
     return StoredImage(tuple(space), channels, depth, read, affine, spacing, doubts, notes)
 
 
-def _nifti_doubts(image: Any, affine: Affine) -> tuple[str, ...]:
-    header = image.header
+def _read_nifti(path: Path, image: Any) -> Values:
+    """Read the values; of a compressed file to its end, where the checksum of all bytes stands."""
+    if not path.name.lower().endswith(".gz"):
+        return np.asarray(image.dataobj)
+    end = image.dataobj.offset + math.prod(image.shape) * image.get_data_dtype().itemsize
+    with gzip.open(path) as file:
+        content = file.read(end)
+        if len(file.read(SURPLUS_BYTES_MAX + 1)) > SURPLUS_BYTES_MAX:
+            raise ValueError(f"goes on for more than {SURPLUS_BYTES_MAX} bytes behind the values that its header names")
+    return np.asarray(type(image).from_bytes(content).dataobj)
+
+
+def _nifti_doubts(header: Any, affine: Affine) -> tuple[str, ...]:
     if not (int(header["sform_code"]) or int(header["qform_code"])):
         return ("says no orientation: its sform_code and its qform_code are 0",)
-    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-9:
+    volume_if_upright = math.prod(_column_lengths(affine))
+    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) <= 1e-9 * volume_if_upright:
         return ("has an affine of volume zero, so that its axes have no direction",)
-    if int(header["sform_code"]) and int(header["qform_code"]):
-        try:
-            second = image.get_qform(coded=False)
-        except Exception:  # an invalid quaternion cannot contradict the sform
-            return ()
-        codes = ["".join(map(str, nibabel.aff2axcodes(matrix))) for matrix in (affine, second)]
-        if codes[0] != codes[1]:
-            return (f"contradicts itself: by its sform the axes are {codes[0]}, by its qform {codes[1]}",)
     return ()
 
 
-def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
-    from PIL import Image
+def _compare_forms(image: Any, affine: Affine, scale: Affine) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Doubts and notes about a file whose sform, which is taken, and qform place it differently in the patient."""
+    if not (int(image.header["sform_code"]) and int(image.header["qform_code"])):
+        return (), ()
+    try:
+        second = scale @ image.get_qform(coded=False)
+    except Exception:  # a broken quaternion is no second opinion
+        return (), ()
+    codes = ["".join(map(str, nibabel.aff2axcodes(matrix))) for matrix in (affine, second)]
+    if codes[0] != codes[1]:
+        return (f"contradicts itself: by its sform the axes are {codes[0]}, by its qform {codes[1]}",), ()
+    shift = _corner_shift(affine, second, image.shape[:3])
+    if shift <= min(_column_lengths(affine)):
+        return (), ()
+    where = f"its qform puts corners up to {shift:.3g} mm from where its sform, which is taken, does"
+    return (), (f"contradicts itself: {where}",)
 
-    with Image.open(path) as image:
+
+def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        opened = Image.open(path)
+    except UnidentifiedImageError as error:
+        raise ValueError(_describe_unread(path)) from error
+    with opened as image:
         if image.format != "TIFF" and (frames := int(getattr(image, "n_frames", 1))) > 1:
             raise ValueError(f"holds {frames} frames; write a file a picture")
+        _check_pages_are_slices(image)
+        turned = image.getexif().get(ORIENTATION_TAG, 1)
+        notes = (f"is turned as its EXIF tag {turned} says: see that its label map is, too",) if turned > 1 else ()
         pages, headers = 1, {_describe_page(image, is_label_map)}
         while image.format == "TIFF" and _has_page(image, pages):
             pages += 1
@@ -229,6 +292,9 @@ def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
 
     def read() -> Values:
         with Image.open(path) as image:
+            if image.format == "PNG":
+                image.verify()  # the checksum of each chunk, which pillow does not look at when it decodes
+        with Image.open(path) as image:
             if pages == 1:
                 return _read_page(image, is_label_map)
             slices = []
@@ -237,7 +303,41 @@ def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
                 slices.append(_read_page(image, is_label_map).swapaxes(1, 2))
             return np.stack(slices, axis=-1)
 
-    return StoredImage((rows, columns) if pages == 1 else (columns, rows, pages), channels, depth, read)
+    space = (rows, columns) if pages == 1 else (columns, rows, pages)
+    return StoredImage(space, channels, depth, read, notes=notes)
+
+
+def _check_pages_are_slices(image: Any) -> None:
+    """Raise ``ValueError`` where a microscope's TIFF says that its pages are channels or moments."""
+    text = str(image.tag_v2.get(DESCRIPTION_TAG, "")) if image.format == "TIFF" else ""
+    counts = {name.lower(): int(count) for name, count in PAGE_AXES.findall(text)}
+    others = {name: count for name, count in counts.items() if count > 1}
+    if others:
+        listed = ", ".join(f"{name} = {count}" for name, count in others.items())
+        raise ValueError(f"says that its pages are not slices alone ({listed}); save it as .npy, channels first")
+
+
+def _describe_unread(path: Path) -> str:
+    """Say of a file that pillow cannot open what it holds, if it is a TIFF file."""
+    from PIL import TiffImagePlugin
+
+    with path.open("rb") as file:
+        start = file.read(8)
+        if start[:4] not in TIFF_STARTS:
+            return "is no picture that pillow reads"
+        tags: Any = TiffImagePlugin.ImageFileDirectory_v2(start)
+        file.seek(tags.next)
+        tags.load(file)
+    kind = SAMPLE_KINDS.get(tags.get(SAMPLE_FORMAT_TAG, (1,))[0], "unknown")
+    return f"holds values of the type {kind}{tags.get(BITS_TAG, (1,))[0]}, which pillow does not read; save it as .npy"
+
+
+def _sample_type(image: Any) -> str | None:
+    """The type of a TIFF page's values that pillow reads with the right bits and the wrong sign, as numpy names it."""
+    if image.format != "TIFF":
+        return None
+    kind, bits = image.tag_v2.get(SAMPLE_FORMAT_TAG, (1,))[0], image.tag_v2.get(BITS_TAG, (1,))[0]
+    return {("I", 1, 32): "uint32", ("L", 2, 8): "int8"}.get((image.mode, kind, bits))
 
 
 def _has_page(image: Any, page: int) -> bool:
@@ -262,10 +362,10 @@ def _describe_page(image: Any, is_label_map: bool) -> tuple[int, int, int, str]:
     else:
         grey = image.mode not in ("RGB", "RGBX", "RGBA", "RGBa")
     columns, rows = image.size
-    if image.format != "TIFF" and image.getexif().get(0x0112, 1) in range(5, 9):
+    if image.format != "TIFF" and image.getexif().get(ORIENTATION_TAG, 1) in range(5, 9):
         columns, rows = rows, columns
     depth = {"1": "bool", "I": "int32", "F": "float32"}.get(image.mode, "uint16" if image.mode[0] == "I" else "uint8")
-    return rows, columns, 1 if grey else 3, depth
+    return rows, columns, 1 if grey else 3, _sample_type(image) or depth
 
 
 def _has_grey_palette(image: Any) -> bool:
@@ -282,6 +382,7 @@ def _read_page(image: Any, is_label_map: bool) -> Values:
     if is_label_map and image.mode == "P":
         return np.asarray(ImageOps.exif_transpose(image))[None]
     transparent = image.mode in ALPHA or "transparency" in image.info
+    sample_type = _sample_type(image)
     image = ImageOps.exif_transpose(image)
     if image.mode in ("P", "PA") or transparent or image.mode == "RGBX":
         if image.mode.startswith("I"):
@@ -294,7 +395,9 @@ def _read_page(image: Any, is_label_map: bool) -> Values:
     else:
         values = np.asarray(image)
         values = values[..., None] if values.ndim == 2 else values
-    if inverted:  # white is 0 in this TIFF: pillow inverts 1 and 8 bits, but not 16
+    if sample_type is not None:
+        values = values.view(sample_type)
+    if inverted:  # TIFF's white is 0: pillow turns 1 and 8 bits around, but not 16
         values = np.iinfo(np.uint16).max - values
     return np.moveaxis(values, -1, 0)
 
@@ -323,7 +426,11 @@ def _open_array(path: Path, key: str) -> StoredImage:
         members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
         if not members:
             raise ValueError("holds no array")
-        chosen = next((member for member in members if member.filename == f"{key}.npy"), members[0])
+        named = [member for member in members if member.filename == f"{key}.npy"]
+        if not named and len(members) > 1:
+            names = ", ".join(member.filename.removesuffix(".npy") for member in members)
+            raise ValueError(f"holds several arrays ({names}), none of them named {key}; rename the one that is meant")
+        (chosen,) = named or members
         with archive.open(chosen) as member:
             shape, depth = _read_array_header(member, chosen.file_size)
 

@@ -1,5 +1,6 @@
 """A phantom with marked corners in every format and with every property; the table of deploy/data.md."""
 
+import gzip
 import re
 import struct
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pydicom
 import pytest
 from PIL import Image
 
-from peer.train.data.image_files import PAGES_MAX
+from peer.train.data.image_files import PAGES_MAX, SURPLUS_BYTES_MAX, open_image
 from peer.train.images import load_placed
 from tests.fakes import phantoms
 from tests.fakes.phantoms import PHANTOM, SPACING
@@ -77,6 +78,44 @@ def chain_of_pages(path: Path) -> None:
     page = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
     ends = [*(10 + size * number for number in range(1, PAGES_MAX + 1)), 0]
     path.write_bytes(b"II*\0" + struct.pack("<IH", 10, 7) + b"".join(page + struct.pack("<I", end) for end in ends))
+
+
+def tiff(values: np.ndarray, sample_format: int) -> Callable[[Path], object]:
+    """One page of a type of numbers that pillow does not write."""
+    rows, columns = values.shape
+    data = values.astype(values.dtype.newbyteorder("<")).tobytes()
+    tags = (
+        (256, columns), (257, rows), (258, 8 * values.dtype.itemsize), (259, 1), (262, 1), (273, 8), (277, 1),
+        (278, rows), (279, len(data)), (339, sample_format),
+    )  # fmt: skip
+    page = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    start = b"II*\0" + struct.pack("<I", 8 + len(data))
+    return lambda path: path.write_bytes(start + data + page + bytes(4))
+
+
+def flipped_bit(make: Callable[[Path], object], at: int) -> Callable[[Path], object]:
+    """A file in which one bit was damaged after it was written."""
+
+    def damage(path: Path) -> None:
+        make(path)
+        content = bytearray(path.read_bytes())
+        content[at] ^= 1
+        path.write_bytes(content)
+
+    return damage
+
+
+def stored_in_gzip(path: Path) -> None:
+    """A volume that gzip does not compress, so that a damaged byte changes values alone."""
+    phantoms.nifti(path.with_name("a.nii"))
+    path.write_bytes(gzip.compress(path.with_name("a.nii").read_bytes(), compresslevel=0))
+
+
+def in_metres(image: nibabel.Nifti1Image) -> None:
+    affine = np.diag([1e-3, 1e-3, 1e-3, 1.0]) @ image.affine
+    image.set_qform(affine, code=1)
+    image.set_sform(affine, code=1)
+    image.header.set_xyzt_units("meter")
 
 
 def header_alone(path: Path) -> None:
@@ -168,6 +207,9 @@ CASES = (
         for codes in ("RAS", "LAS", "LPS", "PIR", "SAL")
     ),
     Case("NIfTI", "slope and intercept", "applied", scaled, "a.nii"),
+    Case("NIfTI", "in metres or micrometres", "applied", nifti_changed(in_metres), "a.nii"),
+    Case("NIfTI, compressed", "a damaged byte", "refused", flipped_bit(stored_in_gzip, at=380), "a.nii.gz",
+         refused="CRC check failed"),
     Case(
         "NIfTI", "sform and qform mirror each other", "refused where volumes are turned, else noted",
         nifti_changed(mirrored), "a.nii", refused="by its sform the axes are RAS, by its qform LAS",
@@ -190,6 +232,16 @@ CASES = (
     Case("DICOM series", "notes.txt and hidden files beside the slices", "left out", series(add_notes), "a"),
     Case("DICOM series", "slope and intercept", "applied",
          series(change_slices(RescaleSlope=2, RescaleIntercept=-1024)), "a", values=PHANTOM * 2 - 1024),
+    Case("DICOM series", "a slope in some slices alone", "refused",
+         series(change_slices(0, 1, 2, RescaleSlope=2, RescaleIntercept=0)), "a",
+         refused="c.dcm has no RescaleSlope, other slices have one"),
+    Case("DICOM series", "dose scaling", "applied", series(change_slices(DoseGridScaling=0.5)), "a",
+         values=PHANTOM * 0.5),
+    Case("DICOM, one image", "padding", "gets the lowest measured value",
+         image_file(WORDS, PixelPaddingValue=60000), "a.dcm", np.where(WORDS == 60000, 3000, WORDS)[None]),
+    Case("DICOM, one image", "stored bits that are not the lowest", "refused",
+         image_file(GREY.astype(np.uint16) << 4, BitsStored=12, HighBit=15), "a.dcm",
+         refused="stores its 12 bits up to bit 15, not 11"),
     Case("DICOM series", "slices missing", "refused", series(lambda paths: paths[1].unlink()), "a",
          refused=r"a slice is missing between e.dcm and b.dcm: 8 mm apart, others 4 mm"),
     Case("DICOM series", "two series in one folder", "refused",
@@ -237,6 +289,15 @@ CASES = (
     Case("TIF", "grey, 32-bit numbers", AS_PAINTED, save(GREY.astype(np.float32) / 7), "a.tif",
          GREY[None].astype(np.float32) / 7),
     Case("TIF", "white is 0, 16 bits", "inverted", save(WORDS, tiffinfo={262: 0}), "a.tif", 65535 - WORDS[None]),
+    Case("TIF", "numbers of 8 bits with a sign, of 32 bits without", AS_PAINTED,
+         tiff(GREY.astype(np.int8) - 100, 2), "a.tif", GREY[None].astype(np.int8) - 100),
+    Case("TIF", "numbers of 8 bits with a sign, of 32 bits without", AS_PAINTED,
+         tiff(GREY.astype(np.uint32) << 24, 1), "a.tif", GREY[None].astype(np.uint32) << 24),
+    Case("TIF", "numbers of 64 bits", "refused", tiff(GREY.astype(np.float64), 3), "a.tif",
+         refused="holds values of the type float64, which pillow does not read"),
+    Case("TIF", "pages that are channels or moments", "refused",
+         save(GREY, description="ImageJ=1.53t\nimages=2\nchannels=2\n"), "a.tif",
+         refused=r"its pages are not slices alone \(channels = 2\)"),
     Case("TIF", "several pages", "a volume, as stored", pages, "a.tif"),
     Case("TIF", "pages of several sizes", "refused", pyramid, "a.tif", refused="holds 2 pages that differ"),
     *(Case(name[1:].upper(), "palette", "its colours; of a label map the numbers", palette, f"a{name}",
@@ -248,12 +309,17 @@ CASES = (
     Case("DICOM with frames, classic", "more frames than fit into the file", "refused", more_compressed_frames, "a.dcm",
          refused="says that it has 9999 frames, which do not fit into its"),
     Case("TIF", "more than 4096 pages", "refused", chain_of_pages, "a.tif", refused="holds more than 4096 pages"),
+    Case("PNG", "a damaged byte", "refused", flipped_bit(save(GREY, compress_level=0), at=50), "a.png",
+         refused="broken"),
     Case("PNG", "alpha, opaque", "dropped", transparent(255), "a.png", np.moveaxis(COLOURS, -1, 0)),
     Case("PNG", "alpha, transparent", "refused", transparent(9), "a.png", refused="has transparent pixels"),
     Case("PNG", "turned by EXIF", "turned upright", rotated, "a.png", GREY[None]),
     Case("JPG", "CMYK", "refused", lambda path: Image.new("CMYK", (3, 2)).save(path), "a.jpg",
          refused="is in the colour space CMYK"),
     Case("NPY", "any", "as stored", lambda path: np.save(path, PHANTOM), "a.npy"),
+    Case("NPZ", "several arrays, none named image", "refused",
+         lambda path: np.savez(path, y=np.zeros((4, 4)), x=PHANTOM), "a.npz",
+         refused=r"holds several arrays \(y, x\), none of them named image"),
     Case("NPY", "cut short", "refused", cut_short, "a.npy", refused="is cut short: it has 607 of 608 bytes"),
 )  # fmt: skip
 IDS = [f"{case.file}, {case.property}" for case in CASES]
@@ -287,6 +353,51 @@ def test_frames_and_series_are_alike_as_stored(tmp_path: Path, codes: str) -> No
         image = load_placed(tmp_path / name, spatial_dims=3)
         assert np.array_equal(image.values[0].numpy(), expected), name
         assert np.allclose(image.affine, affine), name
+
+
+@pytest.mark.parametrize(
+    ("qform", "shift"),
+    [
+        (np.array([40.0, -30, 20]), "40 mm"),
+        (np.diag([2.0, 2, 2]), "12 mm"),
+        (np.array([[0.9, -0.44, 0], [0.44, 0.9, 0], [0, 0, 1]]), "3.52 mm"),
+    ],
+    ids=["shifted", "twice as large", "turned"],
+)
+def test_a_qform_elsewhere_than_the_sform_is_noted(tmp_path: Path, qform: np.ndarray, shift: str) -> None:
+    image, other = phantoms.nifti(tmp_path / "a.nii"), np.eye(4)
+    if qform.ndim == 1:
+        other[:3, 3] = qform
+    else:
+        other[:3, :3] = qform
+    image.set_qform(other @ image.affine, code=1)
+    image.set_sform(image.affine, code=2)
+    nibabel.save(image, tmp_path / "a.nii")
+    (note,) = open_image(tmp_path / "a.nii").notes
+    assert note.startswith(f"contradicts itself: its qform puts corners up to {shift}")
+
+
+def test_a_small_difference_of_both_forms_is_no_note(tmp_path: Path) -> None:
+    image = phantoms.nifti(tmp_path / "a.nii")
+    shifted = image.affine.copy()
+    shifted[0, 3] += 1.5  # of voxels of 2 mm
+    image.set_qform(shifted, code=1)
+    image.set_sform(image.affine, code=2)
+    nibabel.save(image, tmp_path / "a.nii")
+    assert open_image(tmp_path / "a.nii").notes == ()
+
+
+def test_what_stands_behind_the_values_of_a_compressed_volume_is_bounded(tmp_path: Path) -> None:
+    phantoms.nifti(tmp_path / "a.nii")
+    path = tmp_path / "b.nii.gz"
+    path.write_bytes(gzip.compress((tmp_path / "a.nii").read_bytes() + bytes(SURPLUS_BYTES_MAX + 1)))
+    with pytest.raises(ValueError, match="goes on for more than"):
+        load_placed(path, spatial_dims=3)
+
+
+def test_a_picture_that_exif_turns_has_a_note(tmp_path: Path) -> None:
+    rotated(tmp_path / "a.jpg")
+    assert open_image(tmp_path / "a.jpg").notes == ("is turned as its EXIF tag 6 says: see that its label map is, too",)
 
 
 def test_the_page_has_the_table() -> None:
