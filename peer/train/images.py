@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from nibabel.affines import voxel_sizes
-from nibabel.orientations import inv_ornt_aff
+from nibabel.orientations import aff2axcodes, inv_ornt_aff
 from torch import Tensor
 
 from models.lean_monai import load_monai
@@ -107,14 +107,22 @@ class Preparation:
         )
 
     def finish(self, image: PlacedImage) -> Tensor:
-        """Bring a loaded image to ``input_size``, and scale and normalise its values."""
+        """A loaded image at ``input_size``, with its values scaled and normalised.
+
+        Raises:
+            ValueError: nothing of it is left: it does not fit, is constant, or has a value beyond float32.
+        """
         values = scale_intensity(image.values, self.intensity)
         values = self.fit(values, image.spacing)
         if self.normalise == "zscore":
             values = NormalizeIntensity(channel_wise=True)(values)
         elif self.normalise == "unit":
             values = ScaleIntensity(channel_wise=True)(values)
-        return _without_metadata(values).contiguous()
+        values = _without_metadata(values).contiguous()
+        if not torch.isfinite(values).all():
+            raise ValueError("holds a value beyond the range of float32 once its values are normalised")
+        check_not_constant(values, f"once it is brought to [data] input_size = {list(self.input_size)}")
+        return values
 
     def fit(self, values: Tensor, spacing: tuple[float, ...] | None) -> Tensor:
         """Resize the values to ``input_size``.
@@ -236,7 +244,7 @@ def load_placed(
         array = array[None]
     if array.ndim != spatial_dims + 1 or not array.size:
         raise ValueError(f"has the shape {array.shape}, not (channels, {spatial_dims} spatial dimensions)")
-    affine, spacing, turn = stored.affine, stored.spacing, None
+    affine, spacing, turn = None if stored.doubts else stored.affine, stored.spacing, None
     byte = unit and array.dtype == np.uint8 and file_ending(path) in PICTURES
     if spatial_dims == VOLUME_DIMS and orientation not in (None, "stored"):
         turn = find_turn(stored, str(orientation))
@@ -277,9 +285,14 @@ def check_same_grid(one: PlacedImage, other: PlacedImage, names: str) -> None:
         shapes = [tuple(image.values.shape[1:]) for image in (one, other)]
         raise ValueError(f"{names} have the shapes {shapes[0]} and {shapes[1]}")
     check_turned_alike(one, other, names)
-    # Files that are read as stored have always been assumed to be aligned: `data inspect` warns of those.
-    if one.turn is None or other.turn is None or one.affine is None or other.affine is None:
+    if one.affine is None or other.affine is None or one.values.ndim != VOLUME_DIMS + 1:
         return
+    directions = ["".join(map(str, aff2axcodes(image.affine))) for image in (one, other)]
+    if directions[0] != directions[1]:
+        raise ValueError(
+            f"{names} are read as stored, and their axes run to {directions[0]} and to {directions[1]}; set [data] "
+            'orientation = "RAS"'
+        )
     shift = grid_shift(one.affine, other.affine, tuple(one.values.shape[1:]))
     if shift is not None:
         raise ValueError(f"{names} lie on different grids, up to {shift:.3g} mm apart; resample one to the other")
@@ -317,10 +330,10 @@ def scale_intensity(image: Tensor, intensity: IntensitySettings | None) -> Tenso
     return scaled
 
 
-def check_not_constant(values: Tensor) -> None:
-    """Raise ``ValueError`` for an image from which nothing can be learnt, such as an empty scan."""
+def check_not_constant(values: Tensor, when: str = "") -> None:
+    """``ValueError`` for an image from which nothing can be learnt, such as an empty scan."""
     if all(bool(channel.amin() == channel.amax()) for channel in values):
-        raise ValueError(f"is constant: every value is {values.flatten()[0]:g}")
+        raise ValueError(f"is constant{when and ' '}{when}: every value is {values.flatten()[0]:g}")
 
 
 def in_unit_range(image: Tensor) -> Tensor:

@@ -142,6 +142,8 @@ def load_data(
     datalist = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
     if datalist.problems:
         raise UnusableDataError(f"{data.datalist}: " + "; ".join(datalist.problems))
+    for note in datalist.notes:
+        logger.warning("%s: %s", data.datalist, note)
     if datalist.unlabelled:
         logger.warning("test entries without label are not evaluated: count=%d", datalist.unlabelled)
     if data.cache == "disk" and not training_only:  # the rank that reads all samples also cleans up

@@ -78,7 +78,13 @@ class LabelMap:
         if labels.shape != shape:
             raise ValueError(f"has the shape {tuple(shape)}, its label map {tuple(labels.shape)}")
         check_same_grid(image, placed, f"{sample.images[0].name} and its label map {path.name}")
+        has_foreground = bool(labels.any())
         labels = self.preparation.fit_labels(labels, image.spacing)
+        if has_foreground and not labels.any():
+            raise ValueError(
+                f"has a label map, {path.name}, of which no foreground is left at [data] input_size = "
+                f"{list(self.preparation.input_size)}: it is smaller than a cell, or cut off"
+            )
         small = self.classes <= SMALL_CLASSES_MAX
         return self.preparation.finish(image), labels.to(torch.uint8 if small else torch.int32)
 

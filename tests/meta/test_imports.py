@@ -76,7 +76,7 @@ MAY_IMPORT = {
     "training": "ground core plans methods models spec losses "
     "peer.train.data.consistency peer.train.data.datalist peer.train.data.image_files",
     "inference": "ground documents plans core methods models spec training model-files data",
-    "partition": "ground core config peer.train.data.datalist",
+    "partition": "ground core config peer.train.data.copies peer.train.data.datalist",
     "statistics": "ground core",
     "report": "ground documents core statistics peer.lab.experiments.result_files",
     "experiments": "ground plans core config data datasets partition spec",

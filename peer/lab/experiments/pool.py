@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from peer.extras import missing_package
 from peer.lab.datasets import PUBLISHED, dataset_module
 from peer.lab.experiments.experiment import Experiment
 from peer.lab.partition.groups import SUBJECT, groups_of, image_names
+from peer.train.data.copies import same_content
 from peer.train.data.datalist import SPLITS, read_json
 
 POOL, DATALIST, REGIONS, PREPARED = "pool.json", "datalist.json", "regions.nii.gz", "prepared.json"
@@ -140,28 +139,22 @@ def _read_entries(path: Path, defaults: Mapping[str, Any], *, prefix: str) -> li
 
 def _without_duplicates(pool: SamplePool) -> list[Entry]:
     """The entries without duplicates; of equal images one stays, for testing where there is one."""
+    files = [[pool.root / name for name in image_names(entry)] for entry in pool.entries]
     try:
-        files = [[pool.root / name for name in image_names(entry)] for entry in pool.entries]
-        sizes = [tuple(path.stat().st_size for path in paths) for paths in files]
-        shared = Counter(sizes)
-        seen_contents: set[object] = set()
-        kept_indices = set()
-        for index in sorted(range(len(files)), key=lambda index: (pool.entries[index][SPLIT] != "test", index)):
-            # Files of different sizes differ in content, so that most files need not be read.
-            content = tuple(_sha256(path) for path in files[index]) if shared[sizes[index]] > 1 else index
-            if content not in seen_contents:
-                kept_indices.add(index)
-            seen_contents.add(content)
+        groups = same_content(path for paths in files for path in paths)
     except OSError as error:
         raise DataError(
             f"image {error.filename} cannot be read: {error.strerror}", "correct the datalist or its root"
         ) from error
+    content_of = {path: number for number, paths in enumerate(groups) for path in paths}
+    seen_contents: set[object] = set()
+    kept_indices = set()
+    for index in sorted(range(len(files)), key=lambda index: (pool.entries[index][SPLIT] != "test", index)):
+        content = tuple(content_of[path] for path in files[index])
+        if content not in seen_contents:
+            kept_indices.add(index)
+        seen_contents.add(content)
     return [entry for index, entry in enumerate(pool.entries) if index in kept_indices]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _with_subjects(entries: Sequence[Entry], key: str) -> list[Entry]:

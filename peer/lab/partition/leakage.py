@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
 from peer.errors import DataError
 from peer.lab.partition.groups import SUBJECT, Entry, image_names
+from peer.train.data.copies import same_content
 from peer.train.data.datalist import named
 
 SiteSplit: TypeAlias = tuple[str, str]
@@ -53,32 +52,13 @@ def leaks(sites: Sites, root: Path, *, across_sites: bool = True, by: str = SUBJ
 
 def _contents(files: Mapping[Path, set[SiteSplit]]) -> list[tuple[str, set[SiteSplit]]]:
     """The names of all files with the same content, and the splits that have any of them."""
-    sizes: dict[int, list[Path]] = {}
-    contents: dict[str, list[Path]] = {}
     try:
-        stats = {path: path.stat() for path in files}
-        for path, stat in stats.items():
-            sizes.setdefault(stat.st_size, []).append(path)
-        for paths in sizes.values():
-            for path in paths:
-                # Files of different sizes differ in content, so that most files need not be read.
-                digest = _sha256(path, stats[path].st_mtime_ns) if len(paths) > 1 else str(path)
-                contents.setdefault(digest, []).append(path)
+        groups = same_content(files)
     except OSError as error:
         raise DataError(
             f"image {error.filename} cannot be read: {error.strerror}", "correct the datalist or its root"
         ) from error
-    return [
-        (" = ".join(sorted(map(str, paths))), set().union(*(files[path] for path in paths)))
-        for paths in contents.values()
-    ]
-
-
-@cache
-def _sha256(path: Path, changed_ns: int) -> str:
-    """The digest, cached: each fold of each seed needs it. A changed file is read again."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return [(" = ".join(sorted(map(str, paths))), set().union(*(files[path] for path in paths))) for paths in groups]
 
 
 def _describe(

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+from nibabel.orientations import inv_ornt_aff
 
 from peer.train.data.datalist import named
-from peer.train.data.image_files import StoredImage, grid_shift
+from peer.train.data.image_files import Affine, Shape, StoredImage, grid_shift, turn_to
 
 Meaning: TypeAlias = tuple[int, int]
 """Number of spatial dimensions, and of channels."""
@@ -124,10 +125,23 @@ def mixed_orientations(orientations: Mapping[str, str]) -> str | None:
 
 
 def distance_of(one: StoredImage, other: StoredImage) -> float | None:
-    """Return how many mm two volumes lie apart; ``None`` if they share a grid, or the distance is unknown."""
-    if one.space != other.space or not (one.orientation and other.orientation):
+    """By how many mm two volumes lie apart in the patient, whatever the order in which their axes are stored.
+
+    None if they share a grid, or if that is unknown.
+    """
+    if one.affine is None or not one.orientation:
         return None
-    return None if one.affine is None or other.affine is None else grid_shift(one.affine, other.affine, one.space)
+    turned = turn_like(other, one)
+    return None if turned is None or turned[0] != one.space else grid_shift(one.affine, turned[1], one.space)
+
+
+def turn_like(image: StoredImage, other: StoredImage) -> tuple[Shape, Affine] | None:
+    """The sides and the affine of a volume once its axes run like those of another one; None where one says none."""
+    if image.affine is None or not (image.orientation and other.orientation):
+        return None
+    turn = turn_to(image.affine, other.orientation)
+    sides = dict(zip(turn[:, 0].astype(int).tolist(), image.space, strict=True))
+    return tuple(sides[axis] for axis in sorted(sides)), image.affine @ inv_ornt_aff(turn, image.space)
 
 
 def _outliers(kinds: Mapping[str, str]) -> str:

@@ -15,12 +15,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from peer.core.tasks import CLASSIFYING
+from peer.train.data.file_names import describe_missing
 
 SPLITS = ("training", "test")
 SELF_LABELLED = frozenset({"super_resolution"})
@@ -53,13 +54,15 @@ class Sample:
 class Datalist:
     """The well-formed samples of a datalist, and its problems.
 
-    A site can train on it if ``problems`` is empty; each problem names what to correct.
+    A site can train on it if ``problems`` is empty; each problem names what to correct. ``notes``
+    say which samples are not used.
     """
 
     training: tuple[Sample, ...] = ()
     test: tuple[Sample, ...] = ()
     unlabelled: int = 0
     problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def counts(self, split: str) -> dict[int, int]:
         """Count the samples of each class in a split; empty if labels are files."""
@@ -128,7 +131,7 @@ def inspect_datalist(
     if len(problems) > NAMES_SHOWN_MAX:
         problems = [*problems[:NAMES_SHOWN_MAX], f"and {len(problems) - NAMES_SHOWN_MAX} more entries of this kind"]
     problems += _check_samples(splits["training"], splits["test"], task, classes)
-    return Datalist(splits["training"], splits["test"], unlabelled, tuple(problems))
+    return Datalist(splits["training"], splits["test"], unlabelled, tuple(problems), tuple(_unused_lists(document)))
 
 
 def read_json(path: Path) -> Any:
@@ -148,6 +151,24 @@ def named(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - NAMES_SHOWN_MAX} more" if len(listed) > NAMES_SHOWN_MAX else ""
     return ", ".join(listed[:NAMES_SHOWN_MAX]) + more
+
+
+def _unused_lists(document: Mapping[str, Any]) -> Iterator[str]:
+    """Say of each other list of samples that it is not used, and how they can be."""
+    for key, entries in document.items():
+        if key in SPLITS or not isinstance(entries, list) or not any(_is_sample(entry) for entry in entries):
+            continue
+        if key.casefold().startswith(("val", "dev")):
+            remedy = "put them into 'training', of which [data] validation_share holds out a part"
+        elif key.casefold().startswith("test"):
+            remedy = "call the list 'test'"
+        else:
+            remedy = "the lists that count are 'training' and 'test'"
+        yield f"{len(entries)} samples in {key!r} are not used: {remedy}"
+
+
+def _is_sample(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and "image" in entry
 
 
 def _how_to_import(path: Path) -> str:
@@ -202,7 +223,7 @@ def _check_samples(training: tuple[Sample, ...], test: tuple[Sample, ...], task:
         for sample in (*training, *test)
         for path in (*sample.images, *((sample.label,) if isinstance(sample.label, Path) else ()))
     ]
-    missing = [str(path) for _, path in files if not path.exists()]
+    missing = [describe_missing(path) for _, path in files if not path.exists()]
     if missing:
         problems.append(f"files are missing: {named(missing)}; correct the paths or set [data] root")
     if task in CLASSIFYING:

@@ -8,8 +8,9 @@ position. An input that would yield another volume than the scanner's is an erro
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,6 +34,7 @@ positions are often rounded to 0.1 mm.
 UNITS_FROM = frozenset({"CT", "NM", "PT"})
 """Modalities whose values are measurements; for them, MONOCHROME1 affects the display only."""
 
+DIGITS = re.compile(r"\d+")
 VALUE_FIELDS = ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "DoseGridScaling", "PixelPaddingValue")
 """What changes the meaning of stored values: all slices of a volume have such a field, or none has it."""
 
@@ -92,15 +94,15 @@ def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
             listed = ", ".join(f"{value} ({count} files)" for value, count in values.most_common())
             raise ValueError(f"its slices differ in {key}: {listed}")
     for key in VALUE_FIELDS:
-        lacking = [file.name for file, other in zip(files, headers, strict=True) if key not in other]
-        if lacking and len(lacking) < len(files):
-            raise ValueError(f"{lacking[0]} has no {key}, other slices have one")
+        without = [file.name for file, other in zip(files, headers, strict=True) if key not in other]
+        if without and len(without) < len(files):
+            raise ValueError(f"{without[0]} has no {key}, other slices have one")
     for file, other in zip(files, headers, strict=True):
         _check_stored_bits(file, other)
     planes = [plane for index, other in enumerate(headers) for plane in _planes(files[index], index, other)]
-    lacking = [plane.name for plane in planes if plane.rescale is None]
-    if lacking and len(lacking) < len(planes):
-        raise ValueError(f"{lacking[0]} has no RescaleSlope, other frames have one")
+    unscaled = [plane.name for plane in planes if plane.rescale is None]
+    if unscaled and len(unscaled) < len(planes):
+        raise ValueError(f"{unscaled[0]} has no RescaleSlope, other frames have one")
     planes, step = _in_order(planes)
     affine = _affine(planes[0], step)
     doubts: tuple[str, ...] = ()
@@ -113,6 +115,13 @@ def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
     depth = f"{sign}{header.get('BitsAllocated', 16)}"
     channels = _channels(header, is_label_map)
     return DicomImage(space, channels, depth, lambda: _read_planes(files, planes, is_label_map), affine, doubts)
+
+
+def named_like(path: Path, slices: Iterable[Path]) -> bool:
+    """Whether a file is named as these slices are: by its ending or, without one, by all but its digits."""
+    if path.suffix and not path.suffix[1:].isdigit():
+        return path.suffix.lower() in {file.suffix.lower() for file in slices}
+    return DIGITS.sub("0", path.name) in {DIGITS.sub("0", file.name) for file in slices}
 
 
 def _check_stored_bits(file: Path, header: Any) -> None:
@@ -133,8 +142,9 @@ def _read_headers(path: Path) -> tuple[list[Path], list[Any]]:
         visible = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
         if not visible:
             raise ValueError("the folder is empty")
-        # A damaged slice keeps its suffix: it must not pass for a text file beside the series.
-        candidates = [file for file in visible if file.suffix.lower() == ".dcm" or is_dicom(file)]
+        whole = {file for file in visible if is_dicom(file)}
+        # A damaged slice keeps its name: it must not pass for a note beside the series.
+        candidates = [file for file in visible if file in whole or named_like(file, [*whole, Path("a.dcm")])]
         if not candidates:
             raise ValueError(f"the folder holds no DICOM file; it holds {visible[0].name}")
     files, headers = [], []

@@ -219,11 +219,10 @@ def _open_nifti(path: Path, _: bool) -> StoredImage:
 
     scale = np.diag([unit, unit, unit, 1.0])
     affine = scale @ np.asarray(image.affine, dtype=np.float64)
-    doubts, notes = _nifti_doubts(image.header, affine), ()
-    if not doubts:
-        doubts, notes = _compare_forms(image, affine, scale)
+    doubts = _nifti_doubts(image.header, affine)
+    doubts, notes = (doubts, ()) if doubts else _compare_forms(image, affine, scale)
     spacing = None if doubts else _column_lengths(affine)
-    notes = () if doubts else (*notes, *_notes_of_angles(affine))
+    notes = notes if doubts else (*notes, *_notes_of_angles(affine))
     return StoredImage(tuple(space), channels, depth, read, affine, spacing, doubts, notes)
 
 

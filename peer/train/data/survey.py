@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.documents.commands import DatalistSurvey, SplitSurvey
-from peer.train.data.consistency import Consistency, distance_of
+from peer.train.data.consistency import Consistency, distance_of, turn_like
+from peer.train.data.copies import copy_problems
 from peer.train.data.datalist import SPLITS, Datalist, Sample, inspect_datalist, named
 from peer.train.data.image_files import PICTURES, Shape, StoredImage, file_ending, open_image, read_values
 
@@ -88,9 +89,25 @@ def survey(
         "datalist": str(path),
         "splits": splits,
         "unlabelled": listed.unlabelled,
-        "problems": [*listed.problems, *faults.problems(task, classes), *consistency.problems()],
-        "warnings": consistency.warnings(),
+        "problems": [
+            *listed.problems,
+            *faults.problems(task, classes),
+            *consistency.problems(),
+            *(copy_problems(listed) if whole else ()),
+        ],
+        "warnings": [*listed.notes, *consistency.warnings(), *_lengths(splits, task)],
     }
+
+
+def _lengths(splits: Mapping[str, SplitSurvey], task: str) -> list[str]:
+    """A line where signals have different lengths, since training stretches each of them to one."""
+    lengths = {int(shape.split("x")[-1]) for split in splits.values() for shape in split["shapes"]}
+    if task != "time_series" or len(lengths) < 2:
+        return []
+    return [
+        f"signals have lengths from {min(lengths)} to {max(lengths)}, and training stretches each to [data] "
+        "input_size, which changes its rate: cut them to windows of the same duration and sampling rate"
+    ]
 
 
 def _describe(
@@ -161,6 +178,8 @@ def _label(
     grids = {grid for image in images for grid, _ in _grids(image)}
     fitting = {tuple(scale * length for length in grid) for grid in grids for scale in SCALES.get(task, (1,))}
     own = {grid for grid, channels in _grids(label) if channels == 1 or not maps}
+    if maps and images and label.channels == 1 and (turned := turn_like(label, images[0])) is not None:
+        own = {turned[0]}
     if grids and not own & fitting:
         faults.misfit.append(f"{path} ({'x'.join(map(str, shape))})")
     elif maps and images and (shift := distance_of(images[0], label)) is not None:

@@ -27,8 +27,8 @@ def run(*arguments: object) -> Result:
 
 @pytest.fixture
 def datalist(tmp_path: Path) -> Path:
-    for name in ("a", "b", "c"):
-        np.save(tmp_path / f"{name}.npy", np.eye(2, 5))
+    for number, name in enumerate(("a", "b", "c")):
+        np.save(tmp_path / f"{name}.npy", np.eye(2, 5) + number)
     entries = [{"image": f"{name}.npy", "label": label, "subject": name} for label, name in enumerate("ab")]
     path = tmp_path / "datalist.json"
     path.write_text(json.dumps({"training": entries, "test": [{"image": "c.npy", "label": 1}]}))
@@ -54,7 +54,7 @@ def test_inspect_of_an_empty_datalist_is_an_error(tmp_path: Path) -> None:
 def test_validate_does_not_promise_what_it_warns_of(datalist: Path) -> None:
     assert "a site could train on all of them" in run("validate", datalist).stdout
     for name, axes in (("a", [1, 1, 1, 1]), ("b", [-1, 1, 1, 1])):
-        values = np.arange(64.0).reshape(4, 4, 4)
+        values = np.arange(64.0).reshape(4, 4, 4) + axes[0]
         nibabel.Nifti1Image(values, np.diag(axes)).to_filename(datalist.parent / f"{name}.nii")
     datalist.write_text(json.dumps({"training": [{"image": "a.nii", "label": 0}, {"image": "b.nii", "label": 1}]}))
     result = run("validate", datalist)

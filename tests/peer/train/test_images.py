@@ -74,10 +74,11 @@ def test_arrays_by_key_or_the_first(tmp_path: Path) -> None:
     assert load_image(tmp_path / "bare.npy", spatial_dims=1).tolist() == [wave[0].tolist()]
 
 
-def test_an_array_by_another_key(tmp_path: Path) -> None:
+def test_an_array_by_its_key_or_the_only_one(tmp_path: Path) -> None:
     np.savez(tmp_path / "both.npz", image=np.zeros(2), label=np.ones(2))
+    np.savez(tmp_path / "one.npz", signal=np.full(2, 7.0))
     assert load_image(tmp_path / "both.npz", spatial_dims=1, key="label").tolist() == [[1, 1]]
-    assert load_image(tmp_path / "both.npz", spatial_dims=1, key="other").tolist() == [[0, 0]]
+    assert load_image(tmp_path / "one.npz", spatial_dims=1).tolist() == [[7, 7]]
 
 
 def test_only_bytes_of_pictures_are_brought_to_the_unit_range(tmp_path: Path) -> None:
@@ -112,16 +113,15 @@ def test_preparation_stacks_files_resizes_and_leaves_values(tmp_path: Path) -> N
     paths = [nifti(tmp_path / "a.nii", VOLUME), nifti(tmp_path / "b.nii", VOLUME * 2)]
     same = Preparation(2, (4, 5, 6))(paths)
     assert torch.equal(same, torch.from_numpy(np.stack([VOLUME, VOLUME * 2])))
-    constant = Preparation(1, (2, 3, 9))([nifti(tmp_path / "c.nii", np.full((4, 5, 6), 3.0, dtype=np.float32))])
+    assert type(same) is torch.Tensor
+    constant = Preparation(1, (2, 3, 9)).fit(torch.full((1, 4, 5, 6), 3.0), None)
     assert constant.shape == (1, 2, 3, 9)
     assert torch.allclose(constant, torch.tensor(3.0))
-    assert type(constant) is torch.Tensor
 
 
-def test_shrinking_averages_instead_of_picking(tmp_path: Path) -> None:
+def test_shrinking_averages_instead_of_picking() -> None:
     stripes = np.tile(np.array([0.0, 1.0], dtype=np.float32), 32)
-    np.save(tmp_path / "stripes.npy", stripes)
-    small = Preparation(1, (8,))([tmp_path / "stripes.npy"])
+    small = Preparation(1, (8,)).fit(torch.from_numpy(stripes[None]), None)
     assert small.shape == (1, 8)
     assert small.tolist() == [[0.5] * 8]
 
@@ -199,7 +199,8 @@ def test_a_millimetre_is_as_long_in_every_image(tmp_path: Path) -> None:
     coarse[1:3] = 1  # 8 mm of 16 mm, in voxels of 4 mm
     nibabel.save(nibabel.Nifti1Image(fine, np.eye(4)), tmp_path / "fine.nii")
     nibabel.save(nibabel.Nifti1Image(coarse, np.diag([4.0, 4, 4, 1])), tmp_path / "coarse.nii")
-    assert prepare([tmp_path / "fine.nii"]).tolist() == torch.ones(1, 4, 4, 4).tolist()  # the inner 8 mm
+    inner = prepare.load([tmp_path / "fine.nii"])
+    assert prepare.fit(inner.values, inner.spacing).tolist() == torch.ones(1, 4, 4, 4).tolist()  # the inner 8 mm
     assert prepare([tmp_path / "coarse.nii"])[0, 1:3].tolist() == torch.ones(2, 4, 4).tolist()
     small = fine[1:7, :2, :2] + 3
     nibabel.save(nibabel.Nifti1Image(small, np.eye(4)), tmp_path / "small.nii")
@@ -271,10 +272,45 @@ def test_a_label_map_is_turned_by_its_own_affine(tmp_path: Path) -> None:
     assert np.array_equal(labels.numpy(), phantoms.PHANTOM > 60)
 
 
+@pytest.mark.parametrize("orientation", [None, "stored"])
+def test_what_is_read_as_stored_lies_at_one_place_and_runs_alike(tmp_path: Path, orientation: str | None) -> None:
+    image = phantoms.nifti(tmp_path / "image.nii")
+    labels = (phantoms.PHANTOM > 60).astype(np.uint8)
+    phantoms.nifti(tmp_path / "turned.nii", "LAS", values=labels[::-1])
+    elsewhere = image.affine.copy()
+    elsewhere[0, 3] += 40
+    nibabel.save(nibabel.Nifti1Image(labels, elsewhere), tmp_path / "elsewhere.nii")
+    read = LabelMap(Preparation(1, phantoms.PHANTOM.shape, orientation=orientation), 2)
+    with pytest.raises(ValueError, match=r"their axes run to RAS and to LAS; set \[data\] orientation"):
+        read(Sample("a", (tmp_path / "image.nii",), tmp_path / "turned.nii"))
+    with pytest.raises(ValueError, match="lie on different grids, up to 40 mm apart"):
+        read(Sample("a", (tmp_path / "image.nii",), tmp_path / "elsewhere.nii"))
+
+
 def test_an_atlas_is_turned_like_the_images(tmp_path: Path) -> None:
     phantoms.nifti(tmp_path / "atlas.nii", "PIR")
     masks = load_regions(tmp_path / "atlas.nii", Preparation(1, phantoms.PHANTOM.shape, orientation="RAS"))
     assert [mask.nonzero().tolist() for mask in masks[1:]] == [[[0, 0, 3]], [[0, 2, 0]], [[4, 0, 0]]]
+
+
+def test_an_image_of_which_preparation_leaves_nothing_is_no_sample(tmp_path: Path) -> None:
+    phantoms.nifti(tmp_path / "a.nii")
+    read = ClassIndex(Preparation(1, (5, 3, 4), orientation="RAS", spacing=(900.0, 900.0, 900.0)))
+    with pytest.raises(ValueError, match=r"is constant once it is brought to \[data\] input_size = \[5, 3, 4\]"):
+        read(Sample("a", (tmp_path / "a.nii",), 1))
+
+
+@pytest.mark.parametrize("at", [0, 19])
+def test_a_label_map_that_loses_its_foreground_is_no_sample(tmp_path: Path, at: int) -> None:
+    """A lesion of one voxel, between the cells of the smaller grid."""
+    image, labels = np.arange(20.0 * 20).reshape(20, 20), np.zeros((20, 20), np.uint8)
+    labels[at, at] = 1
+    np.save(tmp_path / "a.npy", image)
+    np.save(tmp_path / "l.npy", labels)
+    sample = Sample("a", (tmp_path / "a.npy",), tmp_path / "l.npy")
+    with pytest.raises(ValueError, match=r"l.npy, of which no foreground is left at \[data\] input_size = \[4, 4\]"):
+        LabelMap(Preparation(1, (4, 4)), 2)(sample)
+    assert LabelMap(Preparation(1, (20, 20)), 2)(sample)[1].sum() == 1
 
 
 def test_an_image_without_contrast_is_no_sample(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 from peer.core.tasks import CLASSIFYING
 from peer.documents.data import DrawnSplits, LeftOutSamples
 from peer.errors import DataError
-from peer.train.data.datalist import NAMES_SHOWN_MAX, SELF_LABELLED
+from peer.train.data.datalist import NAMES_SHOWN_MAX, SELF_LABELLED, named
+from peer.train.data.file_names import describe_missing, find_file
 from peer.train.data.image_files import open_image
 from peer.train.data.prepared_folder import shuffle
 
@@ -22,7 +23,9 @@ SPLIT_WORDS = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), TRAINING),
 }
 NO_LABEL = frozenset({"", "n/a", "na", "nan"})
-"""Cells that mean that the label is unknown; "n/a" is BIDS's."""
+"""Cells that say that a label is not known; "n/a" is BIDS's."""
+UNKNOWN_LABEL = frozenset({"-", "?", "missing", "none", "null", "unknown", "unlabelled", "unlabeled"})
+"""Words that mean the same, and might be the name of a class."""
 CLASSES_SHOWN_MAX = 20
 CLASS_NUMBER_MAX = 4095
 """A larger number is not a class, but an age in days, a date or a patient's number; other sites would refuse a network
@@ -35,11 +38,12 @@ class Candidate:
     """A sample as its source describes it.
 
     Attributes:
-        where: the file and line, or the folder, for messages.
-        label: a class as the source writes it, a file, or None.
-        split: the split as the source writes it; None if it has none.
-        links: the symbolic links to make for ``images``, each with its target.
-        class_number: the federation's class number, set by ``number_classes``.
+        where: the file and line, or the folder, that a message names.
+        label: a class in the source's words, a file, or None.
+        split: the split in the source's words; None: the source has none.
+        links: the links that have to be made for ``images``, each with its target.
+        class_number: the class that a federation knows, once ``number_classes`` has given it.
+        fault: why the sample cannot be used, as its source shows.
     """
 
     where: str
@@ -50,6 +54,7 @@ class Candidate:
     extra: Mapping[str, Any] = field(default_factory=dict)
     links: tuple[tuple[Path, Path], ...] = ()
     class_number: int | None = None
+    fault: str = ""
 
 
 @dataclass(slots=True)
@@ -60,6 +65,10 @@ class LeftOut:
 
     def add(self, reason: str, where: str) -> None:
         self.places.setdefault(reason, []).append(where)
+
+    def describe(self) -> str:
+        """What was left out and why, in one line; empty if nothing was."""
+        return "; ".join(f"{row['count']} left out ({row['reason']}): {named(row['examples'])}" for row in self.rows())
 
     def rows(self) -> list[LeftOutSamples]:
         """Return reason, count and the first places, the most frequent first."""
@@ -139,9 +148,12 @@ def check_files(
     """
     for candidate in candidates:
         files = (*candidate.images, *([candidate.label] if isinstance(candidate.label, Path) else []))
-        missing = [str(path) for path in files if not path.exists()]
+        missing = [path for path in files if not path.exists()]
         if missing:
-            faults.add(candidate, "file is missing", f"{missing[0]} is not there")
+            faults.add(candidate, "file is missing", f"{describe_missing(missing[0])} is not there")
+            continue
+        if candidate.fault:
+            faults.add(candidate, "a slice is damaged", candidate.fault)
             continue
         stored, problem = [], ""
         for path in files:
@@ -180,13 +192,28 @@ def number_classes(candidates: Sequence[Candidate], options: ImportOptions, faul
             continue
         labelled.append(replace(candidate, class_number=number))
     if texts and not names:
-        counted = ", ".join(f"{text} ({count})" for text, count in texts.most_common(CLASSES_SHOWN_MAX))
-        proposal = ",".join(sorted(texts)[:CLASSES_SHOWN_MAX])
-        raise DataError(
-            f"labels are no class numbers: {counted}",
-            f"name the classes in the order that all sites use, such as --classes {proposal!r}",
-        )
+        raise _no_numbers(texts, {candidate.class_number or 0 for candidate in labelled})
     return labelled
+
+
+def _no_numbers(texts: Counter[str], numbers: set[int]) -> DataError:
+    """The error of labels that are no class numbers, beside the numbers that were understood."""
+    counted = ", ".join(f"{text} ({count})" for text, count in texts.most_common(CLASSES_SHOWN_MAX))
+    reason = f"labels are no class numbers: {counted}"
+    if numbers and all(text.casefold() in UNKNOWN_LABEL for text in texts):
+        return DataError(reason, "these words say that there is no label: leave those cells empty")
+    classes = sorted([*texts, *map(str, sorted(numbers))], key=_in_order)
+    proposal = ",".join(classes[:CLASSES_SHOWN_MAX])
+    equals = "=" if proposal.startswith("-") else " "
+    return DataError(reason, f"name the classes in the order that all sites use, such as --classes{equals}{proposal!r}")
+
+
+def _in_order(text: str) -> tuple[float, str]:
+    """Numbers by their value, before words."""
+    try:
+        return float(text.replace(",", ".")), text
+    except ValueError:
+        return float("inf"), text
 
 
 def _whole_number(text: str) -> int | None:
@@ -295,6 +322,5 @@ def with_label_file(candidate: Candidate, root: Path) -> Candidate:
 
 
 def resolve(root: Path, text: str) -> Path:
-    """Resolve the path in a table's cell; read Windows backslashes as slashes."""
-    path = root / text
-    return path if path.exists() or "\\" not in text else root / text.replace("\\", "/")
+    """The path in a table's cell."""
+    return find_file(root / text)

@@ -56,7 +56,8 @@ def import_datalist(source: Path, out: Path, options: ImportOptions, layout: str
             raise DiskError(f"{out} cannot be written: {error.strerror}") from error
         problems = inspect_datalist(out, task=content.task, classes=len(answer["classes"]) or None).problems
         if problems:
-            raise DataError(f"{source} gives no usable datalist: {'; '.join(problems)}", "correct the source")
+            reasons = "; ".join(filter(None, [*problems, content.left_out.describe()]))
+            raise DataError(f"{source} gives no usable datalist: {reasons}", "correct the source")
     except BaseException:
         out.unlink(missing_ok=True)
         shutil.rmtree(links, ignore_errors=True)

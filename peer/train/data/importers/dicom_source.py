@@ -6,6 +6,7 @@ beside the datalist: no image is copied, moved or renamed.
 
 from __future__ import annotations
 
+import bisect
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,8 @@ import pydicom
 from pydicom.errors import InvalidDicomError
 
 from peer.errors import DataError, DiskError, UsageError
+from peer.train.data.datalist import named
+from peer.train.data.dicom_files import named_like
 from peer.train.data.importers.candidates import Candidate, ImportOptions, SourceContent
 from peer.train.data.importers.table_source import SampleTable, read_table
 
@@ -26,6 +29,9 @@ TAGS = [
     *KEYS, "SOPInstanceUID", "SeriesDescription", "Modality", "ImageType", "Rows", "Columns", "InstanceNumber",
     "ImageOrientationPatient",
 ]  # fmt: skip
+NO_PREAMBLE = "no DICOM file by PS3.10: it has no preamble with DICM"
+SLICES = frozenset({"CT", "MR", "PT"})
+"""Modalities of which a secondary image is a screen save, a dose page or a reformatted copy."""
 PROJECTIONS = frozenset({"CR", "DX", "MG", "RG", "XA", "RF"})
 """Modalities whose images are projections, not slices of a volume."""
 
@@ -39,6 +45,7 @@ class DicomSeries:
     description: str
     modality: str
     instances: dict[str, tuple[int, Path]] = field(default_factory=dict)
+    damaged: list[Path] = field(default_factory=list)
     sizes: set[tuple[object, ...]] = field(default_factory=set)
 
     @property
@@ -87,9 +94,11 @@ def gather(source: Path, options: ImportOptions, links: Path) -> SourceContent:
         extra = {keep: row[keep] for keep in options.keep if row.get(keep)}
         where = f"{table.where(line)}, {one.title}"
         split_given = row[split] if split else None
+        fault = f"{named(map(str, one.damaged))} cannot be read, and lies among its slices" if one.damaged else ""
         for images, pairs in _images(one, lone_folders, links / f"{number:05}", options):
             subject = one.identity["PatientID"] or one.identity["StudyInstanceUID"]
-            content.candidates.append(Candidate(where, images, row[column], subject, split_given, extra, pairs))
+            candidate = Candidate(where, images, row[column], subject, split_given, extra, pairs, fault=fault)
+            content.candidates.append(candidate)
     for name, (line, _) in rows.items():
         if name not in used:
             content.left_out.add("no image", table.where(line))
@@ -135,6 +144,8 @@ def _read_tree(
     """Return the series of images, and the folders that contain files of one series only."""
     series: dict[str, DicomSeries] = {}
     owners: dict[Path, set[str]] = defaultdict(set)
+    files: dict[Path, str] = {}
+    broken: list[Path] = []
     for path in sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith(".")):
         if path.name.upper() == "DICOMDIR":
             continue
@@ -142,14 +153,24 @@ def _read_tree(
         try:
             header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=TAGS)
         except (InvalidDicomError, OSError, ValueError) as error:
-            missing = isinstance(error, InvalidDicomError)
-            content.left_out.add("no DICOM file" if missing else "cannot be read", str(path))
+            missing = NO_PREAMBLE if path.suffix.lower() == ".dcm" else "no DICOM file"
+            content.left_out.add(missing if isinstance(error, InvalidDicomError) else "cannot be read", str(path))
+            broken.append(path)
         else:
-            owner = str(header.get("SeriesInstanceUID", "")) or f"file {path}"
-            _add_file(path, header, series, owner, content)
+            owner = files[path] = str(header.get("SeriesInstanceUID", "")) or f"file {path}"
+            _add_file(path, header, series, owner, content, takes_secondary=options.series is not None)
         owners[path.parent].add(owner)
     if not series:
-        raise DataError(f"{source} holds no DICOM image", "name the folder of the export")
+        reasons = content.left_out.describe()
+        raise DataError(
+            f"{source} holds no DICOM image{reasons and ': '}{reasons}",
+            "name the folder of the export; files without preamble are rewritten by `dcmconv` of DCMTK, compressed "
+            "ones by `gunzip`",
+        )
+    for path in broken:
+        for owner in _neighbours(path, files):
+            if owner in series:
+                series[owner].damaged.append(path)
     kept = []
     for one in series.values():
         if options.series is not None and not fnmatchcase(one.description.casefold(), options.series.casefold()):
@@ -161,15 +182,34 @@ def _read_tree(
     return kept, {folder: next(iter(uids)) for folder, uids in owners.items() if len(uids) == 1}
 
 
+def _neighbours(path: Path, files: Mapping[Path, str]) -> set[str]:
+    """The series of the slices between whose names the name of an unreadable file stands, if it is named like them."""
+    slices = sorted(file for file in files if file.parent == path.parent)
+    if not named_like(path, slices):
+        return set()
+    index = bisect.bisect(slices, path)
+    return {files[file] for file in slices[max(index - 1, 0) : index + 1]}
+
+
 def _add_file(
-    path: Path, header: pydicom.Dataset, series: dict[str, DicomSeries], uid: str, content: SourceContent
+    path: Path,
+    header: pydicom.Dataset,
+    series: dict[str, DicomSeries],
+    uid: str,
+    content: SourceContent,
+    *,
+    takes_secondary: bool,
 ) -> None:
     modality = str(header.get("Modality", ""))
     if "Rows" not in header:
         content.left_out.add(f"no image ({modality or 'no modality'})", str(path))
         return
-    if "LOCALIZER" in [str(part).upper() for part in header.get("ImageType", None) or []]:
+    image_type = [str(part).upper() for part in header.get("ImageType", None) or []]
+    if "LOCALIZER" in image_type:
         content.left_out.add("localizer", str(path))
+        return
+    if modality in SLICES and "SECONDARY" in image_type and not takes_secondary:
+        content.left_out.add(f"secondary image ({modality}), which only --series takes", str(path))
         return
     if uid not in series:
         identity = {name: str(header.get(name, "") or "").strip() for name in KEYS}

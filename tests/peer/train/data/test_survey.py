@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,9 @@ def test_values_that_are_not_finite_are_found_when_they_are_read(tmp_path: Path,
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("volume.nii.gz", "not a gzip file"),
+        ("volume.nii.gz", "not a gzipped file"),
         ("volume.nii", "cannot work out file type"),
-        ("picture.png", "cannot identify image"),
+        ("picture.png", "is no picture that pillow reads"),
         ("signal.npz", "no array of numbers in numpy's format"),
         ("signal.npy", "no array of numbers in numpy's format"),
         ("slice.dcm", "missing DICOM"),
@@ -119,7 +120,9 @@ def test_an_empty_folder_is_no_series(tmp_path: Path) -> None:
 def test_survey_counts_samples_subjects_classes_and_shapes(images: Path) -> None:
     path = images / "datalist.json"
     write_nifti(images / "copy.nii", (3, 4, 5))
-    write_nifti(images / "two.nii", (3, 4, 5, 2))
+    nibabel.save(
+        nibabel.Nifti1Image(np.arange(120, dtype=np.float32).reshape(3, 4, 5, 2), np.eye(4)), images / "two.nii"
+    )
     training = [
         {"image": "volume.nii.gz", "label": 1, "subject": "a"},
         {"image": ["copy.nii", "volume.nii"], "label": 0, "subject": "a"},
@@ -289,4 +292,51 @@ def test_values_beyond_the_unit_range_are_named_when_they_are_read(images: Path)
 def test_labels_that_cannot_be_read_are_named(images: Path) -> None:
     (images / "broken.png").write_bytes(b"no picture")
     (problem,) = survey_entries(images, {"image": "grey.jpg", "label": "broken.png"}, task="segmentation")["problems"]
-    assert problem.startswith(f"files cannot be read: {images / 'broken.png'} (cannot identify image")
+    assert problem.startswith(f"files cannot be read: {images / 'broken.png'} (is no picture that pillow reads")
+
+
+def test_copies_in_both_splits_or_with_two_labels_are_problems(tmp_path: Path) -> None:
+    for number in range(4):
+        np.save(tmp_path / f"{number}.npy", np.eye(2, 9) + number)
+    for number in (0, 1):
+        shutil.copy(tmp_path / f"{number}.npy", tmp_path / f"copy-{number}.npy")
+    training = [{"image": f"{number}.npy", "label": number % 2} for number in range(4)]
+    training.append({"image": "copy-1.npy", "label": 0})
+    path = tmp_path / "datalist.json"
+    path.write_text(json.dumps({"training": training, "test": [{"image": "copy-0.npy", "label": 0}]}))
+    assert survey(path, task="time_series", whole=True)["problems"] == [
+        f"images with the same content are in training and in test: {tmp_path / '0.npy'} = {tmp_path / 'copy-0.npy'}; "
+        "keep one of each",
+        f"images with the same content have different labels: {tmp_path / '1.npy'} = {tmp_path / 'copy-1.npy'}; keep "
+        "one of each",
+    ]
+    assert survey(path, task="time_series")["problems"] == []
+
+
+def test_lists_that_are_not_used_are_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.eye(2, 9))
+    entry = {"image": "a.npy", "label": 0}
+    lists = {"training": [entry, {**entry, "label": 1}], "validation": [entry] * 2, "testing": [entry], "notes": ["b"]}
+    (tmp_path / "datalist.json").write_text(json.dumps(lists))
+    assert survey(tmp_path / "datalist.json")["warnings"] == [
+        "2 samples in 'validation' are not used: put them into 'training', of which [data] validation_share holds out "
+        "a part",
+        "1 samples in 'testing' are not used: call the list 'test'",
+    ]
+
+
+@pytest.mark.parametrize(("lengths", "warned"), [((100, 210), True), ((100, 100), False)])
+def test_signals_of_different_lengths_are_warned_of(tmp_path: Path, lengths: tuple[int, int], warned: bool) -> None:
+    for number, length in enumerate(lengths):
+        np.save(tmp_path / f"{number}.npy", np.eye(2, length))
+    entries = [{"image": f"{number}.npy", "label": number} for number in (0, 1)]
+    warnings = survey_entries(tmp_path, *entries, task="time_series")["warnings"]
+    assert [line.startswith("signals have lengths from 100 to 210") for line in warnings] == [True] * warned
+
+
+@pytest.mark.parametrize("codes", ["LAS", "PIR", "SAL"])
+def test_a_label_map_may_be_stored_in_another_direction_than_its_image(tmp_path: Path, codes: str) -> None:
+    phantoms.nifti(tmp_path / "image.nii")
+    phantoms.nifti(tmp_path / "label.nii", codes, values=(phantoms.turned(codes)[0] > 10).astype(np.int16))
+    answer = survey_entries(tmp_path, {"image": "image.nii", "label": "label.nii"}, task="segmentation", whole=True)
+    assert answer["problems"] == []

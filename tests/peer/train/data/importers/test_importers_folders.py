@@ -1,6 +1,7 @@
 """BIDS and nnU-Net folders, and exports of a PACS."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,3 +204,46 @@ def test_an_export_without_a_table_of_labels_is_refused(pacs: Path, import_sourc
     (pacs.parent / "empty").mkdir()
     with pytest.raises(DataError, match="holds no DICOM image"):
         import_source(pacs.parent / "empty", labels=pacs.parent / "labels.csv")
+
+
+@pytest.mark.parametrize("damaged", ["1.1/3.dcm", "flat/IM.0002"])
+def test_a_damaged_slice_is_a_fault_of_its_series_and_no_shorter_volume(
+    pacs: Path, tmp_path: Path, import_source: Import, damaged: str
+) -> None:
+    export(pacs / "4" / "1.dcm", patient="004", series="1.8")
+    (pacs / damaged).write_bytes(bytes(2000))
+    with pytest.raises(DataError, match=rf"{damaged} cannot be read, and lies among its slices"):
+        import_source(pacs, labels=tmp_path / "labels.csv")
+    answer = import_source(pacs, labels=tmp_path / "labels.csv", leaves_out_faulty=True, test_share=0.0)
+    reasons = {row["reason"]: row["count"] for row in answer["left_out"]}
+    assert reasons["a slice is damaged"] == 1
+    assert len(training(tmp_path)) == 3
+
+
+def test_secondary_images_beside_a_scan_are_left_out_unless_a_series_is_named(
+    pacs: Path, tmp_path: Path, import_source: Import
+) -> None:
+    screen = {"ImageType": ["DERIVED", "SECONDARY", "SCREEN SAVE"], "SeriesDescription": "screen", "Modality": "CT"}
+    export(pacs / "screen" / "1.dcm", patient="001", series="1.9", **screen)
+    answer = import_source(pacs, labels=tmp_path / "labels.csv", test_share=0.0)
+    assert {row["reason"] for row in answer["left_out"]} >= {"secondary image (CT), which only --series takes"}
+    assert len(training(tmp_path)) == 3
+    (tmp_path / "datalist.json").unlink()
+    shutil.rmtree(tmp_path / "datalist-series")
+    export(pacs / "screen" / "2.dcm", patient="002", series="1.10", **screen)
+    import_source(pacs, labels=tmp_path / "labels.csv", series="screen", test_share=0.0)
+    assert [entry["image"] for entry in training(tmp_path)] == ["export/screen/1.dcm", "export/screen/2.dcm"]
+
+
+def test_an_export_without_preambles_says_so(pacs: Path, tmp_path: Path, import_source: Import) -> None:
+    for path in pacs.rglob("*.dcm"):
+        path.write_bytes(path.read_bytes()[132:])
+    shutil.rmtree(pacs / "flat")
+    with pytest.raises(DataError, match=r"holds no DICOM image: 8 left out \(no DICOM file by PS3.10"):
+        import_source(pacs, labels=tmp_path / "labels.csv")
+
+
+def test_an_import_of_nothing_lists_what_was_left_out(bids: Path, import_source: Import) -> None:
+    (bids / "participants.tsv").write_text("participant_id\tgroup\n1\tcontrol\n2\tpatient\n")
+    with pytest.raises(DataError, match=r"no usable sample; 5 left out \(not in participants.tsv\): .*sub-01"):
+        import_source(bids, suffixes=("T1w",), classes=("control", "patient"))

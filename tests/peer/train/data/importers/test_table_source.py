@@ -1,6 +1,7 @@
 """Tables as hospitals have them, and what is said of those that cannot be used."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,38 @@ def test_the_file_that_cannot_be_read_is_named(pictures: Path, import_source: Im
     table = write(pictures, "file,label", "0.npy,1.npy", "2.npy,mask.npy")
     with pytest.raises(DataError, match=r"labels.csv line 3: \S+/mask.npy cannot be read: "):
         import_source(table, task="segmentation")
+
+
+@pytest.mark.parametrize(
+    ("labels", "remedy"),
+    [
+        (("-1", "1", "-1", "1"), "--classes='-1,1'"),
+        (("0", "1", "none", "unknown"), "these words say that there is no label: leave those cells empty"),
+        (("0", "1", "2.5", "b"), "--classes '0,1,2.5,b'"),
+    ],
+)
+def test_proposed_classes_have_all_labels(
+    pictures: Path, import_source: Import, labels: tuple[str, ...], remedy: str
+) -> None:
+    table = write(pictures, "file,label", *(f"{number}.npy,{label}" for number, label in enumerate(labels)))
+    with pytest.raises(DataError, match="labels are no class numbers") as refused:
+        import_source(table)
+    assert remedy in refused.value.remedy
+
+
+@pytest.mark.parametrize("typed", ["\N{ZERO WIDTH SPACE}0.npy", "scha\N{COMBINING DIAERESIS}del.npy", "sch\xe4del.npy"])
+def test_a_name_in_another_form_or_with_invisible_signs_is_found(
+    pictures: Path, import_source: Import, typed: str
+) -> None:
+    shutil.copy(pictures / "0.npy", pictures / "sch\xe4del.npy")
+    import_source(write(pictures, "file,label", f"{typed},0", "1.npy,1", "2.npy,0"), test_share=0.0)
+    assert len(entries(pictures)["training"]) == 3
+
+
+@pytest.mark.parametrize(("typed", "near"), [("0.NPY", "0.npy"), ("0.png", "0.npy"), ("x.npy", None)])
+def test_a_name_that_is_almost_right_is_proposed(
+    pictures: Path, import_source: Import, typed: str, near: str | None
+) -> None:
+    with pytest.raises(DataError, match="is not there") as refused:
+        import_source(write(pictures, "file,label", f"{typed},0", "1.npy,1"))
+    assert (f"did you mean {near}?" in refused.value.message) == (near is not None)

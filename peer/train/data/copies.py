@@ -1,0 +1,75 @@
+"""Find images that are copies of each other, under several names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+from peer.train.data.datalist import Datalist, Sample, named
+
+
+def same_content(paths: Iterable[Path]) -> list[list[Path]]:
+    """Group files by content; a folder counts as the files in it.
+
+    Files of different sizes differ in content, so that most files are not read.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    sizes: dict[object, list[Path]] = {}
+    contents: dict[object, list[Path]] = {}
+    for path in paths:
+        sizes.setdefault(tuple(sorted(part.stat().st_size for part in _parts(path))), []).append(path)
+    for alike in sizes.values():
+        for path in alike:
+            contents.setdefault(_digest(path) if len(alike) > 1 else path, []).append(path)
+    return list(contents.values())
+
+
+def copy_problems(listed: Datalist) -> list[str]:
+    """Find copies of an image that are in training and in test, or that have different labels; a line a kind.
+
+    Samples whose files are missing or unreadable are left out: others name them.
+    """
+    samples: dict[Path, Sample] = {}
+    for sample in (*listed.training, *listed.test):
+        samples |= {path: sample for path in sample.images if path.exists()}
+    tested = {path for sample in listed.test for path in sample.images}
+    leaked, contradicted = [], []
+    for paths in same_content(samples):
+        names = " = ".join(sorted(map(str, paths)))
+        if len(paths) < 2:
+            continue
+        if len({path in tested for path in paths}) > 1:
+            leaked.append(names)
+        elif len({_label(samples[path]) for path in paths}) > 1:
+            contradicted.append(names)
+    lines = []
+    if leaked:
+        lines.append(f"images with the same content are in training and in test: {named(leaked)}; keep one of each")
+    if contradicted:
+        lines.append(f"images with the same content have different labels: {named(contradicted)}; keep one of each")
+    return lines
+
+
+def _label(sample: Sample) -> int | None:
+    """The class; label maps of copies may differ, as those of two readers do."""
+    return sample.label if isinstance(sample.label, int) else None
+
+
+def _parts(path: Path) -> Sequence[Path]:
+    return sorted(part for part in path.iterdir() if part.is_file()) if path.is_dir() else [path]
+
+
+def _digest(path: Path) -> str:
+    digests = [_sha256(part, part.stat().st_mtime_ns) for part in _parts(path)]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
+
+
+@cache
+def _sha256(path: Path, changed_ns: int) -> str:
+    """The digest, cached: each fold of each seed needs it. A changed file is read again."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

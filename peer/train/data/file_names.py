@@ -1,0 +1,42 @@
+"""Names of files as people type them: in another Unicode form, in other case, with signs that nobody sees."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+
+def find_file(path: Path) -> Path:
+    """Return the file of this name, also where its folder has the name in another Unicode form, without invisible
+    signs, or with slashes for the backslashes of Windows; the path itself if there is none.
+    """
+    if path.exists():
+        return path
+    text = str(path)
+    for plain in (text, text.replace("\\", "/")):
+        visible = "".join(sign for sign in plain if unicodedata.category(sign) != "Cf")
+        for name in (plain, visible):
+            for form in ("NFC", "NFD"):
+                other = Path(unicodedata.normalize(form, name))
+                if other.exists():
+                    return other
+    return path
+
+
+def describe_missing(path: Path) -> str:
+    """Write the name of a file that is not there, and which file of its folder has almost that name."""
+    shown = "".join(sign if sign.isprintable() else f"\\u{ord(sign):04x}" for sign in str(path))
+    wanted = _plain(path.name)
+    try:
+        names = sorted(file.name for file in path.parent.iterdir())
+    except OSError:
+        return shown
+    near = [name for name in names if _plain(name) == wanted]
+    near += [name for name in names if _plain(name).partition(".")[0] == wanted.partition(".")[0]]
+    return f"{shown} (did you mean {near[0]}?)" if near else shown
+
+
+def _plain(name: str) -> str:
+    """A name without case, form and invisible signs."""
+    visible = "".join(sign for sign in name if unicodedata.category(sign) != "Cf")
+    return unicodedata.normalize("NFC", visible).casefold()
