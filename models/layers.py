@@ -68,6 +68,7 @@ def list_layers(
         hyper: hyper-parameters.
     Raises:
         ValueError: the network does not exist, refuses its arguments, or does not take the input.
+        ImportError: it needs a Python package that is not installed.
     Example:
         >>> report = list_layers("monai.networks.nets.DenseNet121", (64, 64), in_channels=1, classes=2)
         >>> report.head
@@ -84,6 +85,9 @@ def list_layers(
     layers = tuple(_describe(layer, module, records, dims=len(input_size)) for layer, module in _layers(network))
     if not foreign:
         return LayerReport(layers, (), None, None)
+    problem = _output_problem(network, prediction, torch.zeros(2, in_channels, *input_size))
+    if problem is not None:
+        return LayerReport(layers, (), None, problem)
     head = _propose_head(network, records, prediction)
     if head is None:
         problem = "no convolution or linear layer gives the prediction itself: something happens after the last one"
@@ -151,6 +155,8 @@ def _run(network: nn.Module, image: Tensor, name: str) -> tuple[dict[str, _Run],
     try:
         with torch.no_grad():
             output = network(image)
+    except ImportError:
+        raise
     except Exception as error:  # a foreign network may raise anything
         raise ValueError(f"{name} does not take an input of {tuple(image.shape[1:])}: {error}") from error
     finally:
@@ -160,6 +166,33 @@ def _run(network: nn.Module, image: Tensor, name: str) -> tuple[dict[str, _Run],
     if isinstance(prediction, list | tuple) and len(prediction) == 1:
         prediction = prediction[0]
     return records, prediction
+
+
+def _output_problem(network: nn.Module, prediction: Any, images: Tensor) -> str | None:
+    """Say why what the network returns is no prediction for these images, while it evaluates or trains; or None."""
+    if not isinstance(prediction, Tensor):
+        return f"the network returns {_kind(prediction)}, not one tensor: name one that returns the prediction alone"
+    space, own = tuple(prediction.shape[2:]), tuple(images.shape[2:])
+    if len(space) == len(own) and any(there % here for there, here in zip(space, own, strict=True)):
+        sides, sides_in = ("x".join(map(str, shape)) for shape in (space, own))
+        return f"the network predicts {sides} for an input of {sides_in}; take sides that its strides divide"
+    network.train()
+    try:
+        with torch.no_grad():
+            output = network(images)
+    except Exception:  # such as a normalisation that needs more cells: training says so of the real batch
+        return None
+    finally:
+        network.eval()
+    trained = getattr(output, "prediction", output)
+    if isinstance(trained, Tensor) or (isinstance(trained, list | tuple) and len(trained) == 1):
+        return None
+    return f"the network returns {_kind(trained)} while it trains, as with deep supervision: switch that off"
+
+
+def _kind(output: Any) -> str:
+    count = f" of {len(output)}" if isinstance(output, list | tuple | dict) else ""
+    return f"a {type(output).__name__}{count}"
 
 
 def _describe(name: str, module: nn.Module, records: Mapping[str, _Run], *, dims: int) -> Layer:

@@ -248,10 +248,12 @@ class SiteHandle:
 
         Example:
             >>> import numpy
-            >>> (record,) = site.predict([numpy.ones((1, 8))])
+            >>> (record,) = site.predict([numpy.arange(8.0)[None]])
             >>> record["file"], record["problem"], round(record["class_0"] + record["class_1"], 5)
             ('0', '', 1.0)
         """
+        if isinstance(inputs, str | Path):
+            raise TypeError(f"predict takes several inputs: give a list, such as [{str(inputs)!r}]")
         from peer.train.inference import model_state
 
         with model_state.open_trained(self.folder, round) as (_, state), self._wrap_errors("the prediction"):

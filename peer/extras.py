@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from peer.errors import ConfigError
 
@@ -16,6 +18,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 }
 """The modules that commands need from each extra, as pyproject.toml lists them."""
 
+SOURCE = Path(__file__).resolve().parents[1]
+NO_MODULE = re.compile(r"No module named '(\w+)")
 DISTRIBUTIONS = {"PIL": "pillow"}
 """Module -> package name for pip, where the two differ and no extra contains the module."""
 
@@ -43,9 +47,12 @@ def missing_package(error: ImportError, needed_by: str) -> ConfigError:
     while origin is not None and not getattr(origin, "name", None):  # MONAI wraps the error with the module's name
         origin = origin.__cause__ or origin.__context__
     module = str(getattr(origin, "name", "")).partition(".")[0]
+    if not module and (named := NO_MODULE.search(str(error))):  # MONAI puts the error's traceback into a text
+        module, origin = named[1], None
     if not module:
         return ConfigError(f"{needed_by} needs a Python package: {error}", "install it into this environment")
-    return ConfigError(f"{needed_by} needs the Python package {module}: {origin}", _remedy(module))
+    reason = f": {origin}" if origin is not None else ", not installed here"
+    return ConfigError(f"{needed_by} needs the Python package {module}{reason}", _remedy(module))
 
 
 def _is_installed(module: str) -> bool:
@@ -57,5 +64,9 @@ def _is_installed(module: str) -> bool:
 
 def _remedy(module: str) -> str:
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
-    requirement = f"'mhfl-peer[{extra}]'" if extra is not None else DISTRIBUTIONS.get(module, module)
-    return f"run `pip install {requirement}`"
+    if extra is None:
+        return f"run `pip install {DISTRIBUTIONS.get(module, module)}`"
+    # Nobody owns the name mhfl-peer in a package index: whoever registers it there must get no code into hospitals.
+    if (SOURCE / "pyproject.toml").exists():
+        return f"run `pip install '{SOURCE}[{extra}]'`"
+    return f"run `pip install '.[{extra}]'` in a checkout or an unpacked source distribution"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -184,6 +185,7 @@ class LazyGroup(click.Group):
     def main(self, *args: Any, **extra: Any) -> NoReturn:
         """Run a command line; print an error as one line on stderr and exit with its code."""
         settings = Settings()
+        _prepare_output()
         try:
             result = super().main(*args, **{"prog_name": PROGRAM, **extra, "standalone_mode": False, "obj": settings})
             sys.stdout.flush()
@@ -194,6 +196,23 @@ class LazyGroup(click.Group):
             words = extra.get("args") or (args[0] if args else None) or sys.argv[1:]
             sys.exit(_report(error, debug=settings.debug, called=_called_command(self, words)))
         sys.exit(result if isinstance(result, int) else 0)
+
+
+class _ClosedOutput(io.TextIOBase):
+    """Stands for an output that the caller has closed."""
+
+    def write(self, text: str, /) -> int:
+        raise OSError(errno.EBADF, "the output is closed")
+
+
+def _prepare_output() -> None:
+    """Let no sign that a terminal or a file cannot show, and no closed output, end a command."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, _ClosedOutput())
+        elif getattr(stream, "errors", "") == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def _discard_output() -> None:
@@ -234,9 +253,10 @@ def _report(error: Exception, *, debug: bool, called: str = PROGRAM) -> int:
         error = UsageError(error.format_message().rstrip("."))
     elif isinstance(error, click.Abort):
         error = Interrupted("interrupted")
-    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EBADF):
         error = DiskError(f"{error.filename or 'the output or another file'}: {error.strerror}")
-        _discard_output()
+        if not isinstance(sys.stdout, _ClosedOutput):
+            _discard_output()
     if isinstance(error, PeerError):
         text, code = str(error), error.exit_code
     else:

@@ -322,7 +322,7 @@ def _newcomer(text: str, keys: dict[str, Sha256]) -> Newcomer:
         raise _missing_key("--add", site, keys)
     if address:
         try:
-            toml.check_route(address)
+            toml.check_dialable(toml.check_route(address))
         except ValueError as error:
             raise UsageError(f"--add {text}: {error}", "give NAME=HOST:PORT") from error
     return Newcomer(site, keys.pop(site), address or None)

@@ -12,6 +12,7 @@ from models.spec import HYPER, installed_model
 from peer.cli import output
 from peer.documents.models import ModelLayers
 from peer.errors import UsageError
+from peer.extras import missing_package
 from peer.site.config.monai_bundle import BundleNetwork
 
 SIDE = 64
@@ -47,6 +48,8 @@ def describe_layers(
         problem = str(error).removesuffix(", in [model.parameters]")
         remedy = f"give them as in `{examples}`, with values of your own; [model.parameters] of site.toml has them too"
         raise UsageError(problem, remedy) from error
+    except ImportError as error:
+        raise missing_package(error, name) from error
     except ValueError as error:
         raise UsageError(str(error).removeprefix(f"model spec {name!r}: ")) from error
     own = name in HYPER or bool(installed_model(name))

@@ -34,7 +34,7 @@ def scalars(call: SiteCall, tensorboard: Path | None, mlflow: str | None, follow
 
     A generation is a run, and a round is a step. The command never writes a scalar twice, so it may
     run as often as you like. It reads the journal only, whether or not the daemon runs. It needs
-    `pip install 'mhfl-peer[scalars]'`.
+    `pip install '.[scalars]'`.
 
     \b
     mhfl-peer scalars --site europe --tensorboard runs --follow

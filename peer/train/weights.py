@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,8 @@ BUNDLE_FILES = ("models/model.safetensors", "models/model.pt")
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 CONTAINERS = ("state_dict", "model_state_dict", "model", "network", "net")
 """Keys under which training programs save the tensors."""
-PREFIXES = ("", "module.", "model.", "network.", "net.", "backbone.", "encoder.", "dam.", "dam.network.")
-"""Prefixes that training programs add to the names; the first that fits most tensors is used."""
+WRAPPERS = frozenset({"_orig_mod", "backbone", "dam", "encoder", "model", "module", "net", "network"})
+"""What training programs put before the names, in any order and number."""
 NAMES_SHOWN = 3
 
 
@@ -92,22 +93,36 @@ def read_weights(path: Path, sha256: str, *, key: str) -> State:
 
 def fit_weights(network: Network, state: Mapping[str, Tensor]) -> WeightsFit:
     """Compare a file's tensors with a network; the same file and spec fit alike at every site."""
-    own = {key: name for name in network.state_dict() if (key := name_in_file(network, name)) is not None}
-    shapes = {key: tuple(network.state_dict()[name].shape) for key, name in own.items()}
+    stored = network.state_dict()
+    own = {key: name for name in stored if (key := name_in_file(network, name)) is not None}
 
     def matches(prefix: str) -> list[str]:
-        return [key for key in own if (value := state.get(prefix + key)) is not None and value.shape == shapes[key]]
+        return [key for key in own if _fits(state.get(prefix + key), stored[own[key]])]
 
-    prefix = max(PREFIXES, key=lambda each: len(matches(each)))
+    prefix = max(_prefixes(state), key=lambda each: len(matches(each)))
     fitting = {own[key]: state[prefix + key] for key in matches(prefix)}
     reshaped = {
-        own[key]: (tuple(state[prefix + key].shape), shapes[key])
+        own[key]: (tuple(state[prefix + key].shape), tuple(stored[own[key]].shape))
         for key in own
         if prefix + key in state and own[key] not in fitting
     }
     random = tuple(name for name in own.values() if name not in fitting and not name.endswith(COUNTER))
     unused = tuple(sorted(state.keys() - {prefix + key for key in own}))
     return WeightsFit(fitting, reshaped, random, unused)
+
+
+def _fits(value: Tensor | None, own: Tensor) -> bool:
+    """Whether a file's tensor has the shape of the network's, and numbers of the same kind."""
+    return value is not None and value.shape == own.shape and value.is_floating_point() == own.is_floating_point()
+
+
+def _prefixes(state: Mapping[str, Tensor]) -> list[str]:
+    """List the wrappers' prefixes of a file's names, the shortest first."""
+    prefixes = {""}
+    for name in state:
+        wrappers = itertools.takewhile(WRAPPERS.__contains__, name.split(".")[:-1])
+        prefixes |= set(itertools.accumulate(f"{wrapper}." for wrapper in wrappers))
+    return sorted(prefixes, key=lambda prefix: (len(prefix), prefix))
 
 
 def load_weights(network: Network, state: Mapping[str, Tensor]) -> WeightsFit:

@@ -91,3 +91,34 @@ def test_an_own_network_needs_no_names() -> None:
 def test_an_input_that_does_not_fit_is_named() -> None:
     with pytest.raises(ValueError, match=r"does not take an input of \(1, 16\)"):
         list_layers(f"{__name__}:Plain", (16,), in_channels=1, classes=2)
+
+
+class Several(nn.Module):
+    """Returns its prediction as something else than one tensor, while it evaluates or trains."""
+
+    def __init__(self, spatial_dims: int = 2, in_channels: int = 1, num_classes: int = 2, kind: str = "tuple") -> None:
+        super().__init__()
+        self.head, self.kind = nn.Conv2d(in_channels, num_classes, 3, padding=1), kind
+
+    def forward(self, image: torch.Tensor) -> Any:
+        output = self.head(image)
+        if self.kind == "deep supervision":
+            return [output, output[..., ::2]] if self.training else output
+        return {"tuple": (output, output), "dict": {"out": output}, "larger": output.repeat(1, 1, 1, 2)[..., 1:]}[
+            self.kind
+        ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("tuple", "returns a tuple of 2, not one tensor"),
+        ("dict", "returns a dict of 1, not one tensor"),
+        ("deep supervision", "returns a list of 2 while it trains, as with deep supervision"),
+        ("larger", "predicts 8x15 for an input of 8x8; take sides"),
+    ],
+)
+def test_what_is_no_prediction_is_named(kind: str, problem: str) -> None:
+    report = list_layers(f"{__name__}:Several", (8, 8), in_channels=1, classes=2, hyper={"kind": kind})
+    assert report.head is None
+    assert problem in (report.problem or "")

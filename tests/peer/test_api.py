@@ -224,8 +224,14 @@ def test_an_earlier_round_is_had_while_its_weights_are_kept(site: api.SiteHandle
         site.model(7)
 
 
+@pytest.mark.parametrize("inputs", ["0.npy", Path("0.npy")])
+def test_one_path_is_no_list_of_inputs(site: api.SiteHandle, inputs: Any) -> None:
+    with pytest.raises(TypeError, match=r"give a list, such as \['0.npy'\]"):
+        site.predict(inputs)
+
+
 def test_what_cannot_be_read_is_named_and_the_rest_predicted(site: api.SiteHandle) -> None:
-    good = np.zeros((1, 8))
+    good = np.arange(8.0)[None]
     bad, missing, fine = site.predict([np.zeros((2, 8)), "nowhere.npy", good])
     assert bad == {"file": "0", "problem": "has the shape (2, 8), not (1 channels, 1 spatial dimensions)"}
     assert missing["problem"] == "nowhere.npy does not exist"

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fakes.drafts import EXPERIMENT
 from peer.errors import ConfigError
-from peer.extras import EXTRAS, missing_package, require_extra
+from peer.extras import EXTRAS, SOURCE, missing_package, require_extra
 
 pytestmark = pytest.mark.e2e
 
@@ -55,6 +55,8 @@ def test_an_error_of_a_wrapped_import_names_the_module() -> None:
     error = missing_package(wrapper, "reading a.png")
     assert error.message == "reading a.png needs the Python package PIL: No module named 'PIL.Image'"
     assert error.remedy == "run `pip install pillow`"
+    told = missing_package(ImportError("from x import y (No module named 'einops')\nTraceback ..."), "the network")
+    assert str(told) == "the network needs the Python package einops, not installed here; run `pip install einops`"
     nameless = missing_package(ImportError("libGL.so.1 is not there"), "reading a.png")
     assert str(nameless).startswith("reading a.png needs a Python package: libGL.so.1 is not there; install")
 
@@ -78,7 +80,7 @@ def test_a_command_names_the_extra_that_it_needs(blocked: str, words: str, extra
     ended = without(blocked, *(word.format(tmp_path) for word in words.split()))
     assert (ended.returncode, ended.stdout) == (ConfigError.exit_code, ""), ended.stderr
     assert blocked.replace(",", ", ") in ended.stderr
-    assert ended.stderr.endswith(f"; run `pip install 'mhfl-peer[{extra}]'`\n")
+    assert ended.stderr.endswith(f"; run `pip install '{SOURCE}[{extra}]'`\n")
     assert len(ended.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 

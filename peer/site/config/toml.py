@@ -86,9 +86,30 @@ def split_address(text: str) -> tuple[str, int]:
         raise ValueError(f"{text!r} is not host:port with a port up to 65535")
     if host.startswith("[") and host.endswith("]"):
         return str(ipaddress.IPv6Address(host[1:-1])), int(port)
+    if not host.isascii():
+        raise ValueError(f"{text!r} has a host that is not ASCII{_in_ascii(host)}")
     if not HOST.fullmatch(host):
         raise ValueError(f"{text!r} has no valid host (an IPv6 address goes in brackets)")
     return host, int(port)
+
+
+def _in_ascii(host: str) -> str:
+    """Say how DNS writes a name, if it can."""
+    try:
+        return f"; write {host.encode('idna').decode('ascii')}"
+    except UnicodeError:
+        return ""
+
+
+def check_dialable(route: str) -> None:
+    """Raise ``ValueError`` if a route that ``check_route`` takes has a host that nobody can dial.
+
+    Founders and newcomers are told; a federation that has such an address goes on.
+    """
+    host, _ = split_address(split_route(route)[1])
+    is_number = host.replace(".", "").isdecimal() or ":" in host
+    if is_number and ipaddress.ip_address(host).is_unspecified:
+        raise ValueError(f"{route!r} is no address to dial, but one to listen at; name the site's own")
 
 
 def split_proxy(text: str) -> tuple[str, int]:

@@ -104,6 +104,11 @@ class Authority:
         federation = FederationConfig.parse(draft, where)
         if federation.ca_certificate is not None:
             raise StateError(f"{where} has a ca_certificate already", "remove that key to found a new federation")
+        for site in federation.site:
+            try:
+                toml.check_dialable(site.address or "localhost:1")
+            except ValueError as error:
+                raise ConfigError(f"{where}: site {site.name}: address: {error}", "correct the address") from None
         if (problem := federation.unpinned_problem) is not None:
             raise ConfigError(f"{where}: governance: {problem}")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

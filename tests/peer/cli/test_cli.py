@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -176,6 +177,17 @@ def test_a_full_disk_under_the_output_is_said_and_one_under_the_console_keeps_th
     assert (result.returncode, lost.returncode) == (DiskError.exit_code, UsageError.exit_code)
     message = "mhfl-peer: the output or another file: No space left on device"
     assert result.stderr.decode() == f"{message}; {DiskError.usual_remedy}\n"
+
+
+def test_a_closed_output_is_said_and_signs_that_it_cannot_show_are_replaced(tmp_path: Path) -> None:
+    program = shlex.join(PROGRAM)
+    closed = subprocess.run(["sh", "-c", f"{program} methods >&-"], cwd=ROOT, stderr=subprocess.PIPE, check=False)
+    assert closed.returncode == DiskError.exit_code
+    assert closed.stderr.decode().startswith("mhfl-peer: the output or another file: the output is closed")
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    table = subprocess.run([*PROGRAM, "methods"], cwd=ROOT, env=ascii_only, capture_output=True, check=False)
+    assert (table.returncode, table.stderr) == (0, b"")
+    assert b"fedskd" in table.stdout
 
 
 def test_shared_options_stand_anywhere(tmp_path: Path) -> None:

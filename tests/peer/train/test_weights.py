@@ -104,7 +104,9 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, name: str, content:
         read(tmp_path / name)
 
 
-@pytest.mark.parametrize("prefix", ["", "module.", "backbone."])
+@pytest.mark.parametrize(
+    "prefix", ["", "module.", "backbone.", "_orig_mod.", "module.model.", "model._orig_mod.module."]
+)
 def test_what_fits_is_loaded_and_the_rest_is_named(prefix: str) -> None:
     pretrained, own = network(classes=5), network(classes=2)
     state = {f"{prefix}{name}": value for name, value in pretrained.state_dict().items()}

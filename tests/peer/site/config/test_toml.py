@@ -10,7 +10,7 @@ from pydantic import Field, Strict
 
 from peer.errors import ConfigError
 from peer.site.config import toml
-from peer.site.config.toml import StrictTable, matching, split_address, suggestion
+from peer.site.config.toml import StrictTable, check_dialable, matching, split_address, suggestion
 
 
 class Inner(StrictTable):
@@ -92,6 +92,24 @@ def test_refused_addresses(text: str) -> None:
     reasons = r"host:port|valid host|Address cannot be empty|Expected|At least|not permitted"
     with pytest.raises(ValueError, match=reasons):
         split_address(text)
+
+
+def test_a_host_that_is_not_ascii_has_the_name_that_dns_has() -> None:
+    with pytest.raises(ValueError, match=r"not ASCII; write xn--mnchen-3ya\.de"):
+        split_address("m\xfcnchen.de:7443")
+
+
+@pytest.mark.parametrize(
+    "route", ["0.0.0.0:7443", "[::]:7443", "relay gate 0.0.0.0:443", "10.0.0.300:7443", "10.0.1:1"]
+)
+def test_what_nobody_can_dial(route: str) -> None:
+    with pytest.raises(ValueError, match=r"no address to dial|does not appear to be"):
+        check_dialable(route)
+
+
+@pytest.mark.parametrize("route", ["10.0.0.3:7443", "[fd00::1]:7443", "relay gate relay.example.org:443", "3com.com:1"])
+def test_what_can_be_dialled(route: str) -> None:
+    check_dialable(route)
 
 
 def test_matching_is_about_the_whole_text() -> None:

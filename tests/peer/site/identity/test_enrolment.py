@@ -141,6 +141,12 @@ def test_no_count_is_added_where_the_paper_has_none(tmp_path: Path) -> None:
     assert authority.federation_toml.endswith(f"\n{draft}")
 
 
+def test_a_draft_with_an_address_that_nobody_can_dial_is_refused(tmp_path: Path) -> None:
+    draft = f'{DRAFT}\n[[site]]\nname = "mars"\naddress = "0.0.0.0:7443"\n'
+    with pytest.raises(ConfigError, match=r"draft.toml: site \w+: address: '0.0.0.0:7443' is no address to dial"):
+        Authority.create(tmp_path / "ca", draft, "draft.toml", now=NOW)
+
+
 def test_two_federations_of_one_draft_are_two(tmp_path: Path) -> None:
     first, second = (Authority.create(tmp_path / name, DRAFT, "draft", now=NOW) for name in ("a", "b"))
     assert first.federation.digest != second.federation.digest

@@ -37,7 +37,9 @@ def half_bright(path: Path, shape: tuple[int, ...] = (6, 8, 10)) -> np.ndarray:
 def test_classes_are_probabilities_in_the_order_of_the_inputs(make_setting: MakeSetting, tmp_path: Path) -> None:
     fake = FunctionTrainer(make_setting(), lambda images: torch.stack([images[:, 0, 0], images[:, 1, 0]], dim=1))
     for name, values in (("b", (1.0, 3.0)), ("a", (2.0, 2.0))):
-        np.save(tmp_path / f"{name}.npy", np.repeat(np.array(values, dtype=np.float32)[:, None], 50, axis=1))
+        signals = np.repeat(np.array(values, dtype=np.float32)[:, None], 50, axis=1)
+        signals[:, -1] += 1
+        np.save(tmp_path / f"{name}.npy", signals)
     answer = predict(fake, [tmp_path / "b.npy", tmp_path / "a.npy"], tmp_path / "out")
     share = 1 / (1 + np.exp(-2))
     predictions = [
@@ -100,7 +102,7 @@ def test_what_the_network_cannot_take_is_left_out(make_setting: MakeSetting, tmp
     def refuse(images: Tensor) -> Tensor:
         raise MemoryError("too large\nfor this device")
 
-    np.save(tmp_path / "a.npy", np.zeros((2, 24), dtype=np.float32))
+    np.save(tmp_path / "a.npy", np.eye(2, 24, dtype=np.float32))
     answer = predict(FunctionTrainer(make_setting(), refuse), [tmp_path / "a.npy"], tmp_path)
     assert answer["skipped"] == [{"file": str(tmp_path / "a.npy"), "reason": "too large for this device"}]
 
