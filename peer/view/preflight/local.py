@@ -33,6 +33,7 @@ from peer.site.identity import certificates
 from peer.site.membership.folder import MembershipFolder
 from peer.site.records.history import recent_rounds
 from peer.site.records.journal import Journal
+from peer.train.data.copies import copy_problems
 from peer.train.data.datalist import inspect_datalist
 from peer.view.preflight.finding import Finding
 
@@ -286,14 +287,15 @@ def check_data(federation: FederationConfig, site: SiteConfig) -> tuple[Finding,
     except (OSError, ValueError, RecursionError) as error:
         return Finding("data", "failure", f"{path}: {error}", "correct [data] in site.toml or the datalist"), 0
     samples = len(survey.training) + len(survey.test)
-    if survey.problems:
-        first, more = survey.problems[0], len(survey.problems) - 1
+    if problems := [*survey.problems, *copy_problems(survey)]:
+        first, more = problems[0], len(problems) - 1
         text = first if str(path) in first else f"{path}: {first}"
         rest = f", and see {more} more with `mhfl-peer data validate`" if more else ""
         return Finding("data", "failure", text, f"correct [data] in site.toml or the datalist{rest}"), samples
     counts = ", ".join(f"{count} of class {label}" for label, count in survey.counts("training").items())
     text = f"{len(survey.training)} training samples{counts and f' ({counts})'}, {len(survey.test)} for the test"
-    return Finding.by_remedy("data", text, "" if survey.test else "add a 'test' list"), samples
+    remedies = [*([] if survey.test else ["add a 'test' list"]), *survey.notes]
+    return Finding.by_remedy("data", text, "; ".join(remedies)), samples
 
 
 def check_distillation(folder: SiteFolder) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ def folder(at_home: LocalFederation) -> SiteFolder:
     folder = at_home.folder("asia")
     items = [{"image": f"{index}.npz", "label": index % 2} for index in range(4)]
     for item in items:
-        (folder.path / str(item["image"])).touch()
+        (folder.path / str(item["image"])).write_text(str(item["image"]))
     (folder.path / "datalist.json").write_text(json.dumps({"training": items[:2], "test": items[2:]}))
     return folder
 

@@ -13,6 +13,7 @@ from typing import Any
 from peer.documents.data import DatalistImported, ImportedSplit
 from peer.errors import DataError, DiskError, StateError
 from peer.files import write_file
+from peer.train.data.copies import copy_problems
 from peer.train.data.datalist import SPREADSHEETS, inspect_datalist
 from peer.train.data.importers import bids_source, dicom_source, nnunet_source, table_source
 from peer.train.data.importers.candidates import (
@@ -54,10 +55,11 @@ def import_datalist(source: Path, out: Path, options: ImportOptions, layout: str
             write_file(out, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode(), 0o600)
         except OSError as error:
             raise DiskError(f"{out} cannot be written: {error.strerror}") from error
-        problems = inspect_datalist(out, task=content.task, classes=len(answer["classes"]) or None).problems
-        if problems:
-            reasons = "; ".join(filter(None, [*problems, content.left_out.describe()]))
+        listed = inspect_datalist(out, task=content.task, classes=len(answer["classes"]) or None)
+        if listed.problems:
+            reasons = "; ".join(filter(None, [*listed.problems, content.left_out.describe()]))
             raise DataError(f"{source} gives no usable datalist: {reasons}", "correct the source")
+        answer["notes"] += copy_problems(listed)
     except BaseException:
         out.unlink(missing_ok=True)
         shutil.rmtree(links, ignore_errors=True)

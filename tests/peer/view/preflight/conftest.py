@@ -20,12 +20,12 @@ Edit = Callable[[Path, str, str], None]
 
 @pytest.fixture
 def write_data() -> Callable[..., None]:
-    """Writes a datalist and empty image files: no worker of these tests reads them."""
+    """Writes a datalist and files that are no images: no worker of these tests reads them."""
 
     def write(folder: SiteFolder, **changes: Any) -> None:
         items = [{"image": f"{index}.npz", "label": index % 2, "subject": str(index)} for index in range(6)]
         for item in items:
-            (folder.path / str(item["image"])).touch()
+            (folder.path / str(item["image"])).write_text(str(item["image"]))
         document = {"training": items[:4], "test": items[4:], **changes}
         (folder.path / "datalist.json").write_text(json.dumps(document))
 

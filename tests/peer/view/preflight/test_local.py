@@ -98,6 +98,18 @@ def test_of_many_problems_the_first_is_shown_and_the_others_are_counted(
     assert "2 more with `mhfl-peer data validate`" in finding.remedy
 
 
+def test_copies_in_both_splits_and_lists_that_are_not_used_are_named(
+    run_check: RunCheck, folder: SiteFolder, write_data: Callable[..., None]
+) -> None:
+    write_data(folder, validation=[{"image": "0.npz", "label": 0}])
+    finding = run_check()["data"]
+    assert (finding.verdict, finding.remedy[:38]) == ("warning", "1 samples in 'validation' are not used")
+    (folder.path / "5.npz").write_text("0.npz")
+    finding = run_check()["data"]
+    assert finding.verdict == "failure"
+    assert "images with the same content are in training and in test" in finding.message
+
+
 def test_room_is_asked_for_what_several_rounds_keep(enrolled: LocalFederation, folder: SiteFolder) -> None:
     federation = enrolled.federation
     (small,) = local.check_disk(folder, federation, 1000)
