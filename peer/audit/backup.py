@@ -1,8 +1,8 @@
-"""A backup of a site in one file, also while its daemon runs, and its restoration.
+"""Backup of a site to one file, also while its daemon runs, and its restoration.
 
 The file is a tar archive: the site's files, and ``manifest.json`` with the size and SHA-256 of each
-as its last member. The copies of the newest journal and of the ledger are of one moment. The file
-has what a site needs in order to go on from its journal, and not its data.
+as its last member. The copies of the newest journal and of the ledger show the same moment. The file
+holds what a site needs to resume from its journal, but none of its data.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PLACE = re.compile(
     r"|gen-[0-9]{4,}/(journal\.db|artifacts/[0-9a-f]{64}\.safetensors"
     r"|checkpoints/round-[0-9]{6,}/[a-z_-]+/[A-Za-z0-9_.-]+)"
 )
-"""Where a file of a backup may lie in the site's folder."""
+"""Paths, relative to the site's folder, that a file of a backup may have."""
 
 
 class BackedUpFile(BaseModel):
@@ -92,10 +92,10 @@ class BackupManifest(BaseModel):
 class Restored:
     """A restored site.
 
-    ``lost`` are the first and the last committed round that the backup lacks and the replaced
-    folder had. ``aside`` is where that folder is now. ``ledger_kept`` says that its ledger, which is
-    newer, was kept. ``broken`` are the files of that folder about amendments that cannot be read: the
-    backup's, which may lack an approval, are there instead.
+    ``lost`` is the first and the last committed round that the replaced folder had and the backup
+    lacks. ``aside`` is the replaced folder's new path. ``ledger_kept``: the replaced folder's ledger was
+    newer and was kept. ``broken`` names the replaced folder's unreadable files about amendments: the
+    backup's copies, which may lack an approval, replace them.
     """
 
     folder: SiteFolder
@@ -110,7 +110,7 @@ class Restored:
 
 # --- backup -----------------------------------------------------------------------------------------------------------
 def back_up(folder: SiteFolder, path: Path, *, with_key: bool = False) -> BackupManifest:
-    """Write a backup of a site, whose daemon may run. The file appears in one step, with mode 0600.
+    """Write a backup of a site, whose daemon may run. The file appears atomically, with mode 0600.
 
     Args:
         folder: the site's folder.
@@ -125,7 +125,7 @@ def back_up(folder: SiteFolder, path: Path, *, with_key: bool = False) -> Backup
     part = path.with_name(f"{UNFINISHED}{path.name}")
     copies = path.with_name(f"{UNFINISHED}{path.name}.copies")
     try:
-        shutil.rmtree(copies, ignore_errors=True)  # of a backup that was killed
+        shutil.rmtree(copies, ignore_errors=True)  # left by a killed backup
         copies.mkdir(mode=0o700)
         try:
             manifest = _write(folder, part, copies, with_key=with_key)
@@ -140,7 +140,7 @@ def back_up(folder: SiteFolder, path: Path, *, with_key: bool = False) -> Backup
 
 
 def _write(folder: SiteFolder, part: Path, copies: Path, *, with_key: bool) -> BackupManifest:
-    """Write the archive; databases are copied first, all other files are open from then on."""
+    """Copy the databases, open all other files, and write the archive; start over if the daemon deletes a file."""
     for tries_left in reversed(range(TRIES)):
         copied = SiteFolder(copies, "copy", folder.site)
         shutil.rmtree(copied.path, ignore_errors=True)
@@ -148,7 +148,7 @@ def _write(folder: SiteFolder, part: Path, copies: Path, *, with_key: bool) -> B
         _copy_databases(folder, copied)
         generation, memory = _memory(copied)
         if tries_left and memory.repeats_published(_artifacts(folder)):
-            continue  # retired meanwhile: a newer journal says so
+            continue  # the daemon deleted artifacts meanwhile; a newer journal says so
         with contextlib.ExitStack() as stack:
             try:
                 files = [
@@ -156,7 +156,7 @@ def _write(folder: SiteFolder, part: Path, copies: Path, *, with_key: bool) -> B
                     for place in _places(folder, generation, memory, with_key=with_key)
                 ]
             except FileNotFoundError:
-                continue  # superseded meanwhile
+                continue  # the daemon deleted a superseded file meanwhile
             databases = sorted(copied.path.rglob("*.db"))
             files += [(str(p.relative_to(copied.path)), stack.enter_context(p.open("rb"))) for p in databases]
             _require_space(part, sum(os.fstat(file.fileno()).st_size for _, file in files))
@@ -167,7 +167,7 @@ def _write(folder: SiteFolder, part: Path, copies: Path, *, with_key: bool) -> B
 
 
 def _copy_databases(folder: SiteFolder, copied: SiteFolder) -> None:
-    """Copy journals and ledger, the newest journal and the ledger as they are at one moment."""
+    """Copy the journals and the ledger; the newest journal and the ledger show the same moment."""
     newest = folder.generation(max(folder.generations(), default=0)) / JOURNAL
     paths = [folder.egress_db, *(folder.generation(number) / JOURNAL for number in folder.generations())]
     with contextlib.ExitStack() as stack:
@@ -178,7 +178,7 @@ def _copy_databases(folder: SiteFolder, copied: SiteFolder) -> None:
             if path in (folder.egress_db, newest):
                 locks.append(stack.enter_context(contextlib.closing(sqlite3.connect(path, isolation_level=None))))
         for lock in locks:
-            lock.execute("BEGIN IMMEDIATE")  # the daemon writes nothing until every reader has its view
+            lock.execute("BEGIN IMMEDIATE")  # blocks the daemon's writes until every reader has its snapshot
         for source in sources.values():
             source.execute("BEGIN")
             source.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -194,7 +194,7 @@ def _copy_databases(folder: SiteFolder, copied: SiteFolder) -> None:
 
 
 def _verify(folder: SiteFolder) -> None:
-    """``StateError`` where a journal or the ledger is damaged."""
+    """Raise ``StateError`` if a journal or the ledger is damaged."""
     for journal in open_journals(folder):
         with contextlib.closing(journal):
             journal.verify()
@@ -206,7 +206,7 @@ def _verify(folder: SiteFolder) -> None:
 
 
 def _memory(folder: SiteFolder) -> tuple[int, site_memory.Memory]:
-    """The newest generation's number, and what its journal remembers."""
+    """Return the newest generation's number and the memory recovered from its journal."""
     generation = max(folder.generations(), default=0)
     path = folder.generation(generation) / JOURNAL
     if not path.exists():
@@ -217,7 +217,7 @@ def _memory(folder: SiteFolder) -> tuple[int, site_memory.Memory]:
 
 
 def _artifacts(folder: SiteFolder) -> set[Sha256]:
-    """The digests of the artifacts that the newest generation has on disk."""
+    """Return the digests of the newest generation's artifacts on disk."""
     artifacts = folder.generation(max(folder.generations(), default=0)) / "artifacts"
     return {Sha256(path.stem) for path in artifacts.glob(f"*{ARTIFACT_SUFFIX}")}
 
@@ -225,7 +225,7 @@ def _artifacts(folder: SiteFolder) -> set[Sha256]:
 def _places(
     folder: SiteFolder, generation: int, memory: site_memory.Memory, *, with_key: bool
 ) -> Iterator[PurePosixPath]:
-    """The files that a site needs beside its databases, relative to its folder."""
+    """Yield the files that a backup needs beside the databases, relative to the site's folder."""
     yield from map(PurePosixPath, ("federation.toml", "site.toml"))
     for name in (*PUBLIC, *(SECRET if with_key else ())):
         if (folder.pki / name).exists():
@@ -236,10 +236,10 @@ def _places(
     home = PurePosixPath(folder.generation(generation).name)
     artifacts = folder.generation(generation) / "artifacts"
     for digest in sorted(memory.needed_digests()):
-        if artifact_path(artifacts, digest).exists():  # one that is gone, the daemon forgets or fetches again
+        if artifact_path(artifacts, digest).exists():  # the daemon forgets or fetches again a missing one
             yield home / "artifacts" / f"{digest}{ARTIFACT_SUFFIX}"
     states = {memory.state, memory.open.state if memory.open is not None else ""} - {""}
-    before = memory.before[0] if memory.before is not None else ""  # training that diverges goes back to it
+    before = memory.before[0] if memory.before is not None else ""  # diverging training returns to it
     best = memory.best.state if memory.best is not None else ""
     states |= {
         name for name in (before, best) if name and (folder.generation(generation) / "checkpoints" / name).is_dir()
@@ -306,19 +306,19 @@ def _require_space(part: Path, size: int) -> None:
 
 # --- restore ----------------------------------------------------------------------------------------------------------
 def restore(path: Path, home: Path, site: str | None = None, *, force: bool = False) -> Restored:
-    """Make a site's folder from a backup; it appears in one step, as a new generation.
+    """Restore a site's folder from a backup, atomically and as a new generation.
 
-    Otherwise its peers would take the artifacts that it makes again for forgeries.
+    In the old generation, peers would take the artifacts that the site recomputes for forgeries.
 
     Args:
         path: the file that ``back_up`` wrote.
         home: the state folder.
         site: the site that the backup must be of, as ``site`` or ``federation/site``.
-        force: move a folder that exists aside. Its keys stay in use if they are usable, and so does
-            its ledger if it continues that of the backup.
+        force: move an existing folder aside. Its keys stay in use if they are usable, and so does its
+            ledger if it continues the backup's.
 
     Raises:
-        StateError: the file is damaged or no backup, or the site's folder exists.
+        StateError: the file is damaged or not a backup, or the site's folder exists.
         UsageError: the backup is of another site.
         LockedError: the site's daemon runs.
         DiskError: the folder cannot be written.
@@ -338,7 +338,7 @@ def restore(path: Path, home: Path, site: str | None = None, *, force: bool = Fa
                     stack.enter_context(folder.locked())
                 make_private(home)
                 staging = home / f"{UNFINISHED}restore-{manifest.federation}-{manifest.site}"
-                shutil.rmtree(staging, ignore_errors=True)  # of a restoration that was killed
+                shutil.rmtree(staging, ignore_errors=True)  # left by a killed restoration
                 try:
                     staged = SiteFolder(staging, folder.federation, folder.site)
                     _extract(archive, manifest, staged, path)
@@ -408,7 +408,7 @@ def _extract(archive: tarfile.TarFile, manifest: BackupManifest, staged: SiteFol
 
 
 def _put_in_place(staged: SiteFolder, folder: SiteFolder, manifest: BackupManifest) -> Restored:
-    """Begin a new generation, take over what is newer in a former folder, and swap the two."""
+    """Begin a new generation, take over newer files of the replaced folder, and swap the two folders."""
     exists = folder.path.exists()
     ledger_kept = exists and _keep_newer_ledger(folder, staged)
     broken: tuple[str, ...] = ()
@@ -425,8 +425,8 @@ def _put_in_place(staged: SiteFolder, folder: SiteFolder, manifest: BackupManife
                 memory.committed, generation=generation, reported_by=folder.site, their_round=memory.committed
             )
             journal.write(row)
-        generation += memory.repeats_published(_artifacts(staged))  # as its start will find
-    newcomer = (staged.membership / "joined.json").exists()  # members give it the round keys of its epochs
+        generation += memory.repeats_published(_artifacts(staged))  # the daemon's start will begin another generation
+    newcomer = (staged.membership / "joined.json").exists()  # it receives the round keys of its epochs from members
     has_key = (staged.pki / KEY_FILE).exists() and (newcomer or (staged.pki / ROUND_KEY_FILE).exists())
     make_private(folder.path.parent)
     aside = None
@@ -441,7 +441,7 @@ def _put_in_place(staged: SiteFolder, folder: SiteFolder, manifest: BackupManife
 
 
 def _former(folder: SiteFolder) -> tuple[int, int]:
-    """Generation and last committed round of the folder that is replaced, as far as it can be read."""
+    """Return generation and last committed round of the replaced folder, as far as it can be read."""
     with contextlib.suppress(StateError, DiskError):
         generation, memory = _memory(folder)
         return max(generation, memory.generation), memory.committed
@@ -449,7 +449,7 @@ def _former(folder: SiteFolder) -> tuple[int, int]:
 
 
 def _keep_newer_ledger(folder: SiteFolder, staged: SiteFolder) -> bool:
-    """Take over a ledger that continues the backup's: no record of what left is lost then."""
+    """Copy the replaced folder's ledger if it continues the backup's, so that no record of a transfer is lost."""
     if not folder.egress_db.exists():
         return False
     with contextlib.suppress(StateError, DiskError):
@@ -472,16 +472,16 @@ def _keep_newer_ledger(folder: SiteFolder, staged: SiteFolder) -> bool:
 
 
 def _keep_membership(folder: SiteFolder, staged: SiteFolder) -> tuple[str, ...]:
-    """Take over the chain and what the site approved, which only ever grow: it must not sign two of one number.
+    """Take over the chain and the site's approvals: a site must never sign two amendments of one number.
 
-    Returns the files of the former folder that are broken, for which the backup's count.
+    Returns the replaced folder's broken files, for which the backup's are used.
     """
     federation = FederationConfig.load(staged.federation_toml)
     return MembershipFolder(staged.membership).take_over(MembershipFolder(folder.membership), federation)
 
 
 def _keep_keys(folder: SiteFolder, staged: SiteFolder) -> None:
-    """Take over the keys of the former folder if they are usable: they may have been renewed."""
+    """Keep the replaced folder's keys if they are usable: they may have been renewed since the backup."""
     try:
         federation, authorities = trust(staged.federation_toml)
         Identity.load(

@@ -1,7 +1,7 @@
-"""Proofs of equivocation: two manifests of one site, validly signed, with two artifacts for one round.
+"""Proofs of equivocation: two manifests that one site signed, with different artifacts for one round.
 
 Anybody with the federation's CA certificates can verify such a proof. It shows that the site's key
-signed both, and not why: a backup that was restored while no peer could tell gives one as well.
+signed both manifests, but not why: restoring a backup while no peer could warn the site also causes one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from peer.site.records.journal import Journal
 
 
 class ManifestSubject(NamedTuple):
-    """What a manifest is about; an honest site signs one digest for it."""
+    """The subject of a manifest; an honest site signs one digest for it."""
 
     origin: SiteName
     generation: int
@@ -54,7 +54,7 @@ class EquivocationProof:
 
 
 def verify_any(signed: SignedManifest, *, federation: Sha256, authorities: Sequence[x509.Certificate]) -> Manifest:
-    """The manifest of the site that its certificate names, whose dates do not matter; ``ValueError`` says why not."""
+    """Verify a manifest of the site named in its certificate, ignoring dates; raise ``ValueError`` with the reason."""
     return read_manifest(signed, of=_name(signed.certificate_der), federation=federation, authorities=authorities)
 
 
@@ -99,7 +99,7 @@ class EvidenceFile(EvidenceDocument):
         return cls(mhfl_equivocation=1, federation_digest=federation, proofs=pairs)
 
     def verify(self, *, federation: Sha256, authorities: Sequence[x509.Certificate]) -> list[EquivocationProof]:
-        """The proofs; ``ValueError`` at the first that does not hold."""
+        """Return the proofs. Raise ``ValueError`` at the first invalid one."""
         pairs = ([from_base64(parts.model_dump()) for parts in pair] for pair in self.proofs)
         return [prove(pair, federation=federation, authorities=authorities) for pair in pairs]
 
@@ -107,7 +107,7 @@ class EvidenceFile(EvidenceDocument):
 def stored_proofs(
     journal: Journal, *, federation: Sha256, authorities: Sequence[x509.Certificate]
 ) -> list[EquivocationProof]:
-    """The proofs in a journal, each verified again; ``StateError`` where one does not hold any more."""
+    """Return a journal's proofs, each verified again. Raise ``StateError`` if one is no longer valid."""
     pairs = ([from_base64(parts) for parts in body["manifests"]] for _, _, body in journal.rows(("equivocated",)))
     try:
         return [prove(pair, federation=federation, authorities=authorities) for pair in pairs]
@@ -116,7 +116,7 @@ def stored_proofs(
 
 
 def proofs_of(folder: SiteFolder) -> list[EquivocationProof]:
-    """The proofs that a site holds, of all its generations."""
+    """Return the proofs that a site holds, of all its generations."""
     config, authorities = trust(folder.federation_toml)
     federation = config.digest
     proofs: dict[ManifestSubject, EquivocationProof] = {}
@@ -129,11 +129,11 @@ def proofs_of(folder: SiteFolder) -> list[EquivocationProof]:
 
 
 def read_proofs(path: Path, *, federation: Sha256, authorities: Sequence[x509.Certificate]) -> list[EquivocationProof]:
-    """The proofs in a file that another site wrote.
+    """Read and verify the proofs in a file that another site wrote.
 
     Raises:
         FederationMismatch: the file is about another federation.
-        PeerMisbehaved: it is no such file, or a proof in it does not hold.
+        PeerMisbehaved: the file is not an evidence file, or a proof in it is invalid.
     """
     file = read(path, EvidenceFile)
     if file.federation_digest != federation:

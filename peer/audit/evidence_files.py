@@ -1,9 +1,8 @@
-"""The files for auditors: a site's ledger, signed by the site, and the heads of it that other sites
-received.
+"""Files for auditors: a site's signed ledger, and the tips of that ledger that other sites received.
 
 An export is a JSON document that the site's key signs. It may leave rows out, but not their hashes.
-A witness file is a list of signed manifests that another site received. Each manifest carries the
-head of its origin's ledger under the origin's own signature: the author of a witness file can leave
+A witness file is a list of signed manifests that another site received. Each manifest carries its
+origin's ledger tip under the origin's own signature: the author of a witness file can leave
 manifests out, but cannot invent one.
 """
 
@@ -48,7 +47,7 @@ class EvidenceDocument(BaseModel):
 
 
 class LedgerPosition(EvidenceDocument):
-    """The head of the chain after so many rows."""
+    """The chain's hash after ``count`` rows."""
 
     count: Count
     hash: Digest
@@ -66,7 +65,7 @@ class LedgerLine(EvidenceDocument):
 
 
 class Restoration(EvidenceDocument):
-    """An older backup that was restored: which peer reported it, and when (Unix seconds)."""
+    """A restored older backup: the peer that reported it, and the time of the report (Unix seconds)."""
 
     time: Moment
     generation: Count
@@ -92,11 +91,11 @@ class Export(EvidenceDocument):
     signature: str
 
     def signed_bytes(self) -> bytes:
-        """The label, and all but the signature as ASCII JSON with sorted keys and no spaces."""
+        """Return the label and all fields but the signature, as ASCII JSON with sorted keys and no spaces."""
         return LABEL + _canonical(self.model_dump(mode="json", exclude={"signature"}))
 
     def verify_chain(self) -> ChainVerifier:
-        """A verifier of the rows in the file."""
+        """Verify the rows in the file; the returned verifier lists the problems."""
         chain = ChainVerifier(self.before.head())
         if not self.before.count and self.before.hash != GENESIS:
             chain.problems.append("the rows begin after row 0 with a hash that no ledger begins with")
@@ -108,7 +107,7 @@ class Export(EvidenceDocument):
 
 
 class ReceivedManifest(EvidenceDocument):
-    """A signed manifest in base64, and when the witness received it (Unix seconds)."""
+    """A signed manifest in base64, and the time at which the witness received it (Unix seconds)."""
 
     received: Moment
     body: str
@@ -117,9 +116,7 @@ class ReceivedManifest(EvidenceDocument):
 
 
 class Witness(EvidenceDocument):
-    """The file that ``egress witness`` writes: manifests of the site ``of`` that the site ``by``
-    received.
-    """
+    """The file that ``egress witness`` writes: manifests of the site ``of`` that the site ``by`` received."""
 
     mhfl_witness: Literal[1]
     of: str
@@ -130,7 +127,7 @@ class Witness(EvidenceDocument):
 
 @dataclass(frozen=True, slots=True)
 class SignedHead:
-    """The head of a site's ledger in one of its manifests, under the site's signature."""
+    """A site's ledger tip in one of its manifests, under the site's signature."""
 
     head: Head
     generation: int
@@ -138,14 +135,14 @@ class SignedHead:
 
     @classmethod
     def of(cls, manifest: Manifest) -> SignedHead:
-        """The head of its origin's ledger in a manifest."""
+        """Read the origin's ledger tip from its manifest."""
         head = Head(manifest.egress_count, manifest.egress_head or GENESIS)
         return cls(head, manifest.generation, manifest.round)
 
 
 @dataclass(frozen=True, slots=True)
 class WitnessEvidence:
-    """The heads in a witness file, all verified, and the site that wrote it."""
+    """The verified ledger tips in a witness file, and the site that wrote it."""
 
     by: str
     signed_heads: tuple[SignedHead, ...]
@@ -158,17 +155,16 @@ class WitnessEvidence:
 def read_manifest(
     signed: SignedManifest, *, of: str, federation: Sha256, authorities: Sequence[x509.Certificate]
 ) -> Manifest:
-    """The manifest, after every check but that of dates: a signature stays valid evidence when its
-    certificate expires.
+    """Verify and decode a manifest, ignoring dates: evidence stays valid after its certificate expires.
 
     Args:
         signed: the manifest as the site received it.
         of: the site that must have signed it.
-        federation: the federation's digest, which it must name.
-        authorities: the federation's CAs. Any key of the site counts, also one that was replaced.
+        federation: the federation's digest, which the manifest must name.
+        authorities: the federation's CAs. Any key of the site counts, also a replaced one.
 
     Raises:
-        ValueError: the reason why the manifest proves nothing about that site's ledger.
+        ValueError: the manifest proves nothing about that site's ledger; the message says why.
     """
     certificate = certificates.verify_any_certificate(signed.certificate_der, authorities, of, None, pinned=None)
     manifest = verify_manifest(signed, certificate)
@@ -188,7 +184,7 @@ def export(
     restored: Iterable[Restoration] = (),
     selects: IntentFilter = lambda intent: True,
 ) -> Export:
-    """A site's ledger for an auditor, signed.
+    """Build and sign an export of a site's ledger for an auditor.
 
     Args:
         rows: the whole ledger: number, canonical JSON, hash.
@@ -197,8 +193,8 @@ def export(
         digest: the federation's digest.
         time_s: the time of the export, in Unix seconds.
         restored: restorations of older backups that are in the journal.
-        selects: whether to show an intent and its outcome. Of the other rows, the export has the
-            hash only. It has no rows before the first one that it shows.
+        selects: whether to show an intent and its outcome. Of the other rows, the export holds only
+            the hash. It omits all rows before the first shown one.
     """
     shown = _select(rows, selects)
     first = next((index for index, show in enumerate(shown) if show), len(rows))
@@ -229,9 +225,7 @@ def export(
 
 
 def _select(rows: Sequence[tuple[int, str, str]], selects: IntentFilter) -> list[bool]:
-    """Whether each row is shown: intents by the filter, outcomes with their intents, and every row
-    without a form.
-    """
+    """Choose the rows to show: intents by the filter, outcomes with their intents, and every malformed row."""
     show_intent: dict[int, bool] = {}
     shown = []
     for number, text, _ in rows:
@@ -246,9 +240,9 @@ def _select(rows: Sequence[tuple[int, str, str]], selects: IntentFilter) -> list
 
 
 def verify_export(document: Export, where: str, *, authorities: Sequence[x509.Certificate]) -> x509.Certificate:
-    """The certificate whose key signed the file.
+    """Return the certificate whose key signed the file.
 
-    ``PeerMisbehaved`` when the signature or the certificate is wrong.
+    Raise ``PeerMisbehaved`` if the signature or the certificate is wrong.
 
     Args:
         document: the file's content.
@@ -271,12 +265,12 @@ def verify_export(document: Export, where: str, *, authorities: Sequence[x509.Ce
 def read_witness(
     path: Path, *, of: str, federation: Sha256, authorities: Sequence[x509.Certificate]
 ) -> WitnessEvidence:
-    """The evidence in a witness file about the ledger of the site ``of``.
+    """Read a witness file's evidence about the ledger of the site ``of``.
 
     Raises:
         UsageError: the file is about another site.
         FederationMismatch: the file is about another federation.
-        PeerMisbehaved: the file is no witness file, the site wrote it itself, or it has a manifest
+        PeerMisbehaved: the file is not a witness file, the site wrote it itself, or it holds a manifest
             of another site.
         DiskError: the file cannot be read.
     """
@@ -307,10 +301,10 @@ def read_witness(
 
 
 def trust(federation_toml: Path) -> tuple[FederationConfig, tuple[x509.Certificate, ...]]:
-    """The federation, and the CAs that evidence is verified with.
+    """Load the federation and the CAs that verify evidence.
 
-    They are that of federation.toml, and those that amendments have added, where the file lies in a
-    site's folder with its chain. ``StateError`` where that chain is not valid.
+    The CAs are the one in federation.toml and, if the file lies in a site's folder with its chain, those
+    that amendments added. Raise ``StateError`` if that chain is invalid.
     """
     federation = FederationConfig.load(federation_toml)
     genesis = certificates.pinned_authority(federation.ca_certificate)
@@ -320,9 +314,9 @@ def trust(federation_toml: Path) -> tuple[FederationConfig, tuple[x509.Certifica
 
 
 def read(path: Path, kind: type[AnyDocument]) -> AnyDocument:
-    """The document in a file.
+    """Read a document.
 
-    ``DiskError`` when the file cannot be read, ``PeerMisbehaved`` when it is another kind.
+    Raise ``DiskError`` if the file cannot be read, ``PeerMisbehaved`` if it is of another kind.
     """
     try:
         with path.open("rb") as file:

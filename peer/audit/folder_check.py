@@ -1,4 +1,4 @@
-"""A check whether the parts of a site's folder belong together.
+"""Consistency check of a site's folder.
 
 A restored backup may be of another site or of another time.
 """
@@ -24,9 +24,7 @@ from peer.site.records.journal import Journal
 from peer.site.records.ledger import Ledger
 
 INTENTS_CHECKED = 64
-"""The newest ledger rows that a start reads: it must be quick, and another site's ledger shows in
-the first few.
-"""
+"""Number of newest ledger intents that a start reads: few, to start fast; a foreign ledger shows in the first."""
 RESTORE = "restore pki, egress.db and every gen folder from one backup of this site"
 INITIAL_CHECKPOINTS = "round-000000"
 
@@ -36,24 +34,24 @@ def check_folder(
 ) -> list[str]:
     """Refuse a folder whose parts are of different sites or times.
 
-    Returns remarks on what does not prevent a start. It reads the newest manifest of each
-    generation and the newest rows of the ledger, which takes milliseconds. A ledger that is newer
-    than the journal is no fault: the operator kept the evidence and restored the work.
+    Returns remarks on findings that do not prevent a start. The check reads the newest manifest of
+    each generation and the newest rows of the ledger, which takes milliseconds. A ledger newer than the
+    journal is allowed: the operator kept the evidence and restored the work.
 
     Args:
         folder: the site's folder, locked by this process.
-        federation: the federation's configuration as it is now.
+        federation: the federation's current configuration.
         own: the site's identity, which ``Identity.load`` has checked.
         fresh: a new generation begins, so that the newest journal may be lost.
 
     Raises:
-        StateError: a journal or the ledger is another site's, the ledger lost rows, the newest
-            journal lost its rows, or the certificate is older than the one that the journal was
-            written with. The message says what to restore.
+        StateError: a journal or the ledger is another site's, the ledger lost rows, the newest journal
+            lost its rows, or the certificate is older than the one that the journal was written with.
+            The message says what to restore.
     """
     with contextlib.ExitStack() as stack:
         journals = [stack.enter_context(contextlib.closing(journal)) for journal in history.open_journals(folder)]
-        for journal in journals[-1:]:  # the one that a start goes on with
+        for journal in journals[-1:]:  # a start continues this one
             journal.verify()
         newest_manifests = {
             journal.path: newest for journal in journals if (newest := _newest_manifest(journal)) is not None
@@ -80,7 +78,7 @@ def check_folder(
 
 
 def _newest_manifest(journal: Journal) -> tuple[Manifest, x509.Certificate] | None:
-    """The newest manifest that the site signed in a generation, and the certificate beside it."""
+    """Return the newest manifest that the site signed in a generation, and its certificate; None without one."""
     for _, _, body in journal.newest(("manifest",)):
         try:
             signed = from_base64(body)
@@ -92,18 +90,16 @@ def _newest_manifest(journal: Journal) -> tuple[Manifest, x509.Certificate] | No
 
 
 def _last_round(journal: Journal, newest: Manifest) -> tuple[int, int]:
-    """Generation and last round of a journal.
+    """Return generation and last round of a journal.
 
-    The newest manifest may be of a lent model of an earlier round.
+    The newest manifest may be of a model lent in an earlier round.
     """
     published = [round for _, round, _ in journal.newest(("published",))]
     return newest.generation, max([newest.round, *published])
 
 
 def _refuse_foreign(journal: Journal, newest: tuple[Manifest, x509.Certificate] | None, folder: SiteFolder) -> None:
-    """Another site's journal shows by the owner of its initial model, or by the origin of its
-    manifests.
-    """
+    """Refuse a journal whose initial model's owner, or whose manifest's origin, is another site."""
     owners = {(body["artifact"] or {}).get("owner") for _, _, body in journal.newest(("initialised",))}
     if newest is not None:
         owners.add(newest[0].origin)
@@ -112,7 +108,7 @@ def _refuse_foreign(journal: Journal, newest: tuple[Manifest, x509.Certificate] 
 
 
 def _refuse_older(own: certificates.Identity, former: x509.Certificate, journal: Path) -> None:
-    """A backup must not bring a certificate back that was renewed: other sites may refuse it by now."""
+    """Refuse a certificate older than the journal's: other sites may reject it after its renewal."""
     if own.certificate.not_valid_before_utc < former.not_valid_before_utc:
         raise StateError(
             f"cert.pem is of {_day(own.certificate)}, but {journal} was written with one of {_day(former)} "
@@ -122,7 +118,7 @@ def _refuse_older(own: certificates.Identity, former: x509.Certificate, journal:
 
 
 def _refuse_rolled_back(ledger: Ledger | None, signed: SignedHead, journal: Path, path: Path) -> None:
-    """The ledger must still have the rows that it had when the journal was written."""
+    """Refuse a ledger without the rows that it had when the journal was written."""
     head, rows = signed.head, ledger.head.count if ledger is not None else 0
     if rows < head.count:
         raise StateError(
@@ -141,7 +137,7 @@ def _refuse_rolled_back(ledger: Ledger | None, signed: SignedHead, journal: Path
 def _compare_rounds(ledger: Ledger, last_round: tuple[int, int], folder: SiteFolder) -> list[str]:
     """Refuse a ledger with transfers to the site itself, which is another site's.
 
-    Remark on rounds after the last.
+    Returns a remark if the ledger knows of a later round than the journal.
     """
     intents = ledger.newest_intents(INTENTS_CHECKED)
     if any(intent.get("peer") == folder.site for intent in intents):
@@ -156,10 +152,10 @@ def _compare_rounds(ledger: Ledger, last_round: tuple[int, int], folder: SiteFol
 
 
 def _refuse_lost_journal(folder: SiteFolder, ledger: Ledger | None) -> None:
-    """Refuse a journal without a model where the other files show that the site has one.
+    """Refuse a journal without a model if other files show that the site has one.
 
     The worker begins after the first row is on disk, and nothing is sent before the row
-    ``initialised``. A daemon that went on from round 0 would make other models for rounds that
+    ``initialised``. A daemon that restarted from round 0 would train other models for rounds that
     peers have seen.
     """
     generation = max(folder.generations(), default=0)
@@ -189,9 +185,9 @@ def _refuse_lost_journal(folder: SiteFolder, ledger: Ledger | None) -> None:
 
 
 def _rounds_sent(intents: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, int]]:
-    """Generation and round of each artifact sent.
+    """Yield generation and round of each artifact sent.
 
-    Reports and exports are left out, as they may name other rounds.
+    Evaluations and exports are left out, as they may name other rounds.
     """
     for intent in intents:
         if intent.get("purpose") in PURPOSES and intent.get("kind") != "metrics":

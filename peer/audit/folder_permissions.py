@@ -1,9 +1,8 @@
-"""A check that nobody but its own user can change a site's folder, as ssh checks its own.
+"""Check that only its own user can change a site's folder, as ssh checks its own.
 
-Whoever may write site.toml decides which code the worker loads and what leaves the site. Where a
-folder of the state is a link, the daemon deletes files of somebody else. The folders above the
-site's are the administrator's: a volume of Kubernetes or a state directory belongs to another user
-or a group.
+Whoever may write site.toml decides which code the worker loads and which data leaves the site. If a
+state folder is a link, the daemon deletes another user's files. The folders above the site's are the
+administrator's: a volume of Kubernetes or a state directory belongs to another user or a group.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ ANY_BY_OTHERS = 0o077
 
 
 def check_permissions(folder: SiteFolder, *, uid: int | None = None) -> None:
-    """Refuse a folder that another user can change; files that are missing are no fault here.
+    """Refuse a folder that another user can change; missing files are allowed.
 
     Args:
         folder: the site's folder.
         uid: the user that the daemon runs as; this process's by default.
 
     Raises:
-        StateError: a file or folder is another user's, or others may write it, or it is a link.
+        StateError: a file or folder belongs to another user, is writable by others, or is a link.
     """
     own = os.geteuid() if uid is None else uid
     for path in (folder.site_toml, folder.federation_toml):  # links too: some administrators write these files
@@ -49,7 +48,7 @@ def check_permissions(folder: SiteFolder, *, uid: int | None = None) -> None:
 
 
 def _state(folder: SiteFolder) -> Iterator[tuple[Path, int]]:
-    """What the daemon writes and reads again, each with the modes that are refused."""
+    """Yield the paths that the daemon writes and later reads, each with the refused mode bits."""
     yield folder.path, WRITE_BY_OTHERS
     yield folder.pki, ANY_BY_OTHERS
     yield folder.egress_db, WRITE_BY_OTHERS

@@ -1,8 +1,8 @@
 """The checks behind `egress verify`, and the documents of `egress export` and `egress witness`.
 
-The ledger's chain shows a change in its middle. It does not show a tail that was cut off, or a
-chain that was written anew. Those show against an earlier head: in the site's own journal, which
-the same person can change, or at another site.
+The ledger's hash chain reveals a change in its middle. It does not reveal a truncated tail or a
+rewritten chain. An earlier ledger tip reveals those: in the site's own journal, which the same person
+can change, or at another site.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def verify(folder: SiteFolder, witnesses: Sequence[Path] = ()) -> LedgerVerified
         witnesses: files that ``egress witness`` wrote at other sites.
 
     Raises:
-        PeerError: a witness file cannot be used. Faults of the ledger are in the document instead.
+        PeerError: a witness file cannot be used. The document lists faults of the ledger instead.
     """
     federation, authorities = evidence_files.trust(folder.federation_toml)
     evidence = [
         (path, evidence_files.read_witness(path, of=folder.site, federation=federation.digest, authorities=authorities))
         for path in witnesses
     ]
-    # The journal before the ledger, to which the daemon may be appending.
+    # Read the journal before the ledger: the daemon may be appending to it.
     signed_heads, problems, restored = _read_own_heads(folder, federation.digest, authorities)
     chain = _verify_chain(folder.egress_db)
     problems = [*chain.problems, *problems, *_compare(chain, signed_heads, "the site's own journal")]
@@ -64,9 +64,7 @@ def verify(folder: SiteFolder, witnesses: Sequence[Path] = ()) -> LedgerVerified
 def _read_own_heads(
     folder: SiteFolder, digest: Sha256, authorities: Sequence[x509.Certificate]
 ) -> tuple[list[SignedHead], list[str], list[Restoration]]:
-    """The heads in the site's own manifests, the faults of those manifests, and restorations of
-    backups.
-    """
+    """Read the ledger tips in the site's own manifests, the manifests' faults, and the restorations of backups."""
     signed_heads, problems, restored = [], [], []
     for journal in history.open_journals(folder):
         with contextlib.closing(journal):
@@ -111,7 +109,7 @@ def verify_export(path: Path, federation_toml: Path | None, witnesses: Sequence[
     Raises:
         UsageError: there are witnesses and no federation.toml.
         FederationMismatch: the export is of another federation.
-        PeerMisbehaved: the file is no export, or its signature is not the site's.
+        PeerMisbehaved: the file is not an export, or its signature is not the site's.
     """
     if witnesses and federation_toml is None:
         raise UsageError("--witness needs --federation", "name the federation.toml that all sites hold")
@@ -177,7 +175,7 @@ def _findings(
     problems: list[str],
     unproven: list[str],
 ) -> LedgerFindings:
-    """The problems, with those that witnesses show, and the statements that nothing proves."""
+    """Collect the problems, including those that witnesses reveal, and the unproven statements."""
     lost = f"; the journal says that an older backup was restored on {_day(restored[-1])}" if restored else ""
     for path, witness in evidence:
         problems += [f"{problem}{lost}" for problem in _compare(chain, witness.signed_heads, f"{path} of {witness.by}")]
@@ -211,9 +209,7 @@ def _findings(
 
 
 def _compare(chain: ChainVerifier, signed_heads: Iterable[SignedHead], source: str) -> list[str]:
-    """One line about the signed heads that contradict the chain: the newest, and the number of the
-    others.
-    """
+    """Describe, in one line, the newest signed tip that contradicts the chain and count the others; empty if none."""
     problems = [(signed, problem) for signed in signed_heads if (problem := chain.compare(signed.head)) is not None]
     if not problems:
         return []
@@ -223,12 +219,11 @@ def _compare(chain: ChainVerifier, signed_heads: Iterable[SignedHead], source: s
 
 
 def make_witness(folder: SiteFolder, of: str, *, everything: bool = False) -> Witness:
-    """The signed manifests of another site that this site received, each with the head of that
-    site's ledger.
+    """Collect the manifests of another site that this site received, each with that site's ledger tip.
 
     Args:
         of: the site whose ledger an auditor will verify.
-        everything: every manifest, not only the one of each generation that covers most rows. A
+        everything: include every manifest, not only each generation's with the most rows. A
             generation that began from a restored backup may cover more rows than the one whose rows
             the backup lacks.
 
@@ -250,7 +245,7 @@ def make_witness(folder: SiteFolder, of: str, *, everything: bool = False) -> Wi
     if not received_manifests:
         raise StateError(f"{folder.site} has received no manifest of {of} yet", "try again after the next round")
     if not everything:
-        # Sorted by generation, then by rows: the last one of each generation stays.
+        # Sorted by generation, then by rows: keep the last one of each generation.
         ordered = sorted(
             received_manifests, key=lambda pair: (pair[0].generation, pair[0].head.count, pair[1].received)
         )
@@ -267,10 +262,7 @@ def make_witness(folder: SiteFolder, of: str, *, everything: bool = False) -> Wi
 def _read_received(
     row: Mapping[str, Any], of: str, digest: Sha256, authorities: Sequence[x509.Certificate]
 ) -> list[tuple[SignedHead, ReceivedManifest]]:
-    """The manifest in a row, with the head of the ledger in it.
-
-    Empty unless it can be verified.
-    """
+    """Read a row's manifest and the ledger tip in it; empty if it cannot be verified."""
     try:
         manifest = evidence_files.read_manifest(
             from_base64(row["body"]), of=of, federation=digest, authorities=authorities
@@ -282,11 +274,11 @@ def _read_received(
 
 
 def export(folder: SiteFolder, *, since_s: float = 0.0, rounds: tuple[int, int] | None = None) -> Export:
-    """A site's ledger for an auditor, signed by the site; the certificate may have expired.
+    """Export and sign a site's ledger for an auditor; the certificate may have expired.
 
     Args:
         since_s: show the transfers since this Unix time.
-        rounds: show the transfers of the rounds from the first to the second number.
+        rounds: show the transfers from the first round to the second, both included.
     """
     federation, authorities = evidence_files.trust(folder.federation_toml)
     own = certificates.Identity.load(
