@@ -1,9 +1,9 @@
 """The bundle that a founder sends to a site: JSON that the CA signs, safe to send by mail.
 
 It holds the site's name, the federation's digest and file, the site's certificate, and the round
-key, sealed with HPKE (RFC 9180, base mode) to the site's key and bound to federation and site. Who
-reads it on its way learns no secret. A site that an amendment added gets a bundle of version 2:
-instead of the round key, which members give it, it holds the number and digest of that amendment.
+key, sealed with HPKE (RFC 9180, base mode) to the site's key and bound to federation and site. An
+eavesdropper learns no secret. A site that an amendment added gets a bundle of version 2: instead of
+the round key, which members give it, it holds the number and digest of that amendment.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Bundle:
 
     @classmethod
     def decode(cls, content: bytes) -> Bundle:
-        """The bundle in a file's bytes; ``ValueError`` when they do not have a bundle's form."""
+        """Decode a bundle file. Raise ``ValueError`` if the bytes do not have a bundle's form."""
         if len(content) > BUNDLE_BYTES_MAX:
             raise ValueError(f"it is over {BUNDLE_BYTES_MAX} bytes")
         try:
@@ -87,14 +87,14 @@ class Bundle:
         )
 
     def encode(self) -> bytes:
-        """The bundle as a file's bytes: indented JSON in ASCII, which survives mail."""
+        """Encode the bundle as indented ASCII JSON, which survives mail."""
         return json.dumps({**self._body(), "signature": _base64(self.signature)}, indent=2).encode("ascii") + b"\n"
 
     def with_signature(self, ca_key: ec.EllipticCurvePrivateKey) -> Bundle:
         return replace(self, signature=sign(ca_key, self._signed_bytes()))
 
     def verify(self, ca_key: ec.EllipticCurvePublicKey) -> None:
-        """``ValueError`` unless the CA signed exactly these fields."""
+        """Raise ``ValueError`` unless the CA signed exactly these fields."""
         verify_signature(ca_key, self.signature, self._signed_bytes())
 
     def _body(self) -> dict[str, Any]:
@@ -110,16 +110,15 @@ class Bundle:
         return {**document, "amendment_number": self.added.number, "amendment_digest": self.added.digest}
 
     def _signed_bytes(self) -> bytes:
-        """A label, a zero byte, and everything but the signature as ASCII JSON with sorted keys and no spaces."""
+        """Return a label, a zero byte, and all fields but the signature: ASCII JSON with sorted keys, no spaces."""
         label = LABEL if self.added is None else LABEL_OF_NEWCOMERS
         return label + b"\x00" + json.dumps(self._body(), sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
 def read_received_file(path: Path) -> bytes:
-    """The bytes of a request or a bundle from another site.
+    """Read a request or a bundle from another site, at most one byte over ``BUNDLE_BYTES_MAX``.
 
-    ``BundleError`` when the file cannot be read.
-    At most one byte over ``BUNDLE_BYTES_MAX`` is read.
+    Raise ``BundleError`` if the file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -129,16 +128,14 @@ def read_received_file(path: Path) -> bytes:
 
 
 def seal(key: RoundKey, public_key: ec.EllipticCurvePublicKey, *, digest: Sha256, site: SiteName) -> bytes:
-    """The round key, encrypted for one site: HPKE's encapsulated key (65 bytes), then ciphertext
-    and tag (48 bytes).
-    """
+    """Encrypt the round key for one site: HPKE's encapsulated key (65 bytes), then ciphertext and tag (48 bytes)."""
     return SUITE.encrypt(key, public_key, info=_info(digest, site))
 
 
 def unseal(sealed: bytes, key: ec.EllipticCurvePrivateKey, *, digest: Sha256, site: SiteName) -> RoundKey:
-    """The round key.
+    """Decrypt the round key.
 
-    ``ValueError`` when the bytes were changed, or sealed for another key, federation or site.
+    Raise ``ValueError`` if the bytes were changed, or sealed for another key, federation or site.
     """
     try:
         return round_key(SUITE.decrypt(sealed, key, info=_info(digest, site)))

@@ -1,5 +1,4 @@
-"""A site's key, its certificate and the federation's CA: making them, reading them and checking
-them.
+"""Create, read and check a site's key, its certificate and the federation's CA.
 
 A certificate has two encodings. If (r, s) is an ECDSA signature, so is (r, n - s) (SEC 1, 4.1):
 anybody who has a certificate can give it other bytes, and another digest, without the key that
@@ -30,19 +29,19 @@ from peer.core.roster import RoundKey, Sha256, SiteName, round_key
 from peer.errors import CertificateError
 
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-"""FIPS 186-5, of the curve P-256."""
+"""Order of the curve P-256, from FIPS 186-5."""
 ECDSA_WITH_SHA256 = bytes.fromhex("300a06082a8648ce3d040302")
-"""RFC 5758, 3.2: the algorithm's identifier, which has no parameters."""
+"""The algorithm identifier of RFC 5758, 3.2, which has no parameters."""
 SEQUENCE, BIT_STRING = b"\x30", b"\x03"
 CERTIFICATES_KEPT_MAX = 1024
-"""So many certificates are not examined again at each call: a few for each site of a large federation."""
+"""Size of the cache of examined certificates: a few for each site of a large federation."""
 
 
 @functools.lru_cache(maxsize=CERTIFICATES_KEPT_MAX)
 def encodings(certificate: x509.Certificate) -> tuple[bytes, bytes]:
-    """The certificate in DER with its signature's s, and with n - s.
+    """Encode the certificate in DER twice: with its signature's s, and with n - s.
 
-    ``ValueError`` without an ECDSA signature.
+    Raise ``ValueError`` if it has no ECDSA signature.
     """
     r, s = decode_dss_signature(certificate.signature)
     tbs = certificate.tbs_certificate_bytes
@@ -54,7 +53,7 @@ def encodings(certificate: x509.Certificate) -> tuple[bytes, bytes]:
 
 
 def _element(tag: bytes, content: bytes) -> bytes:
-    """Tag, length, content (X.690, 8.1.3)."""
+    """Encode a DER element: tag, length, content (X.690, 8.1.3)."""
     size = len(content)
     if size < 0x80:
         return tag + bytes([size]) + content
@@ -81,7 +80,7 @@ UNREADABLE = (
     x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
-"""The library's errors for bytes that are no certificate, or a certificate of an unexpected form."""
+"""The library's errors for bytes that are not a certificate, or a certificate of an unexpected form."""
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -89,22 +88,20 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 
 
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """The private key as unencrypted PKCS #8 PEM, for a file of mode 0600."""
+    """Encode the private key as unencrypted PKCS #8 PEM, for a file of mode 0600."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def fingerprint(public_key: ec.EllipticCurvePublicKey) -> str:
-    """The SHA-256 of a public key (SPKI, DER) as hex pairs with colons, which two people compare
-    over the telephone.
-    """
+    """Return the SHA-256 of a public key (SPKI, DER) as colon-separated hex pairs, to compare over the telephone."""
     spki = public_key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(spki).digest().hex(":")
 
 
 def key_digest(public_key: ec.EllipticCurvePublicKey) -> Sha256:
-    """The SHA-256 of a public key (SPKI, DER): the ``key`` that a federation pins for a site."""
+    """Return the SHA-256 of a public key (SPKI, DER): the ``key`` that a federation pins for a site."""
     return Sha256(fingerprint(public_key).replace(":", ""))
 
 
@@ -112,12 +109,12 @@ class OtherKey(ValueError):  # noqa: N818 - the name is the fact
     """The federation pins another key of the site than the certificate has.
 
     It proves nothing against the site: one of two sites may not know yet of an amendment that changes the
-    key, and what the other key signed is not the site's.
+    key, and the other key's signatures are not the site's.
     """
 
 
 def verify_pinned(certificate: x509.Certificate, pinned: str | None) -> None:
-    """``OtherKey`` where the federation pins another key for the site than the certificate has."""
+    """Raise ``OtherKey`` if the federation pins another key for the site than the certificate has."""
     if pinned is None:
         return
     own = key_digest(certificate_key(certificate))
@@ -126,12 +123,12 @@ def verify_pinned(certificate: x509.Certificate, pinned: str | None) -> None:
 
 
 def sign(key: ec.EllipticCurvePrivateKey, data: bytes) -> bytes:
-    """The ECDSA signature of the data, in DER."""
+    """Sign the data with ECDSA; the signature is in DER."""
     return key.sign(data, ec.ECDSA(hashes.SHA256()))
 
 
 def verify_signature(public_key: ec.EllipticCurvePublicKey, signature: bytes, data: bytes) -> None:
-    """``ValueError`` unless the key signed exactly this data."""
+    """Raise ``ValueError`` unless the key signed exactly this data."""
     try:
         public_key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:
@@ -139,16 +136,17 @@ def verify_signature(public_key: ec.EllipticCurvePublicKey, signature: bytes, da
 
 
 def signing_request(key: ec.EllipticCurvePrivateKey, name: SiteName) -> bytes:
-    """A signing request (PEM) with the site's name as common name and only DNS name."""
+    """Create a signing request (PEM) with the site's name as common name and only DNS name."""
     builder = x509.CertificateSigningRequestBuilder(_subject(name))
     builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def read_request(pem: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
-    """The common name and the key of a certificate signing request (CSR); extensions are ignored.
-    ``ValueError`` where the bytes are no CSR, the CSR's key did not sign it or is no P-256 key, or
-    it has not exactly one common name.
+    """Return common name and key of a certificate signing request (CSR); extensions are ignored.
+
+    Raise ``ValueError`` if the bytes are not a CSR, its key did not sign it or is not a P-256 key, or it
+    does not have exactly one common name.
     """
     try:
         request = x509.load_pem_x509_csr(pem)
@@ -166,9 +164,7 @@ def read_request(pem: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
 def new_authority(
     federation: str, *, now: datetime.datetime, days: int = CA_DAYS
 ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """The key and the self-signed certificate of a new CA, which may sign sites' certificates and
-    no other CA's.
-    """
+    """Create a new CA's key and self-signed certificate, which may sign sites' certificates and no other CA's."""
     key = new_key()
     subject = _subject(f"{federation} federation CA")
     builder = _certificate(subject, subject, key.public_key(), key.public_key(), certifies=True)
@@ -185,7 +181,7 @@ def issue(
     now: datetime.datetime,
     days: int = SITE_DAYS,
 ) -> x509.Certificate:
-    """A new certificate of a site, valid since an hour ago, and not longer than the CA's."""
+    """Issue a site's certificate, valid from an hour ago, and no longer than the CA's."""
     builder = _certificate(_subject(name), ca.subject, public_key, ca_key.public_key(), certifies=False)
     builder = builder.add_extension(x509.ExtendedKeyUsage(USAGES), critical=False)
     builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
@@ -196,7 +192,7 @@ def issue(
 
 @functools.lru_cache(maxsize=CERTIFICATES_KEPT_MAX)
 def read_authority(pem: bytes) -> x509.Certificate:
-    """The CA certificate in a PEM text; ``ValueError`` when it is not a self-signed P-256 CA's."""
+    """Read a CA certificate in PEM. Raise ``ValueError`` unless it is a self-signed P-256 CA's."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         certificate.verify_directly_issued_by(certificate)
@@ -212,16 +208,15 @@ def read_authority(pem: bytes) -> x509.Certificate:
 def verify_certificate(
     der: bytes, ca: x509.Certificate, name: str, now: datetime.datetime | None, *, pinned: str | None = None
 ) -> x509.Certificate:
-    """The certificate in these bytes, if the CA issued it to this site only and both are in date.
+    """Decode a certificate; check that the CA issued it to this site only and that both certificates are in date.
 
     Args:
-        now: the time, with its zone; ``None`` where a signature of the past is checked, and dates
-            do not matter.
+        now: the time, with its zone; ``None`` ignores dates, to check a signature of the past.
         pinned: the SHA-256 of the only key that counts as this site's.
 
     Raises:
         OtherKey: another key is pinned.
-        ValueError: the reason why the certificate is refused.
+        ValueError: the certificate is refused; the message says why.
     """
     certificate = _verify_undated(der, ca, name)
     verify_pinned(certificate, pinned)
@@ -234,8 +229,9 @@ def verify_certificate(
 def verify_any_certificate(
     der: bytes, authorities: Sequence[x509.Certificate], name: str, now: datetime.datetime | None, *, pinned: str | None
 ) -> x509.Certificate:
-    """The certificate, if one of the federation's CAs issued it; ``ValueError`` is about the last of them, or
-    ``OtherKey`` about the one that did.
+    """Check that one of the federation's CAs issued the certificate.
+
+    The ``ValueError`` raised is about the last CA, or ``OtherKey`` about the issuing one.
     """
     for ca in authorities[:-1]:
         try:
@@ -249,7 +245,7 @@ def verify_any_certificate(
 
 @functools.lru_cache(maxsize=CERTIFICATES_KEPT_MAX)
 def _verify_undated(der: bytes, ca: x509.Certificate, name: str) -> x509.Certificate:
-    """What does not depend on the time, and is not examined again: only the CA's own work is kept."""
+    """Check everything but dates and pinned key; only accepted certificates are cached."""
     if len(der) > CERTIFICATE_BYTES_MAX:
         raise ValueError(f"a certificate of {len(der)} bytes is over the limit of {CERTIFICATE_BYTES_MAX}")
     try:
@@ -278,11 +274,11 @@ def _verify_undated(der: bytes, ca: x509.Certificate, name: str) -> x509.Certifi
 
 
 class NotYetValid(ValueError):  # noqa: N818 - the name is the fact
-    """A certificate of the future: most likely this machine's clock is late."""
+    """The certificate is not valid yet: most likely this machine's clock is slow."""
 
 
 def verify_dates(certificate: x509.Certificate, now: datetime.datetime, subject: str) -> None:
-    """``ValueError`` unless the certificate is in date; ``NotYetValid`` before its time.
+    """Raise ``ValueError`` unless the certificate is in date; ``NotYetValid`` before its first day.
 
     ``subject`` names the certificate in the message.
     """
@@ -296,14 +292,14 @@ def verify_dates(certificate: x509.Certificate, now: datetime.datetime, subject:
 
 
 def certificate_days(certificate: x509.Certificate, now: datetime.datetime) -> int:
-    """Whole days until the certificate expires; negative once it has."""
+    """Return the whole days until the certificate expires; negative once it has."""
     return (certificate.not_valid_after_utc - now).days
 
 
 def read_certificate(path: Path, *, if_missing: str = "") -> x509.Certificate:
-    """The certificate in a PEM file, unverified.
+    """Read the certificate in a PEM file, unverified.
 
-    ``ValueError`` if it holds none, ``CertificateError`` without a file, with the remedy ``if_missing``.
+    Raise ``ValueError`` if it holds none, ``CertificateError`` without a file, with the remedy ``if_missing``.
     """
     try:
         return x509.load_pem_x509_certificate(read_file(path, if_missing=if_missing))
@@ -312,10 +308,7 @@ def read_certificate(path: Path, *, if_missing: str = "") -> x509.Certificate:
 
 
 def find_certificate(pki: Path) -> x509.Certificate | None:
-    """The certificate in a site's ``pki`` folder, unverified.
-
-    ``None`` where no certificate can be read.
-    """
+    """Read the certificate in a site's ``pki`` folder, unverified; None if it cannot be read."""
     try:
         return read_certificate(pki / CERTIFICATE_FILE)
     except (CertificateError, ValueError):
@@ -323,7 +316,7 @@ def find_certificate(pki: Path) -> x509.Certificate | None:
 
 
 def certificate_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
-    """The certificate's P-256 key; ``ValueError`` when the key is of another kind."""
+    """Return the certificate's P-256 key. Raise ``ValueError`` if the key is of another kind."""
     try:
         return _p256(certificate.public_key())
     except UnsupportedAlgorithm as error:
@@ -335,17 +328,17 @@ def certificate_pem(certificate: x509.Certificate) -> bytes:
 
 
 def certificate_der(certificate: x509.Certificate) -> bytes:
-    """The certificate in DER, as a site sends it beside a manifest."""
+    """Encode the certificate in DER, as a site sends it beside a manifest."""
     return certificate.public_bytes(serialization.Encoding.DER)
 
 
 def certificate_sha256(der: bytes) -> Sha256:
-    """The SHA-256 of a certificate in DER, which ``refuse_certificates`` in site.toml lists."""
+    """Return the SHA-256 of a certificate in DER, which ``refuse_certificates`` in site.toml lists."""
     return Sha256(hashlib.sha256(der).hexdigest())
 
 
 def is_refused(certificate: x509.Certificate, refused: Container[str]) -> bool:
-    """Whether the list has the certificate, in either of its two encodings."""
+    """Return whether the list contains the certificate, in either of its two encodings."""
     return any(digest in refused for digest in _digests(certificate))
 
 
@@ -366,7 +359,7 @@ def _certificate(
     *,
     certifies: bool,
 ) -> x509.CertificateBuilder:
-    """A builder with the fields that a CA's and a site's certificate have in common."""
+    """Start a builder with the fields common to a CA's and a site's certificate."""
     usage = x509.KeyUsage(
         digital_signature=not certifies,
         key_cert_sign=certifies,
@@ -421,16 +414,16 @@ class Identity:
         later: Sequence[x509.Certificate] = (),
         joined_later: bool = False,
     ) -> Identity:
-        """The identity in a site's ``pki`` folder.
+        """Load the identity in a site's ``pki`` folder.
 
         Args:
             ca_certificate: the CA's PEM text in ``federation.toml``, with which the files must
                 agree.
-            now: the time, with its zone; ``None`` where the certificate need not be in date: to
-                sign for an auditor.
+            now: the time, with its zone; ``None`` accepts a certificate out of date: to sign for an
+                auditor.
             pinned_key: the key that the federation pins for the site, if it does.
             later: the CAs that amendments have added, one of which may have issued the certificate.
-            joined_later: the site is none of the genesis, and needs no round key of it.
+            joined_later: the site does not belong to the genesis, and needs no round key of it.
 
         Raises:
             CertificateError: a file is missing, unreadable, open to others, expired or foreign.
@@ -458,9 +451,9 @@ class Identity:
 
 
 def pinned_authority(ca_certificate: str | None) -> x509.Certificate:
-    """The CA certificate in a ``federation.toml``.
+    """Read the CA certificate in a ``federation.toml``.
 
-    ``CertificateError`` when it has none, as a draft.
+    Raise ``CertificateError`` if it has none, as in a draft.
     """
     if ca_certificate is None:
         raise CertificateError(
@@ -475,10 +468,10 @@ def pinned_authority(ca_certificate: str | None) -> x509.Certificate:
 
 
 def read_file(path: Path, *, secret: bool = False, if_missing: str = "") -> bytes:
-    """The file's bytes.
+    """Read a file.
 
-    ``CertificateError`` when the file is secret and readable by others, or missing; then the remedy
-    is ``if_missing``, or that of a site's own files.
+    Raise ``CertificateError`` if the file is secret and readable by others, or missing; the remedy is
+    then ``if_missing``, or the one for a site's own files.
     """
     try:
         with path.open("rb") as file:
@@ -494,7 +487,7 @@ def read_file(path: Path, *, secret: bool = False, if_missing: str = "") -> byte
 
 
 def read_key(path: Path, *, if_missing: str = "") -> ec.EllipticCurvePrivateKey:
-    """The P-256 key in a file; ``CertificateError`` unless only this user can read the file."""
+    """Read a P-256 key. Raise ``CertificateError`` unless only this user can read the file."""
     content = read_file(path, secret=True, if_missing=if_missing)
     try:
         key = serialization.load_pem_private_key(content, password=None)
@@ -506,9 +499,9 @@ def read_key(path: Path, *, if_missing: str = "") -> ec.EllipticCurvePrivateKey:
 
 
 def read_round_key(path: Path) -> RoundKey:
-    """The round key in a file of 64 hex digits.
+    """Read a round key from a file of 64 hex digits.
 
-    ``CertificateError`` unless only this user can read the file.
+    Raise ``CertificateError`` unless only this user can read the file.
     """
     try:
         return round_key(bytes.fromhex(read_file(path, secret=True).decode("ascii")))
@@ -517,9 +510,7 @@ def read_round_key(path: Path) -> RoundKey:
 
 
 def _own_key(folder: Path, certificate: x509.Certificate) -> ec.EllipticCurvePrivateKey:
-    """The key that the certificate belongs to: the site's, or the renewed one after a join that was
-    interrupted.
-    """
+    """Return the certificate's private key: the site's, or the renewed one after an interrupted join."""
     for name in (KEY_FILE, PENDING_KEY_FILE):
         if name == KEY_FILE or (folder / name).exists():
             key = read_key(folder / name)

@@ -1,5 +1,4 @@
-"""How a site gets into a federation: the founder's CA folder, the site's request, the admission,
-the join.
+"""Enrolment of a site: the founder's CA folder, the site's request, the admission, the join.
 
 A site trusts only the CA in its own federation.toml. The founder trusts a key only after a person
 compared its fingerprint. Every function that checks a date takes the time as an argument.
@@ -87,14 +86,13 @@ class Authority:
     def create(
         cls, folder: Path, draft: str, where: str, *, now: datetime.datetime, days: int = certificates.CA_DAYS
     ) -> Authority:
-        """Found a federation: write CA, round key and final federation.toml into a folder, in one
-        step.
+        """Found a federation: write CA, round key and final federation.toml into a folder, atomically.
 
         Args:
             folder: the CA folder; it must not exist, or be empty.
             draft: the text of a federation.toml without ``ca_certificate``; its comments stay. The
-                order of a picture's axes is added where it has none and needs one, and a stage's
-                ``count`` where the method's paper derives it from the number of sites.
+                function adds a missing ``image_axes`` that the task needs, and a stage's ``count``
+                where the method's paper derives it from the number of sites.
 
         Raises:
             ConfigError: the draft is wrong.
@@ -171,15 +169,15 @@ class Authority:
     ) -> AdmissionResult:
         """Certify a site's key and seal the round key to it.
 
-        The admission is on disk before the bundle exists.
+        The admission is durable before the bundle exists.
 
         Args:
             request: the signing request in PEM, of which only the common name and the key are used.
             fingerprint: the key's fingerprint, which the site's operator told the founder over
                 another channel.
             replace: admit a key other than the one that the site was admitted with before.
-            members: the members and their pinned keys after the newest amendment; left out: those
-                of federation.toml.
+            members: the members and their pinned keys after the newest amendment; federation.toml's
+                by default.
             added: the amendment that added the site. Its bundle has no round key: members give it
                 that of its epoch.
 
@@ -235,10 +233,10 @@ class Authority:
         days: int = certificates.SITE_DAYS,
         used_names: Collection[str] = (),
     ) -> x509.Certificate:
-        """Certify a relay's key; a relay gets no round key, and no site takes it for a peer.
+        """Certify a relay's key; a relay gets no round key, and no site accepts it as a peer.
 
         Args:
-            used_names: further names that sites have or had: those of amendments, where a chain is at hand.
+            used_names: further names that sites have or had: those of amendments, if a chain is available.
 
         Raises:
             BundleError: the request is refused: its form, fingerprint, or a site's name or key.
@@ -259,7 +257,7 @@ class Authority:
         return certificate
 
     def admissions(self) -> dict[str, tuple[Admission, ...]]:
-        """Every issued certificate by site, oldest first; ``StateError`` where none can be read."""
+        """Return every issued certificate by site, oldest first. Raise ``StateError`` if the file cannot be read."""
         path = self.folder / ADMITTED_FILE
         try:
             document = json.loads(path.read_bytes())
@@ -274,9 +272,7 @@ class Authority:
     def _vet(
         self, request: bytes, fingerprint: str, members: Mapping[SiteName, Sha256 | None]
     ) -> tuple[SiteName, ec.EllipticCurvePublicKey]:
-        """The site and the key of a request, if it is a member, and the key has this fingerprint and is not
-        another than the pinned one.
-        """
+        """Return a request's site and key if the site is a member with this fingerprint and no other pinned key."""
         name, public_key = _read(request, fingerprint)
         if name not in members:
             raise BundleError(
@@ -294,7 +290,7 @@ class Authority:
 
 
 def _read(request: bytes, fingerprint: str) -> tuple[SiteName, ec.EllipticCurvePublicKey]:
-    """Name and key of a signing request, if the key has this fingerprint."""
+    """Return name and key of a signing request. Raise ``BundleError`` unless the key has this fingerprint."""
     try:
         text, public_key = certificates.read_request(request)
         name = site_name(text)
@@ -327,13 +323,13 @@ def request(
     renew: bool = False,
     newcomer: bool = False,
 ) -> EnrolmentRequest:
-    """Prepare a site's folder and its signing request; a key that exists is never overwritten.
+    """Prepare a site's folder and its signing request; an existing key is never overwritten.
 
-    With a draft the site has a key, which the founder can write into the draft, and no
-    federation.toml yet.
+    With a draft, the function creates the site's key, which the founder can write into the draft, but
+    no federation.toml.
 
     Args:
-        folder: the site's folder; it is made when it is missing.
+        folder: the site's folder; created if it is missing.
         federation: the parsed ``federation_toml``, which must have a CA and name the site.
         federation_toml: the text that the site keeps.
         renew: make a second key, which replaces the first one when its certificate is joined.
@@ -385,14 +381,13 @@ def join(
     pinned: Sha256 | None = None,
     keep: Callable[[ChainHead], None] | None = None,
 ) -> certificates.Identity:
-    """Check a bundle against the site's own federation.toml and key, then write its files into the
-    site's folder.
+    """Check a bundle against the site's federation.toml and key, then write its files into the site's folder.
 
     The certificate is written last: until then the site keeps its former identity.
 
     Args:
-        pinned: the key that amendments pin for the site; left out: that of federation.toml.
-        keep: keeps the amendment that added the site, of a bundle that has one.
+        pinned: the key that amendments pin for the site; federation.toml's by default.
+        keep: called with the amendment that added the site, if the bundle has one, to keep it.
 
     Raises:
         BundleError: the bundle is for another site, not signed by the CA, not for this key, or
@@ -447,9 +442,7 @@ def join(
 
 
 def _requested_key(folder: SiteFolder, certificate: x509.Certificate) -> tuple[Path, ec.EllipticCurvePrivateKey]:
-    """The site's key that the certificate belongs to, and its file: the first key or the renewed
-    one.
-    """
+    """Return the site's key that the certificate belongs to, first or renewed, and its file."""
     paths = [folder.pki / name for name in (certificates.PENDING_KEY_FILE, certificates.KEY_FILE)]
     keys = {path: certificates.read_key(path) for path in paths if path.exists() or path.name == certificates.KEY_FILE}
     for path, key in keys.items():
@@ -464,7 +457,7 @@ def _requested_key(folder: SiteFolder, certificate: x509.Certificate) -> tuple[P
 def _refuse_older(folder: SiteFolder, joined: x509.Certificate, ca: x509.Certificate) -> None:
     """Refuse a bundle that would undo a renewal.
 
-    A certificate that the site cannot use is no renewal.
+    A current certificate that the site cannot use does not count as a renewal.
     """
     try:
         current = certificates.read_certificate(folder.pki / certificates.CERTIFICATE_FILE)
@@ -482,13 +475,13 @@ def _refuse_older(folder: SiteFolder, joined: x509.Certificate, ca: x509.Certifi
 
 
 def _mismatch(path: Path, ours: str, theirs: str) -> FederationMismatch:
-    """The error about two federations of one name; it names the first key that differs."""
+    """Build the error about two federations of one name; it names the first key that differs."""
     difference = _difference(toml.parse(ours, str(path)), toml.parse(theirs, "the other federation.toml"))
     return FederationMismatch(f"{path} is of another federation: {difference}")
 
 
 def _difference(ours: Any, theirs: Any, key: str = "") -> str:
-    """The first key at which two federations differ, with both values."""
+    """Describe the first key at which two federations differ, with both values."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for name in sorted((ours.keys() | theirs.keys()) - NOT_IDENTITY):
             own, other = ours.get(name), theirs.get(name)
@@ -500,7 +493,7 @@ def _difference(ours: Any, theirs: Any, key: str = "") -> str:
 
 
 def _with_counts(draft: str, federation: FederationConfig) -> str:
-    """The draft with a stage's ``count`` where it follows from the roster; all else stays as it is."""
+    """Add to the draft each stage's ``count`` that follows from the roster; all else stays unchanged."""
     if not federation.derived_counts:
         return draft
     import tomlkit  # here: the import takes 14 ms, and only this command needs it
@@ -518,9 +511,7 @@ def _with_counts(draft: str, federation: FederationConfig) -> str:
 
 
 def _create_folder(folder: Path, files: Mapping[str, tuple[bytes, int]]) -> None:
-    """Make a folder with these files (content, mode) in one step: after a crash it is whole or does
-    not exist.
-    """
+    """Create a folder with these files (content, mode) atomically: after a crash it is whole or absent."""
     parent = folder.absolute().parent
     make_private(parent)
     building = None

@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 
 URGENT_DAYS = 7
 REPEAT_AFTER = datetime.timedelta(days=1)
-CHECK_INTERVAL_S = 30.0  # the delay after which a renewal or an expiry is noticed; a check reads one small file
+CHECK_INTERVAL_S = 30.0  # delay until a renewal or an expiry is noticed; a check reads one small file
 REMEDY = "renew it: `mhfl-peer site init --renew`, `federation admit --replace` at the founder, `site join`"
 
 
 class ExpiryWatcher:
-    """Watches the site's certificate on disk. It only logs: the daemon goes on."""
+    """Watcher of the site's certificate on disk. It only logs: the daemon goes on."""
 
     def __init__(self, pki: Path, clock: Callable[[], datetime.datetime]) -> None:
         self._path = pki / certificates.CERTIFICATE_FILE
@@ -41,7 +41,7 @@ class ExpiryWatcher:
             await asyncio.sleep(CHECK_INTERVAL_S)
 
     def check(self) -> None:
-        """Read the certificate, and log what the operator should know."""
+        """Read the certificate, and log problems and renewals."""
         now = self._clock()
         try:
             certificate = certificates.read_certificate(self._path)
@@ -61,10 +61,7 @@ class ExpiryWatcher:
             self._logged_message = ""
 
     def _log_renewal(self, certificate: x509.Certificate, now: datetime.datetime) -> None:
-        """Log that the certificate is another one than at the last check.
-
-        The first check logs nothing.
-        """
+        """Log that the certificate changed since the last check; the first check logs nothing."""
         serial = certificate.serial_number
         if self._serial not in (None, serial):
             facts = {"serial": f"{serial:x}", "days": certificates.certificate_days(certificate, now)}
