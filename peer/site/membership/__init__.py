@@ -1,1 +1,1 @@
-"""The chain of amendments: who signs them, what each changes, and which of two chains a site takes."""
+"""The chain of amendments: its signatures, the changes of each, and the choice between two chains."""

@@ -1,8 +1,8 @@
 """The body of an amendment: canonical JSON that changes the members or the settings of a federation.
 
-The bytes are what is signed and what the next amendment names, so a body that is not written
-canonically is refused. A key that this program does not know changes nothing here: the site holds
-before the amendment's first round, and says that it needs an upgrade.
+The signatures and the next amendment's ``previous`` cover the bytes, so a body that is not canonical
+JSON is refused. A key that this program does not know changes nothing here: the site holds before
+the amendment's first round, and says that it needs an upgrade.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from peer.site.config import toml
 MANDATORY = ("federation", "number", "previous", "from_round", "issued", "round_key_tag")
 CHANGES = ("add", "leave", "expel", "rekey", "set", "hold", "requires", "authority", "governance")
 SETTINGS = ("rounds", "pace", "stages", "method", "quorum", "fallback")
-"""What ``set`` may change: keys of federation.toml."""
+"""Keys of federation.toml that ``set`` may change."""
 NEVER = (
     "aggregate",
     "ca_certificate",
@@ -40,11 +40,11 @@ NEVER = (
     "task",
     "weighting",
 )
-"""What sites' policies approved when they joined: no amendment changes it."""
+"""Keys that no amendment may change: sites' policies approved them when they joined."""
 METHOD_NEVER = ("name", "package")
 STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Characters that steer a terminal, or the order in which it shows text. By number: whether an amendment is valid must
-not depend on a version of Unicode."""
+"""Characters that control a terminal, or the order in which it shows text. By number: the validity of an amendment
+must not depend on a version of Unicode."""
 TEXT_SHOWN = 40
 NOTICE_PARTS = ("body", "signature", "certificate_der")
 
@@ -60,7 +60,7 @@ class AmendmentRefused(ValueError):  # noqa: N818 - the name is the fact
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A site that an amendment adds: the SHA-256 of its key, and where others may dial it."""
+    """A site that an amendment adds: the SHA-256 of its key, and the address that others may dial."""
 
     name: SiteName
     key: Sha256
@@ -69,7 +69,7 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True)
 class Governance:
-    """Who signs amendments: the founder (``members`` is ``None``), or so many members and a majority."""
+    """Who signs amendments: the founder (``members`` is ``None``), or at least ``members`` members and a majority."""
 
     members: int | None = None
 
@@ -79,7 +79,7 @@ class Governance:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What every site's program must speak from the amendment's first round on."""
+    """The protocol and features that every site must support from the amendment's first round on."""
 
     protocol: int = 0
     features: tuple[str, ...] = ()
@@ -108,11 +108,11 @@ class Amendment:
 
     @property
     def changes(self) -> frozenset[str]:
-        """The keys of the changes that the body has."""
+        """The keys of the body's changes."""
         return frozenset(self._changes())
 
     def encode(self) -> bytes:
-        """The body's bytes; ``AmendmentRefused`` where no site would accept them."""
+        """Encode the body. Raise ``AmendmentRefused`` if no site would accept it."""
         document: dict[str, Any] = {name: getattr(self, name) for name in MANDATORY}
         body = canonical_json(document | self._changes())
         decode(body)
@@ -139,12 +139,12 @@ class Amendment:
 
 
 def body_digest(body: bytes) -> Sha256:
-    """The SHA-256 of a body, which the next amendment names as ``previous``."""
+    """Return the SHA-256 of a body, which the next amendment names as ``previous``."""
     return Sha256(hashlib.sha256(body).hexdigest())
 
 
 def decode(body: bytes) -> Amendment:
-    """The amendment in a body; ``AmendmentRefused`` names the key and the bound."""
+    """Decode and check a body. Raise ``AmendmentRefused``, which names the key and the bound."""
     if len(body) > limits.AMENDMENT_BYTES_MAX:
         raise _malformed(f"it has {len(body)} bytes, over the limit of {limits.AMENDMENT_BYTES_MAX}")
     try:
@@ -200,12 +200,12 @@ def _read(document: dict[str, Any]) -> Amendment:
 
 
 def notice_to_base64(notice: SignedNotice) -> dict[str, str]:
-    """A notice as amendments and files hold it."""
+    """Encode a notice as amendments and files hold it."""
     return {name: base64.b64encode(getattr(notice, name)).decode("ascii") for name in NOTICE_PARTS}
 
 
 def notice_from_base64(parts: Any) -> SignedNotice:
-    """The notice in an amendment or a file; ``ValueError`` when it is none."""
+    """Decode a notice from an amendment or a file. Raise ``ValueError`` if it has another form."""
     if not isinstance(parts, dict) or set(parts) != set(NOTICE_PARTS):
         raise ValueError(f"a notice has the keys {', '.join(NOTICE_PARTS)}")
     try:
@@ -249,7 +249,7 @@ def _text(table: Mapping[str, Any], key: str) -> str:
 
 
 def _check_texts(name: str, value: Any) -> None:
-    """``ValueError`` where a text in a value, or a key of its tables, could steer a terminal."""
+    """Raise ``ValueError`` if a text in a value, or a key of its tables, could control a terminal."""
     left = [value]
     while left:  # no recursion: a table may be nested as deep as a body is long
         each = left.pop()
@@ -275,7 +275,7 @@ def _flag(table: Mapping[str, Any], key: str) -> bool:
 
 
 def _list(table: Mapping[str, Any], key: str, *, empty: bool = False) -> list[Any]:
-    """The list of a key that may be absent; a list that is there has entries."""
+    """Return a key's list, empty if the key is absent. A present list must have entries unless ``empty``."""
     if key not in table:
         return []
     value = table[key]

@@ -1,7 +1,7 @@
-"""The chain of amendments from the genesis on: what each link must be, and what holds after it.
+"""The chain of amendments from the genesis on: the rules for each link, and the state after it.
 
-A chain is a value. ``Chain.extended`` checks one more amendment against all before it; whether it is
-valid depends on the chain alone, never on this site's rounds, clock or version.
+A chain is a value. ``Chain.extended`` checks one more amendment against all before it; its validity
+depends on the chain alone, never on this site's rounds, clock or version.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ UPGRADE = "update mhfl-peer here: this version cannot judge the amendment"
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What holds after an amendment; number 0 is the genesis.
+    """The federation's members and settings after an amendment; number 0 is the genesis.
 
     Attributes:
         digest: of the amendment's body; of the genesis, the federation's.
         keys: the members, sorted, each with its pinned key.
         used_names: every name that a site of the federation has or had.
         used_keys: every key that a site has or had pinned, with that site.
-        authorities: the CA certificates in PEM, the present one last.
-        settings: what the amendments have set so far, as tables of federation.toml.
+        authorities: the CA certificates in PEM, the current one last.
+        settings: the amendments' settings so far, as tables of federation.toml.
         rounds: T.
         newcomers: the members that this amendment added.
         round_key_tag: the round key's; ``None`` for the genesis, which does not state it.
@@ -64,13 +64,13 @@ class Membership:
 
     @property
     def head(self) -> ChainHead | None:
-        """As messages state it: ``None`` for the genesis."""
+        """The chain tip as messages state it: ``None`` for the genesis."""
         return ChainHead(self.number, self.digest) if self.number else None
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An amendment of a chain, its signatures that hold, and what holds after it."""
+    """An amendment of a chain, its valid signatures, and the membership after it."""
 
     signed: SignedAmendment
     amendment: Amendment
@@ -86,36 +86,36 @@ class Chain:
 
     @classmethod
     def of(cls, federation: FederationConfig, amendments: Iterable[SignedAmendment] = ()) -> Chain:
-        """The chain of a federation; ``AmendmentRefused`` for the first amendment that is not valid."""
+        """Build a federation's chain. Raise ``AmendmentRefused`` for the first invalid amendment."""
         return cls(_genesis(federation)).with_all(amendments)
 
     @property
     def head(self) -> Membership:
-        """What holds after the newest amendment."""
+        """The membership after the newest amendment."""
         return self.links[-1].after if self.links else self.genesis
 
     def after(self, number: int) -> Membership:
-        """What holds after the amendment of this number; 0 is the genesis."""
+        """Return the membership after the amendment of this number; 0 is the genesis."""
         return self.links[number - 1].after if number else self.genesis
 
     def at(self, round: int) -> Membership:
-        """The epoch of a round: the highest number whose ``from_round`` is not above it."""
+        """Return the epoch of a round: the membership with the highest number whose ``from_round`` is not above it."""
         begun = (link.after for link in reversed(self.links) if link.after.from_round <= round)
         return next(begun, self.genesis)
 
     def with_all(self, amendments: Iterable[SignedAmendment]) -> Chain:
-        """The chain with these amendments in turn."""
+        """Extend the chain by these amendments in turn."""
         chain = self
         for signed in amendments:
             chain = chain.extended(signed)
         return chain
 
     def until(self, number: int) -> Chain:
-        """The chain up to this amendment."""
+        """Truncate the chain after this amendment."""
         return replace(self, links=self.links[:number])
 
     def extended(self, signed: SignedAmendment) -> Chain:
-        """The chain with one more amendment; ``AmendmentRefused`` says why it is not valid here."""
+        """Extend the chain by one amendment. Raise ``AmendmentRefused`` if it is not valid here."""
         amendment, before = decode(signed.body), self.head
         check_place(amendment, before)
         after = amended(before, amendment, body_digest(signed.body))
@@ -130,7 +130,7 @@ class Chain:
 
 
 def check_place(amendment: Amendment, before: Membership) -> None:
-    """``AmendmentRefused`` unless the amendment is the one after ``before``."""
+    """Raise ``AmendmentRefused`` unless the amendment is the next one after ``before``."""
     fresh = "make it again from the newest chain: `federation amend` and `federation propose` take it from a site"
     if amendment.federation != before.federation:
         raise AmendmentRefused(
@@ -163,7 +163,7 @@ def check_place(amendment: Amendment, before: Membership) -> None:
 
 
 def amended(before: Membership, amendment: Amendment, digest: Sha256) -> Membership:
-    """What holds after an amendment; ``AmendmentRefused`` names the change that cannot be."""
+    """Return the membership after an amendment. Raise ``AmendmentRefused``, which names the impossible change."""
     keys = dict(before.keys)
     leavers = _remove(keys, before, amendment)
     names = [site.name for site in amendment.add]
@@ -216,7 +216,7 @@ def amended(before: Membership, amendment: Amendment, digest: Sha256) -> Members
 
 
 def merged(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with the changes: tables are merged, every other value replaces the one before."""
+    """Apply the changes to the document: tables are merged, every other value replaces the former one."""
     result = dict(document)
     for key, value in changes.items():
         inner = result.get(key)
@@ -227,7 +227,7 @@ def merged(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 
 def _remove(keys: dict[SiteName, Sha256 | None], before: Membership, amendment: Amendment) -> frozenset[SiteName]:
-    """Take the expelled and the leaving sites out of ``keys``; return those that leave."""
+    """Remove the expelled and the leaving sites from ``keys``; return the leaving ones."""
     leavers = frozenset(
         verify_notice(notice, federation=before.federation, authorities=before.authorities, keys=before.keys).site
         for notice in amendment.leave
@@ -247,7 +247,7 @@ def _remove(keys: dict[SiteName, Sha256 | None], before: Membership, amendment: 
 
 
 def _check_round_key(before: Membership, amendment: Amendment) -> None:
-    """Whether the round key changes where it must, and nowhere else. The genesis states no tag."""
+    """Require a new round key on expulsion, and allow one on addition only; the genesis states no tag."""
     if before.round_key_tag is None:
         return
     same = amendment.round_key_tag == before.round_key_tag

@@ -1,4 +1,4 @@
-"""The epochs of a chain, as the state machine takes them: members, keys and settings by round."""
+"""The epochs of a chain, in the state machine's form: members, keys and settings by round."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from peer.site.membership.chain import Chain, Membership, merged
 from peer.site.membership.round_keys import amendment_tag
 
 Keyring = Mapping[Sha256, RoundKey]
-"""The round keys that the site has, by the tag that amendments name them with."""
+"""The site's round keys, by the tag in amendments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Genesis:
-    """federation.toml as its text has it, and as read: amendments change the text's tables."""
+    """federation.toml as text and as parsed configuration: amendments change the text's tables."""
 
     document: Mapping[str, Any]
     config: FederationConfig
@@ -34,11 +34,11 @@ class Genesis:
         return cls(toml.parse(federation_toml, where), FederationConfig.parse(federation_toml, where))
 
     def settings_after(self, membership: Membership) -> FederationConfig:
-        """The federation with the members and the settings that hold after an amendment.
+        """Return the federation's configuration with the members and settings after an amendment.
 
-        A quorum and a number of visits that too few members are left for are lowered.
-        ``AmendmentRefused`` names the key that this program cannot apply, or the site that the method
-        has no place for.
+        A quorum or a number of visits that exceeds the remaining peers is lowered. Raise
+        ``AmendmentRefused``, which names the key that this program cannot apply, or the site that the
+        method has no place for.
         """
         if self.config.plan.fixed_sites and (added := sorted(set(membership.keys) - set(self.config.roster))):
             raise AmendmentRefused(
@@ -66,11 +66,11 @@ class Genesis:
 
 
 def epochs_of(chain: Chain, federation_toml: str, *, round_key: RoundKey | None, keys: Keyring) -> Epochs:
-    """The epochs of a chain.
+    """Build the epochs of a chain.
 
-    An epoch that this program cannot apply keeps the settings before it and holds: whether a chain
-    is valid must not depend on a site's version. An amendment that ends a hold ends it for all rounds,
-    also those before its own: nobody could ever open them.
+    An epoch that this program cannot apply keeps the former settings and holds: a chain's validity must
+    not depend on a site's version. An amendment that ends a hold ends it for all rounds, also those
+    before its own: nobody could ever open them.
 
     Args:
         federation_toml: the text of the genesis.
@@ -97,7 +97,7 @@ def epochs_of(chain: Chain, federation_toml: str, *, round_key: RoundKey | None,
 
 
 def upgrade_reason(membership: Membership) -> str:
-    """Why this program must be updated before the epoch begins; empty where it need not."""
+    """Return why this program must be updated before the epoch begins; empty if it need not be."""
     if membership.unknown:
         return f"amendment {membership.number} has keys that this version does not know: " + ", ".join(
             sorted(membership.unknown)

@@ -1,6 +1,6 @@
-"""What a site keeps of the chain in its folder: amendments, proofs of forks, notices, approvals, keys.
+"""The chain files in a site's folder: amendments, proofs of forks, notices, approvals, keys.
 
-Each file is replaced in one step, so that a crash leaves the former content or the new one. A file
+Each file is replaced atomically, so that a crash leaves the former content or the new one. A file
 that this version cannot read is refused, and never overwritten.
 """
 
@@ -43,11 +43,11 @@ FILES = {
     KEYS_FILE: "mhfl_round_keys",
     JOINED_FILE: "mhfl_joined",
 }
-"""The key of each file that holds its version."""
+"""The key that holds the version, by file."""
 
 
 def decode_chain(content: bytes, federation: FederationConfig) -> Chain:
-    """The chain in a file as a site keeps it; ``AmendmentRefused`` where it is none of this federation's."""
+    """Decode a chain file. Raise ``AmendmentRefused`` if it holds no chain of this federation."""
     try:
         document = json.loads(content)
         if document[FILES[CHAIN_FILE]] != VERSION:
@@ -68,7 +68,7 @@ class MembershipFolder:
     path: Path
 
     def chain(self, federation: FederationConfig) -> Chain:
-        """The chain on disk, verified again; ``StateError`` where it is not valid."""
+        """Read and verify the chain. Raise ``StateError`` if it is not valid."""
         try:
             amendments = [amendment_from_json(entry) for entry in self._read(CHAIN_FILE, "amendments", [])]
             return Chain.of(federation, amendments)
@@ -76,32 +76,32 @@ class MembershipFolder:
             raise self._broken(CHAIN_FILE, error) from error
 
     def save_chain(self, chain: Chain) -> None:
-        """Write the chain, durably, before the site acts on it."""
+        """Write the chain durably, before the site acts on it."""
         self._write(CHAIN_FILE, {"amendments": [amendment_to_json(link.signed) for link in chain.links]})
 
     def chain_file(self) -> bytes:
-        """The chain on disk as it is, for who is no member; ``StateError`` where there is none."""
+        """Return the chain file's bytes, for somebody who is not a member. Raise ``StateError`` if there is none."""
         path = self.path / CHAIN_FILE
         if not path.exists():
             raise StateError("this site has no amendment", "nothing needs to be handed on: federation.toml says all")
         return read_file(path)
 
     def forks(self, chain: Chain) -> tuple[Fork, ...]:
-        """The proofs that two bodies of one number were signed, beside this chain's own."""
+        """Read the proofs of bodies that were signed beside this chain's own of the same number."""
         forks = []
         for entry in self._read(FORKS_FILE, "forks", []):
             try:
                 forks.append(prove(chain, entry["number"], amendment_from_json(entry["other"])))
-            except AmendmentRefused:  # the operator chose a chain that has nothing beside that body
+            except AmendmentRefused:  # the operator chose a chain that does not fork at that body
                 continue
             except (ValueError, KeyError, TypeError) as error:
                 raise self._broken(FORKS_FILE, error) from error
         return tuple(forks)
 
     def save_fork(self, fork: Fork, *, kept: SignedAmendment) -> bool:
-        """Keep the body of a fork that is not ``kept`` in the chain; whether it was new.
+        """Store the fork's body that is not ``kept`` in the chain; return False if it is known or the file is full.
 
-        ``FORKS_KEPT_MAX`` proofs are kept: one accuses enough.
+        At most ``FORKS_KEPT_MAX`` proofs are kept: one accuses enough.
         """
         entries: list[dict[str, Any]] = self._read(FORKS_FILE, "forks", [])
         other = fork.own if kept.body == fork.other.body else fork.other
@@ -114,7 +114,7 @@ class MembershipFolder:
         return True
 
     def notices(self) -> tuple[SignedNotice, ...]:
-        """The notices of sites that leave, as they were received."""
+        """Return the notices of sites that leave, as they were received."""
         try:
             return tuple(map(notice_from_base64, self._read(NOTICES_FILE, "notices", [])))
         except ValueError as error:
@@ -124,7 +124,7 @@ class MembershipFolder:
         self._write(NOTICES_FILE, {"notices": [notice_to_base64(notice) for notice in notices]})
 
     def approvals(self) -> dict[int, Sha256]:
-        """The digest that this site approved of each number."""
+        """Return the digest that this site approved of each number."""
         try:
             table = self._read(APPROVALS_FILE, "approvals", {})
             return {int(number): sha256(digest) for number, digest in table.items()}
@@ -132,10 +132,10 @@ class MembershipFolder:
             raise self._broken(APPROVALS_FILE, error) from error
 
     def approve(self, number: int, body: bytes, *, instead: bool = False, signer: str = "this site") -> None:
-        """Record, durably and before the signature exists, that this site, or the founder, approves a body.
+        """Record durably, before the signature exists, that this site or the founder approves a body.
 
-        ``MembershipError`` where it approved another body of that number, unless this one is wanted
-        ``instead``: whoever signs two bodies of one number is named to all.
+        Raise ``MembershipError`` if it approved another body of that number, unless ``instead`` is set: a
+        signer of two bodies of one number is named to all.
         """
         digest, approved = body_digest(body), self.approvals()
         if approved.get(number, digest) != digest and not instead:
@@ -149,7 +149,7 @@ class MembershipFolder:
         self._write(APPROVALS_FILE, {"approvals": {str(each): approved[each] for each in sorted(approved)}})
 
     def accepted(self) -> frozenset[SiteName]:
-        """The newcomers that the operator accepted as receivers."""
+        """Return the newcomers that the operator accepted as receivers."""
         try:
             return frozenset(map(site_name, self._read(ACCEPTED_FILE, "sites", [])))
         except (ValueError, TypeError) as error:
@@ -162,7 +162,7 @@ class MembershipFolder:
         self._write(ACCEPTED_FILE, {"sites": sorted(sites)})
 
     def joined(self) -> ChainHead | None:
-        """The amendment that added this site, as its bundle pinned it; ``None`` at a site of the genesis."""
+        """Return the amendment that added this site, as its bundle pinned it; ``None`` at a site of the genesis."""
         try:
             parts = self._read(JOINED_FILE, "amendment", {})
             return ChainHead(int(parts["number"]), sha256(parts["digest"])) if parts else None
@@ -170,11 +170,11 @@ class MembershipFolder:
             raise self._broken(JOINED_FILE, error) from error
 
     def save_joined(self, added: ChainHead) -> None:
-        """Write which amendment adds this site, before its daemon starts for the first time."""
+        """Record the amendment that adds this site, before its daemon starts for the first time."""
         self._write(JOINED_FILE, {"amendment": {"number": added.number, "digest": added.digest}})
 
     def newcomers(self, federation: FederationConfig, own: SiteName) -> frozenset[SiteName]:
-        """The sites that amendments have added, those that left among them; ``own`` too if its bundle says so."""
+        """Return the sites that amendments added, including former ones; ``own`` too if its bundle says so."""
         added: set[SiteName] = set()
         if federation.ca_certificate is not None:
             added.update(map(SiteName, self.chain(federation).head.used_names))
@@ -183,7 +183,7 @@ class MembershipFolder:
         return frozenset(added.difference(federation.roster))
 
     def round_keys(self) -> dict[Sha256, RoundKey]:
-        """The round keys of epochs that this site has, by their tags."""
+        """Return the site's round keys of epochs, by their tags."""
         try:
             table = self._read(KEYS_FILE, "keys", {})
             return {sha256(tag): round_key(bytes.fromhex(key)) for tag, key in table.items()}
@@ -197,9 +197,9 @@ class MembershipFolder:
         self._write(KEYS_FILE, {"keys": {tag: keys[tag].hex() for tag in sorted(keys)}})
 
     def take_over(self, former: MembershipFolder, federation: FederationConfig) -> tuple[str, ...]:
-        """Unite this folder of a backup with the one that it replaces; returns the files of that one that are broken.
+        """Merge the replaced folder into this one of a backup; return the replaced folder's broken files.
 
-        The longer chain is taken; of two digests that were approved of one number, the former folder's.
+        The longer chain wins; of two digests approved of one number, the replaced folder's.
         """
 
         def chain() -> None:
@@ -249,7 +249,7 @@ class MembershipFolder:
         return tuple(broken)
 
     def _read(self, name: str, key: str, default: Any) -> Any:
-        """The value of a file's key; the default without a file."""
+        """Read the value of a file's key; return the default without a file."""
         path = self.path / name
         if not path.exists():
             return default
@@ -277,7 +277,7 @@ class MembershipFolder:
 
 
 def _readable(read: Callable[[], Value]) -> Value | None:
-    """What a file holds; ``None`` where it is broken."""
+    """Read a file; return ``None`` if it is broken."""
     try:
         return read()
     except StateError:
@@ -285,7 +285,7 @@ def _readable(read: Callable[[], Value]) -> Value | None:
 
 
 def amendment_to_json(signed: SignedAmendment) -> dict[str, Any]:
-    """The amendment as files hold it: the body is the text that was signed."""
+    """Encode an amendment as files hold it: the body is the signed text."""
     by = [
         {"certificate_der": _base64(each.certificate_der), "signature": _base64(each.signature)} for each in signed.by
     ]
@@ -293,7 +293,7 @@ def amendment_to_json(signed: SignedAmendment) -> dict[str, Any]:
 
 
 def amendment_from_json(entry: Any) -> SignedAmendment:
-    """The amendment in a file's entry; ``ValueError`` when it has another form."""
+    """Decode the amendment in a file's entry. Raise ``ValueError`` if it has another form."""
     try:
         by = tuple(
             Endorsement(

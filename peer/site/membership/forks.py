@@ -1,4 +1,4 @@
-"""Which of two chains a site takes, and the proof that two bodies of one number were signed."""
+"""The choice between two chains, and the proof that two bodies of one number were signed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from peer.site.membership.signatures import signers
 
 
 class Choice(enum.StrEnum):
-    """What becomes of a chain that another site has."""
+    """The decision about another site's chain."""
 
     SAME = "same"
-    BEHIND = "behind"  # it is a part of the own chain
+    BEHIND = "behind"  # it is a prefix of the own chain
     TAKEN = "taken"
     KEPT = "kept"  # it differs, and the rule prefers the own chain
-    LIVED = "lived"  # it differs, and the site has opened a round since: only its operator switches
+    LIVED = "lived"  # it differs, and the site has opened a round since: only the operator may switch
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Fork:
 
 
 def compare(own: Chain, other: Chain, *, opened_round: int) -> tuple[Choice, Fork | None]:
-    """Which of two valid chains of one genesis the site takes, and the fork between them, if any.
+    """Choose between two valid chains of one genesis; return the choice and their fork, if any.
 
-    The longer chain is taken, of two as long the one whose first differing body has the smaller
-    digest: every site that has not lived on chooses alike. A chain that differs from a body of a
-    round that the site has opened is not taken, so that old keys cannot rewrite lived rounds.
+    The longer chain wins. Of two equally long ones, the chain whose first differing body has the smaller
+    digest wins: all sites that have not opened a round since choose alike. A chain that changes a round
+    which the site has opened is not taken, so that old keys cannot rewrite past rounds.
     """
     pairs = zip(own.links, other.links, strict=False)
     number = next((a.after.number for a, b in pairs if a.after.digest != b.after.digest), None)
@@ -55,9 +55,9 @@ def compare(own: Chain, other: Chain, *, opened_round: int) -> tuple[Choice, For
 
 
 def prove(chain: Chain, number: int, other: SignedAmendment) -> Fork:
-    """The fork that a body beside the chain's own of the same number proves.
+    """Build the proof of a fork from a body that competes with the chain's own of the same number.
 
-    ``AmendmentRefused`` when the other body is not valid there, or is the same.
+    Raise ``AmendmentRefused`` if the other body is not valid there, or is the same.
     """
     if not 1 <= number <= len(chain.links):
         raise AmendmentRefused(f"the chain has no amendment {number}", "fetch the chain first")

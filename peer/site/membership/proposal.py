@@ -1,4 +1,4 @@
-"""Amendments in the making: drawn from a chain, handed from member to member, signed, and enacted."""
+"""Proposed amendments: built on a chain, passed from member to member, signed, and enacted."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from peer.site.membership.signatures import FOUNDER, counted_members, endorse, q
 
 VERSION = 1
 SIGNING_S = 3600.0
-"""For how long members may sign a proposal without a round of their own choice; they telephone meanwhile."""
+"""Time for members to sign a proposal whose author chose no round; they telephone meanwhile."""
 SIGNING_ROUNDS_SHARE = 10
-"""Of the rounds that are left, a tenth at most pass while members sign."""
+"""At most a tenth of the remaining rounds pass while members sign."""
 PROPOSAL_BYTES_MAX = 4 << 20
-"""The longest body, escaped as JSON, and a signature and a sealed key of each of 1,000 members."""
+"""Upper bound: the longest body, escaped as JSON, and a signature and a sealed key of each of 1,000 members."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignatureCount:
-    """Who has signed a proposal, and how many signatures it needs."""
+    """The signers of a proposal, and the number of signatures that it needs."""
 
     by: tuple[str, ...]
     needed: int
@@ -54,7 +54,7 @@ class Proposal:
 
     @classmethod
     def decode(cls, content: bytes) -> Proposal:
-        """The proposal in a file; ``AmendmentRefused`` when it has another form."""
+        """Decode a proposal file. Raise ``AmendmentRefused`` if it has another form."""
         try:
             if len(content) > PROPOSAL_BYTES_MAX:
                 raise ValueError(f"it is over {PROPOSAL_BYTES_MAX} bytes")
@@ -69,7 +69,7 @@ class Proposal:
             raise AmendmentRefused(f"the proposal cannot be read: {error}", "ask its author for it again") from error
 
     def encode(self) -> bytes:
-        """The proposal as a file's bytes: indented JSON, which people can read before they sign."""
+        """Encode the proposal as indented JSON, which people can read before they sign."""
         keys = {name: base64.b64encode(self.keys[name]).decode("ascii") for name in sorted(self.keys)}
         document = {"mhfl_proposal": VERSION, "amendment": amendment_to_json(self.signed), "keys": keys}
         return json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8") + b"\n"
@@ -83,7 +83,7 @@ class Proposal:
         return body_digest(self.signed.body)
 
     def merged(self, other: Proposal) -> Proposal:
-        """With the signatures under another copy of it; ``AmendmentRefused`` where that is another amendment."""
+        """Add the signatures of another copy. Raise ``AmendmentRefused`` if that is another amendment."""
         if other.signed.body != self.signed.body:
             raise AmendmentRefused(
                 f"two proposals differ: {self.digest[:12]}… and {other.digest[:12]}…", "name copies of one proposal"
@@ -105,16 +105,16 @@ def make(
     reached_round: int,
     issued: int,
 ) -> Proposal:
-    """The next amendment of a chain, unsigned; one that expels a site brings a new round key.
+    """Build the next amendment of a chain, unsigned; one that expels a site brings a new round key.
 
     Args:
-        own: of the site that makes the proposal.
+        own: the identity of the proposing site.
         recipients: the members whose keys are known: each gets a copy of a new round key.
         changes: as ``Amendment`` has them.
-        reached_round: the highest round that a member is heard to be in.
+        reached_round: the highest round that any member has reported.
 
     Raises:
-        AmendmentRefused: what cannot be, with what to do.
+        AmendmentRefused: a change is impossible; the error says what to do.
     """
     head = chain.head
     key, tag = None, head.round_key_tag or amendment_tag(own.round_key or NO_ROUND_KEY, head.federation)
@@ -148,14 +148,14 @@ def draw(
     *,
     reached_round: int,
 ) -> Amendment:
-    """The amendment, if it can be next in the chain and every site could apply it.
+    """Complete the amendment; check that it can be next in the chain and that every site can apply it.
 
     Args:
         amendment: its place in the chain is filled in here.
-        reached_round: the highest round that a member is heard to be in.
+        reached_round: the highest round that any member has reported.
 
     Raises:
-        AmendmentRefused: what cannot be, with what to do.
+        AmendmentRefused: a change is impossible; the error says what to do.
     """
     head = chain.head
     amendment = replace(amendment, federation=head.federation, number=head.number + 1, previous=head.digest)
@@ -176,9 +176,9 @@ def draw(
 
 
 def _check_addresses(amendment: Amendment, after: Membership) -> None:
-    """``AmendmentRefused`` where a site that it adds has the address of another member, and not at a relay.
+    """Raise ``AmendmentRefused`` if an added site has another member's address, unless at a relay.
 
-    Chains that sites follow may have such an address: it keeps no round from going on.
+    Sites accept such an address in a chain that they follow: it stops no round.
     """
     for site in amendment.add:
         if site.address is None or split_route(site.address)[0]:
@@ -192,7 +192,7 @@ def _check_addresses(amendment: Amendment, after: Membership) -> None:
 
 
 def check_not_past(amendment: Amendment, reached_round: int, reason: str) -> None:
-    """``AmendmentRefused`` where the amendment's first round is past."""
+    """Raise ``AmendmentRefused`` if the amendment's first round is past."""
     if amendment.from_round <= reached_round and not ends_hold_only(amendment):
         raise AmendmentRefused(
             f"round {amendment.from_round} is past: {reason}",
@@ -201,21 +201,21 @@ def check_not_past(amendment: Amendment, reached_round: int, reason: str) -> Non
 
 
 def ends_hold_only(amendment: Amendment) -> bool:
-    """Whether the end of a hold is the only change.
+    """Return whether the end of a hold is the only change.
 
-    It may come at any time: it changes no order, and the last round may be all that is left.
+    It may come at any time: it changes no order, and only the last round may remain.
     """
     return amendment.hold is False and amendment.changes == {"hold"}
 
 
 def first_round(chain: Chain, *, reached_round: int, lead_rounds_max: int, signing_rounds: int = 0) -> int:
-    """The round that an amendment is proposed for: no member can have begun it when the others hear of it.
+    """Choose the first round of an amendment: no member can have begun it when the others learn of it.
 
     Args:
-        chain: that the amendment is next in.
-        reached_round: the highest round that a member is heard to be in.
+        chain: the chain that the amendment extends.
+        reached_round: the highest round that any member has reported.
         lead_rounds_max: as in ``[pace]``.
-        signing_rounds: how many rounds pass while the members sign; a tenth of the rounds that are left at most.
+        signing_rounds: rounds that pass while members sign; at most a tenth of the remaining ones.
     """
     head = chain.head
     signing_rounds = min(signing_rounds, max(0, head.rounds - reached_round) // SIGNING_ROUNDS_SHARE)
@@ -223,7 +223,7 @@ def first_round(chain: Chain, *, reached_round: int, lead_rounds_max: int, signi
 
 
 def count_signatures(chain: Chain, proposal: Proposal) -> SignatureCount:
-    """Whose signatures, and notices, count; ``AmendmentRefused`` where the proposal is not next in the chain."""
+    """Count the valid signatures and notices. Raise ``AmendmentRefused`` if the proposal is not next in the chain."""
     before, amendment = chain.head, proposal.amendment
     check_place(amendment, before)
     valid, problems = signers(proposal.signed, authorities=before.authorities, keys=before.keys)
@@ -235,7 +235,7 @@ def count_signatures(chain: Chain, proposal: Proposal) -> SignatureCount:
 
 
 def count_by_genesis(genesis: Genesis, proposal: Proposal) -> SignatureCount:
-    """Which members have signed by the roster and the governance of federation.toml, for a founder without the chain.
+    """Count the signatures by the roster and governance of federation.toml, for a founder without the chain.
 
     Amendments may have changed both. Where the founder governs, nobody needs to be counted.
     """
@@ -249,9 +249,9 @@ def count_by_genesis(genesis: Genesis, proposal: Proposal) -> SignatureCount:
 
 
 def open_round_key(chain: Chain, genesis: Genesis, proposal: Proposal, own: Identity) -> RoundKey | None:
-    """The proposal's new round key, opened and judged; ``None`` where it brings none.
+    """Decrypt and check the proposal's new round key; return ``None`` if it brings none.
 
-    ``AmendmentRefused`` where this site has no copy, the copy does not fit, or its orders were searched for.
+    Raise ``AmendmentRefused`` if this site has no copy, the copy does not fit, or the key looks ground.
     """
     amendment, head = proposal.amendment, chain.head
     genesis_tag = amendment_tag(own.round_key or NO_ROUND_KEY, head.federation)
@@ -282,7 +282,7 @@ def open_round_key(chain: Chain, genesis: Genesis, proposal: Proposal, own: Iden
 
 
 def check_approvable(chain: Chain, genesis: Genesis, proposal: Proposal, own: Identity) -> None:
-    """``AmendmentRefused`` where a member must not sign, or its signature would count for nothing."""
+    """Raise ``AmendmentRefused`` if a member must not sign, or if its signature would not count."""
     head, amendment = chain.head, proposal.amendment
     if head.governance.members is None:
         raise AmendmentRefused(
@@ -297,10 +297,10 @@ def check_approvable(chain: Chain, genesis: Genesis, proposal: Proposal, own: Id
 
 
 def check_settings(genesis: Genesis, proposal: Proposal) -> None:
-    """``AmendmentRefused`` where the proposal's settings cannot be applied, for a founder without the chain.
+    """Raise ``AmendmentRefused`` if the proposal's settings cannot be applied, for a founder without the chain.
 
-    The first amendment is judged as members judge it. Of a later one, the settings are those of the
-    genesis with its own: what the amendments between have set is not known.
+    The check of the first amendment is the members' own. A later one's settings are checked against the
+    genesis, as the amendments between are not known.
     """
     amendment, head = proposal.amendment, Chain.of(genesis.config).head
     if amendment.number == head.number + 1:
@@ -311,5 +311,5 @@ def check_settings(genesis: Genesis, proposal: Proposal) -> None:
 
 
 def approve(proposal: Proposal, own: Identity) -> Proposal:
-    """The proposal with this site's signature; the caller has recorded the approval before."""
+    """Add this site's signature; the caller has recorded the approval before."""
     return proposal.with_signature(endorse(own, proposal.signed.body))

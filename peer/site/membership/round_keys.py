@@ -1,7 +1,7 @@
-"""Round keys of epochs: their tags, their copies sealed for one site, and whether one was searched for.
+"""Round keys of epochs: their tags, their copies sealed for one site, and a test for ground keys.
 
 An amendment names its round key by a tag. The key itself travels beside the amendments, encrypted
-for each site and unsigned: a copy that does not fit the tag is thrown away.
+for each site and unsigned: a copy that does not fit the tag is discarded.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from peer.site.membership.amendment import AmendmentRefused
 
 LABEL = b"mhfl/round-key/v2\x00"
 PROBABILITY_MIN = 1e-4
-"""Below it the orders of a round key are not accepted as drawn by chance."""
+"""Lower bound of the chance test: below it, a round key is refused as ground."""
 ROUNDS_COUNTED_MAX = 2_000
-"""Orders that are counted: a search can hardly bend more, and seven sites take 30 ms for them."""
+"""Number of orders counted: a search can hardly bias more, and seven sites take 30 ms for them."""
 
 
 def amendment_tag(key: RoundKey, federation: Sha256) -> Sha256:
-    """``round_key_tag`` of an amendment: HMAC-SHA256(key, label || federation digest)."""
+    """Compute an amendment's ``round_key_tag``: HMAC-SHA256(key, label || federation digest)."""
     return Sha256(hmac.digest(key, LABEL + bytes.fromhex(federation), "sha256").hex())
 
 
 def seal_key(key: RoundKey, public_key: ec.EllipticCurvePublicKey, *, federation: Sha256, site: SiteName) -> bytes:
-    """The round key, encrypted for one site: HPKE's encapsulated key, then ciphertext and tag."""
+    """Encrypt the round key for one site: HPKE's encapsulated key, then ciphertext and tag."""
     tag = amendment_tag(key, federation)
     return SUITE.encrypt(key, public_key, info=_info(federation, tag, site))
 
@@ -40,7 +40,7 @@ def seal_key(key: RoundKey, public_key: ec.EllipticCurvePublicKey, *, federation
 def open_key(
     sealed: bytes, key: ec.EllipticCurvePrivateKey, *, federation: Sha256, tag: Sha256, site: SiteName
 ) -> RoundKey:
-    """The round key that the tag names; ``ValueError`` when the sealed bytes hold another, or none for this site."""
+    """Decrypt the tag's round key. Raise ``ValueError`` if the bytes hold another key, or none for this site."""
     try:
         opened = round_key(SUITE.decrypt(sealed, key, info=_info(federation, tag, site)))
     except (InvalidTag, ValueError):
@@ -53,7 +53,7 @@ def open_key(
 def orders_of(
     key: RoundKey, *, federation: Sha256, members: Sequence[SiteName], first: int, last: int, kind: str
 ) -> list[tuple[int, ...]]:
-    """The orders that a round key gives from round ``first`` to ``last``, of which the first ones are counted."""
+    """Compute a round key's orders from round ``first`` to ``last``, at most ``ROUNDS_COUNTED_MAX``."""
     rounds = range(first, min(last, first + ROUNDS_COUNTED_MAX - 1) + 1)
     return [
         schedule.order(round_key=key, federation_digest=federation, round=round, sites=len(members), kind=kind)
@@ -64,8 +64,8 @@ def orders_of(
 def check_orders(orders: Sequence[tuple[int, ...]], *, members: Sequence[SiteName], kind: str) -> None:
     """Reject a round key that looks ground: pairing counts must pass a chance test.
 
-    The drawer of a key could try many, and take one whose orders suit it. Counted is how often each
-    site receives from each other; the bound holds for the most striking pair of all together.
+    The author of a key could try many, and choose one with favourable orders. The test counts how often
+    each site receives from each other; the most striking pair counts, times the number of pairs.
 
     Raises:
         AmendmentRefused: two sites meet so often, or so rarely, that chance does not explain it.
@@ -88,7 +88,7 @@ def check_orders(orders: Sequence[tuple[int, ...]], *, members: Sequence[SiteNam
 
 
 def _tail(count: int, trials: int, chance: float) -> float:
-    """Twice the smaller tail of a binomial distribution, the count included."""
+    """Return twice the smaller tail of a binomial distribution, the count included, at most 1."""
     if not 0 < chance < 1:
         return 1.0
     below = math.fsum(_binomial(k, trials, chance) for k in range(count + 1))

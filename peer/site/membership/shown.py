@@ -22,10 +22,10 @@ from peer.site.membership.wording import changes_in_words
 
 
 def membership_shown(site_folder: SiteFolder, heads: Mapping[SiteName, ChainHead | None]) -> MembershipShown:
-    """The chain in a site's folder; ``PeerError`` where it cannot be read.
+    """Describe the chain in a site's folder. Raise ``PeerError`` if it cannot be read.
 
     Args:
-        heads: what the peers stated that the running daemon heard; ``None`` for the genesis.
+        heads: the chain tips that the running daemon's peers stated; ``None`` for the genesis.
     """
     site, folder = site_folder.site, MembershipFolder(site_folder.membership)
     genesis = Genesis.parse(toml.read(site_folder.federation_toml), str(site_folder.federation_toml))
@@ -86,7 +86,7 @@ def membership_shown(site_folder: SiteFolder, heads: Mapping[SiteName, ChainHead
 
 
 def _newcomers_policy(site_folder: SiteFolder) -> str:
-    """``[egress] newcomers`` of site.toml, or the default where that file cannot be used."""
+    """Return ``[egress] newcomers`` of site.toml, or the default if that file cannot be used."""
     try:
         return SiteConfig.load(site_folder.site_toml).egress.newcomers
     except ConfigError:
@@ -94,7 +94,7 @@ def _newcomers_policy(site_folder: SiteFolder) -> str:
 
 
 def words_of(amendment: Amendment, before: Membership, genesis: Genesis) -> list[str]:
-    """The changes of an amendment in words, with the settings that hold before it."""
+    """Describe an amendment's changes in words, with the settings that hold before it."""
     try:
         settings = genesis.settings_after(before).model_dump(mode="json")
     except AmendmentRefused:  # this version cannot apply them

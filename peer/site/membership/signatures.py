@@ -1,7 +1,7 @@
-"""Signatures under amendments and notices, and who must sign.
+"""Signatures under amendments and notices, and the quorum of signers.
 
-Of a site with a pinned key only that key counts. The dates of certificates do not matter: what was
-signed stays signed.
+If a site's key is pinned, only that key counts. The dates of certificates do not matter: a signature
+stays valid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from peer.site.membership.amendment import Amendment, AmendmentRefused, Governan
 
 AMENDMENT_LABEL = b"mhfl/amendment/v1\x00"
 NOTICE_LABEL = b"mhfl/leave/v1\x00"
-"""Each precedes a body under its signature, which therefore fits nothing else that the key signs."""
+"""Each precedes a body under its signature, so that the signature fits nothing else signed with the key."""
 FOUNDER = "the founder"
 """The signer of an endorsement without a certificate: whoever has the CA's key."""
 
@@ -40,7 +40,7 @@ class LeaveNotice:
 
 
 def quorum(members: int, governance: Governance, *, expels: bool) -> int:
-    """How many members must sign an amendment under ``governance`` by members.
+    """Return the number of members that must sign an amendment under ``governance`` by members.
 
     Any two quorums of one roster have a site in common.
     """
@@ -49,25 +49,25 @@ def quorum(members: int, governance: Governance, *, expels: bool) -> int:
 
 
 def endorse(own: certificates.Identity, body: bytes) -> Endorsement:
-    """The signature of a member."""
+    """Sign an amendment's body as a member."""
     signature = certificates.sign(own.key, AMENDMENT_LABEL + body)
     return Endorsement(certificates.certificate_der(own.certificate), signature)
 
 
 def endorse_as_founder(ca_key: ec.EllipticCurvePrivateKey, body: bytes) -> Endorsement:
-    """The signature of the CA's key."""
+    """Sign an amendment's body with the CA's key."""
     return Endorsement(b"", certificates.sign(ca_key, AMENDMENT_LABEL + body))
 
 
 def signers(
     signed: SignedAmendment, *, authorities: Sequence[str], keys: Keys
 ) -> tuple[dict[str, Endorsement], list[str]]:
-    """Who signed, each with one signature that holds; and a line for each signature that does not.
+    """Verify the signatures: return one valid signature of each signer, and a line for each invalid one.
 
     Args:
-        authorities: the federation's CA certificates in PEM, the present one last: its key is the
+        authorities: the federation's CA certificates in PEM, the current one last: its key is the
             founder's.
-        keys: the members of the amendment before.
+        keys: the members before the amendment.
     """
     founder = certificates.read_authority(authorities[-1].encode())
     valid: dict[str, Endorsement] = {}
@@ -98,10 +98,9 @@ def check_signatures(
     keys: Keys,
     governance: Governance,
 ) -> SignedAmendment:
-    """The amendment with one valid signature of each signer.
+    """Return the amendment with one valid signature of each signer.
 
-    ``AmendmentRefused`` where too few have signed; it names them and the signatures that do not
-    hold.
+    Raise ``AmendmentRefused`` if too few have signed; it names them and the invalid signatures.
     """
     valid, problems = signers(signed, authorities=authorities, keys=keys)
     kept = SignedAmendment(signed.body, tuple(valid[name] for name in sorted(valid)))
@@ -128,16 +127,16 @@ def check_signatures(
 def counted_members(
     signed_by: Iterable[str], amendment: Amendment, *, authorities: Sequence[str], keys: Keys
 ) -> set[str]:
-    """The members that count for an amendment where members sign: not the one that it expels.
+    """Return the members that count for an amendment where members sign: not the one that it expels.
 
-    Where `leave` is the only change, a notice counts as a signature. No notice signs the round key
-    that amendment 1 states, so that none counts there. ``AmendmentRefused`` where a notice is none.
+    If `leave` is the only change, a notice counts as a signature. No notice signs the round key that
+    amendment 1 states, so that none counts there. Raise ``AmendmentRefused`` for an invalid notice.
 
     Args:
-        signed_by: whose signatures hold.
-        amendment: what was signed.
+        signed_by: the signers of the valid signatures.
+        amendment: the signed amendment.
         authorities: the federation's CA certificates in PEM.
-        keys: the members of the amendment before.
+        keys: the members before the amendment.
     """
     counted = {name for name in signed_by if name not in (FOUNDER, amendment.expel)}
     if amendment.changes == {"leave"} and amendment.number > 1:
@@ -149,14 +148,14 @@ def counted_members(
 
 
 def sign_notice(own: certificates.Identity, *, federation: Sha256, issued: int) -> SignedNotice:
-    """A notice that this site leaves the federation."""
+    """Sign a notice that this site leaves the federation."""
     body = canonical_json({"federation": federation, "site": own.name, "issued": issued})
     signature = certificates.sign(own.key, NOTICE_LABEL + body)
     return SignedNotice(body, signature, certificates.certificate_der(own.certificate))
 
 
 def verify_notice(notice: SignedNotice, *, federation: Sha256, authorities: Sequence[str], keys: Keys) -> LeaveNotice:
-    """The notice that a member signed; ``AmendmentRefused`` says why it is none."""
+    """Verify a member's notice. Raise ``AmendmentRefused`` with the reason if it is invalid."""
     remedy = "the site that leaves runs `mhfl-peer leave` again"
     if len(notice.body) > limits.NOTICE_BYTES_MAX:
         raise AmendmentRefused(f"a notice has over {limits.NOTICE_BYTES_MAX} bytes", remedy)
@@ -183,7 +182,7 @@ def verify_notice(notice: SignedNotice, *, federation: Sha256, authorities: Sequ
 def notices_of(
     notices: Iterable[SignedNotice], *, federation: Sha256, authorities: Sequence[str], keys: Keys
 ) -> tuple[SignedNotice, ...]:
-    """The notices of present members, one of each."""
+    """Return the valid notices of current members, one of each."""
     by_site: dict[SiteName, SignedNotice] = {}
     for notice in notices:
         with contextlib.suppress(AmendmentRefused):
@@ -195,7 +194,7 @@ def notices_of(
 def _signer(
     certificate_der: bytes, authorities: Sequence[str], keys: Keys
 ) -> tuple[SiteName, ec.EllipticCurvePublicKey]:
-    """The member that a certificate is of, and its key; ``ValueError`` when it is no member's."""
+    """Return a certificate's member and its key. Raise ``ValueError`` if it is not a member's."""
     name = member_name(certificate_der)
     if name not in keys:
         raise ValueError(f"{name} is no member")
@@ -208,7 +207,7 @@ def _signer(
 
 
 def member_name(certificate_der: bytes) -> SiteName:
-    """The common name of a certificate that nobody has verified yet."""
+    """Return the DNS name in an unverified certificate. Raise ``ValueError`` if it names no site."""
     if len(certificate_der) > limits.CERTIFICATE_BYTES_MAX:
         raise ValueError(f"a certificate has over {limits.CERTIFICATE_BYTES_MAX} bytes")
     try:
@@ -220,7 +219,7 @@ def member_name(certificate_der: bytes) -> SiteName:
 
 
 def verify_member(certificate_der: bytes, name: SiteName, authorities: Iterable[str]) -> x509.Certificate:
-    """The certificate, if one of the federation's CAs issued it to the site; dates do not matter."""
+    """Check that one of the federation's CAs issued the certificate to the site; dates do not matter."""
     reason: ValueError | None = None
     for pem in authorities:
         try:

@@ -1,6 +1,6 @@
 """The changes of an amendment in words, for people who are about to sign it or read the chain.
 
-What an amendment's author chose is shown escaped: it may hold terminal escapes, or words that read
+Texts by the amendment's author are shown escaped: they may hold terminal escapes, or words that read
 like another change.
 """
 
@@ -26,22 +26,22 @@ BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def changes_in_words(amendment: Amendment, before: Membership | None, settings: Mapping[str, Any]) -> list[str]:
-    """One sentence for each change; keys as fingerprints, which people compare over the telephone.
+    """Describe each change in a sentence; keys as fingerprints, which people compare over the telephone.
 
     Args:
-        before: what holds before the amendment; ``None`` where the chain is not at hand.
-        settings: federation.toml as it holds before the amendment; empty where that is not known.
+        before: the membership before the amendment; ``None`` if the chain is not available.
+        settings: federation.toml's settings before the amendment; empty if not known.
     """
     return list(_sentences(amendment, before, settings))
 
 
 def fingerprint(key: Sha256) -> str:
-    """A pinned key as `site init` prints it."""
+    """Format a pinned key as `site init` prints it."""
     return bytes.fromhex(key).hex(":")
 
 
 def _notice(notice: SignedNotice) -> tuple[str, str]:
-    """The site that a notice names, and the day; it may not be verified yet."""
+    """Return the site and the day in a notice, which may not be verified yet."""
     try:
         content = json.loads(notice.body)
         site, issued = content["site"], content["issued"]
@@ -114,10 +114,10 @@ def _value(table: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 
 
 def _text(value: Any) -> str:
-    """The value as JSON in printable ASCII."""
+    """Encode the value as JSON in printable ASCII."""
     return json.dumps(value, ensure_ascii=True).replace("\x7f", "\\u007f")
 
 
 def _plain(text: str, form: re.Pattern[str]) -> str:
-    """The text as it is where it has the usual form, and else quoted and escaped."""
+    """Return the text unchanged if it has the usual form, else quoted and escaped."""
     return text if form.fullmatch(text) else _text(text)
