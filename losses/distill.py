@@ -1,5 +1,4 @@
-r"""Distillation: one network (the student) learns the predictions of another, fixed one (the
-teacher).
+r"""Distillation: one network (the student) learns the predictions of another, fixed one (the teacher).
 
 The losses compare predictions directly: the local model teaches the messenger in MH-pFLID and,
 through :mod:`losses.mutual`, the private model teaches the proxy in FedDAL. Predictions have their
@@ -15,8 +14,7 @@ from torch import Tensor
 
 
 def distillation_kl(local_logits: Tensor, messenger_logits: Tensor) -> Tensor:
-    r"""KL divergence of the messenger's class distribution from the local model's, which is the
-    teacher.
+    r"""KL divergence of the messenger's class distribution from that of the local model, the teacher.
 
     .. math:: L = \frac1{|b|}\sum_b \mathrm{KL}(\mathrm{softmax}(y^l_b) \,\Vert\, \mathrm{softmax}(y^m_b))
 
@@ -44,9 +42,9 @@ def distillation_kl(local_logits: Tensor, messenger_logits: Tensor) -> Tensor:
 
 
 def distillation_l1(local_images: Tensor, messenger_images: Tensor) -> Tensor:
-    """Mean absolute difference of the messenger's image from the local model's, which is the teacher.
+    """Mean absolute difference of the messenger's image from that of the local model, the teacher.
 
-    Source: MH-pFLID, in place of the second term of its eq. 5 where the output is an image
+    Source: MH-pFLID, replacing the second term of its eq. 5 where the output is an image
         (super-resolution).
     Differs: the paper has no such task; an image has no class distribution for the divergence to
         compare.
@@ -67,7 +65,7 @@ def distillation_l1(local_images: Tensor, messenger_images: Tensor) -> Tensor:
 
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:
-    """KL of two logits' softmax over dim 1, a mean over the rest; gradient flows into both."""
+    """Compute the KL divergence of two logits' softmax over dim 1, averaged over the rest; gradient flows into both."""
     teacher, student = teacher.log_softmax(1), student.log_softmax(1)
     return (teacher.exp() * (teacher - student)).sum(1).mean()
 

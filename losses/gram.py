@@ -1,7 +1,8 @@
 r"""Row-normalised similarity, the common kernel of FedSKD's batch, position and region terms.
 
-Layout: a network's features are a matrix ``X = Hᵀ`` of shape ``(d, n)``, one *column* an item (a
-sample, a position, a region). A feature map lies in memory so, and the position term needs no copy.
+Layout: a network's features are a matrix ``X = Hᵀ`` of shape ``(d, n)``, each
+*column* an item (a sample, a position, a region). Feature maps have this memory layout, so the
+position term needs no copy.
 ``G = XᵀX`` are the similarities between items, ``g_i`` is row i of G, and
 
 .. math:: \frac{1}{n^2}\lVert \mathcal S(H_D) - \mathcal S(H_K)\rVert_F^2
@@ -30,22 +31,21 @@ from torch.autograd.function import once_differentiable
 Form = Literal["auto", "direct", "linear"]
 FORMS: tuple[Form, ...] = ("auto", "direct", "linear")
 
-# A row of G shorter than this, where the features have rms 1, is dead: the clamp of the literal form, with gradient 0
+# Norm below which a row of G is dead, for features of rms 1: the clamp of the literal form, with gradient 0
 # instead of one divided by the clamp.
 DEAD_ROW_NORM = 1e-12
 
 BLOCK_ROWS = 128
-"""Rows of a symmetric product that are multiplied at once; fewer save more, and multiply slower."""
+"""Rows of a symmetric product in one block; fewer skip more of it, but multiply slower."""
 
 ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 ONEDNN_SIDE_MIN = 64
-"""The shortest side of matrices from which on oneDNN is the faster library, measured on two cores."""
+"""Shortest side of a matrix at which oneDNN is the faster library, measured on two cores."""
 
 
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
-    """Matrix products at the full precision of their operands: no autocast, no TF32, no bfloat16 in
-    place of float32.
+    """Compute matrix products at their operands' full precision: no autocast, no TF32, no bfloat16 for float32.
 
     The cosines are within 1e-2 to 1e-5 of 1, so that the 8 to 10 mantissa bits of the shortcuts
     would leave noise. PyTorch has no thread-local switch for them. Where the process-wide switch is
@@ -105,7 +105,7 @@ class _Dissimilarity(torch.autograd.Function):
 
 
 def dissimilarity(dam: Tensor, ktm: Tensor, *, form: Form, dtype: torch.dtype) -> Tensor:
-    """The mean over items of ``a + b - 2 cos``, a scalar of ``dtype``; gradient flows into both.
+    """Compute the mean over items of ``a + b - 2 cos``, a scalar of ``dtype``; gradient flows into both.
 
     ``dam`` is ``(d_dam, n)`` and ``ktm`` ``(d_ktm, n)``; the widths may differ. Both are divided by
     their own rms first, which keeps every norm in range and does not change the value. Once
@@ -118,7 +118,7 @@ def dissimilarity(dam: Tensor, ktm: Tensor, *, form: Form, dtype: torch.dtype) -
 
 
 def cheaper_form(items: int, dam_width: int, ktm_width: int) -> Form:
-    """The form with fewer multiplications: two n×n matrices, or three d×d ones with products."""
+    """Choose the form with fewer multiplications: two n×n matrices, or three d×d ones with products."""
     direct = items * (dam_width + ktm_width)
     linear = 2 * (dam_width**2 + ktm_width**2 + dam_width * ktm_width)
     return "direct" if direct <= linear else "linear"
@@ -132,12 +132,11 @@ def _unit_rms(features: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def multiply(left: Tensor, right: Tensor) -> Tensor:
-    """``left @ right``, on a CPU by the faster of PyTorch's two libraries.
+    """Compute ``left @ right``, on a CPU by the faster of PyTorch's two libraries.
 
-    PyTorch multiplies float32 matrices with MKL, which leaves AVX-512 unused on processors of AMD;
-    oneDNN, which computes PyTorch's convolutions, takes less than half the time there. It is slower
-    where a side is short, a thousand times slower where a matrix is part of another one, and has no
-    float64.
+    PyTorch multiplies float32 matrices with MKL, which leaves AVX-512 unused on AMD processors;
+    oneDNN, which computes PyTorch's convolutions, takes less than half the time there. It is slower if
+    a side is short, a thousand times slower if a matrix is part of another one, and lacks float64.
     """
     dense = all(matrix.is_contiguous() or matrix.mT.is_contiguous() for matrix in (left, right))
     suited = ONEDNN and dense and left.device.type == "cpu" and left.dtype == torch.float32
@@ -148,9 +147,7 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _gram(left: Tensor, right: Tensor) -> Tensor:
-    """``left @ right.mT`` of rows for which it is symmetric: on a CPU, a large one is multiplied in
-    blocks of rows, each from its diagonal on, and mirrored.
-    """
+    """Compute a symmetric ``left @ right.mT``; large ones on a CPU in blocks of rows from the diagonal on, mirrored."""
     rows = len(left)
     if left.device.type != "cpu" or rows < 2 * BLOCK_ROWS:
         return multiply(left, right.mT)
@@ -163,7 +160,7 @@ def _gram(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _inverse_norms(squares: Tensor) -> tuple[Tensor, Tensor]:
-    """``(1/norm, alive)`` of rows with these squared norms, both 0 for a dead row."""
+    """Compute ``(1/norm, alive)`` of rows with these squared norms, both 0 for a dead row."""
     alive = squares > DEAD_ROW_NORM**2
     return torch.where(alive, squares, 1.0).sqrt().reciprocal().mul_(alive), alive
 
@@ -188,13 +185,13 @@ def _direct(dam: Tensor, ktm: Tensor, needs_gradient: bool) -> tuple[Tensor, tup
 
 
 def _through_rows(features: Tensor, unit: Tensor, inverse: Tensor, grad_unit: Tensor) -> Tensor:
-    """The gradient through ``unit = rownorm(featuresᵀ features)``; overwrites ``unit``."""
+    """Compute the gradient through ``unit = rownorm(featuresᵀ features)``; overwrites ``unit``."""
     along = (unit * grad_unit).sum(1, keepdim=True)
     grad_gram = unit.mul_(along).neg_().add_(grad_unit).mul_(inverse[:, None])
     symmetric = grad_gram + grad_gram.mT
     if features.is_contiguous():
         return multiply(features, symmetric)
-    return multiply(symmetric, features.mT).mT  # the gradient lies in memory as the features do
+    return multiply(symmetric, features.mT).mT  # the gradient has the memory layout of the features
 
 
 def _linear(dam: Tensor, ktm: Tensor, needs_gradient: bool) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:

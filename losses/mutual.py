@@ -1,5 +1,4 @@
-r"""Asymmetrical mutual learning of FedDAL, between a site's private model (w) and the proxy (p)
-that it exchanges.
+r"""Asymmetrical mutual learning of FedDAL, between a site's private model (w) and its exchanged proxy (p).
 
 The private model passes its whole distribution to the proxy. The proxy, which is weaker but has
 learnt at all sites, passes back its ``top`` most likely classes (the paper's v), weighted by the
@@ -19,8 +18,7 @@ from losses.distill import divergence, match_logits
 
 
 def consensus(private_logits: Tensor, proxy_logits: Tensor, *, top: int) -> Tensor:
-    r"""How far the two models agree on the most likely classes of each sample: the Jaccard index of
-    their top sets.
+    r"""Agreement of the two models on each sample's most likely classes: the Jaccard index of their top sets.
 
     .. math:: \lambda = \frac{|S \cap Z|}{|S \cup Z|}
 
@@ -31,7 +29,7 @@ def consensus(private_logits: Tensor, proxy_logits: Tensor, *, top: int) -> Tens
     Args:
         private_logits: of the private model, ``(b, classes, *space)``; no gradient.
         proxy_logits: of the proxy, of the same shape; no gradient.
-        top: how many classes a set has, at least 1 and fewer than there are.
+        top: number of classes in a set, at least 1 and fewer than there are.
     Returns:
         λ, ``(b, *space)``, float32 (float64 for float64 logits), dimensionless, one of k / (2 top -
         k) for the k classes in common: 0 or 1 for ``top`` 1; 0, 1/3 or 1 for ``top`` 2.
@@ -52,8 +50,7 @@ def consensus(private_logits: Tensor, proxy_logits: Tensor, *, top: int) -> Tens
 def feeding_loss(
     private_logits: Tensor, proxy_logits: Tensor, *, top: int, weights: Tensor | float | None = None
 ) -> Tensor:
-    r"""Backward knowledge feeding: the proxy's most likely classes rise in the private model,
-    whatever their order.
+    r"""Backward knowledge feeding: raises the proxy's most likely classes in the private model, in any order.
 
     .. math:: L = \frac1{|b|}\sum_b \lambda_b \sum_{c \in Z_b} -\log \mathrm{softmax}(w(x_b))_c
 
@@ -88,8 +85,7 @@ def feeding_loss(
 def transfer_loss(
     private_logits: Tensor, proxy_logits: Tensor, *, top: int, weights: Tensor | float | None = None
 ) -> Tensor:
-    r"""The ablation without ranking: the private model learns the proxy's probabilities of its most
-    likely classes.
+    r"""Ablation without ranking: the private model learns the proxy's probabilities of its likeliest classes.
 
     .. math:: L = \frac1{|b|}\sum_b \lambda_b \sum_{c \in Z_b} \mathrm{softmax}(p(x_b))_c
               \log \frac{\mathrm{softmax}(p(x_b))_c}{\mathrm{softmax}(w(x_b))_c}
@@ -150,7 +146,7 @@ def forward_kl(private_logits: Tensor, proxy_logits: Tensor, *, updates_private:
 
 
 def top_classes(logits: Tensor, top: int) -> Tensor:
-    """The indices of the ``top`` highest logits, ``(b, top, *space)``, best first."""
+    """Return the indices of the ``top`` highest logits, ``(b, top, *space)``, best first."""
     classes = logits.shape[1]
     if not 1 <= top < classes:
         raise ValueError(f"top is {top}, but must be at least 1 and less than the {classes} classes; lower top")

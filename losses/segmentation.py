@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Pixels. Added to numerator and denominator, so that a class that neither target nor prediction has
-# costs 0 and not 0/0. The code of FedDAL's authors adds 1.
+# Pixels. Added to numerator and denominator, so that a class absent from target and prediction costs 0,
+# not 0/0. The code of FedDAL's authors adds 1.
 SMOOTH = 1.0
 
 
 def dice_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    r"""Soft Dice: how little the predicted and the true extent of each foreground class overlap.
+    r"""Soft Dice: one minus the overlap of predicted and true extent, averaged over the foreground classes.
 
     .. math:: L = 1 - \frac{1}{b\,(C-1)}\sum_{b,\,c>0}
               \frac{2\sum_p \pi_{bcp}\, g_{bcp} + 1}{\sum_p \pi_{bcp} + \sum_p g_{bcp} + 1}
@@ -47,7 +47,7 @@ def dice_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def dice_ce_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Soft Dice and the mean cross-entropy of the pixels, added.
+    """Sum of soft Dice and the mean cross-entropy of the pixels.
 
     Source: dFLMoE, its loss of segmentation.
     Differs: as :func:`dice_loss` does; the paper gives no weights, so both count alike.

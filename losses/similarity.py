@@ -1,5 +1,4 @@
-r"""Similarity-based knowledge distillation of FedSKD, between a local model (DAM) and a received
-one (KTM).
+r"""Similarity-based knowledge distillation of FedSKD, between a local model (DAM) and a received one (KTM).
 
 Networks of different architecture have no common feature to compare, but they see the same samples.
 Each term compares the two networks' similarities between items (samples of a batch, positions of
@@ -29,7 +28,7 @@ from losses.gram import FORMS, ExactProduct, Form, dissimilarity
 
 TERMS = ("batch", "position", "region")
 
-# Cells of a tap's grid. The mean feature of a region with less is noise.
+# In cells of a tap's grid. The mean feature of a smaller region is noise.
 REGION_MASS_MIN = 1e-3
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
@@ -109,8 +108,7 @@ def position_similarity_loss(
 
 
 def region_similarity_loss(dam_taps: Sequence[Tensor], ktm_taps: Sequence[Tensor], *, masks: Tensor) -> Tensor:
-    r"""Region-wise similarity distillation: both networks see the same regions, of an atlas say, as
-    alike.
+    r"""Region-wise similarity distillation: both networks see the same regions, of an atlas say, as alike.
 
     .. math:: L_R = \frac{1}{|\mathbb L|}\sum_\ell \frac{1}{r^2} \lVert R^\ell_{DAM}-R^\ell_{KTM} \rVert_F^2,
               \quad R = \sqrt r\,\mathrm{rownorm}(HH^\top),\; H_k = \frac{\sum_p m_{kp} F_p}{\sum_p m_{kp}}
@@ -150,7 +148,7 @@ def similarity_terms(
     form: Form = "auto",
     accumulate: torch.dtype = torch.float32,
 ) -> dict[str, Tensor]:
-    """The terms of the similarity distillation one by one, to log them; their sum is the loss.
+    """Terms of the similarity distillation, to log them separately; their sum is the loss.
 
     Source: FedSKD, eqs. 4-15 and its ablations.
     Differs: as the three terms do.
@@ -197,8 +195,7 @@ def similarity_distillation_loss(
     form: Form = "auto",
     accumulate: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Similarity-based knowledge distillation, ``L_SKD = L_B + L_P + L_R``, unweighted; without
-    masks ``L_B + L_P``.
+    """Similarity-based knowledge distillation ``L_SKD = L_B + L_P + L_R``, unweighted; without masks ``L_B + L_P``.
 
     Source: FedSKD, eq. 15.
     Differs: as the three terms do.
@@ -319,7 +316,7 @@ def _region_at(dam: Tensor, ktm: Tensor, masks: Tensor) -> Tensor:
 
 
 def _weights(masks: Tensor, grid: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The positions' weights in their regions' means, and the regions' masses."""
+    """Compute the positions' weights in their regions' means, and the regions' masses."""
     cells = F.interpolate(masks, size=list(grid), mode="area").flatten(2)
     mass = cells.sum(2, keepdim=True)
     return cells / mass.clamp(min=REGION_MASS_MIN), mass
