@@ -1,5 +1,4 @@
-"""The declaration of a method. It runs no loop, opens no file and logs nothing: ``peer.train``
-does, alike for all.
+"""The declaration of a method. It runs no loop, opens no file and logs nothing: ``peer.train`` does.
 
 A stage of a method is a function from a ``StageContext`` (the site's networks, the received ones,
 the parameters) to a ``Stage`` (the networks that run, the optimiser steps on a batch, the losses).
@@ -19,11 +18,11 @@ from models import Network, Output
 from peer.core.plan import Plan
 
 DAM, KTM, VISITOR = "dam", "ktm", "visitor"
-"""Names of networks: the local model; FedSKD's received one; another site's model that only passes through."""
+"""Names of networks: the local model; FedSKD's received one; another site's visiting model."""
 
 
 def visitor_name(origin: str) -> str:
-    """The name, in a stage, of the model that visits from this site."""
+    """Return a stage's name of the visiting model of this site."""
     return f"{VISITOR}-{origin}"
 
 
@@ -31,7 +30,7 @@ PROXY, MESSENGER, RECEIVER, TRANSMITTER, MIXTURE = "proxy", "messenger", "receiv
 """Names of the local networks beside the local model, by method."""
 
 GLOBAL, HEAD = "global", "head"
-"""The averaged model beside a personal one of the same architecture; the local model's head, where it trains alone."""
+"""The averaged model beside a personal one of the same architecture; the local model's head if it trains alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class Forward(Protocol):
     """Runs a network by name, under the stage's precision and with the step's own randomness for that network."""
 
     def __call__(self, network: str, *inputs: Any, part: str = "") -> Any:
-        """The output of the network, or of its submodule ``part``, for these inputs."""
+        """Return the output of the network, or of its submodule ``part``, for these inputs."""
 
 
 Losses = Callable[[Batch, Forward], Mapping[str, Term]]
@@ -69,12 +68,11 @@ Losses = Callable[[Batch, Forward], Mapping[str, Term]]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the optimisers of ``trains``: those networks are in train mode, all others are
-    frozen.
+    """One step of the optimisers of ``trains``: those networks are in train mode, all others are frozen.
 
     A frozen network is in evaluation mode, its parameters have no gradient and no optimiser.
     Gradients do pass through it to its inputs. A step that trains no network only measures.
-    ``after_backward`` may change the gradients before the optimisers take them.
+    ``after_backward`` may change the gradients before the optimisers use them.
     """
 
     trains: tuple[str, ...]
@@ -91,10 +89,9 @@ class Stage:
 
     Attributes:
         networks: by name, the local one as ``dam``.
-        passes: each is a run through all batches, with these optimiser steps on every batch, in
-            order.
+        passes: each iterates over all batches, with these optimiser steps on every batch, in order.
         divides: each pass has an equal share of the batches instead of all; the first ones have one
-            more where the shares are not whole.
+            more if the shares are not whole.
         summary: further numbers from the stage's mean terms.
     """
 
@@ -110,13 +107,13 @@ class Stage:
 
 
 def one_step_stage(networks: Mapping[str, nn.Module], trains: tuple[str, ...], losses: Losses, **summary: Any) -> Stage:
-    """A stage of one pass with one optimiser step a batch."""
+    """Build a stage of one pass with one optimiser step a batch."""
     return Stage(networks, ((Step(trains, losses),),), **summary)
 
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """What a method needs to build its networks for one site.
+    """The inputs from which a method builds its networks for one site.
 
     Attributes:
         site: this site's name.
@@ -128,7 +125,7 @@ class BuildContext:
         output: the local model's, for one image of zeros; the networks must fit its shapes.
         shared_output: that of the network of ``[shared_model]``, or none without that table.
         sites: the roster.
-        public_images: gives the images ``(n, c, *space)`` of the public set.
+        public_images: returns the images ``(n, c, *space)`` of the public set.
         build_shared: builds that network, with weights from torch's global generator.
     """
 
@@ -147,7 +144,7 @@ class BuildContext:
 
 @dataclass(frozen=True)
 class StageContext:
-    """What a stage or a prediction starts from.
+    """The inputs of a stage or a prediction.
 
     Attributes:
         site: this site's name.
@@ -157,8 +154,8 @@ class StageContext:
         received: the sources' networks by origin in roster order, loaded, not yet frozen.
         round: of the stage; 0 in a prediction.
         classes_present: the classes of the site's training samples; none in a prediction.
-        seed_torch: seeds torch's global generator before a stage builds layers; the arguments say
-            what for.
+        seed_torch: seeds torch's global generator before a stage builds layers; the arguments name
+            the purpose.
     """
 
     site: str
@@ -183,27 +180,27 @@ def build_shared_network(context: BuildContext, networks: Mapping[str, Any]) -> 
 
 
 def accept_any_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
-    """Demand nothing of the site's networks."""
+    """Accept any networks of the site."""
     return None
 
 
 def accept_any_received(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
-    """Demand nothing of a received network."""
+    """Accept any received network."""
     return None
 
 
 def all_tensors(network: nn.Module, parameters: Mapping[str, Any]) -> list[str]:
-    """The names of every parameter and buffer."""
+    """Return the names of every parameter and buffer."""
     return list(network.state_dict())
 
 
 def head_tensors(network: Network, parameters: Mapping[str, Any]) -> list[str]:
-    """The names of the head's parameters and buffers."""
+    """Return the names of the head's parameters and buffers."""
     return [name for name in network.state_dict() if name.startswith(f"{network.head_name}.")]
 
 
 def predict_locally(context: StageContext, images: Tensor) -> Tensor:
-    """The local model's prediction."""
+    """Return the local model's prediction."""
     prediction: Tensor = context.dam(images).prediction
     return prediction
 
@@ -215,9 +212,9 @@ class AveragedNetwork:
     Attributes:
         name: of the network; its tensors' names in the artifact begin with it.
         build_received: builds the network that another site sends, given this site's build context,
-            the other site's name, its head and the names of the network's state; ``ValueError``
-            says why it cannot.
-        join: makes one module of a head and the network that came with it.
+            the other site's name, its head and the names of the network's state; raises
+            ``ValueError`` with the reason if it cannot.
+        join: joins a head and the network received with it in one module.
     """
 
     name: str
@@ -227,8 +224,7 @@ class AveragedNetwork:
 
 @dataclass(frozen=True)
 class Method:
-    """A method: its stages under the names of its plan, a site's networks and artifacts, and the
-    prediction.
+    """A method: the stages that its plan names, a site's networks and artifacts, and the prediction.
 
     Attributes:
         stages: by the plan's stage name.
@@ -243,12 +239,12 @@ class Method:
         keeps_heads: the name of the local network that keeps other sites' heads, or none. The head
             then travels, but is not averaged: the network's ``keep(site, state)`` gets each.
         predict: the prediction for images ``(b, c, *space)``; every network is in evaluation mode.
-        one_network: for an export, gives from the site's networks and the parameters the one network
-            that predicts as ``predict`` does; none where that is the local model, or takes several.
+        one_network: for an export, builds from the site's networks and the parameters the one network
+            that predicts as ``predict`` does; none if that is the local model, or takes several.
         check_local: given outputs of the local and of the shared model, the parameters and whether
-            there are region masks: why the method cannot work here, or none.
+            there are region masks, returns why the method cannot work here, or None.
         check_received: given outputs of the local and of the received model (of a received head:
-            for a feature of zeros) and the parameters: why the method cannot use it, or none.
+            for a feature of zeros) and the parameters, returns why the method cannot use it, or None.
     """
 
     stages: Mapping[str, Callable[[StageContext], Stage]]
@@ -265,7 +261,7 @@ class Method:
 
     @classmethod
     def of(cls, plan: Plan) -> Method:
-        """The method that a plan names as its implementation; ``ValueError`` where there is none with its stages."""
+        """Import the implementation that a plan names. Raise ``ValueError`` if there is none with the plan's stages."""
         module, _, name = plan.implementation.partition(":")
         method = getattr(importlib.import_module(module), name, None)
         if not isinstance(method, cls) or method.stages.keys() != plan.stages.keys():

@@ -1,4 +1,4 @@
-"""Parameters that several methods share: which supervised loss they train segmentation with."""
+"""Parameters that several methods share: their supervised loss of segmentation."""
 
 from __future__ import annotations
 

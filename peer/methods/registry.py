@@ -1,4 +1,4 @@
-"""The methods by name: the built-in ones are listed here, those of installed packages have an entry point.
+"""The methods by name: built-in ones are listed here, installed packages have an entry point for theirs.
 
 This module and every plan are free of torch: the daemon reads them, too.
 """
@@ -71,18 +71,18 @@ class PackageMissing(ConfigError):  # noqa: N818 - the name is the fact
 
 
 def installed_methods() -> list[tuple[str, str]]:
-    """The names of installed packages' methods, and the packages as federation.toml names them."""
+    """Return the names of installed packages' methods, and the packages as federation.toml names them."""
     return sorted((name, package) for name, package in _entry_points() if name not in PLANS)
 
 
 def method_names() -> list[str]:
-    """The names of all methods on this machine, the built-in ones first."""
+    """Return the names of all methods on this machine, the built-in ones first."""
     return list(dict.fromkeys([*PLANS, *(name for name, _ in installed_methods())]))
 
 
 @functools.cache
 def find_plan(name: str, package: str | None = None) -> Plan:
-    """The plan of a method.
+    """Find the plan of a method.
 
     Args:
         name: of the method.
@@ -111,7 +111,7 @@ def find_plan(name: str, package: str | None = None) -> Plan:
         raise _missing(name, package)
     try:
         plan = matching[0].load()
-    except Exception as error:  # somebody else's module
+    except Exception as error:  # a third party's module
         raise ConfigError(f"the plan of method {name!r} in {package} cannot be loaded: {error}") from error
     if not isinstance(plan, Plan):
         raise ConfigError(f"method {name!r} in {package} names no plan, but {plan!r}", "ask the makers of the package")
@@ -119,13 +119,13 @@ def find_plan(name: str, package: str | None = None) -> Plan:
 
 
 def _normal(package: str) -> str:
-    """The package with its distribution's name as pip compares it."""
+    """Normalise the distribution's name in the package as pip does."""
     distribution, equals, version = package.partition("==")
     return re.sub(r"[-_.]+", "-", distribution).lower() + equals + version
 
 
 def _entry_points() -> dict[tuple[str, str], importlib.metadata.EntryPoint]:
-    """The entry points of installed plans, by name and package."""
+    """Return the entry points of installed plans, by name and package."""
     entry_points = {}
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         if entry_point.dist is not None:
@@ -134,7 +134,7 @@ def _entry_points() -> dict[tuple[str, str], importlib.metadata.EntryPoint]:
 
 
 def _missing(name: str, package: str) -> ConfigError:
-    """The error of a package that does not give the method on this machine."""
+    """Build the error about a package that does not provide the method on this machine."""
     match = PACKAGE.fullmatch(package)
     if match is None:
         return ConfigError(f"package = {package!r} of method {name!r} is not DISTRIBUTION==VERSION")

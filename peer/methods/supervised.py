@@ -1,4 +1,4 @@
-"""The supervised loss of each kind of task, and the stage that minimises nothing else."""
+"""The supervised loss of each kind of task, and the stage that minimises only this loss."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ SEGMENTATION_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def supervised_loss(task: str, segmentation: str = "dice_ce") -> Supervised:
-    """The task's loss; ``segmentation`` is a key of ``SEGMENTATION_LOSSES``."""
+    """Return the task's loss; ``segmentation`` is a key of ``SEGMENTATION_LOSSES``."""
     if task == "segmentation":
         return Supervised(segmentation, SEGMENTATION_LOSSES[segmentation])
     return SUPERVISED[task]
 
 
 def stage_loss(context: StageContext) -> Supervised:
-    """The loss of the context's task and, for segmentation, of its parameters."""
+    """Return the loss of the context's task and, for segmentation, of its parameters."""
     return supervised_loss(context.task, context.parameters["segmentation_loss"])
 
 
