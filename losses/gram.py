@@ -1,8 +1,7 @@
 r"""Row-normalised similarity, the common kernel of FedSKD's batch, position and region terms.
 
-Layout: a network's features are a matrix ``X = Hᵀ`` of shape ``(d, n)``, each
-*column* an item (a sample, a position, a region). Feature maps have this memory layout, so the
-position term needs no copy.
+Layout: a network's features are a matrix ``X = Hᵀ`` of shape ``(d, n)``, one *column* an item (a
+sample, a position, a region). Feature maps have this memory layout: the position term copies none.
 ``G = XᵀX`` are the similarities between items, ``g_i`` is row i of G, and
 
 .. math:: \frac{1}{n^2}\lVert \mathcal S(H_D) - \mathcal S(H_K)\rVert_F^2

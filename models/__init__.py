@@ -1,6 +1,6 @@
 """Networks, independent of federation: own ones by name, and any other with its layers tapped.
 
-The package loads names on first use, so that a program can import ``models.spec`` without torch.
+Names are imported on first use, so that a program can import ``models.spec`` without torch.
 """
 
 from __future__ import annotations

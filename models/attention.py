@@ -1,5 +1,4 @@
-r"""MH-pFLID's receiver and transmitter: attention over channels or positions, between the local
-model's and the messenger's feature.
+r"""MH-pFLID's receiver and transmitter: attention over channels or positions, between two networks' features.
 
 Vector form, for classification and time series: the messenger's feature is u ``(b, D)``, the local
 one ``(b, d)``. Dense form, for segmentation: they are ``(b, D, *grid)`` and ``(b, d, *space)``, on
@@ -25,8 +24,7 @@ Tokens = Literal["channel", "spatial"]
 
 
 class ChannelAttention(nn.Module):
-    r"""Attention whose tokens are channels: each channel of one feature becomes a mean of the
-    other's channels.
+    r"""Attention whose tokens are channels: each channel becomes a mean of the other feature's channels.
 
     .. math:: A = \mathrm{softmax}_n\!\left(\frac{q_m k_n}{\sqrt D}\right),\qquad out_m = \sum_n A_{mn} w_n
 
@@ -34,8 +32,8 @@ class ChannelAttention(nn.Module):
     over space and w keeps its grid.
 
     Source: MH-pFLID (ICML 2024), eqs. 8-11; the channels as tokens from its authors' code.
-    Differs: the value is projected, as in the equations; the authors' classification code takes it
-        as it is.
+    Differs: the value is projected, as in the equations; the authors' classification code uses it
+        unprojected.
     Shapes: both features ``(b, D)`` or ``(b, D, *grid)``, to the shape of the value feature; the
         backward pass needs ``b * D * D`` floats.
     Gradient flow: into both features.
@@ -59,7 +57,7 @@ class ChannelAttention(nn.Module):
         self.spatial_dims, self.channels = spatial_dims, channels
 
     def forward(self, query_feature: Tensor, value_feature: Tensor) -> Tensor:
-        """The value feature's channels, mixed for each channel of the query feature."""
+        """Mix the value feature's channels for each channel of the query feature."""
         _check("query", query_feature, self.channels, self.spatial_dims)
         _check("value", value_feature, self.channels, self.spatial_dims)
         with exact(self, query_feature, value_feature) as (query_feature, value_feature):
@@ -74,8 +72,7 @@ class ChannelAttention(nn.Module):
 
 
 class SpatialAttention(nn.Module):
-    r"""Attention whose tokens are positions: each position of one feature becomes a mean of the
-    other's positions.
+    r"""Attention whose tokens are positions: each position becomes a mean of the other feature's positions.
 
     .. math:: A = \mathrm{softmax}_s\!\left(\frac{q_p^\top k_s}{\sqrt D}\right),\qquad out_p = \sum_s A_{ps} w_s
 
@@ -106,7 +103,7 @@ class SpatialAttention(nn.Module):
         self.query, self.key, self.value = (nn.Linear(channels, channels, bias=not spatial_dims) for _ in range(3))
 
     def forward(self, query_feature: Tensor, value_feature: Tensor) -> Tensor:
-        """The value feature's positions, mixed for each position of the query feature."""
+        """Mix the value feature's positions for each position of the query feature."""
         with exact(self, query_feature, value_feature) as (query_feature, value_feature):
             asking, answering = _positions(query_feature), _positions(value_feature)
             mixed = F.scaled_dot_product_attention(self.query(asking), self.key(answering), self.value(answering))
@@ -143,9 +140,7 @@ class _Adapter(nn.Module):
             self.project, self.attention = tied.project, tied.attention
 
     def project_local(self, messenger: Tensor, local: Tensor) -> Tensor:
-        """The local feature in the messenger's space: in as many channels, and in the dense form on
-        its grid.
-        """
+        """Map the local feature to the messenger's channels and, in the dense form, to its grid."""
         if self.spatial_dims:
             local = resize(local, messenger.shape[2:])
         elif not self.positions:
@@ -174,7 +169,7 @@ class Receiver(_Adapter):
         spatial_dims: 0 for the vector form, 1 to 3 for the dense one.
         form: ``addition`` is the ablation: the sum of the messenger's and the projected local
             feature.
-        tokens: of the attention: ``channel`` as the authors' code has it, or ``spatial``
+        tokens: of the attention: ``channel`` as in the authors' code, or ``spatial``
             (:class:`SpatialAttention`).
         tied: the adapter whose weights to use instead of own ones.
     Raises:
@@ -186,7 +181,7 @@ class Receiver(_Adapter):
     """
 
     def forward(self, messenger: Tensor, local: Tensor) -> Tensor:
-        """The feature for the messenger's head."""
+        """Return the feature for the messenger's head."""
         with exact(self, messenger, local) as (messenger, local):
             value = self.project_local(messenger, local)
             injected: Tensor = messenger + value if self.attention is None else self.attention(messenger, value)
@@ -211,7 +206,7 @@ class Transmitter(_Adapter):
     """
 
     def forward(self, messenger: Tensor, local: Tensor) -> Tensor:
-        """The feature for the messenger's head."""
+        """Return the feature for the messenger's head."""
         with exact(self, messenger, local) as (messenger, local):
             value = self.project_local(messenger, local)
             distilled: Tensor = messenger + value if self.attention is None else self.attention(value, messenger)
@@ -219,7 +214,7 @@ class Transmitter(_Adapter):
 
 
 def _positions(feature: Tensor) -> Tensor:
-    """The feature as ``(b, positions, channels)``; a vector is one position."""
+    """Reshape the feature to ``(b, positions, channels)``; a vector is one position."""
     return feature.reshape(*feature.shape[:2], -1).transpose(1, 2)
 
 
@@ -234,7 +229,7 @@ def _check(whose: str, feature: Tensor, channels: int, spatial_dims: int | None)
 
 
 def linear(spatial_dims: int, channels: int, out: int, *, bias: bool = True) -> nn.Module:
-    """A linear map of vectors (0 spatial dimensions), or of the channels at each position."""
+    """Build a linear map of vectors (0 spatial dimensions), or of the channels at each position."""
     if spatial_dims:
         return conv(spatial_dims, channels, out, 1, bias=bias)
     return nn.Linear(channels, out, bias=bias)
@@ -242,7 +237,7 @@ def linear(spatial_dims: int, channels: int, out: int, *, bias: bool = True) -> 
 
 @contextmanager
 def exact(module: nn.Module, *features: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The features in the weights' precision, without autocast, whose 8 bits are too few."""
+    """Yield the features in the weights' precision, without autocast, whose 8 bits are too few."""
     dtype = next(module.parameters()).dtype
     with torch.autocast(features[0].device.type, enabled=False):
         yield tuple(feature.to(dtype) for feature in features)

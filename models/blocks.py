@@ -1,5 +1,4 @@
-"""The parts of the networks, in one, two and three dimensions; every convolution keeps the grid or
-divides it.
+"""Building blocks in one, two and three dimensions; every convolution keeps the grid or divides it.
 
 A convolution or pooling of stride s turns a side of n into ⌈n/s⌉, so that no side ever vanishes.
 """
@@ -16,28 +15,28 @@ TRANSPOSED: dict[int, type[nn.Module]] = {1: nn.ConvTranspose1d, 2: nn.ConvTrans
 BATCH_NORM: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 MAX_POOL: dict[int, type[nn.Module]] = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
 LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
-"""The interpolation of each dimension."""
+"""Interpolation mode by number of dimensions."""
 
 
 def conv(
     dims: int, channels: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1, bias: bool = False
 ) -> nn.Module:
-    """A convolution with an odd kernel that keeps the grid at stride 1."""
+    """Build a convolution with an odd kernel that keeps the grid at stride 1."""
     return CONVOLUTION[dims](channels, out, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=bias)
 
 
 def norm(dims: int, channels: int) -> nn.Module:
-    """Batch norm of that many dimensions."""
+    """Build a batch norm of ``dims`` dimensions."""
     return BATCH_NORM[dims](channels)
 
 
 def pool(dims: int) -> nn.Module:
-    """The max pool of most stems: 3 wide, of stride 2."""
+    """Build the max pool of most stems: 3 wide, of stride 2."""
     return MAX_POOL[dims](3, stride=2, padding=1)
 
 
 def conv_norm(dims: int, channels: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    """Convolution and batch norm, without an activation."""
+    """Build convolution and batch norm, without an activation."""
     return nn.Sequential(conv(dims, channels, out, kernel, stride=stride, groups=groups), norm(dims, out))
 
 
@@ -51,7 +50,7 @@ def conv_norm_act(
     groups: int = 1,
     act: type[nn.Module] = nn.ReLU,
 ) -> nn.Sequential:
-    """Convolution, batch norm, activation."""
+    """Build convolution, batch norm, activation."""
     return conv_norm(dims, channels, out, kernel, stride=stride, groups=groups).append(act())
 
 
@@ -77,21 +76,21 @@ def run_stages(stages: Iterable[nn.Module], x: Tensor) -> list[Tensor]:
 
 
 def resize(x: Tensor, space: Sequence[int]) -> Tensor:
-    """Features ``(b, c, *space)`` on another grid, interpolated between the centres of cells."""
+    """Interpolate features ``(b, c, *space)`` on another grid, between the centres of cells."""
     if x.shape[2:] == tuple(space):
         return x
     return F.interpolate(x, size=tuple(space), mode=LINEAR[x.ndim - 2], align_corners=False)
 
 
 def crop(x: Tensor, space: Sequence[int]) -> Tensor:
-    """The leading corner of a grid that is at least as large."""
+    """Cut the leading corner out of a grid that is at least as large."""
     for dim, side in enumerate(space, start=2):
         x = x.narrow(dim, 0, side)
     return x
 
 
 def mean_over_space(x: Tensor) -> Tensor:
-    """The mean over space, with a deterministic gradient on a GPU, too; a vector stays as it is."""
+    """Compute the mean over space, with a deterministic gradient on a GPU, too; a vector stays unchanged."""
     return x.flatten(2).mean(2) if x.ndim > 2 else x
 
 
@@ -99,7 +98,7 @@ def initialise(modules: Iterable[nn.Module]) -> None:
     """Initialise rectified networks as He et al. do, by the fan out, with zero biases."""
     for module in modules:
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            if not module.weight.is_meta:  # it has no values, and drawing them there takes milliseconds
+            if not module.weight.is_meta:  # a meta tensor has no values, and drawing them takes milliseconds
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         elif isinstance(module, nn.Linear):
             nn.init.zeros_(module.bias)

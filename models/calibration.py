@@ -1,6 +1,6 @@
-r"""LC-Fed's calibrations of a segmentation network, in one, two and three dimensions: the selection
-of channels for a site, and a head that looks closer where the heads of several sites disagree.
-"""
+r"""LC-Fed's calibrations of a segmentation network, in one, two and three dimensions.
+
+They select channels for a site, and amplify the feature where the heads of several sites disagree."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from models.blocks import conv
 
 REDUCTION = 16
-"""The features of a bottleneck per hidden unit, as in the authors' code."""
+"""Features of a bottleneck per hidden unit, as in the authors' code."""
 WINDOW = 31
-"""Pixels on a side of the window in which the authors' code blurs and looks for peaks."""
+"""Side, in pixels, of the window in which the authors' code blurs and searches peaks."""
 SIGMA_SHARE = 6 / 31
 """Their blur's standard deviation, as a share of the window."""
 PEAK_MIN = 0.2
@@ -35,7 +35,7 @@ class ChannelSelection(nn.Module):
     Shapes: ``x (b, channels, *space)`` and a site's index to h, ``(b, channels)``.
     Gradient flow: into ``x`` and all layers.
     Args:
-        sites: how many sites have an embedding.
+        sites: number of sites, each with an embedding.
         channels: of the feature.
     Raises:
         IndexError: the index is not below ``sites``.
@@ -102,14 +102,14 @@ class HeadCalibration(nn.Module):
 
 
 def disagreement_peaks(own: Tensor, others: Collection[Tensor], *, window: int = WINDOW) -> Tensor:
-    r"""Where other sites' heads contradict the own one most: 1 at each peak, 0 elsewhere.
+    r"""Mark peaks of the other heads' disagreement with the own one: 1 at each peak, 0 elsewhere.
 
     .. math:: u = \Bigl(\tfrac{1}{n} \sum_j (p_j - p)^2\Bigr)^{1/2}, \qquad
               \text{peaks} = \Bigl\{u = \max_{window} u,\ u > 0.2 \max u\Bigr\}
 
     Source: Wang et al., ECCV 2022 (LC-Fed), as its authors run it: `jcwang123/FedLC`.
-    Differs: where all agree there is no peak; their code divides by 0. A value of another head that
-        is not a number counts as 0.
+    Differs: there is no peak where all agree; their code divides by 0. NaN of another head counts
+        as 0.
     Args:
         own: probabilities ``(b, k, *space)`` of the own head; no gradient.
         others: those of each other head, of the same shape; no gradient.
@@ -135,11 +135,11 @@ def disagreement_peaks(own: Tensor, others: Collection[Tensor], *, window: int =
 
 
 def soft_map(maps: Tensor, *, window: int = WINDOW) -> Tensor:
-    """Maps that are blurred by a Gaussian whose peak is 1, and cut at 1.
+    """Blur the maps by a Gaussian whose peak is 1, and clamp them at 1.
 
     Source: Wang et al., ECCV 2022 (LC-Fed), as its authors run it: `jcwang123/FedLC`.
-    Differs: cut at 1: their blur gives 200 within a large region of two dimensions, and the
-        calibration would amplify the feature as often. The deviation grows with the window.
+    Differs: clamped at 1: their blur gives 200 within a large region of two dimensions, by which
+        the calibration would amplify the feature. The deviation grows with the window.
     Args:
         maps: ``(b, k, *space)``, not negative; gradient flows.
         window: cells on a side of the Gaussian; odd.
@@ -163,7 +163,7 @@ def _check_window(window: int) -> None:
 
 
 def _along_axes(maps: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
-    """An operation on lines ``(n, 1, side)`` along one spatial axis after the other."""
+    """Apply an operation on lines ``(n, 1, side)`` along each spatial axis in turn."""
     for axis in range(2, maps.ndim):
         moved = maps.movedim(axis, -1)
         maps = operation(moved.reshape(-1, 1, moved.shape[-1])).reshape(moved.shape).movedim(-1, axis)

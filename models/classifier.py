@@ -14,9 +14,9 @@ class Classifier(Network):
     """A stem, stages, the mean over space and a head.
 
     The taps are the features after each stage. Penultimate is the mean of the last tap over space
-    or, where the hyper-parameter ``projection`` is set, a linear projection of it to that many
-    features: so backbones of any width have heads of one shape. Subclasses set ``stem`` and
-    ``stages``, then call :meth:`add_head`.
+    or, if the hyper-parameter ``projection`` is set, a linear projection of it to that many features,
+    so that backbones of any width have heads of one shape. Subclasses set ``stem`` and ``stages``,
+    then call :meth:`add_head`.
     """
 
     head_name = "fc"
@@ -26,7 +26,7 @@ class Classifier(Network):
     fc: nn.Linear
 
     def add_head(self, channels: int) -> None:
-        """Add projection and head behind a last stage of that many channels."""
+        """Add projection and head behind a last stage of ``channels`` channels."""
         size: int | None = self.spec["hyper"]["projection"]
         self.fc = nn.Linear(size or channels, self.spec["classes"])
         self.projection = None if size is None else nn.Linear(channels, size)

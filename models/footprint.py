@@ -20,8 +20,7 @@ MESSENGER = "messenger_"
 def describe(
     model: str | Mapping[str, Any], input_size: Sequence[int] | None = None, *, in_channels: int = 1, classes: int = 2
 ) -> dict[str, Any]:
-    """The network's facts for one sample of this spatial size; takes no memory for weights or
-    features.
+    """Describe the network's cost for one sample of this spatial size; allocates no weights or features.
 
     Args:
         model: a name in ``models.MODELS``, with default hyper-parameters and as many dimensions as
@@ -66,7 +65,7 @@ def describe(
 
 
 def _forward(network: Network, input_size: Sequence[int] | None) -> dict[str, Any]:
-    """The cost of one forward pass, and its shapes."""
+    """Count the operations of one forward pass, and return its shapes; all None without an input size."""
     if input_size is None:
         return dict.fromkeys(("multiply_accumulates", "prediction", "taps", "bottleneck", "penultimate"))
     operations, output = count_operations(network, input_size)
@@ -80,8 +79,9 @@ def _forward(network: Network, input_size: Sequence[int] | None) -> dict[str, An
 
 
 def count_operations(network: Network, input_size: Sequence[int]) -> tuple[int, Output]:
-    """The multiply-accumulates of convolutions and matrix products in one forward pass of one
-    sample, and its output; the network must be on the meta device.
+    """Count a forward pass' multiply-accumulates for one sample on the meta device; return them and the output.
+
+    Only convolutions and matrix products count.
     """
     network.eval()
     x = torch.empty(1, network.spec["in_channels"], *input_size, device="meta")
@@ -91,10 +91,10 @@ def count_operations(network: Network, input_size: Sequence[int]) -> tuple[int, 
 
 
 def padding_share(network: nn.Module, x: Tensor) -> float:
-    """The share of the network's weights that this input multiplies with zeros of the padding alone.
+    """Return the share of the network's weights that this input multiplies only with padding zeros.
 
-    A kernel of 3x3x3 on a map of one cell has 26 taps that lie on padding wherever it is. No gradient
-    reaches them, and an artifact carries them as they were at the start. Layers with padding
+    A kernel of 3x3x3 on a map of one cell has 26 taps that always lie on padding. No gradient
+    reaches them, and an artifact carries their initial values. Layers with padding
     "same" are not counted.
 
     Example:
@@ -123,7 +123,7 @@ def padding_share(network: nn.Module, x: Tensor) -> float:
 
 
 def _share_of_taps(side: int, taps: int, stride: int, padding: int, dilation: int) -> float:
-    """Of a kernel along one side, the share of taps that lie on the map at some position."""
+    """Return the share of a kernel's taps along one side that lie on the map at some position."""
     starts = range(-padding, side + padding - dilation * (taps - 1), stride)
     return sum(any(0 <= start + dilation * tap < side for start in starts) for tap in range(taps)) / taps
 

@@ -1,4 +1,4 @@
-"""Networks from elsewhere: MONAI's by dotted name, any installed class by ``module:Class``."""
+"""Third-party networks: MONAI's by dotted name, any installed class by ``module:Class``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import nn
 from models.lean_monai import load_monai
 from models.spec import FORBIDDEN, MODULE_CLASS, MONAI_PREFIX, suggestion
 
-# Constructors' names of the sizes that a federation fixes; the first that a constructor has counts.
+# Constructors' names of the sizes that a federation fixes; the first that a constructor has is set.
 DIMENSIONS = ("spatial_dims", "dimensions")
 CHANNELS = ("in_channels", "n_input_channels", "channels")
 CLASSES = ("out_channels", "num_classes", "classes", "n_classes")
 
 
 MISSING = re.compile(r"missing [0-9]+ required (?:positional|keyword-only) arguments?: (?P<names>.*)")
-"""What Python says of a call that lacks arguments."""
+"""Python's message about missing arguments."""
 
 
 class MissingArgumentsError(ValueError):
@@ -37,18 +37,18 @@ class MissingArgumentsError(ValueError):
 
 
 def is_foreign(name: str) -> bool:
-    """Whether the name has a form that this module builds."""
+    """Return whether this module can build a network of the name's form."""
     return name.startswith(MONAI_PREFIX) or MODULE_CLASS.fullmatch(name) is not None
 
 
 def foreign_network(
     name: str, *, spatial_dims: int, in_channels: int, classes: int, hyper: Mapping[str, Any]
 ) -> nn.Module:
-    """The network ``monai.networks.nets.NAME`` or ``module:Class``, never with downloaded weights.
+    """Build ``monai.networks.nets.NAME`` or ``module:Class``, never with downloaded weights.
 
     Imports the module: for a spec from another site, call :func:`models.spec.remote_spec_problem`
-    first. ``ValueError`` when the class does not exist, takes no such argument, or refuses the
-    values; ``MissingArgumentsError`` when it needs more of them.
+    first. Raise ``ValueError`` if the class does not exist, takes no such argument, or refuses the
+    values; ``MissingArgumentsError`` if it needs more of them.
     """
     kind, arguments = foreign_call(
         name, spatial_dims=spatial_dims, in_channels=in_channels, classes=classes, hyper=hyper
@@ -64,7 +64,7 @@ def foreign_network(
 def foreign_call(
     name: str, *, spatial_dims: int, in_channels: int, classes: int, hyper: Mapping[str, Any]
 ) -> tuple[type[nn.Module], dict[str, Any]]:
-    """The class and its constructor's arguments; raises as :func:`foreign_network`."""
+    """Return the class and its constructor's arguments; raises as :func:`foreign_network`."""
     kind = _monai_class(name.removeprefix(MONAI_PREFIX)) if name.startswith(MONAI_PREFIX) else _class(name)
     parameters, takes_any = _parameters(kind)
     arguments = dict(hyper)
@@ -108,7 +108,7 @@ def _class(name: str) -> type[nn.Module]:
 
 
 def _parameters(kind: type[nn.Module]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The constructor's parameters, with those its ``**kwargs`` reach; whether it takes any."""
+    """Return the constructor's parameters, with those its ``**kwargs`` reach; and whether it takes any."""
     named: dict[str, inspect.Parameter] = {}
     for base in kind.__mro__:
         if base is nn.Module:
@@ -125,7 +125,7 @@ def _parameters(kind: type[nn.Module]) -> tuple[dict[str, inspect.Parameter], bo
 
 
 def _missing_arguments(kind: type[nn.Module], error: Exception) -> dict[str, str]:
-    """The constructor's own arguments for lack of which the call failed, with their types."""
+    """Return the constructor's arguments whose lack made the call fail, with their types."""
     match = MISSING.search(str(error)) if isinstance(error, TypeError) else None
     if match is None:
         return {}

@@ -1,4 +1,4 @@
-"""The layers of a network with their output shapes, and which of them to name in a configuration."""
+"""The layers of a network with their output shapes, and a proposal of those to name in a configuration."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from models.registry import build
 from models.tap import Tapped
 
 STAGES = 4
-"""Stages to propose: as many as the papers' networks show."""
+"""Number of stages to propose: as many as the papers' networks have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A layer as it ran in one forward pass.
 
-    ``shape`` is that of its output for one sample, without the batch; empty where the layer gives
-    something else than one tensor. ``tap`` says whether ``features`` may name it.
+    ``shape`` is that of its output for one sample, without the batch; empty if the output is not one
+    tensor. ``tap`` says whether ``features`` may name it.
     """
 
     name: str
@@ -104,7 +104,7 @@ def list_layers(
 
 @dataclass(slots=True)
 class _Run:
-    """The first run of a layer: when it ended, its output, and the versions that tell of a later change in place."""
+    """The first run of a layer: its order, its output, and the versions that reveal a later change in place."""
 
     order: int
     output: Any
@@ -128,7 +128,7 @@ def _layers(network: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _run(network: nn.Module, image: Tensor, name: str) -> tuple[dict[str, _Run], Any]:
-    """The run of each layer by name, and the network's output."""
+    """Run the network; return the run of each layer by name, and the network's output."""
     records: dict[str, _Run] = {}
     counter = itertools.count()
     versions: dict[str, tuple[int, ...]] = {}
@@ -205,7 +205,7 @@ def _describe(name: str, module: nn.Module, records: Mapping[str, _Run], *, dims
 
 
 def _propose_head(network: nn.Module, records: Mapping[str, _Run], prediction: Any) -> str | None:
-    """The innermost layer with a convolution or matrix whose output is the prediction."""
+    """Choose the innermost layer with a convolution or matrix whose output is the prediction; None without one."""
     names = [
         name
         for name, module in _layers(network)
@@ -219,7 +219,7 @@ def _propose_head(network: nn.Module, records: Mapping[str, _Run], prediction: A
 
 
 def _propose_features(layers: Sequence[Layer], records: Mapping[str, _Run], head: str) -> tuple[str, ...]:
-    """The outermost last layer of each size of the grid, from the input's down to the smallest."""
+    """Choose the outermost last layer of each size of the grid, from the input's down to the smallest."""
     candidates = sorted(
         (layer for layer in layers if layer.tap and layer.parameters and not _overlap(layer.name, head)),
         key=lambda layer: records[layer.name].order,

@@ -1,4 +1,4 @@
-r"""What of a network learns: frozen layers, and low-rank adapters on layers whose weights are frozen.
+r"""Partial training of a network: frozen layers, and low-rank adapters on layers with frozen weights.
 
 An adapter adds a learned matrix of low rank to a frozen weight :math:`W`, flattened to a matrix of
 output channels:
@@ -8,8 +8,8 @@ output channels:
 with :math:`B` at first zero, so that training begins with the pretrained network.
 
 Source: Hu et al. 2021 (LoRA, arXiv 2106.09685), by ``torch.nn.utils.parametrize``.
-Differs: the matrix also adapts convolutions, grouped and transposed ones among them; there is no
-dropout on the adapter's input. With adapters, the head trains whole, and all else is frozen.
+Differs: the matrix also adapts convolutions, including grouped and transposed ones; there is no
+dropout on the adapter's input. With adapters, the whole head trains, and all else is frozen.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from models.network import WEIGHTED, Network
 from models.spec import LEARNING_KEYS, suggestion
 
 ORIGINAL = ".parametrizations.weight.original"
-"""The end of an adapted weight's name in the state, in the place of ``.weight``."""
+"""Suffix of an adapted weight's name in the state, in place of ``.weight``."""
 COUNTER = "num_batches_tracked"
-"""How torch's batch normalisations name a counter, which older files lack and evaluation ignores."""
+"""Name of a counter of torch's batch normalisations, which older files lack and evaluation ignores."""
 
 
 class LowRank(nn.Module):
@@ -54,7 +54,7 @@ class LowRank(nn.Module):
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The adapted weight."""
+        """Return the adapted weight."""
         return weight + (self.scale * (self.up @ self.down)).view_as(weight)
 
 
@@ -79,12 +79,12 @@ def limit_learning(network: Network, limits: Mapping[str, Any]) -> None:
 
 
 def base_tensors(network: Network) -> frozenset[str]:
-    """The names in the state that no artifact holds: what a spec's base holds for every receiver."""
+    """Return the names in the state that no artifact holds, as every receiver has them in the spec's base."""
     return network.frozen_tensors if "base" in network.spec else frozenset()
 
 
 def name_in_file(network: Network, name: str) -> str | None:
-    """The usual name of a tensor in the file of pretrained weights; none for a part of an adapter."""
+    """Return a tensor's usual name in the file of pretrained weights; None for a part of an adapter."""
     name = name.removeprefix(network.layer_prefix)
     if name.endswith(ORIGINAL):
         return name.removesuffix(ORIGINAL) + ".weight"
@@ -92,7 +92,7 @@ def name_in_file(network: Network, name: str) -> str | None:
 
 
 def merged_state(network: Network) -> dict[str, Tensor]:
-    """The state under the names of the network without adapters, which are part of the weights."""
+    """Return the state under the names of the network without adapters, which are merged into the weights."""
     state = {}
     for name, tensor in network.state_dict().items():
         if name.endswith(ORIGINAL):
@@ -106,7 +106,7 @@ def merged_state(network: Network) -> dict[str, Tensor]:
 
 
 def _frozen(network: Network, layers: Sequence[str]) -> Iterator[str]:
-    """The names in the state of the named layers; ``ValueError`` for one that does not exist."""
+    """Yield the names in the state of the named layers. Raise ``ValueError`` for a missing one, or one of the head."""
     for layer in layers:
         module = _find_layer(network, layer)
         prefix = f"{network.layer_prefix}{layer}."
@@ -116,7 +116,7 @@ def _frozen(network: Network, layers: Sequence[str]) -> Iterator[str]:
 
 
 def _adapt(network: Network, *, layers: Sequence[str], rank: int, alpha: float) -> Collection[str]:
-    """Put adapters on the named layers and those in them; the names of all that does not learn."""
+    """Put adapters on the named layers and those in them; return the names of all frozen tensors."""
     for layer in layers:
         root = _find_layer(network, layer)
         adapted = 0

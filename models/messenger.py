@@ -1,5 +1,4 @@
-"""MH-pFLID's messengers: small networks, alike at all sites, that carry one site's knowledge to the
-others.
+"""MH-pFLID's messengers: small networks, alike at all sites, that carry a site's knowledge to the others.
 
 ``model.head`` is the messenger's head M_h, and all before the penultimate feature is its body M_b.
 """
@@ -20,21 +19,20 @@ from models.network import Network, Output, Sizes
 FACTOR = 8
 TIME_SERIES_FACTOR = 2
 SHORT_SIDE = 48
-"""Sides below this get a padding of 3, not 2, at the last convolution: short ones would vanish."""
+"""Sides below this get a padding of 3, not 2, at the last convolution, where they would vanish."""
 
 SERIES_STEPS_MIN = 101
-"""The shortest series of which the strides of the time-series messenger leave one value."""
+"""Shortest series of which the strides of the time-series messenger leave one value."""
 
 
 class VectorMessenger(Network):
-    """The messenger of classification and, in its form for series, of time series; its taps are its
-    three blocks.
+    """The messenger of classification and, in its form for series, of time series; taps are its three blocks.
 
     Source: MH-pFLID, tables 9 and 10, as its authors run it: three convolutions of stride 2, the
         second depthwise, the third grouped, with max pools between; the mean; batch norm, rectifier
         and a linear layer as head.
     Differs: none from the authors' code; the printed tables have dense convolutions and a second
-        linear layer, with which the sizes in the paper cannot be had. 3-D is the same with three
+        linear layer, which contradict the sizes in the paper. 3-D is the same with three
         dimensions. A side below 48 is padded by 3, not 2, at the last convolution, where it would
         vanish.
     Shapes: ``x (b, in_channels, *space)``, any space of at least 1, of a series at least 101, and
@@ -88,8 +86,8 @@ class DenseMessenger(Network):
 
     Source: MH-pFLID, table 10, as its authors run it: four convolutions, two of them depthwise and
         one grouped, each with a max pool; four transposed convolutions as head.
-    Differs: none from the authors' code; the printed table has dense convolutions, with which the
-        size in the paper cannot be had, and a rectifier after the last layer. 3-D is the same with
+    Differs: none from the authors' code; the printed table has dense convolutions, which contradict
+        the size in the paper, and a rectifier after the last layer. 3-D is the same with
         three dimensions.
     Shapes: ``x (b, in_channels, *space)``, each side a multiple of 16; taps ``(b, c_i, *space_i)``
         at 1/2 to 1/16 with ``c_i`` = ``width`` three times, then ``8 * width``; bottleneck and

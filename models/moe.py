@@ -1,5 +1,4 @@
-r"""dFLMoE's private parts: a feature's transform for other sites' heads, and the mixture of their
-predictions.
+r"""dFLMoE's private parts: a feature's transform for other sites' heads, and the mixture of their predictions.
 
 Vector form (``spatial_dims=0``): features ``(b, d)``, predictions ``(b, C)``. Dense form:
 ``(b, d, *space)`` and ``(b, C, *space)``, all on one grid. All modules compute at the precision of
@@ -60,8 +59,7 @@ class FeatureTransform(nn.Module):
         self.widths: dict[str, int] = {}
 
     def add_expert(self, site: str, features: int) -> bool:
-        """Add the site's W_j for a head that takes this many features; return whether its weights
-        are new.
+        """Add the site's W_j for a head of ``features`` inputs; return whether its weights are new.
 
         A known site keeps its weights, unless the width of its head has changed.
         """
@@ -72,7 +70,7 @@ class FeatureTransform(nn.Module):
         return True
 
     def forward(self, feature: Tensor, site: str) -> Tensor:
-        """The feature for the site's head."""
+        """Transform the feature for the site's head."""
         with exact(self, feature) as (feature,):
             mapped: Tensor = self.own[_key(site)](self.shared(feature))
         return mapped
@@ -112,7 +110,7 @@ class ExpertAttention(nn.Module):
         self.per_sample = _per_sample(attention)
 
     def weights(self, feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
-        """How much each expert counts, ``(b, n, *space)``, n in the mapping's order."""
+        """Compute each expert's weight, ``(b, n, *space)``, n in the mapping's order."""
         keys = _stack(feature, predictions)
         with exact(self, feature, keys) as (feature, keys):
             if self.per_sample:
@@ -121,7 +119,7 @@ class ExpertAttention(nn.Module):
         return scores.softmax(dim=1)
 
     def forward(self, feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
-        """The mixture of the predictions."""
+        """Mix the predictions."""
         return _mix(self.weights(feature, predictions), _stack(feature, predictions))
 
 
@@ -165,14 +163,14 @@ class ExpertGate(nn.Module):
         return True
 
     def weights(self, feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
-        """How much each expert counts, ``(b, n, *space)``, n in the mapping's order."""
+        """Compute each expert's weight, ``(b, n, *space)``, n in the mapping's order."""
         with exact(self, feature) as (feature,):
             feature = _mean(feature, 2) if self.per_sample else feature
             scores = torch.cat([self.rows[_key(site)](feature) for site in predictions], dim=1)
         return scores.softmax(dim=1)
 
     def forward(self, feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
-        """The mixture of the predictions."""
+        """Mix the predictions."""
         return _mix(self.weights(feature, predictions), _stack(feature, predictions))
 
 
@@ -181,8 +179,8 @@ class Mixture(nn.Module):
 
     Source: dFLMoE, eqs. 3 and 6. The mixture orders the experts by their sites' names, not by their
         arrival.
-    Differs: the own head is an expert, too, and takes the feature as it is; the local model has run
-        it before.
+    Differs: the own head is an expert, too, and takes the untransformed feature; the local model has
+        run it before.
     Shapes: feature ``(b, d, *space)`` and the own head's prediction ``(b, C, *space)`` to
         ``(b, C, *space)``.
     Gradient flow: into the feature, the prediction, the transform, the attention and every head;
@@ -243,7 +241,7 @@ class Mixture(nn.Module):
         return (isinstance(self.mixing, ExpertGate) and self.mixing.add_expert(site)) or is_new
 
     def forward(self, feature: Tensor, own_prediction: Tensor, heads: Mapping[str, nn.Module]) -> Tensor:
-        """The mixture of the own head's prediction and those of the others' heads."""
+        """Mix the own head's prediction with those of the others' heads."""
         with exact(self, feature, own_prediction) as (feature, own_prediction):
             predictions = {self.own: own_prediction}
             for site in sorted(heads):
@@ -252,8 +250,7 @@ class Mixture(nn.Module):
         return mixed
 
     def average(self, others: Mapping[str, Mixture]) -> None:
-        """Set every layer to its mean over this site and the others that have it; every site does
-        so for itself.
+        """Set every layer to its mean over this site and the others that have it; every site averages for itself.
 
         The mean is in float64 and in the order of the sites' names, so that sites that average the
         same mixtures get the same bits. The mixture adds transforms that it lacks; it needs none
@@ -267,7 +264,7 @@ class Mixture(nn.Module):
 
 
 class Expert(nn.Module):
-    """Another site's head, and the mixture that came with it, where mixtures are averaged.
+    """Another site's head and the mixture sent with it, where mixtures are averaged.
 
     Source: dFLMoE, table 9, "centralized MoE & FST".
     Differs: none.
@@ -289,13 +286,13 @@ class Expert(nn.Module):
         self.head, self.mixture = head, mixture
 
     def forward(self, feature: Tensor) -> Tensor:
-        """The head's prediction."""
+        """Return the head's prediction."""
         prediction: Tensor = self.head(feature)
         return prediction
 
 
 def sites_in(names: Iterable[str]) -> list[str]:
-    """The sites for which a state with these names has weights, sorted.
+    """Return the sites for which a state with these names has weights, sorted.
 
     Example:
         >>> sites_in(["mixing.query.weight", "transform.own.site:asia.weight", "transform.own.site:asia.bias"])
@@ -305,7 +302,7 @@ def sites_in(names: Iterable[str]) -> list[str]:
 
 
 def _add_known_experts(mixture: Mixture, state: Mapping[str, Tensor], prefix: str, *_: object) -> None:
-    """Before a state is loaded, add the layers for the sites in it."""
+    """Add the layers for the sites in a state before it is loaded."""
     for name, weight in state.items():
         known = KNOWN.fullmatch(name.removeprefix(prefix))
         if known and known["part"] == "transform.own" and mixture.transform is not None:
@@ -315,7 +312,7 @@ def _add_known_experts(mixture: Mixture, state: Mapping[str, Tensor], prefix: st
 
 
 def _key(site: str) -> str:
-    """The name of a site's module; without the prefix it could equal a method of ``ModuleDict``."""
+    """Name a site's module; without the prefix the name could equal a method of ``ModuleDict``."""
     return f"site:{site}"
 
 
@@ -326,7 +323,7 @@ def _per_sample(attention: Attention) -> bool:
 
 
 def _stack(feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
-    """The predictions as ``(b, n, C, *space)``."""
+    """Stack the predictions as ``(b, n, C, *space)``."""
     if not predictions:
         raise ValueError("there is no expert: the own head always is one")
     shapes = {site: tuple(prediction.shape) for site, prediction in predictions.items()}
@@ -350,5 +347,5 @@ def _average(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _mean(x: Tensor, first: int) -> Tensor:
-    """The mean over the sides from this dimension on, kept as sides of 1."""
+    """Compute the mean over the sides from this dimension on, kept as sides of 1."""
     return x.mean(dim=tuple(range(first, x.ndim)), keepdim=True) if x.ndim > first else x

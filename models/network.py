@@ -48,8 +48,7 @@ class Sizes(TypedDict):
 
 
 class Network(nn.Module):
-    """A network with taps and a head that can be cut off. Subclasses set ``head_name`` and return
-    :class:`Output`.
+    """A network with taps and a detachable head. Subclasses set ``head_name`` and return :class:`Output`.
 
     Attributes:
         spec: JSON values from which :func:`models.build` builds the same network (with other
@@ -60,11 +59,11 @@ class Network(nn.Module):
         multiple: each side of an input must be a multiple of it.
         lone_side: the longest side of which some batch norm sees one cell only, which it cannot
             train on; infinite where a batch norm follows the mean over space.
-        layer_prefix: what precedes a layer's configured name among the submodules.
-        bottleneck_layer: the name of the submodule whose output is the bottleneck, where there is one;
+        layer_prefix: the prefix of a layer's configured name among the submodules.
+        bottleneck_layer: the name of the submodule whose output is the bottleneck, if there is one;
             LC-Fed selects channels there.
-        frozen_tensors: the names in the state of what does not learn (:mod:`models.learning`). A
-            layer with frozen statistics stays in evaluation mode.
+        frozen_tensors: the names in the state of frozen tensors (:mod:`models.learning`). A layer
+            with frozen statistics stays in evaluation mode.
     """
 
     spec: dict[str, Any]
@@ -98,8 +97,7 @@ class Network(nn.Module):
         problem = spec_problem(spec)
         if problem is not None:
             raise ValueError(f"model {name!r}: {problem}")
-        # Through JSON, so that the spec equals the one that a receiver parses, and shares no list
-        # with the caller.
+        # Through JSON, so that the spec equals a receiver's parsed one, and shares no list with the caller.
         self.spec = json.loads(json.dumps(spec))
         problem = hyper_problem(name, hyper) if name in HYPER else None
         if problem is not None:
@@ -120,7 +118,7 @@ class Network(nn.Module):
         return self
 
     def check_input(self, x: Tensor) -> None:
-        """``ValueError`` unless ``x`` is ``(b, in_channels, *space)`` of a size that fits."""
+        """Raise ``ValueError`` unless ``x`` is ``(b, in_channels, *space)`` of a size that fits."""
         name, dims, channels = self.spec["name"], self.spec["spatial_dims"], self.spec["in_channels"]
         if x.ndim != dims + 2 or x.shape[1] != channels or not x.numel():
             raise ValueError(
@@ -141,7 +139,7 @@ class Network(nn.Module):
 
 
 def head_width(head: nn.Module) -> int:
-    """The number of features that a head takes: the input width of its first layer.
+    """Return the number of features that a head takes: the input width of its first layer.
 
     Raises:
         ValueError: its first layer with parameters has no known input width.

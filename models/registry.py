@@ -68,7 +68,7 @@ def create_model(
     head: str | None = None,
     **hyper: Any,
 ) -> Network:
-    """The network of this name, with fresh weights from torch's global generator.
+    """Build the network of this name, with fresh weights from torch's global generator.
 
     Args:
         name: one of ``MODELS``; ``monai.networks.nets.NAME``; or ``module:Class`` of a package
@@ -76,12 +76,12 @@ def create_model(
         spatial_dims: 1, 2 or 3.
         in_channels: of the input.
         classes: channels of the prediction; for super-resolution, the channels of the image.
-        features: of a network from elsewhere, the layers to tap, shallow to deep.
-        head: of a network from elsewhere, its last layer.
+        features: of a third-party network, the layers to tap, shallow to deep.
+        head: of a third-party network, its last layer.
         hyper: the network's own hyper-parameters, JSON scalars and lists. One with the name
             ``features`` (of MONAI's BasicUNet) needs :func:`build`.
     Returns:
-        A network whose forward pass gives :class:`models.network.Output` and whose ``spec``
+        A network whose forward pass returns :class:`models.network.Output` and whose ``spec``
         rebuilds it.
     Raises:
         ValueError: a name, hyper-parameter, layer or value does not exist; the message has close
@@ -105,12 +105,11 @@ def create_model(
 
 
 def build(spec: Mapping[str, Any]) -> Network:
-    """The network of a spec (:mod:`models.spec`), with fresh weights; inside
-    ``torch.device("meta")`` on that device.
+    """Build the network of a spec (:mod:`models.spec`), with fresh weights; inside ``torch.device("meta")`` there.
 
     Args:
-        spec: ``{"name", "spatial_dims", "in_channels", "classes", "hyper"}``, for a network from
-            elsewhere with ``"features"`` and ``"head"``. Call ``remote_spec_problem`` first for a
+        spec: ``{"name", "spatial_dims", "in_channels", "classes", "hyper"}``, for a third-party
+            network with ``"features"`` and ``"head"``. Call ``remote_spec_problem`` first for a
             spec from another site.
     Returns:
         A network with an equal ``spec``, all defaults filled in.
@@ -135,9 +134,9 @@ def build(spec: Mapping[str, Any]) -> Network:
 
 
 def merge_adapters(network: Network) -> Network:
-    """A network without adapters that predicts alike: they are part of its weights, and all of it learns.
+    """Build a network that predicts alike, with adapters merged into the weights and nothing frozen.
 
-    The network itself where nothing is frozen or adapted.
+    Returns the network itself if nothing is frozen or adapted.
     """
     if not network.spec.keys() & LEARNING_KEYS:
         return network
@@ -147,9 +146,9 @@ def merge_adapters(network: Network) -> Network:
 
 
 def describe_head(network: Network) -> dict[str, Any] | None:
-    """The value of a spec's ``head_layer`` for a network whose head is one plain layer; else None.
+    """Return a spec's ``head_layer`` for a network whose head is one plain layer; else None.
 
-    A linear layer, or a convolution of one cell.
+    A plain layer is linear, or a convolution of one cell.
     """
     head = network.head
     if next(head.buffers(), None) is not None:
@@ -164,7 +163,7 @@ def describe_head(network: Network) -> dict[str, Any] | None:
 
 
 def build_head(spec: Mapping[str, Any]) -> nn.Module:
-    """The head that a spec's ``head_layer`` describes, with fresh weights; no class of the body is needed.
+    """Build the head that a spec's ``head_layer`` describes, with fresh weights; the body's class is not needed.
 
     Example:
         >>> layer = {"type": "linear", "features": 4, "bias": True}
@@ -179,7 +178,7 @@ def build_head(spec: Mapping[str, Any]) -> nn.Module:
 
 
 def _build(spec: Mapping[str, Any]) -> Network:
-    """The network of a spec without limits to what learns."""
+    """Build the network of a spec, all of it trainable."""
     name, hyper = spec["name"], spec["hyper"]
     sizes = {key: spec[key] for key in ("spatial_dims", "in_channels", "classes")}
     if name in MODELS:
@@ -196,7 +195,7 @@ def _build(spec: Mapping[str, Any]) -> Network:
 
 
 def _build_installed(name: str, sizes: Mapping[str, int], hyper: Mapping[str, Any], spec: Mapping[str, Any]) -> Network:
-    """The network of an installed package; its spec names the package for receivers."""
+    """Build the network of an installed package; its spec names the package for receivers."""
     installed = installed_model(name)
     if PACKAGE_KEY in spec and (problem := package_problem(name, spec[PACKAGE_KEY])) is not None:
         raise ValueError(problem)

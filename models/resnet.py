@@ -47,9 +47,9 @@ class ResNet(Classifier):
         SE-ResNet-18: Hu et al. 2018, reduction 16. ResNeXt-14 (32x4d): Xie et al. 2017.
     Differs: the shortcut is always the projection ("B", without bias): MONAI's shortcut "A" passes
         no gradient. The stem stride, which FedSKD leaves open, is 2 in 1-D and 2-D, as for
-        ImageNet, and 1 in 3-D, as MONAI has it. Pooling is the mean over space, whose gradient is
-        deterministic on a GPU, too. ResNeXt's first 1x1 convolution is not grouped, as its paper
-        has it; MH-pFLID's authors group it.
+        ImageNet, and 1 in 3-D, as in MONAI. Pooling is the mean over space, whose gradient is
+        deterministic on a GPU, too. ResNeXt's first 1x1 convolution is not grouped, as in its
+        paper; MH-pFLID's authors group it.
     Shapes: ``x (b, in_channels, *space)``, any space of at least 1 (in training, more than one
         value a channel must be left at the last stage); taps
         ``(b, factor * width * expansion, *space_i)``, post-ReLU, where the expansion is 4 of

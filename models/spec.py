@@ -1,9 +1,8 @@
-"""The rules of model specs. This module imports no torch, so that the daemon can check a received
-spec.
+"""The rules of model specs. This module imports no torch, so that the daemon can check a received spec.
 
-A spec is ``{"name", "spatial_dims", "in_channels", "classes", "hyper"}`` of JSON values; a network
-from elsewhere adds ``"features"`` (the layers to tap, shallow to deep) and ``"head"`` (its last
-layer). One of which only a part learns has the keys of ``LEARNING_KEYS``. It never holds code.
+A spec is ``{"name", "spatial_dims", "in_channels", "classes", "hyper"}`` of JSON values; a third-party
+network adds ``"features"`` (the layers to tap, shallow to deep) and ``"head"`` (its last layer). A
+partly trained one has the keys of ``LEARNING_KEYS``. A spec never holds code.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 # The hyper-parameters of each network in models.MODELS. A name means the same in all networks:
-# width is the channels of the first stage, projection the features that the head takes (None: as
-# many as the last stage has), depth how often a U-Net halves the grid, scale the enlargement of
-# super-resolution.
+# width is the channels of the first stage, projection the features that the head takes (None: those
+# of the last stage), depth a U-Net's halvings of the grid, scale super-resolution's enlargement.
 _CLASSIFIER = frozenset({"width", "projection"})
 _RESNET = _CLASSIFIER | {"stem_stride", "max_pool"}
 _UNET = frozenset({"width", "depth"})
@@ -60,7 +58,7 @@ HYPER: dict[str, frozenset[str]] = {
     "messenger_time_series": frozenset({"width"}),
 }
 
-# Networks of time series alone; all others take one, two and three dimensions.
+# Networks of time series only; all others take one, two and three dimensions.
 ONE_DIMENSIONAL = frozenset({"tcn", "transformer", "rnn", "messenger_time_series"})
 
 # Divisors of the width: heads, groups, halves and quarters of it have to be whole.
@@ -138,8 +136,8 @@ FORBIDDEN = frozenset(
     }
 )
 
-# Bounds on a spec from another site. They keep the build on the meta device, which allocates
-# nothing, within seconds. The parameter count taken there decides whether the model is too large.
+# Bounds on a spec from another site. They limit the build on the meta device, which allocates
+# nothing, to seconds. The parameter count taken there decides whether the model is too large.
 SIZE_MAX = 4096  # channels, classes, kernel sizes, factors: eight times the widest stage of a ResNet-34
 LAYERS_MAX = 64  # of one stage: DenseNet-201 has 48
 LAYERS_TOTAL_MAX = 256  # of all stages: DenseNet-201 has 98
@@ -151,11 +149,10 @@ KEYS = ("name", "spatial_dims", "in_channels", "classes", "hyper")
 TAP_KEYS = ("features", "head")
 PACKAGE_KEY = "package"
 LEARNING_KEYS = frozenset({"frozen", "adapters", "base"})
-"""What of the network learns: the layers that do not, or the adapters on frozen ones; and the
-SHA-256 of the file of weights that holds all that does not, which artifacts then leave out.
-"""
+"""Partial training: the frozen layers, or the adapters on frozen ones; and the SHA-256 of the weights file
+with all frozen tensors, which artifacts then leave out."""
 HEAD_KEY = "head_layer"
-"""Of a head that is sent alone: the one layer that it is, so that receivers need no class of the body."""
+"""The one layer of a head that is sent alone, so that receivers need not know the body's class."""
 HEAD_KEYS = frozenset({"type", "features", "bias"})
 HEAD_TYPES = ("linear", "conv")
 ADAPTER_KEYS = frozenset({"layers", "rank", "alpha"})
@@ -166,27 +163,25 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 ALL_KEYS = (*KEYS, *TAP_KEYS, PACKAGE_KEY, *sorted(LEARNING_KEYS), HEAD_KEY)
 
 ENTRY_POINTS = "mhfl_peer.models"
-"""The group in which an installed package names its networks: ``name = "module:factory"``, a
-factory as those in ``models.MODELS``. An operator who installs the package lets other sites name
-its networks here.
-"""
+"""The group in which an installed package names its networks: ``name = "module:factory"``, like the factories
+in ``models.MODELS``. An operator who installs the package lets other sites name its networks here."""
 PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}==[A-Za-z0-9][A-Za-z0-9._+!-]{0,31}", re.ASCII)
 
 
 def installed_model(name: str) -> dict[str, importlib.metadata.EntryPoint]:
-    """The network of this name in installed packages, by package: ``DISTRIBUTION==VERSION``."""
+    """Find the network of this name in installed packages, by package: ``DISTRIBUTION==VERSION``."""
     entry_points = importlib.metadata.entry_points(group=ENTRY_POINTS, name=name)
     return {f"{point.dist.name}=={point.dist.version}": point for point in entry_points if point.dist is not None}
 
 
 def suggestion(wrong: str, known: Collection[str]) -> str:
-    """``; did you mean 'a' or 'b'?`` for the known names close to a wrong one, else nothing."""
+    """Return ``; did you mean 'a' or 'b'?`` for the known names close to a wrong one; empty without any."""
     close = difflib.get_close_matches(wrong, sorted(known), n=3)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def spec_problem(spec: Mapping[str, Any]) -> str | None:
-    """Why this is no spec (a missing or unknown key, a value of the wrong type), or None."""
+    """Return why this is not a spec (a missing or unknown key, a value of the wrong type), or None."""
     for key in spec:
         if key not in ALL_KEYS:
             return f"unknown key {key!r}{suggestion(str(key), ALL_KEYS)}"
@@ -221,7 +216,7 @@ def spec_problem(spec: Mapping[str, Any]) -> str | None:
 
 
 def _learning_problem(spec: Mapping[str, Any]) -> str | None:
-    """The problem of the keys that say what learns, or None."""
+    """Return the problem of the keys of partial training, or None."""
     if "frozen" in spec and not _are_layers(spec["frozen"]):
         return f"frozen must be a list of layer names, not {_short(spec['frozen'])}"
     if "adapters" in spec:
@@ -246,7 +241,7 @@ def _learning_problem(spec: Mapping[str, Any]) -> str | None:
 
 
 def _head_problem(spec: Mapping[str, Any]) -> str | None:
-    """The problem of a described head, or None."""
+    """Return the problem of a described head, or None."""
     if HEAD_KEY not in spec:
         return None
     layer = spec[HEAD_KEY]
@@ -264,7 +259,7 @@ def _are_layers(value: object) -> bool:
 
 
 def hyper_problem(name: str, hyper: Mapping[str, Any]) -> str | None:
-    """The problem of a hyper-parameter's value for this network of ``models.MODELS``, or None."""
+    """Return the problem of a hyper-parameter's value for this network of ``models.MODELS``, or None."""
     for key, value in hyper.items():
         if key in CHOICES:
             choices = CHOICES[key]
@@ -281,18 +276,17 @@ def hyper_problem(name: str, hyper: Mapping[str, Any]) -> str | None:
 
 
 def remote_spec_problem(spec: Mapping[str, Any], *, allow: Collection[str] = (), head_only: bool = False) -> str | None:
-    """Why a spec received from another site may not be built here, in words for its operator; None
-    if it may.
+    """Return why a spec received from another site may not be built here, for the operator; None if it may.
 
     It may name a network of ``models.MODELS``, one of ``REMOTE_MONAI`` with the arguments listed
     there, one of a package that is installed here in the same version, or a ``module:Class`` that
     is in ``allow`` (this site's own list). Every value must be a JSON scalar or a list of them,
-    within bounds. The function changes and imports nothing, and so takes any received value.
+    within bounds. The function changes and imports nothing, so that any received value is safe.
 
     Args:
         allow: the classes of ``allow_models`` in site.toml.
-        head_only: nothing but the head is built: a spec that describes its one layer may then name
-            any network.
+        head_only: only the head is built: a spec that describes its one layer may then name any
+            network.
     """
     problem = spec_problem(spec)
     if problem is not None:
@@ -333,7 +327,7 @@ def remote_spec_problem(spec: Mapping[str, Any], *, allow: Collection[str] = (),
 
 
 def package_problem(name: str, package: str) -> str | None:
-    """Why this package does not provide the network here, and what to install; None if it does."""
+    """Return why this package does not provide the network here, and what to install; None if it does."""
     if package in (installed := installed_model(name)):
         return None
     instead = f" ({', '.join(sorted(installed))} is)" if installed else ""
@@ -379,7 +373,7 @@ def _bound_problems(spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _leaves(value: Any, *, depth: int) -> Iterator[Any]:
-    """The scalars in nested lists; of deeper ones the list itself, as a forbidden value."""
+    """Yield the scalars in nested lists; of deeper ones the list itself, as a forbidden value."""
     if isinstance(value, list | tuple) and depth < 2:
         for item in value:
             yield from _leaves(item, depth=depth + 1)
@@ -395,5 +389,5 @@ def _lists(value: Any) -> Iterator[list[Any] | tuple[Any, ...]]:
 
 
 def _short(value: object) -> str:
-    """A foreign value for a message, cut to a line."""
+    """Format a received value for a message, cut to a line."""
     return repr(value)[:80]

@@ -14,8 +14,7 @@ from models.network import Network, Output, Sizes
 
 
 class SRResNet(Network):
-    """Residual blocks on the small grid, then enlarged by pixel shuffles; its taps are thirds of
-    the blocks.
+    """Residual blocks on the small grid, then enlargement by pixel shuffles; its taps are thirds of the blocks.
 
     Source: Ledig et al. 2017 (SRResNet); dFLMoE's sites have 18, 12 and 6 blocks for scales 8, 4
         and 2. The pixel shuffle is MONAI's SubpixelUpsample.
@@ -27,9 +26,9 @@ class SRResNet(Network):
         ``(b, classes, *(scale * space))``, an image whose channels are ``classes``.
     Gradient flow: through everything.
     Args:
-        blocks: how many residual blocks, a multiple of 3.
+        blocks: number of residual blocks, a multiple of 3.
         width: channels of all features.
-        scale: how many times the sides grow: 2, 4 or 8.
+        scale: enlargement factor of the sides: 2, 4 or 8.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, the scale is another, or the input does
@@ -86,7 +85,7 @@ class SRCNN(Network):
     Gradient flow: through everything.
     Args:
         width: features of the first convolution, twice those of the second.
-        scale: how many times the sides grow: 2, 4 or 8.
+        scale: enlargement factor of the sides: 2, 4 or 8.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, width is odd, the scale is another, or

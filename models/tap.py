@@ -21,8 +21,8 @@ class Tapped(Network):
     Differs: the hooks exist only during a forward pass and record only the thread that runs it.
         Between passes ``network`` is unchanged: it can be copied, pickled, saved and exported, and
         its parameters keep their names under ``network.``.
-    Shapes: ``x (b, in_channels, *space)``; taps as the layers give them; penultimate as the head
-        takes it; prediction ``(b, classes)`` or ``(b, classes, *space)``, a tensor or the only one
+    Shapes: ``x (b, in_channels, *space)``; taps are the layers' outputs; penultimate is the head's
+        input; prediction ``(b, classes)`` or ``(b, classes, *space)``, a tensor or the only one
         in a list. Bottleneck is penultimate for a vector prediction, else the last tap (name the
         layers of an encoder down to its bottleneck).
     Gradient flow: as in the network; nothing is detached.
@@ -109,7 +109,7 @@ class Tapped(Network):
 
 
 def layer_names(network: nn.Module) -> list[str]:
-    """The names that ``features`` and ``head`` may use, in the order of construction."""
+    """Return the names that ``features`` and ``head`` may use, in the order of construction."""
     return [name for name, _ in network.named_modules() if name]
 
 
@@ -121,7 +121,7 @@ def _no_layer(network: nn.Module, layer: str) -> str:
 
 
 class _Recorded(NamedTuple):
-    """A value, and its version, as a hook recorded it."""
+    """A value that a hook recorded, and its version."""
 
     value: Any
     version: int
@@ -159,7 +159,7 @@ def _recording(
 
 
 def _check_unchanged(layer: str, records: Sequence[_Recorded], *, is_head: bool = False) -> Tensor:
-    """The one tensor recorded at this layer (of a head: its input), if no later layer has overwritten it."""
+    """Return the one tensor recorded at this layer (of a head: its input) unless a later layer has overwritten it."""
     if len(records) != 1:
         raise ValueError(
             f"layer {layer!r} ran {len(records)} times in one forward pass; name one that runs exactly once"
@@ -182,5 +182,5 @@ def _check_unchanged(layer: str, records: Sequence[_Recorded], *, is_head: bool 
 
 
 def _version(value: object) -> int:
-    """How often a tensor was written to; PyTorch does not count for inference tensors."""
+    """Return the number of writes to a tensor; PyTorch does not count them for inference tensors."""
     return value._version if isinstance(value, Tensor) and not value.is_inference() else 0

@@ -22,7 +22,7 @@ class TCN(Classifier):
 
     Source: MH-pFLID's client (its authors' code): kernels 7 of stride 3, 8 and 8; 32, 64 and 64
         channels.
-    Differs: the mean over time before the head, so that any length will do; the authors flatten 127
+    Differs: the mean over time before the head, so that any length fits; the authors flatten 127
         steps of 64.
     Shapes: ``x (b, in_channels, length)``; taps ``(b, width or 2 * width, length_i)`` at about 1/6,
         1/12 and 1/24; penultimate ``(b, 2 * width)`` or ``(b, projection)``; prediction
@@ -62,7 +62,7 @@ class Transformer(Classifier):
 
     Source: MH-pFLID's client (its authors' code): kernel 33 of stride 3, 32 channels, 4 heads.
     Differs: a residual connection and a layer norm at each attention, as in Vaswani et al. 2017;
-        the mean over time before the head, so that any length will do, where the authors flatten
+        the mean over time before the head, so that any length fits, where the authors flatten
         251 steps of 32.
     Shapes: ``x (b, in_channels, length)``; taps ``(b, width, length_i)`` at about 1/6, 1/6 and
         1/12; penultimate ``(b, width)`` or ``(b, projection)``; prediction ``(b, classes)``,
@@ -101,7 +101,7 @@ class RNN(Classifier):
     """A convolutional block and three LSTM layers, which are the taps.
 
     Source: MH-pFLID's client: kernel 33 of stride 3, 32 channels, hidden size 16.
-    Differs: the mean over time before the head, so that any length will do and each step has a
+    Differs: the mean over time before the head, so that any length fits and each step has a
         gradient of its own; the authors flatten 501 steps of 16.
     Shapes: ``x (b, in_channels, length)``; taps ``(b, width, length')``, then three
         ``(b, width // 2, length')``, at about 1/6; penultimate ``(b, width // 2)`` or
@@ -141,7 +141,7 @@ class SelfAttention(nn.Module):
         self.attention = nn.MultiheadAttention(channels, HEADS, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(b, c, length)`` to the same shape."""
+        """Map ``(b, c, length)`` to the same shape."""
         steps = self.norm(x.mT)
         attended: Tensor = self.attention(steps, steps, steps, need_weights=False)[0]
         return x + attended.mT
@@ -155,7 +155,7 @@ class Recurrence(nn.Module):
         self.lstm = nn.LSTM(channels, hidden, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(b, c, length)`` to ``(b, hidden, length)``."""
+        """Map ``(b, c, length)`` to ``(b, hidden, length)``."""
         steps: Tensor = self.lstm(x.mT)[0]
         return steps.mT
 

@@ -18,8 +18,7 @@ STYLE: dict[str, Any] = {"act": "relu", "norm": "batch", "bias": False}
 
 
 class UNet(Network):
-    """U-Net with ``depth`` halvings of the grid; its taps are the encoder's stages, the bottleneck
-    the last of them.
+    """U-Net with ``depth`` halvings of the grid; its taps are the encoder's stages, the bottleneck the last one.
 
     Source: Ronneberger et al. 2015, of the blocks of MONAI's BasicUNet. MH-pFLID, dFLMoE and FedDAL
         use it; FedDAL's private and proxy U-Nets differ in ``width`` and ``depth``. ``res_unet``
@@ -33,9 +32,9 @@ class UNet(Network):
         ``(b, width, *space)``; prediction ``(b, classes, *space)``, logits.
     Gradient flow: through everything.
     Args:
-        residual: whether it is the residual one.
+        residual: whether to build the residual one.
         width: channels of the first stage, and of the head's input.
-        depth: how often the grid is halved, 1 to 6.
+        depth: number of halvings of the grid, 1 to 6.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size or the depth is out of range, or the input does not fit.
@@ -70,8 +69,7 @@ class UNet(Network):
 
 
 class UNetPlusPlus(Network):
-    """U-Net++, a U-Net with convolutions on its skips; its taps are the encoder's stages, the
-    bottleneck the last.
+    """U-Net++, a U-Net with convolutions on its skips; its taps are the encoder's stages, bottleneck the last one.
 
     Source: Zhou et al. 2018, of the blocks of MONAI's BasicUNetPlusPlus.
     Differs: no deep supervision: one head, at the last node of the full grid. Widths double from
@@ -83,7 +81,7 @@ class UNetPlusPlus(Network):
     Gradient flow: through everything.
     Args:
         width: channels of the first stage, and of the head's input.
-        depth: how often the grid is halved, 1 to 6.
+        depth: number of halvings of the grid, 1 to 6.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size or the depth is out of range, or the input does not fit.
@@ -103,7 +101,7 @@ class UNetPlusPlus(Network):
         widths = [width * 2**level for level in range(depth + 1)]
         self.encoder = nn.ModuleList([first(spatial_dims, in_channels, width)])
         self.encoder.extend(down(spatial_dims, widths[level], widths[level + 1]) for level in range(depth))
-        # The paper's node (level, column) takes the node below and all those before it.
+        # The paper's node (level, column) takes the node below and all earlier ones of its level.
         self.nodes = nn.ModuleDict(
             {
                 f"{level}_{column}": up(spatial_dims, widths[level + 1], widths[level] * column, widths[level])
@@ -135,7 +133,7 @@ class ResidualUp(nn.Module):
         self.convs = _double(dims, below + skip, out)
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        """Features on the grid of ``skip``."""
+        """Return features on the grid of ``skip``."""
         joined: Tensor = self.convs(torch.cat([skip, resize(x, skip.shape[2:])], dim=1))
         return joined
 
@@ -157,7 +155,7 @@ def _monai_blocks() -> tuple[Any, Any, Any]:
 
 
 def _sides(depth: int, *, rounded_up: bool) -> tuple[int, int]:
-    """The shortest side that survives, and the longest that leaves one cell at the bottleneck."""
+    """Return the shortest side that survives, and the longest that leaves one cell at the bottleneck."""
     return (1, 2**depth) if rounded_up else (2**depth, 2 ** (depth + 1) - 1)
 
 

@@ -77,7 +77,7 @@ class FCN(Network):
         a head that takes 32 features.
     Differs: from Long et al., who score each stage and enlarge the scores; VGG's fully connected
         layers (119 of their 134 M parameters) are left out. From MH-pFLID's client, the grids are
-        cropped to those on the way down, so that any size will do.
+        cropped to those on the way down, so that any size fits.
     Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at
         1/2 to 1/32 with ``c_i`` = 1, 2, 4, 8, 8 times ``width``; bottleneck the last of them;
         penultimate ``(b, width // 2, *space)``; prediction ``(b, classes, *space)``, logits.
