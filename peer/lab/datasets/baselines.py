@@ -1,4 +1,4 @@
-"""Trivial baselines, which a network must beat: how well one plain number separates the classes."""
+"""Trivial baselines, which a network must beat: the AUC of one plain number."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ POOLED = "pooled"
 
 
 def auc(scores: Sequence[float], labels: Sequence[int]) -> float | None:
-    """Area under the ROC curve: how often a sample of class 1 scores higher than one of class 0
-    (ties count half).
+    """Compute the area under the ROC curve: how often class 1 scores higher than class 0 (ties count half).
 
-    None where one of the classes has no sample.
+    None if one of the classes has no sample.
     """
     values, classes = np.asarray(scores, dtype=np.float64), np.asarray(labels)
     ones, zeros = values[classes == 1], np.sort(values[classes == 0])
@@ -25,18 +24,18 @@ def auc(scores: Sequence[float], labels: Sequence[int]) -> float | None:
 
 
 def surface(volume: NDArray[np.float32]) -> float:
-    """The surface of an antialiased solid, in voxel faces: the sum of neighbours' differences."""
+    """Compute the surface of an antialiased solid, in voxel faces: the sum of neighbours' differences."""
     return float(sum(np.abs(np.diff(volume, axis=axis)).sum(dtype=np.float64) for axis in range(volume.ndim)))
 
 
 def baseline_aucs(
     scores: Mapping[str, Sequence[float]], labels: Mapping[str, Sequence[int]]
 ) -> dict[str, float | None]:
-    """The AUC of one number for each site's samples, and for all of them under ``pooled``."""
+    """Compute the AUC of one number for each site's samples, and for all of them under ``pooled``."""
     pooled = auc([s for site in scores for s in scores[site]], [c for site in scores for c in labels[site]])
     return {**{site: round_score(auc(scores[site], labels[site])) for site in scores}, POOLED: round_score(pooled)}
 
 
 def round_score(value: float | None) -> float | None:
-    """The value rounded to four digits: a few hundred samples support no more."""
+    """Round the value to four digits: a few hundred samples support no more."""
     return None if value is None else round(value, 4)

@@ -54,7 +54,7 @@ def gather(pool: PublicSet, benign: Path, *, task: str = TASKS[0]) -> None:
 
 
 def _without_labels() -> Publication:
-    """The set for super-resolution: samples have no label, so counts use the lesion instead."""
+    """Describe the set for super-resolution: samples have no label, so counts use the lesion instead."""
     counts = tuple(
         dataclasses.replace(count, where={"lesion": CLASSES[count.where["label"]]}) if "label" in count.where else count
         for count in PUBLICATION.counts

@@ -1,5 +1,4 @@
-"""Published sets whose pictures lie in ``{train,val,test}/<class>`` and whose file names begin with
-the subject.
+"""Published sets with pictures in ``{train,val,test}/<class>`` and file names that begin with the subject.
 
 Equal subject numbers of different classes and published splits count as one subject. The adapter
 puts all pictures into ``training``, with the published split as ``published_split``: a fold that is
@@ -28,12 +27,12 @@ def make_adapter(
     mode: str | None = None,
     extra_keys: Callable[[Path], Mapping[str, Any]] = lambda path: {},
 ) -> Adapter:
-    """The adapter of such a set.
+    """Build the adapter of such a set.
 
     Args:
         marker: the folder of a class in the split ``train``, by which `locate` finds the set.
         name: matches a picture's whole name without its ending; the first group is the subject.
-        mode: a picture of another mode is copied into this one; None: pictures stay as they are.
+        mode: a picture of another mode is copied into this one; None: pictures stay unchanged.
         extra_keys: returns further keys of a picture's entry.
     """
 

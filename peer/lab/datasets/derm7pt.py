@@ -85,7 +85,7 @@ def gather(pool: PublicSet, meta: Path) -> None:
 
 
 def _sides(base: Path) -> dict[int, str]:
-    """The published split of each row of the meta-data, counted from 0."""
+    """Return the published split of each row of the meta-data, counted from 0."""
     sides = {}
     for side in SPLITS:
         path = base / "meta" / f"{side}_indexes.csv"

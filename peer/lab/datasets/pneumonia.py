@@ -34,7 +34,7 @@ PUBLICATION = Publication(
 
 
 def pathogen(path: Path) -> dict[str, str | None]:
-    """The pathogen in a picture's name; None where the name has none."""
+    """Return the pathogen in a picture's name; its value is None if the name has none."""
     return {"pathogen": next((name for name in PATHOGENS if name in path.stem.lower()), None)}
 
 

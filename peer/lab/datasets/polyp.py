@@ -52,7 +52,7 @@ PUBLICATION = Publication(
 
 
 def gather(pool: PublicSet) -> None:
-    """Add every picture of those collections that the source holds."""
+    """Add every picture of the collections present in the source."""
     for site, name in SITES.items():
         pairs = find_collection(pool.source.resolve(), name)
         for image, mask in pairs:
@@ -62,7 +62,7 @@ def gather(pool: PublicSet) -> None:
 
 
 def find_collection(source: Path, name: str) -> list[tuple[Path, Path]]:
-    """The pictures of a collection with their masks; none where no folder's name contains ``name``.
+    """Pair the pictures of a collection with their masks; empty if no folder's name contains ``name``.
 
     Of several pairs of folders (PNG and TIFF of the same frames), the function takes the one with
     the most pictures, and of equally large ones the first by name.
@@ -84,7 +84,7 @@ def find_collection(source: Path, name: str) -> list[tuple[Path, Path]]:
 
 
 def subject_of(site: str, name: str) -> str | None:
-    """The subject: in ClinicDB the sequence, in Kvasir the frame; None where it is not known."""
+    """Return the subject: in ClinicDB the sequence, in Kvasir the frame; None if it is not known."""
     if site == "kvasir":
         return f"kvasir-{name}"
     if site == "cvc-clinicdb" and name.isdecimal():

@@ -1,5 +1,4 @@
-"""Shared by the adapters of published data sets: find the files, gather samples, compare counts,
-write datalists.
+"""Base of the adapters of published data sets: find files, gather samples, compare counts, write datalists.
 
 An adapter reads a set in its publishers' layout, from a folder that the user has downloaded.
 Datalists name those files by absolute paths. Files that the adapter itself writes lie below
@@ -30,7 +29,7 @@ from peer.train.data import prepared_folder
 from peer.train.data.datalist import named
 
 Entry: TypeAlias = dict[str, Any]
-"""One sample as the datalist has it: image, label, subject, site and further keys."""
+"""One sample of a datalist: image, label, subject, site and further keys."""
 
 POOL = "pool.json"
 DEPTH_MAX = 4  # folders below the source: archives nest them, and BreaKHis lies three below its download
@@ -55,7 +54,7 @@ class PublishedCount:
     of: str = ""
 
     def count(self, splits: Mapping[str, Sequence[Entry]]) -> int:
-        """The number in these lists, to be compared with ``expected``."""
+        """Count in these lists, to compare with ``expected``."""
         entries = [
             entry
             for side, entries in splits.items()
@@ -103,7 +102,7 @@ class PublicSet:
     Attributes:
         training: the samples, or those of the published training set.
         test: the samples of the published test set.
-        dropped: how many samples were left out, by reason.
+        dropped: number of omitted samples, by reason.
         absent: files that the publishers list but the source lacks.
         warnings: facts that the user must know before trusting a figure.
     """
@@ -124,7 +123,7 @@ class PublicSet:
         )
 
     def match(self, name: re.Pattern[str], text: str) -> re.Match[str] | None:
-        """The match of a file's whole name; if there is none, count the sample as dropped."""
+        """Match a file's whole name; without a match, count the sample as dropped and return None."""
         match = name.fullmatch(text)
         if match is None:
             self.dropped["a name of another form"] += 1
@@ -234,8 +233,7 @@ class Adapter:
     choices: Mapping[str, Sequence[object]] = field(default_factory=dict)
 
     def prepare(self, out: Path, *, source: Path, **options: Any) -> dict[str, Any]:
-        """Write ``pool.json``, ``summary.json``, and one datalist a site where the set's centres
-        are sites.
+        """Write ``pool.json``, ``summary.json``, and, if the set's centres are sites, one datalist a site.
 
         Args:
             source: the folder that the set was unpacked into, or one above it.
@@ -258,7 +256,7 @@ class Adapter:
 
 
 def by_class(publication_classes: Sequence[str], expected: Sequence[int], **where: Any) -> tuple[PublishedCount, ...]:
-    """One `PublishedCount` for each class, of the samples that have these keys."""
+    """Build one `PublishedCount` for each class, of the samples that have these keys."""
     prefix = "".join(f"{value}, " for value in where.values())
     return tuple(
         PublishedCount(f"{prefix}{name}", number, {**where, "label": label})
@@ -267,7 +265,7 @@ def by_class(publication_classes: Sequence[str], expected: Sequence[int], **wher
 
 
 def by_split(splits: Sequence[str], expected: Sequence[int]) -> tuple[PublishedCount, ...]:
-    """One `PublishedCount` for each published split."""
+    """Build one `PublishedCount` for each published split."""
     return tuple(
         PublishedCount(f"published split {name}", number, {"published_split": name})
         for name, number in zip(splits, expected, strict=True)
@@ -275,7 +273,7 @@ def by_split(splits: Sequence[str], expected: Sequence[int]) -> tuple[PublishedC
 
 
 def by_site(sites: Sequence[str], expected: Sequence[tuple[int, int]]) -> tuple[PublishedCount, ...]:
-    """Two `PublishedCount` for each site: of its training samples, and of its test samples."""
+    """Build two `PublishedCount` for each site: of its training samples, and of its test samples."""
     return tuple(
         PublishedCount(f"{site}, {side}", number, {"site": site, "side": side})
         for site, numbers in zip(sites, expected, strict=True)
@@ -284,7 +282,7 @@ def by_site(sites: Sequence[str], expected: Sequence[tuple[int, int]]) -> tuple[
 
 
 def locate(source: Path, *markers: str, publication: Publication) -> Path:
-    """Find the file or folder that shows where a set lies in the source.
+    """Find the file or folder that marks a set in the source.
 
     Args:
         markers: relative paths, which may contain wildcards, in the order of preference.
@@ -304,14 +302,15 @@ def locate(source: Path, *markers: str, publication: Publication) -> Path:
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Raise ``UsageError`` for a value that is none of the choices."""
+    """Raise ``UsageError`` unless the value is one of the choices."""
     if value not in choices:
         raise UsageError(f"{name} is {value!r}, none of {', '.join(map(str, choices))}")
 
 
 def read_table(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
-    """The rows of a CSV file with a heading; values have no surrounding spaces. ``DataError`` where
-    the file cannot be read, or lacks one of these columns.
+    """Read the rows of a CSV file with a heading; values have no surrounding spaces.
+
+    Raise ``DataError`` if the file cannot be read, or lacks one of these columns.
     """
     try:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
@@ -327,19 +326,19 @@ def read_table(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
 
 
 def list_pictures(path: Path) -> list[Path]:
-    """The pictures in a folder, sorted by name, without hidden files; an absent folder has none."""
+    """List the pictures in a folder, sorted by name, without hidden files; an absent folder has none."""
     if not path.is_dir():
         return []
     return sorted(p for p in path.iterdir() if p.suffix.lower() in PICTURES and not p.name.startswith("."))
 
 
 def site_name(text: str) -> str:
-    """The text as a valid site name: lower case, digits, hyphens."""
+    """Convert the text to a valid site name: lower case, digits, hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def parse_number(text: str) -> float | int | None:
-    """The finite number in a table's cell, an int where it is whole; None where there is none."""
+    """Parse the finite number in a table's cell, an int if it is whole; None if there is none."""
     try:
         value = float(text)
     except ValueError:
@@ -350,7 +349,7 @@ def parse_number(text: str) -> float | int | None:
 
 
 def _relative_to_site(site: str, entry: Entry) -> Entry:
-    """The entry; its paths that are relative to ``<out>`` become relative to the site's folder."""
+    """Convert the entry's paths relative to ``<out>`` to paths relative to the site's folder."""
 
     def relocate(path: str) -> str:
         return path if os.path.isabs(path) else Path(os.path.relpath(path, site)).as_posix()

@@ -87,7 +87,7 @@ def gather(pool: PublicSet, first: Path, *, subjects: int = SUBJECTS[0]) -> None
 
 
 def read_night(signal: Path, hypnogram: Path) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
-    """The scored epochs of a night, from 30 minutes before sleep to 30 minutes after it.
+    """Read the scored epochs of a night, from 30 minutes before sleep to 30 minutes after it.
 
     Returns:
         The values ``(epochs, 3000)`` in microvolts, the labels ``(epochs,)``, and each epoch's

@@ -1,6 +1,6 @@
 """Grey and white matter in slices of ONE brain: the MNI152 template from the package ``nilearn``.
 
-The T1 image and the tissue maps are real, each an average of 152 people. Patients there are none:
+The T1 image and the tissue maps are real, each an average of 152 people. There are no patients:
 every slice of every site is of the same template, so that no figure from it says anything about a
 hospital's segmentation. The sites have a constructed domain shift: sagittal, coronal or axial
 slices, and for ``axial-inverted`` axial slices with inverted contrast.
@@ -67,8 +67,7 @@ SITES: Mapping[str, View] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Template:
-    """The template in a cube of `SIDE_MM` voxels of 1 mm, axes to the right, to the front and
-    upwards.
+    """The template in a cube of `SIDE_MM` voxels of 1 mm, axes to the right, to the front and upwards.
 
     ``image``: T1, 0 outside the brain. ``grey``, ``white``: their share of each voxel in 255ths.
     All ``(x, y, z)``. ``corner_mm``: the first voxel in MNI coordinates.
@@ -80,7 +79,7 @@ class Template:
     corner_mm: tuple[int, ...]
 
     def inverted(self) -> Template:
-        """The template with the brain's greys in reverse order; outside the brain it stays 0."""
+        """Invert the brain's greys; outside the brain the image stays 0."""
         brain = self.image > 0
         darkest, brightest = self.image[brain].min(), self.image.max()
         return replace(self, image=np.where(brain, darkest + (brightest - self.image), 0).astype(np.uint8))
@@ -140,7 +139,7 @@ def prepare(out: Path, *, seed: int = 0, size: int = 64, source: Path | None = N
 
 
 def read_template(source: Path) -> Template:
-    """The template from a folder with its three files; ``DataError`` where one is another."""
+    """Read the template from a folder with its three files. Raise ``DataError`` if one is another."""
     image, grey, white = (_read(source / FILE.format(kind)) for kind in ("t1", "gm", "wm"))
     inside = np.argwhere(image)
     start = (inside.min(axis=0) + inside.max(axis=0) + 1) // 2 - SIDE_MM // 2
@@ -153,7 +152,7 @@ def read_template(source: Path) -> Template:
 
 
 def slabs_of(template: Template, axis: int) -> list[range]:
-    """The slabs along an axis, from the midline to the right, to the front or upwards."""
+    """Return the slabs along an axis, from the midline to the right, to the front or upwards."""
     others = tuple({0, 1, 2} - {axis})
     brain = np.count_nonzero(template.image, axis=others)
     present = np.flatnonzero(brain >= BRAIN_MIN * brain.max()).tolist()
@@ -162,7 +161,7 @@ def slabs_of(template: Template, axis: int) -> list[range]:
 
 
 def split(slabs: Sequence[range], view: View, *, seed: int) -> dict[str, list[range]]:
-    """A site's slabs by ``training`` and ``test``; the same test slabs for sites of one axis."""
+    """Split a site's slabs into ``training`` and ``test``; sites of one axis get the same test slabs."""
     parts: dict[str, list[range]] = {"training": [], "test": []}
     for start in range(0, len(slabs), NEIGHBOURS):
         by_name = {str(slab.start): slab for slab in slabs[start : start + NEIGHBOURS]}
@@ -173,7 +172,7 @@ def split(slabs: Sequence[range], view: View, *, seed: int) -> dict[str, list[ra
 
 
 def cut(template: Template, axis: int, at: int, size: int) -> Slice:
-    """The slice at a voxel of an axis; every pixel is the mean of its voxels."""
+    """Cut the slice at a voxel of an axis; every pixel is the mean of its voxels."""
     image, grey, white = (
         _pool(np.take(volume, at, axis=axis).T[::-1], size)
         for volume in (template.image, template.grey, template.white)
@@ -183,7 +182,7 @@ def cut(template: Template, axis: int, at: int, size: int) -> Slice:
 
 
 def grey_level_baseline(splits: Splits) -> float:
-    """The mean Dice on the test slices of a classifier that sees only a pixel's grey level.
+    """Compute the mean Dice on the test slices of a classifier that sees only a pixel's grey level.
 
     It gives each of `LEVELS` levels the most frequent class of the site's training pixels of that
     level.
@@ -196,7 +195,7 @@ def grey_level_baseline(splits: Splits) -> float:
 
 
 def dice(predicted: NDArray[Any], labels: NDArray[Any]) -> float:
-    """The mean Dice of grey and white matter; the Dice of a class that neither map has is 1."""
+    """Compute the mean Dice of grey and white matter; the Dice of a class absent from both maps is 1."""
     scores = []
     for label in range(1, len(CLASSES)):
         one, other = predicted == label, labels == label
@@ -209,7 +208,7 @@ def _read(path: Path) -> NDArray[np.uint8]:
     try:
         image = nibabel.load(path)
         volume: NDArray[np.uint8] = np.asarray(image.dataobj)
-    except Exception as error:  # nibabel, gzip and zlib each have their own
+    except Exception as error:  # nibabel, gzip and zlib each raise their own errors
         raise DataError(f"{path} cannot be read: {error}", PINNED) from error
     grid = np.eye(4)
     grid[:3, 3] = CORNER_MM
@@ -221,7 +220,7 @@ def _read(path: Path) -> NDArray[np.uint8]:
 
 
 def _cube(volume: NDArray[np.uint8], start: NDArray[Any]) -> NDArray[np.uint8]:
-    """The cube of `SIDE_MM` voxels from ``start``; where it reaches beyond the volume, it is 0."""
+    """Cut the cube of `SIDE_MM` voxels from ``start``; beyond the volume, it is 0."""
     cube = np.zeros([SIDE_MM] * 3, dtype=np.uint8)
     ends = np.minimum(start + SIDE_MM, volume.shape)
     own = tuple(slice(max(first, 0), end) for first, end in zip(start, ends, strict=True))
