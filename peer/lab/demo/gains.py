@@ -1,4 +1,4 @@
-"""What joining gave each site: a method against training alone, and the share of the room it took."""
+"""Each site's gain from joining: a method against training alone, and the method's share of the room."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ TESTS = ("local", "global")
 
 
 def compare(methods: Mapping[str, DemoMethod], metric: str) -> dict[str, dict[str, DemoGain]]:
-    """By test and method, the mean gain over training alone, and the room where it was measured."""
+    """Compute by test and method the mean gain over training alone, and the room where it was measured."""
     return {test: {label: _compare(methods, label, test, metric) for label in joined(methods)} for test in TESTS}
 
 
 def conclude(methods: Mapping[str, DemoMethod], metric: str) -> str:
-    """One sentence for each method: what joining gave each site on its own test data."""
+    """Write one sentence for each method: each site's gain from joining, on its own test data."""
     return " ".join(_conclude(methods, label, metric) for label in joined(methods))
 
 
 def joined(methods: Mapping[str, DemoMethod]) -> Iterator[str]:
-    """The methods by which sites train together."""
+    """Yield the methods by which sites train together."""
     return (label for label in methods if label not in ("local", CENTRALISED))
 
 

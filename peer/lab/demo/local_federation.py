@@ -1,6 +1,6 @@
 """A federation of real daemons on loopback, for the demo, tests and benchmarks.
 
-Every site is enrolled with its own folder, key and bundle; its daemon is a process of its own.
+Every site is enrolled with its own folder, key and bundle; its daemon is a separate process.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ LEAVE_S = 30.0
 """A daemon leaves within a training step of SIGTERM; after this time it is killed."""
 
 PORTS = range(20_000, 32_768)
-"""Below those that Linux gives to whoever asks for any: a daemon binds its port long after it was chosen."""
-_tried = itertools.count(os.getpid() * 1009)  # two processes at the same time begin far from each other
+"""Below Linux's ephemeral ports: a daemon binds its port long after it was chosen."""
+_tried = itertools.count(os.getpid() * 1009)  # two concurrent processes begin far from each other
 
 
 @dataclass
@@ -53,8 +53,8 @@ class LocalFederation:
             folder: ``ca/`` and ``sites/`` are created in it.
             draft: the text of a ``federation.toml`` without its sites.
             sites: by site, the text of its ``site.toml`` without ``listen``.
-            addresses: by site, what ``federation.toml`` says, if anything, and where it listens unless its text
-                says so; left out: free ports on loopback.
+            addresses: by site, its address in ``federation.toml``, if any, where it also listens unless
+                its text sets ``listen``; default: free ports on loopback.
         """
         if addresses is None:
             addresses = {name: f"127.0.0.1:{port}" for name, port in zip(sites, free_ports(len(sites)), strict=True)}
@@ -102,7 +102,7 @@ class LocalFederation:
         return ControlClient(self.folder(name).control_socket())
 
     def show(self, name: str, document: str, **arguments: Any) -> Any:
-        """Query a document of a running daemon; ``DaemonDown`` while it does not answer."""
+        """Query a document of a running daemon. Raise ``DaemonDown`` while it does not answer."""
         return self.control(name).show(document, **arguments)
 
     def console(self, name: str) -> str:
@@ -124,12 +124,12 @@ class LocalFederation:
 
 
 def free_ports(count: int) -> Iterable[int]:
-    """Free ports on loopback; all are bound until all are chosen, so that they differ."""
+    """Choose free ports on loopback; all are bound until all are chosen, so that they differ."""
     with contextlib.ExitStack() as stack:
         chosen: list[int] = []
         while len(chosen) < count:
             bound, port = stack.enter_context(socket.socket()), PORTS[next(_tried) % len(PORTS)]
-            with contextlib.suppress(OSError):  # somebody has it
+            with contextlib.suppress(OSError):  # the port is in use
                 bound.bind(("127.0.0.1", port))
                 chosen.append(port)
         return chosen

@@ -20,7 +20,7 @@ from peer.site.config.site_folder import write_atomically
 from peer.web_page import STYLE
 
 PANEL_INCHES = (3.6, 2.2)
-"""Width and height of a site's panel, which a screen of 400 pixels shows at its full size."""
+"""Width and height of a site's panel, which a screen of 400 pixels shows at full size."""
 ROUND_INCHES = 0.21
 """Width of a round in the figure of visits."""
 MARKER_ROWS_INCHES = 0.19
@@ -84,7 +84,7 @@ def _figure(figure: ReportFigure) -> str:
 
 
 def _learning(document: DemoResult, site: str, styles: Mapping[str, Style]) -> ReportFigure:
-    """One site's Local Test over the rounds, alone and by each method; the pooled bound as a line."""
+    """Draw one site's Local Test over the rounds, alone and by each method; the pooled bound as a line."""
     unit = unit_of(document["metric"])
     figure, ((axes,),) = plotting.new_figure(*PANEL_INCHES)
     every_value = [value for method in document["methods"].values() for value in _values(method)]
@@ -113,7 +113,7 @@ def _values(method: Mapping[str, Any]) -> Iterator[float]:
 
 
 def _visits(document: DemoResult, label: str) -> ReportFigure:
-    """Which sites' models each site had in each round, a row a host, a column a round."""
+    """Draw the sites whose models each site had in each round, a row a host, a column a round."""
     sites, hosts = _sites(document), document["methods"][label]["sites"]
     rounds, in_cell = document["size"]["rounds"], 1
     for figures in hosts.values():

@@ -35,11 +35,12 @@ class PresetSize:
 
 
 def study(name: str, methods: Iterable[str], size: PresetSize, settings: Mapping[str, Any] | None = None) -> Experiment:
-    """The study as an experiment of one partition and one seed, with a row for each method, and one
-    for the pooled bound where the sites' samples can be pooled.
+    """Build the study's experiment: one partition, one seed, a row for each method, and one for the pooled bound.
+
+    The row of the pooled bound is absent if the sites' samples cannot be pooled.
 
     Args:
-        settings: parameters of the methods; one goes to each method that has it.
+        settings: parameters of the methods; each goes to all methods that have it.
 
     Raises:
         ConfigError: a setting has a wrong value.
@@ -71,7 +72,7 @@ def study(name: str, methods: Iterable[str], size: PresetSize, settings: Mapping
 
 
 def networks(method: str) -> str:
-    """The set of networks of a study that a method trains."""
+    """Return the name of the set of networks that a method trains."""
     return ONE if PLANS[method].shared == "itself" else FAMILIES
 
 
@@ -90,7 +91,7 @@ def _study(
     batch_size: int = 8,
     **shared: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """An experiment's document without its size.
+    """Build an experiment's document without its size.
 
     Args:
         partition: how the samples are divided among the sites; by default as the data set does it.
@@ -111,9 +112,9 @@ def _study(
 
 
 def _nodules(networks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Small sites with one task: each has some 30 of its 120 nodules for training.
+    """Build the study of small sites with one task: each trains on some 30 of its 120 nodules.
 
-    A network that fits the images reads the nodule's size from as few, and size alone has an AUC of
+    A network that fits the images reads the nodule's size from that few, and size alone has an AUC of
     0.9: the pooled bound is about one point better than training alone.
     """
     return _study(
@@ -171,7 +172,7 @@ def _eeg(
 
 
 STUDIES: Mapping[str, Mapping[str, Any]] = {
-    # Small sites with one task, and no trivial number that separates the classes: here is room.
+    # Small sites with one task, and no trivial number that separates the classes: there is room.
     "blinks": _eeg(
         "EEG of six persons: was the blink short or long (Blink)?",
         "blink",
@@ -239,7 +240,7 @@ STUDIES: Mapping[str, Mapping[str, Any]] = {
 
 
 def problem(study: str, method: str) -> str | None:
-    """The reason why a method does not fit a study; None where it fits."""
+    """Return the reason why a method does not fit a study; None if it fits."""
     plan, kind = PLANS[method], STUDIES[study]["task"]["kind"]
     if study == "dermoscopy" and (plan.shared != "maybe" or plan.artifact == "model"):
         return f"{method} does not fit sites that enlarge by different factors; dflmoe and local do"

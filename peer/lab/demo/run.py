@@ -1,8 +1,8 @@
 """The demonstration: real daemons on loopback train on real data; a table and a picture at the end.
 
 It runs a federation for each method, one after the other, with the same seed and steps. The sites'
-daemons are enrolled and run exactly as at hospitals. The pooled bound, a training on the data of
-all sites, is no federation: the simulator trains it.
+daemons are enrolled and run exactly as at hospitals. The simulator trains the pooled bound, which is
+a training on the data of all sites and not a federation.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ POLL_S = 0.5
 CROSS_SITE_S = 1800.0
 LINGER_S = 60.0
 SIZES = {"volume": "volume_mm3"}
-"""Floors by name: numbers of the datalist that a network must beat as a predictor."""
+"""Floors by name: numbers of the datalist whose AUC a network must beat."""
 
 
 @dataclass
 class DemoProgress:
-    """What `demo` shows while it runs: the activity in words, and each site's status."""
+    """The progress that `demo` shows while it runs: the activity in words, and each site's status."""
 
     activity: str
     statuses: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -57,8 +57,7 @@ Watch = Callable[[DemoProgress], None]
 def run(
     folder: Path, name: str, methods: Sequence[str], size: PresetSize, settings: Mapping[str, Any], watch: Watch
 ) -> DemoResult:
-    """Prepare the data, run the federations and the pooled bound, and evaluate them; returns the
-    document of ``demo --json``.
+    """Prepare the data, run the federations and the pooled bound, evaluate them; return `demo --json`'s document.
 
     Args:
         folder: of all data and results; it must be empty or not exist.
@@ -116,7 +115,7 @@ def write_references(folder: Path, metric: str, results: Mapping[str, DemoMethod
 
 
 def _describe_data(experiment: Experiment, run: Run, folder: Path) -> dict[str, Any]:
-    """The numbers of samples and subjects at each site, and the floors."""
+    """Count the samples and subjects at each site, and compute the floors."""
     (partition,) = experiment.partitions.values()
     summary = json.loads((folder / "data" / SUMMARY).read_text())
     lists = {site: json.loads(run.files[f"sites/{site}/datalist.json"]) for site in partition.sites}
@@ -162,8 +161,9 @@ def _run_federation(folder: Path, experiment: Experiment, run: Run, pool: Sample
 
 
 def train_simulated(experiment: Experiment, run: Run, watch: Watch) -> DemoMethod:
-    """Carry out a run in this process, without daemons, and collect its results: of the pooled bound, which
-    trains each site's network on the samples of all sites.
+    """Carry out a run in this process, without daemons, and collect its results.
+
+    The run is the pooled bound, which trains each site's network on the samples of all sites.
     """
 
     def report(progress: SweepProgress) -> None:
@@ -190,7 +190,7 @@ def train_simulated(experiment: Experiment, run: Run, watch: Watch) -> DemoMetho
 
 
 def configuration(experiment: Experiment, run: Run, pool: SamplePool) -> tuple[str, dict[str, str]]:
-    """The draft of federation.toml, and by site the text of site.toml without ``listen``."""
+    """Return the draft of federation.toml, and by site the text of site.toml without ``listen``."""
     label, network_set = run.document["method"], run.document["models"]
     (partition,) = experiment.partitions.values()
     draft = experiment.federation_draft(label, network_set, partition.sites[0], seed=run.document["seed"])
@@ -226,7 +226,7 @@ def _wait(local_federation: LocalFederation, method: str, watch: Watch) -> None:
 
 
 def _cross_site(local_federation: LocalFederation) -> Any:
-    """Evaluate every site's model on every site's test data, in a process of its own."""
+    """Evaluate every site's model on every site's test data, in a separate process."""
     sites = []
     for name in local_federation.federation.roster:
         folder = local_federation.folder(name)
@@ -238,7 +238,7 @@ def _cross_site(local_federation: LocalFederation) -> Any:
 
 
 def _site_result(local_federation: LocalFederation, metric: str, name: str, matrix: Any) -> dict[str, Any]:
-    """One site's results: Local and Global Test, learning curve, visitors, bytes, rounds, seconds."""
+    """Collect one site's results: Local and Global Test, learning curve, visitors, bytes, rounds, seconds."""
     folder = local_federation.folder(name)
     _, site, _ = startup.load(folder)
     history = History(folder, rounds=True, received=True, sent=True).read_all()
@@ -257,8 +257,8 @@ def _site_result(local_federation: LocalFederation, metric: str, name: str, matr
 
 
 def _test_values(matrix: Mapping[str, Mapping[str, Mapping[str, float]]], name: str, metric: str) -> dict[str, Any]:
-    """Local and Global Test of a site's model."""
-    # Missing where a site enlarges by another factor, or where an AUC lacks one of the classes.
+    """Compute Local and Global Test of a site's model."""
+    # Missing if a site enlarges by another factor, or if an AUC lacks one of the classes.
     values = [metrics[metric] for metrics in matrix[name].values() if metric in metrics]
     return {
         "local_test": matrix[name][name].get(metric),
@@ -267,5 +267,5 @@ def _test_values(matrix: Mapping[str, Mapping[str, Mapping[str, float]]], name: 
 
 
 def _curve(rounds: Sequence[RoundRecord], metric: str) -> dict[str, float]:
-    """The Local Test by round; the keys of a JSON object are texts."""
+    """Return the Local Test by round; the keys of a JSON object are texts."""
     return {str(record["round"]): record["metrics"][metric] for record in rounds if metric in record["metrics"]}
