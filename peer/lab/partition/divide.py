@@ -20,8 +20,9 @@ WHERE = "partition"
 
 
 def rule(kind: str, sites: Sequence[str], options: Mapping[str, Any], *, where: str = WHERE) -> PartitionRule:
-    """The rule of a kind with checked options; entries are checked by :func:`divide`.
-    ``ConfigError`` where the kind is unknown, an option is unknown, missing or wrong, or the sites
+    """Build the rule of a kind and check its options; :func:`divide` checks the entries.
+
+    Raise ``ConfigError`` if the kind is unknown, an option is unknown, missing or wrong, or the sites
     do not fit.
     """
     if kind not in KINDS:

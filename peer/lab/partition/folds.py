@@ -19,8 +19,7 @@ DRAWS_MAX = 100  # where each subject has one class, the first draw always suffi
 def folds(
     entries: Sequence[Entry], count: int, *, seed: int, by: str = SUBJECT, classes_min: int | None = None
 ) -> list[int]:
-    """Assign each entry to the fold in which it is tested: stratified by class, a subject in one
-    fold.
+    """Assign each entry to the fold that tests it: stratified by class, a subject in one fold.
 
     Every class that ``count`` subjects have is in every fold, where subjects of several classes
     allow it. The same entries have the same folds at every site: give sites that share entries one
@@ -28,8 +27,8 @@ def folds(
 
     Args:
         entries: of one site, in any order; labels that are files make one stratum.
-        classes_min: how many classes must be in every fold, for training as for testing; None: all
-            classes that occur.
+        classes_min: number of classes that must be in every fold, for training as for testing;
+            None: all classes that occur.
 
     Returns:
         For each entry a number in [0, count).
@@ -54,7 +53,7 @@ def folds(
 def holdout(
     entries: Sequence[Entry], share: float, *, seed: int, by: str = SUBJECT, classes_min: int | None = None
 ) -> list[bool]:
-    """Whether each entry is held out for testing: stratified by class, a subject on one side.
+    """Mark the entries held out for testing: stratified by class, a subject on one side.
 
     Every class that two subjects have is on both sides. A class of a single subject is refused, or
     is for training where ``classes_min`` allows it.
@@ -62,7 +61,7 @@ def holdout(
     Args:
         entries: of one site, in any order; labels that are files make one stratum.
         share: the test samples' share, in (0, 1).
-        classes_min: how many classes must be on both sides; None: all classes that occur.
+        classes_min: number of classes that must be on both sides; None: all classes that occur.
 
     Raises:
         ConfigError: ``share`` is not in (0, 1).

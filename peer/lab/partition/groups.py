@@ -15,10 +15,10 @@ from peer.errors import DataError
 Entry: TypeAlias = Mapping[str, Any]
 """An entry of a datalist: ``image``, ``label``, ``subject`` and any other key."""
 Label: TypeAlias = int | None
-"""A class; None where the label is a file or absent."""
+"""A class; None if the label is a file or absent."""
 
 SUBJECT = "subject"
-SLACK = 1e-9  # a product such as 0.29 * 100 misses the whole number by less
+SLACK = 1e-9  # the rounding error of a product such as 0.29 * 100 is less
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Group:
 
 
 def image_names(entry: Entry) -> tuple[str, ...]:
-    """The paths of an entry's image; ``DataError`` where it has none."""
+    """Return the paths of an entry's image. Raise ``DataError`` if it has none."""
     image = entry.get("image")
     names = [image] if isinstance(image, str) else image
     if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) and name for name in names):
@@ -49,13 +49,13 @@ def image_names(entry: Entry) -> tuple[str, ...]:
 
 
 def class_of(entry: Entry) -> Label:
-    """The entry's class; None where its label is a file or absent."""
+    """Return the entry's class; None if its label is a file or absent."""
     label = entry.get("label")
     return label if isinstance(label, int) and not isinstance(label, bool) else None
 
 
 def rank(label: Label) -> tuple[bool, int]:
-    """Sort key of labels: classes by number, None last."""
+    """Return the sort key of a label: classes by number, None last."""
     return (True, 0) if label is None else (False, label)
 
 
@@ -97,7 +97,7 @@ def stratify(
     or where none lacks more than a fraction, it goes to the part that lacks most samples.
 
     Args:
-        quotas: how many of n groups, or of n samples, each part should have; the sum is n.
+        quotas: maps n groups, or n samples, to each part's quota; the sum is n.
         rng: shuffles groups of one size.
 
     Returns:

@@ -32,7 +32,7 @@ ABIDE_SAMPLES: Mapping[str, tuple[str, ...]] = {
 
 
 def canonical_spelling(value: object) -> str:
-    """A value in the spelling of published maps: ``MAX_MUN`` and ``max-mun`` are equal."""
+    """Spell a value as published maps do: ``MAX_MUN`` and ``max-mun`` are equal."""
     return str(value).lower().replace("_", "-")
 
 
@@ -45,10 +45,10 @@ ABIDE: Mapping[str, str] = {
 """The site of every institution, and of every id of the Preprocessed Connectomes Project."""
 
 MAPPINGS: Mapping[str, Mapping[str, str]] = {"abide": ABIDE}
-"""The maps that an experiment can name; their keys have the :func:`canonical_spelling`."""
+"""The maps that an experiment can name; their keys are in :func:`canonical_spelling`."""
 
 
-DRAWS_MAX = 1000  # the papers' partitions need a few draws; more would hide options that cannot be met
+DRAWS_MAX = 1000  # the papers' partitions need a few draws; more would hide impossible options
 SHARES_TOLERANCE = 1e-6
 
 GroupIndices: TypeAlias = list[int]
@@ -61,18 +61,18 @@ class PartitionRule(StrictTable):
     by: str = SUBJECT
 
     def problems(self, sites: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Options that do not fit the sites, each with the reason."""
+        """Yield the options that do not fit the sites, each with the reason."""
         yield from ()
 
     @abstractmethod
     def divide(
         self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], rng: np.random.Generator
     ) -> list[GroupIndices]:
-        """Divide the groups among the sites; ``DataError`` where the entries do not allow it."""
+        """Divide the groups among the sites. Raise ``DataError`` if the entries do not allow it."""
 
 
 class Resolution(PartitionRule):
-    """All entries at every site; the sites differ in the input size that they read them at."""
+    """All entries at every site; the sites differ in the input size at which they read them."""
 
     def divide(
         self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], rng: np.random.Generator
@@ -103,7 +103,7 @@ class Sized(PartitionRule):
     per_site: Count | None = None
 
     def subsample(self, groups: Sequence[Group], indices: GroupIndices, rng: np.random.Generator) -> GroupIndices:
-        """The groups that a site keeps; none if whole groups cannot make ``per_site`` samples."""
+        """Choose the groups that a site keeps; none if whole groups cannot make ``per_site`` samples."""
         if self.per_site is None:
             return sorted(indices)
         chosen_indices, samples = [], 0
@@ -131,7 +131,7 @@ class Equal(Sized):
 
 
 class Key(Sized):
-    """Each entry's value of ``key`` decides about its site.
+    """Division by each entry's value of ``key``.
 
     The value is the site's name, or ``mapping`` gives the site of each value, or ``published``
     names a paper's mapping. Entries of other sites are refused unless ``others`` drops them.
@@ -143,7 +143,7 @@ class Key(Sized):
     others: Literal["refuse", "drop"] = "refuse"
 
     def problems(self, sites: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """An unknown mapping, and sites that the mapping lacks or has too many."""
+        """Yield an unknown mapping, and sites that the mapping lacks or has too many."""
         if self.published is not None and self.published not in MAPPINGS:
             yield "published", f"unknown mapping {self.published!r}{suggestion(self.published, MAPPINGS)}"
         elif self.published is not None and self.mapping:
@@ -191,8 +191,7 @@ class Key(Sized):
 
 
 class Skewed(Sized):
-    """A kind that draws the class distribution of each site, until all sites can be
-    cross-validated.
+    """A kind that draws the class distribution of each site until all sites can be cross-validated.
 
     They can when every site has, of each of ``classes_min`` classes, samples of ``samples_min``
     subjects.
@@ -237,8 +236,7 @@ class Skewed(Sized):
 
 
 class Dirichlet(Skewed):
-    """Each class is spread over the sites by shares from Dir(alpha * 1): small alphas give unlike
-    sites.
+    """Shares of each class at the sites from Dir(alpha * 1): the smaller alpha, the more non-IID the sites.
 
     A subject with several classes counts as the class of most of its samples.
     """
@@ -266,8 +264,7 @@ class Dirichlet(Skewed):
 
 
 class Shards(Skewed):
-    """Samples are sorted by class and cut into equal shards; every site has ``shards`` of them, at
-    random.
+    """Samples sorted by class and cut into equal shards; every site gets ``shards`` of them, at random.
 
     Differs from the published code: it draws again until all sites can be cross-validated. With
     shards of 8 classes, a draw can give a site samples of one class only.

@@ -19,15 +19,14 @@ Sites: TypeAlias = Mapping[str, Mapping[str, Sequence[Entry]]]
 
 
 def leaks(sites: Sites, root: Path, *, across_sites: bool = True, by: str = SUBJECT) -> list[str]:
-    """Find the subjects and images that are in two splits: a line for each pair of splits, empty if
-    none.
+    """Find the subjects and images that are in two splits: a line for each pair of splits, empty if none.
 
     Two splits of one or two sites must not share a subject or an image; images are compared by the
     SHA-256 of their bytes.
 
     Args:
         sites: entries by site and split; subjects' names mean the same person everywhere.
-        across_sites: False where sites share samples by design, as at several resolutions. Then the
+        across_sites: False if sites share samples by design, as at several resolutions. Then the
             same split of two sites may share samples, but no site may train on test samples of
             another.
 
@@ -51,7 +50,7 @@ def leaks(sites: Sites, root: Path, *, across_sites: bool = True, by: str = SUBJ
 
 
 def _contents(files: Mapping[Path, set[SiteSplit]]) -> list[tuple[str, set[SiteSplit]]]:
-    """The names of all files with the same content, and the splits that have any of them."""
+    """Return the names of all files with the same content, and the splits that have any of them."""
     try:
         groups = same_content(files)
     except OSError as error:
@@ -67,7 +66,7 @@ def _describe(
     order: Mapping[SiteSplit, int],
     across_sites: bool,
 ) -> list[str]:
-    """One line for each pair of splits that share something and must not."""
+    """Describe, a line each, the pairs of splits that share something and must not."""
     shared: dict[tuple[SiteSplit, SiteSplit], list[str]] = {}
     for name, site_splits in splits_by_name:
         for first, second in itertools.combinations(sorted(site_splits, key=order.__getitem__), 2):

@@ -13,7 +13,7 @@ from peer.core.seeds import derive
 RESAMPLES = 2000  # the ends of a 95 % interval are then the 50th values from either end
 
 Counts = NDArray[np.int64]
-"""How often each resample contains each sample, ``(resamples, samples)``."""
+"""Count of each sample in each resample, ``(resamples, samples)``."""
 
 Statistic = Callable[[Counts], NDArray[np.float64]]
 
@@ -43,7 +43,7 @@ def interval(
     level: float = 0.95,
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """The interval of a statistic when subjects, not images, are drawn with replacement.
+    """Compute the interval of a statistic by drawing subjects, not images, with replacement.
 
     Args:
         statistic: maps the counts to the value of each resample, ``(resamples,)``; not finite where

@@ -1,4 +1,4 @@
-"""Calibration: whether a classifier is right as often as its probabilities say."""
+"""Calibration: how far a classifier's probabilities match its accuracy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from peer.classification import Labels, Probabilities
 
 BINS = 15
-"""Bins of equal width, as Guo et al. 2017 have them."""
+"""Number of bins of equal width, as in Guo et al. 2017."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Reliability:
 
 
 def reliability(probabilities: Probabilities, labels: Labels, *, bins: int = BINS) -> Reliability:
-    """The curve of a reliability diagram.
+    """Compute the curve of a reliability diagram.
 
     Args:
         probabilities: ``(n, classes)``; the first of several largest ones is the prediction.
@@ -46,9 +46,9 @@ def reliability(probabilities: Probabilities, labels: Labels, *, bins: int = BIN
 
 
 def expected_calibration_error(probabilities: Probabilities, labels: Labels, *, bins: int = BINS) -> float | None:
-    """The mean distance between confidence and accuracy over the bins, weighted by their samples.
+    """Compute the mean distance between confidence and accuracy over the bins, weighted by their samples.
 
-    None without samples. With few samples it is above zero also for a perfectly calibrated network.
+    None without samples. With few samples it is above zero even for a perfectly calibrated network.
 
     Source: Guo et al. 2017, On Calibration of Modern Neural Networks, eq. 3.
     """
@@ -60,10 +60,9 @@ def expected_calibration_error(probabilities: Probabilities, labels: Labels, *, 
 
 
 def brier_score(probabilities: Probabilities, labels: Labels) -> float | None:
-    """The mean squared distance between probabilities and the true class, summed over the classes:
-    from 0 to 2. None without samples.
+    """Compute the mean squared distance of probabilities from the truth, summed over classes; None without samples.
 
-    Source: Brier 1950. For two classes it is twice the score of class 1 alone.
+    Source: Brier 1950. From 0 to 2; for two classes it is twice the score of class 1 alone.
     """
     if not len(labels):
         return None

@@ -39,7 +39,7 @@ class Gain:
 
 
 def subgroup_areas(probabilities: Probabilities, labels: Labels, values: Sequence[object]) -> dict[str, float | None]:
-    """The AUC of each subgroup's samples, by the text of its value.
+    """Compute the AUC of each subgroup's samples, by the text of its value.
 
     ``values`` has the key's value of each sample; samples with None are in no subgroup.
     """
@@ -50,14 +50,14 @@ def subgroup_areas(probabilities: Probabilities, labels: Labels, values: Sequenc
 
 
 def fairness(folds: Sequence[Mapping[str, Areas]]) -> Fairness:
-    """The gap between two groups: the absolute difference of their means over sites and folds.
+    """Compute the gap between two groups: the absolute difference of their means over sites and folds.
 
     Source: FedSKD, eq. 16 and table VII, whose gaps are those between the printed means.
     Args:
         folds: for each fold, by site, the groups' AUC (:func:`subgroup_areas`) in the Local Test.
 
-    A group's mean leaves out the sites without it or with an undefined AUC. ``ValueError`` unless
-    there are exactly two groups.
+    A group's mean leaves out the sites without it or with an undefined AUC. Raise ``ValueError``
+    unless there are exactly two groups.
     """
     names = sorted({name for fold in folds for areas in fold.values() for name in areas})
     if len(names) != 2:
@@ -72,7 +72,7 @@ def fairness(folds: Sequence[Mapping[str, Areas]]) -> Fairness:
 def gains(
     probabilities: Probabilities, baseline: Probabilities, labels: Labels, values: Sequence[object]
 ) -> dict[str, Gain]:
-    """The gain of each subgroup over a baseline, such as of each institution.
+    """Compute the gain of each subgroup over a baseline, such as of each institution.
 
     Source: FedSKD, figure 5a. It pools the predictions of all sites' models on all folds' test
         samples, since one institution of one fold has too few. The AUC therefore ranks scores of
@@ -84,7 +84,7 @@ def gains(
 
 
 def class_gains(probabilities: Probabilities, baseline: Probabilities, labels: Labels) -> dict[int, Gain]:
-    """The gain of each class against the rest over a baseline, such as of each type of lesion.
+    """Compute the gain of each class against the rest over a baseline, such as of each type of lesion.
 
     Source: FedSKD, figure 5b. ``samples`` counts those of the class.
     """
@@ -93,7 +93,7 @@ def class_gains(probabilities: Probabilities, baseline: Probabilities, labels: L
 
 
 def _subgroups(values: Sequence[object], samples: int) -> dict[str, list[int]]:
-    """The indices of each value's samples, values sorted by their text."""
+    """Return the indices of each value's samples, values sorted by their text."""
     if len(values) != samples:
         raise ValueError(f"{len(values)} values for {samples} samples")
     indices: dict[str, list[int]] = {}

@@ -14,7 +14,7 @@ def defined(value: float | None) -> TypeGuard[float]:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Average the defined values, exactly rounded whatever their order; None without any."""
+    """Average the defined values, exactly rounded in any order; None without any."""
     known = [value for value in values if defined(value)]
     return statistics.fmean(known) if known else None
 

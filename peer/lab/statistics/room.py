@@ -1,7 +1,7 @@
-"""The room between training alone and the pooled bound, and the share of it that a method takes.
+"""The room between training alone and the pooled bound, and a method's share of it.
 
-Room is what training on the data of all sites together gains over training alone. A federation
-cannot be expected to give more. The share is the method's gain over training alone, divided by the
+Room is the gain of training on the data of all sites together over training alone: the expected
+upper bound of a federation. The share is the method's gain over training alone, divided by the
 room.
 """
 
@@ -35,7 +35,7 @@ class RoomShare:
     over_sites: bool
 
     def has_room(self, least: float) -> bool:
-        """Whether the room is at least ``least``, and its 95 % interval is above zero."""
+        """Return whether the room is at least ``least``, and its 95 % interval is above zero."""
         room = self.room
         return room.difference is not None and room.difference >= least and room.low is not None and room.low > 0
 

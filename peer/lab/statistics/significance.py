@@ -63,7 +63,7 @@ class MeanRatio:
 
 
 def ratio_of_means(numerators: Sequence[float], denominators: Sequence[float], *, level: float = 0.95) -> MeanRatio:
-    """The ratio of the means of paired values, with Fieller's interval.
+    """Compute the ratio of the means of paired values, with Fieller's interval.
 
     The interval holds the ratios r for which Student's test does not reject that the mean of
     ``numerators - r * denominators`` is 0. It is bounded where the mean denominator differs from 0
@@ -95,7 +95,7 @@ def ratio_of_means(numerators: Sequence[float], denominators: Sequence[float], *
 
 
 def _differences(values: Sequence[float | None], others: Sequence[float | None]) -> list[float]:
-    """The differences of the pairs whose values are both defined."""
+    """Return the differences of the pairs whose values are both defined."""
     if len(values) != len(others):
         raise ValueError(f"{len(values)} values and {len(others)} are no pairs")
     return [value - other for value, other in zip(values, others, strict=True) if defined(value) and defined(other)]
