@@ -41,7 +41,7 @@ from peer.train.samples import DataSplit
 from peer.train.trainer import Trainer
 
 WATCH_S = 0.5
-"""Seconds between two writes of the file ``progress``, which `simulate` shows."""
+"""Interval between two writes of the file ``progress``, which `simulate` shows."""
 
 
 def execute(folder: Path, *, keep: bool = False) -> dict[str, Any]:
@@ -64,9 +64,9 @@ def execute(folder: Path, *, keep: bool = False) -> dict[str, Any]:
 
 
 def _execute(folder: Path, *, keep: bool) -> dict[str, Any]:
-    torch.use_deterministic_algorithms(True)  # as every trainer does; it imports torch's compiler
-    gc.collect()  # garbage of the run before in this process
-    gc.freeze()  # imported modules stay: the garbage collection after each stage need not scan them
+    torch.use_deterministic_algorithms(True)  # like every trainer; the call imports torch's compiler
+    gc.collect()  # garbage of this process' previous run
+    gc.freeze()  # the garbage collection after each stage need not scan imported modules
     run_document = json.loads((folder / "run.json").read_text())
     started_s = shown_s = time.monotonic()
     key = bytes.fromhex(run_document["round_key"])
@@ -99,7 +99,7 @@ def _execute(folder: Path, *, keep: bool) -> dict[str, Any]:
 def _locked(folder: Path) -> Iterator[None]:
     """Lock the run for this process; the kernel releases the lock however the process ends.
 
-    When `simulate` is killed, its runs go on in their own processes. A second `simulate` must not
+    When `simulate` is killed, its runs continue in their own processes. A second `simulate` must not
     carry out the same run.
     """
     with (folder / "lock").open("w") as file:
@@ -113,7 +113,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 PANELS = 2
-"""Test samples of a site that are stored as images."""
+"""Number of a site's test samples that are stored as images."""
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -147,8 +147,7 @@ def collect(
     *,
     seconds: float,
 ) -> dict[str, Any]:
-    """Evaluate every site's model on every site's test split, and write the run's files;
-    ``result.json`` last.
+    """Evaluate every site's model on every site's test split; write the run's files, ``result.json`` last.
 
     Args:
         simulation: the finished simulation; the samples must still exist.
@@ -194,7 +193,7 @@ def _evaluate_everywhere(
     """Evaluate one site's model on all sites' data, and add the results to the run's files.
 
     Args:
-        outsiders: sites that did not take part and are tested on all the same.
+        outsiders: sites that did not take part; the model is also tested on their data.
     """
     run_files.matrix[name] = {}
     classifies = trainer.settings.task.kind in CLASSIFYING
@@ -219,12 +218,12 @@ def _evaluate_everywhere(
 
 
 def evaluate(trainer: Trainer, split: DataSplit, *, keep_outputs: bool) -> tuple[dict[str, float], list[Tensor]]:
-    """The metrics of a trainer's predictions; with ``keep_outputs`` also the batches."""
+    """Compute the metrics of a trainer's predictions; with ``keep_outputs`` also return the batches."""
     outputs: list[Tensor] = []
 
     def predict(images: Tensor) -> Tensor:
         output = trainer.predict(images)
-        if keep_outputs:  # not for label maps and images: those of a whole split would not fit into memory
+        if keep_outputs:  # not for label maps and images: a whole split of them does not fit into memory
             outputs.append(output)
         return output
 
@@ -236,7 +235,7 @@ def _single_sample(split: DataSplit, index: int) -> DataSplit:
 
 
 def _collect_panels(panels: Arrays, name: str, trainer: Trainer, split: DataSplit) -> None:
-    """Add the first test samples as the network sees them, their truth and the predictions."""
+    """Add the first test samples in the network's input form, their truth and the predictions."""
     indices = list(range(min(PANELS, len(split))))
     if not indices:
         return
@@ -273,7 +272,7 @@ def _site_document(
     spec = dict(network.spec)
     try:
         cost = describe(spec, settings.data.input_size)["multiply_accumulates"]
-    except ValueError:  # a network of another package that needs other input shapes
+    except ValueError:  # a third-party network that needs other input shapes
         cost = None
     received = _received_transfers(member)
     sent = [
@@ -305,7 +304,7 @@ def _site_document(
 
 
 def _sum_by_round(transfers: Sequence[Transfer]) -> dict[str, int]:
-    """The bytes by round; the keys of a JSON object are texts."""
+    """Sum the bytes by round; the keys of a JSON object are texts."""
     sizes: Counter[int] = Counter()
     for transfer in transfers:
         sizes[transfer.round] += transfer.bytes
@@ -313,7 +312,7 @@ def _sum_by_round(transfers: Sequence[Transfer]) -> dict[str, int]:
 
 
 def _received_transfers(member: FinishedSite) -> list[Transfer]:
-    """The artifacts that a site received. One that it fetched again after a kill counts once."""
+    """Return the artifacts that a site received. One that it fetched again after a kill counts once."""
     transfers = [
         Transfer.received(member.memory.generation, round, body, time_s=0.0)
         for kind, round, body in member.rows
@@ -327,7 +326,7 @@ def _received_transfers(member: FinishedSite) -> list[Transfer]:
 
 
 def _test_entries(folder: Path, name: str, trainer: Trainer) -> list[dict[str, Any]]:
-    """The datalist's entries of the test samples, with all keys that may define subgroups."""
+    """Return the datalist's entries of the test samples, with all keys that may define subgroups."""
     test_entries = json.loads((folder / "sites" / name / "datalist.json").read_text())["test"]
     entries = {_image_name(entry): entry for entry in test_entries}
     return [
@@ -368,7 +367,7 @@ def _run_manifest(
 
 @cache
 def _program_digest() -> str:
-    """SHA-256 over the names and contents of the program's modules."""
+    """Compute the SHA-256 over the names and contents of the program's modules."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[3]
     for package in ("losses", "models", "peer"):

@@ -1,5 +1,4 @@
-"""Evaluate every site's model on every site's test split, on one machine that holds all sites'
-folders.
+"""Cross-site evaluation: every site's model on every site's test split, on one machine with all folders.
 
 In a real federation no site can do this, since no site sees another's data. The demo runs ``python
 -m peer.lab.experiments.cross_site``, which reads one JSON document from standard input and writes one to
@@ -31,7 +30,7 @@ def cross_site(sites: Sequence[tuple[WorkerSetting, str, tuple[Source, ...]]]) -
             its last round.
 
     Returns:
-        Metrics by model and test split; none where the two sites enlarge images by different
+        Metrics by model and test split; empty where the two sites enlarge images by different
         factors.
     """
     trainers = {setting.site_name: Trainer(setting) for setting, _, _ in sites}

@@ -19,15 +19,15 @@ from peer.train.images import INTERPOLATION
 from peer.train.samples import DataSplit
 
 SAMPLES_MAX = 16
-"""Test samples that similarities and weights are computed from."""
+"""Number of test samples for similarities and weights."""
 ROWS_MAX = 64
-"""Rows of a similarity matrix: more could not be told apart in a figure."""
+"""Upper bound of a similarity matrix's rows: more cannot be distinguished in a figure."""
 
 Arrays = dict[str, NDArray[Any]]
 
 
 def diagnose(arrays: Arrays, name: SiteName, sites: Mapping[SiteName, FinishedSite], split: DataSplit) -> None:
-    """Add what the site's method allows: its ``similarity/``, ``experts/`` and ``basis/``."""
+    """Add the diagnoses of the site's method: its ``similarity/``, ``experts/`` and ``basis/``."""
     site = sites[name]
     if not len(split):
         return
@@ -68,14 +68,14 @@ def _deepest_tap(site: FinishedSite, images: Tensor) -> Tensor:
 
 
 def _resize(tap: Tensor, grid: Sequence[int]) -> Tensor:
-    """The tap on the smaller grid of the two, as FedSKD compares positions."""
+    """Interpolate the tap on the smaller grid of the two, as FedSKD compares positions."""
     if tuple(tap.shape[2:]) == tuple(grid):
         return tap
     return F.interpolate(tap, size=tuple(grid), mode=INTERPOLATION[len(grid)], align_corners=False)
 
 
 def _compared_rows(tap: Tensor, masks: Tensor | None) -> dict[str, Tensor]:
-    """The matrices whose rows FedSKD compares (eqs. 4 to 12); regions only with masks."""
+    """Return the matrices whose rows FedSKD compares (eqs. 4 to 12); regions only with masks."""
     batch, channels = tap.shape[:2]
     positions = tap.flatten(2).permute(2, 0, 1).reshape(-1, batch * channels)
     matrices = {"batch": tap.reshape(batch, -1), "position": positions[:ROWS_MAX]}
@@ -87,7 +87,7 @@ def _compared_rows(tap: Tensor, masks: Tensor | None) -> dict[str, Tensor]:
 
 
 def _row_similarities(rows: Tensor) -> Tensor:
-    """The Gram matrix of the rows, each of its rows scaled to length 1."""
+    """Compute the Gram matrix of the rows, each of its rows scaled to length 1."""
     return F.normalize(rows @ rows.T, dim=1)
 
 
@@ -112,7 +112,7 @@ def _add_expert_weights(arrays: Arrays, name: SiteName, site: FinishedSite, imag
 
 
 def _basis_error(messenger: nn.Module) -> float | None:
-    """||B B^T - I||_F of the first weights B of the messenger's head, each row of length 1."""
+    """Compute ||B B^T - I||_F of the messenger head's first weights B, rows scaled to length 1; None without any."""
     weights = [p for p in messenger.head.parameters() if p.ndim == 2]  # type: ignore[union-attr]
     if not weights:
         return None

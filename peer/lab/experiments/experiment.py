@@ -1,5 +1,4 @@
-"""``EXPERIMENT.toml``: methods, networks, partitions, links, folds and seeds. Each combination is a
-run.
+"""``EXPERIMENT.toml``: methods, networks, partitions, links, folds and seeds. Each combination is a run.
 
 ``Experiment.load`` checks the whole file before any run is trained, and without torch. For a wrong
 key it raises a ``ConfigError`` that names the file, the dotted key and the remedy.
@@ -36,12 +35,11 @@ ValidationShare = Annotated[float, Field(ge=0, lt=1)]
 
 EVERY_SITE = "*"
 LEFT_OUT = "leave-out-"
-"""Begins the name of the links of a federation without one site, which is then tested on."""
+"""Prefix of the links of a federation without one site, on whose data it is then tested."""
 Act = Literal["signs", "random", "scale", "replacement", "zero", "samples", "steps"]
-"""What an insider does with the artifacts that it sends; see ``peer.lab.experiments.insider``."""
+"""A Byzantine site's attack on the artifacts that it sends; see ``peer.lab.experiments.insider``."""
 PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9+_.-]*")
-"""Names of partitions, models, methods and links: they become parts of the names of runs' folders.
-"""
+"""Names of partitions, models, methods and links: they become parts of the names of runs' folders."""
 
 
 class ExperimentData(StrictTable):
@@ -88,10 +86,10 @@ class ExperimentData(StrictTable):
 
 
 class Partition(StrictTable):
-    """How the pool is divided among sites; further keys are the options of the kind.
+    """Division of the pool among sites; further keys are the options of the kind.
 
-    ``test_share`` replaces the experiment's, so that partitions can differ in the number of training
-    samples alone.
+    ``test_share`` overrides the experiment's, so that partitions may differ only in the number of
+    training samples.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -103,7 +101,7 @@ class Partition(StrictTable):
 
 
 class EpochChange(StrictTable):
-    """Who joins before a round, and whose last round was the one before it, by leaving or by expulsion."""
+    """The sites that join before a round, and those that leave or are expelled after the round before it."""
 
     from_round: Annotated[int, Field(ge=2)]
     add: Annotated[tuple[str, ...], Loose] = ()
@@ -112,10 +110,10 @@ class EpochChange(StrictTable):
 
 
 class Links(StrictTable):
-    """Failures: the probability that a directed link is down in a round, missing sites, and an
-    insider: a site that trains as the others do and plays an act with what it sends.
+    """Failures: the probability that a directed link is down in a round, missing sites, and an insider.
 
-    ``epochs`` say who joins and leaves when; a site that they add is none of the genesis.
+    An insider is a Byzantine site: it trains as the others do and poisons the artifacts that it sends.
+    ``epochs`` lists the changes of members; a site that they add does not belong to the genesis.
     ``methods`` are the rows that are run under these links; by default all.
     """
 
@@ -159,8 +157,7 @@ class Links(StrictTable):
 
 
 class Budget(StrictTable):
-    """The same work for all methods: optimiser steps a round of the evaluated network, at one
-    learning rate and one weight decay.
+    """Equal work for all methods: optimiser steps a round of the evaluated network, learning rate, weight decay.
 
     Stages that only distil, decide or fit a head take ``minor_steps``. With ``paper = true`` every method takes
     the stages of its paper, and the keys that its row has under ``paper``.
@@ -248,7 +245,7 @@ class Experiment(StrictTable):
 
     @classmethod
     def load(cls, path: Path) -> Experiment:
-        """Read an experiment's file; ``ConfigError`` when it cannot be read or is wrong."""
+        """Read an experiment's file. Raise ``ConfigError`` if it cannot be read or is wrong."""
         document = toml.read_extended(path)
         experiment = toml.validate(cls, document, str(path))
         experiment._path, experiment._document = path, document
@@ -261,7 +258,7 @@ class Experiment(StrictTable):
         return self._path
 
     def text(self) -> str:
-        """The text of the experiment's file; one that extends another file is written out whole."""
+        """Return the text of the experiment's file; one that extends another file is written out whole."""
         own = toml.read(self._path)
         return toml.text(self._document) if "extends" in toml.parse(own, str(self._path)) else own
 
@@ -277,9 +274,7 @@ class Experiment(StrictTable):
 
     @property
     def left_out_by_links(self) -> dict[str, str]:
-        """By the name of the links, the site that is left out to be tested on; see
-        ``leave_one_site_out``.
-        """
+        """By the name of the links, the site that is left out as test site; see ``leave_one_site_out``."""
         sites = sorted({site for partition in self.partitions.values() for site in partition.sites})
         return {f"{LEFT_OUT}{site}": site for site in sites} if self.leave_one_site_out else {}
 
@@ -287,16 +282,16 @@ class Experiment(StrictTable):
         return find_plan(self.method_name(label), self.methods[label].package)
 
     def method_name(self, label: str) -> str:
-        """The method of a row; the pooled bound trains as ``local`` does."""
+        """Return the method of a row; the pooled bound trains as ``local`` does."""
         name = self.methods[label].method or label
         return "local" if name == CENTRALISED else name
 
     def is_centralised(self, label: str) -> bool:
-        """Whether the row is the pooled bound: training on the data of all sites together."""
+        """Return whether the row is the pooled bound: training on the data of all sites together."""
         return (self.methods[label].method or label) == CENTRALISED
 
     def test_share_of(self, partition: str) -> float | None:
-        """The share of each site's samples that is held out in a partition; None: the data's split."""
+        """Return the share of each site's samples held out in a partition; None: the data's own split."""
         own = self.partitions[partition].test_share
         return self.test_share if own is None else own
 
@@ -305,12 +300,12 @@ class Experiment(StrictTable):
         return models[site] if site in models else models[EVERY_SITE]
 
     def has_one_network(self, network_set: str, partition: str) -> bool:
-        """Whether all sites of a partition have the same network."""
+        """Return whether all sites of a partition have the same network."""
         specs = [self.model(network_set, site).model_dump() for site in self.partitions[partition].sites]
         return all(spec == specs[0] for spec in specs)
 
     def reason_without_runs(self, partition: str, network_set: str, label: str) -> str:
-        """Why a row has no run in a partition with these networks; empty where it has."""
+        """Return why a row has no run in a partition with these networks; empty if it has."""
         allowed_sets = self.methods[label].models
         if allowed_sets and network_set not in allowed_sets:
             return f"only for {', '.join(allowed_sets)}"
@@ -319,13 +314,13 @@ class Experiment(StrictTable):
         return ""
 
     def rows_without_runs(self) -> Iterator[tuple[str, str, str, str]]:
-        """Partition, set of networks, row and reason of everything that is left out."""
+        """Yield partition, set of networks, row and reason of every combination that is left out."""
         for partition, network_set, label in itertools.product(self.partitions, self.models, self.methods):
             if reason := self.reason_without_runs(partition, network_set, label):
                 yield partition, network_set, label, reason
 
     def missing_modules(self) -> Iterator[tuple[str, str]]:
-        """Network classes of other packages (package.module:Class) that are not installed here, with the key."""
+        """Yield key and package of each network class (package.module:Class) that is not installed here."""
         for network_set, networks in self.models.items():
             for site, network in networks.items():
                 module, colon, _ = network.name.partition(":")
@@ -333,8 +328,7 @@ class Experiment(StrictTable):
                     yield f"models.{network_set}.{site}", module.partition(".")[0]
 
     def combinations(self) -> Iterator[tuple[str, str, str, str]]:
-        """Partition, set of networks, links and row of every federation; each is run for all folds
-        and seeds.
+        """Yield partition, set of networks, links and row of every federation; each is run for all folds and seeds.
 
         A method that requires the same network at all sites is left out where the networks differ.
         """
@@ -352,9 +346,9 @@ class Experiment(StrictTable):
             ):
                 continue  # a site that trains alone has the same model without the other site
             if self.is_centralised(label) and self.links_by_name[links].epochs:
-                continue  # the pooled bound has no members that come and go
+                continue  # the pooled bound has no changing members
             if links != UNDISTURBED and plan.pattern == "none" and not self.links_by_name[links].removed:
-                continue  # the method sends nothing, so that lost links change nothing
+                continue  # the method sends nothing: lost links have no effect
             yield partition, network_set, links, label
 
     @model_validator(mode="after")
@@ -472,14 +466,14 @@ class Experiment(StrictTable):
 
     # --- the documents of one federation ---------------------------------------------------------------------------
     def federation_text(self, label: str, network_set: str, sites: Sequence[str], *, seed: int) -> str:
-        """The text of ``federation.toml`` for one federation, as daemons read it."""
+        """Build the text of ``federation.toml`` for one federation, as daemons read it."""
         draft = self.federation_draft(label, network_set, sites[0], seed=seed)
         return toml.text({**draft, "site": [{"name": site} for site in sites]})
 
     def federation_draft(self, label: str, network_set: str, site: str, *, seed: int) -> dict[str, Any]:
-        """``federation.toml`` as a document without a roster.
+        """Build ``federation.toml`` as a document without a roster.
 
-        Where the method requires one network for all sites, it is the network of ``site``.
+        If the method requires one network for all sites, it is the network of ``site``.
         """
         method = self.methods[label]
         package = {} if method.package is None else {"package": method.package}
@@ -505,7 +499,7 @@ class Experiment(StrictTable):
         return document
 
     def stages(self, label: str) -> dict[str, dict[str, Any]]:
-        """The work of each stage: the budget's or the paper's, overridden by the row's own keys."""
+        """Return the work of each stage: the budget's or the paper's, overridden by the row's own keys."""
         method, budget = self.methods[label], self.budget
         work: dict[str, dict[str, Any]] = {}
         for stage in self.plan(label).stages:
@@ -521,7 +515,7 @@ class Experiment(StrictTable):
         return work
 
     def batch_size(self, label: str) -> int:
-        """The samples in a batch: [training]'s, or with ``paper = true`` the row's own."""
+        """Return the number of samples in a batch: [training]'s, or with ``paper = true`` the row's own."""
         own = self.methods[label].paper_batch_size if self.budget.paper else None
         return self.training.batch_size if own is None else own
 
@@ -544,7 +538,7 @@ class Experiment(StrictTable):
         root: str | None,
         regions: str | None,
     ) -> str:
-        """The text of one site's ``site.toml``; paths in its datalist are relative to ``root``."""
+        """Build the text of one site's ``site.toml``; paths in its datalist are relative to ``root``."""
         model, hyper = self.model(network_set, site), dict(self.model(network_set, site).__pydantic_extra__)
         layers: dict[str, Any] = {key: hyper.pop(key) for key in ("features", "head") if key in hyper}
         data = self.data

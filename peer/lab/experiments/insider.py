@@ -1,8 +1,8 @@
-"""A member that means harm: it trains as the others do, and sends something else.
+"""A Byzantine site: it trains as the others do, and sends poisoned artifacts.
 
-The acts are those of the table of insiders in ``deploy/guarantees.md``. Only what leaves the member
-changes; the file and its description fit each other, so that every check of an artifact passes that
-does not look at values.
+The acts are those of the table of insiders in ``deploy/guarantees.md``. Only the artifacts that the
+site sends change; the file and its description fit each other, so that every check passes that does
+not examine values.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from peer.train.tensors import unpack
 
 SCALE = 1000.0
 STATISTICS = ("running_mean", "running_var")
-"""The last parts of the names of batch statistics; most acts leave them, since a negative or zero
-variance would give them away."""
+"""Suffixes of the names of batch statistics; most acts leave them, since a negative or zero variance
+would reveal the poisoning."""
 
 
 @dataclasses.dataclass(frozen=True)

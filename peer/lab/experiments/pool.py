@@ -1,4 +1,4 @@
-"""The samples of an experiment as one list, before they are divided among sites."""
+"""The samples of an experiment as one list, before the simulator divides them among sites."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _prepare(experiment: Experiment, folder: Path, source: Path | None) -> None:
     if source is not None:
         options["source"] = source
     unfinished = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of an interrupted preparation
+    shutil.rmtree(unfinished, ignore_errors=True)  # left by an interrupted preparation
     try:
         module.prepare(unfinished, **options)
     except DataError as error:
@@ -131,14 +131,13 @@ def _read_entries(path: Path, defaults: Mapping[str, Any], *, prefix: str) -> li
             if not isinstance(entry, dict) or "image" not in entry:
                 raise DataError(f"{path}: an entry of {split!r} has no image")
             paths = {key: _prefixed(prefix, entry[key]) for key in ("image", "label") if key in entry}
-            # The list that holds the entry decides its split, even where the entry has such a key
-            # itself.
+            # The list that holds the entry decides its split, even if the entry has such a key itself.
             entries.append({**defaults, SPLIT: split, **entry, **paths} | {SPLIT: split})
     return entries
 
 
 def _without_duplicates(pool: SamplePool) -> list[Entry]:
-    """The entries without duplicates; of equal images one stays, for testing where there is one."""
+    """Return the entries without duplicates; of equal images one is kept, a test image if there is one."""
     files = [[pool.root / name for name in image_names(entry)] for entry in pool.entries]
     try:
         groups = same_content(path for paths in files for path in paths)
@@ -158,7 +157,7 @@ def _without_duplicates(pool: SamplePool) -> list[Entry]:
 
 
 def _with_subjects(entries: Sequence[Entry], key: str) -> list[Entry]:
-    """The entries with the value of ``key`` as their subject; without a value, no subject."""
+    """Set each entry's subject to the value of ``key``; without a value, remove it."""
     if not any(key in entry for entry in entries):
         raise DataError(f"no entry has the key {key!r}, which is to be its subject", "name another in [data] subject")
     renamed: list[Entry] = []
@@ -171,14 +170,14 @@ def _with_subjects(entries: Sequence[Entry], key: str) -> list[Entry]:
 
 
 def _select_part(entries: Sequence[Entry], part: str) -> list[Entry]:
-    """Every third subject's entries for tuning, the others' for the report, whatever their order."""
+    """Select every third subject's entries for tuning, or the others' for the report, regardless of their order."""
     subjects = enumerate(groups_of(entries))
     kept = {index for n, group in subjects if (n % 3 == 2) == (part == "tuning") for index in group.entry_indices}
     return [entry for index, entry in enumerate(entries) if index in kept]
 
 
 def _prefixed(prefix: str, value: Any) -> Any:
-    """A relative path, or a list of paths, below the prefix; other values unchanged."""
+    """Put the prefix before a relative path, or a list of paths; other values stay unchanged."""
     if isinstance(value, list):
         return [_prefixed(prefix, item) for item in value]
     return f"{prefix}{value}" if isinstance(value, str) and not Path(value).is_absolute() else value

@@ -1,6 +1,6 @@
-"""The runs of an experiment on a Ray cluster: what a run asks of a node, and runs whose node died.
+"""The runs of an experiment on a Ray cluster: the resources of a run, and retries after a node's death.
 
-A run reads and writes its own folder alone, so that every node must see the folder of the results.
+A run reads and writes only its own folder, so that every node must see the folder of the results.
 This module imports neither torch nor, before a run, Ray.
 """
 
@@ -18,16 +18,16 @@ from peer.errors import WorkerFailed
 from peer.extras import require_extra
 
 Execute = Callable[[Path, bool], tuple[str, str]]
-"""Carry out the run of a folder; return the run's id, and why it failed, or nothing."""
+"""Carry out the run of a folder; return the run's id, and why it failed, or an empty text."""
 
 RETRIES = 2
-"""How often Ray repeats a run whose process or node died."""
+"""Ray's retries of a run whose process or node died."""
 REACHED_S = 10.0
 
 
 @dataclass(frozen=True)
 class RayCluster:
-    """A Ray cluster, and what one run asks of it.
+    """A Ray cluster, and the resources that one run requests.
 
     Attributes:
         address: of the cluster, as ``ray.init`` takes it; None: one of this machine, for this sweep.
@@ -47,7 +47,7 @@ class RayCluster:
     def run(
         self, execute: Execute, folders: Sequence[Path], keep: bool, *, jobs: int | None, peak_bytes: int | None
     ) -> Iterator[tuple[str, str]]:
-        """Carry out the runs, and yield the id and the reason of each as it ends.
+        """Carry out the runs, and yield each one's id and reason of failure, empty if none, as it ends.
 
         Raises:
             WorkerFailed: the cluster cannot be reached.
@@ -82,7 +82,7 @@ class RayCluster:
             ray.shutdown()
 
     def _reach(self) -> None:
-        """Raise ``OSError`` where nobody listens: Ray itself would wait for minutes."""
+        """Raise ``OSError`` if nobody listens: Ray itself would wait for minutes."""
         host, _, port = (self.address or "").rpartition(":")
         if host and port.isdecimal() and "/" not in host:
             socket.create_connection((host, int(port)), REACHED_S).close()

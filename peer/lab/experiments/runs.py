@@ -61,7 +61,7 @@ class Run:
         return (self.folder / RESULT).exists()
 
     def check_unchanged(self) -> None:
-        """Raise ``StateError`` where the folder's run has other settings or another version."""
+        """Raise ``StateError`` if the folder's run has other settings or another version."""
         path = self.folder / RUN
         if not path.exists():
             return
@@ -79,7 +79,7 @@ class Run:
             )
 
     def _first_difference(self) -> str:
-        """The first difference between the folder's files and this run's, in words."""
+        """Describe the first difference between the folder's files and this run's."""
         for name, content in self.files.items():
             path = self.folder / name
             old_lines = path.read_text().splitlines() if path.exists() else []
@@ -170,7 +170,7 @@ def _check_splits(experiment: Experiment, splits: Splits, where: str) -> None:
 def _split_folds(
     experiment: Experiment, partition: str, sites: Mapping[str, Sequence[Entry]], seed: int, by: str
 ) -> Iterator[Splits]:
-    """Split the entries for every fold; there is one where the data or a share splits them."""
+    """Split the entries for every fold; there is one if the data or a share splits them."""
     share = experiment.test_share_of(partition)
     if not experiment.folds and share is None:
         yield _split(sites, {site: [entry[SPLIT] == "test" for entry in entries] for site, entries in sites.items()})
@@ -188,7 +188,7 @@ def _split_folds(
 def _assign_parts(
     experiment: Experiment, share: float | None, entries: Sequence[Entry], seed: int, by: str
 ) -> list[int]:
-    """The fold in which each entry is tested; with a test share, 0 for test entries."""
+    """Return the fold that tests each entry; with a test share, 0 for test entries."""
     classes_min = experiment.classes_min
     if experiment.folds:
         return folds(entries, experiment.folds, seed=seed, by=by, classes_min=classes_min)
@@ -244,7 +244,7 @@ def _build_run(
         lists = {"training": pooled_entries if pooled else splits[site]["training"], "test": splits[site]["test"]}
         files[f"sites/{site}/datalist.json"] = json.dumps(lists, indent=0)
     left_out = experiment.left_out_by_links.get(links)
-    if left_out is not None:  # its files lie beside the others', for the evaluation alone
+    if left_out is not None:  # its files lie beside the others', for the evaluation only
         base = folder / name / "sites" / left_out
         root, masks = _portable_path(pool.root, base), pool.regions if experiment.data.regions else None
         regions = None if masks is None else _portable_path(masks, base)
@@ -281,7 +281,7 @@ def _build_run(
 def _genesis_text(
     experiment: Experiment, links: str, label: str, network_set: str, present: Sequence[str], *, seed: int
 ) -> str:
-    """``federation.toml`` with the sites that are members from round 1 on; checks who joins and leaves later."""
+    """Build ``federation.toml`` with the members from round 1 on; check the changes of members."""
     settings = experiment.links_by_name[links]
     first = [site for site in present if site not in settings.newcomers]
     if not first:
@@ -297,13 +297,13 @@ def _genesis_text(
 
 
 def _pooled_entries(splits: Splits, sites: Sequence[str]) -> list[Entry]:
-    """The training entries of all sites; an entry that several sites share comes once."""
+    """Return the training entries of all sites; an entry that several sites share occurs once."""
     entries = {id(entry): entry for site in sites for entry in splits[site]["training"]}
     return list(entries.values())
 
 
 def _portable_path(path: Path, base: Path) -> str:
-    """A path relative to ``base`` inside the experiment's folder, absolute outside."""
+    """Return a path relative to ``base`` inside the experiment's folder, absolute outside."""
     experiment = base.parents[3]
     inside = path.resolve().is_relative_to(experiment.resolve())
     return os.path.relpath(path.resolve(), base.resolve()) if inside else str(path.resolve())

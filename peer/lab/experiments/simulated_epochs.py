@@ -1,8 +1,8 @@
-"""Who joins and leaves when in a simulated federation, and from which moment the sites know it.
+"""Changes of members in a simulated federation, and the moment at which the sites learn of them.
 
-All sites learn of a change at one moment. One that only adds sites is known as soon as those before
-it are. One that takes sites out is known once each of them has committed the round before: that is
-their last one, and they count as gone at once, as with daemons.
+All sites learn of a change at one moment. A change that only adds sites is known as soon as those
+before it are. One that removes sites is known once each of them has committed the round before: that
+is their last one, and they count as gone at once, as with daemons.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Change = Mapping[str, Any]
 
 
 class SimulatedEpochs:
-    """The chain of a run, of which the sites know a part; at first the genesis.
+    """The chain of a run, of which the sites know a prefix; at first the genesis.
 
-    ``ValueError`` names a change that takes out a site which is no member, or the last one.
+    Raise ``ValueError`` for a change that removes a site which is not a member, or the last one.
     """
 
     def __init__(self, genesis: Epoch, changes: Sequence[Change] = ()) -> None:
@@ -36,11 +36,11 @@ class SimulatedEpochs:
 
     @property
     def known(self) -> Epochs:
-        """What the sites know now."""
+        """The epochs that the sites know now."""
         return Epochs(self._all[: self._known + 1])
 
     def learn_due(self, committed: Mapping[SiteName, int]) -> bool:
-        """Let the sites know the changes that are due; whether there is any.
+        """Let the sites know the changes that are due; return whether there are any.
 
         Args:
             committed: the last committed round of each site.

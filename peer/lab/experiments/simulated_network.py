@@ -1,5 +1,4 @@
-"""The state machines of all sites in one process, connected by a simulated network with a virtual
-clock.
+"""The state machines of all sites in one process, on a simulated network with a virtual clock.
 
 The simulation does in memory what daemons do over gRPC. The schedule decides which site may fetch
 which artifact. Artifacts are files in each site's folder; the network hard-links them to their
@@ -30,7 +29,7 @@ from peer.lab.experiments.simulated_epochs import SimulatedEpochs
 from peer.site.records.journal import Journal
 
 WORK_S = 1.0
-"""Virtual seconds of a command to a worker; equal for all networks, so that no site lags."""
+"""Virtual seconds of a command to a worker; equal for all networks, so that no site is a straggler."""
 ANSWER_S = 0.01
 """Virtual seconds from a site's request for an artifact to the answer."""
 WAITING_FOR_PEERS = frozenset({Phase.GATHERING, Phase.PACING, Phase.ISOLATED, Phase.HELD, Phase.DONE})
@@ -47,9 +46,9 @@ class SimulatedSite:
     """One simulated site.
 
     Attributes:
-        memory: the state that its stored rows give.
+        memory: the state recovered from its stored rows.
         artifacts: its folder of artifact files; None in tests without files.
-        pending_fetches: the fetches that were not answered yet, by origin and purpose.
+        pending_fetches: the unanswered fetches, by origin and purpose.
         waiting_peers: the sites, each with the purpose, whose fetches wait until this site has the artifact.
         exit: the command that ended the site; None while it runs.
         started: whether it is a member, or will be one as far as the sites know now.
@@ -77,7 +76,7 @@ def restore_site(
 
 
 def _same_epoch(caller: SiteMachine, origin: SiteMachine, round: int) -> bool:
-    """Whether both follow the same amendment in a round: a caller may have chosen its sources before."""
+    """Return whether both follow the same amendment in a round: a caller may have chosen its sources before."""
     return caller.lived_rules.epoch(round).digest == origin.rules.epoch(round).digest
 
 
@@ -86,8 +85,8 @@ class SimulatedNetwork:
 
     Args:
         sites: every site that takes part now or later, by name.
-        epochs: who joins and leaves when; without them all sites are members for good.
-        forge: what a site sends in place of its artifact.
+        epochs: the changes of members; without them all sites are members for good.
+        forge: returns the artifact that a site sends in place of its own.
         watch: called with a site's name and state machine after each of its events.
     """
 
@@ -169,7 +168,7 @@ class SimulatedNetwork:
         for command in ordered:
             self._carry_out(name, site, command)
         self._watch(name, site.machine)
-        if any(isinstance(command, commands.Persist) for command in ordered):  # only rows change what a site answers
+        if any(isinstance(command, commands.Persist) for command in ordered):  # only rows change a site's answers
             self._retry_waiting_peers(name)
         if self._epochs is not None and site.machine.memory.committed != committed:
             self._learn_due(self._epochs)
@@ -254,7 +253,7 @@ class SimulatedNetwork:
         self._handle(name, events.ArtifactArrived(*order, generation, round, command.purpose, artifact))
 
     def _retry_waiting_peers(self, name: SiteName) -> None:
-        """Try the fetches again that wait for an artifact of this site."""
+        """Retry the fetches that wait for an artifact of this site."""
         origin = self.sites[name]
         if not origin.waiting_peers:
             return
@@ -268,7 +267,7 @@ class SimulatedNetwork:
             self._fetch(caller, command)
 
     def _copy_artifact(self, origin: SimulatedSite, receiver: SimulatedSite, sha256: str) -> None:
-        """Hard-link the file to the receiver's folder, or copy it where links are impossible."""
+        """Hard-link the file to the receiver's folder, or copy it if links are impossible."""
         if origin.artifacts is None or receiver.artifacts is None:
             return
         source, target = (folder / f"{sha256}.safetensors" for folder in (origin.artifacts, receiver.artifacts))

@@ -44,7 +44,7 @@ class FinishedSite:
     Attributes:
         site: its configuration.
         trainer: the worker with its networks.
-        memory: the state that its rows give.
+        memory: the state recovered from its rows.
         rows: all rows of its journal.
     """
 
@@ -75,8 +75,8 @@ class Simulation:
             ``datalist.json``.
         round_key: the shared secret from which the sites compute the schedule of the rounds.
         loss: probability with which each directed link is down in a round.
-        epochs: who joins and leaves when; see ``peer.lab.experiments.simulated_epochs``.
-        insider: the site that does not send what it trained, and its act.
+        epochs: the changes of members; see ``peer.lab.experiments.simulated_epochs``.
+        insider: the Byzantine site and its act.
         pooled: all sites have the same training data; of the sites with one network and one input
             size, the simulation trains the first and shares its result.
     """
@@ -166,9 +166,7 @@ class Simulation:
             shutil.rmtree(home, ignore_errors=True)
 
     def trainer(self, name: SiteName) -> Trainer:
-        """A new worker with the site's own data, also where another site trained its network, and of
-        a site that is left out of the federation.
-        """
+        """Build a new worker with the site's own data, also for a shared network or a site that is left out."""
         site = self.sites[name] if name in self.sites else SiteConfig.load(self.folder / "sites" / name / "site.toml")
         for part in ("artifacts", "checkpoints"):
             (self.home(name) / part).mkdir(parents=True, exist_ok=True)
@@ -200,14 +198,14 @@ class Simulation:
 
 
 def _network_and_input(site: SiteConfig) -> tuple[object, ...]:
-    """The settings that two sites must share to share one trained network."""
+    """Return the settings that two sites must have in common to share one trained network."""
     return site.model, site.data.input_size, site.data.scale
 
 
 def _make_worker(name: SiteName, trainer: Trainer) -> Callable[[commands.Command], events.Event]:
-    """A worker that commands the site's trainer; its errors name the site.
+    """Build a function that commands the site's trainer; its errors name the site.
 
-    Only a divergence goes to the state machine, which may mend it; another error would come again.
+    Only a divergence goes to the state machine, which may recover from it; another error would recur.
     """
 
     def perform(command: commands.Command) -> events.Event:

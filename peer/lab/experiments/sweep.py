@@ -1,4 +1,4 @@
-"""All runs of an experiment, on one machine or many: several at once where memory allows, none twice.
+"""All runs of an experiment, on one machine or many: in parallel as memory allows, each one once.
 
 joblib starts the processes, or Ray on a cluster. Each process carries out one run at a time and
 writes its result to disk. This module does not import torch.
@@ -33,7 +33,7 @@ from peer.site.config.site_folder import write_atomically
 
 EXPERIMENT = "experiment.json"
 HEADROOM = 1.25
-"""Assume that a run needs up to so many times the peak memory of the largest finished run."""
+"""Assumed upper bound of a run's memory, as a multiple of the largest finished run's peak."""
 POLL_S = 0.5
 
 
@@ -42,7 +42,7 @@ class SweepProgress:
     """The state of a sweep, as `simulate` shows it.
 
     Attributes:
-        finished: how many of them have a result.
+        finished: number of runs with a result.
         underway: of each running run, the committed rounds of all sites and their total.
         seconds_left: an estimate; None until there is progress.
     """
@@ -58,13 +58,14 @@ Watch = Callable[[SweepProgress], None]
 
 
 def prepare(experiment: Experiment, folder: Path, *, source: Path | None = None) -> list[Run]:
-    """Gather the data, divide it, check every run, and write the runs' folders. ``PeerError`` where
-    the experiment or its data is wrong; no run was started.
+    """Gather the data, divide it, check every run, and write the runs' folders; start no run.
+
+    Raise ``PeerError`` if the experiment or its data is wrong.
     """
     require_extra("research", "`simulate`")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the parts of a job array begin at once, and one prepares for all
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the tasks of a job array begin at once, and one prepares for all
         return _prepare(experiment, folder, source)
 
 
@@ -97,9 +98,9 @@ def _prepare(experiment: Experiment, folder: Path, source: Path | None) -> list[
 
 
 def estimate_seconds(runs: Sequence[Run], *, jobs: int | None) -> float | None:
-    """How long the unfinished runs will take, by the finished ones of their rows or of all rows.
+    """Estimate the time of the unfinished runs from the finished ones of their rows or of all rows.
 
-    None where no run has finished: only a run tells what a step takes.
+    None if no run has finished: only a run shows the time of a step.
     """
     seconds: dict[str, list[float]] = {}
     for run in runs:
@@ -115,7 +116,7 @@ def estimate_seconds(runs: Sequence[Run], *, jobs: int | None) -> float | None:
 
 
 def shard_of(runs: Sequence[Run], number: int, shards: int) -> list[Run]:
-    """Shard ``number`` (from 1) of ``shards``: every run is in one, and a method's runs are spread."""
+    """Return shard ``number`` (from 1) of ``shards``: each run is in one, and a method's runs are spread."""
     return list(runs[number - 1 :: shards])
 
 
@@ -124,10 +125,10 @@ def sweep(
 ) -> dict[str, str]:
     """Carry out the runs that have no result yet.
 
-    The first run is carried out alone: its peak memory says how many runs fit at once.
+    The first run is carried out alone: its peak memory determines how many runs fit at once.
 
     Args:
-        jobs: at most so many at once; None: as many as there are processors, or as the cluster takes.
+        jobs: upper bound of parallel runs; None: as many as there are processors, or as the cluster takes.
         watch: called about twice a second.
         cluster: carries out the runs; None: processes of this machine.
 
@@ -172,14 +173,14 @@ def _run_jobs(unfinished: Sequence[Run], jobs: int, keep: bool, progress: SweepP
 
 
 def execute_run(folder: Path, keep: bool) -> tuple[str, str]:
-    """Carry out one run, in a process of its own that imports torch.
+    """Carry out one run, in a separate process that imports torch.
 
     Returns:
-        The run's id, and the reason why it failed; empty where it did not.
+        The run's id, and the reason why it failed; empty if it did not.
     """
     collect = importlib.import_module("peer.lab.experiments.collect")
     keep_memory_between_steps()
-    gc.freeze()  # the trainer collects garbage after each stage, and need not look at the imported modules
+    gc.freeze()  # the trainer's garbage collection after each stage need not scan imported modules
     trace = folder / "error.txt"
     trace.unlink(missing_ok=True)
     try:
@@ -194,7 +195,7 @@ def execute_run(folder: Path, keep: bool) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _reporting(progress: SweepProgress, runs: Sequence[Run], watch: Watch) -> Iterator[None]:
-    """Read the runs' folders every ``POLL_S`` while the block runs, and report to ``watch``."""
+    """Read the runs' folders every ``POLL_S`` while the block runs, and call ``watch``."""
     began_s, finished_before = time.monotonic(), progress.finished
     ended = threading.Event()
 
@@ -206,7 +207,7 @@ def _reporting(progress: SweepProgress, runs: Sequence[Run], watch: Watch) -> It
             progress.underway = dict(_read_progress(runs))
             shares = (committed / max(1, rounds) for committed, rounds in progress.underway.values())
             runs_done = progress.finished - finished_before + sum(shares)
-            left = max(0.0, progress.total - finished_before - runs_done)  # a run may have ended between both looks
+            left = max(0.0, progress.total - finished_before - runs_done)  # a run may have ended between both reads
             progress.seconds_left = (time.monotonic() - began_s) / runs_done * left if runs_done else None
             watch(progress)
             ended.wait(POLL_S)
@@ -228,13 +229,13 @@ def _read_progress(runs: Sequence[Run]) -> Iterator[tuple[str, tuple[int, int]]]
 
 
 def count_fitting_runs(runs: Sequence[Run]) -> int:
-    """How many runs fit into the available memory, by the largest peak so far; at least one."""
+    """Return the number of runs that fit into the available memory, by the largest peak so far; at least one."""
     peak, free = _peak_bytes(runs), available_memory_bytes()
     return max(1, int(free / (peak * HEADROOM))) if peak and free else _processors()
 
 
 def _peak_bytes(runs: Sequence[Run]) -> int:
-    """The largest peak memory of the finished runs; 0 without one."""
+    """Return the largest peak memory of the finished runs; 0 without one."""
     peaks = [0]
     for run in runs:
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -243,7 +244,7 @@ def _peak_bytes(runs: Sequence[Run]) -> int:
 
 
 def available_memory_bytes() -> int | None:
-    """Memory that can be allocated without swapping, as Linux reports it; None on other systems."""
+    """Return the memory that can be allocated without swapping, as Linux reports it; None on other systems."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -257,7 +258,7 @@ def _processors() -> int:
 
 
 def _experiment_document(experiment: Experiment) -> dict[str, Any]:
-    """The content of ``experiment.json``: what the report needs to know about the experiment."""
+    """Build ``experiment.json``: the facts about the experiment that the report needs."""
     methods: Mapping[str, Any] = {
         label: {
             "method": row.method or label,
