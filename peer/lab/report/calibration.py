@@ -23,7 +23,7 @@ COLUMNS_MAX = 4
 
 
 def table(comparison: Comparison, *, name: str) -> Table | None:
-    """Both scores of every method in both tests; None without stored predictions."""
+    """Tabulate both scores of every method in both tests; None without stored predictions."""
     results = comparison.results
     if results.kind not in CLASSIFYING:
         return None
@@ -53,9 +53,7 @@ def _scores_of_predictions(run: RunResult, model: str, split: str) -> dict[str, 
 
 
 def diagram(comparison: Comparison, styles: Mapping[str, Style], *, name: str) -> ReportFigure | None:
-    """A reliability diagram a method, of the Local Test of all sites and runs together; None
-    without stored predictions.
-    """
+    """Plot a reliability diagram a method, of the Local Test of all sites and runs; None without stored predictions."""
     runs = {label: comparison.results.select(comparison.setting, label) for label in comparison.labels}
     pairs_by_label = {label: _pooled_predictions(runs[label]) for label in comparison.labels}
     pooled = {label: pair for label, pair in pairs_by_label.items() if pair is not None}

@@ -20,9 +20,9 @@ from peer.lab.statistics.significance import PairedT, paired_t
 SIGNIFICANT = ((0.02, "**"), (0.05, "*"))
 """FedSKD marks p < 0.05 in its table II and p < 0.02 in its table III."""
 UNDEFINED_ROW = "classes without an AUC"
-"""The row that counts them."""
+"""Label of the row that counts them."""
 NO_ROOM = "no room"
-"""Stands for a share where the room is too small to have shares."""
+"""Text in place of a share if the room is too small to have shares."""
 NO_TABLE = Table("", "", "method", (), ())
 
 
@@ -56,12 +56,12 @@ class Comparison:
 
     @cached_property
     def local(self) -> str | None:
-        """The label of training alone, where it has runs."""
+        """The label of training alone, if it has runs."""
         return self._bound("local")
 
     @cached_property
     def pooled(self) -> str | None:
-        """The label of the pooled bound, where it has runs."""
+        """The label of the pooled bound, if it has runs."""
         return self._bound(CENTRALISED)
 
     @cached_property
@@ -233,7 +233,7 @@ def _undefined_classes(comparison: Comparison) -> dict[str, str]:
 
 
 def _published_name(results: Results, label: str, unmatched: Mapping[str, str]) -> str:
-    """The name of a row in the paper: its label, or its method's if no other row has it."""
+    """Return the name of a row in the paper: its label, or its method's if no other row has it."""
     method = results.method_of(label)
     same = [other for other in results.methods if results.method_of(other) == method]
     return normalise_name(label) if normalise_name(label) in unmatched or len(same) > 1 else normalise_name(method)
@@ -259,7 +259,7 @@ def _published_row(
 
 
 def match_sites(published: Published, sites: Sequence[str], metric: str) -> dict[str, str] | None:
-    """The published column of each of our sites; None unless every published column has a site."""
+    """Match our sites to published columns; None unless every published column has a site."""
     columns = published.sites(metric)
     names = {normalise_name(name): name for name in columns} | {
         normalise_name(site): name for site, name in published.known_sites.items()
@@ -312,7 +312,7 @@ def _notes(comparison: Comparison, rows: Sequence[TableRow], published: Publishe
 
 
 def _gap_notes(comparison: Comparison) -> Iterator[str]:
-    """Notes on means over fewer runs or values than the others."""
+    """Yield notes on means over fewer runs or values than the others."""
     results, scores = comparison.results, comparison.scores
     counts = {label: len(results.select(comparison.setting, label)) for label in comparison.labels}
     most = max(counts.values(), default=0)
@@ -331,12 +331,12 @@ def _gap_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def summary(comparison: Comparison) -> dict[str, dict[str, float | None]]:
-    """Each method's means of both tests, in the metric's own unit, for scripts."""
+    """Return each method's means of both tests, in the metric's own unit, for scripts."""
     return {label: {test: comparison.final_mean(label, test) for test in TESTS} for label in comparison.labels}
 
 
 def spread_of_steps(measured: Measurements, setting: Setting) -> str | None:
-    """A sentence about unequal work of the methods; None where all took equally many steps."""
+    """Describe unequal work of the methods in a sentence; None if all took equally many steps."""
     means = measured.facts_of(setting).groupby("label")["steps"].mean().to_dict()
     labels = [label for label in measured.results.labels(setting) if measured.results.method_of(label) != CENTRALISED]
     if len({means[label] for label in labels}) < 2:

@@ -22,7 +22,7 @@ SEED = 0
 
 
 def paired_table(comparison: Comparison, *, name: str) -> Table | None:
-    """A table of each method against the best of each test; None for a single fold or seed."""
+    """Compare each method with the best of each test; None for a single fold or seed."""
     unit, columns = comparison.unit, []
     for test in TESTS:
         order = comparison.best(test)
@@ -57,7 +57,7 @@ def paired_table(comparison: Comparison, *, name: str) -> Table | None:
 
 
 def bootstrap_table(comparison: Comparison, *, resamples: int, name: str) -> Table | None:
-    """A table of intervals of every method's mean Local Test; None without stored predictions."""
+    """Tabulate intervals of every method's mean Local Test; None without stored predictions."""
     results, unit = comparison.results, comparison.unit
     runs = {label: results.select(comparison.setting, label) for label in comparison.labels}
     estimates = {label: local_interval(results, runs[label], resamples=resamples) for label in comparison.labels}
@@ -84,7 +84,7 @@ def bootstrap_table(comparison: Comparison, *, resamples: int, name: str) -> Tab
 
 
 def local_interval(results: Results, runs: Sequence[RunResult], *, resamples: int) -> Interval | None:
-    """The interval of the mean over runs and sites; None without stored predictions."""
+    """Compute the interval of the mean over runs and sites; None without stored predictions."""
     sites_by_run = [list(_sites_of(run, results)) for run in runs]
     subjects = [subject for sites in sites_by_run for site in sites for subject in site.subjects]
     if not subjects:
@@ -128,7 +128,7 @@ def _sites_of(run: RunResult, results: Results) -> Iterator[_SiteValues]:
 
 
 def _subjects(run: RunResult, site: str, count: int) -> list[str]:
-    """The subject of each sample, equal at all sites and in all seeds; by default the image."""
+    """Return the subject of each sample, equal at all sites and in all seeds; by default the image."""
     samples = run.samples.get(site, ())
     if len(samples) != count:
         return [f"{site}/{run.id}/{index}" for index in range(count)]
@@ -137,12 +137,12 @@ def _subjects(run: RunResult, site: str, count: int) -> list[str]:
 
 
 def p_cell(p: float | None) -> Cell:
-    """A cell of p; values that would be shown as 0 are shown as a bound."""
+    """Make a cell of p; values that would be shown as 0 are shown as an upper bound."""
     return Cell(text="< 0.0001") if p is not None and p < 1e-4 else Cell(p)
 
 
 def _mean(values: NDArray[np.float64], counts: Counts) -> NDArray[np.float64]:
-    """The mean score of each resample; samples without a score are left out."""
+    """Compute the mean score of each resample; samples without a score are left out."""
     known = np.isfinite(values)
     total = counts[:, known].sum(axis=1)
     sums = counts[:, known] @ values[known]
@@ -151,13 +151,13 @@ def _mean(values: NDArray[np.float64], counts: Counts) -> NDArray[np.float64]:
 
 
 def _areas(values: NDArray[np.float64], labels: NDArray[np.int64], counts: Counts) -> NDArray[np.float64]:
-    """The AUC of each resample; for several classes the mean of each against the rest."""
+    """Compute the AUC of each resample; for several classes the mean of each against the rest."""
     classes = range(values.shape[1]) if values.shape[1] > 2 else (1,)
     return _average([resampled_area(values[:, k], labels == k, counts) for k in classes])
 
 
 def _average(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """The elementwise mean of the parts, without undefined values; NaN where all are undefined."""
+    """Compute the elementwise mean of the parts, without undefined values; NaN where all are undefined."""
     stacked = np.stack(parts)
     known = np.isfinite(stacked)
     means: NDArray[np.float64] = np.divide(

@@ -84,7 +84,7 @@ class SectionSource:
     """The data from which the sections of one setting are built.
 
     Attributes:
-        suffix: of the names of files, where there is more than one setting.
+        suffix: of the names of files, if there is more than one setting.
         comparisons: by metric.
     """
 
@@ -146,14 +146,14 @@ def build_report(
 
 
 def slug(text: str) -> str:
-    """The text in a form for the names of files and anchors."""
+    """Convert the text to a form for the names of files and anchors."""
     return re.sub(r"[^a-z0-9.]+", "-", text.casefold()).strip("-")
 
 
 def _compare(
     measured: Measurements, setting: Setting, published: Sequence[Published], suffix: str
 ) -> dict[str, Comparison]:
-    """The comparisons of a setting by each metric, beside the published tables that have it."""
+    """Compare the methods of a setting by each metric, beside the published tables that have it."""
     unit = next((table.unit for table in published if table.kind == "comparison"), None)
     return {
         metric: comparison.compare(
@@ -169,7 +169,7 @@ def _compare(
 
 
 def _build_parts(sources: Sequence[SectionSource], builder: Builder) -> list[ReportPart]:
-    """Build a section's parts for all settings; where there are several, each has a heading."""
+    """Build a section's parts for all settings; if there are several, each has a heading."""
     parts: list[ReportPart] = []
     for source in sources:
         setting_parts = [part for part in builder(source) if part is not None]
@@ -195,7 +195,7 @@ def _results(source: SectionSource) -> Iterator[ReportPart | None]:
 def _gains_by_setting(
     results: Results, sources: Sequence[SectionSource], styles: Mapping[str, Style]
 ) -> Iterator[ReportPart]:
-    for metric in METRICS_OF.get(results.kind, ())[:2]:  # macro F1 would show what accuracy shows
+    for metric in METRICS_OF.get(results.kind, ())[:2]:  # macro F1 would show the same as accuracy
         compared = {source.setting: source.comparisons[metric] for source in sources}
         for varied in gain_by_setting.variations(compared):
             name = slug(f"gain-{metric}-{varied.kind}-{varied.where}")
@@ -204,7 +204,7 @@ def _gains_by_setting(
 
 
 def _published(published: Sequence[Published], sources: Sequence[SectionSource]) -> Iterator[ReportPart]:
-    """The paper's tables that our comparisons do not show in full, and remarks on its errors."""
+    """Yield the paper's tables that our comparisons do not show in full, and remarks on its errors."""
     if not published:
         return
     for index, table in enumerate(published):

@@ -27,7 +27,7 @@ def traffic_figure(sent_bytes: pd.DataFrame, styles: Mapping[str, Style], *, nam
     """Plot the bytes that each site sent, by method; None if no method sent any.
 
     Args:
-        sent_bytes: as :func:`sent` gives them.
+        sent_bytes: as :func:`sent` returns them.
     """
     is_drawn = sent_bytes.sum(axis=1) > 0
     drawn = sent_bytes[is_drawn] / MIB
@@ -77,7 +77,7 @@ def traffic_table(measured: Measurements, setting: Setting, *, name: str) -> Tab
 
 
 def footprint(results: Results, setting: Setting, *, name: str) -> Table:
-    """The networks of each site: parameters and multiply-accumulates."""
+    """Tabulate the networks of each site: parameters and multiply-accumulates."""
     networks: dict[tuple[str, str], Mapping[str, Mapping[str, object]]] = {}
     for run in (run for run in results.runs if run.setting == setting):
         for site, facts in run.sites.items():

@@ -1,4 +1,4 @@
-"""Each model on each site's test data: the Global Test before averaging (MH-pFLID, table 7)."""
+"""Cross-site evaluation: the Global Test before averaging (MH-pFLID, table 7)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def figure_and_table(comparison: Comparison, *, name: str) -> Iterator[ReportFig
 def _figure(
     matrices: Mapping[str, NDArray[np.float64]], sites: Sequence[str], *, unit: Unit, name: str
 ) -> ReportFigure | None:
-    """Every site's model on every site's test data, in one panel a method.
+    """Plot every site's model on every site's test data, in one panel a method; None without values.
 
     Args:
         matrices: by label, the metric ``(model's site, test data's site)``, NaN where undefined.

@@ -15,11 +15,11 @@ from peer.lab.report.table import unit_of
 Curve = dict[int, float]
 """A value by round."""
 POINTS_MIN = 2
-"""A curve has at least so many points."""
+"""Least number of points of a curve."""
 
 
 def by_site(runs: Iterable[RunResult], metric: str) -> dict[str, Curve]:
-    """The metric of each site by round, mean over the runs; rounds without a value are left out."""
+    """Return the metric of each site by round, mean over the runs; rounds without a value are left out."""
     values_by_site: dict[str, dict[int, list[float]]] = {}
     for run in runs:
         for site, facts in run.sites.items():
@@ -34,7 +34,7 @@ def by_site(runs: Iterable[RunResult], metric: str) -> dict[str, Curve]:
 
 
 def mean_over_sites(curves: Mapping[str, Curve]) -> Curve:
-    """The mean over the sites, for the rounds in which at least half of them have a value."""
+    """Average over the sites, for the rounds in which at least half of them have a value."""
     rounds = sorted({round for curve in curves.values() for round in curve})
     values = {round: [curve[round] for curve in curves.values() if round in curve] for round in rounds}
     return {
@@ -48,7 +48,7 @@ def draw(axes: Any, curve: Curve, style: Style, *, marked: bool = False, **line:
     """Draw a curve in a method's colour.
 
     Args:
-        marked: add about eight markers, which tell lines apart without colour.
+        marked: add about eight markers, which distinguish lines without colour.
     """
     marks = marker_options(style, len(curve)) if marked else {}
     axes.plot(list(curve), list(curve.values()), **{"color": style.colour, **marks, **line})
@@ -59,9 +59,9 @@ def marker_options(style: Style, points: int) -> dict[str, Any]:
 
 
 def learning(results: Results, setting: Setting, styles: Mapping[str, Style], *, name: str) -> ReportFigure | None:
-    """Local Test over rounds: all methods in one panel, then a panel a method with its sites.
+    """Plot Local Test over rounds: all methods in one panel, then a panel a method with its sites.
 
-    None where the runs evaluated only their last round.
+    None if the runs evaluated only their last round.
     """
     curves = {label: by_site(results.select(setting, label), results.metric) for label in results.labels(setting)}
     means = {label: mean_over_sites(site_curves) for label, site_curves in curves.items()}
@@ -108,7 +108,7 @@ def learning(results: Results, setting: Setting, styles: Mapping[str, Style], *,
 
 
 def _overview_and_grid(rows: int, columns: int) -> tuple[Any, list[Any]]:
-    """A figure with a wide panel above a grid of small ones, which share its axes."""
+    """Make a figure with a wide panel above a grid of small ones, which share its axes."""
     figure = plotting.blank_figure(8.0, 2.6 + 1.55 * rows)
     grid = figure.add_gridspec(1 + rows, columns, height_ratios=[1.7] + [1.0] * rows)
     overview = figure.add_subplot(grid[0, :])

@@ -1,6 +1,4 @@
-"""Figures of what happens inside the methods: similarities of DAM and KTM, expert weights,
-consensus, and the messenger's basis.
-"""
+"""Figures of the methods' internals: similarities of DAM and KTM, expert weights, consensus, messenger's basis."""
 
 from __future__ import annotations
 
@@ -17,11 +15,11 @@ from peer.lab.report.table import unit_of
 
 SIMILARITIES = {"batch": "batch B", "position": "position P", "region": "region R"}
 SIDE_MAX = 256
-"""Rows of a drawn similarity matrix; of a larger one every n-th row and column is drawn."""
+"""Upper bound of a drawn similarity matrix's rows; of a larger one every n-th row and column is drawn."""
 
 
 def similarities(run: RunResult, *, name: str) -> ReportFigure | None:
-    """Every site's similarity matrices of DAM and KTM, and their difference; None without."""
+    """Plot every site's similarity matrices of DAM and KTM, and their difference; None without."""
     matrices = {
         tuple(key.split("/")[1:]): value
         for key, value in run.arrays("diagnosis").items()
@@ -73,7 +71,7 @@ def similarities(run: RunResult, *, name: str) -> ReportFigure | None:
 
 
 def experts(run: RunResult, *, name: str) -> ReportFigure | None:
-    """The mean weight of each head in each site's mixture; None where the run has no experts."""
+    """Plot the mean weight of each head in each site's mixture; None if the run has no experts."""
     arrays = run.arrays("diagnosis")
     weights = {
         key.split("/")[1]: dict(zip(arrays[f"{key}/names"].tolist(), value.tolist(), strict=True))
@@ -101,7 +99,7 @@ def experts(run: RunResult, *, name: str) -> ReportFigure | None:
 
 
 def consensus(comparison: Comparison, styles: Mapping[str, Style], *, name: str) -> ReportFigure | None:
-    """FedDAL's consensus weight and its test metric with ProxyFL's; None without FedDAL runs."""
+    """Plot FedDAL's consensus weight and its test metric with ProxyFL's; None without FedDAL runs."""
     results = comparison.results
     runs = {
         label: results.select(comparison.setting, label)
@@ -139,7 +137,7 @@ def consensus(comparison: Comparison, styles: Mapping[str, Style], *, name: str)
 
 
 def _consensus(runs: Sequence[RunResult]) -> dict[str, Curve]:
-    """λ by site and round; the name of the metric begins with the stage that reports it."""
+    """Return λ by site and round; the name of the metric begins with the stage that reports it."""
     names = {
         metric
         for run in runs
@@ -152,7 +150,7 @@ def _consensus(runs: Sequence[RunResult]) -> dict[str, Curve]:
 
 
 def bases(values: Mapping[str, Mapping[str, float]], styles: Mapping[str, Style], *, name: str) -> ReportFigure | None:
-    """The distance of the messenger's input bases from orthogonality, by site.
+    """Plot the distance of the messenger's input bases from orthogonality, by site; None without values.
 
     Args:
         values: by label and site, ``||B B^T - I||_F`` of the row-normalised basis; 0 is orthogonal.

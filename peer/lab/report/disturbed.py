@@ -1,5 +1,4 @@
-"""Tables of disturbed federations: lost links, removed and left-out sites, changing members and
-Byzantine insiders.
+"""Tables of disturbed federations: lost links, removed and left-out sites, changing members, Byzantine insiders.
 
 Each table compares them with the undisturbed federation, as dFLMoE's table 6 does.
 """
@@ -177,8 +176,9 @@ def insiders(comparison: Comparison, *, name: str) -> Iterator[Table]:
 
 
 def coming_and_going(comparison: Comparison, *, name: str) -> Iterator[Table]:
-    """Compare sites that stayed, and sites that joined late, with the federation whose members never
-    changed: one table for each schedule of changes, none without such runs.
+    """Compare sites that stayed, and sites that joined late, with the federation of unchanged members.
+
+    Yields one table for each schedule of changes, none without such runs.
     """
     for key, links in _links_with_runs(comparison, lambda links: links.get("epochs")).items():
         yield _changing_members(comparison, key, links["epochs"], name=f"{name}-{key}")

@@ -1,6 +1,4 @@
-"""How each method's gain over training alone changes with the partition, the networks or the
-links.
-"""
+"""Each method's gain over training alone by partition, networks or links."""
 
 from __future__ import annotations
 
@@ -19,9 +17,9 @@ from peer.lab.report.table import Cell, Column, Table, Unit, lay_out
 from peer.lab.statistics.room import RoomShare, share_of_room
 
 POINTS_MIN = 2
-"""One partition, set of networks or kind of links has nothing to be compared with."""
+"""Least number of partitions, sets of networks or kinds of links to compare."""
 TICK_CHARACTERS_MAX = 42
-"""Longer names, together, would overlap below a panel, and are written aslant."""
+"""Total length of names above which they are rotated, as they would overlap below a panel."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +36,13 @@ class MethodGain:
 
 @dataclass(frozen=True)
 class Variation:
-    """Settings that differ in one thing only.
+    """Settings that differ in one property only.
 
     Attributes:
-        kind: what differs: ``partition``, ``networks`` or ``links``.
-        where: what they have in common, where the experiment has other settings; else empty.
-        points: by the name of what differs, in the experiment's order, the gain of every method and
-            of the pooled bound, by test and label.
+        kind: the differing property: ``partition``, ``networks`` or ``links``.
+        where: their common property if the experiment has other settings; else empty.
+        points: by the name of the differing property, in the experiment's order, the gain of every
+            method and of the pooled bound, by test and label.
     """
 
     kind: str
@@ -61,7 +59,7 @@ class Variation:
 
 
 def variations(comparisons: Mapping[Setting, Comparison]) -> Iterator[Variation]:
-    """What the experiment varies, where it has the bounds of the room."""
+    """Yield what the experiment varies, where it has the bounds of the room."""
     bounded = {setting: compared for setting, compared in comparisons.items() if compared.has_bounds}
     for kind, own, other in (("partition", 0, 1), ("networks", 1, 0)):
         for common in dict.fromkeys(setting[other] for setting in bounded):
@@ -88,7 +86,7 @@ def _variation(
 def _gains(
     compared: Comparison, scores: Scores, bounds: Scores, labels: Sequence[str]
 ) -> dict[tuple[str, str], MethodGain]:
-    """The gains over training alone, by test and label.
+    """Compute the gains over training alone, by test and label.
 
     Args:
         bounds: the scores of training alone and of the pooled bound, at the same sites.
@@ -105,8 +103,9 @@ def _gains(
 
 
 def _gains_with_links(compared: Comparison, links: str) -> dict[tuple[str, str], MethodGain]:
-    """The gains of the methods that have runs with these links, at the sites that take part and
-    mean no harm. The bounds are those of the undisturbed federation.
+    """Compute the gains of the methods that have runs with these links, at the honest sites that take part.
+
+    The bounds are those of the undisturbed federation.
     """
     settings = compared.results.links[links]
     if settings.get("left_out"):
@@ -119,7 +118,7 @@ def _gains_with_links(compared: Comparison, links: str) -> dict[tuple[str, str],
 
 
 def table(varied: Variation, *, name: str) -> Table:
-    """The gains and shares that :func:`figure` draws."""
+    """Tabulate the gains and shares that :func:`figure` draws."""
     factor, unit_name, digits = varied.unit.point
     columns = []
     for test in TESTS:
@@ -142,7 +141,7 @@ def _of_test(gains: Mapping[tuple[str, str], MethodGain], test: str) -> dict[str
 
 
 def figure(varied: Variation, styles: Mapping[str, Style], *, name: str) -> ReportFigure:
-    """Gains above, shares of the room below; Local Test to the left, Global Test to the right."""
+    """Plot gains above, shares of the room below; Local Test to the left, Global Test to the right."""
     factor, points, _ = varied.unit.point
     names = list(varied.points)
     figure, grid = plotting.new_figure(7.6, 5.2, rows=2, columns=len(TESTS), sharex=True, sharey="row")
@@ -182,8 +181,9 @@ def figure(varied: Variation, styles: Mapping[str, Style], *, name: str) -> Repo
 
 
 def drawn_shares(varied: Variation, test: str, label: str) -> dict[int, tuple[float, bool]]:
-    """By the position of a setting, a method's share in per cent, and whether there certainly is a
-    room; without settings whose mean room is too small to be divided by.
+    """Return by a setting's position a method's share in per cent, and whether there certainly is a room.
+
+    Settings whose mean room is too small to divide by are left out.
     """
     gains = {position: gains.get((test, label)) for position, gains in enumerate(varied.points.values())}
     return {
@@ -204,7 +204,7 @@ def _title(varied: Variation) -> str:
 
 
 def _explanation(varied: Variation) -> str:
-    """What the figure and the table have in common, in words."""
+    """Explain the figure and the table in their common words."""
     sites = " Sites that are gone and insiders are left out on both sides." if varied.kind == "links" else ""
     return (
         "Gain: a method's mean minus that of training alone, at the same sites, on the same test samples; room: the "

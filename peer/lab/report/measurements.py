@@ -31,7 +31,7 @@ KEYS = ["partition", "models", "links", "label", "repeat", "seed"]
 VALUE_COLUMNS = ["model", "split", "metric", "value", "tried"]
 COSTS = ["steps", "sent_bytes", "received_bytes", "training_s"]
 UNDEFINED_CLASSES = "auc_undefined"
-"""How many classes have no AUC on a split."""
+"""Metric: the number of classes that have no AUC on a split."""
 
 
 def matrix_value(run: RunResult, model: str, split: str) -> Mapping[str, float | None]:

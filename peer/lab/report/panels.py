@@ -23,13 +23,13 @@ Image = NDArray[Any]
 
 
 def panels(runs: Sequence[RunResult], *, kind: str, name: str) -> ReportFigure | None:
-    """A row a test sample: its input, the prediction of each method, and its truth.
+    """Plot a row a test sample: its input, the prediction of each method, and its truth.
 
     Args:
         runs: one a method, of the same data.
 
     Returns:
-        The figure; None where no run has panels.
+        The figure; None if no run has panels.
     """
     panels_by_method = {run.method: arrays for run in runs if (arrays := run.arrays("panels"))}
     if not panels_by_method:
@@ -66,7 +66,7 @@ def panels(runs: Sequence[RunResult], *, kind: str, name: str) -> ReportFigure |
 
 
 def slice_image(image: Image, truth: Image, *, kind: str) -> Image:
-    """A 2-D image, or the slice of a volume with most foreground.
+    """Return a 2-D image, or the slice of a volume with most foreground.
 
     Args:
         image: label map ``(*space)`` or ``(1, *space)``, or image ``(c, *space)`` with channels
@@ -88,7 +88,7 @@ def slice_image(image: Image, truth: Image, *, kind: str) -> Image:
 
 
 def _slice_volume(volume: Image, reference: Image) -> Image:
-    """A 2-D image unchanged; of a volume the slice with most foreground in the reference."""
+    """Return a 2-D image unchanged; of a volume the slice with most foreground in the reference."""
     if volume.ndim == 2:
         return volume
     amounts = (reference > 0).sum(axis=(0, 1))
@@ -97,7 +97,7 @@ def _slice_volume(volume: Image, reference: Image) -> Image:
 
 
 def score(prediction: Image, truth: Image, *, kind: str) -> str:
-    """The score of one sample by its task's metric, as text."""
+    """Compute the score of one sample by its task's metric, as text."""
     if kind == "segmentation":
         values = []
         for label in range(1, int(truth.max()) + 1):
@@ -124,6 +124,6 @@ def _draw(axes: Any, image: Image, *, kind: str, classes: int = 1) -> None:
 
 
 def _stretch(image: Image) -> Image:
-    """Values in [0, 1] unchanged; others, of normalised inputs, rescaled to [0, 1]."""
+    """Return values in [0, 1] unchanged; rescale others, of normalised inputs, to [0, 1]."""
     low, high = float(image.min()), float(image.max())
     return image if low >= 0 and high <= 1.001 else (image - low) / max(high - low, 1e-9)

@@ -1,5 +1,4 @@
-"""Shared by all figures: one style, one colour per method, and SVG in the page's light or dark
-colours.
+"""Base of all figures: one style, one colour per method, and SVG in the page's light or dark colours.
 
 Only this module imports matplotlib, and only inside functions. It changes no global settings: the
 style holds inside ``plot_style()``.
@@ -27,7 +26,7 @@ PAPER = {INK: "#1f2328", RULE: "#d0d7de"}
 """The colours in an SVG file, which has a white background."""
 PAGE = {INK: "currentColor", RULE: "var(--rule)"}
 
-# Okabe and Ito 2008, which colour-blind readers can tell apart, without the yellow that is
+# Okabe and Ito 2008, which colour-blind readers can distinguish, without the yellow that is
 # invisible on white. A method has the same colour in every report.
 METHOD_COLOURS: Mapping[str, str] = {
     "local": "#8a8a8a",
@@ -55,7 +54,7 @@ class ReportFigure:
     """One rendered figure.
 
     Attributes:
-        caption: below it: what the figure shows, of which runs, in which units.
+        caption: below it: the figure's content, runs and units.
         drawing: SVG in the placeholder colours.
     """
 
@@ -140,13 +139,13 @@ def plot_style() -> Iterator[None]:
 def new_figure(
     width: float, height: float, *, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Figure, list[list[Any]]]:
-    """An empty figure, with width and height in inches, and its axes by row and column."""
+    """Make an empty figure, with width and height in inches, and its axes by row and column."""
     figure = blank_figure(width, height)
     return figure, figure.subplots(rows, columns, squeeze=False, **options).tolist()
 
 
 def blank_figure(width: float, height: float) -> Figure:
-    """An empty figure without axes, with width and height in inches."""
+    """Make an empty figure without axes, with width and height in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height))
@@ -173,7 +172,7 @@ def hide_axes(axes: Any) -> None:
 
 
 def draw_matrix(axes: Any, values: Any, *, digits: int, colours: str = HEAT, limits: tuple[float, float]) -> Any:
-    """Draw a matrix as a heatmap, with its numbers where they have room; NaN stays empty."""
+    """Draw a matrix as a heatmap, with its numbers if they have room; NaN stays empty."""
     image = axes.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto", interpolation="none")
     axes.grid(visible=False)
     rows, columns = values.shape
@@ -202,7 +201,7 @@ def set_log_axis(axes: Any, values: Sequence[float]) -> None:
 
 
 def set_name_ticks(axis: Any, labels: Sequence[str], *, rotated: bool = False) -> None:
-    """Use names as ticks; ``rotated`` where they would overlap."""
+    """Use names as ticks; ``rotated`` if they would overlap."""
     options: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if rotated else {}
     axis.set_ticks(range(len(labels)), labels, **options)
 

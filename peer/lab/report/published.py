@@ -1,5 +1,4 @@
-"""The published figures of the four papers: the tables that an experiment refers to, and remarks on
-errors.
+"""The published figures of the four papers: the tables that an experiment refers to, and remarks on errors.
 
 ``published.json`` holds numbers, names and table ids as printed. A cell is a number, or mean and
 standard deviation.
@@ -25,7 +24,7 @@ SYNONYMS = {
     "fedcrosshet": "fedcross",
     "mhpflid": "mhpflid",
 }
-"""Our name for methods that a paper calls differently; keys and values without case and signs."""
+"""Our names for methods that a paper names differently; keys and values without case and signs."""
 TESTS = ("local", "global")
 MEAN = "Mean"
 
@@ -72,7 +71,7 @@ class Published:
         return any(test in TESTS and column_metric == metric for test, _, column_metric in self.document["columns"])
 
     def sites(self, metric: str) -> list[str]:
-        """The names of the Local Test's columns, without the mean."""
+        """Return the names of the Local Test's columns, without the mean."""
         columns = self.document["columns"]
         return [
             name for test, name, column_metric in columns if (test, column_metric) == ("local", metric) and name != MEAN
@@ -84,7 +83,7 @@ class Published:
         return dict(self.document.get("sites", {}))
 
     def cell(self, label: str, test: str, site: str, metric: str) -> Cell:
-        """The printed value; an empty cell where the paper has none."""
+        """Return the printed value; an empty cell if the paper has none."""
         for (group, name, column_metric), value in zip(self.document["columns"], self._row(label), strict=True):
             if (group, column_metric) == (test, metric) and normalise_name(name) == normalise_name(site):
                 return printed_cell(value)
@@ -121,8 +120,7 @@ class Published:
 
 
 def reference_tables(reference: Mapping[str, Any] | None) -> list[Published]:
-    """The published tables that an experiment refers to: the named one, and others on the same
-    data.
+    """Return the published tables that an experiment refers to: the named one, and others on the same data.
 
     Args:
         reference: from ``experiment.json``: ``paper``, ``table``, ``dataset`` and optionally
@@ -145,7 +143,7 @@ def reference_tables(reference: Mapping[str, Any] | None) -> list[Published]:
 
 
 def choose_comparison(tables: Sequence[Published], setting: tuple[str, str], metric: str) -> Published | None:
-    """The published comparison of a partition and set of networks; None if ambiguous."""
+    """Choose the published comparison of a partition and set of networks; None if ambiguous."""
     candidates = [table for table in tables if table.kind == "comparison" and table.has(metric)]
     for key, name in (("dataset", setting[0]), ("setting", setting[1])):
         if len({table.document[key] for table in candidates}) > 1:
@@ -154,7 +152,7 @@ def choose_comparison(tables: Sequence[Published], setting: tuple[str, str], met
 
 
 def normalise_name(name: str) -> str:
-    """A name without case, spaces and signs; synonyms have one name."""
+    """Return a name without case, spaces and signs; synonyms have one name."""
     letters = re.sub(r"[^0-9a-z]", "", name.casefold())
     return SYNONYMS.get(letters, letters)
 
@@ -186,12 +184,12 @@ def _is_named(table: Published, reference: Mapping[str, Any]) -> bool:
 
 
 def _is_about(dataset: str, wanted_dataset: str) -> bool:
-    """Whether a table's data set is the wanted one, or a variant of it."""
+    """Return whether a table's data set is the wanted one, or a variant of it."""
     return dataset == "all" or normalise_name(dataset).startswith(normalise_name(wanted_dataset))
 
 
 def _names_match(printed_name: str, name: str) -> bool:
-    """Whether our name means the published one, as ``alpha-0.5`` means ``FedSkin alpha=0.5``."""
+    """Return whether our name means the published one, as ``alpha-0.5`` means ``FedSkin alpha=0.5``."""
     own_name, published_name = normalise_name(name), normalise_name(printed_name)
     return published_name.startswith(own_name) or published_name.endswith(own_name)
 

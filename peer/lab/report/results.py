@@ -1,5 +1,4 @@
-"""The results of `mhfl-peer simulate` in a folder: the experiment, its finished and its missing
-runs.
+"""The results of `mhfl-peer simulate` in a folder: the experiment, its finished and its missing runs.
 
 Arrays are read on demand and never unpickled.
 """
@@ -30,7 +29,7 @@ class OwnPredictions:
     Attributes:
         probabilities: ``(n, classes)``.
         labels: ``(n,)``.
-        samples: the datalist's entries; none where their number is another.
+        samples: the datalist's entries; empty if their number differs.
     """
 
     site: str
@@ -89,7 +88,7 @@ class RunResult:
 
     @cached_property
     def manifest(self) -> Mapping[str, Any]:
-        """Versions, digests and time; empty where the file is missing."""
+        """Versions, digests and time; empty if the file is missing."""
         manifest: Mapping[str, Any] = self._json("manifest.json")
         return manifest
 
@@ -106,7 +105,7 @@ class RunResult:
         return scores
 
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:
-        """The arrays of ``<name>.npz``, or none; ``StateError`` where the file is damaged."""
+        """Read the arrays of ``<name>.npz``, if any. Raise ``StateError`` if the file is damaged."""
         import numpy as np
 
         path = self.folder / f"{name}.npz"
@@ -121,7 +120,7 @@ class RunResult:
             ) from error
 
     def predictions(self, model: str, data: str) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
-        """Probabilities ``(n, classes)`` and labels ``(n,)`` of a model on a site's test data."""
+        """Return a model's probabilities ``(n, classes)`` and the labels ``(n,)`` on a site's test data, or None."""
         arrays = self._predictions
         if f"p/{model}/{data}" not in arrays or f"y/{data}" not in arrays:
             return None
@@ -172,7 +171,7 @@ class Results:
         return list(self.experiment["methods"])
 
     def reason_without_runs(self, setting: tuple[str, str], label: str) -> str:
-        """Why a method has no run in a setting: it is not for that set of networks; else empty."""
+        """Return why a method has no run in a setting: it is not for that set of networks; else empty."""
         facts, networks = self.experiment["methods"].get(label, {}), setting[1]
         if facts.get("models") and networks not in facts["models"]:
             return f"only for {', '.join(facts['models'])}"
@@ -197,25 +196,25 @@ class Results:
         return {str(links["name"]): links for links in self.experiment["links"]}
 
     def select(self, setting: tuple[str, str], label: str, links: str = UNDISTURBED) -> list[RunResult]:
-        """The runs of one cell, by fold and seed."""
+        """Return the runs of one cell, by fold and seed."""
         selected = (run for run in self.runs if (run.setting, run.method, run.links) == (setting, label, links))
         return sorted(selected, key=lambda run: (run.fold, run.seed))
 
     def labels(self, setting: tuple[str, str], links: str = UNDISTURBED) -> list[str]:
-        """The labels of the methods that have a run in this setting."""
+        """Return the labels of the methods that have a run in this setting."""
         return [label for label in self.methods if self.select(setting, label, links)]
 
     def sites(self, setting: tuple[str, str]) -> list[str]:
-        """The sites of the setting, sorted by name."""
+        """Return the sites of the setting, sorted by name."""
         return sorted({site for run in self.runs if run.setting == setting for site in run.sites})
 
     def representative_run(self, partition: str) -> RunResult | None:
-        """A run with the data of all sites: not pooled, first fold and seed, most sites."""
+        """Choose a run with the data of all sites: not pooled, first fold and seed, most sites."""
         runs = [run for run in self.runs if run.setting[0] == partition and self.method_of(run.method) != CENTRALISED]
         return min(runs, key=lambda run: (-len(run.sites), run.fold, run.seed), default=None)
 
     def title(self, setting: tuple[str, str]) -> str:
-        """The parts of the setting's name that differ between settings; empty for one setting."""
+        """Return the parts of the setting's name that differ between settings; empty for one setting."""
         parts = [
             f"{kind} {name}"
             for kind, key, name in zip(("partition", "models"), ("partitions", "models"), setting, strict=True)
@@ -236,7 +235,7 @@ def read(folder: Path, *, ddof: int = 0) -> Results:
     """Read the folder of an experiment.
 
     Args:
-        ddof: of the standard deviations that are made from it.
+        ddof: of the standard deviations that are computed from it.
 
     Raises:
         UsageError: the folder holds no experiment.
@@ -273,7 +272,7 @@ def _network(site: Mapping[str, Any]) -> object:
 
 
 def _is_in_experiment(experiment: Mapping[str, Any], run: RunResult) -> bool:
-    """Whether the experiment's file still names this run; the report ignores others."""
+    """Return whether the experiment's file still names this run; the report ignores others."""
     partition, models = run.setting
     return (
         partition in experiment["partitions"]
@@ -286,7 +285,7 @@ def _is_in_experiment(experiment: Mapping[str, Any], run: RunResult) -> bool:
 
 
 def read_document(path: Path) -> Any:
-    """The content of a JSON file; ``StateError`` where it cannot be read."""
+    """Read a JSON file. Raise ``StateError`` if it cannot be read."""
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -304,7 +303,7 @@ def _check_format(path: Path, content: Any) -> None:
 
 
 def _expected_ids(experiment: Mapping[str, Any], runs: Iterable[RunResult]) -> set[str]:
-    """The ids of the experiment's runs: every fold and seed of each federation that has a run."""
+    """Return the ids of the experiment's runs: every fold and seed of each federation that has a run."""
     if "runs" in experiment:
         return set(experiment["runs"])
     prefixes = {run.id.rpartition(".fold-")[0] for run in runs}

@@ -14,9 +14,7 @@ from peer.lab.statistics.significance import PairedT
 
 
 def table(comparison: Comparison, *, name: str) -> Table | None:
-    """Gains over training alone with their tests, and shares of the room; None without both
-    bounds, or without a pair.
-    """
+    """Tabulate gains over training alone with tests, and shares of the room; None without both bounds, or a pair."""
     if not comparison.has_bounds or comparison.share(comparison.pooled or "", "local").room.difference is None:
         return None
     pooled = str(comparison.pooled)
@@ -69,7 +67,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 
 
 def document(comparison: Comparison) -> dict[str, Any]:
-    """By test, the room, and each method's gain and share, in the metric's own unit, for scripts."""
+    """Return by test the room, and each method's gain and share, in the metric's own unit, for scripts."""
     tests = {}
     for test in TESTS:
         shares = {

@@ -1,4 +1,4 @@
-"""How many rounds, and how many bytes, a method needs until its Local Test reaches a target."""
+"""The rounds and bytes that a method needs until its Local Test reaches a target."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def figure_and_table(
     Yields nothing without learning curves or a target.
 
     Args:
-        targets: of the mean Local Test over sites, in the metric's own unit; default: what training
-            alone ends with, and half of the room above it.
+        targets: of the mean Local Test over sites, in the metric's own unit; default: the last value
+            of training alone, and half of the room above it.
     """
     headings = dict(_targets(comparison, targets))
     curves = _curves(comparison)
@@ -36,7 +36,7 @@ def figure_and_table(
 
 
 def _curves(comparison: Comparison) -> Curves:
-    """By label, each run with its mean Local Test by round; the pooled bound has no rounds."""
+    """Return by label each run with its mean Local Test by round; the pooled bound has no rounds."""
     metric = comparison.results.metric
     return {
         label: [
@@ -75,7 +75,7 @@ def _figure(
     *,
     name: str,
 ) -> ReportFigure:
-    """The mean Local Test over rounds, and over what a site has sent until then, with the targets.
+    """Plot the mean Local Test over rounds, and over the bytes that a site has sent until then, with the targets.
 
     Methods that send nothing have no curve over bytes.
     """
@@ -116,7 +116,7 @@ def _figure(
 
 
 def _mean_over_runs(curves: Iterable[Mapping[int, float | None]]) -> Curve:
-    """The mean of the known values of each round."""
+    """Average the known values of each round."""
     values: dict[int, list[float]] = {}
     for curve in curves:
         for round, value in curve.items():
@@ -126,7 +126,7 @@ def _mean_over_runs(curves: Iterable[Mapping[int, float | None]]) -> Curve:
 
 
 def _targets(comparison: Comparison, targets: Sequence[float]) -> Iterator[tuple[float, str]]:
-    """Each target with its heading, in the table's unit."""
+    """Yield each target with its heading, in the table's unit."""
     unit, local = comparison.unit, comparison.local
     if targets:
         for target in targets:
@@ -148,7 +148,7 @@ def _first_round(curve: dict[int, float], target: float) -> int | None:
 
 
 def _sent_until(run: RunResult, round: int) -> float | None:
-    """The bytes that a site sent up to a round, mean over the sites."""
+    """Compute the bytes that a site sent up to a round, mean over the sites; None if not known."""
     sent = [site.get("sent_bytes_by_round") for site in run.sites.values()]
     known = [by_round for by_round in sent if by_round is not None]
     if not known:

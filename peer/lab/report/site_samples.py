@@ -12,7 +12,7 @@ from peer.lab.report.results import Results, RunResult
 from peer.lab.report.table import Cell, Column, Table, lay_out
 
 NUMBERED_CLASSES_MAX = 12
-"""More bubbles in a row leave no room for numbers."""
+"""Upper bound of bubbles in a row with numbers: more leave no room for them."""
 SPLITS = ("training", "validation", "test")
 
 

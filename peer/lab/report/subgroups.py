@@ -19,11 +19,11 @@ NOT_GROUPING = frozenset({"image", "label", "subject", "fold", "split"})
 """Keys of a sample that identify it or its use, and define no subgroups."""
 GROUPS_MAX = 30
 BASELINES = ("fedcross", "local")
-"""FedSKD's figure 5 compares to FedCross; without FedCross runs, gains are over local training."""
+"""FedSKD's figure 5 compares with FedCross; without FedCross runs, gains are over local training."""
 
 
 def grouping_keys(runs: Sequence[RunResult]) -> dict[str, list[str]]:
-    """The keys that divide the samples into 2 to ``GROUPS_MAX`` groups, with their values."""
+    """Return the keys that divide the samples into 2 to ``GROUPS_MAX`` groups, with their values."""
     values_by_key: dict[str, set[str]] = {}
     for sample in (sample for run in runs for samples in run.samples.values() for sample in samples):
         for key, value in sample.items():
@@ -33,7 +33,7 @@ def grouping_keys(runs: Sequence[RunResult]) -> dict[str, list[str]]:
 
 
 def gaps(comparison: Comparison, *, name: str) -> Iterator[Table]:
-    """A table for each key with two values: the groups' AUC in the Local Test, and the gap."""
+    """Yield a table for each key with two values: the groups' AUC in the Local Test, and the gap."""
     results, unit = comparison.results, comparison.unit
     runs_by_label = {label: results.select(comparison.setting, label) for label in comparison.labels}
     keys = grouping_keys([run for runs in runs_by_label.values() for run in runs])
@@ -72,13 +72,13 @@ def _areas(run: RunResult, key: str) -> dict[str, dict[str, float | None]]:
 
 
 def baseline(results: Results, setting: tuple[str, str]) -> str | None:
-    """The label of the method that gains are relative to; None where no such method ran."""
+    """Return the label of the method that gains are relative to; None if no such method ran."""
     ran = results.labels(setting)
     return next((label for method in BASELINES for label in ran if results.method_of(label) == method), None)
 
 
 def gains(results: Results, setting: tuple[str, str]) -> dict[str, dict[str, dict[str, float | None]]]:
-    """The gain over the baseline in percentage points, by key, label and subgroup.
+    """Compute the gain over the baseline in percentage points, by key, label and subgroup.
 
     The key ``class`` stands for the classes of a task with more than two.
     """
@@ -121,7 +121,7 @@ def _common_predictions(run: RunResult, other: RunResult) -> Iterator[tuple[OwnP
 def gains_figure(
     values: Mapping[str, Mapping[str, float | None]], styles: Mapping[str, Style], *, baseline: str, key: str, name: str
 ) -> ReportFigure | None:
-    """The AUC of each subgroup minus the baseline's, in one panel a method.
+    """Plot the AUC of each subgroup minus the baseline's, in one panel a method; None without values.
 
     Args:
         values: by label and subgroup, the gain in percentage points; ``None`` where an AUC is

@@ -42,7 +42,7 @@ class Unit:
 
     @property
     def room_min(self) -> float:
-        """The smallest room of which a share is told, in measured values: a point, or 0.1 dB."""
+        """The smallest room whose share is shown, in measured values: a point, or 0.1 dB."""
         return ROOM_MIN["dB" if self.suffix == "dB" else ""]
 
     @property
@@ -51,7 +51,7 @@ class Unit:
 
 
 def unit_of(metric: str, published: str | None = None) -> Unit:
-    """The unit of a metric; shares take the published ``percent`` or ``fraction``."""
+    """Return the unit of a metric; shares take the published ``percent`` or ``fraction``."""
     known = METRICS.get(metric)
     unit = Unit(metric) if known is None else Unit(known.heading, known.unit, digits=2 if known.unit else 3)
     if published is None or unit.suffix:
@@ -70,7 +70,7 @@ class Cell:
     """One value in the column's unit.
 
     Attributes:
-        value: the mean, or the single number; ``None`` where there is none.
+        value: the mean, or the single number; ``None`` if there is none.
         text: shown instead of a number.
         mark: a sign after the value, which a note explains.
         rank: 1 is the best of the column, 2 the second, 0 neither.
@@ -96,7 +96,7 @@ class Column:
     """The heading and format of a column.
 
     Attributes:
-        better: ``higher`` or ``lower`` where the best values are marked.
+        better: ``higher`` or ``lower`` if the best values are marked.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Table:
     """A table.
 
     Attributes:
-        notes: below it: what the values are, over what they are taken, and what the signs mean.
+        notes: below it: the meaning of the values, what they are averaged over, and the signs.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def with_ranks(self) -> Table:
-        """A copy with the ranks of each column's best and second value; equal values rank alike."""
+        """Return a copy with the ranks of each column's best and second value; equal values rank alike."""
         rows = list(self.rows)
         for index, column in enumerate(self.columns):
             if not column.better:
@@ -161,7 +161,7 @@ class Table:
         return group_widths
 
     def csv(self) -> str:
-        """The table as CSV: numbers with all digits, deviations in separate columns."""
+        """Return the table as CSV: numbers with all digits, deviations in separate columns."""
         has_std = [any(row.cells[index].std is not None for row in self.rows) for index in range(len(self.columns))]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -216,7 +216,7 @@ def number_cells(values: pd.Series) -> dict[str, Cell]:
 
 
 def text_cells(values: Sequence[object]) -> tuple[Cell, ...]:
-    """Cells with the texts of the values."""
+    """Make a cell of each value's text."""
     return tuple(Cell(text=EMPTY if value is None else str(value)) for value in values)
 
 

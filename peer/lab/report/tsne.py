@@ -13,22 +13,22 @@ from peer.lab.report.plotting import ReportFigure
 from peer.lab.report.results import RunResult
 
 SAMPLES_MAX = 1000
-"""More samples take minutes and make the figure no clearer."""
+"""Upper bound of samples: more take minutes and make the figure no clearer."""
 SAMPLES_MIN = 12
 PERPLEXITY_MAX = 30.0
 NEIGHBOURS = 10
 VECTOR_POINTS_MAX = 1500
-"""More points than this are drawn as an image."""
+"""Upper bound of points drawn as vectors; more are drawn as an image."""
 
 
 def features(runs: Sequence[RunResult], site: str, *, name: str) -> ReportFigure | None:
-    """A panel a run with the features that a site's network computes for every site's test samples.
+    """Plot a panel a run with the features that a site's network computes for every site's test samples.
 
     Args:
         runs: one a method, of the same data.
 
     Returns:
-        The figure; None where no run has features of this site.
+        The figure; None if no run has features of this site.
     """
     features_by_method = {}
     for run in runs:
@@ -79,8 +79,7 @@ def embed(values: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def same_class_share(values: NDArray[Any], labels: NDArray[np.int64], count: int = NEIGHBOURS) -> float:
-    """The share of the samples' nearest neighbours, by Euclidean distance of features, with the
-    same label.
+    """Compute the share of the samples' nearest neighbours, by Euclidean distance of features, with the same label.
 
     Args:
         count: neighbours of a sample.
@@ -94,7 +93,7 @@ def same_class_share(values: NDArray[Any], labels: NDArray[np.int64], count: int
 
 
 def _subsample(*arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """The same ``SAMPLES_MAX`` samples of each array, drawn with a fixed seed."""
+    """Draw the same ``SAMPLES_MAX`` samples of each array, with a fixed seed."""
     count = len(arrays[0])
     if count <= SAMPLES_MAX:
         return arrays

@@ -1,4 +1,4 @@
-"""What the mean over sites hides: the worst site, and the gap between the best and the worst."""
+"""The worst site, and the gap between the best and the worst: the mean over sites hides both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from peer.lab.report.table import Column, Table, lay_out
 
 
 def table(comparison: Comparison, *, name: str) -> Table | None:
-    """The worst site's value and the gap between sites, of both tests; None for a single site."""
+    """Tabulate the worst site's value and the gap between sites, of both tests; None for a single site."""
     unit, columns = comparison.unit, []
     if comparison.scores.by_test["local"].shape[1] < 2:
         return None

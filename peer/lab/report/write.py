@@ -15,7 +15,7 @@ from peer.lab.report.table import Table
 
 PAGE, TEXT = "index.html", "report.md"
 RESAMPLES = 1000
-"""Of the bootstrap; the ends of a 95 % interval are then the 25th values from either end."""
+"""Resamples of the bootstrap; the ends of a 95 % interval are then the 25th values from either end."""
 
 
 def report(
@@ -29,8 +29,7 @@ def report(
 ) -> ReportWritten:
     """Read a folder of runs and write its report.
 
-    Pictures and tables of an earlier report in the folder are deleted where this report has none of
-    their name.
+    Delete pictures and tables of an earlier report in the folder that this report does not contain.
 
     Args:
         ddof: of standard deviations, 0 or 1.
@@ -69,7 +68,7 @@ def _write(out: Path, files: dict[Path, str]) -> None:
 
 
 def _document(results: Results, content: contents.ReportContents, out: Path, files: dict[Path, str]) -> ReportWritten:
-    """The document of ``report --json``."""
+    """Build the document of ``report --json``."""
     return {
         "folder": str(results.folder),
         "title": content.title,
@@ -106,12 +105,12 @@ def _document(results: Results, content: contents.ReportContents, out: Path, fil
 
 
 def _is_main(comparison: Comparison, metric: str) -> bool:
-    """Whether the command shows the table: it has the task's own metric, or published rows."""
+    """Return whether the command shows the table: it has the task's own metric, or published rows."""
     return comparison.metric == metric or any(row.published for row in comparison.table.rows)
 
 
 def _table_document(table: Table) -> ReportTable:
-    """A table with its texts, as `mhfl-peer report` shows it."""
+    """Build a table's document with its texts, as `mhfl-peer report` shows it."""
     return {
         "title": table.title,
         "columns": [f"{column.group}: {column.name}" if column.group else column.name for column in table.columns],
