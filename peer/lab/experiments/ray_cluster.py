@@ -82,7 +82,7 @@ class RayCluster:
             ray.shutdown()
 
     def _reach(self) -> None:
-        """Raise ``OSError`` if nobody listens: Ray itself would wait for minutes."""
+        """Raise ``OSError`` if nothing listens: Ray itself would wait for minutes."""
         host, _, port = (self.address or "").rpartition(":")
         if host and port.isdecimal() and "/" not in host:
             socket.create_connection((host, int(port)), REACHED_S).close()
