@@ -10,7 +10,7 @@ constant.
 
 Source: Deng et al. 2020 (APFL), algorithm 1.
 Differs: there is no server: every site averages, by default with equal weights. All steps are
-Adam's, and :math:`\alpha` takes one with every batch; it stays within 0 and 1.
+Adam's, and :math:`\alpha` takes one a batch; it stays within 0 and 1.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MIXED, SHARE = "mixed", "share"
 
 
 class MixtureShare(nn.Module):
-    """The share of the personal model, a parameter where it is learned."""
+    """The share of the personal model; a parameter if it is learned."""
 
     def __init__(self, alpha: float, *, learned: bool) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ class MixtureShare(nn.Module):
 class MixedModel(nn.Module):
     """Two networks of one architecture that run as one with mixed parameters.
 
-    Gradients flow into the personal network and the share, not into the other one. Nothing is
-    registered: the stage has all three as networks of their own.
+    Gradients flow into the personal network and the share, not into the other one. No submodule is
+    registered: the stage holds all three as separate networks.
     """
 
     def __init__(self, personal: Network, other: nn.Module, share: MixtureShare) -> None:
@@ -91,13 +91,13 @@ def train(context: StageContext) -> Stage:
 
 
 def predict(context: StageContext, images: Tensor) -> Tensor:
-    """The mixture's prediction."""
+    """Return the mixture's prediction."""
     prediction: Tensor = _mix(context)(images).prediction
     return prediction
 
 
 def mixed_network(networks: Mapping[str, Any], parameters: Mapping[str, Any]) -> Network:
-    """The mixture as a network of its own."""
+    """Build the mixture as a separate network."""
     mixed: Network = copy.deepcopy(networks[DAM])
     others, alpha = dict(networks[GLOBAL].named_parameters()), networks[SHARE].alpha.clamp(0, 1)
     with torch.no_grad():
@@ -107,7 +107,7 @@ def mixed_network(networks: Mapping[str, Any], parameters: Mapping[str, Any]) ->
 
 
 def build_share(context: BuildContext, networks: Mapping[str, Any]) -> nn.Module:
-    """Build the share at its first value."""
+    """Build the share at its initial value."""
     return MixtureShare(float(context.parameters["alpha"]), learned=bool(context.parameters["adaptive"]))
 
 

@@ -1,12 +1,11 @@
-r"""Server-free FedAvg, FedProx, FedBN, LG-FedAvg: every site trains its model and averages what all
-others send.
+r"""Server-free FedAvg, FedProx, FedBN, LG-FedAvg: every site trains its model and averages all artifacts.
 
 .. math:: L = \ell(M(x), y) + \frac{\mu}{2}\,\lVert\theta - \theta^{t-1}\rVert^2
 
 with :math:`\theta^{t-1}` the mean that the round began with; :math:`\mu = 0` is FedAvg.
 
-LG-FedAvg sends and averages heads alone, and so may have another body at every site. To average the
-heads is also what dFLMoE's table 9 has in place of its mixture ("aggregated head").
+LG-FedAvg sends and averages only heads, and so may have another body at every site. dFLMoE's table 9
+also averages heads in place of its mixture ("aggregated head").
 
 Source: McMahan et al. 2017 (FedAvg), Li et al. 2020 (FedProx), Li et al. 2021 (FedBN), Liang et al.
 2020 (LG-FedAvg).
@@ -28,7 +27,7 @@ from peer.methods.method import DAM, Batch, Forward, Method, Stage, StageContext
 from peer.methods.supervised import stage_loss, supervised_stage
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
-"""The types of normalisation layers; in most networks their names tell nothing."""
+"""The types of normalisation layers; in most networks their names do not reveal them."""
 
 
 def train(context: StageContext) -> Stage:
@@ -51,13 +50,13 @@ def train_near(context: StageContext) -> Stage:
 
 
 def all_but_norms(network: nn.Module, parameters: Mapping[str, Any]) -> list[str]:
-    """The names of the state without those of normalisation layers."""
+    """Return the names of the state without those of normalisation layers."""
     norms = tuple(f"{name}." for name, module in network.named_modules() if isinstance(module, NORMS))
     return [name for name in network.state_dict() if not name.startswith(norms)]
 
 
 def squared_distance(network: Network, anchor: dict[str, Tensor]) -> Tensor:
-    """The squared distance to the anchor, whose tensors move to the network's device."""
+    """Compute the squared distance to the anchor, whose tensors move to the network's device."""
     gaps = []
     for name, parameter in network.named_parameters():
         anchor[name] = anchor[name].to(parameter.device)

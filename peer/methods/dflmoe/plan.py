@@ -1,6 +1,4 @@
-"""dFLMoE: heads (or whole models) go to all sites, which keep them as experts and mix their
-predictions.
-"""
+"""dFLMoE: heads (or whole models) go to all sites, which keep them as experts and mix their predictions."""
 
 from __future__ import annotations
 

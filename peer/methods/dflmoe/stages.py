@@ -1,10 +1,9 @@
-r"""dFLMoE: sites exchange heads, and each site mixes the predictions of all heads for its own
-body's feature.
+r"""dFLMoE: sites exchange heads, and each site mixes the predictions of all heads for its own body's feature.
 
 .. math:: L_a = \tfrac12\,\ell(y_l, y) + \tfrac12\,\ell(y_m, y), \qquad L_c = \ell(y_m, y)
 
 Stage a (``local``) trains body and head with the transforms, the attention and all received heads
-frozen; stage c (``decide``) trains the transforms and the attention alone. The site predicts with
+frozen; stage c (``decide``) trains only the transforms and the attention. The site predicts with
 the mixture.
 
 Source: dFLMoE (CVPR 2025), eqs. 1 to 6, tables 8 and 9.
@@ -75,11 +74,11 @@ def local(context: StageContext) -> Stage:
 
 
 def decide(context: StageContext) -> Stage:
-    """Stage c: train transforms and attention, if there is an expert from elsewhere."""
+    """Stage c: train transforms and attention, if there is another site's expert."""
     loss = stage_loss(context)
     average_mixtures(context)
     add_experts(context)
-    # One expert has all the weight, whatever the query: only weight decay would move it, step by step to 0.
+    # A single expert has all the weight for any query: only weight decay would move it, step by step to 0.
     learns = (MIXTURE,) if context.received else ()
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
@@ -90,7 +89,7 @@ def decide(context: StageContext) -> Stage:
 
 
 def predict(context: StageContext, images: Tensor) -> Tensor:
-    """The mixture's prediction, with the experts received so far."""
+    """Return the mixture's prediction, with the experts received so far."""
 
     def forward(network: str, *inputs: Any, part: str = "") -> Any:
         module = _networks(context)[network]
@@ -100,10 +99,10 @@ def predict(context: StageContext, images: Tensor) -> Tensor:
 
 
 def mix(context: StageContext, images: Tensor, output: Output, forward: AnyForward, *, detach: bool = False) -> Tensor:
-    """The experts' joint prediction: heads take the local model's feature, whole models the images."""
+    """Mix the experts' predictions: heads take the local model's feature, whole models the images."""
     feature, own = output.penultimate, output.prediction
     mixed: Tensor
-    if detach:  # the head learns from the mixture, the body does not: the head needs a pass of its own
+    if detach:  # the head learns from the mixture, the body does not: the head needs a separate forward pass
         feature = feature.detach()
         with _untracked_statistics(context.dam.head):
             own = forward(DAM, feature, part=context.dam.head_name)
@@ -120,7 +119,7 @@ def mix(context: StageContext, images: Tensor, output: Output, forward: AnyForwa
 
 
 def average_mixtures(context: StageContext) -> None:
-    """Average the own mixture with those that came with this round's heads."""
+    """Average the own mixture with those received with this round's heads."""
     received_mixtures = {
         origin: expert.mixture for origin, expert in context.received.items() if isinstance(expert, Expert)
     }
@@ -153,7 +152,7 @@ def build_mixture(context: BuildContext, networks: Mapping[str, Any]) -> Mixture
 
 
 def build_received_mixture(context: BuildContext, origin: str, head: nn.Module, names: Collection[str]) -> nn.Module:
-    """Build another site's mixture; the names tell which sites it has weights for."""
+    """Build another site's mixture; the names reveal the sites for which it has weights."""
     mixture = build_mixture(dataclasses.replace(context, site=origin), {})
     if (width := head_width(head)) != mixture.features:
         raise ValueError(

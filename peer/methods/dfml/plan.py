@@ -1,4 +1,4 @@
-"""DFML: models visit other sites, learn there mutually with all that are there, and come home."""
+"""DFML: models visit other sites, learn mutually with all models there, and return home."""
 
 from __future__ import annotations
 

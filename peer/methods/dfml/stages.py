@@ -1,5 +1,4 @@
-r"""DFML: all models at a site, its own and the visiting ones, learn from its labels and from each
-other; then the visitors return to their owners.
+r"""DFML: all models at a site, own and visiting, learn from its labels and each other; visitors then return.
 
 .. math:: L_i = (1 - \alpha_t)\,\mathrm{CE}'(M_i(x), y)
           + \alpha_t \sum_{j \ne i} \frac{s_j}{\sum_{k \ne i} s_k}\,\mathrm{KL}(q_j \Vert q_i), \qquad
@@ -13,7 +12,7 @@ Source: Khalil et al. 2024 (DFML, arXiv 2402.01863), from its abstract and summa
 Every rule is a reading, unchecked against the paper's text and code.
 Differs: every site receives and sends in every round, along FedVisit's orders; in DFML a round has
 one receiver. A returned copy replaces the model that stayed, as there: several are averaged, and
-without any the model that stayed goes on. The cycle is a cosine. The re-weighted softmax leaves
+without any the model that stayed is kept. The cycle is a cosine. The re-weighted softmax leaves
 absent classes out and weighs the others alike. Teachers are constants. A site alone learns from
 its labels with weight 1.
 """
@@ -45,7 +44,7 @@ from peer.methods.method import (
 from peer.methods.supervised import stage_loss
 
 PEAK = "peak"
-"""The local model as it was after the last round with the largest weight."""
+"""The local model's state after the last round with the largest weight."""
 LEAST = -1e9
 """The logit of an absent class."""
 
@@ -67,7 +66,7 @@ class PeakModel(nn.Module):
 
 
 def train(context: StageContext) -> Stage:
-    """Train all models that are here on the labels and on each other's predictions."""
+    """Train all models at this site on the labels and on each other's predictions."""
     parameters, loss = context.parameters, stage_loss(context)
     if context.round > 1 and is_peak(context.round - 1, parameters):
         context.networks[PEAK].take(context.dam)
@@ -93,32 +92,32 @@ def train(context: StageContext) -> Stage:
 
 
 def predict(context: StageContext, images: Tensor) -> Tensor:
-    """The prediction of the local model, or of the one of the last peak."""
+    """Return the prediction of the local model, or of the one of the last peak."""
     prediction: Tensor = chosen_network(context.networks, context.parameters)(images).prediction
     return prediction
 
 
 def chosen_network(networks: Mapping[str, Any], parameters: Mapping[str, Any]) -> Network:
-    """The network that predicts."""
+    """Return the network that predicts."""
     peak: PeakModel = networks[PEAK]
     chosen: Network = peak.network if parameters["predict"] == "peak" and bool(peak.taken) else networks[DAM]
     return chosen
 
 
 def weight(round: int, parameters: Mapping[str, Any]) -> float:
-    """The weight of learning from the other models in a round."""
+    """Compute the weight of learning from the other models in a round."""
     least, most = float(parameters["alpha_min"]), float(parameters["alpha_max"])
     return least + (most - least) * (1 - math.cos(2 * math.pi * (round - 1) / int(parameters["cycle"]))) / 2
 
 
 def is_peak(round: int, parameters: Mapping[str, Any]) -> bool:
-    """Whether no round of the cycle has a larger weight; of two such rounds, the first."""
+    """Return whether no round of the cycle has a larger weight; of two such rounds, the first."""
     cycle = int(parameters["cycle"])
     return (round - 1) % cycle == cycle // 2
 
 
 def leave_out(prediction: Tensor, present: list[int]) -> Tensor:
-    """The logits without those of absent classes, if it is known which are present."""
+    """Mask the logits of absent classes, if the present ones are known."""
     if not present:
         return prediction
     kept = torch.zeros(prediction.shape[1], dtype=torch.bool, device=prediction.device)

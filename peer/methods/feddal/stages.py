@@ -1,5 +1,4 @@
-r"""FedDAL: a private model that never leaves the site, and a proxy that travels, learn different
-things from each other.
+r"""FedDAL: a private model that never leaves the site and a travelling proxy learn from each other.
 
 On each batch, the proxy first learns the private model's whole distribution. Then the private model
 learns from the labels and from the proxy's most likely classes, as far as both agree:

@@ -1,4 +1,4 @@
-"""FedProto: sites with any networks exchange the mean feature of each class, and nothing else."""
+"""FedProto: sites with any networks exchange only the mean feature of each class."""
 
 from __future__ import annotations
 

@@ -1,18 +1,17 @@
-r"""FedProto: a site's features of a class are drawn to the prototype of that class, the mean over
-all sites.
+r"""FedProto: a site's features of a class are drawn to that class's prototype, the mean over all sites.
 
 .. math:: L = \mathrm{CE}(M(x), y) + \lambda \sum_{c} \lVert \bar f_c - \bar P_c \rVert^2,
           \qquad \bar P_c = \sum_i n_{ic} P_{ic} \Big/ \sum_i n_{ic}
 
 with :math:`\bar f_c` the mean feature of class c in the batch. After training, a site takes the mean
-feature of each of its classes over its training samples, :math:`P_{ic}`, and sends these alone.
+feature of each of its classes over its training samples, :math:`P_{ic}`, and sends only these.
 
 Source: Tan et al. 2022 (FedProto), unchecked against its code.
 Differs: every site averages. :math:`n_{ic}` is 1 for every class that a site has, unless the sites
-weigh by samples: the counts tell how frequent each class is. Features of different widths are
+weigh by samples: the counts reveal the frequency of each class. Features of different widths are
 averaged over neighbouring channels to one width, as TsingZ0/HtFLlib does: a learned projection could
 make all features equal. Prototypes are taken in evaluation mode, on augmented samples. A class
-that nobody has draws nothing.
+absent from all sites has no effect.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from peer.methods.method import DAM, Batch, BuildContext, Forward, Method, Stage
 from peer.methods.supervised import stage_loss
 
 PROTOTYPES = "prototypes"
-"""The name of the network that holds the prototypes, and of the stage that takes them."""
+"""The name of the network that holds the prototypes, and of the stage that computes them."""
 
 
 def train(context: StageContext) -> Stage:
@@ -55,7 +54,7 @@ def train(context: StageContext) -> Stage:
 
 
 def prototypes(context: StageContext) -> Stage:
-    """Take the prototypes of this site's classes; nothing is trained."""
+    """Compute the prototypes of this site's classes; nothing is trained."""
     width, table = int(context.parameters["width"]), context.networks[PROTOTYPES].network
     table.clear()
 
@@ -70,7 +69,7 @@ def prototypes(context: StageContext) -> Stage:
 
 
 def predict(context: StageContext, images: Tensor) -> Tensor:
-    """The local model's prediction, or the nearness of the prototypes as logits."""
+    """Return the local model's prediction, or the nearness of the prototypes as logits."""
     output: Output = context.dam(images)
     if context.parameters["predict"] == "model":
         return output.prediction
@@ -81,7 +80,7 @@ def predict(context: StageContext, images: Tensor) -> Tensor:
 
 
 def pool(features: Tensor, width: int) -> Tensor:
-    """Features ``(b, c)`` as ``(b, width)``: each is the mean of neighbouring ones."""
+    """Pool features ``(b, c)`` to ``(b, width)``: each is the mean of neighbouring ones."""
     channels = features.shape[1]
     if channels == width:
         return features

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class PrototypeTable(nn.Module):
-    """The prototype of each class, and from how many samples it is; a class without any has none.
+    """The prototype of each class, and its number of samples; a class without samples has none.
 
     Shapes: ``x (b, width)``; the result ``(b, classes)`` is the negative squared distance to each
     prototype, and for a class without one the least of a sample's, less 1.
@@ -35,7 +35,7 @@ class PrototypeTable(nn.Module):
         self.counts.zero_()
 
     def add(self, features: Tensor, targets: Tensor) -> None:
-        """Take the samples' features ``(b, width)`` into the means of their classes ``(b,)``."""
+        """Add the samples' features ``(b, width)`` to the means of their classes ``(b,)``."""
         members = F.one_hot(targets, len(self.counts)).to(features)
         self.counts += members.sum(0)
         gaps = members.T @ features - members.sum(0)[:, None] * self.prototypes

@@ -1,4 +1,4 @@
-"""FedRep: the body is the one body of all, and every site has a head of its own."""
+"""FedRep: all sites share one body, and every site has a head of its own."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""FedRep: in each round a site first fits its own head to the body of all, then trains the body
-under that head, and the sites average their bodies.
+"""FedRep: in each round a site fits its own head to the shared body, then trains the body; sites average bodies.
 
 Source: Collins et al. 2021 (FedRep), algorithm 1.
-Differs: there is no server: every site averages, by default with equal weights. What is frozen is
-in evaluation mode. Both stages begin with a fresh Adam in each round.
+Differs: there is no server: every site averages, by default with equal weights. Frozen parts
+are in evaluation mode. Both stages begin with a fresh Adam in each round.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def _train(context: StageContext, trained: str) -> Stage:
 
 
 def body_tensors(network: Network, parameters: Mapping[str, Any]) -> list[str]:
-    """The names of the state without the head's."""
+    """Return the names of the state without the head's."""
     of_head = set(head_tensors(network, parameters))
     return [name for name in network.state_dict() if name not in of_head]
 

@@ -25,7 +25,7 @@ ACCUMULATE = {"float32": torch.float32, "float64": torch.float64}
 
 
 def train(context: StageContext) -> Stage:
-    """Train local and received model for a round; without one, the local model on labels alone."""
+    """Train local and received model for a round; without one, the local model on labels only."""
     if not context.received:
         return supervised_stage(context, DAM, context.dam)
     (ktm,) = context.received.values()
@@ -56,7 +56,7 @@ def train(context: StageContext) -> Stage:
 
 
 def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
-    """Demand stage features of the local model, and masks where the region term is the only one."""
+    """Demand stage features of the local model, and masks if the region term is the only one."""
     if not own.taps:
         return "fedskd compares stage features, but the model shows none; name its layers in [model] features"
     if tuple(parameters["terms"]) == ("region",) and not masks:
@@ -74,7 +74,7 @@ def check_received(own: Output, received: Output, parameters: Mapping[str, Any])
 
 
 def chosen_stages(own: int, received: int, taps: Sequence[int]) -> list[int]:
-    """The numbers of the compared stages, counted from 1 at the shallowest that both models have.
+    """Return the numbers of the compared stages, counted from 1 at the shallowest that both models have.
 
     Differs: the paper's models have equally many stages. Here stages are matched from the deepest
     one backwards, ``taps`` counts those of the model with more stages, and a stage without a
@@ -87,7 +87,7 @@ def chosen_stages(own: int, received: int, taps: Sequence[int]) -> list[int]:
 def similarity(
     dam: Sequence[Tensor], ktm: Sequence[Tensor], masks: Tensor | None, parameters: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """The similarity terms of two models' stage features, by name."""
+    """Compute the similarity terms of two models' stage features, by name."""
     return similarity_terms(
         dam,
         ktm,

@@ -1,4 +1,4 @@
-"""FedVisit: every model visits other sites in each round, trains there beside theirs, and comes home."""
+"""FedVisit: every model visits other sites in each round, trains there beside theirs, and returns home."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-r"""FedVisit, reciprocal visits: a model that visited other sites comes home and is averaged with the
-one that stayed.
+r"""FedVisit, reciprocal visits: a model that visited other sites returns and is averaged with the one that stayed.
 
 In each round a copy of every site's model visits ``visits`` other sites. A host trains its own model
 (DAM) throughout the round, and beside it each visitor for a share of the steps. Both learn from the
@@ -44,7 +43,7 @@ COMPARED = {
     "position_form": "auto",
     "accumulate": "float32",
 }
-"""What the similarity distillation compares: the defaults of FedSKD's parameters."""
+"""Settings of the similarity distillation: the defaults of FedSKD's parameters."""
 
 
 def train(context: StageContext) -> Stage:
@@ -65,7 +64,7 @@ def train(context: StageContext) -> Stage:
 
 
 def _losses(context: StageContext, name: str) -> Callable[[Batch, Forward], Mapping[str, Term]]:
-    """The losses of the steps that the visitor of this name takes beside the local model."""
+    """Build the losses of the steps that the visitor of this name takes beside the local model."""
     parameters, loss = context.parameters, stage_loss(context)
     distillation, temperature = parameters["distillation"], float(parameters["temperature"])
     kd = float(parameters["kd"]) if distillation in ("logits", "both") else 0.0
@@ -93,7 +92,7 @@ def _losses(context: StageContext, name: str) -> Callable[[Batch, Forward], Mapp
 
 
 def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
-    """Demand stage features of the local model where they are compared."""
+    """Demand stage features of the local model if they are compared."""
     if parameters["distillation"] in ("logits", "none") or own.taps:
         return None
     return (
@@ -103,7 +102,7 @@ def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any
 
 
 def check_received(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
-    """Demand a common stage where stage features are compared."""
+    """Demand a common stage if stage features are compared."""
     if parameters["distillation"] in ("logits", "none"):
         return None
     return fedskd.check_received(own, received, COMPARED)

@@ -10,7 +10,7 @@ from peer.methods.fedcross.plan import FEDCROSS
 
 
 def fine_tuned(plan: Plan, implementation: str) -> Plan:
-    """The plan whose last round is the fine-tuning; all rounds before it are as they were."""
+    """Add a last round of fine-tuning to the plan; all rounds before it stay unchanged."""
     return replace(
         plan,
         implementation=implementation,

@@ -1,8 +1,7 @@
-"""Fine-tuning at home (+FT): in the last round, every site trains the model that it has on its own
-labels alone, and exchanges nothing.
+"""Fine-tuning at home (+FT): in the last round, every site trains on its own labels and exchanges nothing.
 
-FedCross' models go back to their owners before it. The baselines that the papers write as
-FedAvg+FT, FedProx+FT and FedCross+FT.
+FedCross' models return to their owners before it. The papers name these baselines FedAvg+FT,
+FedProx+FT and FedCross+FT.
 
 Source: the papers' tables have these rows, and say that a few local epochs follow the last round.
 Differs: the fine-tuning is the last of the federation's rounds, so that equal rounds and steps are
@@ -20,7 +19,7 @@ from peer.methods.method import Method
 
 
 def fine_tuned(method: Method) -> Method:
-    """The method with the stage that trains the local model on its labels."""
+    """Add to the method the stage that trains the local model on its labels."""
     return replace(method, stages={**method.stages, "finetune": train})
 
 

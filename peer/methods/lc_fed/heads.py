@@ -31,16 +31,16 @@ class ReceivedHeads(nn.Module):
         """Replace a site's head by this state."""
         index = self.sites.index(site)
         for name in self._names:
-            if name in state:  # what does not learn is not sent, and alike everywhere
+            if name in state:  # frozen tensors are not sent: they are alike everywhere
                 self.get_buffer(_key(name))[index].copy_(state[name])
         self.present[index] = 1
 
     def states(self) -> Iterator[dict[str, Tensor]]:
-        """The state of each head that there is, in the order of the sites."""
+        """Yield the state of each head received so far, in the order of the sites."""
         for index in self.present.nonzero().flatten().tolist():
             yield {name: self.get_buffer(_key(name))[index] for name in self._names}
 
 
 def _key(name: str) -> str:
-    """The tensor's name as that of a buffer, which must not have a dot."""
+    """Convert the tensor's name to that of a buffer, which must not have a dot."""
     return f"head/{name.replace('.', '/')}"

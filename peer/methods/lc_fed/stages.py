@@ -1,5 +1,5 @@
-r"""LC-Fed: in each round a site first trains its own head, then the body of all with the selection
-of channels, and, after the exchange, a calibration of the head, with which it predicts.
+r"""LC-Fed: in each round a site trains its own head, then the shared body with the selection of channels,
+and, after the exchange, a calibration of the head, with which it predicts.
 
 .. math:: L_{head} = \ell(M(x), y), \qquad
           L_{body} = \ell(M(x), y) - \frac{\gamma}{N-1} \sum_{j \ne i} \mathrm{mean}\,(h_i - h_j)^2,
@@ -11,8 +11,8 @@ channels for site j, and :math:`\hat y` the calibrated prediction (:mod:`models.
 Source: Wang et al., ECCV 2022 (LC-Fed, arXiv 2207.04655), of which we read the abstract, and the
 authors' code, `jcwang123/FedLC`; its ``head_iter`` is the count of the stage ``head``.
 Differs: there is no server: every site averages body and selection, by default with equal weights.
-The authors' code holds all heads in one process; here a site's head travels with what is averaged,
-and the others keep the newest. Their first release calibrates after each step of the others, a
+The authors' code holds all heads in one process; here a site's head travels with the averaged
+tensors, and the others keep the newest. Their first release calibrates after each step of the others, a
 later one once the federated training is over; both on the heads of the round's beginning. Here each
 round ends with it, on the average and the heads with which the site then predicts. Any network
 whose bottleneck is the output of one layer can take part; theirs is a U-Net. In the contrast, z and
@@ -52,9 +52,7 @@ from peer.methods.method import (
 from peer.methods.supervised import stage_loss
 
 SELECTION, HEADS, CALIBRATION, SELECTED = "selection", "heads", "calibration", "selected"
-"""Names of networks: the selection of channels; other sites' heads; the calibration; and the local
-model with selected channels.
-"""
+"""Names of networks: selection of channels; other sites' heads; calibration; local model with selected channels."""
 
 
 class Selected(NamedTuple):
@@ -65,9 +63,9 @@ class Selected(NamedTuple):
 
 
 class SelectedModel(nn.Module):
-    """The local model, the channels of whose bottleneck are selected for a site.
+    """The local model with the channels of its bottleneck selected for a site.
 
-    Nothing is registered: the stage has both parts as networks of their own.
+    No submodule is registered: the stage holds both parts as separate networks.
     """
 
     def __init__(self, dam: Network, selection: ChannelSelection, site: int) -> None:
@@ -140,13 +138,13 @@ def calibrate(context: StageContext) -> Stage:
 
 
 def predict(context: StageContext, images: Tensor) -> Tensor:
-    """The calibrated prediction."""
+    """Return the calibrated prediction."""
     calibrated: Tensor = context.networks[CALIBRATION](*_maps(context, _select(context)(images).output))
     return calibrated
 
 
 def _maps(context: StageContext, output: Output) -> tuple[Tensor, Tensor, Tensor]:
-    """The calibration's inputs: the feature, where heads disagree on it, the own head's prediction."""
+    """Compute the calibration's inputs: the feature, the peaks of heads' disagreement, the own head's prediction."""
     heads: ReceivedHeads = context.networks[HEADS]
     calibration: HeadCalibration = context.networks[CALIBRATION]
     feature = output.penultimate.to(next(calibration.parameters()).dtype)  # autocast may have narrowed it
@@ -159,12 +157,12 @@ def _maps(context: StageContext, output: Output) -> tuple[Tensor, Tensor, Tensor
 
 
 def _foreground(logits: Tensor, feature: Tensor) -> Tensor:
-    """Probabilities of all classes but the background, of the feature's type."""
+    """Compute probabilities of all classes but the background, of the feature's type."""
     return logits.to(feature).softmax(1)[:, 1:]
 
 
 def _site_indices(context: StageContext) -> tuple[int, list[int]]:
-    """The own site's place in the roster's order, and those of all others."""
+    """Return the own site's index in the roster's order, and those of all others."""
     sites = context.networks[HEADS].sites
     own = sites.index(context.site)
     return own, [index for index in range(len(sites)) if index != own]

@@ -1,5 +1,4 @@
-r"""MH-pFLID: small messengers, alike at all sites, carry what each site learnt; the local model
-never leaves.
+r"""MH-pFLID: small messengers, alike at all sites, carry each site's knowledge; the local model never leaves.
 
 .. math:: L_{inj} = 0.9\,\ell(y^l, y) + 0.1\,\ell(y^m, y), \qquad
           L_{dis} = 0.9\,\ell(y^m, y) + 0.1\,\mathrm{KL}(y^l \Vert y^m)
@@ -105,7 +104,7 @@ def build_transmitter(context: BuildContext, networks: Mapping[str, Any]) -> nn.
 
 
 def artifact_tensors(network: Network, parameters: Mapping[str, Any]) -> list[str]:
-    """The names in the messenger's state that the site sends, as ``average`` chooses."""
+    """Return the names in the messenger's state that the site sends, as ``average`` chooses."""
     names, head = list(network.state_dict()), f"{network.head_name}."
     if parameters["average"] == "both":
         return names
@@ -113,9 +112,7 @@ def artifact_tensors(network: Network, parameters: Mapping[str, Any]) -> list[st
 
 
 def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
-    """Refuse vectors for a messenger that takes maps, two forms for one module in both roles, and
-    attention over a single position.
-    """
+    """Refuse vectors for a messenger of maps, two forms for one module in both roles, attention over one position."""
     if parameters["tie"] and parameters["receiver"] != parameters["transmitter"]:
         return "[method] tie = true is one module for both roles: receiver and transmitter must have the same form"
     if shared is not None and own.bottleneck.ndim < shared.penultimate.ndim:
@@ -126,7 +123,7 @@ def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any
 
 
 def _problem_of_positions(own: Tensor, shared: Output) -> str | None:
-    """Why the attention cannot run over the positions of these features, or none."""
+    """Return why the attention cannot run over the positions of these features, or None."""
     feature = _before_mean(shared, shared.penultimate)
     remedy = 'use larger images, another network, or tokens = "channel"'
     for whose, grid in (("the local model's", own.shape[2:]), ("the messenger's", feature.shape[2:])):
@@ -141,13 +138,13 @@ def _problem_of_positions(own: Tensor, shared: Output) -> str | None:
 
 
 def _temperature(context: StageContext) -> float:
-    """The divisor of outputs in the supervised losses; 1 for images."""
+    """Return the divisor of outputs in the supervised losses; 1 for images."""
     return 1.0 if context.task == "super_resolution" else float(context.parameters["temperature"])
 
 
 @contextmanager
 def _frozen_statistics(head: nn.Module) -> Iterator[None]:
-    """Keep the head's batch statistics during a pass whose prediction is not used."""
+    """Keep the head's batch statistics during a forward pass whose prediction is not used."""
     training = head.training
     head.eval()
     try:
@@ -161,21 +158,21 @@ def _networks(context: StageContext, adapter: str) -> dict[str, Any]:
 
 
 def _takes_positions(parameters: Mapping[str, Any], adapter: str) -> bool:
-    """Whether the receiver or transmitter attends over positions, for which it needs maps."""
+    """Return whether the receiver or transmitter attends over positions, for which it needs maps."""
     return bool(parameters["tokens"] == "spatial" and parameters[adapter] == "attention")
 
 
 def _features(
     context: StageContext | BuildContext, adapter: str, messenger: Output, local: Output
 ) -> tuple[Tensor, Tensor]:
-    """The messenger's and the local feature for this adapter."""
+    """Return the messenger's and the local feature for this adapter."""
     if _takes_positions(context.parameters, adapter):
         return _before_mean(messenger, messenger.penultimate), _before_mean(local, local.bottleneck)
     return messenger.penultimate, local.bottleneck
 
 
 def _before_mean(output: Output, feature: Tensor) -> Tensor:
-    """The feature if it is a map; otherwise the deepest map, of which it is the mean."""
+    """Return the feature if it is a map; otherwise the deepest map, of which it is the mean."""
     return feature if feature.ndim > 2 or not output.taps else output.taps[-1]
 
 
@@ -186,7 +183,7 @@ def _widths(context: BuildContext, adapter: str) -> tuple[int, int]:
 
 
 def _kind(context: BuildContext, adapter: str) -> dict[str, Any]:
-    """The kind of the adapter: without spatial dimensions where the messenger's feature is a vector."""
+    """Return the adapter's options: no spatial dimensions if the messenger's feature is a vector."""
     assert context.shared_output is not None
     return {
         "spatial_dims": context.shared_output.penultimate.ndim - 2,

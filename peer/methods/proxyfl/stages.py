@@ -1,5 +1,4 @@
-r"""ProxyFL: a private model and a proxy teach each other; proxies go one to one and are averaged in
-pairs.
+r"""ProxyFL: a private model and a proxy teach each other; proxies go one to one and are averaged in pairs.
 
 .. math:: L_w = (1-\alpha)\,\ell(w(x), y) + \alpha\,\mathrm{KL}(p \Vert w), \qquad
           L_p = (1-\alpha)\,\ell(p(x), y) + \alpha\,\mathrm{KL}(w \Vert p)
@@ -7,8 +6,8 @@ pairs.
 Both networks run before either is stepped. The teacher in a divergence is a constant.
 
 Source: ProxyFL (Kalra et al. 2023), with its authors' α of 0.5.
-Differs: there is no differential privacy. The round's order says which site sends to which, instead
-of exponential hops, so that the mean of own and received proxy needs no push-sum weights. A site
+Differs: there is no differential privacy. The round's order determines the receivers, instead of
+exponential hops, so that the mean of own and received proxy needs no push-sum weights. A site
 that receives its own proxy keeps it.
 """
 

@@ -12,7 +12,7 @@ FedMD learns from the mean of all, KT-pFL from a mixture of its own:
 
 Source: Li and Wang 2019 (FedMD); Zhang et al. 2021 (KT-pFL).
 Differs: there is no server: every site averages, or learns its row of coefficients, from the same
-predictions. The public set has no labels here, so nobody trains on it first: FedMD's sites train on
+predictions. The public set has no labels here, so no site trains on it first: FedMD's sites train on
 their own data before the first exchange. Public images come in their order and are not augmented.
 The coefficients' loss is a mean over all public images; sites whose predictions are missing have no
 share in that round.
@@ -56,7 +56,7 @@ def predict_public(context: StageContext) -> Stage:
 
 
 def digest_mean(context: StageContext) -> Stage:
-    """Train the local model to give the mean logits of all sites, once there are some."""
+    """Train the local model to predict the mean logits of all sites, once there are some."""
     return _digest(context, F.l1_loss, learns=bool(_table(context.networks[PREDICTIONS]).taken))
 
 
@@ -77,7 +77,7 @@ def digest_mixture(context: StageContext) -> Stage:
 
 
 def step_coefficients(shares: Tensor, own: Tensor, logits: Tensor, parameters: Mapping[str, Any]) -> Tensor:
-    """One step of a site's coefficients ``(j,)`` on its logits ``(n, c)`` and all sites' ``(j, n, c)``."""
+    """Take one step of a site's coefficients ``(j,)`` on its logits ``(n, c)`` and all sites' ``(j, n, c)``."""
     with torch.enable_grad():
         shares = shares.detach().clone().requires_grad_(True)
         divergence = forward_kl(own, torch.einsum("j,jnc->nc", shares, logits))

@@ -1,4 +1,4 @@
-"""What FedMD and KT-pFL keep beside the local model: the public images, predictions, coefficients."""
+"""State of FedMD and KT-pFL beside the local model: the public images, predictions, coefficients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class PublicImages(nn.Module):
-    """The public images, which no checkpoint holds, and the position in them."""
+    """The public images, which no checkpoint holds, and the position of the next one."""
 
     images: Tensor
     position: Tensor
@@ -20,7 +20,7 @@ class PublicImages(nn.Module):
         self.register_buffer("position", torch.zeros((), dtype=torch.int64))
 
     def take(self, count: int) -> Tensor:
-        """The indices of the next images, cyclically."""
+        """Return the indices of the next images, cyclically."""
         indices = (self.position + torch.arange(count, device=self.position.device)) % len(self.images)
         self.position.copy_((self.position + count) % len(self.images))
         return indices
@@ -29,7 +29,7 @@ class PublicImages(nn.Module):
 class PredictionTable(nn.Module):
     """Logits for each public image, and whether there are any.
 
-    As a network it predicts their mean for every image: what is received is checked as networks are.
+    As a network it predicts their mean for every image: received tables are checked as networks are.
     """
 
     logits: Tensor
@@ -47,7 +47,7 @@ class PredictionTable(nn.Module):
 
 
 class KnowledgeCoefficients(nn.Module):
-    """How much this site learns from each site's predictions; they add up to 1."""
+    """This site's weight of learning from each site's predictions; the weights add up to 1."""
 
     shares: Tensor
 

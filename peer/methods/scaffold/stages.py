@@ -6,7 +6,7 @@ r"""SCAFFOLD: every site corrects its gradient by the difference between the mea
 
 Source: Karimireddy et al. 2020 (SCAFFOLD), algorithm 1, option II.
 Differs: there is no server: a site sends its control variate with its model, and every site averages
-both. Adam takes the corrected gradients, whose displacement says nothing of them: the new control
+both. Adam takes the corrected gradients, and its displacement does not reveal them: the new control
 variate is the mean gradient of the round before the correction, which is the printed one where
 plain gradient descent takes the steps. A site that misses a round keeps its control variate.
 """
@@ -28,7 +28,7 @@ CONTROL, OWN_CONTROL = "control", "own_control"
 
 
 class ControlVariate(nn.Module):
-    """One buffer for each parameter of a network that learns, at first zero."""
+    """One buffer for each trainable parameter of a network, initially zero."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -36,12 +36,12 @@ class ControlVariate(nn.Module):
             self.register_buffer(_key(name), torch.zeros_like(parameter.detach()))
 
     def of(self, name: str) -> Tensor:
-        """The control variate of the parameter of this name."""
+        """Return the control variate of the parameter of this name."""
         return self.get_buffer(_key(name))
 
 
 class OwnControlVariate(ControlVariate):
-    """The site's own control variate, and how many steps of the round are in it."""
+    """The site's own control variate, and the number of the round's steps in it."""
 
     steps: Tensor
 
@@ -51,7 +51,7 @@ class OwnControlVariate(ControlVariate):
 
 
 def train(context: StageContext) -> Stage:
-    """Train on the labels with corrected gradients, and take the round's mean gradient."""
+    """Train on the labels with corrected gradients, and compute the round's mean gradient."""
     loss, dam = stage_loss(context), context.dam
     common, own = context.networks[CONTROL], context.networks[OWN_CONTROL]
     corrections = {name: common.of(name) - own.of(name) for name, _ in _learning(dam)}
@@ -90,7 +90,7 @@ def _learning(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def _key(name: str) -> str:
-    """The parameter's name as that of a buffer, which must not have a dot."""
+    """Convert the parameter's name to that of a buffer, which must not have a dot."""
     return name.replace(".", "/")
 
 
