@@ -10,8 +10,8 @@ For every function here:
 * Taps come shallow to deep. Where the networks have different numbers of them, they are matched from the deepest one
   backwards; that is outside the paper.
 * Nothing is detached: gradient flows into both networks. The gradient itself cannot be differentiated again.
-* The arithmetic is float32 (or wider, if the taps are), outside autocast and without TF32, whatever the caller's
-  settings; see :func:`losses.gram.exact_products`.
+* The arithmetic is float32 (or wider, if the taps are), outside autocast and without TF32, regardless of the
+  caller's settings; see :func:`losses.gram.exact_products`.
 * Each value is dimensionless and invariant to the scale of either network's features.
 """
 

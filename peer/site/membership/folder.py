@@ -80,7 +80,7 @@ class MembershipFolder:
         self._write(CHAIN_FILE, {"amendments": [amendment_to_json(link.signed) for link in chain.links]})
 
     def chain_file(self) -> bytes:
-        """Return the chain file's bytes, for somebody who is not a member. Raise ``StateError`` if there is none."""
+        """Return the chain file's bytes, for a non-member. Raise ``StateError`` if there is none."""
         path = self.path / CHAIN_FILE
         if not path.exists():
             raise StateError("this site has no amendment", "nothing needs to be handed on: federation.toml says all")

@@ -24,7 +24,7 @@ AMENDMENT_LABEL = b"mhfl/amendment/v1\x00"
 NOTICE_LABEL = b"mhfl/leave/v1\x00"
 """Each precedes a body under its signature, so that the signature fits nothing else signed with the key."""
 FOUNDER = "the founder"
-"""The signer of an endorsement without a certificate: whoever has the CA's key."""
+"""The signer of an endorsement without a certificate: the holder of the CA's key."""
 
 Keys = Mapping[SiteName, Sha256 | None]
 """By member, the SHA-256 of its pinned key; ``None`` where any certificate of the CA counts."""
