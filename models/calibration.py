@@ -1,6 +1,7 @@
 r"""LC-Fed's calibrations of a segmentation network, in one, two and three dimensions.
 
-They select channels for a site, and amplify the feature where the heads of several sites disagree."""
+They select channels for a site, and amplify the feature where the heads of several sites disagree.
+"""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ def _places(
     home = PurePosixPath(folder.generation(generation).name)
     artifacts = folder.generation(generation) / "artifacts"
     for digest in sorted(memory.needed_digests()):
-        if artifact_path(artifacts, digest).exists():  # the daemon forgets or fetches again a missing one
+        if artifact_path(artifacts, digest).exists():  # the daemon forgets a missing one, or fetches it again
             yield home / "artifacts" / f"{digest}{ARTIFACT_SUFFIX}"
     states = {memory.state, memory.open.state if memory.open is not None else ""} - {""}
     before = memory.before[0] if memory.before is not None else ""  # diverging training returns to it

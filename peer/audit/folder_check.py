@@ -24,7 +24,7 @@ from peer.site.records.journal import Journal
 from peer.site.records.ledger import Ledger
 
 INTENTS_CHECKED = 64
-"""Number of newest ledger intents that a start reads: few, to start fast; a foreign ledger shows in the first."""
+"""Number of newest ledger rows that a start reads: few, to start fast; a foreign ledger shows in the first."""
 RESTORE = "restore pki, egress.db and every gen folder from one backup of this site"
 INITIAL_CHECKPOINTS = "round-000000"
 

@@ -65,7 +65,7 @@ def check_orders(orders: Sequence[tuple[int, ...]], *, members: Sequence[SiteNam
     """Reject a round key that looks ground: pairing counts must pass a chance test.
 
     The author of a key could try many, and choose one with favourable orders. The test counts how often
-    each site receives from each other; the most striking pair counts, times the number of pairs.
+    each site receives from each other, and judges the most striking pair, corrected for their number.
 
     Raises:
         AmendmentRefused: two sites meet so often, or so rarely, that chance does not explain it.
