@@ -123,7 +123,7 @@ def data(*training: Any, test: Any = TEST, keys: Mapping[str, Any] | None = None
 
     def make(bench: Bench) -> str:
         for item in ITEMS:
-            (bench.folder.path / str(item["image"])).touch()
+            (bench.folder.path / str(item["image"])).write_text(str(item["image"]))
         content = {"training": [*training, *TRAINING[len(training) :]], "test": test} if keys is None else keys
         (bench.folder.path / "datalist.json").write_text(text or json.dumps(content))
         return checked_data(bench)
