@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
@@ -83,7 +84,7 @@ def write_picture(path: Path, mode: str = "RGB", values: NDArray[np.uint8] | Non
     """Write a picture of 8 x 6 noisy pixels, or of the values given; its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     shape = (6, 8, 3) if mode == "RGB" else (6, 8)
-    noise = np.random.default_rng(len(path.name)).integers(0, 256, shape, dtype=np.uint8)
+    noise = np.random.default_rng(zlib.crc32(path.name.encode())).integers(0, 256, shape, dtype=np.uint8)
     Image.fromarray(noise if values is None else values).convert(mode).save(path)
     return path
 
@@ -101,7 +102,7 @@ def write_lungs(folder: Path, count: int, side: int) -> Path:
 def write_volume(path: Path, values: NDArray[Any] | None = None) -> Path:
     """Write a NIfTI volume of 3 x 4 x 5 noisy voxels, or of the values given; its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    noise = np.random.default_rng(len(path.name)).random((3, 4, 5), dtype=np.float32)
+    noise = np.random.default_rng(zlib.crc32(path.name.encode())).random((3, 4, 5), dtype=np.float32)
     nibabel.save(nibabel.Nifti1Image(noise if values is None else values, np.eye(4)), path)
     return path
 
