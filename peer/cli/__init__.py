@@ -251,7 +251,7 @@ def _report(error: Exception, *, debug: bool, called: str = PROGRAM) -> int:
         error = UsageError(error.format_message().rstrip("."), f"see `{path} --help`")
     elif isinstance(error, click.ClickException):
         error = UsageError(error.format_message().rstrip("."))
-    elif isinstance(error, click.Abort):
+    elif isinstance(error, click.Abort) or "KeyboardInterrupt" in str(error):  # pydantic puts Ctrl-C into its own error
         error = Interrupted("interrupted")
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EBADF):
         error = DiskError(f"{error.filename or 'the output or another file'}: {error.strerror}")

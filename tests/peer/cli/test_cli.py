@@ -15,7 +15,7 @@ import pytest
 from fakes.cli import PROGRAM, ROOT
 from fakes.cli import run as call
 from peer.cli import COMMANDS, _report, main
-from peer.errors import ConfigError, DiskError, UsageError
+from peer.errors import ConfigError, DiskError, Interrupted, UsageError
 
 FEDERATION = ROOT / "deploy" / "examples" / "federation.toml"
 OWN = ("federation", "site")
@@ -144,6 +144,11 @@ def test_other_click_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err.count("\n") == 1
     assert _report(ConfigError("a", "b"), debug=False) == 3
     assert capsys.readouterr().err == "mhfl-peer: a; b\n"
+
+
+def test_ctrl_c_in_another_error_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _report(RuntimeError("Error building `model`:\n  KeyboardInterrupt: "), debug=False) == Interrupted.exit_code
+    assert capsys.readouterr().err.startswith("mhfl-peer: interrupted")
 
 
 def test_keyboard_interrupt_is_130(tmp_path: Path) -> None:

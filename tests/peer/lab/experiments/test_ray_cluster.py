@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -27,6 +28,14 @@ def ignore(progress: SweepProgress) -> None:
 
 def states(runs: list[Run]) -> list[object]:
     return [json.loads((run.folder / "manifest.json").read_text())["states"] for run in runs]
+
+
+@pytest.fixture(autouse=True)
+def log_records() -> Iterator[None]:
+    """Undo what Ray adds to every log record of a process that imports it."""
+    factory = logging.getLogRecordFactory()
+    yield
+    logging.setLogRecordFactory(factory)
 
 
 def children() -> set[int]:
