@@ -169,7 +169,7 @@ def _run(network: nn.Module, image: Tensor, name: str) -> tuple[dict[str, _Run],
 
 
 def _output_problem(network: nn.Module, prediction: Any, images: Tensor) -> str | None:
-    """Say why what the network returns is no prediction for these images, while it evaluates or trains; or None."""
+    """Return why the network's output is no prediction for these images, in evaluation or in training; or None."""
     if not isinstance(prediction, Tensor):
         return f"the network returns {_kind(prediction)}, not one tensor: name one that returns the prediction alone"
     space, own = tuple(prediction.shape[2:]), tuple(images.shape[2:])
@@ -180,7 +180,7 @@ def _output_problem(network: nn.Module, prediction: Any, images: Tensor) -> str 
     try:
         with torch.no_grad():
             output = network(images)
-    except Exception:  # such as a normalisation that needs more cells: training says so of the real batch
+    except Exception:  # such as a normalisation that needs more cells: training reports it for the real batch
         return None
     finally:
         network.eval()

@@ -199,14 +199,14 @@ class LazyGroup(click.Group):
 
 
 class _ClosedOutput(io.TextIOBase):
-    """Stands for an output that the caller has closed."""
+    """An output that the caller has closed."""
 
     def write(self, text: str, /) -> int:
         raise OSError(errno.EBADF, "the output is closed")
 
 
 def _prepare_output() -> None:
-    """Let no sign that a terminal or a file cannot show, and no closed output, end a command."""
+    """Replace characters that an output cannot encode, and stand in for an output that is closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -251,12 +251,14 @@ def _report(error: Exception, *, debug: bool, called: str = PROGRAM) -> int:
         error = UsageError(error.format_message().rstrip("."), f"see `{path} --help`")
     elif isinstance(error, click.ClickException):
         error = UsageError(error.format_message().rstrip("."))
-    elif isinstance(error, click.Abort) or "KeyboardInterrupt" in str(error):  # pydantic puts Ctrl-C into its own error
+    elif isinstance(error, click.Abort):
         error = Interrupted("interrupted")
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EBADF):
         error = DiskError(f"{error.filename or 'the output or another file'}: {error.strerror}")
         if not isinstance(sys.stdout, _ClosedOutput):
             _discard_output()
+    elif not isinstance(error, PeerError) and "KeyboardInterrupt" in str(error):
+        error = Interrupted("interrupted")  # pydantic wraps a Ctrl-C into an error of its own
     if isinstance(error, PeerError):
         text, code = str(error), error.exit_code
     else:

@@ -513,7 +513,7 @@ class ChainKeeper:
         if opened:
             self._folder.save_round_keys(opened)
             self._keys.update(opened)
-            # Also where the chain is still being fetched: another peer's answer may have brought it meanwhile.
+            # Even for a chain under way: another peer may have brought it meanwhile.
             self._report(events.EpochsLearned(self.epochs()))
 
     def _keyring(self) -> dict[Sha256, RoundKey]:

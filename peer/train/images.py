@@ -110,7 +110,7 @@ class Preparation:
         """A loaded image at ``input_size``, with its values scaled and normalised.
 
         Raises:
-            ValueError: nothing of it is left: it does not fit, is constant, or has a value beyond float32.
+            ValueError: the result is constant, or exceeds the range of float32; or the image does not fit.
         """
         values = scale_intensity(image.values, self.intensity)
         values = self.fit(values, image.spacing)
@@ -121,7 +121,7 @@ class Preparation:
         values = _without_metadata(values).contiguous()
         if not torch.isfinite(values).all():
             raise ValueError("holds a value beyond the range of float32 once its values are normalised")
-        check_not_constant(values, f"once it is brought to [data] input_size = {list(self.input_size)}")
+        check_not_constant(values, f" once it is brought to [data] input_size = {list(self.input_size)}")
         return values
 
     def fit(self, values: Tensor, spacing: tuple[float, ...] | None) -> Tensor:
@@ -227,7 +227,7 @@ def load_placed(
     """Load one file as ``(c, *space)``.
 
     Args:
-        key: the array to take from an ``.npz``, or the first if none has that name.
+        key: the array to take from an ``.npz`` of several.
         unit: scale 8-bit pictures to [0, 1].
         orientation: the directions to which a volume is turned; ``stored`` and None keep it as stored.
 
@@ -333,7 +333,7 @@ def scale_intensity(image: Tensor, intensity: IntensitySettings | None) -> Tenso
 def check_not_constant(values: Tensor, when: str = "") -> None:
     """``ValueError`` for an image from which nothing can be learnt, such as an empty scan."""
     if all(bool(channel.amin() == channel.amax()) for channel in values):
-        raise ValueError(f"is constant{when and ' '}{when}: every value is {values.flatten()[0]:g}")
+        raise ValueError(f"is constant{when}: every value is {values.flatten()[0]:g}")
 
 
 def in_unit_range(image: Tensor) -> Tensor:

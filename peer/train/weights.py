@@ -27,7 +27,7 @@ TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 CONTAINERS = ("state_dict", "model_state_dict", "model", "network", "net")
 """Keys under which training programs save the tensors."""
 WRAPPERS = frozenset({"_orig_mod", "backbone", "dam", "encoder", "model", "module", "net", "network"})
-"""What training programs put before the names, in any order and number."""
+"""Wrappers that training programs put before the names, in any order and number."""
 NAMES_SHOWN = 3
 
 
@@ -104,7 +104,7 @@ def fit_weights(network: Network, state: Mapping[str, Tensor]) -> WeightsFit:
     reshaped = {
         own[key]: (tuple(state[prefix + key].shape), tuple(stored[own[key]].shape))
         for key in own
-        if prefix + key in state and own[key] not in fitting
+        if prefix + key in state and state[prefix + key].shape != stored[own[key]].shape
     }
     random = tuple(name for name in own.values() if name not in fitting and not name.endswith(COUNTER))
     unused = tuple(sorted(state.keys() - {prefix + key for key in own}))
@@ -112,7 +112,7 @@ def fit_weights(network: Network, state: Mapping[str, Tensor]) -> WeightsFit:
 
 
 def _fits(value: Tensor | None, own: Tensor) -> bool:
-    """Whether a file's tensor has the shape of the network's, and numbers of the same kind."""
+    """Return whether a file's tensor has the network's shape and is floating-point or integer like it."""
     return value is not None and value.shape == own.shape and value.is_floating_point() == own.is_floating_point()
 
 

@@ -125,9 +125,9 @@ def mixed_orientations(orientations: Mapping[str, str]) -> str | None:
 
 
 def distance_of(one: StoredImage, other: StoredImage) -> float | None:
-    """By how many mm two volumes lie apart in the patient, whatever the order in which their axes are stored.
+    """Return how many mm two volumes lie apart in the patient, in whatever order their axes are stored.
 
-    None if they share a grid, or if that is unknown.
+    Returns None if they share a grid, or the distance is unknown.
     """
     if one.affine is None or not one.orientation:
         return None
@@ -136,7 +136,7 @@ def distance_of(one: StoredImage, other: StoredImage) -> float | None:
 
 
 def turn_like(image: StoredImage, other: StoredImage) -> tuple[Shape, Affine] | None:
-    """The sides and the affine of a volume once its axes run like those of another one; None where one says none."""
+    """Return the sides and the affine of a volume once its axes run like another's; None if either lacks a place."""
     if image.affine is None or not (image.orientation and other.orientation):
         return None
     turn = turn_to(image.affine, other.orientation)

@@ -29,16 +29,20 @@ def same_content(paths: Iterable[Path]) -> list[list[Path]]:
 
 
 def copy_problems(listed: Datalist) -> list[str]:
-    """Find copies of an image that are in training and in test, or that have different labels; a line a kind.
+    """Find copies of an image that are in training and in test, or that have different labels; one line per kind.
 
-    Samples whose files are missing or unreadable are left out: others name them.
+    Returns nothing if a file cannot be read: its reader names it.
     """
     samples: dict[Path, Sample] = {}
     for sample in (*listed.training, *listed.test):
         samples |= {path: sample for path in sample.images if path.exists()}
     tested = {path for sample in listed.test for path in sample.images}
     leaked, contradicted = [], []
-    for paths in same_content(samples):
+    try:
+        groups = same_content(samples)
+    except OSError:
+        return []
+    for paths in groups:
         names = " = ".join(sorted(map(str, paths)))
         if len(paths) < 2:
             continue
@@ -55,7 +59,7 @@ def copy_problems(listed: Datalist) -> list[str]:
 
 
 def _label(sample: Sample) -> int | None:
-    """The class; label maps of copies may differ, as those of two readers do."""
+    """Return the class; the label maps of copies may differ, as those of two readers do."""
     return sample.label if isinstance(sample.label, int) else None
 
 
@@ -70,6 +74,6 @@ def _digest(path: Path) -> str:
 
 @cache
 def _sha256(path: Path, changed_ns: int) -> str:
-    """The digest, cached: each fold of each seed needs it. A changed file is read again."""
+    """Compute the digest, cached, as each fold of each seed needs it. A changed file is read again."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -164,7 +164,7 @@ def _unused_lists(document: Mapping[str, Any]) -> Iterator[str]:
             remedy = "call the list 'test'"
         else:
             remedy = "the lists that count are 'training' and 'test'"
-        yield f"{len(entries)} samples in {key!r} are not used: {remedy}"
+        yield f"the list {key!r} is not used (entries: {len(entries)}): {remedy}"
 
 
 def _is_sample(entry: Any) -> bool:

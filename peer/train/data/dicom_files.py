@@ -35,8 +35,9 @@ UNITS_FROM = frozenset({"CT", "NM", "PT"})
 """Modalities whose values are measurements; for them, MONOCHROME1 affects the display only."""
 
 DIGITS = re.compile(r"\d+")
+
 VALUE_FIELDS = ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "DoseGridScaling", "PixelPaddingValue")
-"""What changes the meaning of stored values: all slices of a volume have such a field, or none has it."""
+"""Fields that change the meaning of stored values: either all slices of a volume have such a field, or none."""
 
 FRAME_BYTES_MIN = 8
 """Minimum size of a compressed frame: the header of its item (PS3.5, A.4)."""
@@ -118,14 +119,14 @@ def open_dicom(path: Path, *, is_label_map: bool = False) -> DicomImage:
 
 
 def named_like(path: Path, slices: Iterable[Path]) -> bool:
-    """Whether a file is named as these slices are: by its ending or, without one, by all but its digits."""
+    """Return whether a file's name has the suffix of these slices or, without a suffix, differs in digits alone."""
     if path.suffix and not path.suffix[1:].isdigit():
         return path.suffix.lower() in {file.suffix.lower() for file in slices}
     return DIGITS.sub("0", path.name) in {DIGITS.sub("0", file.name) for file in slices}
 
 
 def _check_stored_bits(file: Path, header: Any) -> None:
-    """Raise ``ValueError`` where the stored bits are not the lowest ones of their word, as old scanners write them."""
+    """Raise ``ValueError`` if the stored bits are not the lowest ones of their word; old scanners write such files."""
     stored, highest = header.get("BitsStored"), header.get("HighBit")
     if None not in (stored, highest) and int(highest) != int(stored) - 1:
         raise ValueError(
@@ -400,7 +401,7 @@ def _read_frames(dataset: Any, is_label_map: bool) -> NDArray[Any]:
 
 
 def _find_padding(values: NDArray[Any], dataset: Any) -> NDArray[np.bool_] | None:
-    """Mark the pixels that were not measured (PS3.3, C.7.5.1.1.2); None where the file has none."""
+    """Mark the pixels that were not measured (PS3.3, C.7.5.1.1.2); None if the file has none."""
     first = dataset.get("PixelPaddingValue")
     if first is None:
         return None

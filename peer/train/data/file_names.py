@@ -1,4 +1,4 @@
-"""Names of files as people type them: in another Unicode form, in other case, with signs that nobody sees."""
+"""File names as people type them: in another Unicode form or case, or with invisible signs."""
 
 from __future__ import annotations
 

@@ -44,21 +44,21 @@ PAGES_MAX = 4096
 """Maximum number of pages in a TIFF file: the slices of the longest CT. Pillow's time grows quadratically."""
 
 SURPLUS_BYTES_MAX = 1 << 20
-"""Behind the values of a compressed file, which is read to its end for the checksum that stands there."""
+"""Maximum number of bytes after the values of a compressed file, which ends with the checksum."""
 
 HEADER_BYTES = 1024
-"""Of a file, from which nibabel tells its type."""
+"""Number of bytes from which nibabel detects a file's type."""
 
 MILLIMETRES = {"meter": 1000.0, "micron": 0.001}
-"""Length of a NIfTI file's unit; a file that names none is in mm."""
+"""NIfTI's unit of length -> mm; a file without a unit is in mm."""
 
 LABEL_KEY = "label"
 ORIENTATION_TAG, BITS_TAG, SAMPLE_FORMAT_TAG, DESCRIPTION_TAG = 274, 258, 339, 270
-"""Numbers of TIFF's tags; EXIF's are the same."""
+"""Numbers of tags, which TIFF and EXIF share."""
 SAMPLE_KINDS = {1: "uint", 2: "int", 3: "float", 5: "complex int", 6: "complex"}
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 PAGE_AXES = re.compile(r"\b(channels|frames|SizeC|SizeT)\b\s*=\s*\"?(\d+)")
-"""Of the descriptions that ImageJ and OME write into a TIFF file."""
+"""Matches the number of channels and moments in the descriptions that ImageJ and OME write into a TIFF file."""
 ALPHA = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
 COLOUR_SPACES = frozenset({"CMYK", "HSV", "LAB", "YCbCr"})
 
@@ -107,8 +107,8 @@ def open_image(path: Path, *, key: str = "image") -> StoredImage:
     Args:
         path: a NIfTI, PNG, JPEG, BMP, TIFF or DICOM file, a folder of DICOM slices, an ``.npy`` or
             ``.npz``.
-        key: the array to take from an ``.npz`` of several. ``label``: the file is a label map, of
-            which the numbers count, not the colours of a palette.
+        key: the array to take from an ``.npz`` of several. ``label``: the file is a label map: read
+            its numbers, not the colours of a palette.
 
     Raises:
         ValueError: the file cannot be read, or training on it would be wrong.
@@ -189,7 +189,7 @@ def grid_shift(one: Affine, other: Affine, space: Shape) -> float | None:
 
 
 def _corner_shift(one: Affine, other: Affine, space: Shape) -> float:
-    """By how many mm along an axis the corners of volumes with these affines lie apart, at most."""
+    """Return the largest distance, in mm along an axis, between the corners of volumes with these affines."""
     corners = np.array([(*corner, 1.0) for corner in itertools.product(*((0.0, side - 1.0) for side in space))])
     return float(np.abs((corners @ (one - other).T)[:, :3]).max())
 
@@ -227,28 +227,28 @@ def _open_nifti(path: Path, _: bool) -> StoredImage:
 
 
 def _read_nifti(path: Path, image: Any) -> Values:
-    """Read the values; of a compressed file to its end, where the checksum of all bytes stands."""
+    """Read the values. A compressed file is read to its end, so that its checksum is compared."""
     if not path.name.lower().endswith(".gz"):
         return np.asarray(image.dataobj)
     end = image.dataobj.offset + math.prod(image.shape) * image.get_data_dtype().itemsize
     with gzip.open(path) as file:
         content = file.read(end)
         if len(file.read(SURPLUS_BYTES_MAX + 1)) > SURPLUS_BYTES_MAX:
-            raise ValueError(f"goes on for more than {SURPLUS_BYTES_MAX} bytes behind the values that its header names")
+            raise ValueError(f"goes on for more than {SURPLUS_BYTES_MAX} bytes after the values of its header")
     return np.asarray(type(image).from_bytes(content).dataobj)
 
 
 def _nifti_doubts(header: Any, affine: Affine) -> tuple[str, ...]:
     if not (int(header["sform_code"]) or int(header["qform_code"])):
         return ("says no orientation: its sform_code and its qform_code are 0",)
-    volume_if_upright = math.prod(_column_lengths(affine))
-    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) <= 1e-9 * volume_if_upright:
+    upright_volume = math.prod(_column_lengths(affine))
+    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) <= 1e-9 * upright_volume:
         return ("has an affine of volume zero, so that its axes have no direction",)
     return ()
 
 
 def _compare_forms(image: Any, affine: Affine, scale: Affine) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Doubts and notes about a file whose sform, which is taken, and qform place it differently in the patient."""
+    """Return doubts and notes about a file whose sform and qform place it differently in the patient."""
     if not (int(image.header["sform_code"]) and int(image.header["qform_code"])):
         return (), ()
     try:
@@ -292,7 +292,7 @@ def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
     def read() -> Values:
         with Image.open(path) as image:
             if image.format == "PNG":
-                image.verify()  # the checksum of each chunk, which pillow does not look at when it decodes
+                image.verify()  # pillow ignores the chunks' checksums when it decodes
         with Image.open(path) as image:
             if pages == 1:
                 return _read_page(image, is_label_map)
@@ -307,7 +307,7 @@ def _open_picture(path: Path, is_label_map: bool) -> StoredImage:
 
 
 def _check_pages_are_slices(image: Any) -> None:
-    """Raise ``ValueError`` where a microscope's TIFF says that its pages are channels or moments."""
+    """Raise ``ValueError`` if the description of a TIFF file counts channels or moments among its pages."""
     text = str(image.tag_v2.get(DESCRIPTION_TAG, "")) if image.format == "TIFF" else ""
     counts = {name.lower(): int(count) for name, count in PAGE_AXES.findall(text)}
     others = {name: count for name, count in counts.items() if count > 1}
@@ -317,7 +317,7 @@ def _check_pages_are_slices(image: Any) -> None:
 
 
 def _describe_unread(path: Path) -> str:
-    """Say of a file that pillow cannot open what it holds, if it is a TIFF file."""
+    """Describe a file that pillow cannot open; of a TIFF file, name the type of its values."""
     from PIL import TiffImagePlugin
 
     with path.open("rb") as file:
@@ -332,7 +332,7 @@ def _describe_unread(path: Path) -> str:
 
 
 def _sample_type(image: Any) -> str | None:
-    """The type of a TIFF page's values that pillow reads with the right bits and the wrong sign, as numpy names it."""
+    """Return numpy's name for the type of a TIFF page that pillow reads with the right bits and the wrong sign."""
     if image.format != "TIFF":
         return None
     kind, bits = image.tag_v2.get(SAMPLE_FORMAT_TAG, (1,))[0], image.tag_v2.get(BITS_TAG, (1,))[0]

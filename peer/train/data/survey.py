@@ -100,8 +100,8 @@ def survey(
 
 
 def _lengths(splits: Mapping[str, SplitSurvey], task: str) -> list[str]:
-    """A line where signals have different lengths, since training stretches each of them to one."""
-    lengths = {int(shape.split("x")[-1]) for split in splits.values() for shape in split["shapes"]}
+    """Warn of signals of different lengths, since training stretches each of them to one length."""
+    lengths = {int(shape.split("x")[-1]) for split in splits.values() for shape in split["shapes"] if shape}
     if task != "time_series" or len(lengths) < 2:
         return []
     return [

@@ -15,7 +15,7 @@ import pytest
 from fakes.cli import PROGRAM, ROOT
 from fakes.cli import run as call
 from peer.cli import COMMANDS, _report, main
-from peer.errors import ConfigError, DiskError, Interrupted, UsageError
+from peer.errors import ConfigError, DiskError, Interrupted, UsageError, WorkerFailed
 
 FEDERATION = ROOT / "deploy" / "examples" / "federation.toml"
 OWN = ("federation", "site")
@@ -149,6 +149,7 @@ def test_other_click_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> 
 def test_ctrl_c_in_another_error_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
     assert _report(RuntimeError("Error building `model`:\n  KeyboardInterrupt: "), debug=False) == Interrupted.exit_code
     assert capsys.readouterr().err.startswith("mhfl-peer: interrupted")
+    assert _report(WorkerFailed("the worker ended with KeyboardInterrupt"), debug=False) == WorkerFailed.exit_code
 
 
 def test_keyboard_interrupt_is_130(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class LeftOut:
         self.places.setdefault(reason, []).append(where)
 
     def describe(self) -> str:
-        """What was left out and why, in one line; empty if nothing was."""
+        """Describe in one line what was left out and why; empty if nothing was."""
         return "; ".join(f"{row['count']} left out ({row['reason']}): {named(row['examples'])}" for row in self.rows())
 
     def rows(self) -> list[LeftOutSamples]:
@@ -197,7 +197,7 @@ def number_classes(candidates: Sequence[Candidate], options: ImportOptions, faul
 
 
 def _no_numbers(texts: Counter[str], numbers: set[int]) -> DataError:
-    """The error of labels that are no class numbers, beside the numbers that were understood."""
+    """Build the error for labels that are no class numbers, given the numbers that were understood."""
     counted = ", ".join(f"{text} ({count})" for text, count in texts.most_common(CLASSES_SHOWN_MAX))
     reason = f"labels are no class numbers: {counted}"
     if numbers and all(text.casefold() in UNKNOWN_LABEL for text in texts):
@@ -209,7 +209,7 @@ def _no_numbers(texts: Counter[str], numbers: set[int]) -> DataError:
 
 
 def _in_order(text: str) -> tuple[float, str]:
-    """Numbers by their value, before words."""
+    """Return a sorting key: numbers by value, before words."""
     try:
         return float(text.replace(",", ".")), text
     except ValueError:
@@ -322,5 +322,5 @@ def with_label_file(candidate: Candidate, root: Path) -> Candidate:
 
 
 def resolve(root: Path, text: str) -> Path:
-    """The path in a table's cell."""
+    """Return the path that a table's cell names."""
     return find_file(root / text)

@@ -31,7 +31,7 @@ TAGS = [
 ]  # fmt: skip
 NO_PREAMBLE = "no DICOM file by PS3.10: it has no preamble with DICM"
 SLICES = frozenset({"CT", "MR", "PT"})
-"""Modalities of which a secondary image is a screen save, a dose page or a reformatted copy."""
+"""Modalities whose secondary images are screen saves, dose pages or reformatted copies."""
 PROJECTIONS = frozenset({"CR", "DX", "MG", "RG", "XA", "RF"})
 """Modalities whose images are projections, not slices of a volume."""
 
@@ -183,7 +183,7 @@ def _read_tree(
 
 
 def _neighbours(path: Path, files: Mapping[Path, str]) -> set[str]:
-    """The series of the slices between whose names the name of an unreadable file stands, if it is named like them."""
+    """Return the series of the slices next to an unreadable file by name, if it is named like them."""
     slices = sorted(file for file in files if file.parent == path.parent)
     if not named_like(path, slices):
         return set()

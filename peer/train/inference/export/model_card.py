@@ -216,7 +216,7 @@ OUTPUTS = {
 def _steps(task: TaskSettings, data: DataSettings) -> Iterator[str]:
     yield (
         f"Read {task.in_channels} channel(s) with {task.spatial_dims} spatial dimension(s), float32, channels first, "
-        f"with slope and intercept of the file applied; axes of pictures are rows, columns (height, width), those "
+        "with slope and intercept of the file applied; axes of pictures are rows, columns (height, width), those "
         "of volumes columns, rows, slices; axes of arrays as stored."
     )
     if data.orientation in (None, "stored"):

@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 
 from fakes import phantoms
+from peer.train.data.copies import copy_problems
+from peer.train.data.datalist import inspect_datalist
 from peer.train.data.image_files import open_image, read_values
 from peer.train.data.survey import survey
 
@@ -313,15 +315,37 @@ def test_copies_in_both_splits_or_with_two_labels_are_problems(tmp_path: Path) -
     assert survey(path, task="time_series")["problems"] == []
 
 
+def test_what_cannot_be_read_is_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [{"image": f"{name}.npy", "label": 0} for name in "ab"]
+    for entry in entries:
+        np.save(tmp_path / str(entry["image"]), np.eye(2))
+    (tmp_path / "datalist.json").write_text(json.dumps({"training": entries[:1], "test": entries[1:]}))
+    listed = inspect_datalist(tmp_path / "datalist.json")
+    assert len(copy_problems(listed)) == 1
+    (tmp_path / "b.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-1] + b"x")
+
+    def refuse(path: Path, mode: str) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert copy_problems(listed) == []
+
+
+@pytest.mark.parametrize("task", ["classification", "time_series"])
+def test_an_array_without_axes_is_surveyed(tmp_path: Path, task: str) -> None:
+    np.save(tmp_path / "a.npy", np.float64(1))
+    assert survey_entries(tmp_path, {"image": "a.npy", "label": 0}, task=task)["splits"]["training"]["samples"] == 1
+
+
 def test_lists_that_are_not_used_are_named(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.eye(2, 9))
     entry = {"image": "a.npy", "label": 0}
     lists = {"training": [entry, {**entry, "label": 1}], "validation": [entry] * 2, "testing": [entry], "notes": ["b"]}
     (tmp_path / "datalist.json").write_text(json.dumps(lists))
     assert survey(tmp_path / "datalist.json")["warnings"] == [
-        "2 samples in 'validation' are not used: put them into 'training', of which [data] validation_share holds out "
-        "a part",
-        "1 samples in 'testing' are not used: call the list 'test'",
+        "the list 'validation' is not used (entries: 2): put them into 'training', of which [data] validation_share "
+        "holds out a part",
+        "the list 'testing' is not used (entries: 1): call the list 'test'",
     ]
 
 

@@ -103,7 +103,7 @@ def test_copies_in_both_splits_and_lists_that_are_not_used_are_named(
 ) -> None:
     write_data(folder, validation=[{"image": "0.npz", "label": 0}])
     finding = run_check()["data"]
-    assert (finding.verdict, finding.remedy[:38]) == ("warning", "1 samples in 'validation' are not used")
+    assert (finding.verdict, finding.remedy[:34]) == ("warning", "the list 'validation' is not used ")
     (folder.path / "5.npz").write_text("0.npz")
     finding = run_check()["data"]
     assert finding.verdict == "failure"
