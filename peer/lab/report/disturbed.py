@@ -6,7 +6,7 @@ Each table compares them with the undisturbed federation, as dFLMoE's table 6 do
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import fmean, pstdev, stdev
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -15,7 +15,7 @@ from peer.lab.experiments.result_files import UNDISTURBED
 from peer.lab.report import plotting
 from peer.lab.report.comparison import Comparison
 from peer.lab.report.curves import POINTS_MIN, marker_options
-from peer.lab.report.measurements import mean_across
+from peer.lab.report.measurements import mean_across, mean_cells
 from peer.lab.report.plotting import ReportFigure, Style
 from peer.lab.report.published import MEAN, TESTS
 from peer.lab.report.table import EMPTY, Cell, Column, Table, lay_out
@@ -197,10 +197,11 @@ def _changing_members(comparison: Comparison, key: str, changes: Sequence[Links]
             comparison.scores_with(links, without=sites - members).means["local"] for links in (UNDISTURBED, key)
         )
         factor, point, digits = unit.point
+        difference = Column(f"difference, {point}", group, digits)
         columns += [
             (comparison.column("always all", group), comparison.cells(whole)),
             (comparison.column(key, group), comparison.cells(changed)),
-            (Column(f"difference, {point}", group, digits), _differences((changed - whole) * factor, results.ddof)),
+            (difference, mean_cells(changed - whole, factor=factor, ddof=results.ddof)),
         ]
     notes = [
         f"{key}: {'; '.join(map(_in_words, changes))}.",
@@ -215,14 +216,6 @@ def _changing_members(comparison: Comparison, key: str, changes: Sequence[Links]
         )
     title = f"Members that come and go: {key}"
     return lay_out(name, title, columns, comparison.ranked, ranked=comparison.ranked, notes=notes)
-
-
-def _differences(values: pd.Series, ddof: int) -> dict[str, Cell]:
-    """Average paired differences by label, with their deviation if there are several."""
-    return {
-        str(label): Cell(fmean(group), (stdev if ddof else pstdev)(group) if len(group) > 1 else None)
-        for label, group in values.dropna().groupby(level="label")
-    }
 
 
 def _in_words(change: Mapping[str, Any]) -> str:
