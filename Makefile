@@ -12,7 +12,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test ci tests nightly lint bench gpu soak fuzz chaos dist node clean
+.PHONY: help demo test ci tests nightly lint bench gpu soak fuzz chaos site dist node clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ fuzz: $(VENV)/.fuzz ## look for bytes that break a parser; make fuzz SECONDS=600
 chaos: $(VENV)/.test ## kill, stop, starve and cut off real daemons; make chaos SECONDS=600; as root also networks and disks
 	$(BIN)/python tests/chaos/run.py --seconds $(or $(SECONDS),120)
 
+site: $(VENV)/.test ## the pages and the API reference as a web site in build/site, which needs no network and no server
+	$(BIN)/python -m mkdocs build --quiet --config-file deploy/site/mkdocs.yml
+
 dist: $(VENV)/.test ## a release of HEAD in dist/: wheel, sdist, offline bundle, SBOM, checksums; INDEX=URL for torch
 	$(BIN)/python deploy/release.py $(if $(INDEX),--index $(INDEX))
 
@@ -81,7 +84,7 @@ $(VENV)/.made:
 # setuptools comes first, and builds without isolation, so that the build is pinned like everything else. scikit-learn
 # comes before the data packages: later, pip would complain of what else one of them asks for.
 EXTRAS := data,research
-$(VENV)/.test: EXTRAS := data,research,export,scalars,release,test,lint
+$(VENV)/.test: EXTRAS := data,research,export,scalars,release,site,test,lint
 $(VENV)/.run $(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt requirements/data.txt
 	@echo "installing into $(VENV), torch among it; the first time this takes minutes"
 	$(INSTALL) setuptools scikit-learn

@@ -1,4 +1,8 @@
-"""The build copies the operator's pages from ``deploy/`` into the package, where ``mhfl-peer help`` finds them."""
+"""The build copies files from ``deploy/`` into the package.
+
+They are the operator's pages, for ``mhfl-peer help``, and the example of a plug-in, for ``mhfl-peer
+plugin new``.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,10 @@ class BuildWithPages(build_py):
             pages = sorted(Path("deploy").rglob("*.md"))
             if not pages:
                 raise SystemExit("deploy/ is not beside setup.py: build from a checkout or an sdist, which have it")
-            for page in pages:
+            plugin = [
+                path for path in sorted(Path("deploy/examples/plugin").rglob("*")) if path.suffix in (".py", ".toml")
+            ]
+            for page in [*pages, *plugin]:
                 target = Path(self.build_lib, "peer", "pages", page.relative_to("deploy"))
                 self.mkpath(str(target.parent))
                 self.copy_file(str(page), str(target))

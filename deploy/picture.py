@@ -1,7 +1,7 @@
-"""Draw ``deploy/picture.svg`` from a federation's real schedule; ``--check`` only compares.
+"""Draw ``deploy/picture.svg``, a round of FedVisit by its real schedule; ``--check`` only compares.
 
-Run it from anywhere: ``python deploy/picture.py``. It computes who receives from whom, as the sites
-of ``deploy/examples/federation.toml`` would with the round key below, and draws the first rounds.
+Run it from anywhere: ``python deploy/picture.py``. It computes which models visit whom, as the sites of
+``deploy/examples/federation.toml`` would with the round key below, and draws the visits, the training and the returns.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 DEPLOY = Path(__file__).resolve().parent
@@ -22,22 +22,26 @@ from peer.site.config.schema import FederationConfig  # noqa: E402 - found besid
 
 PICTURE = DEPLOY / "picture.svg"
 ROUND_KEY = RoundKey(bytes([206]) * 32)
-ROUNDS = 3
 NETWORKS = ((26, 20, 14, 8), (14, 14, 14), (24, 24, 16, 16, 8, 8), (20, 10))
 """The heights of each site's layers: every site has a network of its own."""
-PANEL, HEIGHT, TOP = 320, 408, 186
-"""Width of a round, height of the picture, and height of the ring's centre."""
-RADIUS, CARD = 112, (104, 66)
+STEPS = (
+    ("1 Models visit", "each goes to two sites"),
+    ("2 Hosts train them", "beside their own, on local data"),
+    ("3 Copies return", "their owner averages them"),
+)
+PANEL, HEIGHT, TOP = 376, 470, 228
+"""Width of a step, height of the picture, and height of the ring's centre."""
+RADIUS, CARD = 126, (108, 84)
 COLOURS = "abcd"
 """The CSS class of each site."""
 STYLE = """
 svg { font: 13px system-ui, sans-serif; --ink: #1f2328; --dim: #59636e; --card: #ffffff; --edge: #c8d0d9; }
-svg { --a: #0b69c7; --b: #b35900; --c: #1a7f37; --d: #9a3fb5; }
+svg { --page: #ffffff; --a: #0b69c7; --b: #b35900; --c: #1a7f37; --d: #9a3fb5; }
 @media (prefers-color-scheme: dark) {
   svg { --ink: #f0f3f6; --dim: #a5afba; --card: #1b222b; --edge: #47515c; }
-  svg { --a: #6cb2ff; --b: #f0a35e; --c: #5fcf7b; --d: #dd9bf2; }
+  svg { --page: #0d1117; --a: #6cb2ff; --b: #f0a35e; --c: #5fcf7b; --d: #dd9bf2; }
 }
-text { fill: var(--ink); text-anchor: middle; } .dim, .key { fill: var(--dim); }
+text { fill: var(--ink); text-anchor: middle; } .dim, .key { fill: var(--dim); } .back { stroke-dasharray: 6 4; }
 .key { text-anchor: start; } .round { font-weight: 600; font-size: 15px; }
 .card { fill: var(--card); stroke: var(--edge); } .data { fill: none; stroke: var(--dim); }
 .a { --own: var(--a); } .b { --own: var(--b); } .c { --own: var(--c); } .d { --own: var(--d); }
@@ -50,7 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when the picture is stale")
     check = parser.parse_args(arguments).check
-    text = draw_rounds(FederationConfig.load(DEPLOY / "examples" / "federation.toml"))
+    example = (
+        (DEPLOY / "examples" / "federation.toml").read_text("utf-8").replace('name = "fedskd"', 'name = "fedvisit"')
+    )
+    text = draw_round(FederationConfig.parse(example, where="federation.toml"))
     if PICTURE.exists() and PICTURE.read_text("utf-8") == text:
         return 0
     if check:
@@ -61,53 +68,59 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def draw_rounds(federation: FederationConfig) -> str:
-    """The first rounds of a federation, side by side, as SVG."""
+def draw_round(federation: FederationConfig) -> str:
+    """Return the first round of a federation as SVG, one panel for each step."""
     rules = make_rules(federation, next(iter(federation.roster)), ROUND_KEY, without=frozenset(), stay=False)
-    rounds = plan_of(rules, rounds=ROUNDS)["rounds"]
-    names = list(federation.roster)
-    width = PANEL * ROUNDS
-    alternative = "; ".join(
-        f"round {plan['round']}: "
-        + ", ".join(f"{receiver} from {sources[0]}" for receiver, sources in plan["receives_from"].items())
-        for plan in rounds
-    )
+    (plan,) = plan_of(rules, rounds=1)["rounds"]
+    names, width = list(federation.roster), PANEL * len(STEPS)
+    visits = [
+        (names.index(owner), names.index(host)) for host, owners in plan["receives_from"].items() for owner in owners
+    ]
+    words = "; ".join(f"{host} trains {' and '.join(owners)}" for host, owners in plan["receives_from"].items())
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" role="img">',
-        f"<title>Who receives whose model in {ROUNDS} rounds of four sites. {alternative}</title>",
+        f"<title>A round of FedVisit at four sites: models visit, hosts train them, copies return. {words}</title>",
         f"<style>{STYLE}</style>",
+        f'<rect width="{width}" height="{HEIGHT}" rx="8" fill="var(--page)"/>',  # readable on a page of another theme
     ]
-    for index, plan in enumerate(rounds):
-        parts += [f'<g transform="translate({index * PANEL} 0)">', *_round(plan["round"], plan["receives_from"], names)]
+    for step, (heading, note) in enumerate(STEPS):
+        parts += [
+            f'<g transform="translate({step * PANEL} 0)">',
+            f'<text class="round" x="{PANEL / 2}" y="22">{heading}</text>',
+            f'<text class="dim" x="{PANEL / 2}" y="42">{note}</text>',
+        ]
+        for owner, host in visits if step != 1 else ():
+            ends = (owner, host) if step == 0 else (host, owner)
+            parts += _route(*ends, colour=COLOURS[owner], back=step == 2)
+        for index, name in enumerate(names):
+            parts += _site(index, name, guests=[owner for owner, host in visits if host == index] if step == 1 else ())
         parts.append("</g>")
     return "\n".join([*parts, *_legend(width / 2), "</svg>\n"])
 
 
-def _round(number: int, receives: Mapping[str, list[str]], names: Sequence[str]) -> Iterator[str]:
-    yield f'<text class="round" x="{PANEL / 2}" y="22">Round {number}</text>'
-    for receiver, sources in receives.items():
-        yield from _route(names.index(sources[0]), names.index(receiver))
-    for index, name in enumerate(names):
-        yield from _site(index, name, stays=name not in receives)
-
-
 def _legend(middle: float) -> Iterator[str]:
     """The meaning of the signs, in one line."""
-    y = HEIGHT - 18
-    yield f'<g transform="translate({middle - 330} {y})">'
+    yield f'<g transform="translate({middle - 470} {HEIGHT - 18})">'
     yield from _network(0, 0, -5)
     yield '<text class="key" x="38" y="0">its own network</text>'
     yield from _data(190, -14)
     yield '<text class="key" x="220" y="0">its data, which stays</text>'
-    yield '<path class="route a" d="M390,-5 h26"/><polygon class="tip a" points="424,-5 414,-10 414,0"/>'
-    yield '<text class="key" x="432" y="0">the model that a site sends this round</text></g>'
+    for left, kind, words in (
+        (390, "", "a site's model, on a visit"),
+        (640, " back", "the same, trained, back to its owner alone"),
+    ):
+        yield f'<path class="route a{kind}" d="M{left},-5 h26"/>'
+        yield f'<polygon class="tip a" points="{left + 34},-5 {left + 24},-10 {left + 24},0"/>'
+        yield f'<text class="key" x="{left + 42}" y="0">{words}</text>'
+    yield "</g>"
 
 
-def _network(index: int, left: float, middle: float) -> Iterator[str]:
+def _network(index: int, left: float, middle: float, *, scale: float = 1.0) -> Iterator[str]:
     """A site's network, one bar a layer."""
     for number, layer in enumerate(NETWORKS[index]):
-        x, y = left + number * 8, middle - layer / 2
-        yield f'<rect class="layer {COLOURS[index]}" x="{x:.1f}" y="{y:.1f}" width="5" height="{layer}" rx="1"/>'
+        place = f'x="{left + number * 8 * scale:.1f}" y="{middle - layer * scale / 2:.1f}"'
+        sides = f'width="{5 * scale:.1f}" height="{layer * scale:.1f}"'
+        yield f'<rect class="layer {COLOURS[index]}" {place} {sides} rx="1"/>'
 
 
 def _data(left: float, top: float) -> Iterator[str]:
@@ -122,7 +135,7 @@ def _centre(index: int) -> tuple[float, float]:
     return PANEL / 2 + RADIUS * 0.92 * math.sin(angle), TOP - RADIUS * math.cos(angle)
 
 
-def _route(source: int, receiver: int) -> Iterator[str]:
+def _route(source: int, receiver: int, *, colour: str, back: bool) -> Iterator[str]:
     """An arrow between two cards, bent to the right so that the arrows of both directions stay
     apart.
     """
@@ -137,8 +150,8 @@ def _route(source: int, receiver: int) -> Iterator[str]:
     dx, dy = dx / norm, dy / norm
     tip = f"{ex + 7 * dx:.1f},{ey + 7 * dy:.1f}"
     sides = " ".join(f"{ex - 3 * dx + 5 * side * dy:.1f},{ey - 3 * dy - 5 * side * dx:.1f}" for side in (1, -1))
-    colour = COLOURS[source]
-    yield f'<path class="route {colour}" d="M{sx:.1f},{sy:.1f} Q{cx:.1f},{cy:.1f} {ex:.1f},{ey:.1f}"/>'
+    kind = f"{colour} back" if back else colour
+    yield f'<path class="route {kind}" d="M{sx:.1f},{sy:.1f} Q{cx:.1f},{cy:.1f} {ex:.1f},{ey:.1f}"/>'
     yield f'<polygon class="tip {colour}" points="{tip} {sides}"/>'
 
 
@@ -150,16 +163,16 @@ def _edge(centre: tuple[float, float], towards: tuple[float, float], *, gap: flo
     return centre[0] + dx * further, centre[1] + dy * further
 
 
-def _site(index: int, name: str, *, stays: bool) -> Iterator[str]:
-    """A card with the site's name, its own network, and its data, which no arrow leaves."""
+def _site(index: int, name: str, *, guests: Sequence[int]) -> Iterator[str]:
+    """A card with the site's name, its own network, its data, which no arrow leaves, and the networks that visit it."""
     (x, y), (wide, high) = _centre(index), CARD
     left, top = x - wide / 2, y - high / 2
     yield f'<rect class="card" x="{left:.1f}" y="{top:.1f}" width="{wide}" height="{high}" rx="8"/>'
     yield f'<text x="{x:.1f}" y="{top + 18:.1f}">{name}</text>'
-    yield from _network(index, left + 12, top + 44)
-    yield from _data(left + 70, top + 35)
-    if stays:
-        yield f'<text class="dim" x="{x:.1f}" y="{top + high + 16:.1f}">keeps its own</text>'
+    yield from _network(index, left + 12, top + 42)
+    yield from _data(left + 74, top + 33)
+    for place, guest in enumerate(guests):
+        yield from _network(guest, left + 12 + 46 * place, top + 70, scale=0.7)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
-"""Write ``deploy/reference.md`` from the program; ``--check`` only compares.
+"""Write ``deploy/reference.md`` and the comments of the example files from the program; ``--check`` only compares.
 
-Run it from anywhere: ``python deploy/reference.py``. Exit codes, documents, configuration keys and
-metrics come from the code. The meaning of a configuration key is the comment above it in
-``deploy/examples``.
+Run it from anywhere: ``python deploy/reference.py``. Exit codes, documents, configuration keys and metrics come from
+the code. The meaning of a configuration key is the docstring below it in its table. The examples have it above their
+keys; order and values of the keys are their own.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
+import itertools
 import json
 import re
 import sys
+import textwrap
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
@@ -21,13 +26,22 @@ from pydantic import BaseModel
 DEPLOY = Path(__file__).resolve().parent
 sys.path.insert(0, str(DEPLOY.parent))
 
-from peer.daemon.metrics import METRICS  # noqa: E402 - found beside this script, whether installed or not
+from peer.core.epochs import PaceRules  # noqa: E402 - found beside this script, whether installed or not
+from peer.core.limits import COUNT_MAX, NUMBER_CONFIGURED_MAX  # noqa: E402
+from peer.core.plan import Parameter  # noqa: E402
+from peer.daemon.metrics import METRICS  # noqa: E402
 from peer.documents.registry import DOCUMENTS  # noqa: E402
 from peer.errors import EXIT_CODES  # noqa: E402
 from peer.lab.experiments.experiment import Experiment  # noqa: E402
-from peer.site.config.schema import FederationConfig, SiteConfig  # noqa: E402
+from peer.lab.experiments.experiment_tables import ExperimentData  # noqa: E402
+from peer.methods.registry import PLANS  # noqa: E402
+from peer.site.config.schema import FederationConfig, PaceConfig, SiteConfig  # noqa: E402
+from peer.site.config.site_tables import DataConfig  # noqa: E402
+from peer.site.config.toml import table_of  # noqa: E402
 
 PAGE = DEPLOY / "reference.md"
+TEMPLATE = DEPLOY.parent / "peer" / "cli" / "site.toml"
+"""The site.toml that `site init` fills in: the example."""
 FILES = (("federation.toml", FederationConfig), ("site.toml", SiteConfig), ("experiment.toml", Experiment))
 HEAD = """\
 # Reference
@@ -49,7 +63,8 @@ CONFIGURATION_LEAD = """\
 [site.toml](examples/site.toml) is private to a site, and
 [experiment.toml](examples/experiment.toml) is for `simulate`. The linked examples show every key in
 its table. NAME stands for a name of your choice. "needed" marks keys without which the file is
-refused; any other key may be left out, also where it has no default.
+refused; any other key may be left out, also where it has no default. Counts and seconds are at most
+a thousand million.
 """
 METRICS_LEAD = """\
 A daemon serves these metrics at the address that `[metrics]` of `site.toml` names.
@@ -64,8 +79,11 @@ names no site. It is empty for an export, which has no receiver. The unit is in 
 WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", Any: "any"}
 SCHEMA_WORDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false"}
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-SECTION = re.compile(r"#?\[\[?([^\[\]]+)\]\]?$")
-KEY = re.compile(r"#?([\w.]+) = ")
+SHARED: Mapping[type, type] = {PaceConfig: PaceRules, Experiment: FederationConfig, ExperimentData: DataConfig}
+"""Table -> the class with the meanings of the keys that have no docstring in the table."""
+SECTION = re.compile(r"(#?)\[\[?([^\[\]]+)\]\]?$")
+KEY = re.compile(r"(#?)([\w.]+) = ")
+WIDTH = 120
 NAME = "NAME"
 """The part of a key's path that stands for a name that the file's author chooses."""
 
@@ -74,19 +92,22 @@ Schema = Mapping[str, Any]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the page; the exit status is 1 if ``--check`` finds it stale, else 0."""
+    """Write the files; the exit status is 1 if ``--check`` finds one stale, else 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when the page is stale")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when a file is stale")
     check = parser.parse_args(arguments).check
-    text = render_page()
-    if PAGE.exists() and PAGE.read_text("utf-8") == text:
-        return 0
-    if check:
-        print(f"{PAGE.relative_to(DEPLOY.parent)} is stale: run python deploy/reference.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(text, "utf-8")
-    print(f"{PAGE.relative_to(DEPLOY.parent)} written")
-    return 0
+    texts = {PAGE: render_page()}
+    for name, model in FILES:
+        path = DEPLOY / "examples" / name
+        texts[path] = commented(path.read_text("utf-8"), model)
+    texts[TEMPLATE] = texts[DEPLOY / "examples" / TEMPLATE.name]
+    stale = [path for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text]
+    for path in stale:
+        if not check:
+            path.write_text(texts[path], "utf-8")
+        outcome = "is stale: run python deploy/reference.py" if check else "written"
+        print(f"{path.relative_to(DEPLOY.parent)} {outcome}", file=sys.stderr if check else sys.stdout)
+    return int(check and bool(stale))
 
 
 def render_page() -> str:
@@ -174,61 +195,146 @@ def type_words(kind: Any) -> str:
 # --- configuration ----------------------------------------------------------------------------------------------------
 def configuration(file: str, model: type[BaseModel]) -> Iterator[str]:
     """The table of a configuration file's keys."""
-    comments = {
-        path: comment for path, comment in read_comments((DEPLOY / "examples" / file).read_text("utf-8")) if comment
-    }
-    schema = model.model_json_schema()
+    schema = schema_with_meanings(model)
     yield f"### {file}\n"
     yield table(
         ("key", "type", "default", "meaning"),
         (
-            (f"`{'.'.join(path)}`", schema_words(part), default(part, path, required), meaning(path, comments))
-            for path, part, required in keys(schema, schema, ())
+            (f"`{'.'.join(path)}`", schema_words(part), default(part, path, required), text.removesuffix("."))
+            for path, part, required, text in keys(schema, schema, ())
         ),
     )
 
 
-def read_comments(text: str) -> Iterator[tuple[KeyPath, str]]:
-    """The path of every key and table of a commented example, with the comment above it."""
-    path: KeyPath = ()
-    comment: list[str] = []
-    shared = ""  # the comment of several keys that follow each other below it
-    for line in text.splitlines():
-        if line.startswith("# "):
-            comment.append(line.removeprefix("# "))
-            continue
-        shared = " ".join(comment).removesuffix(".").removesuffix(" (an example)") if comment else line and shared
-        comment = []
-        if (section := SECTION.match(line)) is not None:
-            path = tuple(section.group(1).replace('"', "").split("."))
-            yield path, shared
-        elif (key := KEY.match(line)) is not None:
-            yield (*path, *key.group(1).split(".")), shared
+def schema_with_meanings(model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schema of a file, with the docstring below each key as its description."""
+    schema = model.model_json_schema()
+    tables = [model]
+    for kind in tables:  # grows by the tables within
+        inner = (table_of(field.annotation) for field in kind.model_fields.values())
+        tables += {table for table in inner if table is not None and table not in tables}
+        properties = (schema if kind is model else schema["$defs"][kind.__name__])["properties"]
+        for name, text in {**docstrings(SHARED.get(kind, kind)), **docstrings(kind)}.items():
+            if name in properties:
+                properties[name]["description"] = text
+    return schema
 
 
-def meaning(path: KeyPath, comments: Mapping[KeyPath, str]) -> str:
-    """The comment of a key, or else of the table that it is in."""
-    for count in range(len(path), 0, -1):
-        for known, comment in comments.items():
-            if len(known) == count and all(a in (b, NAME) for a, b in zip(path, known, strict=False)):
-                return comment
-    return ""
+def docstrings(kind: type) -> dict[str, str]:
+    """The docstring below each annotated attribute of a class."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    texts = {}
+    for pair in itertools.pairwise(definition.body):  # type: ignore[attr-defined]
+        match pair:
+            case (ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text)))):
+                texts[name] = " ".join(text.split())
+    return texts
 
 
-def keys(whole: Schema, part: Schema, path: KeyPath) -> Iterator[tuple[KeyPath, Schema, bool]]:
-    """Every key of a table and of the tables in it: its path, its schema, and whether it is needed."""
+def keys(whole: Schema, part: Schema, path: KeyPath, lead: str = "") -> Iterator[tuple[KeyPath, Schema, bool, str]]:
+    """Every key of a table and of the tables in it: its path, its schema, whether it is needed, and its meaning.
+
+    A key without a meaning of its own has that of its table, ``lead``.
+    """
     for key, value in part["properties"].items():
-        inner_path, within = (*path, key), value
-        while (inner := within.get("additionalProperties", within.get("items"))) and inner is not True:
-            inner_path = (*inner_path, NAME) if "additionalProperties" in within else inner_path
-            within = inner
-        for choice in within.get("anyOf", [within]):
-            name = str(choice.get("$ref", "")).rpartition("/")[2]
-            if name and "properties" in whole["$defs"][name]:
-                yield from keys(whole, whole["$defs"][name], inner_path)
-                break
+        text = value.get("description", lead)
+        inner_path, inner = inner_table(whole, (*path, key), value)
+        if inner is not None:
+            yield from keys(whole, inner, inner_path, text)
         else:
-            yield (*path, key), value, key in part.get("required", ())
+            yield (*path, key), value, key in part.get("required", ()), text
+
+
+def inner_table(whole: Schema, path: KeyPath, value: Schema) -> tuple[KeyPath, Schema | None]:
+    """The path and the schema of the table, or of each table, that is the value of a key."""
+    while (inner := value.get("additionalProperties", value.get("items"))) and inner is not True:
+        path = (*path, NAME) if "additionalProperties" in value else path
+        value = inner
+    for choice in value.get("anyOf", [value]):
+        name = str(choice.get("$ref", "")).rpartition("/")[2]
+        if name and "properties" in whole["$defs"][name]:
+            return path, whole["$defs"][name]
+    return path, None
+
+
+def described(whole: Schema, part: Schema, path: KeyPath) -> Iterator[tuple[KeyPath, Schema]]:
+    """The path and the schema of every key and table with a meaning of its own; of tables by NAME, under each path."""
+    for key, value in part["properties"].items():
+        inner_path, inner = inner_table(whole, (*path, key), value)
+        if "description" in value:
+            yield from ((inner_path[:end], value) for end in range(len(path) + 1, len(inner_path) + 1))
+        if inner is not None:
+            yield from described(whole, inner, inner_path)
+
+
+def commented(example: str, model: type[BaseModel]) -> str:
+    """The example with the meaning of each key above its first line; a key without a meaning keeps its comment."""
+    schema = schema_with_meanings(model)
+    known = dict(described(schema, schema, ()))
+    if model is FederationConfig:
+        plan = PLANS[tomllib.loads(example)["method"]["name"]]
+        known |= {("method", name): {"description": parameter_words(key)} for name, key in plan.parameters.items()}
+    lines: list[str] = []
+    comment: list[str] = []
+    section: KeyPath = ()
+    counts = True  # false in a section that is an example as a whole
+    for line in example.splitlines():
+        if line.startswith("# "):
+            comment.append(line)
+            continue
+        part, is_example = None, False
+        if (match := SECTION.match(line)) is not None:
+            add_missing(lines, section, known)
+            section, counts = tuple(match[2].replace('"', "").split(".")), not match[1]
+            part = take(known, section, len(section))
+            is_example = part is not None and (not counts or inner_table(schema, (), part)[1] is None)
+        elif (match := KEY.match(line)) is not None:
+            path = (*section, *match[2].split("."))
+            part = take(known, path, len(section) + 1)
+            is_example = part is not None and counts and bool(match[1]) and not shows_default(line[1:], path, part)
+        if part is not None:
+            comment = comment_of(part, is_example)
+        lines += [*comment, line]
+        comment = []
+    add_missing(lines, section, known)
+    return "\n".join([*lines, *comment, ""])
+
+
+def comment_of(part: Schema, is_example: bool = False) -> list[str]:
+    """The meaning of a key as comment lines."""
+    text = part["description"].removesuffix(".") + (" (an example)." if is_example else ".")
+    return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+
+
+def add_missing(lines: list[str], section: KeyPath, known: Mapping[KeyPath, Schema]) -> None:
+    """Add the keys of a section that the example lacks, with their defaults."""
+    for path, part in known.items():
+        if path[:-1] == section and part.get("default") is not None and "$ref" not in str(part):
+            end = next(count for count in range(len(lines), 0, -1) if lines[count - 1])
+            lines[end:end] = [*comment_of(part), f"#{path[-1]} = {json.dumps(part['default'])}"]
+
+
+def parameter_words(parameter: Parameter) -> str:
+    """The meaning of a method's parameter, and the texts to choose from."""
+    choices = ", ".join(json.dumps(choice) for choice in parameter.choices or () if isinstance(choice, str))
+    return parameter.meaning[:1].upper() + parameter.meaning[1:] + (f" ({choices})" if choices else "")
+
+
+def take(known: dict[KeyPath, Schema], path: KeyPath, least: int) -> Schema | None:
+    """Remove and return what is known of the path, or of its longest part of at least so many names."""
+    for end in range(len(path), least - 1, -1):
+        for pattern, part in known.items():
+            if len(pattern) == end and all(b in (a, NAME) for a, b in zip(path, pattern, strict=False)):
+                for same in [each for each, other in known.items() if other is part]:
+                    del known[same]
+                return part
+    return None
+
+
+def shows_default(line: str, path: KeyPath, part: Schema) -> bool:
+    """Whether the line has the key's default; those of a method are in its plan."""
+    (value,) = tomllib.loads(line).values()
+    return path[0] in ("method", "stages") or not value or value == part.get("default")
 
 
 def schema_words(part: Schema) -> str:
@@ -245,7 +351,8 @@ def schema_words(part: Schema) -> str:
     if kind == "object":
         return "table"
     words = SCHEMA_WORDS.get(str(kind), "any value")
-    bounds = [f"{sign} {part[name]}" for name, sign in BOUNDS.items() if name in part]
+    unsaid = (NUMBER_CONFIGURED_MAX, COUNT_MAX)
+    bounds = [f"{sign} {part[name]}" for name, sign in BOUNDS.items() if part.get(name, COUNT_MAX) not in unsaid]
     return ", ".join([words, *bounds])
 
 

@@ -45,30 +45,41 @@ from peer.view.dashboard.egress_page import read_report, write_report  # noqa: E
 from peer.view.dashboard.page import write_page  # noqa: E402
 
 DASHBOARD, OFFICERS, SHEET = ("dashboard-wide", "dashboard-narrow"), "egress-report", "contact-sheet"
-SHARED = ("peer/web_page.py", "peer/web_page.css")
+SHARED = (
+    "peer/web_page.py",
+    "peer/templates/base.html.j2",
+    "peer/templates/charts.html.j2",
+    "peer/templates/page.css",
+    "peer/templates/parts.html.j2",
+)
 SOURCES = {
     **dict.fromkeys(
         DASHBOARD,
         (
             *SHARED,
-            *(f"peer/view/dashboard/{name}" for name in ("page.py", "page.css", "elements.py", "ring.py", "chart.py")),
+            *(f"peer/view/dashboard/{name}" for name in ("page.py", "ring.py", "chart.py")),
+            "peer/templates/dashboard.html.j2",
+            "peer/templates/dashboard.css",
             "peer/site/records/snapshot.py",
         ),
     ),
     OFFICERS: (
         *SHARED,
         "peer/view/dashboard/egress_page.py",
-        "peer/view/dashboard/elements.py",
-        "peer/view/dashboard/page.css",
+        "peer/templates/dashboard.css",
+        "peer/templates/egress.html.j2",
+        "peer/templates/egress.css",
     ),
     SHEET: (
         *SHARED,
         "peer/train/data/sheet_page.py",
+        "peer/templates/contact_sheet.html.j2",
+        "peer/templates/contact_sheet.css",
         "peer/train/inference/sheet_pictures.py",
         "peer/train/inference/contact_sheet.py",
     ),
 }
-"""The modules that draw each picture's page."""
+"""The modules and templates that draw each picture's page."""
 KEY = "Sources"
 """The text of a PNG file that has their digest."""
 METHOD = "fedvisit"

@@ -46,7 +46,9 @@ def dice_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return _dice(*_match(logits, targets))
 
 
-def dice_ce_loss(logits: Tensor, targets: Tensor) -> Tensor:
+def dice_ce_loss(
+    logits: Tensor, targets: Tensor, *, weight: Tensor | None = None, label_smoothing: float = 0.0
+) -> Tensor:
     """Sum of soft Dice and the mean cross-entropy of the pixels.
 
     Source: dFLMoE, its loss of segmentation.
@@ -54,9 +56,12 @@ def dice_ce_loss(logits: Tensor, targets: Tensor) -> Tensor:
     Args:
         logits: ``(b, classes, *space)``, background first; gradient flows.
         targets: classes ``(b, *space)``, integers in [0, classes); no gradient.
+        weight: of each class in the cross-entropy ``(classes,)``, of the logits' type in float32 or
+            wider; Dice counts all classes alike.
+        label_smoothing: of the cross-entropy, in [0, 1).
     Returns:
         Scalar ``()``, float32 (float64 for float64 logits), dimensionless plus nats, non-negative;
-        0 when they agree.
+        0 when they agree without label smoothing.
     Raises:
         ValueError: what :func:`dice_loss` raises.
     Example:
@@ -65,7 +70,7 @@ def dice_ce_loss(logits: Tensor, targets: Tensor) -> Tensor:
         tensor(1.1217)
     """
     logits, targets = _match(logits, targets)
-    return _dice(logits, targets) + F.cross_entropy(logits, targets)
+    return _dice(logits, targets) + F.cross_entropy(logits, targets, weight=weight, label_smoothing=label_smoothing)
 
 
 def _dice(logits: Tensor, targets: Tensor) -> Tensor:

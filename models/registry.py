@@ -9,13 +9,23 @@ from typing import Any
 
 from torch import nn
 
-from models import messenger, resnet, superres, unet, vgg
+from models import messenger, resnet, superres, tabular, unet, vgg
 from models.densely import DenseNet
+from models.dynunet import DynUNet
 from models.foreign import foreign_network, is_foreign
 from models.learning import limit_learning, merged_state
 from models.mobile import MobileNetV1, MobileNetV2, ShuffleNetV2, SqueezeNet
 from models.network import Network
-from models.spec import HYPER, LEARNING_KEYS, PACKAGE_KEY, installed_model, package_problem, spec_problem, suggestion
+from models.spec import (
+    HYPER,
+    LEARNING_KEYS,
+    PACKAGE_KEY,
+    installed_model,
+    interface_problem,
+    package_problem,
+    spec_problem,
+    suggestion,
+)
 from models.tap import Tapped, layer_names
 from models.timeseries import RNN, TCN, Transformer
 
@@ -44,9 +54,14 @@ MODELS: dict[str, Callable[..., Network]] = {
     "tcn": partial(TCN, name="tcn"),
     "transformer": partial(Transformer, name="transformer"),
     "rnn": partial(RNN, name="rnn"),
+    "linear": partial(tabular.Linear, name="linear"),
+    "mlp": partial(tabular.MLP, name="mlp"),
+    "tabular_resnet": partial(tabular.TabularResNet, name="tabular_resnet"),
+    "ft_transformer": partial(tabular.FTTransformer, name="ft_transformer"),
     "unet": unet.unet,
     "unet_plus_plus": partial(unet.UNetPlusPlus, name="unet_plus_plus"),
     "res_unet": unet.res_unet,
+    "dynunet": partial(DynUNet, name="dynunet"),
     "fcn8s": partial(vgg.FCN, name="fcn8s"),
     "srresnet18": superres.srresnet18,
     "srresnet12": superres.srresnet12,
@@ -55,6 +70,7 @@ MODELS: dict[str, Callable[..., Network]] = {
     "messenger_classification": messenger.messenger_classification,
     "messenger_segmentation": partial(messenger.DenseMessenger, name="messenger_segmentation"),
     "messenger_time_series": messenger.messenger_time_series,
+    "messenger_tabular": partial(tabular.RowMessenger, name="messenger_tabular"),
 }
 
 
@@ -209,6 +225,9 @@ def _build_installed(name: str, sizes: Mapping[str, int], hyper: Mapping[str, An
     if taps := [key for key in ("features", "head") if key in spec]:
         raise ValueError(f"{name} has its own taps and head; leave out {' and '.join(taps)}")
     package = spec.get(PACKAGE_KEY, next(iter(installed)))
+    distribution = installed[package].dist
+    if distribution is not None and (problem := interface_problem(distribution)) is not None:
+        raise ValueError(problem)
     network = installed[package].load()(**sizes, **hyper)
     if not isinstance(network, Network) or network.spec["name"] != name:
         raise ValueError(f"{package} makes no models.Network with the name {name!r}")

@@ -45,9 +45,14 @@ HYPER: dict[str, frozenset[str]] = {
     "tcn": _CLASSIFIER,
     "transformer": _CLASSIFIER,
     "rnn": _CLASSIFIER,
+    "linear": frozenset({"projection"}),
+    "mlp": _CLASSIFIER,
+    "tabular_resnet": _CLASSIFIER,
+    "ft_transformer": _CLASSIFIER,
     "unet": _UNET,
     "unet_plus_plus": _UNET,
     "res_unet": _UNET,
+    "dynunet": _UNET,
     "fcn8s": frozenset({"width"}),
     "srresnet18": _SUPER_RESOLUTION,
     "srresnet12": _SUPER_RESOLUTION,
@@ -56,10 +61,12 @@ HYPER: dict[str, frozenset[str]] = {
     "messenger_classification": frozenset({"width"}),
     "messenger_segmentation": frozenset({"width"}),
     "messenger_time_series": frozenset({"width"}),
+    "messenger_tabular": frozenset({"width"}),
 }
 
-# Networks of time series only; all others take one, two and three dimensions.
-ONE_DIMENSIONAL = frozenset({"tcn", "transformer", "rnn", "messenger_time_series"})
+# Networks of rows of a table and of time series only; all others take one, two and three dimensions.
+OF_ROWS = frozenset({"linear", "mlp", "tabular_resnet", "ft_transformer", "messenger_tabular"})
+ONE_DIMENSIONAL = OF_ROWS | {"tcn", "transformer", "rnn", "messenger_time_series"}
 
 # Divisors of the width: heads, groups, halves and quarters of it have to be whole.
 WIDTH_MULTIPLES = {
@@ -68,6 +75,7 @@ WIDTH_MULTIPLES = {
     "mobilenet_v2": 4,
     "shufflenet_v2": 2,
     "transformer": 4,
+    "ft_transformer": 4,
     "rnn": 2,
     "fcn8s": 2,
     "srcnn": 2,
@@ -167,6 +175,25 @@ ENTRY_POINTS = "mhfl_peer.models"
 in ``models.MODELS``. An operator who installs the package lets other sites name its networks here."""
 PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}==[A-Za-z0-9][A-Za-z0-9._+!-]{0,31}", re.ASCII)
 
+INTERFACE = 1
+"""The version of the interface between this program and installed packages, which deploy/plugins.md describes."""
+INTERFACE_ENTRY_POINTS = "mhfl_peer.interface"
+"""The group in which an installed package names the versions that it fits: ``1 = "module"``."""
+
+
+def named_interfaces(distribution: importlib.metadata.Distribution) -> list[str]:
+    """Return the versions of the interface that an installed package names; none if it is older than they are."""
+    return sorted(point.name for point in distribution.entry_points if point.group == INTERFACE_ENTRY_POINTS)
+
+
+def interface_problem(distribution: importlib.metadata.Distribution) -> str | None:
+    """Return why a package's methods and networks do not fit this program; None if they do, or name no version."""
+    named = named_interfaces(distribution)
+    if not named or str(INTERFACE) in named:
+        return None
+    versions = " and ".join(named)
+    return f"{distribution.name} is for version {versions} of the interface, and this program has {INTERFACE}"
+
 
 def installed_model(name: str) -> dict[str, importlib.metadata.EntryPoint]:
     """Find the network of this name in installed packages, by package: ``DISTRIBUTION==VERSION``."""
@@ -196,7 +223,8 @@ def spec_problem(spec: Mapping[str, Any]) -> str | None:
     if spec["spatial_dims"] > 3:
         return f"spatial_dims must be 1, 2 or 3, not {spec['spatial_dims']}"
     if spec["name"] in ONE_DIMENSIONAL and spec["spatial_dims"] != 1:
-        return f"{spec['name']} takes time series alone, so spatial_dims must be 1, not {spec['spatial_dims']}"
+        kind = "rows of a table" if spec["name"] in OF_ROWS else "time series"
+        return f"{spec['name']} takes {kind} alone, so spatial_dims must be 1, not {spec['spatial_dims']}"
     if not isinstance(spec["hyper"], Mapping) or not all(isinstance(key, str) for key in spec["hyper"]):
         return "hyper must be a table of hyper-parameters by name"
     features = spec.get("features", [])

@@ -159,7 +159,7 @@ class SiteHandle:
             rounds = history.rounds_of[generation]
             for record in evaluation_records(plain_rows, own=self.folder.site, sites=sites, global_test=global_test):
                 committed = rounds.get(record["round"])
-                place = {"generation": committed and committed.generation, "round": record["round"]}
+                place = {"generation": committed and committed.row.generation, "round": record["round"]}
                 records += [
                     {**place, **cell} for site, cells in record["cells"].items() for cell in _cells(site, cells)
                 ]
@@ -296,25 +296,26 @@ class SiteHandle:
 
 
 def _place(committed: CommittedRound) -> Record:
-    return {"generation": committed.generation, "round": committed.number}
+    return {"generation": committed.row.generation, "round": committed.row.round}
 
 
 def _round(committed: CommittedRound) -> Record:
     agrees = sorted(committed.agrees.items())
-    missing = sorted(committed.missing.items())
+    row = committed.row
+    missing = sorted(row.missing.items())
     return {
         **_place(committed),
         "time": committed.time_s,
-        "duration_s": committed.duration_s,
-        "threads": committed.threads,
-        "contributors": " ".join(committed.contributors),
-        "contributor_count": len(committed.contributors),
-        "sources": " ".join(source["site"] for source in committed.sources),
+        "duration_s": row.duration_s,
+        "threads": row.threads,
+        "contributors": " ".join(row.contributors),
+        "contributor_count": len(row.contributors),
+        "sources": " ".join(source.site for source in row.sources),
         "missing": " ".join(f"{site}:{reason.replace(' ', '_')}" for site, reason in missing),
-        "below_quorum": committed.below_quorum,
-        "skipped": " ".join(map(str, committed.skipped or ())),
-        "artifact_sha256": committed.artifact_sha256,
-        "aggregate_sha256": committed.aggregate_sha256,
+        "below_quorum": row.below_quorum,
+        "skipped": " ".join(map(str, row.skipped or ())),
+        "artifact_sha256": row.artifact_sha256,
+        "aggregate_sha256": row.aggregate_sha256,
         "agrees": " ".join(site for site, same in agrees if same),
         "differs": " ".join(site for site, same in agrees if not same),
     }

@@ -64,8 +64,11 @@ def _is_installed(module: str) -> bool:
 
 def _remedy(module: str) -> str:
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
-    if extra is None:
-        return f"run `pip install {DISTRIBUTIONS.get(module, module)}`"
+    return f"run `pip install {DISTRIBUTIONS.get(module, module)}`" if extra is None else install_remedy(extra)
+
+
+def install_remedy(extra: str) -> str:
+    """Return the command that installs an extra from this checkout, or from an unpacked distribution."""
     # Nobody owns the name mhfl-peer in a package index: whoever registers it there must get no code into hospitals.
     if (SOURCE / "pyproject.toml").exists():
         return f"run `pip install '{SOURCE}[{extra}]'`"

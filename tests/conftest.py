@@ -16,6 +16,8 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from fakes.packages import forget_packages
+
 DATA_REQUIREMENTS = Path(__file__).parents[1] / "requirements" / "data.txt"
 SKIPS = tomllib.loads(Path(__file__).with_name("skips.toml").read_text("utf-8"))
 
@@ -103,7 +105,6 @@ def missing_data() -> list[str]:
 @pytest.fixture
 def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Installs a distribution for one test: ``distribution(name, version, group, **entry_points)``."""
-    from peer.methods.registry import find_plan
 
     def install(name: str, version: str, group: str, **entry_points: str) -> None:
         folder = tmp_path / f"{name}-{version}"
@@ -115,7 +116,7 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         monkeypatch.syspath_prepend(folder)
 
     yield install
-    find_plan.cache_clear()
+    forget_packages()
 
 
 @pytest.fixture

@@ -26,7 +26,9 @@ from typing import Annotated, BinaryIO, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from peer.audit.evidence_files import trust
+from peer.cohorts import FOLDER as COHORTS
 from peer.core import rows, site_memory
+from peer.core.limits import ROUNDS_MAX
 from peer.core.roster import SITE_NAME, Sha256, SiteName
 from peer.errors import CertificateError, DiskError, StateError, UsageError
 from peer.files import ARTIFACT_SUFFIX, UNFINISHED, artifact_path, sync_folder
@@ -56,8 +58,8 @@ ROUND_KEYS = "round_keys.json"
 """The one file of the folder ``membership`` that holds secrets."""
 PLACE = re.compile(
     r"membership/(chain|forks|notices|approvals|accepted|joined|round_keys)\.json|site\.toml|federation\.toml|egress\.db|pki/(site\.key|site\.key\.new|cert\.pem|ca\.pem|round\.key)"
-    r"|gen-[0-9]{4,}/(journal\.db|artifacts/[0-9a-f]{64}\.safetensors"
-    r"|checkpoints/round-[0-9]{6,}/[a-z_-]+/[A-Za-z0-9_.-]+)"
+    r"|gen-[0-9]{4,}/(journal\.db|cohorts/(key|[0-9a-f]{64}\.json)|artifacts/[0-9a-f]{64}\.safetensors"
+    r"|checkpoints/round-[0-9]{6,}/[a-z_-]+/(?!\.\.?$)[A-Za-z0-9_.-]+)"
 )
 """Paths, relative to the site's folder, that a file of a backup may have."""
 
@@ -81,8 +83,8 @@ class BackupManifest(BaseModel):
     federation: str
     site: str
     time: int
-    generation: int
-    round: int
+    generation: Annotated[int, Field(ge=0, le=ROUNDS_MAX)]
+    round: Annotated[int, Field(ge=0, le=ROUNDS_MAX)]
     ledger_rows: int
     private_key: bool
     files: list[BackedUpFile]
@@ -146,7 +148,7 @@ def _write(folder: SiteFolder, part: Path, copies: Path, *, with_key: bool) -> B
         shutil.rmtree(copied.path, ignore_errors=True)
         copied.path.mkdir(parents=True)
         _copy_databases(folder, copied)
-        generation, memory = _memory(copied)
+        generation, memory = read_memory(copied)
         if tries_left and memory.repeats_published(_artifacts(folder)):
             continue  # the daemon deleted artifacts meanwhile; a newer journal says so
         with contextlib.ExitStack() as stack:
@@ -159,7 +161,8 @@ def _write(folder: SiteFolder, part: Path, copies: Path, *, with_key: bool) -> B
                 continue  # the daemon deleted a superseded file meanwhile
             databases = sorted(copied.path.rglob("*.db"))
             files += [(str(p.relative_to(copied.path)), stack.enter_context(p.open("rb"))) for p in databases]
-            _require_space(part, sum(os.fstat(file.fileno()).st_size for _, file in files))
+            size = sum(os.fstat(file.fileno()).st_size for _, file in files)
+            _require_space(part.parent, size, "another disk")
             return _archive(part, files, folder, generation, memory, copied, with_key=with_key)
     raise StateError(
         f"files of {folder.path} are missing that its journal names", "see `mhfl-peer check`, or try again"
@@ -205,7 +208,7 @@ def _verify(folder: SiteFolder) -> None:
             raise StateError(f"{folder.egress_db}: {problems[0]}", "see `mhfl-peer egress verify`")
 
 
-def _memory(folder: SiteFolder) -> tuple[int, site_memory.Memory]:
+def read_memory(folder: SiteFolder) -> tuple[int, site_memory.Memory]:
     """Return the newest generation's number and the memory recovered from its journal."""
     generation = max(folder.generations(), default=0)
     path = folder.generation(generation) / JOURNAL
@@ -234,17 +237,14 @@ def _places(
         if with_key or path.name != ROUND_KEYS:
             yield PurePosixPath("membership", path.name)
     home = PurePosixPath(folder.generation(generation).name)
+    for path in sorted((folder.generation(generation) / COHORTS).glob("[!.]*") if with_key else ()):
+        yield home / COHORTS / path.name
     artifacts = folder.generation(generation) / "artifacts"
     for digest in sorted(memory.needed_digests()):
         if artifact_path(artifacts, digest).exists():  # the daemon forgets a missing one, or fetches it again
             yield home / "artifacts" / f"{digest}{ARTIFACT_SUFFIX}"
-    states = {memory.state, memory.open.state if memory.open is not None else ""} - {""}
-    before = memory.before[0] if memory.before is not None else ""  # diverging training returns to it
-    best = memory.best.state if memory.best is not None else ""
-    states |= {
-        name for name in (before, best) if name and (folder.generation(generation) / "checkpoints" / name).is_dir()
-    }
-    for state in sorted(states):
+    present = {name for name in memory.kept_states() if (folder.generation(generation) / "checkpoints" / name).is_dir()}
+    for state in sorted({*memory.current_states(), *present}):
         names = sorted(path.name for path in (folder.generation(generation) / "checkpoints" / state).iterdir())
         yield from (home / "checkpoints" / state / name for name in names)
 
@@ -298,10 +298,10 @@ def _add(archive: tarfile.TarFile, name: str, file: BinaryIO, size: int) -> None
     archive.addfile(member, file)
 
 
-def _require_space(part: Path, size: int) -> None:
-    free = shutil.disk_usage(part.parent).free
+def _require_space(folder: Path, size: int, other: str) -> None:
+    free = shutil.disk_usage(folder).free
     if size > free:
-        raise DiskError(f"{part.parent} has {free} bytes free, and the backup needs {size}", "name another disk")
+        raise DiskError(f"{folder} has {free} bytes free, and the backup needs {size}", f"name {other}")
 
 
 # --- restore ----------------------------------------------------------------------------------------------------------
@@ -372,8 +372,11 @@ def _read_manifest(archive: tarfile.TarFile, path: Path) -> BackupManifest:
         manifest = BackupManifest.model_validate_json(file.read() if file is not None else b"")
     except ValidationError as error:
         raise _damaged(path, f"its {MANIFEST}: {error.errors()[0]['msg']}") from error
-    if [member.name for member in members[:-1]] != [file.path for file in manifest.files]:
+    listed = [(file.path, file.bytes) for file in manifest.files]
+    if [(member.name, member.size) for member in members[:-1]] != listed or len(dict(listed)) != len(listed):
         raise _damaged(path, f"its files are not those of its {MANIFEST}")
+    if odd := next((member.name for member in members if not member.isreg() or member.issparse()), None):
+        raise _damaged(path, f"{odd} is no regular file, or has gaps")
     names = (manifest.federation, manifest.site)
     unsafe = [file.path for file in manifest.files if not PLACE.fullmatch(file.path)]
     if unsafe or not all(map(SITE_NAME.fullmatch, names)):
@@ -383,6 +386,7 @@ def _read_manifest(archive: tarfile.TarFile, path: Path) -> BackupManifest:
 
 def _extract(archive: tarfile.TarFile, manifest: BackupManifest, staged: SiteFolder, path: Path) -> None:
     make_private(staged.path)
+    _require_space(staged.path, sum(file.bytes for file in manifest.files), "--home on another disk")
     make_private(staged.pki)
     folders = {staged.path, staged.pki}
     for expected in manifest.files:
@@ -400,11 +404,26 @@ def _extract(archive: tarfile.TarFile, manifest: BackupManifest, staged: SiteFol
             sha256 = hashlib.file_digest(written, "sha256").hexdigest()
         if (target.stat().st_size, sha256) != (expected.bytes, expected.sha256):
             raise _damaged(path, f"{expected.path} has other content than its {MANIFEST} says")
+        if target.suffix == ".db":
+            _refuse_programs(target, expected.path, path)
     for number in staged.generations():
         for name in ("artifacts", "checkpoints"):
             make_private(staged.generation(number) / name)
     for folder in folders:
         sync_folder(folder)
+
+
+def _refuse_programs(database: Path, name: str, path: Path) -> None:
+    """Refuse a database with triggers or views: the program's own have none, and a trigger would run in it."""
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        try:
+            (count,) = connection.execute(
+                "SELECT count(*) FROM sqlite_master WHERE type NOT IN ('table', 'index')"
+            ).fetchone()
+        except sqlite3.DatabaseError as error:
+            raise _damaged(path, f"{name}: {error}") from error
+    if count:
+        raise _damaged(path, f"{name} has triggers or views")
 
 
 def _put_in_place(staged: SiteFolder, folder: SiteFolder, manifest: BackupManifest) -> Restored:
@@ -414,8 +433,9 @@ def _put_in_place(staged: SiteFolder, folder: SiteFolder, manifest: BackupManife
     broken: tuple[str, ...] = ()
     if exists:
         broken = _keep_membership(folder, staged)
+        _keep_cohorts(folder, staged)
         _keep_keys(folder, staged)
-    newest, memory = _memory(staged)
+    newest, memory = read_memory(staged)
     former_generation, former_round = _former(folder) if exists else (0, 0)
     generation = 0
     if newest:
@@ -443,7 +463,7 @@ def _put_in_place(staged: SiteFolder, folder: SiteFolder, manifest: BackupManife
 def _former(folder: SiteFolder) -> tuple[int, int]:
     """Return generation and last committed round of the replaced folder, as far as it can be read."""
     with contextlib.suppress(StateError, DiskError):
-        generation, memory = _memory(folder)
+        generation, memory = read_memory(folder)
         return max(generation, memory.generation), memory.committed
     return max(folder.generations(), default=0), 0
 
@@ -478,6 +498,18 @@ def _keep_membership(folder: SiteFolder, staged: SiteFolder) -> tuple[str, ...]:
     """
     federation = FederationConfig.load(staged.federation_toml)
     return MembershipFolder(staged.membership).take_over(MembershipFolder(folder.membership), federation)
+
+
+def _keep_cohorts(folder: SiteFolder, staged: SiteFolder) -> None:
+    """Take over who was trained on, which a backup without keys lacks."""
+    for number in staged.generations():
+        former, target = folder.generation(number) / COHORTS, staged.generation(number) / COHORTS
+        if former.is_dir():
+            shutil.copytree(former, target, dirs_exist_ok=True)
+            for path in target.iterdir():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            sync_folder(target)
 
 
 def _keep_keys(folder: SiteFolder, staged: SiteFolder) -> None:

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from peer.cohorts import FOLDER as COHORTS
 from peer.errors import StateError
 from peer.files import STRAY_FOLDER
 from peer.site.config.site_folder import SiteFolder
@@ -54,7 +55,10 @@ def _state(folder: SiteFolder) -> Iterator[tuple[Path, int]]:
     yield folder.egress_db, WRITE_BY_OTHERS
     for number in folder.generations():
         home = folder.generation(number)
-        for path in (home, *(home / name for name in ("journal.db", "artifacts", "checkpoints", STRAY_FOLDER))):
+        for path in (
+            home,
+            *(home / name for name in ("journal.db", "artifacts", "checkpoints", COHORTS, STRAY_FOLDER)),
+        ):
             yield path, WRITE_BY_OTHERS
 
 

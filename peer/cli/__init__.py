@@ -46,6 +46,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "leave": ("peer.cli.members:leave", "Leave the federation for good."),
     "backup": ("peer.cli.backup:backup", "Write this site to one file, also while its daemon runs."),
     "restore": ("peer.cli.backup:restore", "Make a site's folder from a backup."),
+    "prune": ("peer.cli.prune:prune", "Delete old files of a site that no round needs."),
+    "withdraw": (
+        "peer.cli.withdraw:withdraw",
+        "Say where information about a person may be who withdraws the consent to training.",
+    ),
     "overview": (
         "peer.cli.overview:overview",
         "Show every site in one table: round, phase, waits, refusals, certificates.",
@@ -75,6 +80,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("peer.cli.export:export", "Write the local model as MONAI bundle, .pt2 or ONNX, with a model card."),
     "data": ("peer.cli.data:data", "Inspect, validate and prepare datalists."),
     "methods": ("peer.cli.methods:methods", "List the methods, their stages and parameters."),
+    "plugin": ("peer.cli.plugin:plugin", "Begin a package of own methods and networks, or check one."),
     "models": ("peer.cli.models:models", "List the networks, and what each would cost at a task."),
     "help": ("peer.cli.help:show_help", "Show a page of the operator's manual, or the help of a command."),
     "completion": (
@@ -257,8 +263,8 @@ def _report(error: Exception, *, debug: bool, called: str = PROGRAM) -> int:
         error = DiskError(f"{error.filename or 'the output or another file'}: {error.strerror}")
         if not isinstance(sys.stdout, _ClosedOutput):
             _discard_output()
-    elif not isinstance(error, PeerError) and "KeyboardInterrupt" in str(error):
-        error = Interrupted("interrupted")  # pydantic wraps a Ctrl-C into an error of its own
+    elif not isinstance(error, PeerError) and _is_interrupted(error):
+        error = Interrupted("interrupted")
     if isinstance(error, PeerError):
         text, code = str(error), error.exit_code
     else:
@@ -267,6 +273,15 @@ def _report(error: Exception, *, debug: bool, called: str = PROGRAM) -> int:
     with contextlib.suppress(OSError):  # the console may be on a full disk; the exit code still tells
         click.echo(f"{PROGRAM}: {text}", err=True)
     return code
+
+
+def _is_interrupted(error: BaseException) -> bool:
+    """Return whether a Ctrl-C caused the error: pydantic, and Python where a class is made, wrap it into their own."""
+    return (
+        isinstance(error, KeyboardInterrupt)
+        or "KeyboardInterrupt" in str(error)
+        or (error.__cause__ is not None and _is_interrupted(error.__cause__))
+    )
 
 
 @click.group(

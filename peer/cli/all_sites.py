@@ -112,8 +112,10 @@ def start_all(
 ) -> list[SiteOutcome]:
     """Start the sites' daemons in the background, and wait until each serves or has ended.
 
-    Skip a site that its chain no longer lists as a member: its daemon would serve for a moment and end.
+    Skip a site that its chain no longer lists as a member, or whose daemon has ended in order after the last round: it
+    would serve for a moment and end.
     """
+    from peer.site.records.folder_documents import ended_in_order, status_when_down
     from peer.site.records.members import Members
 
     started: dict[SiteFolder, int] = {}
@@ -126,6 +128,11 @@ def start_all(
             members = Members.read(folder)
             if members is not None and (departed := members.departure(folder.site)):
                 outcomes[folder] = outcome(folder, "is not started", problem=departed)
+                continue
+            status = status_when_down(folder)
+            is_over = status["phase"] == "finished" and status["committed"] == status["rounds"]
+            if is_over and ended_in_order(folder):
+                outcomes[folder] = outcome(folder, "is not started: all rounds are over")
                 continue
             started[folder] = _launch(folder, [*program, *_words(folder), *options])
         except (PeerError, OSError) as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from peer.site.membership.amendment import AmendmentRefused, Governance, Newcome
 from peer.site.membership.chain import merged
 from peer.site.membership.folder import MembershipFolder
 from peer.site.membership.proposal import Proposal
+from peer.site.membership.shown import words_of
 from peer.site.membership.signatures import endorse_as_founder, notices_of
 
 NO_CA = "name the CA folder that `federation create` wrote with --ca"
@@ -48,6 +50,7 @@ from_round_option = click.option(
     help="The first round that it holds for  [default: the first that no site can have begun; `propose` leaves "
     "time to sign].",
 )
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 instead_option = click.option(
     "--instead",
     is_flag=True,
@@ -116,12 +119,14 @@ def change_options(command: AnyCallable) -> AnyCallable:
 @site_command(short_help="Change the members or the settings, as the founder.")
 @ca_option
 @change_options
+@yes_option
 @instead_option
 @from_round_option
-def amend(call: SiteCall, /, ca: Path, instead: bool, from_round: int | None, **options: Any) -> None:
+def amend(call: SiteCall, /, ca: Path, yes: bool, instead: bool, from_round: int | None, **options: Any) -> None:
     """Change the members or the settings of a federation whose founder signs: take the chain of a
-    site of this machine, sign the next amendment, and enact it there. The other sites get it from
-    that site's daemon.
+    site of this machine, show the next amendment, sign it once its number is typed, and enact it
+    there. The other sites get it from that site's daemon. Compare a key that --add or --rekey pins
+    with what the site's people read out to you.
 
     What is signed is recorded in the CA folder before: a second amendment of one number needs
     --instead, since the sites that have the first would take this one for a fork.
@@ -133,21 +138,23 @@ def amend(call: SiteCall, /, ca: Path, instead: bool, from_round: int | None, **
     mhfl-peer federation amend --ca ca --rounds 300 --set pace.wait_max_s=7200
     """
     site = SiteChain.open(call.folder)
-    _enact_as_founder(site, ca, read_changes(site, **options), from_round, instead=instead, as_json=call.as_json)
+    changes = read_changes(site, **options)
+    _enact_as_founder(site, ca, changes, from_round, yes=yes, instead=instead, as_json=call.as_json)
 
 
 def _hold_command(name: str, hold: bool, short_help: str, text: str) -> Any:
     @site_command(name, short_help=short_help, help=f"{text}\n\n\b\nmhfl-peer federation {name} --ca ca")
     @ca_option
+    @yes_option
     @instead_option
     @from_round_option
-    def command(call: SiteCall, ca: Path, instead: bool, from_round: int | None) -> None:
+    def command(call: SiteCall, ca: Path, yes: bool, instead: bool, from_round: int | None) -> None:
         site = SiteChain.open(call.folder)
         if site.chain.head.hold == hold:
             raise MembershipError(
                 "the federation is held already" if hold else "the federation is not held", "nothing needs to be done"
             )
-        _enact_as_founder(site, ca, {"hold": hold}, from_round, instead=instead, as_json=call.as_json)
+        _enact_as_founder(site, ca, {"hold": hold}, from_round, yes=yes, instead=instead, as_json=call.as_json)
 
     return command
 
@@ -280,6 +287,7 @@ def _enact_as_founder(
     changes: Mapping[str, Any],
     from_round: int | None,
     *,
+    yes: bool,
     instead: bool,
     as_json: bool,
 ) -> None:
@@ -296,6 +304,9 @@ def _enact_as_founder(
         )
     notes = site.check_newest(besides=changes.get("expel"), instead=instead) + missing_addresses(changes)
     unsigned, record = make_proposal(site, {}, changes, from_round), MembershipFolder(ca)
+    if not yes:
+        sentences = [*words_of(unsigned.amendment, head, site.genesis), *notes]
+        ask_for_consent(unsigned, sentences, f"amendment {unsigned.amendment.number}")
     before = record.approvals()
     signed = sign_as_founder(unsigned, ca, instead=instead)
     try:
@@ -305,6 +316,23 @@ def _enact_as_founder(
         raise
     document["notes"][:0] = notes
     output.emit(document, as_json=as_json, render=render_enacted)
+
+
+def ask_for_consent(proposal: Proposal, sentences: Sequence[str], subject: str) -> None:
+    """Show the changes in words; return once the amendment's number was typed.
+
+    Args:
+        subject: what was not signed otherwise.
+    """
+    amendment = proposal.amendment
+    click.echo(f"amendment {amendment.number}, from round {amendment.from_round} on, {proposal.digest}", err=True)
+    for sentence in sentences:
+        click.echo(f"  {sentence}", err=True)
+    if amendment.add or amendment.rekey:
+        click.echo("Compare each key with what the site's people read out to you.", err=True)
+    click.echo("To sign it, type the amendment's number: ", nl=False, err=True)
+    if sys.stdin.readline().strip() != str(amendment.number):
+        raise UsageError(f"{subject} was not signed", "type the amendment's number, or give --yes")
 
 
 def _read_request(path: Path) -> tuple[str, Sha256]:

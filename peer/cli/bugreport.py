@@ -11,7 +11,7 @@ import click
 from peer.cli import output, rendering
 from peer.cli.site_command import SiteCall, site_command
 from peer.documents.records import BugReported
-from peer.errors import Interrupted, UsageError
+from peer.errors import UsageError
 from peer.site.config.site_folder import must_be_new, write_atomically
 
 if TYPE_CHECKING:
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The zip file to write.")
 @click.option("--yes", is_flag=True, help="Write it without a question.")
 @click.option("--with-addresses", is_flag=True, help="Leave addresses and host names in it.")
-def bugreport(call: SiteCall, out: Path, yes: bool, with_addresses: bool) -> None:
+@click.option("--with-logs", is_flag=True, help="Add lines of the logs, the likeliest place of a name.")
+def bugreport(call: SiteCall, out: Path, yes: bool, with_addresses: bool, with_logs: bool) -> None:
     """Write one file for who maintains the program: versions, configuration, status, the newest rows of
-    the journal and lines of the logs, and the findings of `check --fast`.
+    the journal, and the findings of `check --fast`.
 
     It has no private key, no round key and no data. Paths, names of samples and, without
     --with-addresses, addresses are taken out of every text. The command lists what is in the file, and
@@ -45,7 +46,7 @@ def bugreport(call: SiteCall, out: Path, yes: bool, with_addresses: bool) -> Non
 
         return check(folder, train=False)
 
-    members = bug_report.collect(folder, findings, with_addresses=with_addresses)
+    members = bug_report.collect(folder, findings, with_addresses=with_addresses, with_logs=with_logs)
     document: BugReported = {
         "site": folder.site,
         "file": str(out),
@@ -57,10 +58,7 @@ def bugreport(call: SiteCall, out: Path, yes: bool, with_addresses: bool) -> Non
     if not call.as_json:
         output.console().print(_render(document))
     if not yes:
-        try:
-            click.confirm(f"Write {out}?", abort=True)
-        except click.Abort as error:  # also raised if nobody can answer
-            raise Interrupted(f"{out} was not written", "answer y, or give --yes") from error
+        output.confirm(f"Write {out}?", otherwise=f"{out} was not written")
     write_atomically(out, bug_report.pack(members))
     call.emit(document, lambda _: f"{out} is written: read it before you send it")
 

@@ -1,4 +1,4 @@
-"""``mhfl-peer site configure``: ask for data, network and ports, try them, and edit site.toml."""
+"""``mhfl-peer site configure``: ask for data, network, permissions and ports, try them, and edit site.toml."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from peer.cli import output
 from peer.cli.check import render_findings
 from peer.cli.models import FAMILIES, family
 from peer.cli.site_command import SiteCall, site_command
+from peer.core.columns import TableColumn
 from peer.documents.commands import CheckFinding, ConfigurationChange, SiteConfigured
 from peer.errors import CheckFailed, ConfigError, ModelError, StateError, UsageError
 from peer.site.config import toml, toml_edit
@@ -41,6 +42,8 @@ LAYERS_S = 300.0
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OF_FORMER_NETWORK = ("features", "head", "weights", "weights_sha256", "freeze")
 """Keys of ``[model]`` that do not carry over to another network."""
+VALIDATION_SHARE = 0.2
+"""The share to propose, that of a fold among five."""
 SIZE = re.compile(r"[1-9][0-9]*([x, ]+[1-9][0-9]*)*")
 
 Check = Callable[[Any], Any]
@@ -118,13 +121,14 @@ def complete_key(context: click.Context, parameter: click.Parameter, incomplete:
 @click.option("--yes", "takes_proposals", is_flag=True, help="Ask nothing: take every proposal, and write.")
 @click.option("--no-try", "tries", is_flag=True, flag_value=False, default=True, help="Write without trying a step.")
 def configure(call: SiteCall, settings: tuple[str, ...], takes_proposals: bool, tries: bool) -> None:
-    """Ask for datalist, input size, network and ports, show the change of site.toml, try it as
-    `check` does, and write it.
+    """Ask for datalist, input size, normalisation, validation share, network, ports and, where the
+    federation needs them, permissions; show the change of site.toml, try it as `check` does, and
+    write it.
 
     Each question has a proposal: from the file, from the images that the datalist names, from the
     layers of the network, or a port that is free. Comments and order of the file stay. With --yes
-    nothing is asked; --set gives the answers. A change whose trial fails is not written, unless a
-    person says so.
+    nothing is asked, and no permission given; --set gives the answers. A change whose trial fails
+    is not written, unless a person says so.
 
     \b
     mhfl-peer site configure --site europe
@@ -163,7 +167,14 @@ def configure(call: SiteCall, settings: tuple[str, ...], takes_proposals: bool, 
 
 def _ask_all(interview: Interview, folder: SiteFolder, federation: FederationConfig) -> None:
     _ask_data(interview, folder, federation)
+    _ask_preparation(interview, folder, federation)
     _ask_model(interview, folder, federation)
+    _ask_policy(interview, federation)
+    _ask_ports(interview, folder)
+
+
+def _ask_policy(interview: Interview, federation: FederationConfig) -> None:
+    """Ask for permissions that the federation counts on; --yes alone gives none that the file does not have."""
     if federation.weighting == "samples":
         interview.ask(
             "egress.training_set_size",
@@ -171,7 +182,20 @@ def _ask_all(interview: Interview, folder: SiteFolder, federation: FederationCon
             interview.current("egress.training_set_size"),
             lambda value: _one_of(value, (True,), "the federation needs true"),
         )
-    _ask_ports(interview, folder)
+    if federation.global_test and federation.plan.evaluation_denied is None:
+        permitted = interview.current("egress.evaluate")
+        if permitted is None and interview.takes_proposals:
+            interview.say(
+                "note: global_test needs this site's permission: --set egress.evaluate=true, if it may be given"
+            )
+            return
+        interview.ask(
+            "egress.evaluate",
+            "global_test = true in federation.toml: may the other sites measure this site's model on their test "
+            "samples, and read what theirs reach on the samples here?",
+            True if permitted is None else permitted,
+            lambda value: _one_of(value, (True, False), "write true or false"),
+        )
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -179,11 +203,14 @@ def _ask_data(interview: Interview, folder: SiteFolder, federation: FederationCo
     from peer.train.data.survey import survey
 
     task, ask = federation.task, interview.ask
+    columns = [column.to_column() for column in task.column]
     root = interview.current("data.root")
     sizes: dict[str, Any] = {
         "root": folder.path / _locate(folder, root) if root is not None else None,
         "task": task.kind,
         "classes": task.classes,
+        "class_names": task.class_names,
+        "columns": columns,
     }
 
     def datalist(value: Any) -> str:
@@ -199,12 +226,14 @@ def _ask_data(interview: Interview, folder: SiteFolder, federation: FederationCo
     path = ask("data.datalist", "The datalist of this site's samples", former or "datalist.json", datalist)
     if federation.plan.public:
         ask("data.public", f"The datalist of {federation.method.name}'s public set", interview.current("data.public"),
-            lambda value: _public_datalist(folder, value))  # fmt: skip
+            lambda value: _public_datalist(folder, value, columns))  # fmt: skip
     with output.working("reading the headers of the images"):
         surveyed = survey(folder.path / path, **sizes)
     notes = [*surveyed["problems"], *surveyed["warnings"]]
     for note in notes:
         interview.say(f"note: {note}")
+    if task.kind == "tabular":  # whose columns say all that there is to prepare
+        return
     orientation = interview.current("data.orientation")
     if task.spatial_dims == len(AXIS_OF) // 2:
         seen = _describe_counts(surveyed, "orientations")
@@ -226,6 +255,32 @@ def _ask_data(interview: Interview, folder: SiteFolder, federation: FederationCo
         lambda value: _input_size(value, task.spatial_dims))  # fmt: skip
 
 
+def _ask_preparation(interview: Interview, folder: SiteFolder, federation: FederationConfig) -> None:
+    """Ask how images are scaled and how many are held out; a site that has begun is offered what it trains with."""
+    begun = bool(folder.generations())
+    if federation.task.kind not in ("super_resolution", "tabular"):
+        usual = "none" if begun or interview.current("data.intensity") else "zscore"
+        interview.ask(
+            "data.normalise",
+            'How an image\'s values are scaled: "zscore" (mean 0, deviation 1), "unit" (from 0 to 1), or "none"',
+            interview.current("data.normalise") or usual,
+            lambda value: _one_of(value, ("none", "zscore", "unit"), "take zscore, unit or none"),
+        )
+    share = interview.current("data.validation_share")
+    interview.ask(
+        "data.validation_share",
+        "The share of training samples to hold out, by which the best round is chosen (`predict --round best`)",
+        share if share is not None else 0.0 if begun else VALIDATION_SHARE,
+        _share,
+    )
+
+
+def _share(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < 1:
+        raise ValueError("write a share such as 0.2, or 0 to hold out none")
+    return float(value)
+
+
 def _is_template_size(size: Any) -> bool:
     from peer.cli.template import SIZES
 
@@ -241,9 +296,9 @@ def _locate(folder: SiteFolder, value: Any) -> str:
     return str(path if (folder.path / path).exists() or not path.exists() else path.absolute())
 
 
-def _public_datalist(folder: SiteFolder, value: Any) -> str:
+def _public_datalist(folder: SiteFolder, value: Any, columns: Sequence[TableColumn]) -> str:
     located = _locate(folder, value)
-    if problems := inspect_datalist(folder.path / located, with_labels=False).problems:
+    if problems := inspect_datalist(folder.path / located, columns=columns, with_labels=False).problems:
         raise ValueError(problems[0])
     return located
 
@@ -261,7 +316,7 @@ def _input_size(value: Any, dims: int) -> list[int]:
 
 
 def _one_of(value: Any, allowed: Sequence[Any], reason: str) -> Any:
-    if value not in allowed:
+    if value not in allowed or type(value) is not type(allowed[0]):  # 1 equals True
         raise ValueError(reason)
     return value
 

@@ -1,8 +1,9 @@
-"""``mhfl-peer data inspect --html``: build the settings that prepare the samples, and write the page."""
+"""``mhfl-peer data``: the settings that prepare a site's samples, their check, and the page of `inspect --html`."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +16,12 @@ from peer.documents.commands import DatalistSurvey
 from peer.documents.data import ContactSheet, DatalistInspected
 from peer.errors import ConfigError, DataError, UsageError
 from peer.site.config import toml
-from peer.site.config.schema import FederationConfig, SiteConfig, TaskConfig, geometry_problems
+from peer.site.config.rules import worker_setting
+from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_tables import DataConfig
-from peer.train.data.datalist import inspect_datalist, named
+from peer.site.config.task_table import TaskConfig, geometry_problems
+from peer.train.data.datalist import inspect_datalist
+from peer.train.data.file_names import named
 from peer.train.data.image_files import Shape, StoredImage, open_image, turn_to
 
 if TYPE_CHECKING:
@@ -29,20 +33,13 @@ REMEDY = "or give --site NAME for a site's own settings"
 def setting_of_site(folder: SiteFolder, datalist: Path | None, root: Path | None) -> WorkerSetting:
     """Build the setting of the site's worker, with another datalist if one is named."""
     federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
-    document = site.model_dump(mode="json")
+    setting = worker_setting(federation, site, folder.site, home=folder.path, folder=folder.path)
+    data = dict(setting.site["data"])
     if datalist is not None:
-        document["data"]["datalist"] = str(datalist.absolute())
-        document["data"]["root"] = None
+        data |= {"datalist": str(datalist.absolute()), "root": None}
     if root is not None:
-        document["data"]["root"] = str(root.absolute())
-    return WorkerSetting(
-        site_name=folder.site,
-        federation_digest=federation.digest,
-        federation=federation.model_dump(mode="json"),
-        site=document,
-        home=str(folder.path),
-        base_folder=str(folder.path),
-    )
+        data["root"] = str(root.absolute())
+    return dataclasses.replace(setting, site={**setting.site, "data": data})
 
 
 def setting_of_options(
@@ -84,12 +81,11 @@ def setting_of_options(
     if task == "super_resolution":
         data["scale"] = 2
     elif classes is None:
-        classes = max((int(label) for split in survey["splits"].values() for label in split["classes"]), default=1) + 1
+        classes = max([1, *(int(label) for split in survey["splits"].values() for label in split["classes"])]) + 1
     kind = {"kind": task, "spatial_dims": len(size), "in_channels": in_channels, "classes": classes or in_channels}
-    federation = {"name": "", "task": kind, "method": {"name": "local"}}
-    site = {"data": data, "model": {"name": "resnet10"}}
+    federation = {"name": "none", "rounds": 1, "task": kind, "method": {"name": "local"}, "site": [{"name": "none"}]}
     here = str(datalist.absolute().parent)
-    return WorkerSetting("", "", federation, site, here, here)
+    return WorkerSetting("", "", federation, {"data": data}, here, here)
 
 
 def _numbers(text: str, kind: type[int] | type[float], option: str, example: str) -> list[Any]:
@@ -159,11 +155,44 @@ def _image_size(
     return space, channels
 
 
-def survey_arguments(setting: WorkerSetting) -> tuple[Path, Path | None, str, int]:
-    """Return the datalist, its root, the task and the number of classes."""
-    data, task, base = setting.site["data"], setting.federation["task"], Path(setting.base_folder)
+def survey_arguments(setting: WorkerSetting) -> dict[str, Any]:
+    """Return the arguments of ``survey`` for a site's datalist."""
+    data, base = setting.site["data"], Path(setting.base_folder)
+    task = toml.validate(TaskConfig, setting.federation["task"], "federation.toml")
     root = data.get("root")
-    return base / data["datalist"], None if root is None else base / root, task["kind"], task["classes"]
+    return {
+        "path": base / data["datalist"],
+        "root": None if root is None else base / root,
+        "task": task.kind,
+        "classes": task.classes,
+        "class_names": task.class_names,
+        "columns": [column.to_column() for column in task.column],
+    }
+
+
+def survey_prepared(setting: WorkerSetting) -> DatalistSurvey:
+    """Survey a site's datalist to the end; its problems include those of samples as training prepares them."""
+    from peer.train.data.survey import survey
+    from peer.train.inference import model_state
+
+    data = setting.site["data"]
+    settled = [key for key in ("orientation", "spacing", "intensity") if data.get(key) is not None]
+    settled += ["normalise"] if data.get("normalise", "none") != "none" else []
+    document = survey(**survey_arguments(setting), whole=True, nan=data.get("nan"), settled=settled)
+    answer = model_state.run_module(
+        "peer.train.inference.sample_check", {"setting": to_json(setting)}, name="the check"
+    )
+    problems = document["problems"]
+    known = "\n".join(problems)
+    left_out = [f"{name} ({reason})" for name, reason in answer["left_out"].items() if name not in known]
+    if left_out:
+        problems.append(
+            f"samples cannot be prepared as [data] says: {named(left_out)}; correct [data] or the files, or take them "
+            "out of the datalist"
+        )
+    if answer["refusal"] is not None and not problems:
+        problems.append(answer["refusal"])
+    return document
 
 
 def write(page: Path, setting: WorkerSetting, document: DatalistInspected, *, samples: int) -> ContactSheet:

@@ -25,10 +25,12 @@ COUNT_COLUMNS = (
 )  # fmt: skip
 """Columns in the table of a prepared set, shown if its summary has these counts."""
 
-datalist_argument = click.argument("datalist", type=GIVEN_FILE)
 root_option = click.option("--root", type=GIVEN_PATH, help="Folder that its paths are relative to  [default: its own].")
 task_option = click.option(
     "--task", default="classification", show_default=True, help="The federation's task kind ([task] kind)."
+)
+nan_option = click.option(
+    "--nan", type=click.Choice(("background",)), help="As [data] nan: a NaN is background, not a fault."
 )
 classes_option = click.option("--classes", type=click.IntRange(min=2), help="Number of classes ([task] classes).")
 out_option = click.option("--out", type=PATH, required=True, help="The folder to fill.")
@@ -69,6 +71,7 @@ data.add_command(import_command)
     help="Without a site: as [data] intensity, such as window 40 400.",
 )
 @click.option("--normalise", type=click.Choice(("none", "zscore", "unit")), help="Without a site: as [data] normalise.")
+@nan_option
 def inspect(
     call: SiteCall,
     /,
@@ -105,44 +108,70 @@ def inspect(
             raise UsageError(f"--{name.replace('_', '-')} and --site", "leave it out: the site's own settings count")
         folder = call.folder
         setting = contact_sheet.setting_of_site(folder, datalist, root)
-        datalist, root, task, classes = contact_sheet.survey_arguments(setting)
-    document = survey(datalist, root=root, task=task, classes=classes)
+        arguments = contact_sheet.survey_arguments(setting)
+    else:
+        _refuse_table(task)
+        arguments = {"path": datalist, "root": root, "task": task, "classes": classes}
+    if page is not None and arguments["task"] == "tabular":
+        raise UsageError("--html shows images, and a table has none", "leave it out: `data inspect` describes columns")
+    document = survey(**arguments)
     if page is not None:
         if setting is None:
+            assert datalist is not None
             setting = contact_sheet.setting_of_options(document, datalist, root, task, classes, **options)
         document["sheet"] = contact_sheet.write(page, setting, document, samples=samples)
     call.emit(document, _render_survey)
     if page is not None:
         click.echo(f"{page} shows patients' images: it stays in the hospital.", err=True)
     if not any(split["samples"] for split in document["splits"].values()):
-        raise DataError(f"{datalist} holds no usable sample", "correct the problems listed above")
+        raise DataError(f"{arguments['path']} holds no usable sample", "correct the problems listed above")
 
 
-@data.command()
-@datalist_argument
+@site_command(group=data)
+@click.argument("datalist", type=GIVEN_FILE, required=False)
 @root_option
 @task_option
 @classes_option
-@output.json_option
-@shared_options
-def validate(datalist: Path, root: Path | None, task: str, classes: int | None, as_json: bool) -> None:
+@nan_option
+def validate(
+    call: SiteCall, /, datalist: Path | None, root: Path | None, task: str, classes: int | None, nan: str | None
+) -> None:
     """Read every image of a datalist to the end; exit 0 only if a site could train on all of them.
+
+    With --site, the site's own settings and datalist count, and each sample is also prepared as
+    training prepares it: turned, resampled, scaled, resized. So `check` and this command have one
+    verdict; `check` also accepts the share of samples that unreadable_share_max lets training leave out.
 
     \b
     mhfl-peer data validate datalist.json
     mhfl-peer data validate datalist.json --classes 3
+    mhfl-peer data validate --site europe
     """
+    from peer.cli import contact_sheet
     from peer.train.data.survey import survey
 
-    document = survey(datalist, root=root, task=task, classes=classes, whole=True)
-    output.emit(document, as_json=as_json, render=_render_survey)
+    document: Any
+    if call.site_name is not None or datalist is None:
+        setting = contact_sheet.setting_of_site(call.folder, datalist, root)
+        document = contact_sheet.survey_prepared(setting)
+        datalist = Path(document["datalist"])
+    else:
+        _refuse_table(task)
+        document = survey(datalist, root=root, task=task, classes=classes, whole=True, nan=nan)
+    call.emit(document, _render_survey)
     problems = document["problems"]
-    if not as_json and not problems:
+    if not call.as_json and not problems:
         warned = "; see the warnings above" if document["warnings"] else ": a site could train on all of them"
         click.echo(f"Every image could be read{warned}.")
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise DataError(f"{datalist} has {count}", "correct the problems listed above")
+
+
+def _refuse_table(task: str) -> None:
+    """Raise ``UsageError`` for a table, whose columns only a federation's sites know."""
+    if task == "tabular":
+        raise UsageError("--task tabular: a table's columns are those of its federation", "give --site NAME")
 
 
 class DatasetGroup(click.Group):
@@ -211,6 +240,14 @@ COMMANDS: Mapping[str, _DatasetCommand] = {
             text="Slow cortical potentials of one subject, or long and short blinks of six.",
         ),
         "eeg --set scp1",
+    ),
+    "heart-disease": _DatasetCommand(
+        "Heart disease of 920 patients of four hospitals, a row each: Cleveland, Hungary, Switzerland, VA Long Beach.",
+        "The hospitals are real. One pool for `simulate` to divide.",
+        click.Option(
+            ["--complete"], is_flag=True, help="Without slope, ca and thal, the 740 patients with every other value."
+        ),
+        "heart",
     ),
     "mni-tissue": _DatasetCommand(
         "Grey and white matter in slices of ONE brain, the MNI152 template: four sites.",
@@ -321,7 +358,7 @@ def _prepare(name: str, out: Path, *, as_json: bool, **options: Any) -> None:
     except ImportError as error:
         raise missing_package(error, f"`data prepare {name}`") from error
     document = {"folder": str(out), **module.prepare(out, **options)}
-    output.emit(document, as_json=as_json, render=_render_published if name in PUBLISHED else _render_packaged)
+    output.emit(document, as_json=as_json, render=_render_published if "counts" in document else _render_packaged)
 
 
 def _render_survey(document: Mapping[str, Any]) -> output.RenderableType:
@@ -331,17 +368,34 @@ def _render_survey(document: Mapping[str, Any]) -> output.RenderableType:
     labels = sorted({label for split in splits.values() for label in split["classes"]}, key=int)
     rows = [
         *((count, *(split[count] for split in splits.values())) for count in ("samples", "subjects", "unnamed")),
-        *((f"class {label}", *(split["classes"].get(label, 0) for split in splits.values())) for label in labels),
+        *(
+            (
+                f"class {label} {document['class_names'].get(label, '')}".strip(),
+                *(split["classes"].get(label, 0) for split in splits.values()),
+            )
+            for label in labels
+        ),
         *((key, *_counted(splits, key)) for key in ("shapes", "orientations", "spacings")),
     ]
-    rows = [row for row in rows if row[0] not in ("orientations", "spacings") or any(row[1:])]
+    rows = [row for row in rows if row[0] not in ("shapes", "orientations", "spacings") or any(row[1:])]
     notes = [("problem", problem) for problem in document["problems"]]
     notes += [("warning", warning) for warning in document["warnings"]]
     if document["unlabelled"]:
         notes.append(("note", f"{document['unlabelled']} test entries have no label and are not evaluated"))
     if any(split["unnamed"] for split in splits.values()):
         notes.append(("note", "samples without a subject: this check cannot see whether a patient is in both splits"))
-    return Group(output.table(("", *splits), rows, title=document["datalist"]), output.fields(notes))
+    tables = [output.table(("", *splits), rows, title=document["datalist"])]
+    if document["columns"]:
+        columns = [_render_column(column) for column in document["columns"]]
+        tables.append(output.table(("column", "values", "missing", "from, median and to, or rows by value"), columns))
+    return Group(*tables, output.fields(notes))
+
+
+def _render_column(column: Mapping[str, Any]) -> tuple[object, ...]:
+    name = f"{column['name']} ({column['unit']})" if column["unit"] else column["name"]
+    numbers = [f"{column[key]:g}" for key in ("lowest", "median", "highest") if column[key] is not None]
+    levels = [f"{level} {count}" for level, count in column["levels"].items()]
+    return (name, column["values"], column["missing"], ", ".join(levels or numbers))
 
 
 def _counted(splits: Mapping[str, Any], key: str) -> list[str]:

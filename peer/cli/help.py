@@ -29,6 +29,8 @@ TOPICS: Mapping[str, str] = {
     "upgrade": "upgrade.md",
     "mistakes": "mistakes.md",
     "guarantees": "guarantees.md",
+    "glossary": "glossary.md",
+    "tables": "tables.md",
     "reference": "reference.md",
     "prometheus": "prometheus/README.md",
     "kubernetes": "kubernetes/README.md",
@@ -102,10 +104,13 @@ def _page(topic: str) -> HelpPage:
 
 
 def _text(topic: str) -> str:
-    """Read the page that the build copied into the package, or, in a checkout, the page under deploy/."""
-    shipped = PACKAGE / "pages" / TOPICS[topic]
-    path = shipped if shipped.exists() else PACKAGE.parent / "deploy" / TOPICS[topic]
-    return path.read_text("utf-8")
+    return deploy_path(TOPICS[topic]).read_text("utf-8")
+
+
+def deploy_path(name: str) -> Path:
+    """Return the path of what the build copied into the package, or, in a checkout, of the original under deploy/."""
+    shipped = PACKAGE / "pages" / name
+    return shipped if shipped.exists() else PACKAGE.parent / "deploy" / name
 
 
 def _title(text: str) -> str:

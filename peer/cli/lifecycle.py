@@ -74,8 +74,8 @@ def start(
     mhfl-peer start --all
 
     With --all the daemons run in the background, and the command returns once each serves or has
-    ended. Sites whose daemon runs already are left alone. Where some fail, the message names them, and
-    the exit code is that of the first.
+    ended. Sites whose daemon runs already, or whose rounds are all over, are left alone. Where some
+    fail, the message names them, and the exit code is that of the first.
     """
     if everywhere:
         if resume == "fresh" or without or accept_change or log_format != "text" or quiet:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import click
 
-from models.spec import HYPER, ONE_DIMENSIONAL, suggestion
+from models.spec import HYPER, OF_ROWS, ONE_DIMENSIONAL, suggestion
 from peer.cli import output, rendering, shared_options
 from peer.cli.layers import SIDE, describe_layers, render_layers
 from peer.core.metrics import METRICS_OF
@@ -19,17 +19,23 @@ from peer.documents.models import ModelDescription, ModelLayers, ModelList
 from peer.errors import UsageError
 from peer.site.config.monai_bundle import is_bundle, read_bundle
 
-FAMILIES = {kind: CLASSIFYING if kind in CLASSIFYING else frozenset({kind}) for kind in METRICS_OF}
-"""Task kind -> fitting families; those of classifying tasks differ only in dimensions."""
+FAMILIES = {
+    kind: CLASSIFYING - {"tabular"} if kind in CLASSIFYING - {"tabular"} else frozenset({kind}) for kind in METRICS_OF
+}
+"""Task kind -> fitting families; those of images and of time series differ only in dimensions."""
 WIDTHS = {
     "densenet50": 24,
     "mobilenet_v1": 16,
     "mobilenet_v2": 32,
     "shufflenet_v2": 48,
     "squeezenet": 16,
+    "dynunet": 32,
     "tcn": 32,
     "transformer": 32,
     "rnn": 32,
+    "mlp": 32,
+    "tabular_resnet": 32,
+    "ft_transformer": 32,
 }
 DEFAULTS = {"width": 64, "stem_stride": None, "max_pool": True, "depth": 4, "scale": 4, "projection": None}
 """The other defaults of the constructors, copied because reading them would import torch."""
@@ -46,6 +52,7 @@ COSTS = (
     "parameters", "state_values", "multiply_accumulates", "prediction", "taps", "bottleneck", "penultimate", "bytes",
 )  # fmt: skip
 """Keys of a network's cost; null if the network does not fit the task."""
+MODELS_REMEDY = "`mhfl-peer models` lists all; `--layers PACKAGE.MODULE:CLASS` describes one of an installed package"
 SIZE = re.compile(r"[1-9][0-9]*([x,][1-9][0-9]*)*")
 
 
@@ -88,7 +95,7 @@ def models(
         return
     for name in names:
         if name not in HYPER:
-            raise UsageError(f"unknown model {name!r}{suggestion(name, HYPER)}", "`mhfl-peer models` lists all")
+            raise UsageError(f"unknown model {name!r}{suggestion(name, HYPER)}", MODELS_REMEDY)
     if task is None:
         if input_size or settings or any(sizes.values()):
             raise UsageError("what a network costs depends on the task", "add --task")
@@ -131,7 +138,7 @@ def family(name: str) -> str:
     if name.startswith("messenger_"):
         return name.removeprefix("messenger_")
     if name in ONE_DIMENSIONAL:
-        return "time_series"
+        return "tabular" if name in OF_ROWS else "time_series"
     if "scale" in HYPER[name]:
         return "super_resolution"
     return "classification" if "projection" in HYPER[name] else "segmentation"
@@ -178,6 +185,8 @@ def _check_task(task: str, sizes: Mapping[str, int | None]) -> dict[str, Any]:
         )
     if task == "time_series" and sizes["spatial_dims"] != 1:
         raise UsageError(f"--spatial-dims {sizes['spatial_dims']}: a time series has 1")
+    if task == "tabular" and sizes["spatial_dims"] != 1:
+        raise UsageError(f"--spatial-dims {sizes['spatial_dims']}: the row of a table has 1")
     if task != "super_resolution" and sizes["classes"] == 1:
         raise UsageError(f"--classes 1: {task} needs at least 2")
     return {"kind": task, **sizes}

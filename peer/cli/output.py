@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from peer.errors import one_line
+from peer.errors import Interrupted, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,6 +109,18 @@ def stages(first: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
         yield begin
     finally:
         begin(None)
+
+
+def confirm(question: str, *, otherwise: str) -> None:
+    """Ask whether to go on. Raises ``Interrupted`` if the answer is no, or nobody can answer.
+
+    Args:
+        otherwise: what the command has not done then.
+    """
+    try:
+        click.confirm(question, abort=True)
+    except click.Abort as error:
+        raise Interrupted(otherwise, "answer y, or give --yes") from error
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:

@@ -120,9 +120,8 @@ def _federation(document: Mapping[str, Any]) -> Iterator[output.RenderableType]:
 
     yield Text.assemble(
         (document["federation"], "bold"),
-        f" {document['digest'][: rendering.SHORT]}  {document['method']}  round {document['round']} of "
-        f"{document['rounds']}",
-        "" if document["made_in"] is None else f", with artifacts {rendering.made_in(document)}",
+        f" {document['digest'][: rendering.SHORT]}  {document['method']}  {document['verdict']}",
+        "" if document["made_in"] is None else f" Artifacts are {rendering.made_in(document)}.",
     )
     elsewhere = any(row["seen_by"] != row["site"] for row in document["sites"])
     has_room = any(row["room"] for row in document["sites"])
@@ -135,6 +134,9 @@ def _federation(document: Mapping[str, Any]) -> Iterator[output.RenderableType]:
     if has_room:
         note = "Of room: of the way from training alone to all data pooled, by [reference] in site.toml."
         yield Text(note, style="dim")
+    for row in document["sites"]:
+        if row["losses"]:
+            yield Text(f"By refusals, {row['losses']}.", style="dim")
     for item in document["attention"]:
         style = "red" if item["urgent"] else "yellow"
         yield Text(f"{item['site']}: {one_line(item['text'])}.", style=style)

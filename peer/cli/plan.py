@@ -17,7 +17,9 @@ from peer.site.config.site_folder import SiteFolder
 @site_command()
 @click.option("--rounds", default=10, show_default=True, type=click.IntRange(1), help="How many rounds to show.")
 @click.option(
-    "--first", type=click.IntRange(1), help="The first round to show  [default: the site's present or coming one]."
+    "--first",
+    type=click.IntRange(1),
+    help="The first round to show  [default: the site's present or coming one; after the end, the last ones].",
 )
 def plan(call: SiteCall, rounds: int, first: int | None) -> None:
     """Show who receives from whom; every site computes the same plan from the shared round key.
@@ -29,16 +31,18 @@ def plan(call: SiteCall, rounds: int, first: int | None) -> None:
     mhfl-peer plan --site europe --first 20 --rounds 5
     """
     folder = call.folder
-    first = _coming_round(folder) if first is None else first
+    first = _first_round(folder, rounds) if first is None else first
     document = _plan_of_daemon(folder, rounds=rounds, first=first) or _plan_at_rest(folder, rounds=rounds, first=first)
     call.emit(document, _render)
 
 
-def _coming_round(folder: SiteFolder) -> int:
-    """Return the round in progress, else the next one, else the last one."""
+def _first_round(folder: SiteFolder, shown: int) -> int:
+    """Return the round in progress, else the next one, else the first of the last ones that are ``shown``."""
     from peer.cli.watch import read_document
 
     status = read_document(folder, "status", {})
+    if status["committed"] == status["rounds"]:
+        return int(max(1, status["rounds"] - shown + 1))
     return int(max(1, min(max(status["round"], status["committed"] + 1), status["rounds"])))
 
 

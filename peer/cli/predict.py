@@ -12,7 +12,7 @@ import click
 
 from peer.cli import chosen_round, output, round_option
 from peer.cli.site_command import SiteCall, site_command
-from peer.core.tasks import CLASSIFYING
+from peer.core.tasks import CLASSIFYING, names_or_numbers
 from peer.documents.commands import PredictionsWritten
 from peer.errors import DataError, UsageError
 from peer.extras import require_extra
@@ -90,7 +90,8 @@ def _predict_with_site(folder: SiteFolder, inputs: Sequence[Path], out: Path, wh
         result = _table(out) if classes else out
         answer = _run_prediction(state.document(), inputs, out)
     if classes and answer["predictions"]:
-        site_folder.write_atomically(result, _format_csv(answer["predictions"], task.classes))
+        names = names_or_numbers(task.class_names, task.classes)
+        site_folder.write_atomically(result, _format_csv(answer["predictions"], names))
     return {
         "site": folder.site,
         "generation": state.generation,
@@ -155,12 +156,15 @@ def _run_prediction(document: Mapping[str, Any], inputs: Sequence[Path], out: Pa
     return answer
 
 
-def _format_csv(predictions: Sequence[Mapping[str, Any]], classes: int) -> bytes:
+def _format_csv(predictions: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> bytes:
+    """Write a column of probabilities for each class, and the number, and the name if any, of the likeliest."""
+    named = "class_name" in predictions[0]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", *(f"class_{index}" for index in range(classes)), "predicted"])
+    columns = [f"p({name})" for name in classes] if named else list(classes)
+    writer.writerow(["file", *columns, "predicted", *(["predicted_name"] if named else [])])
     for row in predictions:
-        writer.writerow([row["file"], *row["probabilities"], row["class"]])
+        writer.writerow([row["file"], *row["probabilities"], row["class"], *([row["class_name"]] if named else [])])
     return text.getvalue().encode(errors="surrogateescape")
 
 
@@ -171,7 +175,10 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
     predictions, skipped = document["predictions"], document["skipped"]
     parts: list[output.RenderableType] = []
     if predictions and "class" in predictions[0]:
-        rows = [(row["file"], str(row["class"]), f"{max(row['probabilities']):.3f}") for row in predictions]
+        rows = [
+            (row["file"], f"{row['class']} {row.get('class_name', '')}".strip(), f"{max(row['probabilities']):.3f}")
+            for row in predictions
+        ]
         parts.append(_render_first_rows(("file", "class", "probability"), rows))
     elif predictions:
         parts.append(_render_first_rows(("file", "result"), [(row["file"], row["output"]) for row in predictions]))

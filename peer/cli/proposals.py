@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import click
 
 from peer.cli import GIVEN_FILE, Settings, output
 from peer.cli.amendments import (
+    ask_for_consent,
     change_options,
     from_round_option,
     instead_option,
@@ -21,12 +21,13 @@ from peer.cli.amendments import (
     missing_addresses,
     read_changes,
     sign_as_founder,
+    yes_option,
 )
 from peer.cli.governance import SiteChain, longest_chain, render_enacted
 from peer.cli.site_command import SiteCall, site_command
 from peer.core.roster import SiteName
 from peer.documents.membership import ProposalSigned
-from peer.errors import CertificateError, LockedError, MembershipError, StateError, UsageError
+from peer.errors import CertificateError, LockedError, MembershipError, StateError
 from peer.quantities import duration
 from peer.site.config import toml
 from peer.site.config.site_folder import home_folder, must_be_new, write_atomically
@@ -108,7 +109,7 @@ def propose(
 
 @site_command(short_help="Sign another member's proposal.")
 @click.argument("file", type=GIVEN_FILE)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @click.option(
     "--ca",
     type=click.Path(path_type=Path, file_okay=False),
@@ -141,7 +142,8 @@ def approve(call: SiteCall, file: Path, yes: bool, ca: Path | None, instead: boo
         signatures = f"signed by {', '.join(count.by) or 'nobody'}; {count.needed} signatures are needed"
         time_left = _time_left_in_words(*_time_left(site, proposal.amendment))
         changes = words_of(proposal.amendment, site.chain.head, site.genesis)
-        _ask_for_consent(proposal, file, [*changes, signatures, *(f"enact it {text}" for text in time_left)])
+        sentences = [*changes, signatures, *(f"enact it {text}" for text in time_left)]
+        ask_for_consent(proposal, sentences, str(file))
     signed = _sign(site, proposal, instead=instead)
     write_atomically(file, signed.encode(), 0o644)
     call.emit(_signed(site, signed, file, notes), _render_signed)
@@ -212,17 +214,6 @@ def _check(site: SiteChain, proposal: Proposal, file: Path) -> SignatureCount:
         raise MembershipError(f"{file}: {error.message}", error.remedy) from error
 
 
-def _ask_for_consent(proposal: Proposal, file: Path, sentences: Sequence[str]) -> None:
-    """Show the changes in words; return once the amendment's number was typed."""
-    amendment = proposal.amendment
-    click.echo(f"amendment {amendment.number}, from round {amendment.from_round} on, {proposal.digest}", err=True)
-    for sentence in sentences:
-        click.echo(f"  {sentence}", err=True)
-    click.echo("To sign it, type the amendment's number: ", nl=False, err=True)
-    if sys.stdin.readline().strip() != str(amendment.number):
-        raise UsageError(f"{file} was not signed", "type the amendment's number, or give --yes")
-
-
 def _approve_as_founder(
     ca: Path, settings: Settings, site_name: str | None, proposal: Proposal, file: Path, *, yes: bool, instead: bool
 ) -> ProposalSigned:
@@ -245,7 +236,7 @@ def _approve_as_founder(
     elif not judged:
         notes.insert(0, FOUNDER_SIGNS)
     if not yes:
-        _ask_for_consent(proposal, file, [*changes, *notes])
+        ask_for_consent(proposal, [*changes, *notes], str(file))
     signed = sign_as_founder(proposal, ca, instead=instead)
     write_atomically(file, signed.encode(), 0o644)
     return {

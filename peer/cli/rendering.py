@@ -9,6 +9,7 @@ from typing import Any
 
 from peer.cli import output
 from peer.core.limits import CERTIFICATE_DAYS_MIN
+from peer.core.status import describe_losses, is_old_refusal
 from peer.errors import one_line
 from peer.quantities import duration
 from peer.quantities import size as size
@@ -49,6 +50,8 @@ def status(document: Mapping[str, Any]) -> output.RenderableType:
         parts.append(Text(f"Held: {one_line(document['held'])}.", style="yellow"))
     if document.get("departed"):
         parts.append(Text(f"Departed: {one_line(document['departed'])}.", style="red"))
+    if document.get("datalist"):
+        parts.append(Text(f"Data: {document['datalist']}; see `mhfl-peer withdraw`.", style="yellow"))
     if document.get("last_round"):
         parts.append(_contributors(document["last_round"], own=document["site"]))
     if document.get("weights"):
@@ -57,7 +60,9 @@ def status(document: Mapping[str, Any]) -> output.RenderableType:
         parts.append(_best_round(document["best_round"]))
     parts.append(peers(document["peers"], brief=True))
     parts.extend(_relay(relay) for relay in document.get("relays", ()))
-    parts.extend(Text(line, style="red") for line in _refusals(document["refusals"]))
+    parts.extend(Text(line, style="red") for line in _refusals(document))
+    if losses := describe_losses(document["site"], document.get("contributions", {}), round=document["round"]):
+        parts.append(Text(f"By refusals, {losses}.", style="yellow"))
     days = document.get("certificate_days")
     if days is not None and days < 0:
         parts.append(Text("The certificate has expired: this site can call no peer until you renew it.", style="red"))
@@ -97,17 +102,23 @@ def _not_running(document: Mapping[str, Any]) -> str:
     )
 
 
-def _refusals(refusals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield one line for all refusals of one site for one reason, ordered by the newest of each."""
-    rounds_of: dict[tuple[str, str], list[int]] = {}
-    for refusal in refusals:
-        key = (refusal["site"], one_line(refusal["reason"]))
+def _refusals(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield one line for the recent refusals of one site for one reason, by the newest, and one for all old ones."""
+    rounds_of: dict[tuple[str, str, str], list[int]] = {}
+    refusals = document["refusals"]
+    recent = [refusal for refusal in refusals if not is_old_refusal(refusal["round"], document)]
+    if old := len(refusals) - len(recent):
+        last = max(refusal["round"] for refusal in refusals if refusal not in recent)
+        yield f"Refused or declined up to round {last}: {old} {'time' if old == 1 else 'times'}; see `mhfl-peer events`"
+    for refusal in recent:
+        key = ("Declined" if refusal.get("declined") else "Refused", refusal["site"], one_line(refusal["reason"]))
         rounds_of[key] = [*rounds_of.pop(key, []), refusal["round"]]
-    for (site, reason), numbers in rounds_of.items():
+    for (what, site, reason), numbers in rounds_of.items():
         first, last = min(numbers), max(numbers)
         when = f"round {last}" if first == last else f"rounds {first} to {last}"
         times = f", {len(numbers)} times" if len(numbers) > 1 else ""
-        yield f"Refused in {when}{times}: {site}: {reason}"
+        by = "by " if what == "Declined" else ""
+        yield f"{what} in {when}{times}: {by}{site}: {reason}"
 
 
 def _contributors(last: Mapping[str, Any], *, own: str) -> output.RenderableType:

@@ -44,10 +44,27 @@ SHOWN = (": Mean", f": {SHARE_OF_ROOM}", ": worst site", ": gap")
     type=float,
     help="A value of the main metric, for the table of rounds and bytes to a target; may be repeated.",
 )
+@click.option(
+    "--row",
+    "rows",
+    metavar="ROW[=NAME]",
+    multiple=True,
+    help="Only this row, under this name; may be repeated, in the order of the tables.",
+)
+@click.option("--latex", is_flag=True, help="Also write every table as .tex, for the package booktabs.")
+@click.option("--pdf", is_flag=True, help="Also write every picture as .pdf.")
 @output.json_option
 @shared_options
 def report(
-    folder: Path, out: Path | None, resamples: int, ddof: int, targets: tuple[float, ...], as_json: bool
+    folder: Path,
+    out: Path | None,
+    resamples: int,
+    ddof: int,
+    targets: tuple[float, ...],
+    rows: tuple[str, ...],
+    latex: bool,
+    pdf: bool,
+    as_json: bool,
 ) -> None:
     """Make tables and pictures from the results that `mhfl-peer simulate` left in DIR.
 
@@ -59,12 +76,21 @@ def report(
     mhfl-peer report digits
     mhfl-peer report digits --out tables
     mhfl-peer report digits --ddof 1 --target 0.9
+    mhfl-peer report digits --latex --pdf --row local=Local --row fedskd=FedSKD
     """
     require_extra("research", "`report`")
     from peer.lab.report.write import report as write_report
 
     out = out or folder / "report"
-    options: dict[str, Any] = {"resamples": resamples, "ddof": ddof, "targets": targets}
+    names = dict(row.partition("=")[::2] for row in rows)
+    options: dict[str, Any] = {
+        "resamples": resamples,
+        "ddof": ddof,
+        "targets": targets,
+        "rows": {row: name or row for row, name in names.items()},
+        "latex": latex,
+        "pdf": pdf,
+    }
     if as_json:
         document = write_report(folder, out, **options)
     else:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from peer.cli import GIVEN_FILE, output, rendering, shared_options
-from peer.documents.commands import RowWithoutRuns, SimulationResult
+from peer.documents.laboratory import RowWithoutRuns, SimulationResult
 from peer.errors import UsageError, WorkerFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from peer.lab.experiments.experiment import Experiment
+    from peer.lab.experiments.runs import Run
     from peer.lab.experiments.sweep import SweepProgress
 
 
@@ -37,6 +39,9 @@ def _shard(context: click.Context, parameter: click.Parameter, value: str | None
     "--data", "source", type=click.Path(path_type=Path), help="The folder that a public data set was unpacked into."
 )
 @click.option("--dry-run", is_flag=True, help="Check everything and write the runs' folders, but train nothing.")
+@click.option(
+    "--only", metavar="METHOD", multiple=True, help="Only the runs of this row of the results; may be repeated."
+)
 @click.option("--shard", metavar="K/N", callback=_shard, help="Only the Kth of N parts of the runs, for a job array.")
 @click.option(
     "--engine",
@@ -75,6 +80,7 @@ def simulate(
     jobs: int | None,
     source: Path | None,
     dry_run: bool,
+    only: tuple[str, ...],
     shard: tuple[int, int],
     engine: str,
     address: str | None,
@@ -92,12 +98,13 @@ def simulate(
     \b
     mhfl-peer simulate deploy/examples/experiments/digits.toml --out digits
     mhfl-peer simulate experiment.toml --out runs --dry-run
+    mhfl-peer simulate experiment.toml --out runs --only local --only fedskd
     mhfl-peer simulate experiment.toml --out /shared/runs --engine ray --address auto
     mhfl-peer simulate experiment.toml --out /shared/runs --shard 3/10
     """
     from peer.lab.experiments.experiment import Experiment
     from peer.lab.experiments.ray_cluster import RayCluster
-    from peer.lab.experiments.sweep import estimate_seconds, prepare, shard_of, sweep
+    from peer.lab.experiments.sweep import estimate_seconds, prepare, shard_of
 
     cluster = None
     if engine == "ray":
@@ -105,27 +112,20 @@ def simulate(
     elif address:
         raise UsageError("--address is of a Ray cluster", "add --engine ray")
     loaded = Experiment.load(experiment)
-    runs = shard_of(prepare(loaded, out, source=source), *shard)
-    failed: dict[str, str] = {}
-    if not dry_run:
-        if as_json or not sys.stdout.isatty():
-            failed = sweep(runs, jobs=jobs, keep=keep, watch=_StderrProgress(), cluster=cluster)
-        else:
-            from rich.live import Live
-
-            with Live(console=output.console(), auto_refresh=False, transient=True) as live:
-                failed = sweep(
-                    runs,
-                    jobs=jobs,
-                    keep=keep,
-                    cluster=cluster,
-                    watch=lambda progress: live.update(_render_progress(progress), refresh=True),
-                )
+    rows = _chosen_rows(loaded, only)
+    every_run = prepare(loaded, out, source=source)
+    runs = shard_of([run for run in every_run if loaded.row_of(run.document["method"]) in rows], *shard)
+    is_quiet = as_json or not sys.stdout.isatty()
+    failed = {} if dry_run else _carry_out(runs, is_quiet=is_quiet, jobs=jobs, keep=keep, cluster=cluster)
     keys = ("partition", "models", "method", "reason")
     document: SimulationResult = {
         "out": str(out),
         "runs": [{"id": run.id, "finished": run.is_finished(), "failed": failed.get(run.id)} for run in runs],
-        "without_runs": [cast(RowWithoutRuns, dict(zip(keys, row, strict=True))) for row in loaded.rows_without_runs()],
+        "without_runs": [
+            cast(RowWithoutRuns, dict(zip(keys, row, strict=True)))
+            for row in loaded.rows_without_runs()
+            if loaded.row_of(row[2]) in rows
+        ],
         "seconds": estimate_seconds(runs, jobs=jobs),
     }
     output.emit(document, as_json=as_json, render=lambda document: _as_text(document, dry_run=dry_run))
@@ -135,6 +135,26 @@ def simulate(
             f"{len(failed)} of {len(runs)} runs failed; {name}: {reason}",
             f"correct that in {experiment} or in the data, and run the command again; finished runs are kept",
         )
+
+
+def _chosen_rows(experiment: Experiment, only: tuple[str, ...]) -> Sequence[str]:
+    """Return the rows that are named, or all without a name. Raise ``UsageError`` for a name that is none."""
+    for name in only:
+        if name not in experiment.rows:
+            raise UsageError(f"--only {name}: no such row in {experiment.path}", f"it has {', '.join(experiment.rows)}")
+    return only or experiment.rows
+
+
+def _carry_out(runs: Sequence[Run], *, is_quiet: bool, **options: Any) -> dict[str, str]:
+    """Carry out the runs and show their progress; return the reason of each failed one by its id."""
+    from peer.lab.experiments.sweep import sweep
+
+    if is_quiet:
+        return sweep(runs, watch=_StderrProgress(), **options)
+    from rich.live import Live
+
+    with Live(console=output.console(), auto_refresh=False, transient=True) as live:
+        return sweep(runs, watch=lambda progress: live.update(_render_progress(progress), refresh=True), **options)
 
 
 class _StderrProgress:

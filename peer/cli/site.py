@@ -22,7 +22,6 @@ from peer.site.config.site_folder import SiteFolder, home_folder, must_be_new, s
 from peer.site.identity import certificates, enrolment
 from peer.site.identity.bundle import Bundle, read_received_file
 from peer.site.membership.folder import MembershipFolder
-from peer.train.data.datalist import SELF_LABELLED
 
 PATH = click.Path(path_type=Path)
 
@@ -92,7 +91,7 @@ def init(
             federation.task.spatial_dims,
             federation.addresses.get(folder.site),
             discovery=len(federation.addresses) < len(federation.roster),
-            normalised=federation.task.kind not in SELF_LABELLED,
+            kind=federation.task.kind,
             listen=listen or (NEWCOMERS_LISTEN if newcomer else None),
         )
         write_atomically(folder.site_toml, text.encode("utf-8"))

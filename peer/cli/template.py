@@ -6,12 +6,15 @@ from importlib import resources
 
 from peer.site.config.site_tables import is_loopback
 from peer.site.config.toml import split_address, split_route
+from peer.train.data.datalist import SELF_LABELLED
 
 VOLUME_DIMS = 3
 SIZES = {1: "[1024]", 2: "[224, 224]", 3: "[32, 32, 32]"}
 """Number of spatial dimensions -> initial input size; the operator changes it to fit the data."""
 
 
+NETWORKS = {"segmentation": "unet", "super_resolution": "srresnet6", "tabular": "mlp"}
+"""Task kind -> the initial network, where it is not that of the example."""
 PEERS_PORT = 7443
 METRICS_PORT = 9464
 NEWCOMERS_LISTEN = f"0.0.0.0:{PEERS_PORT}"
@@ -23,7 +26,7 @@ def site_toml(
     address: str | None = None,
     *,
     discovery: bool = True,
-    normalised: bool = True,
+    kind: str = "classification",
     listen: str | None = None,
 ) -> str:
     """Fill in the template for a task and for the site's address in the roster.
@@ -34,13 +37,17 @@ def site_toml(
 
     Args:
         discovery: whether the site announces itself on the local network; it should only if needed.
-        normalised: whether images get mean 0 and standard deviation 1. On values up to 255 a network learns
-            late, and one site's model fails on another's. Super-resolution leaves them as they are.
+        kind: of the task. Its images get mean 0 and standard deviation 1, since on values up to 255 a network learns
+            late, and one site's model fails on another's. Super-resolution leaves them as they are, and the rows of a
+            table have no size.
         listen: where the daemon listens; by default derived from the address.
     """
     text = resources.files(__package__).joinpath("site.toml").read_text("utf-8")
     text = text.replace(f"input_size = {SIZES[3]}", f"input_size = {SIZES[spatial_dims]}")
-    if not normalised:
+    text = text.replace('\nname = "resnet10"', f'\nname = "{NETWORKS.get(kind, "resnet10")}"')
+    if kind == "tabular":
+        text = text.replace(f"\ninput_size = {SIZES[1]}", f"\n#input_size = {SIZES[2]}")
+    if kind in SELF_LABELLED or kind == "tabular":
         text = text.replace('\nnormalise = "zscore"', '\n#normalise = "none"')
     if not discovery:
         text = text.replace("\nzeroconf = true", "\n#zeroconf = false")

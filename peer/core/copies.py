@@ -48,5 +48,5 @@ def comparison(site: SiteState, source: Source) -> tuple[Source | None, bool]:
 def made_up_rounds(current: OpenRound) -> int:
     """Return the rounds of work for a circulating model, including rounds lost with a copy that was left out."""
     lost = [current.number - source.round for source in current.sources if source.fallback]
-    left_out = not {"refused", "lost", "unused"}.isdisjoint(current.missing.values())
+    left_out = not {"refused", "declined", "lost", "unused"}.isdisjoint(current.missing.values())
     return min(limits.MADE_UP_ROUNDS_MAX, 1 + max(lost, default=0)) if left_out else 1

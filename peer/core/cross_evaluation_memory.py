@@ -157,7 +157,7 @@ class EvaluationTasks:
     """The rules and waiting times under which all peers were looked at last; ``None`` before, and while inactive."""
 
     def next_attempt(self) -> int:
-        """The number of the next order; no earlier order about a borrowed model had it in this run."""
+        """Return the number of the next order; no earlier order about a borrowed model had it in this run."""
         self.attempt += 1
         return self.attempt
 
@@ -184,7 +184,7 @@ def evaluation_records(
     sites: Callable[[int], Sequence[str]],
     global_test: bool = True,
 ) -> list[dict[str, Any]]:
-    """The evaluations of the site's models on every site's test split that the journal has, oldest
+    """Return the evaluations of the site's models on every site's test split that the journal has, oldest
     first.
 
     Args:
@@ -202,8 +202,7 @@ def evaluation_records(
     for kind, round, body in stored:
         if kind == "evaluated":
             reason = {"reason": body.get("kept_home") or (NO_ANSWER if global_test else NO_GLOBAL_TEST)}
-            metrics = rows.member(kind, round, body, "metrics")
-            cells[round] = {site: _own_cell(metrics) if site == own else reason for site in sites(round)}
+            cells[round] = {site: _own_cell(body["metrics"]) if site == own else reason for site in sites(round)}
         elif round in cells:
             row = rows.decode(kind, round, body)
             if isinstance(row, rows.ReportRow) and row.site in cells[round]:

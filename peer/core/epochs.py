@@ -16,24 +16,42 @@ from peer.core import limits
 from peer.core.plan import Value
 from peer.core.roster import RoundKey, Sha256, SiteName
 
+SECONDS = {"ge": limits.SECONDS_CONFIGURED_MIN, "le": limits.NUMBER_CONFIGURED_MAX}
+NOT_NEGATIVE = {"ge": 0, "le": limits.NUMBER_CONFIGURED_MAX}
+COUNT = {"ge": 1, "le": limits.NUMBER_CONFIGURED_MAX}
+
 
 @dataclass(frozen=True, slots=True)
 class PaceRules:
-    """Waiting times in seconds, and how far sites may drift apart in rounds (see ``peer.core.limits`` for reasons).
+    """``[pace]``: how long sites wait for each other, and how far they may drift apart in rounds.
 
-    Nobody opens a round while fewer than ``members_min`` members, this site included, are heard.
+    The reasons are in ``peer.core.limits``. ``peer.site.config.schema`` makes the table from these fields: their
+    metadata are the bounds of the keys.
     """
 
-    wait_max_s: float = limits.WAIT_MAX_S
-    deadline_floor_s: float = limits.DEADLINE_FLOOR_S
-    gather_s: float | None = None
-    silence_s: float = limits.SILENCE_S
-    lead_rounds_max: int = 2
-    lag_rounds_max: int = 2
-    isolated_s: float = 86_400.0
-    linger_s: float = 3_600.0
-    artifact_rounds_max: int = limits.ARTIFACT_ROUNDS_MAX
-    members_min: int = 1
+    wait_max_s: float = field(default=limits.WAIT_MAX_S, metadata=SECONDS)
+    """The longest wait for a slow but living peer, in seconds."""
+    deadline_floor_s: float = field(default=limits.DEADLINE_FLOOR_S, metadata=NOT_NEGATIVE)
+    """The shortest deadline that the adaptive one may come to."""
+    gather_s: float | None = field(default=None, metadata=SECONDS)
+    """Start round 1 without the sites that did not come within this time; left out: wait for all."""
+    silence_s: float = field(default=limits.SILENCE_S, metadata=SECONDS)
+    """A peer without an authenticated byte for so long is silent: fall back now. Above 15 s, a dial, a call and a
+    stream may take as much longer, too: for slow lines, and for many sites on one machine."""
+    beat_s: float | None = field(default=None, metadata=SECONDS)
+    """How often a site beats; left out: 3, above 32 sites 5."""
+    lead_rounds_max: int = field(default=2, metadata=COUNT)
+    """How many rounds a site may be ahead of the middle of the others."""
+    lag_rounds_max: int = field(default=2, metadata=COUNT)
+    """How many it may be behind before it jumps."""
+    isolated_s: float = field(default=86_400.0, metadata=SECONDS)
+    """How long a site that hears nobody waits before it goes on alone."""
+    linger_s: float = field(default=3_600.0, metadata=NOT_NEGATIVE)
+    """How long a finished site goes on serving those that are not."""
+    artifact_rounds_max: int = field(default=limits.ARTIFACT_ROUNDS_MAX, metadata=COUNT)
+    """For how many rounds a published artifact stays for receivers that lag."""
+    members_min: int = field(default=1, metadata=COUNT)
+    """Open no round while fewer members, this site included, are heard; 1: never hold."""
 
 
 @dataclass(frozen=True, slots=True)

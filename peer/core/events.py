@@ -90,10 +90,14 @@ class RoundProved(Event):
 
 @dataclass(frozen=True, slots=True)
 class PeerRefused(Event):
-    """A peer broke the protocol or belongs to another federation; the reason names what differs."""
+    """A peer broke the protocol or belongs to another federation; the reason names what differs.
+
+    ``declined`` says that the peer refused this site's call, in its own words.
+    """
 
     site: SiteName
     reason: str
+    declined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,8 @@ class ArtifactRefused(Event):
     """The fetched artifact was refused for its digest, signature, names, shapes, values, size or turn.
 
     ``blameless`` says that this site's disk had no room for it, or that this program failed: its
-    origin is not named.
+    origin is not named. ``declined`` says that the origin itself does not send it here, for a reason
+    in its own words.
     """
 
     generation: int
@@ -137,6 +142,7 @@ class ArtifactRefused(Event):
     purpose: Purpose
     reason: str
     blameless: bool = False
+    declined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +198,8 @@ class Queued(Event):
 class Trained(Event):
     """A training stage is over and its checkpoint is on disk.
 
-    ``returned`` are the models that visited and were trained, one for each owner.
+    ``returned`` are the models that visited and were trained, one for each owner. ``cohort`` is the
+    digest of the people in the site's data (``peer.cohorts``), ``None`` where none is recorded.
     """
 
     generation: int
@@ -205,6 +212,7 @@ class Trained(Event):
     threads: int
     duration_s: float
     returned: tuple[Artifact, ...] = ()
+    cohort: Sha256 | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,12 +350,16 @@ class ArtifactRejected(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed(Event):
-    """The worker could not carry out its order; ``fault`` is one of ``FAULTS``."""
+    """The worker could not carry out its order; ``fault`` is one of ``FAULTS``.
+
+    ``reason`` is journalled, and names no sample. ``detail``, if any, is the reason for the operator of this site.
+    """
 
     generation: int
     attempt: int
     fault: str
     reason: str
+    detail: str = ""
 
 
 WorkResult = Initialised | Trained | Aggregated | Adopted | Evaluated
@@ -355,6 +367,6 @@ WorkResult = Initialised | Trained | Aggregated | Adopted | Evaluated
 
 
 def made_artifacts(result: WorkResult) -> list[Artifact]:
-    """The artifacts that the worker made for an order."""
+    """Return the artifacts that the worker made for an order."""
     returned = result.returned if isinstance(result, Trained) else ()
     return [artifact for artifact in (result.artifact, *returned) if artifact is not None]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from peer.core import liveness
 from peer.core.commands import Source
 from peer.core.liveness import Peers
-from peer.core.messages import Heartbeat, Purpose, Unavailable
+from peer.core.messages import Artifact, Heartbeat, Purpose, Unavailable
 from peer.core.plan import Kind, Pattern
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
@@ -19,6 +19,8 @@ ABSENT = "absent"
 """The reason if the operator named the peer with `start --without`."""
 GONE = "gone"
 """The reason if the peer left or was expelled, and also if it says that it is gone."""
+EQUAL = "sent the same artifact as "
+"""How the refusal of both origins of one artifact begins; it accuses neither, since neither digest shows who copied."""
 MISSING_REASONS = (
     ABSENT,
     "silent",
@@ -27,6 +29,7 @@ MISSING_REASONS = (
     str(Unavailable.RETIRED),
     str(Unavailable.SKIPPED),
     "refused",
+    "declined",
     "lost",
     "unused",
 )
@@ -231,6 +234,21 @@ def last_received(
             newest[source.origin] = stale(source)
     newest.update({source.origin: source for source in fresh})
     return tuple(newest[origin] for origin in sorted(newest))
+
+
+def find_equals(sources: Iterable[Source], own: Artifact | None, site: SiteName) -> dict[SiteName, SiteName]:
+    """Map each origin whose trained artifact another origin has signed, too, to that one, whose artifact counts.
+
+    The site's ``own`` artifact counts before others, then the one of the earlier round, then the first by name.
+    Untrained artifacts of one seed may be equal.
+    """
+    first_of = {} if own is None else {own.sha256: Source(site, 0, own)}
+    equals = {}
+    for source in sorted(sources, key=lambda source: (source.round, source.origin)):
+        first = first_of.setdefault(source.artifact.sha256, source)
+        if first.origin != source.origin and (first.artifact.steps or source.artifact.steps):
+            equals[source.origin] = first.origin
+    return equals
 
 
 def best_copy(copies: Iterable[Source], rules: Rules) -> Source:

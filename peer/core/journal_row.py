@@ -53,8 +53,26 @@ class JournalRow:
 
     @classmethod
     def from_body(cls, round: int, body: Body) -> Self:
-        """Build the row of this body; ``ValueError`` names the key that is missing or wrong."""
+        """Build the row of this body. Raises ``ValueError`` naming the key that is missing or wrong."""
         return cls(round, **values_of(cls, body))
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRow(JournalRow):
+    """Base of rows that describe artifacts. In version 1, each description had the list of tensors."""
+
+    version: ClassVar[int] = 2
+
+
+def without_tensors(value: Any) -> Any:
+    """Remove the list of tensors from each artifact in a body: it is in the header of the artifact's file."""
+    if isinstance(value, list):
+        return [without_tensors(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "spec" in value:  # an artifact
+        return {key: inner for key, inner in value.items() if key != "tensors"}
+    return {key: without_tensors(inner) for key, inner in value.items()}
 
 
 @functools.cache
@@ -79,7 +97,7 @@ def _keys(row_type: Any) -> list[tuple[str, str, Any, bool]]:
 
 
 def values_of(row_type: Any, body: Body) -> dict[str, Any]:
-    """Parse a body into a row's fields; ``ValueError`` names the key that is missing or wrong."""
+    """Parse a body into a row's fields. Raises ``ValueError`` naming the key that is missing or wrong."""
     missing = [key for key, _, _, required in _keys(row_type) if required and key not in body]
     if missing:
         raise ValueError(f"{missing[0]!r} is missing")

@@ -39,7 +39,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any, *, path: str = "") -> Any:
-    """Convert a JSON value to an instance of the declared type; ``ValueError`` names the path of a misfit."""
+    """Convert a JSON value to an instance of the declared type. Raises ``ValueError`` naming the path of a misfit."""
     return _reader(kind)(value, path)
 
 

@@ -52,6 +52,7 @@ class Artifact:
 
     ``steps`` counts the optimiser steps of the model. ``owner`` is the site whose model it is: the
     writer itself, except in circulating rounds and for a ``return``: a visiting model that the writer trained.
+    The list of tensors is in the file's header, and in the manifest.
     """
 
     kind: Kind
@@ -60,7 +61,6 @@ class Artifact:
     bytes: int
     steps: int
     spec: Mapping[str, Any]
-    tensors: tuple[TensorSpec, ...]
     training_samples: int | None = None
 
 
@@ -78,6 +78,7 @@ class Manifest:
     origin: SiteName
     round: int
     artifact: Artifact
+    tensors: tuple[TensorSpec, ...]
     reexport: bool = False
     egress_count: int = 0
     egress_head: str = ""

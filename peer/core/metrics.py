@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -24,6 +25,7 @@ class Metric:
         heading: its name above a column.
         unit: of its values; empty for a share.
         upper_bound: the highest possible value; ``None`` without one.
+        chance: the value of a guess, at which a chart begins; ``None`` where it depends on the data.
     """
 
     tasks: frozenset[str]
@@ -31,10 +33,11 @@ class Metric:
     heading: str
     unit: str = ""
     upper_bound: float | None = 1.0
+    chance: float | None = None
 
 
 METRICS: Mapping[str, Metric] = {
-    "auc": Metric(CLASSIFYING, "AUC", "AUC"),
+    "auc": Metric(CLASSIFYING, "AUC", "AUC", chance=0.5),
     "accuracy": Metric(CLASSIFYING, "Accuracy", "ACC"),
     "f1_macro": Metric(CLASSIFYING, "macro F1", "MF1"),
     "dice": Metric(frozenset({"segmentation"}), "Dice", "Dice"),
@@ -42,6 +45,12 @@ METRICS: Mapping[str, Metric] = {
     "psnr": Metric(frozenset({"super_resolution"}), "PSNR", "PSNR", unit="dB", upper_bound=None),
     "ssim": Metric(frozenset({"super_resolution"}), "SSIM", "SSIM"),
 }
+SPLITS: Mapping[str, str] = {
+    "validation": "own validation data",
+    "test": "own test data",
+    "global_test": "every site's test data",
+}
+"""The words for each split on which a site's model is measured."""
 ROOM_MIN: Mapping[str, float] = {"": 0.01, "dB": 0.1}
 """By unit, the smallest room (from training alone to all data pooled) of which a report states a share."""
 METRICS_OF: Mapping[str, tuple[str, ...]] = {
@@ -54,6 +63,11 @@ METRICS_OF: Mapping[str, tuple[str, ...]] = {
 def metric_title(name: str) -> str:
     """Return a metric's name in words, also for a metric without a record."""
     return METRICS[name].title if name in METRICS else name.replace("_", " ")
+
+
+def validation_loss(metrics: Mapping[str, float]) -> float:
+    """Return the loss on the validation split; infinity if it has no value."""
+    return metrics.get(f"{VALIDATION}loss", math.inf)
 
 
 def validation_metric(metrics: Mapping[str, float]) -> str | None:

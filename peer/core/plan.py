@@ -17,7 +17,7 @@ from typing import Literal
 Pattern = Literal["permutation", "circulate", "all_to_all", "visit", "none"]
 Kind = Literal["model", "head", "proxy", "messenger", "return", "prototype", "prediction"]
 Unit = Literal["step", "epoch"]
-AggregateRule = Literal["mean", "trimmed_mean", "median"]
+AggregateRule = Literal["mean", "capped", "trimmed_mean", "median"]
 Wire = Literal["float32", "bfloat16"]
 Shared = Literal["maybe", "itself", "beside"]
 Value = bool | int | float | str | tuple[int, ...] | tuple[str, ...]

@@ -27,7 +27,7 @@ NO_ROUND_KEY = RoundKey(bytes(32))
 
 
 def site_name(text: str) -> SiteName:
-    """Check and return a site name: 1 to 32 lower-case letters, digits or inner hyphens; ``ValueError`` if not."""
+    """Check and return a site name: 1 to 32 lower-case letters, digits or inner hyphens, or raise ``ValueError``."""
     if not SITE_NAME.fullmatch(text):
         raise ValueError(
             f"site name {text!r} must be 1 to 32 lower-case letters, digits or hyphens, with no hyphen at either end"
@@ -111,7 +111,7 @@ class Roster:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Roster:
-        """Build the roster of these names in any order; ``ValueError`` names a duplicate or a malformed name."""
+        """Build the roster of names in any order. Raises ``ValueError`` naming a duplicate or a malformed name."""
         seen: set[str] = set()
         for name in names:
             if name in seen:

@@ -66,8 +66,12 @@ def _choose(site: SiteState, current: Exchange) -> None:
             sources = (Source(rules.site, current.round, local_copy),)
         elif current.pattern == "circulate" or current.wants:
             sources = exchange.fallback(rules, round=current.round, owner=slot, on_disk=site.artifacts_on_disk())
+    equals = _refuse_equals(site, current, sources)
+    sources = tuple(source for source in sources if source.origin not in equals)
+    missing |= dict.fromkeys(equals, "refused")
     waited_s = current.waited_s(site.now_s, wait_max_s=site.pace.wait_max_s)
-    below = current.pattern == "all_to_all" and len(received) < site.epoch.quorum_others
+    fresh = sum(source.origin not in equals for source in received)
+    below = current.pattern == "all_to_all" and fresh < site.epoch.quorum_others
     purpose: Purpose | None = "return" if current.purpose == "return" else None
     position = rules.phases(current.round).index("returns" if purpose else "exchange")
     site.exchange = None
@@ -81,6 +85,25 @@ def _choose(site: SiteState, current: Exchange) -> None:
         below_quorum=below,
         purpose=purpose,
     )
+
+
+def _refuse_equals(site: SiteState, current: Exchange, sources: Iterable[Source]) -> Mapping[SiteName, SiteName]:
+    """Name both origins of each artifact that two have signed; return the origins whose copy does not count.
+
+    A mean of all sites is left to the worker: it compares tensors, and all sites leave out the same contribution.
+    """
+    rules = site.lived_rules
+    if current.pattern == "circulate" or (current.pattern == "all_to_all" and "aggregate" in rules.plan.phases):
+        return {}
+    own = None if current.purpose == "return" else site.memory.published.get((current.round, rules.site))
+    equals = exchange.find_equals(sources, own, rules.site)
+    for origin, first in equals.items():
+        for name, other in ((origin, first), (first, origin)):
+            if name != rules.site:
+                site.refuse(
+                    name, f"{exchange.EQUAL}{other}: one of the two counts, and neither is shown to have copied"
+                )
+    return equals
 
 
 def choose(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from peer.core.commands import Source
-from peer.core.journal_row import OMITTED, ON_DISK, values_of
+from peer.core.journal_row import OMITTED, ON_DISK, ArtifactRow, values_of, without_tensors
 from peer.core.journal_row import Body as Body
 from peer.core.journal_row import Cause as Cause
 from peer.core.journal_row import JournalRow as JournalRow
@@ -34,7 +34,7 @@ class BeganRow(JournalRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InitialisedRow(JournalRow):
+class InitialisedRow(ArtifactRow):
     """The initial model exists. ``publish`` is the round that its artifact serves, if any."""
 
     kind = "initialised"
@@ -48,7 +48,7 @@ class InitialisedRow(JournalRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedRow(JournalRow):
+class OpenedRow(ArtifactRow):
     """A round began. ``sources`` are received artifacts that its first stage already uses.
 
     ``epoch`` is the digest of the amendment that the round follows; the key is left out where the
@@ -62,7 +62,7 @@ class OpenedRow(JournalRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArrivedRow(JournalRow):
+class ArrivedRow(ArtifactRow):
     """A peer's artifact for the round is on disk."""
 
     kind = "arrived"
@@ -71,7 +71,7 @@ class ArrivedRow(JournalRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenRow(JournalRow):
+class ChosenRow(ArtifactRow):
     """The exchange is over.
 
     ``missing`` names the peers that did not contribute, each with the reason.
@@ -93,10 +93,11 @@ class ChosenRow(JournalRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedRow(JournalRow):
+class TrainedRow(ArtifactRow):
     """A training stage is over. ``publish`` is the round that the artifact serves, if any.
 
     ``returned`` are the visiting models that were trained; each serves this round at its owner.
+    ``cohort`` is the digest of the people in the site's data, if it is recorded.
     """
 
     kind = "trained"
@@ -109,10 +110,11 @@ class TrainedRow(JournalRow):
     duration_s: float
     publish: int | None = None
     returned: tuple[Artifact, ...] | None = field(default=None, metadata=OMITTED)
+    cohort: Sha256 | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AggregatedRow(JournalRow):
+class AggregatedRow(ArtifactRow):
     """The shared module is the mean of its contributors; ``sha256`` is the mean's digest.
 
     ``cut`` names the sites whose contribution was left out or weighed less, each with the reason.
@@ -129,7 +131,7 @@ class AggregatedRow(JournalRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluatedRow(JournalRow):
+class EvaluatedRow(ArtifactRow):
     """The model was evaluated on the site's own test split.
 
     The ``artifact``, if any, is lent to other sites. ``best_by`` names the validation metric by
@@ -160,10 +162,9 @@ class CommittedRow(JournalRow):
     """A round is over.
 
     ``skipped`` lists the rounds that were left out before it. ``publish`` is the round that the
-    artifact serves, if any. The artifact of a ``visiting`` model belongs to another site. The row
-    ``trained`` has the artifact itself: its list of tensors is many times the size of this row.
-    Earlier programs wrote a copy of it here. ``returned`` are the copies of the own model that other
-    sites trained and this site merged, ``missing_returns`` the sites whose copy is not among them.
+    artifact serves, if any. The artifact of a ``visiting`` model belongs to another site; the row
+    ``trained`` describes it. ``returned`` are the copies of the own model that other sites trained
+    and this site merged, ``missing_returns`` the sites whose copy is not among them.
     With staleness, ``made_in`` is the round whose training the sources hold; 0: the initial models.
     """
 
@@ -244,7 +245,7 @@ class AmendedRow(JournalRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedRow(JournalRow):
+class PublishedRow(ArtifactRow):
     """The site serves the artifact for the row's round from now on."""
 
     kind = "published"
@@ -279,7 +280,7 @@ class RegeneratedRow(JournalRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptedRow(JournalRow):
+class AdoptedRow(ArtifactRow):
     """The site's own model is back after the circulating rounds; unchanged if ``state`` is empty."""
 
     kind = "adopted"
@@ -359,11 +360,12 @@ class RevertedRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedRow(JournalRow):
-    """The site refused something that a peer sent or did."""
+    """The site refused something that a peer sent or did, or the peer declined what the site asked for."""
 
     kind = "refused"
     origin: SiteName
     reason: str
+    declined: bool | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,6 +412,7 @@ class GuestRow(GuestRowBase):
     """A model that another site lent is on disk, to be measured."""
 
     kind = "guest"
+    version = 2
     source: Source
 
 
@@ -547,12 +550,14 @@ KINDS: Mapping[str, type[JournalRow]] = {
 }  # fmt: skip
 """Every kind of row, by its name on disk."""
 
-MIGRATIONS: Mapping[tuple[str, int], Callable[[Body], Body]] = {}
-"""(kind, version) -> the body of that version as one of the next version."""
+MIGRATIONS: Mapping[tuple[str, int], Callable[[Body], Body]] = {
+    (kind, 1): without_tensors for kind, row_type in KINDS.items() if row_type.version == 2
+}
+"""(kind, version) -> the body of that version as one of the next version. Release 0.3.0 writes version 1."""
 
 
 def decode(kind: str, round: int, body: Body) -> JournalRow:
-    """The row with this body of its kind's current version; ``RowError`` where it does not fit."""
+    """Decode the row with this body of its kind's current version. Raises ``RowError`` if it does not fit."""
     row_type = KINDS.get(kind)
     if row_type is None:
         raise RowError(f"no row is of kind {kind!r}")
@@ -570,7 +575,7 @@ def upgrade(
     kinds: Mapping[str, type[JournalRow]] = KINDS,
     migrations: Mapping[tuple[str, int], Callable[[Body], Body]] = MIGRATIONS,
 ) -> Body:
-    """The body of an earlier version as one of the kind's current version.
+    """Upgrade the body of an earlier version to the kind's current version.
 
     Raises:
         RowError: a newer program wrote the row, or the body is not of its version.
@@ -584,11 +589,3 @@ def upgrade(
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RowError(f"a row {kind!r} of version {earlier}: {error!r}") from error
     return body
-
-
-def member(kind: str, round: int, body: Body, key: str) -> Any:
-    """The value of one key of a body, without decoding the rest; ``RowError`` where it is missing."""
-    try:
-        return body[key]
-    except (KeyError, TypeError) as error:
-        raise RowError(f"a row {kind!r} of round {round}: {key!r} is missing") from error

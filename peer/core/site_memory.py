@@ -14,6 +14,7 @@ from peer.core import cross_evaluation_memory, limits, rows
 from peer.core.commands import Source
 from peer.core.cross_evaluation_memory import Evaluation, LentModel
 from peer.core.messages import Artifact, Seen
+from peer.core.metrics import validation_loss
 from peer.core.roster import Sha256, SiteName
 
 Row = tuple[str, int, Mapping[str, Any]]
@@ -56,18 +57,23 @@ class OpenRound:
 class BestRound:
     """The evaluated round with the best model on the site's own validation data so far.
 
-    ``received`` are the digests of the received heads with which the model predicts.
+    ``loss`` is that on the validation data, infinite if it has none. ``received`` are the digests of the received heads
+    with which the model predicts.
     """
 
     round: int
     state: str
     metric: str
     value: float
+    loss: float
     received: tuple[Sha256, ...] = ()
 
-    def is_beaten(self, round: int, value: float) -> bool:
-        """Whether a round takes its place; a round that is evaluated again has a new model."""
-        return value > self.value or round == self.round
+    def is_beaten(self, round: int, value: float, loss: float) -> bool:
+        """Return whether a round is better, or is this one, evaluated again with a new model.
+
+        Few samples often give equal values. Then the lower loss decides, and after it the later round.
+        """
+        return value > self.value or (value == self.value and loss <= self.loss) or round == self.round
 
 
 class BestAndNewestRound(TypedDict):
@@ -149,8 +155,17 @@ class Memory:
                 digests.add(self.open.artifact.sha256)
         return digests
 
+    def current_states(self) -> set[str]:
+        """The checkpoints without which the site cannot go on."""
+        return {self.state, self.open.state if self.open is not None else ""} - {""}
+
+    def kept_states(self) -> set[str]:
+        """Those, the one that diverging training returns to, and the best round's, whose files may be gone."""
+        before = self.before[0] if self.before is not None else ""
+        return self.current_states() | {before, self.best.state if self.best is not None else ""} - {""}
+
     def received_before(self, round: int) -> list[Source]:
-        """The artifacts received for the rounds before this one, also those that came for this one again."""
+        """Return the artifacts received for the rounds before this one, also those that came for this one again."""
         sources = []
         for source in self.received.values():
             digests = self.first_digests.get(source.origin, {}) if source.round == round else {}
@@ -186,7 +201,7 @@ class Memory:
                 current.sources = ()
 
     def lacks(self, seen: Seen) -> bool:
-        """Whether a peer has seen a newer artifact of this site than the site remembers, or another one
+        """Return whether a peer has seen a newer artifact of this site than the site remembers, or another one
         of the newest round, in which a site may publish several.
         """
         last = max((round for round, _ in self.published), default=0)
@@ -208,7 +223,7 @@ class Memory:
 
 
 def later_generation(newest: int, chance: float) -> int:
-    """A generation after the newest one: one of the next hundredth of those that are left.
+    """Return a generation after the newest one: one of the next hundredth of those that are left.
 
     Of two machines on which one backup is restored, each gets one of its own, so that they do not
     sign two artifacts under one generation and round.
@@ -220,7 +235,7 @@ def later_generation(newest: int, chance: float) -> int:
 
 
 def recover(stored: Iterable[Row], *, present: set[Sha256] | None = None, generation: int = 1) -> Memory:
-    """The memory after these rows.
+    """Rebuild the memory from these rows.
 
     Args:
         stored: the journal, oldest first.
@@ -337,7 +352,8 @@ def _evaluated(memory: Memory, row: rows.EvaluatedRow) -> None:
         memory.evaluation.lent[row.round] = LentModel(row.artifact)
     if row.best_by is not None:
         state = memory.state if memory.open is None else memory.open.state
-        memory.best = BestRound(row.round, state, row.best_by, row.metrics[row.best_by], row.received or ())
+        loss = validation_loss(row.metrics)
+        memory.best = BestRound(row.round, state, row.best_by, row.metrics[row.best_by], loss, row.received or ())
     if memory.best is not None and memory.best.metric in row.metrics:
         memory.newest_validation = row.round, row.metrics[memory.best.metric]
     if memory.open is not None:
@@ -447,7 +463,7 @@ def best_and_newest_round(memory: Memory) -> BestAndNewestRound | None:
 
 
 def used_sources(stored: Iterable[Row]) -> tuple[Source, ...]:
-    """The sources of the last committed round, which a model that predicts with peers' heads needs."""
+    """Return the sources of the last committed round, which a model that predicts with peers' heads needs."""
     chosen: Row | None = None
     used: Row | None = None
     for row in stored:

@@ -249,25 +249,28 @@ class SiteState:
         if reasons or retired:
             self.persist(rows.LapsedRow(round, reasons=reasons, retired=retired))
 
-    def refuse(self, origin: SiteName, reason: str, *, fetched_for: Exchange | None = None) -> None:
-        """Journal why this site refused something that a peer sent or did.
+    def refuse(
+        self, origin: SiteName, reason: str, *, fetched_for: Exchange | None = None, declined: bool = False
+    ) -> None:
+        """Journal why this site refused something that a peer sent or did, or why the peer ``declined``.
 
         A refused early fetch counts for the round of the exchange that it was ``fetched_for``.
         """
         early = fetched_for is not None and any(each is fetched_for for each in self.early)
         round = fetched_for.round if early and fetched_for is not None else self.number
-        self.persist(rows.RefusedRow(round, origin=origin, reason=reason))
-        self.refusals.append({"site": origin, "round": round, "reason": reason})
+        self.persist(rows.RefusedRow(round, origin=origin, reason=reason, declined=declined or None))
+        self.refusals.append({"site": origin, "round": round, "reason": reason, "declined": declined})
 
-    def report_fault(self, name: SiteName, reason: str) -> None:
-        """Journal a peer's breach of the protocol: once per reason, and at most ``REFUSALS_PER_PEER_MAX`` times.
+    def report_fault(self, name: SiteName, reason: str, *, declined: bool = False) -> None:
+        """Journal a peer's breach of the protocol, or that it declined a call.
 
-        The reason contains the peer's own words, so without the limit it could fill the disk.
+        A reason counts once, and a peer has at most ``REFUSALS_PER_PEER_MAX`` of them: reasons contain the peer's own
+        words, and could fill the disk.
         """
         reported = self.reported_faults.setdefault(name, set())
         if reason not in reported and len(reported) < limits.REFUSALS_PER_PEER_MAX:
             reported.add(reason)
-            self.refuse(name, reason)
+            self.refuse(name, reason, declined=declined)
 
     def artifacts_on_disk(self) -> list[Source]:
         """List received artifacts, and the site's own ones as sources."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast, get_ar
 
 from peer.core import cross_evaluation
 from peer.core.exchange import Exchange, Want
+from peer.core.limits import REFUSAL_ROUNDS_SHOWN
 from peer.core.peer_progress import is_there, unfinished
 from peer.core.phases import Phase
 from peer.core.roster import SiteName
@@ -60,11 +61,20 @@ class TrainingProgress(TypedDict, total=False):
 
 
 class RefusedEntry(TypedDict):
-    """Something that a peer sent or did and that this site refused."""
+    """Something that a peer sent or did and that this site refused, or a call of this site that the peer declined."""
 
     site: Annotated[str, "the peer"]
     round: Annotated[int, "round in which it was refused"]
     reason: Annotated[str, "why, in words"]
+    declined: Annotated[bool, "whether the peer declined to send or to answer, for a reason in its own words"]
+
+
+class PeerContributions(TypedDict):
+    """What the newest 50 committed rounds of this generation expected of a peer, and went on without."""
+
+    expected: Annotated[int, "models, copies or other artifacts that the rounds waited for"]
+    refused: Annotated[int, "those that the rounds went on without, since this site refused or the peer declined"]
+    last_refused: Annotated[int | None, "the last round that went on without one of these; null: no round"]
 
 
 class LastRound(TypedDict):
@@ -193,6 +203,7 @@ class SiteStatus(_Site):
     ]
     federation: Annotated[str, "name of the federation"]
     last_round: Annotated[LastRound | None, "newest committed round; null before the first"]
+    contributions: Annotated[dict[str, PeerContributions], "by peer, what the rounds expected and went on without"]
     held: Annotated[
         str,
         "what holds the site, and what ends that; empty unless its phase is `held`, or its amendment has not arrived",
@@ -201,6 +212,7 @@ class SiteStatus(_Site):
         float | None, "estimate until the last round is over; null before two rounds are, and while the site is held"
     ]
     certificate_days: Annotated[int | None, "whole days that the certificate on disk is valid for"]
+    datalist: Annotated[str, "how many people of the last trained round the datalist has no more; empty if none"]
     transfers: Annotated[list[TransferInProgress], "transfers under way"]
     listen: Annotated[str, "address and port that peers can call; empty while the port is closed"]
     relays: Annotated[list[RelayState], "relays through which others reach the site"]
@@ -209,6 +221,24 @@ class SiteStatus(_Site):
     worker_pid: Annotated[int | None, "process of the training worker; null while there is none"]
     started: Annotated[float | None, "when the daemon started, Unix time"]
     software: Annotated[str, "program and version of the daemon; with the daemon down, of this command"]
+
+
+def is_old_refusal(round: int, status: Mapping[str, Any]) -> bool:
+    """Return whether a refusal of a round is history in this `status`, and asks for no attention."""
+    is_over = status["committed"] == status["rounds"]
+    return bool(is_over or round <= status["round"] - REFUSAL_ROUNDS_SHOWN)
+
+
+def describe_losses(site: str, contributions: Mapping[str, PeerContributions], *, round: int) -> str:
+    """Say how much a site lost by refusals, until when and of whom, by its `status`; empty where it lost nothing."""
+    losses = {peer: each for peer, each in contributions.items() if each["refused"]}
+    if not losses:
+        return ""
+    refused, expected = (sum(each[key] for each in contributions.values()) for key in ("refused", "expected"))
+    last = max(each["last_refused"] or 0 for each in losses.values())
+    by_peer = ", ".join(f"{peer} {each['refused']} of {each['expected']}" for peer, each in losses.items())
+    when = "none since" if last < round - 1 else "the last in"
+    return f"{site} went on without {refused} of {expected} contributions, {when} round {last}: {by_peer}"
 
 
 def status(site: SiteState, *, now_s: float) -> MachineStatus:

@@ -1,8 +1,8 @@
 """The story of a round from its journal rows: which peers the site waited for, what arrived, what
 was refused.
 
-A row says what the site decided, its cause names the event that led to it. Rows of an earlier
-program have no cause.
+A row says what the site decided, its cause names the event that led to it. Rows that the daemon
+writes on its own have no cause.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ MISSING: Mapping[str, str] = {
     "skipped": "has no artifact for this round",
     "epoch": "knows other members for this round",
     "refused": "sent what was not acceptable",
+    "declined": "did not send it here, by its own policy or plan",
     "lost": "sent a file that this site's disk then lost or damaged",
     "unused": "sent what this site left out, because its own disk or worker had failed with it",
 }
@@ -109,7 +110,9 @@ def tell(records: Sequence[Record], *, site: str, round: int) -> dict[str, Any]:
         "waited_for": [{"site": name, "outcome": outcome} for name, outcome in sorted(outcomes.items())],
         "returns": [{"site": name, "outcome": outcome} for name, outcome in sorted(returns.items())],
         "refused": [
-            {"site": row.origin, "reason": row.reason} for _, row in decoded if isinstance(row, rows.RefusedRow)
+            {"site": row.origin, "reason": row.reason, "declined": row.declined is True}
+            for _, row in decoded
+            if isinstance(row, rows.RefusedRow)
         ],
         "went_on": went_on,
         "story": [
@@ -138,7 +141,7 @@ def _cause(record: Record) -> rows.Cause | None:
 
 
 def _because(cause: rows.Cause | None) -> str:
-    """The clause of the row's cause; empty for a row of an earlier program."""
+    """Return the clause of the row's cause; empty without one."""
     return "" if cause is None else CAUSES.get(cause.event, cause.event).format(peer=cause.peer)
 
 
@@ -191,7 +194,7 @@ def _discarded(site: str, row: rows.DiscardedRow, cause: rows.Cause | None) -> l
 
 
 def _waited_s(row: rows.ChosenRow) -> float | None:
-    """How long the exchange took: a row counts a wait that ended at the deadline ``SLOW_FACTOR`` times."""
+    """Return how long the exchange took: a row counts a wait that ended at the deadline ``SLOW_FACTOR`` times."""
     waits_s = list((row.in_vain_s or {}).values())
     if row.waited_s is not None:
         at_deadline = "slow" in row.missing.values() and row.waited_s >= SLOW_FACTOR * max(waits_s, default=0.0)
@@ -210,7 +213,9 @@ def _aggregated(site: str, row: rows.AggregatedRow, cause: rows.Cause | None) ->
     if row.artifact is not None:  # only a merge makes one
         hosts = ", ".join(name for name in row.contributors if name != site)
         sentences = [
-            f"{site} averaged its model with the copies from {hosts}." if hosts else f"{site} averaged nothing."
+            f"{site} averaged its model with the copies from {hosts}."
+            if hosts
+            else f"{site} kept its own model as it was: no copy of it was there to average with."
         ]
     for name, reason in sorted((row.cut or {}).items()):
         less = "gave less weight to" if name in row.contributors else "left out"
@@ -243,7 +248,11 @@ def _amended(site: str, row: rows.AmendedRow, cause: rows.Cause | None) -> list[
 
 
 def _refused(site: str, row: rows.RefusedRow, cause: rows.Cause | None) -> list[str]:
-    return [f"{site} refused {row.origin}: {row.reason}."]
+    return [
+        f"{row.origin} declined to {site}: {row.reason}."
+        if row.declined
+        else f"{site} refused {row.origin}: {row.reason}."
+    ]
 
 
 def _work_failed(site: str, row: rows.WorkFailedRow, cause: rows.Cause | None) -> list[str]:

@@ -140,8 +140,8 @@ def check_wait(site: SiteState, heard: SiteName | None = None) -> None:
 
 
 def report_fault(site: SiteState, event: events.PeerRefused) -> None:
-    """Journal that a peer broke the protocol or is of another federation; continue without it."""
-    site.report_fault(event.site, event.reason)
+    """Journal that a peer broke the protocol, is of another federation or declined a call; continue without it."""
+    site.report_fault(event.site, event.reason, declined=event.declined)
 
 
 def ignore(site: SiteState, event: events.Event) -> None:
@@ -239,11 +239,11 @@ def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
     current, wanted = _asked(site, event), _wanted(site, event)
     compared = wanted is not None and current is not None and current.for_comparison
     if not event.blameless and not compared:  # an older release gives no earlier copy
-        site.refuse(event.origin, event.reason, fetched_for=current)
+        site.refuse(event.origin, event.reason, fetched_for=current, declined=event.declined)
     if wanted is None and event.blameless:
         ignore(site, event)
     elif wanted is not None:
-        wanted.drop("unused" if event.blameless else "refused", site.now_s)
+        wanted.drop("unused" if event.blameless else "declined" if event.declined else "refused", site.now_s)
         rounds.review(site)
 
 

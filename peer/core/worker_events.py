@@ -10,7 +10,7 @@ from typing import Any
 
 from peer.core import commands, events, exchange, fetches, limits, rounds, rows
 from peer.core.messages import Artifact
-from peer.core.metrics import validation_metric
+from peer.core.metrics import validation_loss, validation_metric
 from peer.core.phases import Phase
 from peer.core.roster import Sha256
 from peer.core.state import SiteState
@@ -86,6 +86,7 @@ def train(site: SiteState, event: events.Trained) -> None:
         duration_s=event.duration_s,
         publish=site.publish_from(opened.number) if site.lived_rules.plan.published == stage else None,
         returned=_returned(site, event) or None,
+        cohort=event.cohort,
     )
     site.persist(row)
     site.publish_due()
@@ -128,8 +129,9 @@ def evaluate(site: SiteState, event: events.Evaluated) -> None:
     denied = (site.lived_rules.evaluation_denied or "") if lent is None and site.lived_rules.global_test else None
     memory, needed_before = site.memory, site.memory.needed_digests()
     metric = validation_metric(event.metrics)
-    if metric is not None and memory.best is not None and not memory.best.is_beaten(event.round, event.metrics[metric]):
-        metric = None
+    if metric is not None and memory.best is not None:
+        loss = validation_loss(event.metrics)
+        metric = metric if memory.best.is_beaten(event.round, event.metrics[metric], loss) else None
     keeps_received = metric is not None and memory.open is not None and site.lived_rules.plan.keeps_last_received
     row = rows.EvaluatedRow(
         event.round,
@@ -244,10 +246,10 @@ def fail(site: SiteState, event: events.WorkFailed) -> None:
     may have less memory than others. If training diverges without any such artifact, the site goes back to the state
     before peers last contributed to it. Only a failure after that is the site's own.
     """
-    _fail(site, event.fault, event.reason, suspect=_largest_received(site))
+    _fail(site, event.fault, event.reason, suspect=_largest_received(site), detail=event.detail)
 
 
-def _fail(site: SiteState, fault: str, reason: str, *, suspect: commands.Source | None) -> None:
+def _fail(site: SiteState, fault: str, reason: str, *, suspect: commands.Source | None, detail: str = "") -> None:
     site.failures += 1
     site.persist(rows.WorkFailedRow(site.number, fault=fault, reason=reason, count=site.failures))
     if site.failures <= RESTARTS_MAX.get(fault, 0):
@@ -262,7 +264,7 @@ def _fail(site: SiteState, fault: str, reason: str, *, suspect: commands.Source 
     elif site.phase == Phase.INITIALISING:
         site.leave(fault, reason)
     else:
-        site.failure = f"{fault}: {reason}"
+        site.failure = f"{fault}: {detail or reason}"
         site.enter(Phase.FAILED)
 
 

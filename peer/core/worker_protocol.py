@@ -8,9 +8,8 @@ type: a worker runs a researcher's network code, so the daemon does not trust it
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +17,6 @@ from peer.core import commands, events
 from peer.core.json_codec import from_json as from_json
 from peer.core.json_codec import to_json as to_json
 from peer.core.limits import WORKER_LINE_BYTES_MAX
-from peer.core.messages import Artifact
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,39 +79,13 @@ FROM_WORKER: dict[str, type] = {
 
 
 def encode(message: object) -> bytes:
-    """The message as one line of JSON with its type's name, line feed included."""
+    """Encode the message as one line of JSON with its type's name, line feed included."""
     document = {"type": type(message).__name__, **to_json(message)}
     return json.dumps(document, separators=(",", ":"), allow_nan=True, ensure_ascii=False).encode() + b"\n"
 
 
-def encode_order(order: commands.Command) -> bytes:
-    """The order as a line, without the tensor lists of its sources.
-
-    The daemon has compared each list with the header of the artifact's file, where the worker reads
-    it (``peer.train.artifact.with_tensors``). With the lists, a hundred honest sites, or a few
-    whose manifests are as long as permitted, would fill the line.
-    """
-    return encode(map_artifacts(order, lambda artifact: dataclasses.replace(artifact, tensors=())))
-
-
-def map_artifacts(order: commands.Command, change: Callable[[Artifact], Artifact]) -> commands.Command:
-    """The order with the artifact of each source changed."""
-
-    def changed(source: commands.Source) -> commands.Source:
-        return dataclasses.replace(source, artifact=change(source.artifact))
-
-    parts: dict[str, Any] = {}
-    for item in dataclasses.fields(order):
-        value = getattr(order, item.name)
-        if isinstance(value, commands.Source):
-            parts[item.name] = changed(value)
-        elif item.name == "sources":
-            parts[item.name] = tuple(map(changed, value))
-    return dataclasses.replace(order, **parts)
-
-
 def decode(line: bytes, table: Mapping[str, type]) -> Any:
-    """The message in a line; ``ValueError`` names the field that is missing, unknown or of a wrong type."""
+    """Decode the message in a line. Raises ``ValueError`` naming a missing, unknown or mistyped field."""
     if len(line) > WORKER_LINE_BYTES_MAX:
         raise ValueError(f"a line of {len(line)} bytes is over the limit of {WORKER_LINE_BYTES_MAX}")
     try:

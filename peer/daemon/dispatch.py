@@ -53,15 +53,16 @@ from peer.net.transport.rates import loop_time
 from peer.net.transport.server import ExchangeServer
 from peer.net.transport.transfer import STREAMS_AT_ONCE
 from peer.site.config.reload import RefusedCertificates
-from peer.site.config.rules import make_rules
+from peer.site.config.rules import make_rules, worker_setting
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder
 from peer.site.config.toml import split_address, split_relay
 from peer.site.identity import certificates
 from peer.site.membership.folder import MembershipFolder
-from peer.site.records.history import CommittedRound, RecentRounds, recent_rounds
+from peer.site.records.history import RECENT_ROUNDS, CommittedRound, RecentRounds, recent_rounds
 from peer.site.records.journal import Journal
 from peer.site.records.ledger import Ledger
+from peer.site.records.trained_people import datalist_change
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Daemon:
         recover = functools.partial(site_memory.recover, present=self.store.verify(), generation=generation)
         self.machine = SiteMachine(rules, self.journal.fold(recover, site_memory.REMEMBERED), chance=chance)
         self.started_s, self.served, self.changed, self.ended = time.time(), "", asyncio.Event(), False
-        self._recent = RecentRounds(recent_rounds(self.journal))
+        self._recent = RecentRounds(recent_rounds(self.journal, last=RECENT_ROUNDS))
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._alarm: asyncio.TimerHandle | None = None
         self._exit: commands.Exit | None = None
@@ -156,7 +157,7 @@ class Daemon:
         self.notice_wait = NoticeWait(self.service.notices, self.heartbeats.peers, linger_s=rules.pace.linger_s)
         self.fetcher = self._fetcher()
         self._follow_roster()
-        self._setting = setting = self._worker_setting()
+        self._setting = setting = worker_setting(federation, site, own.name, home=self.home, folder=folder.path)
         log_path, hang_s = folder.logs / "worker.log", site.training.hang_s
         self.worker_process = WorkerProcess(setting, log_path, self.report, command=worker, hang_s=hang_s)
         self.evaluation_process = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
@@ -331,16 +332,6 @@ class Daemon:
         federation = self.chain.settings(self.machine.lived_rules.epoch(round).digest).model_dump(mode="json")
         amended = {key: federation[key] for key in ("stages", "method")}
         return dataclasses.replace(self._setting, federation={**self._setting.federation, **amended})
-
-    def _worker_setting(self) -> worker_protocol.WorkerSetting:
-        return worker_protocol.WorkerSetting(
-            site_name=self.own.name,
-            federation_digest=self.federation.digest,
-            federation=self.federation.model_dump(mode="json"),
-            site=self.site.model_dump(mode="json"),
-            home=str(self.home),
-            base_folder=str(self.folder.path),
-        )
 
     def report(self, event: events.Event) -> None:
         if not self.amendments.holds(event):
@@ -541,9 +532,11 @@ class Daemon:
             "peers": {name: self._peer(SiteName(name), seen) for name, seen in machine["peers"].items()},
             "waiting_for": [*machine["waiting_for"], *self.notice_wait.waits()],
             "last_round": self._recent.last,
+            "contributions": self._recent.contributions(machine["peers"]),
             "held": held,
             "left_s": None if held else left_s,
             "certificate_days": certificates.certificate_days(self._certificate(), now()),
+            "datalist": self._datalist_change,
             "transfers": [*self.fetcher.receiving.values(), *self.service.sending.values()],
             "listen": self.served,
             "relays": self.parkings.states(),
@@ -553,6 +546,11 @@ class Daemon:
             "started": self.started_s,
             "software": f"mhfl-peer {__version__}",
         }
+
+    @property
+    def _datalist_change(self) -> str:
+        """How many people left the datalist since the last trained round; empty once the journal may be closed."""
+        return "" if self.ended else datalist_change(self.journal, self.site.folder / self.site.data.datalist)
 
     def _peer(self, name: SiteName, seen: status_document.PeerProgress) -> status_document.PeerStatus:
         """Return a peer's status: the state machine's view, and the connections' figures."""

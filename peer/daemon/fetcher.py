@@ -31,8 +31,6 @@ HEARD_EVERY_S = 1.0
 """Interval at which a transfer in progress reports that its peer is heard."""
 PATIENT_S = 1.0
 """A peer that delayed its answer this long is asked again at once, a peer that answers sooner after a pause."""
-LOGGED = frozenset({"peer", "purpose", "kind", "sha256", "bytes", "outcome", "seconds"})
-"""Keys of the row ``received`` that are also logged."""
 
 
 class ArtifactFetcher:
@@ -116,7 +114,7 @@ class ArtifactFetcher:
                 reason = (
                     f"its artifact has {manifest.artifact.bytes} bytes, this site takes {command.bytes_max} at most"
                 )
-                raise Refused(command.origin, f"{reason} ([limits] received_ratio_max)")
+                raise Misbehaved(command.origin, f"{reason} ([limits] received_ratio_max)")
             self._store.hold(manifest.artifact.sha256)
             try:
                 await self._receive(command, offer)
@@ -129,7 +127,8 @@ class ArtifactFetcher:
             log.info("artifact retired before it was fetched", extra={"peer": command.origin, "reason": error.reason})
             self._report(events.ArtifactUnavailable(*answer, command.purpose, Unavailable.RETIRED))
         except (Refused, Misbehaved) as error:
-            self._report(events.ArtifactRefused(*answer, command.purpose, error.reason))
+            declined = isinstance(error, Refused)
+            self._report(events.ArtifactRefused(*answer, command.purpose, error.reason, declined=declined))
         except InsufficientSpace as error:
             log.warning("no room for an artifact", extra={"peer": command.origin, "reason": str(error)})
             self._report(events.ArtifactRefused(*answer, command.purpose, str(error), blameless=True))
@@ -250,24 +249,17 @@ class ArtifactFetcher:
                 self._store.quiet.set()
         if not durable:
             self._store.sync_later(artifact.sha256, command.round)
-        signed = to_base64(offer.signed)
-        row = rows.ReceivedRow(
-            command.round,
-            peer=origin,
-            purpose=command.purpose,
-            kind_of_artifact=artifact.kind,
-            sha256=artifact.sha256,
-            bytes=artifact.bytes,
-            outcome="complete",
-            seconds=round(loop.time() - started_s, 3),
-            egress_count=offer.manifest.egress_count,
-            egress_head=offer.manifest.egress_head,
-            signed_body=signed["body"],
-            signature=signed["signature"],
-            certificate_der=signed["certificate_der"],
-        )
-        self._journal.write(row)
-        facts = {key: value for key, value in row.body().items() if key in LOGGED}
+        facts = {
+            "peer": origin,
+            "purpose": command.purpose,
+            "kind": artifact.kind,
+            "sha256": artifact.sha256,
+            "bytes": artifact.bytes,
+            "outcome": "complete",
+            "seconds": round(loop.time() - started_s, 3),
+        }
+        head = {"egress_count": offer.manifest.egress_count, "egress_head": offer.manifest.egress_head}
+        self._journal.write(rows.ReceivedRow.from_body(command.round, {**facts, **head, **to_base64(offer.signed)}))
         log.info("artifact received", extra={"round": command.round, **facts})
 
 

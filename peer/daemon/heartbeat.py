@@ -15,7 +15,7 @@ from peer.core.roster import SiteName
 from peer.daemon.addresses import AddressBook
 from peer.daemon.fetcher import backoff_s
 from peer.daemon.service import PeerService
-from peer.net.transport.client import ExchangeClient, Misbehaved, NotAdmitted, Refused, Unreachable
+from peer.net.transport.client import ExchangeClient, Misbehaved, Mismatched, NotAdmitted, Refused, Unreachable
 from peer.net.transport.discovery import Discovery, served_at
 from peer.net.transport.handshake import Diagnosis, Fault
 from peer.site.config.schema import FederationConfig, SiteConfig
@@ -244,11 +244,13 @@ class Heartbeats:
                     if address is not None:  # the peer answered there, with its certificate
                         self._addresses.succeed(peer, address)
                         self._note_answer(peer, address, error.reason)
+                    if isinstance(error, Mismatched):
+                        self._service.note_mismatch(peer, error.reason)
                     not_admitted = isinstance(error, NotAdmitted)
                     if not_admitted:  # even if the peer may lag: a site that was down does not know which is ahead
                         self._ask_why(peer)
                     if not (not_admitted and self._service.is_ahead_of(peer)):
-                        self._report(events.PeerRefused(peer, error.reason))
+                        self._report(events.PeerRefused(peer, error.reason, declined=isinstance(error, Refused)))
                 elif isinstance(error, Unreachable):
                     self._failing[peer] = error.reason
                     if address is not None:

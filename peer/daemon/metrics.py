@@ -178,13 +178,14 @@ def _rounds(daemon: Daemon, status: SiteStatus, counts: Counts, now_s: float) ->
     last = counts.last
     if last is None:
         return
+    fresh = last.fresh(counts.folder.site)
     yield "mhfl_last_round_timestamp_seconds", (), last.time_s
-    yield "mhfl_last_round_duration_seconds", (), last.duration_s
-    yield "mhfl_last_round_contributors", (), last.contributors
+    yield "mhfl_last_round_duration_seconds", (), last.row.duration_s
+    yield "mhfl_last_round_contributors", (), len(last.row.contributors)
     yield "mhfl_last_round_missing", (), len(last.missing)
     for peer in rules.others:
-        if peer in last.fresh or peer in last.missing:
-            yield "mhfl_last_round_contributed", (peer,), peer in last.fresh
+        if peer in fresh or peer in last.missing:
+            yield "mhfl_last_round_contributed", (peer,), peer in fresh
     for metric in sorted(last.metrics)[:METRICS_SHOWN_MAX]:
         yield "mhfl_last_round_metric", (metric,), last.metrics[metric]
 

@@ -23,9 +23,9 @@ class TrafficCount:
 class PeerAccount:
     """The daemon's record of one peer since it started. Times are monotonic seconds.
 
-    ``greeting`` is the peer's last one that matches this federation. ``mismatch`` is why a greeting was refused: the
-    peer takes no part until its greeting matches. ``denied_s`` maps call and reason of the recent denials in the
-    journal to their times.
+    ``greeting`` is the peer's last one that matches this federation. ``mismatch`` is why one of the two sites refused
+    the other's greeting: the peer takes no part until a greeting matches. ``denied_s`` maps call and reason of the
+    recent denials in the journal to their times.
     """
 
     spoken: TrafficCount = field(default_factory=TrafficCount)

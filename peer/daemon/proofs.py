@@ -92,7 +92,7 @@ class ClaimProofs:
             manifest
             for manifest in signed
             if len(manifest.body) <= limits.SHOWN_BYTES_MAX  # else the peer's server would refuse the greeting
-            and _place(decode_manifest(manifest.body)) == (seen.generation, seen.round)
+            and _purpose(decode_manifest(manifest.body)) == (seen.generation, seen.round, False)
         )
         self._seen[peer] = replace(seen, manifest=next(fitting, None))
         return self._seen[peer]
@@ -111,8 +111,8 @@ class ClaimProofs:
         authorities = (self._ca, *self._pki.later())
         own = verify_any_certificate(seen.manifest.certificate_der, authorities, site, None, pinned=None)
         manifest = verify_manifest(seen.manifest, own)
-        stated = (manifest.federation, manifest.origin, *_place(manifest), manifest.artifact.sha256)
-        if stated != (self._federation, site, seen.generation, seen.round, seen.sha256) or manifest.evaluation:
+        stated = (manifest.federation, manifest.origin, *_purpose(manifest), manifest.artifact.sha256)
+        if stated != (self._federation, site, seen.generation, seen.round, False, seen.sha256):
             raise ValueError("the manifest is of another artifact")
 
     @functools.cached_property
@@ -120,5 +120,6 @@ class ClaimProofs:
         return self._pki.load().ca
 
 
-def _place(manifest: Manifest) -> tuple[int, int]:
-    return manifest.generation, manifest.round
+def _purpose(manifest: Manifest) -> tuple[int, int, bool]:
+    """Return for which round and for what a site signed an artifact, since the same bytes may serve several."""
+    return manifest.generation, manifest.round, manifest.evaluation

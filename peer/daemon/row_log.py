@@ -26,7 +26,8 @@ def log_row(kind: str, round: int, body: Any) -> None:
         facts = {"reason": body["reason"], "contributors": body["origins"]}
         log.warning("training diverged after a round: its artifacts are left out", extra={"round": round, **facts})
     elif kind == "refused":
-        log.warning("peer refused", extra={"round": round, "peer": body["origin"], "reason": body["reason"]})
+        event = "peer declined" if body.get("declined") else "peer refused"
+        log.warning(event, extra={"round": round, "peer": body["origin"], "reason": body["reason"]})
     elif kind == "report":
         unmeasured = body["report"]["unmeasured"]
         log.info("model measured", extra={"round": round, "peer": body["site"], "unmeasured": unmeasured})

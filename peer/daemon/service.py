@@ -46,6 +46,7 @@ from peer.daemon.proofs import ClaimProofs
 from peer.errors import CertificateError, PeerError
 from peer.net.transport import wire
 from peer.net.transport.bounds import WireError
+from peer.net.transport.header import read_tensors
 from peer.net.transport.manifest import encode_manifest, sign_manifest, to_base64
 from peer.net.transport.rates import TokenBucket
 from peer.net.transport.server import Grant, Outcome, Refusal, Status
@@ -170,6 +171,7 @@ class PeerService:
             origin=self._machine.rules.site,
             round=round,
             artifact=artifact,
+            tensors=read_tensors(self._store.path(artifact.sha256)),
             egress_count=head.count,
             egress_head=head.hash,
             evaluation=evaluation,
@@ -186,8 +188,11 @@ class PeerService:
         everybody = evaluation or rules.pattern(round) == "all_to_all"
         visited = rules.visits if artifact.kind != "return" else 0
         receivers = len(rules.others) if everybody else max(1, visited)
-        if limit is not None and artifact.bytes * receivers > limit:
-            facts = {"round": round, "bytes": artifact.bytes * receivers, "bytes_per_round_max": limit}
+        needed = artifact.bytes * receivers
+        if artifact.kind == "return":  # beside the own model's visits
+            needed += self._ledger.bytes_in_round(self._machine.memory.generation, round)
+        if limit is not None and needed > limit:
+            facts = {"round": round, "bytes": needed, "bytes_per_round_max": limit}
             remedy = "raise [egress] bytes_per_round_max in site.toml, or choose a smaller model"
             log.warning("policy lets less leave than the method sends", extra={**facts, "remedy": remedy})
 
@@ -320,8 +325,7 @@ class PeerService:
         takes_part = greeting.generation > 0  # 0: `check` asks at a site that does not run yet
         if problem is not None:
             if takes_part:
-                self._accounts[caller].mismatch = problem
-                self.wake_waiting_calls()
+                self.note_mismatch(caller, problem)
                 self._report(events.PeerRefused(caller, problem))
             raise Refusal(Status.MISMATCH, problem)
         if takes_part:
@@ -482,7 +486,7 @@ class PeerService:
         limit = self._site.egress.bytes_per_round_max
         if limit is None or self._ledger.bytes_in_round(self._machine.memory.generation, round) + size <= limit:
             return None
-        return f"this site's policy lets at most {limit} bytes leave in a round"
+        return f"{self._machine.rules.site}'s policy lets at most {limit} bytes leave in a round"
 
     def _repeated(self, caller: SiteName, purpose: Purpose, round: int, artifact: Artifact, size: int) -> str | None:
         """Return why the caller may not receive ``size`` more bytes of an artifact, or None.
@@ -523,7 +527,9 @@ class PeerService:
         """Build the reason of a refusal by this site's policy, with the operator's remedy for a newcomer."""
         is_new = peer not in self._federation.roster and peer not in self._site.egress.receivers
         accept = f" before its operator runs `mhfl-peer federation accept {peer}`"
-        return f"this site's policy {says}{accept if is_new and not self._permits_receiver(peer) else ''}"
+        return (
+            f"{self._machine.rules.site}'s policy {says}{accept if is_new and not self._permits_receiver(peer) else ''}"
+        )
 
     def _answer(self, caller: SiteName, request: wire.ArtifactRequest) -> tuple[int, Artifact] | Unavailable:
         """Return the artifact that the caller may have, or why it is unavailable.
@@ -562,6 +568,11 @@ class PeerService:
         )
         if reason is not None:
             raise self._deny(caller, request, reason)
+
+    def note_mismatch(self, peer: SiteName, problem: str) -> None:
+        """Serve the peer no more until a greeting matches: either of the two sites has refused the other's."""
+        self._accounts[peer].mismatch = problem
+        self.wake_waiting_calls()
 
     def _refuse_mismatch(self, caller: SiteName) -> None:
         """Raise ``Refusal`` if the caller's last greeting was of another federation."""

@@ -16,6 +16,7 @@ from peer import errors
 from peer.allocator import keep_memory_small
 from peer.audit.folder_check import INTENTS_CHECKED, check_folder
 from peer.audit.folder_permissions import check_permissions
+from peer.cohorts import Cohorts
 from peer.core import commands, events
 from peer.core.roster import SiteName
 from peer.daemon.control_server import ControlServer
@@ -96,6 +97,10 @@ def run(folder: SiteFolder, options: Options) -> None:
         for remark in remarks:
             log.warning("an older state was restored", extra={"reason": remark})
         keep_configuration(folder, generation, federation, site, accept=options.accept_change)
+        try:
+            Cohorts(folder.generation(generation)).create()
+        except OSError as error:
+            raise errors.DiskError(f"{error.filename} cannot be written: {error.strerror}") from error
         try:
             # Until `_serve` has its handlers: a KeyboardInterrupt between two steps of asyncio leaks resources.
             signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)

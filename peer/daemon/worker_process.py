@@ -157,7 +157,7 @@ class WorkerProcess:
         except OSError as error:
             self._report(self._about_order("crash", f"the worker cannot be started: {error}"))
         else:
-            writer.write(worker_protocol.encode_order(order))  # if the worker is dead by now, `_listen` reports it
+            writer.write(worker_protocol.encode(order))  # if the worker is dead by now, `_listen` reports it
 
     async def use(self, setting: worker_protocol.WorkerSetting) -> None:
         """Apply this setting from the next order on; end an idle worker that has another one."""
@@ -237,7 +237,7 @@ class WorkerProcess:
         if self._closing or self._retired:
             return
         if failure is not None:
-            self._report(self._about_order(failure.fault, failure.reason))
+            self._report(self._about_order(failure.fault, failure.reason, failure.detail))
             return
         if isinstance(self._order, Halt) and self._has_nothing_to_save:
             self._report(events.Halted(self._order.generation, self._order.attempt))
@@ -291,10 +291,10 @@ class WorkerProcess:
         log.error("a killed worker does not end", extra={"pid": process.pid})
         return -signal.SIGKILL
 
-    def _about_order(self, fault: str, reason: str) -> events.WorkFailed:
+    def _about_order(self, fault: str, reason: str, detail: str = "") -> events.WorkFailed:
         """Build the failure of the present order, even if the worker did not read it."""
         order = self._order
-        return events.WorkFailed(getattr(order, "generation", 0), getattr(order, "attempt", 0), fault, reason)
+        return events.WorkFailed(getattr(order, "generation", 0), getattr(order, "attempt", 0), fault, reason, detail)
 
 
 class EvaluationProcess:

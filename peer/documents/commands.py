@@ -1,7 +1,7 @@
 """The documents that commands print with ``--json``, except those with records of a site.
 
-``DOCUMENTS`` maps a command to the type of its document; ``peer.documents.records`` and
-``peer.documents.data`` have the others.
+``DOCUMENTS`` maps a command to the type of its document; ``peer.documents.registry`` names the
+modules that have the others.
 Each key is ``Annotated`` with its meaning: ``deploy/reference.py`` generates a page of keys, types
 and meanings.
 """
@@ -325,11 +325,27 @@ class SplitSurvey(TypedDict):
     label_shapes: Annotated[dict[str, int], "label files by shape"]
 
 
+class ColumnSurvey(TypedDict):
+    """The values of a table's column in both lists together."""
+
+    name: Annotated[str, "the federation's name of the column"]
+    kind: Annotated[str, '"number", "category" or "flag"']
+    unit: Annotated[str, "of a number"]
+    values: Annotated[int, "rows with a value"]
+    missing: Annotated[int, "rows without one, or with one that does not fit"]
+    lowest: Annotated[float | None, "of a number"]
+    median: Annotated[float | None, "of a number"]
+    highest: Annotated[float | None, "of a number"]
+    levels: Annotated[dict[str, int], "of a category or a flag: rows by value"]
+
+
 class DatalistSurvey(TypedDict):
     """The content of a datalist, and its problems."""
 
     datalist: Annotated[str, "the file"]
     splits: Annotated[dict[str, SplitSurvey], "`training` and `test`"]
+    class_names: Annotated[dict[str, str], "by number, the names in the list's key `labels`"]
+    columns: Annotated[list[ColumnSurvey], "of a table"]
     unlabelled: Annotated[int, "test entries without a label, which are not evaluated"]
     problems: Annotated[list[str], "reasons why a site cannot train on it"]
     warnings: Annotated[list[str], "what to look at before training"]
@@ -430,6 +446,7 @@ class Prediction(TypedDict):
 
     file: Annotated[str, "the input"]
     output: Annotated[NotRequired[str], "the file that was written"]
+    class_name: Annotated[NotRequired[str], "the name of the likeliest class, where federation.toml names them"]
     probabilities: Annotated[NotRequired[list[float]], "one for each class"]
 
 
@@ -446,9 +463,7 @@ class PredictionsWritten(TypedDict):
     site: Annotated[str, "the site whose model it is"]
     generation: Annotated[int, "generation of the site's state"]
     round: Annotated[int, "last round of the model"]
-    choice: Annotated[
-        NotRequired[str], "why it is this round: empty for the last, else the metric by which it is the best"
-    ]
+    choice: Annotated[NotRequired[str], "why this round: empty for the last, else the metric by which it is best"]
     task: Annotated[str, "kind of the task"]
     model: Annotated[NotRequired[str], "with `--model`"]
     out: Annotated[str, "the CSV file or the folder"]
@@ -491,77 +506,6 @@ class DemoResult(TypedDict):
     seconds: Annotated[float, "duration"]
 
 
-class RunOutcome(TypedDict):
-    """One run of an experiment."""
-
-    id: Annotated[str, "name of its folder"]
-    finished: Annotated[bool, "whether it is over"]
-    failed: Annotated[str | None, "the reason"]
-
-
-class RowWithoutRuns(TypedDict):
-    """A row of an experiment that has no runs in a partition with some networks."""
-
-    partition: Annotated[str, "partition of the samples"]
-    models: Annotated[str, "set of networks"]
-    method: Annotated[str, "name of the row"]
-    reason: Annotated[str, "why"]
-
-
-class SimulationResult(TypedDict):
-    """The runs of an experiment, finished or not."""
-
-    out: Annotated[str, "folder of results"]
-    runs: Annotated[list[RunOutcome], "all runs of the experiment"]
-    without_runs: Annotated[list[RowWithoutRuns], "rows that are left out with some networks"]
-    seconds: Annotated[float | None, "estimate for the unfinished runs; null before the first has finished"]
-
-
-class ReportTableRow(TypedDict):
-    """A row of a table, as the report shows it."""
-
-    label: Annotated[str, "name of the row"]
-    published: Annotated[bool, "the paper's figures"]
-    cells: Annotated[list[str], "one for each column"]
-    ranks: Annotated[list[int], "for each column: 1 the best, 2 the second, 0 neither"]
-
-
-class ReportTable(TypedDict):
-    """A table, as the report shows it."""
-
-    title: Annotated[str, "heading"]
-    columns: Annotated[list[str], "their headings"]
-    rows: Annotated[list[ReportTableRow], "the rows"]
-
-
-class SettingResults(TypedDict):
-    """The results of one partition with one set of networks."""
-
-    partition: Annotated[str, "its name"]
-    models: Annotated[str, "name of the set of networks"]
-    methods: Annotated[dict[str, Mapping[str, Any]], "means of Local and Global Test, by metric and method"]
-    room: Annotated[
-        dict[str, Mapping[str, Any]], "the room, and each method's gain and share of it, by metric and test"
-    ]
-    tables: Annotated[list[ReportTable], "the report's tables"]
-
-
-class ReportWritten(TypedDict):
-    """The files of the report, and its main tables as numbers."""
-
-    folder: Annotated[str, "the folder of runs"]
-    title: Annotated[str, "of the experiment"]
-    page: Annotated[str, "the HTML page"]
-    text: Annotated[str, "the Markdown file"]
-    files: Annotated[list[str], "all files that were written"]
-    runs: Annotated[int, "number of runs"]
-    missing: Annotated[list[str], "runs that are not finished"]
-    notes: Annotated[list[str], "results that could not be shown"]
-    metric: Annotated[str, "the main metric"]
-    over: Annotated[str, "the repetitions that the means are over, such as folds or seeds"]
-    results: Annotated[list[SettingResults], "by setting"]
-
-
 class HelpPage(TypedDict):
     """A page, or the help of a command."""
 
@@ -592,8 +536,6 @@ DOCUMENTS: Mapping[str, Any] = {
     "methods": list[MethodDescription],
     "predict": PredictionsWritten,
     "export": ModelExported,
-    "simulate": SimulationResult,
-    "report": ReportWritten,
     "demo": DemoResult,
     "help": list[HelpPage],
 }

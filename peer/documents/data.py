@@ -41,7 +41,7 @@ class DatalistImported(TypedDict):
 
     datalist: Annotated[str, "the file"]
     source: Annotated[str, "the table or folder"]
-    layout: Annotated[str, '"table", "bids", "nnunet" or "dicom"']
+    layout: Annotated[str, '"table", "folders", "arrays", "bids", "nnunet" or "dicom"']
     task: Annotated[str, "the learning task"]
     encoding: Annotated[str | None, "of the table"]
     columns: Annotated[dict[str, str], "by role, the column of the table"]

@@ -153,14 +153,16 @@ class Route(TypedDict):
 
 
 class RefusalGroup(TypedDict):
-    """Equal refusals of one site by another."""
+    """Equal refusals of one site by another, or equal answers by which one declined the other's calls."""
 
     by: Annotated[str, "the site that refused"]
     of: Annotated[str, "the site whose message or artifact was refused"]
     reason: Annotated[str, "why, in words"]
+    declined: Annotated[bool, "whether `of` declined to send to `by`; else `by` refused what it received"]
     times: Annotated[int, "how many of the newest refusals are equal to this one"]
     first_round: Annotated[int, "the first round of these"]
     last_round: Annotated[int, "the last round of these"]
+    old: Annotated[bool, "whether all of them are more than five rounds ago, or the federation has finished"]
 
 
 class RoomTaken(TypedDict):
@@ -192,6 +194,7 @@ class OverviewRow(TypedDict):
     certificate_days: Annotated[int | None, "whole days until its certificate expires, as far as known"]
     waiting_for: Annotated[list[PeerWait], "whom a site of this machine waits for"]
     refuses: Annotated[dict[str, int], "by site, how many of its messages or artifacts this one refused lately"]
+    losses: Annotated[str, "of a site of this machine: how much its rounds went on without by refusals, and of whom"]
     failure: Annotated[str, "why its training has failed; else empty"]
     room: Annotated[RoomTaken | None, "of a site of this machine with `[reference]` and an evaluated round; else null"]
 
@@ -212,6 +215,7 @@ class FederationOverview(TypedDict):
     digest: Annotated[str, "SHA-256 of the federation's agreed settings"]
     method: Annotated[str, "name of the method"]
     rounds: Annotated[int, "rounds of the federation"]
+    verdict: Annotated[str, "how far it is, who needs attention, what comes next"]
     round: Annotated[int, "the round that `routes` are of: the median of the sites of this machine"]
     made_in: Annotated[
         int | None,

@@ -142,6 +142,19 @@ class BuildContext:
     public_images: Callable[[], Tensor] = lambda: torch.empty(0)
 
 
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """What ``[training]`` sets of the cross-entropy with own labels.
+
+    Attributes:
+        class_weights: one number for each class; none where all weigh the same.
+        label_smoothing: the share of a label's weight that is spread over all classes, in [0, 1).
+    """
+
+    class_weights: tuple[float, ...] = ()
+    label_smoothing: float = 0.0
+
+
 @dataclass(frozen=True)
 class StageContext:
     """The inputs of a stage or a prediction.
@@ -156,6 +169,7 @@ class StageContext:
         classes_present: the classes of the site's training samples; none in a prediction.
         seed_torch: seeds torch's global generator before a stage builds layers; the arguments name
             the purpose.
+        supervision: of the cross-entropy with own labels; without effect in a prediction.
     """
 
     site: str
@@ -166,6 +180,7 @@ class StageContext:
     seed_torch: Callable[..., object] = lambda *purpose: None
     round: int = 0
     classes_present: Collection[int] = ()
+    supervision: Supervision = Supervision()
 
     @property
     def dam(self) -> Network:

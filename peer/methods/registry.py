@@ -9,6 +9,7 @@ import functools
 import importlib.metadata
 import re
 
+from models.spec import interface_problem
 from peer.core.plan import Plan
 from peer.errors import ConfigError
 from peer.methods.apfl.plan import APFL
@@ -109,6 +110,9 @@ def find_plan(name: str, package: str | None = None) -> Plan:
     matching = [point for (key, pin), point in entry_points.items() if (key, _normal(pin)) == (name, _normal(package))]
     if not matching:
         raise _missing(name, package)
+    distribution = matching[0].dist
+    if distribution is not None and (problem := interface_problem(distribution)) is not None:
+        raise ConfigError(f"method {name!r}: {problem}", "install a version of the package that fits")
     try:
         plan = matching[0].load()
     except Exception as error:  # a third party's module

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from losses import dice_ce_loss, dice_loss
-from peer.methods.method import Batch, Forward, Stage, StageContext, Term, one_step_stage
+from peer.methods.method import Batch, Forward, Stage, StageContext, Supervision, Term, one_step_stage
+
+PLAIN = Supervision()
 
 
 class Supervised(NamedTuple):
@@ -22,6 +24,7 @@ class Supervised(NamedTuple):
 SUPERVISED: dict[str, Supervised] = {
     "classification": Supervised("ce", F.cross_entropy),
     "time_series": Supervised("ce", F.cross_entropy),
+    "tabular": Supervised("ce", F.cross_entropy),
     "segmentation": Supervised("dice_ce", dice_ce_loss),
     "super_resolution": Supervised("l1", F.l1_loss),
 }
@@ -35,16 +38,53 @@ SEGMENTATION_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """By value of the methods' parameter ``segmentation_loss``."""
 
 
-def supervised_loss(task: str, segmentation: str = "dice_ce") -> Supervised:
-    """Return the task's loss; ``segmentation`` is a key of ``SEGMENTATION_LOSSES``."""
-    if task == "segmentation":
-        return Supervised(segmentation, SEGMENTATION_LOSSES[segmentation])
-    return SUPERVISED[task]
+WITH_CROSS_ENTROPY = ("ce", "dice_ce")
+"""The losses that take class weights and label smoothing."""
+
+
+def supervised_loss(task: str, segmentation: str = "dice_ce", supervision: Supervision = PLAIN) -> Supervised:
+    """Return the task's loss.
+
+    Args:
+        segmentation: a key of ``SEGMENTATION_LOSSES``.
+        supervision: class weights and label smoothing, as ``torch.nn.functional.cross_entropy`` applies them: a
+            mean is one over the weights of the samples.
+
+    Raises:
+        ValueError: class weights or label smoothing for a loss without cross-entropy.
+    """
+    chosen = Supervised(segmentation, SEGMENTATION_LOSSES[segmentation]) if task == "segmentation" else SUPERVISED[task]
+    if supervision == PLAIN:
+        return chosen
+    if chosen.name not in WITH_CROSS_ENTROPY:
+        raise ValueError(f"{chosen.name} has no cross-entropy, which class weights and label smoothing are for")
+    loss: Callable[..., Tensor] = chosen.loss
+
+    def supervised(prediction: Tensor, targets: Tensor) -> Tensor:
+        weight = prediction.new_tensor(supervision.class_weights) if supervision.class_weights else None
+        return loss(prediction, targets, weight=weight, label_smoothing=supervision.label_smoothing)
+
+    return Supervised(chosen.name, supervised)
 
 
 def stage_loss(context: StageContext) -> Supervised:
-    """Return the loss of the context's task and, for segmentation, of its parameters."""
-    return supervised_loss(context.task, context.parameters["segmentation_loss"])
+    """Return the loss of the context's task with its supervision and, for segmentation, of its parameters."""
+    return supervised_loss(context.task, context.parameters["segmentation_loss"], context.supervision)
+
+
+def class_weights(chosen: str | Sequence[float] | None, counts: Mapping[int, int], classes: int) -> tuple[float, ...]:
+    """Return ``[training] class_weights`` as one number for each class; none where all weigh the same.
+
+    Args:
+        chosen: the numbers themselves, or ``balanced``: one over the class's count, so scaled that the mean of the
+            classes that occur is 1. A class that does not occur weighs 1, for label smoothing.
+        counts: of the targets of the training samples, by class.
+    """
+    if not isinstance(chosen, str):
+        return tuple(chosen or ())
+    inverse = {label: 1 / count for label, count in counts.items()}
+    mean = sum(inverse.values()) / len(inverse)
+    return tuple(inverse.get(label, mean) / mean for label in range(classes))
 
 
 def supervised_stage(context: StageContext, name: str, network: nn.Module) -> Stage:

@@ -6,9 +6,10 @@ same ones and compute bit-identical aggregates.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -41,8 +42,8 @@ class Aggregation:
     Attributes:
         state: the aggregate.
         contributors: the sites whose states are in it, in ascending order.
-        cut: the sites whose contribution was excluded, or weighs less than claimed, each with the
-            reason.
+        cut: the sites whose contribution was excluded, weighs less than claimed, or is equal to another's, each with
+            the reason.
         heads: the other contributors' heads, if the method keeps them.
     """
 
@@ -65,32 +66,38 @@ def aggregate(
     A contribution beyond a bound is excluded as a whole. Norm clipping (Sun et al. 2019, "Can You Really Backdoor
     Federated Learning?") would keep its direction, and an average of four would still move by a quarter of the bound
     each round. A state without some of its tensors is a network that no site trained. A claimed number of samples is
-    clipped instead, because a large claim may be true and the state has bounds of its own.
+    clipped instead, because a large claim may be true and the state has bounds of its own. Of equal states one counts:
+    training on other samples makes no equal ones, so a site has signed another's.
 
     Args:
         states: states by site, with equal names, shapes and types.
         samples: the number of training samples that each site claims.
-        rule: ``mean``, or coordinate-wise ``trimmed_mean`` or ``median`` (Yin et al. 2018,
+        rule: ``mean``; ``capped``, the mean after each state was brought as near to the coordinate-wise median as the
+            median state is; or coordinate-wise ``trimmed_mean`` or ``median`` (Yin et al. 2018,
             "Byzantine-Robust Distributed Learning").
         bounds: whether to exclude and clip.
         weighted: weight a mean by the samples, if every site reports its number.
     """
     cut = find_outliers(states) if bounds else {}
-    contributors = sorted(site for site in states if site not in cut)
+    copies = find_copies(states) if bounds else {}
+    contributors = sorted(site for site in states if site not in cut and copies.get(site, site) == site)
+    equal = {site: [other for other in copies if other != site and copies[other] == copies[site]] for site in copies}
+    cut = {site: f"is equal to that of {', '.join(others)}" for site, others in equal.items() if others} | cut
     kept = [states[site] for site in contributors]
-    if rule != "mean":
+    if rule not in ("mean", "capped"):
         trimmed = (len(kept) - 1) // 2 if rule == "median" else math.ceil(len(kept) / 4) if len(kept) > 2 else 0
         return Aggregation(trimmed_mean(kept, trimmed), contributors, cut)
+    combine = capped_mean if rule == "capped" else mean
     claims = [float(count) for site in contributors if (count := samples[site])]
     if not weighted or len(claims) < len(contributors):
-        return Aggregation(mean(kept), contributors, cut)
+        return Aggregation(combine(kept, [1.0] * len(kept)), contributors, cut)
     largest = SAMPLES_RATIO_MAX * statistics.median(claims)
     if bounds:
         for site, claim in zip(contributors, claims, strict=True):
             if claim > largest:
                 cut[site] = f"claims {claim:.0f} samples, and counts as {largest:.0f}: {SAMPLES_RATIO_MAX:g} medians"
         claims = [min(claim, largest) for claim in claims]
-    return Aggregation(mean(kept, claims), contributors, cut)
+    return Aggregation(combine(kept, claims), contributors, cut)
 
 
 def aggregate_prototypes(
@@ -124,6 +131,64 @@ def aggregate_prototypes(
         contributors |= set(of_class.contributors)
         cut |= {site: f"class {number}: {reason}" for site, reason in of_class.cut.items() if site not in cut}
     return Aggregation(mean_of, sorted(contributors), cut)
+
+
+def capped_mean(states: Sequence[State], weights: Sequence[float]) -> State:
+    """Compute the weighted mean of states, none farther from the coordinate-wise median than the median distance.
+
+    The distance is one number for a whole state, without batch statistics, which are averaged as they are. A state
+    beyond the cap keeps its direction (centred clipping: Karimireddy et al. 2021, "Learning from History for Byzantine
+    Robust Optimization").
+    """
+    centre = trimmed_mean(states, (len(states) - 1) // 2)
+    names = [name for name in centre if centre[name].is_floating_point() and not name.endswith(STATISTICS)]
+    distances = [0.0] * len(states)
+    for name in names:
+        for *values, middle in pieces([*(state[name] for state in states), centre[name]]):
+            distances = [
+                math.hypot(far, _norm(value.double() - middle.double()))
+                for far, value in zip(distances, values, strict=True)
+            ]
+    cap = statistics.median(distances)
+    if not cap:
+        return centre
+    shares = [weight * min(1.0, cap / (far or cap)) for weight, far in zip(weights, distances, strict=True)]
+    rest = sum(weights) - sum(shares)
+    result = mean(states, weights)
+    if rest > 0:
+        parts = [{name: state[name] for name in names} for state in (*states, centre)]
+        result |= mean(parts, [*shares, rest])
+    return result
+
+
+def cap_change(sent: State, own: State, returned: State) -> State:
+    """Bring a returned copy back to where it moved as far from the state ``sent`` as the model that stayed.
+
+    Batch statistics and integers stay.
+    """
+    names = [name for name in sent if sent[name].is_floating_point() and not name.endswith(STATISTICS)]
+    stayed, came = (
+        math.hypot(*(_norm(state[name].double() - sent[name].double()) for name in names)) for state in (own, returned)
+    )
+    if came <= stayed:
+        return returned
+    share = stayed / came
+    return returned | {name: sent[name].lerp(returned[name], share) for name in names}
+
+
+def find_copies(states: Mapping[SiteName, State]) -> dict[SiteName, SiteName]:
+    """Map each site whose state has the same bits as another's to the first of these sites, by name.
+
+    If all are equal, none is a copy: nothing was trained.
+    """
+    first_of: dict[bytes, SiteName] = {}
+    firsts = {}
+    for site in sorted(states):
+        digest = hashlib.sha256()
+        for name in sorted(states[site]):
+            digest.update(states[site][name].contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        firsts[site] = first_of.setdefault(digest.digest(), site)
+    return {site: first for site, first in firsts.items() if 1 < len(first_of) < len(states)}
 
 
 def find_outliers(states: Mapping[SiteName, State]) -> dict[SiteName, str]:

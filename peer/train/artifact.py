@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,13 +20,11 @@ from models.learning import base_tensors
 from models.registry import build_head
 from models.spec import HEAD_KEY, remote_spec_problem
 from models.tap import Tapped
-from peer.core import commands
 from peer.core.commands import Source
 from peer.core.limits import ARTIFACT_BYTES_MAX, BUILD_S_MAX, LAYERS_BUILT_MAX
 from peer.core.messages import Artifact, TensorSpec
 from peer.core.plan import Kind, Wire
 from peer.core.roster import Sha256, SiteName
-from peer.core.worker_protocol import map_artifacts
 from peer.files import artifact_path, write_file
 from peer.train.errors import UnusableConfigurationError, UnusableWeightsError, refuse
 from peer.train.settings import TaskSettings
@@ -58,7 +55,7 @@ def write_artifact(
     folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         write_file(path, content)
-    return Artifact(kind, owner, digest, len(content), steps, spec, describe(state), training_samples)
+    return Artifact(kind, owner, digest, len(content), steps, spec, training_samples)
 
 
 def is_whole(folder: Path, artifact: Artifact) -> bool:
@@ -85,24 +82,23 @@ BuildReceived = Callable[[nn.Module, Collection[str]], nn.Module]
 """
 
 
-def with_tensors(order: commands.Command, folder: Path) -> commands.Command:
-    """Add the tensor list to each source of the command, read from the file's header; the daemon omitted it.
+def read_tensors(folder: Path, artifact: Artifact) -> tuple[TensorSpec, ...]:
+    """Read the list of tensors in the header of the artifact's file, sorted by name.
 
-    A list that cannot be read stays empty: the checks of the artifact then give the reason.
+    The daemon has compared the list of a received artifact with its manifest. Raises ``ValueError`` if the file cannot
+    be read, or has another size.
     """
-
-    def read_list(artifact: Artifact) -> Artifact:
-        if artifact.tensors:
-            return artifact
-        try:
-            with safetensors.safe_open(artifact_path(folder, artifact.sha256), framework="pt") as file:
-                slices = {name: file.get_slice(name) for name in sorted(file.keys())}
-                tensors = tuple(TensorSpec(name, at.get_dtype(), tuple(at.get_shape())) for name, at in slices.items())
-        except (FileNotFoundError, safetensors.SafetensorError):
-            return artifact
-        return dataclasses.replace(artifact, tensors=tensors)
-
-    return map_artifacts(order, read_list)
+    path = artifact_path(folder, artifact.sha256)
+    try:
+        if path.stat().st_size != artifact.bytes:
+            raise ValueError(f"its file has {path.stat().st_size} bytes, the manifest says {artifact.bytes}")
+        with safetensors.safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in sorted(file.keys())}
+            return tuple(TensorSpec(name, at.get_dtype(), tuple(at.get_shape())) for name, at in slices.items())
+    except OSError as error:
+        raise ValueError(f"its file cannot be read: {error.strerror}") from error
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"its file is no safetensors of known types: {error}") from error
 
 
 def read_network(
@@ -174,7 +170,8 @@ def read_head(
         if with_head is not None:
             name, build = with_head
             prefix = f"{name}/"
-            names = [spec.name.removeprefix(prefix) for spec in source.artifact.tensors if spec.name.startswith(prefix)]
+            sent = [spec.name for spec in read_tensors(folder, source.artifact)]
+            names = [name.removeprefix(prefix) for name in sent if name.startswith(prefix)]
             with torch.device("meta"):
                 parts[prefix] = build(built, names)
             expected |= {prefix + name: tensor for name, tensor in parts[prefix].state_dict().items()}
@@ -304,24 +301,22 @@ def _load_part(part: nn.Module, state: State, prefix: str) -> nn.Module:
 
 
 def _read_state_file(folder: Path, artifact: Artifact, expected: State, wire: Wire) -> State:
-    """Read the state in the artifact's file; check that spec, manifest and file agree and all values are finite."""
+    """Read the state in the artifact's file; check that spec and file agree and all values are finite.
+
+    No tensor is read before its name, type and shape have been compared.
+    """
     due = f"the spec, sent as {wire}" if wire != "float32" else "the spec"
-    _compare("the manifest", artifact.tensors, due, describe(as_sent(expected, wire)))
-    path = artifact_path(folder, artifact.sha256)
+    _compare("the manifest", read_tensors(folder, artifact), due, describe(as_sent(expected, wire)))
     try:
-        if path.stat().st_size != artifact.bytes:
-            raise ValueError(f"its file has {path.stat().st_size} bytes, the manifest says {artifact.bytes}")
-        content = path.read_bytes()
+        content = artifact_path(folder, artifact.sha256).read_bytes()
     except OSError as error:
         raise ValueError(f"its file cannot be read: {error.strerror}") from error
     if hashlib.sha256(content).hexdigest() != artifact.sha256:
         raise ValueError("its file does not have its digest")
     try:
         state = unpack(content)
-        tensors = describe(state)
     except Exception as error:
         raise ValueError(f"its file is no safetensors of known types: {error}") from error
-    _compare("the file", tensors, "the manifest", artifact.tensors)
     bad = non_finite(state)
     if bad is not None:
         raise ValueError(f"tensor {bad!r} holds a NaN or an infinity")

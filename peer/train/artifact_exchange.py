@@ -26,7 +26,7 @@ from peer.core.plan import Kind
 from peer.core.roster import SiteName
 from peer.files import artifact_path
 from peer.methods.method import Method
-from peer.train.aggregation import Aggregation, aggregate, aggregate_prototypes, find_leap
+from peer.train.aggregation import Aggregation, aggregate, aggregate_prototypes, cap_change, find_leap
 from peer.train.artifact import read_head, read_network, read_state, write_artifact
 from peer.train.errors import UnusableArtifact, UnusableConfigurationError, refuse
 from peer.train.network import probe, probe_head
@@ -153,8 +153,8 @@ class ArtifactExchange:
         aggregation = combine(
             states,
             counts,
-            rule=settings.aggregate_rule,
-            bounds=settings.aggregate_bounds,
+            rule=settings.aggregate.rule,
+            bounds=settings.aggregate.bounds,
             weighted=settings.weighted,
         )
         others = (site for site in aggregation.contributors if site != settings.site)
@@ -163,6 +163,8 @@ class ArtifactExchange:
     def merge(self, returned: Sequence[tuple[Source, Network]], sent: State) -> State:
         """Average, with weights, the local model and the copies of it that other sites trained.
 
+        With the rule "capped", a copy changes the average as far as the local model's own training does, at most.
+
         Args:
             returned: the copies, of this site's spec, in roster order.
             sent: the state that the copies and the local model started from.
@@ -170,16 +172,16 @@ class ArtifactExchange:
         Raises:
             UnusableArtifact: a copy is beyond the bounds.
         """
-        own, bounds = self._sent_state(self._networks.artifact_network), self._settings.aggregate_bounds
+        own, rules = self._sent_state(self._networks.artifact_network), self._settings.aggregate
         sent = {name: tensor for name, tensor in sent.items() if name in own}
         parameters = self._settings.parameters
         replaces = bool(returned) and parameters.get("merge") == "replace"
         states, weights = ([], []) if replaces else ([own], [1.0])
         for source, network in returned:
             state = self._sent_state(network)
-            if bounds and (reason := find_leap(sent, own, state)) is not None:
+            if rules.bounds and (reason := find_leap(sent, own, state)) is not None:
                 raise UnusableArtifact(source, reason)
-            states.append(state)
+            states.append(cap_change(sent, own, state) if rules.rule == "capped" else state)
             weights.append(float(parameters.get("merge_weight", 1.0)))  # type: ignore[arg-type]
         return mean(states, weights)
 

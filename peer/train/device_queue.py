@@ -13,20 +13,21 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+
+from peer.site.config.site_tables import TrainingConfig
 
 TICKET = re.compile(r"([0-9]{3,})-[0-9]+")
 POLL_S = 0.1
 """Interval at which tickets are checked: short beside a stage, and cheap for the processor."""
 
 
-def gpu_folder(training: Mapping[str, Any], site_folder: Path) -> Path | None:
+def gpu_folder(training: TrainingConfig, site_folder: Path) -> Path | None:
     """Return the folder with the queues of this machine's devices; None if workers share the devices."""
-    if training.get("gpu") != "turns":
+    if training.gpu != "turns":
         return None
-    named = training.get("gpu_folder")
+    named = training.gpu_folder
     return site_folder / named if named is not None else site_folder.parent.parent / ".gpu"
 
 

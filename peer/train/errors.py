@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from peer.core import events
 from peer.core.commands import Source
 from peer.core.limits import TEXT_BYTES_MAX
 
@@ -21,7 +22,13 @@ class WorkError(Exception):
 
 
 class UnusableDataError(WorkError):
+    """The site's samples cannot be used. The journal, which backups contain, has only ``public``: no name."""
+
     fault = "data"
+
+    def __init__(self, message: str, public: str = "the site's samples cannot be used") -> None:
+        super().__init__(message)
+        self.public = f"{public}; worker.log has the names"
 
 
 class UnusableConfigurationError(WorkError):
@@ -79,9 +86,22 @@ def refuse(source: Source, error: Exception) -> UnusableArtifact:
     return UnusableArtifact(source, str(error))
 
 
+def work_failed(error: BaseException, *, generation: int = 0, attempt: int = 0) -> events.WorkFailed:
+    """Build the event of an error that ended an order of the daemon."""
+    reason = reason_of(error)
+    if isinstance(error, UnusableDataError):
+        return events.WorkFailed(generation, attempt, error.fault, error.public, detail=reason)
+    return events.WorkFailed(generation, attempt, fault_of(error), reason)
+
+
 def reason_of(error: BaseException) -> str:
-    """Describe an error in one line for the operator; an unexpected one with its type, file and line."""
+    """Describe an error in one line for the operator; an unexpected one with its type, file and line.
+
+    The name of a file that could not be used is left out of an ``OSError``: it may be a sample's.
+    """
     text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.filename is not None:
+        text = error.strerror or ""
     if not isinstance(error, WorkError):
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

@@ -18,12 +18,12 @@ from peer.core.worker_protocol import WorkerSetting
 from peer.files import artifact_path
 from peer.methods.supervised import supervised_loss
 from peer.train.artifact import is_whole, read_network
-from peer.train.data.datalist import Sample, inspect_datalist
+from peer.train.data.datalist import Sample
 from peer.train.device import choose_device, make_reproducible
 from peer.train.errors import UnusableArtifact, UnusableConfigurationError, refuse
 from peer.train.metrics import measure
 from peer.train.network import BaseWeights, local_spec, probe
-from peer.train.samples import DataSplit
+from peer.train.samples import DataSplit, inspect_samples
 from peer.train.settings import TrainingSettings
 from peer.train.targets import Example, sample_reader
 
@@ -35,8 +35,8 @@ class GuestEvaluator:
 
     def __init__(self, setting: WorkerSetting) -> None:
         self._settings = settings = TrainingSettings.of(setting)
-        self._device = choose_device(settings.device)
-        make_reproducible(self._device, threads=settings.threads)
+        self._device = choose_device(settings.training.device)
+        make_reproducible(self._device, threads=settings.training.threads)
 
     def perform(self, command: commands.Command) -> events.Event:
         """Evaluate a lent model; return the event that answers the command.
@@ -67,7 +67,7 @@ class GuestEvaluator:
         """The readable samples of the test split, as in the evaluation of the site's own model."""
         settings = self._settings
         task, data = settings.task, settings.data
-        datalist = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
+        datalist = inspect_samples(task, data)
         read = sample_reader(task, data)
         samples: list[Sample] = []
         examples: list[Example] = []
@@ -83,7 +83,7 @@ class GuestEvaluator:
                 examples.append(example)
         in_memory = data.cache == "memory"
         load = examples.__getitem__ if in_memory else lambda k: read(samples[k])
-        return DataSplit(samples, load, in_memory, frozenset())
+        return DataSplit(samples, load, in_memory, {})
 
     def _read_lent_model(self, command: commands.Measure) -> Network:
         """Load the lent model on the device; raise ``UnusableArtifact`` if a check refuses it."""
@@ -113,4 +113,4 @@ def evaluate_split(
     """
     chosen = settings.parameters.get("segmentation_loss", "dice_ce")
     loss = supervised_loss(settings.task.kind, str(chosen)).loss
-    return measure(predict, loss, split.batches(settings.batch_size), task=settings.task.kind)
+    return measure(predict, loss, split.batches(settings.training.batch_size), task=settings.task.kind)

@@ -25,6 +25,7 @@ from peer.train.data.image_files import (
     Turn,
     apply_turn,
     file_ending,
+    fill_nan,
     grid_shift,
     open_image,
     read_values,
@@ -69,8 +70,8 @@ class Preparation:
     """Loads an image with its channels first, and converts values, axes and size to the network's input.
 
     ``normalise`` applies to each channel of each image: ``zscore`` gives mean 0 and standard deviation 1, ``unit`` the
-    range [0, 1], ``none`` keeps the values as the datalist's producer scaled them. ``orientation``, ``spacing`` and
-    ``intensity`` are those of ``DataSettings``.
+    range [0, 1], ``none`` keeps the values as the datalist's producer scaled them. ``orientation``, ``spacing``,
+    ``intensity`` and ``nan`` are those of ``DataSettings``.
     """
 
     in_channels: int
@@ -79,6 +80,7 @@ class Preparation:
     orientation: str | None = None
     spacing: tuple[float, ...] | None = None
     intensity: IntensitySettings | None = None
+    nan: str | None = None
 
     @classmethod
     def of(cls, task: TaskSettings, data: DataSettings) -> Preparation:
@@ -90,6 +92,7 @@ class Preparation:
             data.orientation,
             data.spacing,
             data.intensity,
+            data.nan,
         )
 
     def __call__(self, paths: Sequence[Path]) -> Tensor:
@@ -104,10 +107,11 @@ class Preparation:
             channels=self.in_channels,
             key="in_channels",
             orientation=self.orientation,
+            nan=self.nan,
         )
 
     def finish(self, image: PlacedImage) -> Tensor:
-        """A loaded image at ``input_size``, with its values scaled and normalised.
+        """Bring a loaded image to ``input_size``, with its values scaled and normalised.
 
         Raises:
             ValueError: the result is constant, or exceeds the range of float32; or the image does not fit.
@@ -177,6 +181,7 @@ def load_images(
     key: str,
     unit: bool = False,
     orientation: str | None = None,
+    nan: str | None = None,
 ) -> PlacedImage:
     """Load the channels of all files as one image ``(channels, *space)``.
 
@@ -191,7 +196,7 @@ def load_images(
     images = []
     for path in paths:
         try:
-            images.append(load_placed(path, spatial_dims=spatial_dims, unit=unit, orientation=orientation))
+            images.append(load_placed(path, spatial_dims=spatial_dims, unit=unit, orientation=orientation, nan=nan))
         except ValueError as error:
             raise ValueError(f"{path.name}: {error}" if len(paths) > 1 else str(error)) from error
     first = images[0]
@@ -223,6 +228,7 @@ def load_placed(
     key: str = "image",
     unit: bool = False,
     orientation: str | None = None,
+    nan: str | None = None,
 ) -> PlacedImage:
     """Load one file as ``(c, *space)``.
 
@@ -230,6 +236,7 @@ def load_placed(
         key: the array to take from an ``.npz`` of several.
         unit: scale 8-bit pictures to [0, 1].
         orientation: the directions to which a volume is turned; ``stored`` and None keep it as stored.
+        nan: ``background`` gives each NaN the lowest value of its channel; None refuses it.
 
     Raises:
         ValueError: the file cannot be read as an image of this kind.
@@ -237,13 +244,14 @@ def load_placed(
     """
     try:
         stored = open_image(path, key=key)
-        array = read_values(path, stored)
+        array = read_values(path, stored, nan=nan)
     except ConfigError as error:
         raise UnusableConfigurationError(str(error)) from error
     if stored.channels is None and array.ndim <= spatial_dims:
         array = array[None]
     if array.ndim != spatial_dims + 1 or not array.size:
         raise ValueError(f"has the shape {array.shape}, not (channels, {spatial_dims} spatial dimensions)")
+    array = array if nan is None else fill_nan(array)
     affine, spacing, turn = None if stored.doubts else stored.affine, stored.spacing, None
     byte = unit and array.dtype == np.uint8 and file_ending(path) in PICTURES
     if spatial_dims == VOLUME_DIMS and orientation not in (None, "stored"):

@@ -44,6 +44,7 @@ class Loop:
         work: sets learning rate and weight decay of every optimiser.
         precision: precision of the forward passes; losses are computed in float32 or better.
         channels_last: store the channels of a pixel side by side, in images and so in features.
+        clip_norm: the largest L2 norm of a step's gradients, over all tensors that the step trains.
         ranks: the data-parallel processes of this stage; each has its own loop.
         lead: at rank 0, makes the other ranks ``follow`` each step.
     """
@@ -58,6 +59,7 @@ class Loop:
         precision: str,
         seed: Seed,
         channels_last: bool = False,
+        clip_norm: float | None = None,
         ranks: Ranks | None = None,
         lead: Lead | None = None,
     ) -> None:
@@ -66,7 +68,7 @@ class Loop:
         self._ends = tuple(itertools.accumulate(self.pass_steps))
         self.steps = sum(self.pass_steps)
         self._device, self._precision, self._seed = device, precision, seed
-        self._channels_last = channels_last
+        self._channels_last, self._clip_norm = channels_last, clip_norm
         self._ranks, self._lead = ranks, lead
         for network in stage.networks.values():
             network.to(device)
@@ -195,6 +197,8 @@ class Loop:
             if self._ranks is not None:
                 self._ranks.average_gradients(_parameters(optimisers))
             optimiser_step.after_backward()
+            if self._clip_norm is not None:
+                nn.utils.clip_grad_norm_(list(_parameters(optimisers)), self._clip_norm)
         for optimiser in optimisers:
             optimiser.step()
         return {TOTAL: total.detach()} | {name: term.value.detach() for name, term in terms.items()}

@@ -80,6 +80,7 @@ def _images(pairs: Pairs, loss: Loss) -> dict[str, float]:
 MEASURES: Mapping[str, Callable[[Pairs, Loss], dict[str, float]]] = {
     "classification": _classes,
     "time_series": _classes,
+    "tabular": _classes,
     "segmentation": _label_maps,
     "super_resolution": _images,
 }

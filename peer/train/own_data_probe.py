@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,10 @@ SAMPLES_MAX = 32
 SAMPLES_MIN = 8
 LOGIT_MAX = 1e4
 """Upper bound on a received model's predictions; those of trained networks stay below a hundred."""
+CONFIDENCE = 0.999
+"""One-sided: a network is refused where its loss exceeds the bound with this confidence, given so few samples."""
+SAMPLE_LOSS_MAX = 2.0
+"""What one sample counts at most, in multiples of the bound: cross-entropy of one confident error has no limit."""
 SUSPICIOUS_RATIO = 1.1
 """If a copy of a circulating model has this many times the loss of an earlier copy, it is compared with the copy from
 which it was trained. A false alarm costs one transfer.
@@ -68,25 +73,27 @@ class OwnDataProbe:
         """Refuse a model without weights, or one whose loss exceeds the bound.
 
         The loss is measured in multiples of the loss of a prediction that is zero everywhere. A model trained on other
-        classes may be worse than one that knows nothing, but not many times worse. If this site's network exceeds the
-        bound, too, the samples say nothing about the model.
+        classes may be worse than one that knows nothing, but not many times worse. The lower end of the loss's
+        confidence interval decides. If this site's network exceeds the bound, too, the samples say nothing about the
+        model.
 
         Raises:
             UnusableArtifact: the model is beyond the bound.
         """
-        ratio_max = self._settings.probe_ratio_max
+        ratio_max = self._settings.training.probe_ratio_max
         if not ratio_max or source.origin == self._settings.site:
             return
         _refuse_without_weights(source, network)
-        ratio = self.loss_ratio(network)
-        if ratio <= ratio_max or not self._samples_are_sound(own):
+        ratios = self.loss_ratios(network)
+        ratio = float(ratios.mean())
+        if _lower_end(_limited(ratios, ratio_max)) <= ratio_max or not self._samples_are_sound(own):
             return
         if not math.isfinite(ratio):
             raise UnusableArtifact(source, f"its predictions on this site's samples are no numbers up to {LOGIT_MAX:g}")
         raise UnusableArtifact(
             source,
-            f"its loss on this site's samples is {ratio:.3g} times that of no knowledge, above {ratio_max:g} "
-            "([training] probe_ratio_max)",
+            f"its loss on {len(ratios)} samples of this site is {ratio:.3g} times that of no knowledge, above "
+            f"{ratio_max:g} ([training] probe_ratio_max)",
         )
 
     def check_received(self, sources: Sequence[Source], received: Mapping[str, nn.Module], own: Network) -> None:
@@ -102,18 +109,21 @@ class OwnDataProbe:
         """Refuse a copy of this site's model that returned much worse than the model that was sent.
 
         Raises:
-            UnusableArtifact: the copy exceeds the bound of any model, or its loss rose by over half that bound.
+            UnusableArtifact: the copy exceeds the bound of any model, or its loss rose by over half that bound, with
+                ``CONFIDENCE``.
         """
         self.check_model(source, returned, sent)
-        loss_max = self._settings.probe_ratio_max / 2
+        loss_max = self._settings.training.probe_ratio_max / 2
         if not loss_max:
             return
-        ratio, before = self.loss_ratio(returned), self.loss_ratio(sent)
-        if ratio > before + loss_max:
+        ratios, before = self.loss_ratios(returned), self.loss_ratios(sent)
+        bound = self._settings.training.probe_ratio_max
+        if _lower_end(_limited(ratios, bound) - _limited(before, bound)) > loss_max:
             raise UnusableArtifact(
                 source,
-                f"its loss on this site's samples rose from {before:.3g} to {ratio:.3g} times that of no knowledge, by "
-                f"more than {loss_max:g} (half of [training] probe_ratio_max)",
+                f"its loss on {len(ratios)} samples of this site rose from {float(before.mean()):.3g} to "
+                f"{float(ratios.mean()):.3g} times that of no knowledge, by more than {loss_max:g} (half of [training] "
+                "probe_ratio_max)",
             )
 
     def check_copy(
@@ -143,7 +153,7 @@ class OwnDataProbe:
         Raises:
             UnusableArtifact: the copy is refused.
         """
-        if not self._settings.probe_ratio_max or source.origin == self._settings.site:
+        if not self._settings.training.probe_ratio_max or source.origin == self._settings.site:
             return
         if earlier is None:
             if not final:
@@ -172,7 +182,7 @@ class OwnDataProbe:
         Raises:
             UnusableArtifact: the head is beyond the bound.
         """
-        if not self._settings.probe_ratio_max or source.origin == self._settings.site:
+        if not self._settings.training.probe_ratio_max or source.origin == self._settings.site:
             return
         _refuse_without_weights(source, head)
         ratio = self.spread_ratio(head, own)
@@ -188,7 +198,7 @@ class OwnDataProbe:
     def _samples_are_sound(self, own: nn.Module) -> bool:
         """Return whether this site's network stays within the bound on the same samples; if not, log a warning."""
         ratio = self.loss_ratio(own)
-        sound = ratio <= self._settings.probe_ratio_max
+        sound = ratio <= self._settings.training.probe_ratio_max
         if not sound:
             logger.warning(
                 "received artifacts are not tried: this site's own network fails on the samples, too; look at the "
@@ -198,10 +208,14 @@ class OwnDataProbe:
         return sound
 
     def loss_ratio(self, network: nn.Module) -> float:
-        """Return the model's loss on the probe's samples, as a multiple of that of a prediction that is zero
-        everywhere.
+        """Return the mean of ``loss_ratios``."""
+        return float(self.loss_ratios(network).mean())
 
-        The ratio is infinite if the absolute value of a logit exceeds ``LOGIT_MAX``.
+    def loss_ratios(self, network: nn.Module) -> Tensor:
+        """Return the model's loss on each of the probe's samples, in multiples of the mean loss of a prediction that is
+        zero everywhere; ``(samples,)``, float64.
+
+        The ratios are infinite if the absolute value of a logit exceeds ``LOGIT_MAX``.
         """
         images, targets = self._samples()
         loss = supervised_loss(
@@ -209,9 +223,13 @@ class OwnDataProbe:
         ).loss
         prediction = _run(network, images, self._device).prediction.float().cpu()
         if self._settings.task.kind != "super_resolution" and float(prediction.abs().max()) > LOGIT_MAX:
-            return math.inf  # the model may be right, but outvotes every other one
-        none = float(loss(torch.zeros_like(prediction), targets))
-        return float(loss(prediction, targets)) / none if none else math.nan
+            return torch.full((len(images),), math.inf)  # the model may be right, but outvotes every other one
+        nothing = torch.zeros_like(prediction)
+        losses, none = (
+            torch.stack([loss(each[index : index + 1], targets[index : index + 1]) for index in range(len(images))])
+            for each in (prediction, nothing)
+        )
+        return losses.double() / none.double().mean()
 
     def spread_ratio(self, head: nn.Module, own: Network) -> float:
         """Return the standard deviation of the head's predictions over the samples, as a multiple of the own head's.
@@ -232,6 +250,24 @@ class OwnDataProbe:
             split = data.validation if len(data.validation) >= SAMPLES_MIN else data.training
             self._batch = split.read(_evenly(split))
         return self._batch
+
+
+def _limited(ratios: Tensor, bound: float) -> Tensor:
+    """Limit what one sample counts; infinite ratios, of predictions that are no numbers, stay."""
+    return torch.where(ratios.isinf(), ratios, ratios.clamp(max=SAMPLE_LOSS_MAX * bound))
+
+
+def _lower_end(values: Tensor) -> float:
+    """Return the lower end of the mean's one-sided confidence interval; a NaN and an infinity stay.
+
+    The quantile of Student's distribution is Cornish and Fisher's expansion of the normal one.
+    """
+    mean, degrees = float(values.mean()), len(values) - 1
+    if not math.isfinite(mean) or degrees < 1:
+        return mean
+    z = statistics.NormalDist().inv_cdf(CONFIDENCE)
+    quantile = z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+    return mean - quantile * float(values.std()) / math.sqrt(len(values))
 
 
 def _refuse_without_weights(source: Source, network: nn.Module) -> None:

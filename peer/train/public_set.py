@@ -12,6 +12,7 @@ from peer.train.data.datalist import Sample, inspect_datalist
 from peer.train.errors import UnusableConfigurationError
 from peer.train.images import Preparation
 from peer.train.settings import TrainingSettings
+from peer.train.targets import encode_row
 
 
 def load_public_images(settings: TrainingSettings) -> Tensor:
@@ -26,7 +27,8 @@ def load_public_images(settings: TrainingSettings) -> Tensor:
     path = settings.data.public
     if path is None:
         raise UnusableConfigurationError(f"[data] public is missing: {settings.method} predicts a public set of images")
-    datalist = inspect_datalist(path, with_labels=False)
+    columns = settings.task.columns
+    datalist = inspect_datalist(path, columns=columns, with_labels=False)
     if datalist.problems:
         raise UnusableConfigurationError(f"[data] public: {path}: " + "; ".join(datalist.problems))
     samples = datalist.training
@@ -39,6 +41,8 @@ def load_public_images(settings: TrainingSettings) -> Tensor:
                 f"[data] public: {path} has the digest {digest}, but federation.toml pins {pinned}; copy the set that "
                 f'the federation has agreed on, or pin this one at all sites with [method] public_sha256 = "{digest}"'
             )
+        if columns:
+            return torch.stack([encode_row(columns, sample.row) for sample in samples])
         prepare = Preparation.of(settings.task, settings.data)
         return torch.stack([prepare(sample.images) for sample in samples])
     except OSError as error:
@@ -46,9 +50,13 @@ def load_public_images(settings: TrainingSettings) -> Tensor:
 
 
 def digest_images(samples: tuple[Sample, ...]) -> str:
-    """Compute the hex SHA-256 over the SHA-256 of each image's files, in the datalist's order; names do not count."""
+    """Compute the hex SHA-256 over the SHA-256 of each image's files, in the datalist's order; names do not count.
+
+    A table's row counts by the values of its columns.
+    """
     digest = hashlib.sha256()
     for sample in samples:
+        digest.update(repr(sample.row).encode() if sample.row else b"")
         for path in sample.images:
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

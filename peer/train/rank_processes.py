@@ -119,7 +119,7 @@ class RankProcesses:
     ) -> None:
         training = setting.site["training"]
         self.ranks = Ranks(0, training["processes"], ProcessGroup())
-        self._setting, self._run, self._device = setting, run, choose_device(training.get("device", "auto"))
+        self._setting, self._run, self._device = setting, run, choose_device(training["device"])
         self._halted, self._abandon = halted, abandon
         self._folder = Path(setting.home) / FOLDER
         self._processes: Sequence[Any] = ()

@@ -65,7 +65,7 @@ def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Re
         UnusableConfigurationError: a loss is not finite, or a stage refuses this site's networks.
         torch.OutOfMemoryError: the device is too small for the batch.
     """
-    device, processes = trainer.device, trainer.settings.processes
+    device, processes = trainer.device, trainer.settings.training.processes
     available = available_bytes(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -78,7 +78,7 @@ def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Re
         trainer.artifact_exchange.average(sources, samples=len(trainer.data.training))
     split = trainer.data.test if len(trainer.data.test) else trainer.data.training
     trainer.load(INITIAL)
-    images = split.read(range(min(trainer.settings.batch_size, len(split))))[0]
+    images = split.read(range(min(trainer.settings.training.batch_size, len(split))))[0]
     trainer.predict(images)
     return events.Rehearsed(
         generation=command.generation,

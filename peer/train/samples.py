@@ -6,10 +6,12 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -17,20 +19,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from peer.cohorts import Cohorts, person_of
 from peer.core.plan import Work
+from peer.core.roster import Sha256
 from peer.core.seeds import derive
 from peer.core.tasks import CLASSIFYING
 from peer.errors import ConfigError
 from peer.files import clear_unfinished, write_file
-from peer.methods.method import Batch
+from peer.methods.method import Batch, Supervision
+from peer.methods.supervised import class_weights
 from peer.train.augmentation import affine_maps, warp, warp_targets
 from peer.train.data.consistency import mixed_orientations
-from peer.train.data.datalist import UNREADABLE, Sample, inspect_datalist, named
+from peer.train.data.datalist import UNREADABLE, Datalist, Sample, inspect_datalist
+from peer.train.data.file_names import named
 from peer.train.data.image_files import open_image
 from peer.train.errors import UnusableConfigurationError, UnusableDataError
 from peer.train.images import VOLUME_DIMS, Preparation, load_regions
 from peer.train.ranks import Ranks
-from peer.train.settings import AugmentationSettings, TrainingSettings
+from peer.train.settings import AugmentationSettings, DataSettings, TaskSettings, TrainingSettings
 from peer.train.targets import Example, SampleReader, sample_reader
 
 logger = logging.getLogger(__name__)
@@ -57,18 +63,29 @@ class DataSplit:
         load: returns the image and the target of sample ``k``, prepared, on the CPU; labels in any integer
             type.
         in_memory: whether ``load`` reads no file.
-        present: the classes that occur in the targets; empty in super-resolution.
+        class_counts: the samples of each class that occurs, in segmentation the places; empty in super-resolution.
         targets_sha256: the digest of all targets when first read, in the order of the samples.
     """
 
     samples: Sequence[Sample]
     load: Callable[[int], Example]
     in_memory: bool
-    present: frozenset[int]
+    class_counts: Mapping[int, int]
     targets_sha256: str = ""
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    @property
+    def present(self) -> frozenset[int]:
+        """The classes that occur in the targets; empty in super-resolution."""
+        return frozenset(self.class_counts)
+
+    def context_fields(self, settings: TrainingSettings) -> dict[str, Any]:
+        """Return the fields of a stage's context that depend on the labels of these samples."""
+        training = settings.training
+        weights = class_weights(training.class_weights, self.class_counts, settings.task.classes)
+        return {"classes_present": self.present, "supervision": Supervision(weights, training.label_smoothing)}
 
     @property
     def digest(self) -> str:
@@ -92,7 +109,8 @@ class DataSplit:
             raise
         except Exception as error:
             raise UnusableDataError(
-                f"sample {self.samples[index].name} was readable and is not now: {error}"
+                f"sample {self.samples[index].name} was readable and is not now: {error}",
+                "a sample was readable and is not now",
             ) from error
 
     @staticmethod
@@ -116,6 +134,8 @@ class SiteData:
     unreadable: int
     masks: Tensor | None
     task: str
+    cohort: Sha256 | None = None
+    """Digest of the people in the samples; ``None`` where there is no key to record them with."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -124,8 +144,25 @@ class SiteData:
         return counts | ({"validation": len(self.validation)} if len(self.validation) else {})
 
 
+def inspect_samples(task: TaskSettings, data: DataSettings) -> Datalist:
+    """Read and check the site's datalist."""
+    return inspect_datalist(
+        data.datalist,
+        root=data.root,
+        task=task.kind,
+        classes=task.classes,
+        class_names=task.class_names,
+        columns=task.columns,
+    )
+
+
 def load_data(
-    settings: TrainingSettings, seed: Seed, *, check_halt: Callable[[], None], training_only: bool = False
+    settings: TrainingSettings,
+    seed: Seed,
+    *,
+    check_halt: Callable[[], None],
+    training_only: bool = False,
+    unreadable: dict[str, str] | None = None,
 ) -> SiteData:
     """Check the datalist and read every sample once.
 
@@ -133,13 +170,14 @@ def load_data(
         seed: the site's seed, which selects the samples held out for validation.
         check_halt: called before each sample; an exception from it stops the reading.
         training_only: leave out the other samples.
+        unreadable: gets the reason by the name of each sample that is left out, also if this raises.
 
     Raises:
         UnusableDataError: the datalist has a problem, more than ``unreadable_share_max`` of its
             samples cannot be read, or the training samples allow no learning.
     """
     data, task = settings.data, settings.task
-    datalist = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
+    datalist = inspect_samples(task, data)
     if datalist.problems:
         raise UnusableDataError(f"{data.datalist}: " + "; ".join(datalist.problems))
     for note in datalist.notes:
@@ -158,14 +196,15 @@ def load_data(
     }
     if training_only:
         groups |= {"validation": [], "test": []}
-    unreadable: dict[str, str] = {}
+    unreadable = {} if unreadable is None else unreadable
     splits = {name: _read_split(samples, read, settings, unreadable, check_halt) for name, samples in groups.items()}
     total = len(datalist.training) + len(datalist.test)
     if len(unreadable) > data.unreadable_share_max * total:
         raise UnusableDataError(
             f"{len(unreadable)} of {total} samples cannot be read ({named(unreadable)}), more than [data] "
             f"unreadable_share_max = {data.unreadable_share_max}; the first one {next(iter(unreadable.values()))}; the "
-            "log has the other reasons"
+            "log has the other reasons",
+            f"{len(unreadable)} of {total} samples cannot be read",
         )
     lack = _find_lack(splits["training"], task.kind)
     if lack is not None:
@@ -173,7 +212,17 @@ def load_data(
     masks = None
     if data.regions is not None:
         masks = load_regions(data.regions, Preparation.of(task, data))
-    return SiteData(**splits, unreadable=len(unreadable), masks=masks, task=task.kind)
+    cohort = None if training_only else _record_people(settings.home, splits)
+    return SiteData(**splits, unreadable=len(unreadable), masks=masks, task=task.kind, cohort=cohort)
+
+
+def _record_people(home: Path, splits: Mapping[str, DataSplit]) -> Sha256 | None:
+    """Write which people are in each split, where the daemon has made a key for it; return the set's digest."""
+    people = {
+        name: {person_of(sample.name, sample.subject) for sample in split.samples} for name, split in splits.items()
+    }
+    cohort = Cohorts(home).write(people)
+    return None if cohort is None else Sha256(cohort)
 
 
 def _check_orientations(samples: Sequence[Sample], settings: TrainingSettings) -> None:
@@ -201,7 +250,7 @@ def validation_names(samples: Sequence[Sample], share: float, seed: Seed) -> set
     subjects: dict[int | None, dict[str, list[str]]] = {}
     first_labels: dict[str, int | None] = {}
     for sample in samples:
-        subject = sample.subject or f"/{sample.name}"
+        subject = person_of(sample.name, sample.subject)
         first_label = first_labels.setdefault(subject, sample.label if isinstance(sample.label, int) else None)
         subjects.setdefault(first_label, {}).setdefault(subject, []).append(sample.name)
     names: set[str] = set()
@@ -234,7 +283,7 @@ def _read_split(
         read = _cache_on_disk(read, _cache_folder(settings))
     readable: list[Sample] = []
     examples: list[Example] = []
-    present: set[int] = set()
+    class_counts: Counter[int] = Counter()
     targets = hashlib.sha256()
     for sample in samples:
         check_halt()
@@ -250,12 +299,13 @@ def _read_split(
         _, target = example
         targets.update(target.contiguous().numpy().tobytes())
         if not target.is_floating_point():
-            present.update(torch.unique(target).tolist())
+            classes, counts = torch.unique(target, return_counts=True)
+            class_counts.update(dict(zip(classes.tolist(), counts.tolist(), strict=True)))
         if cache == "memory":
             examples.append(example)
     in_memory = cache == "memory"
     load = examples.__getitem__ if in_memory else lambda k: read(readable[k])
-    return DataSplit(readable, load, in_memory, frozenset(present), targets.hexdigest())
+    return DataSplit(readable, load, in_memory, class_counts, targets.hexdigest())
 
 
 def _cache_folder(settings: TrainingSettings) -> Path:
@@ -275,7 +325,8 @@ def _cache_on_disk(read_files: SampleReader, folder: Path) -> SampleReader:
         label = sample.label
         files = (*sample.images, label) if isinstance(label, Path) else sample.images
         stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        path = folder / f"{hashlib.sha256(repr((read_files, stamps, label)).encode()).hexdigest()}.safetensors"
+        parts = (read_files, stamps, label, *sample.label_values, *sample.row)
+        path = folder / f"{hashlib.sha256(repr(parts).encode()).hexdigest()}.safetensors"
         if path.exists():
             tensors = safetensors.torch.load(path.read_bytes())
             return tensors["image"], tensors["target"]
@@ -318,7 +369,7 @@ class Batches:
         """
         self._ranks = ranks
         self._split, self._seed, self._device = data.training, seed, device
-        self._flips_only = data.task == "super_resolution"
+        self._flips_only = data.task in ("super_resolution", "tabular")  # a row at one place is its own mirror image
         self._augmentation = replace(augmentation, probability=0.0) if self._flips_only else augmentation
         self._size = min(batch_size, len(data.training))
         self._orders: dict[int, np.ndarray] = {}  # of the newest two passes: samples are read ahead

@@ -1,8 +1,7 @@
-"""The two configuration documents as training reads them: typed, with the plan's defaults filled
-in.
+"""What training reads of the two configuration documents.
 
-The daemon has validated them (``peer.site.config.schema``). A caller that uses a trainer without a
-daemon passes the same documents.
+The tables of ``peer.site.config`` validate them and have the defaults. A caller that uses a trainer without a daemon
+passes the same documents.
 """
 
 from __future__ import annotations
@@ -14,12 +13,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peer.core.limits import CHECKPOINT_S, PROBE_RATIO_MAX, RECEIVED_RATIO_MAX
-from peer.core.plan import AggregateRule, Plan, Value, Wire, Work
+from peer.core.columns import TableColumn
+from peer.core.plan import Plan, Value, Wire, Work
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import WorkerSetting
-from peer.methods.registry import find_plan
+from peer.site.config import toml
+from peer.site.config.schema import AggregateConfig, FederationConfig, SiteConfig
+from peer.site.config.site_tables import AugmentationConfig, DataConfig, TrainingConfig
+from peer.site.config.task_table import TaskConfig
 from peer.train.device_queue import gpu_folder
+
+FLIP = 0.5
+"""Probability that an axis of an image is flipped where ``[data.augmentation]`` has no ``flip``."""
+SUPERVISION_KEYS = ("class_weights", "label_smoothing", "clip_norm")
+"""Keys of ``[training]`` that change a site's own gradients."""
+
+ROW_SIZE = (1,)
+"""The input size of a table's row, whose columns are channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +40,32 @@ class TaskSettings:
     spatial_dims: int
     in_channels: int
     classes: int
+    class_names: tuple[str, ...] = ()
+    columns: tuple[TableColumn, ...] = ()
+
+    @classmethod
+    def of(cls, table: TaskConfig) -> TaskSettings:
+        columns = tuple(column.to_column() for column in table.column)
+        return cls(**table.model_dump(exclude={"same_input_size", "column"}), columns=columns)
 
 
 @dataclass(frozen=True, slots=True)
 class AugmentationSettings:
-    """Random geometry of training images; shares are of the image's size, ``flip`` is a probability
-    an axis.
+    """``[data.augmentation]`` for a number of dimensions.
 
     ``probability`` is that of the rotation, translation and scaling, which are drawn together.
     """
 
-    flip: float = 0.5
-    rotate_degrees: float = 15.0
-    translate_share: float = 0.05
-    scale_share: float = 0.1
-    probability: float = 0.8
+    flip: float
+    rotate_degrees: float
+    translate_share: float
+    scale_share: float
+    probability: float
+
+    @classmethod
+    def of(cls, table: AugmentationConfig, dims: int) -> AugmentationSettings:
+        usual = FLIP if dims > 1 else 0.0  # a signal reversed in time is another signal
+        return cls(**table.model_dump() | {"flip": usual if table.flip is None else table.flip})
 
     @property
     def active(self) -> bool:
@@ -80,23 +101,39 @@ class DataSettings:
     In super-resolution, the target is ``scale`` times as large as its image, whose size is
     ``input_size``. ``orientation`` has the directions to which volumes are turned, such as ``RAS``;
     ``stored`` leaves them; None does, too, where all run alike. ``spacing`` is in mm, along the
-    axes of ``input_size``.
+    axes of ``input_size``. ``nan`` is ``background``, or None where an image with a NaN is refused.
     """
 
     datalist: Path
     root: Path
     input_size: tuple[int, ...]
-    regions: Path | None = None
-    normalise: str = "none"
-    unreadable_share_max: float = 0.05
-    validation_share: float = 0.0
-    cache: str = "memory"
-    scale: int | None = None
-    public: Path | None = None
-    orientation: str | None = None
-    spacing: tuple[float, ...] | None = None
-    intensity: IntensitySettings | None = None
-    augmentation: AugmentationSettings = AugmentationSettings()
+    regions: Path | None
+    normalise: str
+    unreadable_share_max: float
+    validation_share: float
+    cache: str
+    scale: int | None
+    public: Path | None
+    orientation: str | None
+    spacing: tuple[float, ...] | None
+    intensity: IntensitySettings | None
+    augmentation: AugmentationSettings
+    nan: str | None = field(default=None, repr=False)  # digests of sites without it stay the same
+    columns: Mapping[str, str] = field(default_factory=dict, repr=False)  # of the tables to import and to predict
+
+    @classmethod
+    def of(cls, table: DataConfig, folder: Path) -> DataSettings:
+        """Resolve the table's paths from the folder of site.toml, and what depends on the number of dimensions."""
+        paths = {key: getattr(table, key) for key in ("datalist", "root", "regions", "public")}
+        paths = {key: None if name is None else folder / name for key, name in paths.items()}
+        return cls(
+            **{key: getattr(table, key) for key in DataConfig.model_fields}
+            | paths
+            | {"root": paths["root"] or paths["datalist"].parent}
+            | {"input_size": table.input_size or ROW_SIZE}
+            | {"intensity": None if table.intensity is None else IntensitySettings.of(*table.intensity)}
+            | {"augmentation": AugmentationSettings.of(table.augmentation, len(table.input_size or ROW_SIZE))}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,146 +158,89 @@ class TrainingSettings:
     data: DataSettings
     model: Mapping[str, Any]
     allow_models: tuple[str, ...]
-    device: str
-    precision: str
-    threads: int
-    batch_size: int
-    checkpoint_s: float
+    training: TrainingConfig
+    aggregate: AggregateConfig
     tells_samples: bool
-    processes: int = 1
-    readers: int = 1
-    channels_last: bool = False
-    hides_counters: bool = False
-    weighted: bool = False
-    wire: Wire = "float32"
-    aggregate_rule: AggregateRule = "mean"
-    aggregate_bounds: bool = True
-    probe_ratio_max: float = PROBE_RATIO_MAX
-    received_ratio_max: float = RECEIVED_RATIO_MAX
-    shared_model: Mapping[str, Any] | None = None
-    sites: tuple[str, ...] = ()
-    base_weights: Mapping[str, Path] = field(default_factory=dict)
-    gpu_folder: Path | None = None
+    hides_counters: bool
+    weighted: bool
+    wire: Wire
+    received_ratio_max: float
+    shared_model: Mapping[str, Any] | None
+    sites: tuple[str, ...]
+    base_weights: Mapping[str, Path]
+    gpu_folder: Path | None
 
     @property
     def artifacts(self) -> Path:
         return self.home / "artifacts"
 
     def digest(self, *parts: object) -> str:
-        """What identifies a piece of work: the same digest is the same result."""
+        """Return what identifies a piece of work: the same digest is the same result."""
+        training = self.training
         fixed_by = (
             self.parameters,
             self.works,
             self.model,
             self.data,
-            self.batch_size,
-            self.precision,
-            *(["channels_last"] if self.channels_last else []),
-            *([f"{self.processes} processes"] if self.processes > 1 else []),
+            training.batch_size,
+            training.precision,
+            *(["channels_last"] if training.channels_last else []),
+            *(f"{key} = {value}" for key in SUPERVISION_KEYS if (value := getattr(training, key))),
+            *(["NaN is background"] if self.data.nan else []),
+            *([f"{training.processes} processes"] if training.processes > 1 else []),
         )
         text = json.dumps([self.federation, self.site, *map(repr, fixed_by), *parts])
         return hashlib.sha256(text.encode()).hexdigest()
 
     @classmethod
     def of(cls, setting: WorkerSetting) -> TrainingSettings:
-        """The settings in the worker's documents, with the defaults of ``peer.site.config.schema``."""
-        federation, site = setting.federation, setting.site
-        method = dict(federation["method"])
-        name = method.pop("name")
-        plan = find_plan(name, method.pop("package", None))
-        training, egress = _without_nulls(site.get("training")), _without_nulls(site.get("egress"))
-        limits = _without_nulls(site.get("limits"))
-        weighted = federation.get("weighting", "uniform") == "samples"
-        tells_size = bool(egress.get("training_set_size", False))
-        works = {stage: _work(work, federation.get("stages"), stage) for stage, work in plan.stages.items()}
-        aggregate = _without_nulls(federation.get("aggregate"))
+        """Validate the worker's documents, and read from them. Raises ``ConfigError`` naming a wrong key."""
+        federation = toml.validate(FederationConfig, setting.federation, "federation.toml")
+        site = toml.validate(SiteConfig, setting.site, "site.toml")
+        plan, folder = federation.plan, Path(setting.base_folder)
+        works = {stage: federation.work(stage) for stage in plan.stages}
+        weighted, tells_size = federation.weighting == "samples", site.egress.training_set_size
+        values: dict[str, Any] = federation.method.__pydantic_extra__
+        model = site.model.model_dump(mode="json", exclude_none=True)
         return cls(
             site=SiteName(setting.site_name),
             federation=Sha256(setting.federation_digest),
-            federation_name=str(federation.get("name", "")),
-            seed=int(federation.get("seed", 0)),
+            federation_name=federation.name,
+            seed=federation.seed,
             home=Path(setting.home),
-            method=name,
+            method=federation.method.name,
             plan=plan,
-            parameters={**plan.defaults(), **_without_nulls(method)},
+            parameters={name: values[name] for name in plan.parameters},
             works=works,
-            task=TaskSettings(
-                **{key: federation["task"][key] for key in ("kind", "spatial_dims", "in_channels", "classes")}
-            ),
-            data=_data(_without_nulls(site["data"]), Path(setting.base_folder)),
-            model={key: value for key, value in _without_nulls(site["model"]).items() if key != "freeze" or value},
-            allow_models=tuple(site.get("allow_models", ())),
-            device=training.get("device", "auto"),
-            precision=training.get("precision", "fp32"),
-            threads=training.get("threads", 1),
-            processes=training.get("processes", 1),
-            readers=training.get("readers", 1),
-            channels_last=training.get("channels_last", False),
-            batch_size=training.get("batch_size", 8),
-            checkpoint_s=training.get("checkpoint_s", CHECKPOINT_S),
+            task=TaskSettings.of(federation.task),
+            data=DataSettings.of(site.data, folder),
+            model={key: value for key, value in model.items() if key != "freeze" or value},
+            allow_models=site.allow_models,
+            training=site.training,
+            aggregate=federation.aggregate,
             tells_samples=weighted and tells_size,
             hides_counters=not tells_size and any(work.unit == "epoch" for work in works.values()),
             weighted=weighted,
-            wire=federation.get("wire", "float32"),
-            aggregate_rule=aggregate.get("rule", "mean"),
-            probe_ratio_max=float(training.get("probe_ratio_max", PROBE_RATIO_MAX)),
-            received_ratio_max=float(limits.get("received_ratio_max", RECEIVED_RATIO_MAX)),
-            aggregate_bounds=aggregate.get("bounds", True),
-            sites=tuple(entry["name"] for entry in federation.get("site", ())),
-            base_weights=_base_weights(site, Path(setting.base_folder)),
-            gpu_folder=gpu_folder(training, Path(setting.base_folder)),
-            shared_model=_shared(federation.get("shared_model"), plan, federation["task"]["kind"]),
+            wire=federation.wire,
+            received_ratio_max=site.limits.received_ratio_max,
+            shared_model=_shared(federation),
+            sites=tuple(entry.name for entry in federation.site),
+            base_weights=_base_weights(site, folder),
+            gpu_folder=gpu_folder(site.training, folder),
         )
 
 
-def _base_weights(site: Mapping[str, Any], folder: Path) -> dict[str, Path]:
-    """The files of weights by digest: those of ``[base_weights]``, and the own model's."""
-    files = dict(site.get("base_weights") or {})
-    if (own := site["model"].get("weights_sha256")) is not None:
-        files[own] = site["model"]["weights"]
+def _base_weights(site: SiteConfig, folder: Path) -> dict[str, Path]:
+    """Return the files of weights by digest: those of ``[base_weights]``, and the own model's."""
+    files, model = dict(site.base_weights), site.model
+    if model.weights is not None and model.weights_sha256 is not None:
+        files[model.weights_sha256] = model.weights
     return {digest: folder / file for digest, file in files.items()}
 
 
-def _without_nulls(document: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The keys that have a value: pydantic dumps absent options as null."""
-    return {key: value for key, value in (document or {}).items() if value is not None}
-
-
-def _shared(table: Mapping[str, Any] | None, plan: Plan, task: str) -> dict[str, Any] | None:
-    """The table ``[shared_model]``, or the method's own choice for the task."""
-    if table is not None:
-        return _without_nulls(table)
-    return {"name": plan.shared_default[task]} if task in plan.shared_default else None
-
-
-def _work(default: Work, stages: Mapping[str, Any] | None, stage: str) -> Work:
-    table = _without_nulls((stages or {}).get(stage))
-    return Work(
-        unit=table.get("unit", default.unit),
-        count=table.get("count", default.count),
-        learning_rate=float(table.get("learning_rate", default.learning_rate)),
-        weight_decay=float(table.get("weight_decay", default.weight_decay)),
-        decay=float(table.get("decay", default.decay)),
-    )
-
-
-def _data(document: Mapping[str, Any], base_folder: Path) -> DataSettings:
-    datalist = base_folder / document.get("datalist", "datalist.json")
-    options = {
-        key: document[key]
-        for key in ("normalise", "unreadable_share_max", "validation_share", "cache", "scale", "orientation")
-        if key in document
-    }
-    # A signal reversed in time is another signal.
-    no_flip = {"flip": 0.0} if len(document["input_size"]) == 1 else {}
-    return DataSettings(
-        datalist=datalist,
-        public=base_folder / document["public"] if "public" in document else None,
-        root=base_folder / document["root"] if "root" in document else datalist.parent,
-        input_size=tuple(document["input_size"]),
-        regions=base_folder / document["regions"] if "regions" in document else None,
-        spacing=tuple(map(float, document["spacing"])) if "spacing" in document else None,
-        intensity=IntensitySettings.of(*document["intensity"]) if "intensity" in document else None,
-        augmentation=AugmentationSettings(**no_flip | _without_nulls(document.get("augmentation"))),
-        **options,
-    )
+def _shared(federation: FederationConfig) -> dict[str, Any] | None:
+    """Return the table ``[shared_model]``, or the method's own choice for the task."""
+    if federation.shared_model is not None:
+        return federation.shared_model.model_dump()
+    name = federation.plan.shared_default.get(federation.task.kind)
+    return None if name is None else {"name": name}

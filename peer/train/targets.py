@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -11,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from peer.core.columns import TableColumn
 from peer.core.tasks import CLASSIFYING
 from peer.train.data.datalist import Sample
+from peer.train.data.label_maps import not_classes, propose_map, to_classes
 from peer.train.errors import UnusableConfigurationError
 from peer.train.images import (
     PlacedImage,
@@ -42,8 +45,29 @@ def sample_reader(task: TaskSettings, data: DataSettings) -> SampleReader:
         if data.scale is None:
             raise UnusableConfigurationError("[data] scale is missing; super-resolution needs 2, 4 or 8")
         return LargeImage(task.in_channels, task.classes, data.input_size, data.scale, data.orientation)
+    if task.kind == "tabular":
+        return RowValues(task.columns)
     preparation = Preparation.of(task, data)
     return ClassIndex(preparation) if task.kind in CLASSIFYING else LabelMap(preparation, task.classes)
+
+
+@dataclass(frozen=True, slots=True)
+class RowValues:
+    """The input has the channels of the columns at one place; the target is the class, int64 ``()``."""
+
+    columns: tuple[TableColumn, ...]
+
+    def __call__(self, sample: Sample) -> Example:
+        """Return the row ``(channels, 1)`` and its class."""
+        return encode_row(self.columns, sample.row), torch.tensor(sample.label, dtype=torch.int64)
+
+
+def encode_row(columns: Sequence[TableColumn], row: Sequence[float]) -> Tensor:
+    """Return the network's input for a row, float32 ``(channels, 1)``; raise ``ValueError`` if it has no value."""
+    if all(math.isnan(value) for value in row):
+        raise ValueError("has no value in any column")
+    channels = [channel for column, value in zip(columns, row, strict=True) for channel in column.encode(value)]
+    return torch.tensor(channels, dtype=torch.float32)[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +87,8 @@ class ClassIndex:
 class LabelMap:
     """The target is a label map on the image's grid, resized to ``input_size`` by the nearest label.
 
-    Labels are whole numbers in [0, classes), 0 the background; uint8 up to 256 classes, else int32.
+    Labels are whole numbers in [0, classes), 0 the background, or values that the datalist maps to such; uint8 up to
+    256 classes, else int32.
     """
 
     preparation: Preparation
@@ -72,7 +97,7 @@ class LabelMap:
     def __call__(self, sample: Sample) -> Example:
         """Return the image ``(c, *input_size)`` and its labels ``input_size``."""
         path = _label_file(sample)
-        image, placed = self.preparation.load(sample.images), self._load(path)
+        image, placed = self.preparation.load(sample.images), self._load(path, sample)
         check_not_constant(image.values)
         shape, labels = image.values.shape[1:], placed.values[0]
         if labels.shape != shape:
@@ -88,7 +113,7 @@ class LabelMap:
         small = self.classes <= SMALL_CLASSES_MAX
         return self.preparation.finish(image), labels.to(torch.uint8 if small else torch.int32)
 
-    def _load(self, path: Path) -> PlacedImage:
+    def _load(self, path: Path, sample: Sample) -> PlacedImage:
         try:
             image = load_placed(
                 path,
@@ -98,15 +123,17 @@ class LabelMap:
             )
         except ValueError as error:
             raise ValueError(f"its label map {path.name} {error}") from error
-        labels = image.values
-        if labels.shape[0] != 1:
-            raise ValueError(f"its label map has {labels.shape[0]} channels, not one")
-        wrong = labels[(labels < 0) | (labels >= self.classes) | (labels != labels.round())]
-        if wrong.numel():
+        if image.values.shape[0] != 1:
+            raise ValueError(f"its label map has {image.values.shape[0]} channels, not one")
+        labels = to_classes(image.values.numpy(), sample.label_values)
+        wrong = not_classes(labels, self.classes)
+        if wrong:
+            proposal = propose_map(wrong)
             raise ValueError(
                 f"its label map holds the value {wrong[0]:g}; labels are whole numbers from 0 to {self.classes - 1}"
+                + (f", or are mapped to them with `data import {proposal}`" if proposal else "")
             )
-        return image
+        return replace(image, values=torch.from_numpy(labels))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -48,6 +51,28 @@ def unpack(content: bytes) -> State:
     """Decode the state in a safetensors file."""
     state: State = safetensors.torch.load(content)
     return state
+
+
+def load_checkpoint_file(content: bytes) -> Any:
+    """Decode what ``torch.save`` wrote, tensors and plain values alone, without running code.
+
+    Raise ``ValueError`` for a compressed archive: torch writes none, and a small one can fill the memory.
+    """
+    file = io.BytesIO(content)
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise ValueError("it is compressed, as torch.save writes no file")
+        file.seek(0)
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def refuse_expanded(state: Mapping[str, Tensor]) -> None:
+    """Raise ``ValueError`` for a tensor with more values than its file stores: a copy could fill the memory."""
+    for name, tensor in state.items():
+        size, stored = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
+        if size > stored:
+            raise ValueError(f"tensor {name!r} has {size} bytes, of which the file stores {stored}")
 
 
 def as_sent(state: State, wire: Wire) -> State:

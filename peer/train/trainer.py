@@ -81,9 +81,9 @@ class Trainer:
         self.method = Method.of(settings.plan)
         self._report, self._halted, self._clock = report, halted, clock
         self._seed: Seed = site_seed(settings)
-        device = choose_device(settings.device)
+        device = choose_device(settings.training.device)
         self.device = rank_device(device, ranks.rank) if ranks is not None else device
-        make_reproducible(self.device, threads=settings.threads)
+        make_reproducible(self.device, threads=settings.training.threads)
         self._checkpoints = Checkpoints(settings.home / "checkpoints", clean=ranks is None)
         self.site_networks = SiteNetworks(settings, self.method, self._seed, self._checkpoints)
         self.artifact_exchange = ArtifactExchange(settings, self.method, self.site_networks)
@@ -155,7 +155,7 @@ class Trainer:
             state=INITIAL,
             artifact=_artifact_of(record),
             samples=record["samples"],
-            threads=self.settings.threads,
+            threads=self.settings.training.threads,
             device=describe_device(self.device, self._ranks.count if self._ranks is not None else 1),
             weights=record.get("weights"),
         )
@@ -184,6 +184,7 @@ class Trainer:
             threads=record["threads"],
             duration_s=record["duration_s"],
             returned=_returned_of(record),
+            cohort=record.get("cohort"),
         )
 
     def _aggregate(self, command: commands.Aggregate) -> events.Event:
@@ -311,7 +312,7 @@ class Trainer:
         """
         if self._prediction_context is None:
             raise UnusableConfigurationError("nothing to predict with: load a checkpoint first")
-        with torch.inference_mode(), precision(self.settings.precision, self.device):
+        with torch.inference_mode(), precision(self.settings.training.precision, self.device):
             return self.method.predict(self._prediction_context, images.to(self.device)).float().cpu()
 
     def evaluate(self, split: DataSplit) -> dict[str, float]:
@@ -326,7 +327,9 @@ class Trainer:
     # --- one stage --------------------------------------------------------------------------------------------------
     def _run_stage(self, command: commands.Train, name: str, work: str, *, steps_before: int) -> dict[str, Any]:
         """Train to the last step, write the checkpoint, and return its record."""
-        loop, batches = self.prepare(command, work=work)
+        cohort = self.data.cohort  # a stage that began with other people begins anew
+        resumed = work if cohort is None else f"{work}/{cohort}"
+        loop, batches = self.prepare(command, work=resumed)
         # Artifacts count a stage in the federation's unit: steps per pass reveal the size of the training set.
         stage, steps = loop.stage, self.settings.works[command.stage].count * command.rounds
         local = [network for network in stage.trains if network in self.site_networks.networks]
@@ -336,9 +339,9 @@ class Trainer:
             duration_s = run_stage(
                 loop,
                 batches,
-                work=work,
+                work=resumed,
                 checkpoints=self._checkpoints,
-                checkpoint_s=self.settings.checkpoint_s,
+                checkpoint_s=self.settings.training.checkpoint_s,
                 report=lambda step, steps, losses: self._report(events.Progressed(*order, step, steps, losses)),
                 halted=self._halted,
                 clock=self._clock,
@@ -356,9 +359,11 @@ class Trainer:
             "steps": steps_before + (steps if DAM in local else 0),
             "artifact": to_json(artifact),
             "metrics": loop.metrics(command.stage),
-            "threads": self.settings.threads,
+            "threads": self.settings.training.threads,
             "duration_s": duration_s,
         }
+        if cohort is not None:
+            record["cohort"] = cohort
         if command.circulate is not None:
             record["change"] = self._change(command, stage)
         if returned:
@@ -404,11 +409,11 @@ class Trainer:
         seed = functools.partial(self._seed, command.round, command.stage)
         batches = Batches(
             self.data,
-            batch_size=settings.batch_size,
+            batch_size=settings.training.batch_size,
             augmentation=settings.data.augmentation,
             seed=seed,
             device=self.device,
-            readers=settings.readers,
+            readers=settings.training.readers,
             ranks=self._ranks,
         )
         loop = Loop(
@@ -416,9 +421,10 @@ class Trainer:
             stage_work,
             steps=batches.steps(stage_work),
             device=self.device,
-            precision=settings.precision,
+            precision=settings.training.precision,
             seed=seed,
-            channels_last=settings.channels_last,
+            channels_last=settings.training.channels_last,
+            clip_norm=settings.training.clip_norm,
             ranks=self._ranks,
             lead=self._lead,
         )
@@ -435,16 +441,14 @@ class Trainer:
 
     def _build_stage(self, command: commands.Train, probe: OwnDataProbe | None) -> Stage:
         """Build the method's stage, or a visitor's supervised training in a circulating round."""
-        owner = command.circulate
+        owner, settings = command.circulate, self.settings
         if owner is None:
             # If heads are kept, the aggregate has already taken everything from the sources.
             kept = self.method.keeps_heads is not None
             received = {} if kept else self.artifact_exchange.receive_all(command.sources)
             if probe is not None and received and self.settings.plan.artifact != "prediction":
                 probe.check_received(command.sources, received, self.site_networks.dam)
-            context = dataclasses.replace(
-                self._stage_context(received), round=command.round, classes_present=self.data.training.present
-            )
+            context = self._stage_context(received, round=command.round, **self.data.training.context_fields(settings))
             return self.method.stages[command.stage](context)
         if not command.sources and owner != self.settings.site:
             raise UnusableConfigurationError(
@@ -456,7 +460,8 @@ class Trainer:
                 self._probe_copy(probe, command, command.sources[0], visitor)
         else:
             visitor = copy.deepcopy(self.site_networks.dam)
-        return supervised_stage(self._stage_context({}), VISITOR, visitor)
+        context = self._stage_context({}, **self.data.training.context_fields(settings))
+        return supervised_stage(context, VISITOR, visitor)
 
     def _probe_copy(
         self, probe: OwnDataProbe, command: commands.Train | commands.Adopt, source: Source, copy: nn.Module
@@ -477,7 +482,7 @@ class Trainer:
             final=command.final,
         )
 
-    def _stage_context(self, received: Mapping[str, nn.Module]) -> StageContext:
+    def _stage_context(self, received: Mapping[str, nn.Module], **training: Any) -> StageContext:
         settings = self.settings
         return StageContext(
             settings.site,
@@ -486,6 +491,7 @@ class Trainer:
             self.site_networks.networks,
             received,
             lambda *purpose: torch.manual_seed(self._seed("init", *purpose)),
+            **training,
         )
 
     def _write_stage_artifact(

@@ -7,19 +7,17 @@ MONAI bundle, of which only ``models/model.*`` is read.
 from __future__ import annotations
 
 import hashlib
-import io
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from models import Network
 from models.learning import COUNTER, base_tensors, name_in_file
 from peer.train.errors import UnusableWeightsError
-from peer.train.tensors import State, non_finite, unpack
+from peer.train.tensors import State, load_checkpoint_file, non_finite, refuse_expanded, unpack
 
 BUNDLE_FILES = ("models/model.safetensors", "models/model.pt")
 """Paths of the weights in the bundle specification."""
@@ -181,7 +179,7 @@ def _parse(file: Path, content: bytes) -> State:
         return unpack(content)
     if file.suffix not in TORCH_SUFFIXES:
         raise ValueError(f"its name ends in none of .safetensors, {', '.join(TORCH_SUFFIXES)}")
-    document = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    document = load_checkpoint_file(content)
     for name in CONTAINERS:
         if isinstance(document, Mapping) and isinstance(document.get(name), Mapping):
             document = document[name]
@@ -191,6 +189,7 @@ def _parse(file: Path, content: bytes) -> State:
     state = {str(name): value for name, value in document.items() if isinstance(value, Tensor)}
     if not state:
         raise ValueError("it holds no named tensors")
+    refuse_expanded(state)
     return state
 
 

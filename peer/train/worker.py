@@ -28,9 +28,11 @@ from typing import IO, Any, Protocol
 
 from peer import landlock
 from peer.allocator import keep_memory_between_steps
+from peer.cohorts import FOLDER as COHORTS
 from peer.core import commands, events
 from peer.core.limits import SIGN_S, WORKER_LINE_BYTES_MAX
 from peer.core.worker_protocol import TO_WORKER, StillWorking, WorkerSetting, decode, encode
+from peer.site.config.schema import SiteConfig
 from peer.train.device_queue import gpu_folder
 
 logger = logging.getLogger(__name__)
@@ -111,19 +113,19 @@ def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
         if not isinstance(command, WorkerSetting):
             raise ValueError(f"the first message must be a Setting, not {type(command).__name__}")
         # Only once the inbox reads: importing torch and monai takes seconds, in which the daemon may end.
-        duty, artifacts = _start_duty(command, inbox, send), Path(command.home) / "artifacts"
+        duty = _start_duty(command, inbox, send)
         send(StillWorking())  # imports are done; from now on it can be halted
         gc.freeze()  # imported objects stay: later collections scan only networks and take no time
         while True:
             command = inbox.take()
-            if (event := _answer(duty, command, artifacts)) is not None:
+            if (event := _answer(duty, command)) is not None:
                 send(event)
     except Exception as error:
-        from peer.train.errors import fault_of, reason_of
+        from peer.train.errors import work_failed
 
         logger.exception("work failed: command=%s", type(command).__name__)
         generation, attempt = getattr(command, "generation", 0), getattr(command, "attempt", 0)
-        send(events.WorkFailed(generation, attempt, fault_of(error), reason_of(error)))
+        send(work_failed(error, generation=generation, attempt=attempt))
         raise
 
 
@@ -140,30 +142,29 @@ def _start_duty(setting: WorkerSetting, inbox: Inbox, send: Callable[[events.Eve
     from peer.train.trainer import Trainer
 
     halted = HaltCheck(inbox, send)
-    if (setting.site.get("training") or {}).get("processes", 1) == 1:
+    if setting.site["training"]["processes"] == 1:
         return Trainer(setting, report=send, halted=halted)
-    from peer.train.errors import fault_of, reason_of
+    from peer.train.errors import work_failed
     from peer.train.rank_processes import RankProcesses
     from peer.train.worker import run_rank  # not __main__'s: the other processes import it by name
 
     def abandon(error: Exception) -> None:
         with contextlib.suppress(OSError):
-            send(events.WorkFailed(0, 0, fault_of(error), reason_of(error)))
+            send(work_failed(error))
         os._exit(EXIT_FAILED)
 
     lead = RankProcesses(setting, run_rank, halted=halted, abandon=abandon)
     return Trainer(setting, report=send, halted=halted, lead=lead)
 
 
-def _answer(duty: WorkerCommands, command: commands.Command, artifacts: Path) -> events.Event | None:
+def _answer(duty: WorkerCommands, command: commands.Command) -> events.Event | None:
     """Return the event that answers the command; ``None`` if a halt ended it, which is answered itself."""
-    from peer.train.artifact import with_tensors
     from peer.train.errors import WorkInterrupted
 
     if isinstance(command, commands.Halt):
         return events.Halted(command.generation, command.attempt)
     try:
-        return duty.perform(with_tensors(command, artifacts))
+        return duty.perform(command)
     except WorkInterrupted:
         logger.info("work halted: command=%s", type(command).__name__)
         return None
@@ -184,15 +185,15 @@ def confine(setting: object) -> None:
     if not isinstance(setting, WorkerSetting):
         return
     base, home = Path(setting.base_folder), Path(setting.home)
-    own = [] if setting.duty == "measure" else [home / "artifacts", home / "checkpoints", home / "cache"]
-    training = setting.site.get("training") or {}
-    if (setting.site.get("data") or {}).get("cache") == "disk" and own:
+    own = [] if setting.duty == "measure" else [home / name for name in ("artifacts", "checkpoints", COHORTS, "cache")]
+    site = SiteConfig.model_validate(setting.site)
+    if site.data.cache == "disk" and own:
         own[-1].mkdir(exist_ok=True)
-    if training.get("processes", 1) > 1 and own:
+    if site.training.processes > 1 and own:
         own.append(home / "ranks")
         own[-1].mkdir(mode=0o700, exist_ok=True)
     try:
-        shared = gpu_folder(training, base)
+        shared = gpu_folder(site.training, base)
         if shared is not None and own:
             shared.mkdir(parents=True, exist_ok=True)
             own.append(shared)
@@ -226,12 +227,13 @@ def run_rank(index: int, setting: WorkerSetting, folder: Path, connections: Sequ
     except EOFError:
         os._exit(EXIT_ORPHAN)
     except BaseException as error:
-        from peer.train.errors import fault_of, reason_of
+        from peer.train.errors import work_failed
         from peer.train.rank_processes import Failed
 
         logger.exception("rank failed")
+        failure = work_failed(error)
         with contextlib.suppress(OSError):
-            connection.send(Failed(fault_of(error), reason_of(error)))
+            connection.send(Failed(failure.fault, failure.reason))
     os._exit(EXIT_FAILED)  # at once: the end of a process group may wait for dead ranks
 
 

@@ -26,6 +26,7 @@ from peer.site.membership.folder import CHAIN_FILE, MembershipFolder
 from peer.site.membership.round_keys import seal_key
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fakes.amended_daemons import SITE, AmendedDaemons
 from fakes.drafts import draft

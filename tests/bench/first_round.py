@@ -24,6 +24,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fakes.drafts import draft, task
 from peer.lab.demo.local_federation import free_ports

@@ -39,6 +39,7 @@ from peer.methods.registry import PLANS
 from peer.site.records.journal import Journal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fakes.drafts import draft
 

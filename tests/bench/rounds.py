@@ -28,6 +28,7 @@ from peer.core.roster import SiteName
 from peer.lab.demo.local_federation import LEAVE_S, LocalFederation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fakes.drafts import DERANGEMENT, draft
 from fakes.still import SITE

@@ -133,7 +133,7 @@ def untrained(rules: Rules) -> Perform:
 
     def artifact(text: str, *, owner: SiteName = own, kind: Kind | None = None, steps: int = 0) -> Artifact:
         digest = Sha256(hashlib.sha256(f"{own} {text}".encode()).hexdigest())
-        return Artifact(kind or plan.artifact or "model", owner, digest, 1, steps, {}, ())
+        return Artifact(kind or plan.artifact or "model", owner, digest, 1, steps, {})
 
     def perform(command: commands.Command) -> events.Event:
         match command:

@@ -92,13 +92,13 @@ def write_artifact(folder: Path, megabytes: int) -> Artifact:
 def describe(folder: Path, sha256: Sha256) -> Artifact:
     """The file's description in a manifest."""
     size = (folder / f"{sha256}.safetensors").stat().st_size
-    tensors = (TensorSpec("w", "U8", (size // MIB * MIB,)),)
-    return Artifact("model", EUROPE, sha256, size, 0, {}, tensors)
+    return Artifact("model", EUROPE, sha256, size, 0, {})
 
 
 def make_offer(artifact: Artifact) -> Offer:
     """Europe's offer of an artifact, with a manifest that nobody has signed."""
-    manifest = Manifest(FEDERATION, 1, "bench", EUROPE, 1, artifact)
+    tensors = (TensorSpec("w", "U8", (artifact.bytes // MIB * MIB,)),)
+    manifest = Manifest(FEDERATION, 1, "bench", EUROPE, 1, artifact, tensors)
     return Offer(ArtifactRequest("model", 1, "train", EUROPE), SignedManifest(b"", b"", b""), manifest)
 
 

@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 
 from fakes.cli import run_process
+from fakes.packages import forget_packages
 from peer.core import site_memory
 from peer.daemon.dispatch import now
 from peer.lab.demo.local_federation import LocalFederation
@@ -37,6 +38,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.syspath_prepend(root / "target")
         patch.setenv("PYTHONPATH", str(root / "target"))
         yield root / "target"
+    forget_packages()
 
 
 @pytest.fixture(scope="module")

@@ -42,13 +42,11 @@ def encoder(tmp_path: Path) -> Path:
 
 
 def sent_artifacts(tools: Any, loopback: LocalFederation, name: str) -> Iterator[tuple[dict[str, Any], set[str]]]:
-    """Spec and names of the tensors of all that a site offers, and of all manifests that it signed."""
+    """Spec and names of the tensors of all manifests that a site signed."""
     for kind, _, row in tools.rows(loopback, name):
-        if kind == "published":
-            yield row["artifact"]["spec"], {tensor["name"] for tensor in row["artifact"]["tensors"]}
         if kind == "manifest":
-            artifact = decode_manifest(base64.b64decode(row["body"])).artifact
-            yield dict(artifact.spec), {tensor.name for tensor in artifact.tensors}
+            manifest = decode_manifest(base64.b64decode(row["body"]))
+            yield dict(manifest.artifact.spec), {tensor.name for tensor in manifest.tensors}
 
 
 def learned_and_frozen(loopback: LocalFederation, tools: Any, name: str, spec: Any) -> tuple[Any, Any]:

@@ -68,7 +68,8 @@ class StoryDaemons(AmendedDaemons):
         return self.transcript.type(*words, shown=shown)
 
     def sign(self, command: str, site: str, *words: object, shown: int | None = None) -> str:
-        return self.type("federation", command, *words, "--site", site, shown=shown)
+        consent = ("--yes",) if command in ("amend", "hold", "resume") else ()
+        return self.type("federation", command, *words, *consent, "--site", site, shown=shown)
 
     def head(self, site: str) -> dict[str, Any]:
         """The newest amendment that a site has."""

@@ -167,7 +167,7 @@ def test_four_sites_of_the_last_release_are_upgraded_one_by_one_while_they_train
 ) -> None:
     with RollingFederation.create(tmp_path, DRAFT, dict.fromkeys(SITES, SITE)) as federation:
         story = Transcript(federation.home, TITLE, federation.call)
-        requires = ("federation", "amend", "--ca", tmp_path / "ca", "--requires", "amendments", "--site")
+        requires = ("federation", "amend", "--yes", "--ca", tmp_path / "ca", "--requires", "amendments", "--site")
         for name in SITES:
             federation.run(name, release)
         for done, name in enumerate(SITES, start=1):
@@ -207,6 +207,8 @@ def test_four_sites_of_the_last_release_are_upgraded_one_by_one_while_they_train
             journal.close()
             missed = sum(bool(record["missing"]) for record in records)
             table.append(f"| {name} | {len(committed)} | {len(left_out)} | {missed} |")
+        refused = call(release, "--home", federation.home, "events", "--site", SITES[0])
+        assert (refused.exit_code, "update mhfl-peer" in refused.stderr) == (6, True), "a journal does not go back"
         story.say("What it cost", COST)
         story.append("\n" + "\n".join(table) + "\n")
         story.check(PAGE, rewrite=rewrite)

@@ -43,7 +43,8 @@ class AmendedDaemons(WatchedDaemons):
         return run_json("--home", self.home, *words)
 
     def govern(self, site: str, command: str, *words: object) -> Any:
-        return self.call("federation", command, "--site", site, *words)
+        consent = ("--yes",) if command in ("amend", "hold", "resume") else ()
+        return self.call("federation", command, *consent, "--site", site, *words)
 
     def follow(self, number: int, *names: str) -> None:
         """Wait until these sites have the amendment."""

@@ -14,6 +14,8 @@ from typing import Any, Literal
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LIMIT_S = 120.0
 VIRTUAL_MS = 4000
+LETTER_PIXELS_MIN = 11.0
+CONTRAST_MIN = 4.5
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
 MEASURE = """
 const inside = frame.contentDocument, window_ = frame.contentWindow, width = frame.clientWidth;
@@ -41,11 +43,12 @@ const back = element => {
 };
 result.textContent = JSON.stringify({
   overflow: inside.documentElement.scrollWidth - width,
-  outside: leaves.filter(e => box(e).right > width + 1 || box(e).left < -1).map(e => e.textContent.slice(0, 40)),
+  outside: leaves.filter(e => !e.closest(".wide") && (box(e).right > width + 1 || box(e).left < -1))
+    .map(e => e.textContent.slice(0, 40)),
   overlaps,
   cut: texts.filter(e => !within(box(e), box(e.closest("svg")))).map(e => e.textContent),
   letters: Math.min(...texts.map(e => box(e).height)),
-  colours: [...new Set(leaves.map(e => {
+  colours: [...new Set(leaves.filter(e => !e.closest(".picture")).map(e => {
     const style = window_.getComputedStyle(e);
     return JSON.stringify([e.closest("svg") ? style.fill : style.color, back(e), e.textContent.slice(0, 30)]);
   }))].map(JSON.parse),
@@ -80,6 +83,15 @@ def measure(page: str, folder: Path, *, width: int, scheme: Literal["light", "da
     assert match is not None, shown.stderr[-2000:]
     document: dict[str, Any] = json.loads(html.unescape(match[1]))
     return document
+
+
+def assert_legible(page: str, folder: Path, *, width: int, scheme: Literal["light", "dark"]) -> None:
+    """Assert that nothing runs out of the page, overlaps or is cut off, and that letters are large and clear enough."""
+    measured = measure(page, folder, width=width, scheme=scheme)
+    assert (measured["overflow"], measured["outside"], measured["overlaps"], measured["cut"]) == (0, [], [], [])
+    assert (measured["letters"] or LETTER_PIXELS_MIN) >= LETTER_PIXELS_MIN, "null without letters in drawings"
+    words = [entry for entry in measured["colours"] if any(map(str.isalnum, entry[2]))]
+    assert [entry for entry in words if contrast(*entry[:2]) < CONTRAST_MIN] == []
 
 
 def contrast(colour: str, back: str) -> float:

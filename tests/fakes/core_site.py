@@ -39,7 +39,7 @@ def make_rules(site: str, sites: Sequence[str], **changes: Any) -> Rules:
 def make_artifact(owner: str, text: str, *, steps: int = 0, kind: Any = "model") -> Artifact:
     """An artifact whose digest is that of the text."""
     digest = Sha256(hashlib.sha256(text.encode()).hexdigest())
-    return Artifact(kind, SiteName(owner), digest, len(text), steps, {"name": "net"}, ())
+    return Artifact(kind, SiteName(owner), digest, len(text), steps, {"name": "net"})
 
 
 def amend(epochs: Epochs, from_round: int = 1, *, leaving: str = "", **changes: Any) -> Epochs:

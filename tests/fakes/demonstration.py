@@ -12,13 +12,16 @@ SITES = ("africa", "asia")
 ROUNDS = 3
 
 
-def demonstration(*, pooled: float | None = 0.8) -> DemoResult:
+def demonstration(*, pooled: float | None = 0.8, rounds: int = ROUNDS) -> DemoResult:
     """Local 0.6, FedVisit 0.7 and the pooled bound, if any; asia's model is 0.1 better than africa's
     on its own data, and as much worse on all.
     """
-    methods: dict[str, DemoMethod] = {"local": federation("local", 0.6), "fedvisit": federation("fedvisit", 0.7)}
+    methods: dict[str, DemoMethod] = {
+        "local": federation("local", 0.6, rounds),
+        "fedvisit": federation("fedvisit", 0.7, rounds),
+    }
     if pooled is not None:
-        methods[CENTRALISED] = {"sites": sites(pooled), "matrix": {}}
+        methods[CENTRALISED] = {"sites": sites(pooled, rounds), "matrix": {}}
     counts = {"samples": 40, "subjects": 30}
     return {
         "folder": "out",
@@ -26,7 +29,7 @@ def demonstration(*, pooled: float | None = 0.8) -> DemoResult:
         "title": "Nodules.",
         "metric": "auc",
         "differs": "schedule scaled",
-        "size": {"rounds": ROUNDS, "steps": 20, "seed": 0},
+        "size": {"rounds": rounds, "steps": 20, "seed": 0},
         "data": {
             "constructed": "site names",
             "sites": {name: {"training": counts, "test": counts} for name in SITES},
@@ -40,21 +43,21 @@ def demonstration(*, pooled: float | None = 0.8) -> DemoResult:
     }
 
 
-def federation(method: str, value: float) -> DemoMethod:
-    figures = sites(value)
+def federation(method: str, value: float, rounds: int) -> DemoMethod:
+    figures = sites(value, rounds)
     for name, site in figures.items():
         peers = [peer for peer in SITES if peer != name and method != "local"]
-        site |= {"sent_bytes": 3 << 20, "received_from": {str(number): peers for number in range(1, ROUNDS + 1)}}
+        site |= {"sent_bytes": 3 << 20, "received_from": {str(number): peers for number in range(1, rounds + 1)}}
     return {"sites": figures, "matrix": {}, "home": f"out/{method}/sites", "digest": "ab" * 32}
 
 
-def sites(value: float) -> dict[str, Any]:
+def sites(value: float, rounds: int) -> dict[str, Any]:
     return {
         name: {
             "model": "resnet11, width 8",
             "local_test": value + position / 10,
             "global_test": value - position / 10,
-            "curve": {str(number): value - 0.1 / number for number in range(1, ROUNDS + 1)},
+            "curve": {str(number): value - 0.1 / number for number in range(1, rounds + 1)},
         }
         for position, name in enumerate(SITES)
     }

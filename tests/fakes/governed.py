@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fakes.cli import run_json
 from fakes.drafts import draft, site_text
 from peer.core.roster import site_name
 from peer.daemon.dispatch import now
@@ -53,6 +54,10 @@ class GovernedFederation:
             enrolment.join(folder, Bundle.decode(admitted.bundle), now=now())
             folder.site_toml.write_text(site_text(listen=f"{SILENT}:1"))
         return cls(tmp / "ca", home, authority.federation)
+
+    def amend(self, site: str, *words: object) -> Any:
+        """What the founder enacts at a site."""
+        return run_json("--home", self.home, "federation", "amend", "--yes", "--ca", self.ca, "--site", site, *words)
 
     def copy(self, tmp: Path) -> "GovernedFederation":
         """The same in another folder, for a test of its own."""

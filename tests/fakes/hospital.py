@@ -10,6 +10,8 @@ import pytest
 
 from peer.core.worker_protocol import WorkerSetting
 from peer.methods.registry import PLANS
+from peer.site.config import toml
+from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.train.data.datalist import inspect_datalist
 from peer.train.public_set import digest_images
 
@@ -77,7 +79,7 @@ def make_setting(signals: Path, tmp_path: Path) -> MakeSetting:
             document["data"] = {"public": "datalist.json", **document["data"]}
             chosen["public_sha256"] = digest_images(inspect_datalist(signals / "datalist.json").training)
         work = {"unit": "step", "count": steps, "learning_rate": learning_rate, "weight_decay": 0.0}
-        federation = {
+        federation: dict[str, Any] = {
             "name": "test",
             "rounds": 3,
             "weighting": weighting,
@@ -86,10 +88,14 @@ def make_setting(signals: Path, tmp_path: Path) -> MakeSetting:
             "method": chosen,
             "stages": dict.fromkeys(PLANS[chosen["name"]].stages, work),
             "shared_model": shared_model,
-            "aggregate": aggregate,
-            "site": [{"name": name} for name in roster],
+            "aggregate": aggregate or {},
+            "site": [{"name": name} for name in roster or (site,)],
         }
-        return WorkerSetting(site, "ab" * 32, federation, document, str(home), str(signals))
+        documents = [
+            toml.validate(table, keys, "test").model_dump(mode="json")
+            for table, keys in ((FederationConfig, federation), (SiteConfig, document))
+        ]
+        return WorkerSetting(site, "ab" * 32, *documents, str(home), str(signals))
 
     return make
 

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from peer.core.messages import Artifact, Heartbeat, Hello, Manifest, SignedManifest, TensorSpec, Unavailable
+from peer.core.messages import Artifact, Heartbeat, Hello, Manifest, SignedManifest, Unavailable
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.net.transport.client import ExchangeClient
+from peer.net.transport.header import read_tensors
 from peer.net.transport.manifest import encode_manifest, sign_manifest
 from peer.net.transport.server import ExchangeServer, Grant, Refusal, Status
 from peer.net.transport.tls import Pki
@@ -84,8 +85,7 @@ def make_sample(folder: Path, *, numbers: int, owner: str) -> Sample:
     digest = Sha256(hashlib.sha256(content).hexdigest())
     path = folder / f"{digest}.safetensors"
     path.write_bytes(content)
-    tensors = (TensorSpec("w", "F32", (numbers,)),)
-    return Sample(path, Artifact("model", SiteName(owner), digest, len(content), 20, {"name": "resnet10"}, tensors))
+    return Sample(path, Artifact("model", SiteName(owner), digest, len(content), 20, {"name": "resnet10"}))
 
 
 @dataclass
@@ -104,7 +104,7 @@ class FakeService:
     def publish(self, sample: Sample, **changes: Any) -> SignedManifest:
         """Serve the sample for round 3, with these fields of the manifest changed."""
         own = self.pki.load()
-        manifest = Manifest(FEDERATION, 1, "fedskd", own.name, 3, sample.artifact)
+        manifest = Manifest(FEDERATION, 1, "fedskd", own.name, 3, sample.artifact, read_tensors(sample.path))
         self.published[sample.artifact.sha256] = sample.path
         self.reply = sign_manifest(own, encode_manifest(replace(manifest, **changes)))
         return self.reply

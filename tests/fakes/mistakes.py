@@ -243,7 +243,7 @@ def journal_empty(bench: Bench) -> str:
 
 
 def amend(bench: Bench, *words: object) -> str:
-    return bench.cli("federation", "amend", "--ca", bench.ca, "--site", "asia", *words)
+    return bench.cli("federation", "amend", "--yes", "--ca", bench.ca, "--site", "asia", *words)
 
 
 def name_used(bench: Bench) -> str:
@@ -273,7 +273,7 @@ def unsigned(bench: Bench) -> str:
 
 def not_next(bench: Bench) -> str:
     proposed(bench)
-    words = ("federation", "amend", "--ca", bench.ca, "--site", "asia", "--rounds", "5")
+    words = ("federation", "amend", "--yes", "--ca", bench.ca, "--site", "asia", "--rounds", "5")
     amended = run("--home", bench.loopback.home, *words)
     assert amended.exit_code == 0, amended.output
     return bench.cli("federation", "enact", "hold.json", "--site", "asia")

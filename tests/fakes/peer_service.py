@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+import struct
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +16,7 @@ from cryptography import x509
 from fakes.drafts import DERANGEMENT, draft
 from peer.core import events
 from peer.core.machine import SiteMachine
-from peer.core.messages import Artifact, Heartbeat, SignedManifest, TensorSpec
+from peer.core.messages import Artifact, Heartbeat, SignedManifest
 from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.core.rows import decode
 from peer.core.worker_protocol import to_json
@@ -121,9 +123,17 @@ class SiteUnderTest:
     def remember(self, kind: str, round: int, **body: Any) -> None:
         self.machine.memory.apply(decode(kind, round, body))
 
+    def write_artifact(self, round: int, size: int = 1000) -> Artifact:
+        """Write the header of an artifact's file, which is all that the service reads."""
+        artifact = make_artifact(round, size)
+        header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+        self.store.folder.mkdir(exist_ok=True)
+        self.store.path(artifact.sha256).write_bytes(struct.pack("<Q", len(header)) + header)
+        return artifact
+
     def publish(self, round: int, *, size: int = 1000, steps: int | None = None) -> Artifact:
         """Do what the daemon does on ``Persist("published")`` and ``Publish``."""
-        artifact = make_artifact(round, size)
+        artifact = self.write_artifact(round, size)
         if steps is not None:
             artifact = dataclasses.replace(artifact, steps=steps)
         self.remember("published", round, artifact=to_json(artifact))
@@ -132,7 +142,7 @@ class SiteUnderTest:
 
     def lend(self, round: int) -> Artifact:
         """Do what the daemon does after an ``Evaluated`` whose artifact may be lent."""
-        artifact = make_artifact(round)
+        artifact = self.write_artifact(round)
         self.remember("evaluated", round, metrics={}, artifact=to_json(artifact))
         signed = self.service.sign(round, artifact, evaluation=True)
         self.service.publish(round, artifact, signed, evaluation=True)
@@ -159,7 +169,7 @@ class SiteUnderTest:
 
 def make_artifact(round: int, size: int = 1000) -> Artifact:
     digest = Sha256(hashlib.sha256(f"{round}".encode()).hexdigest())
-    return Artifact("model", EUROPE, digest, size, round, {"name": "resnet10"}, (TensorSpec("w", "F32", (2,)),))
+    return Artifact("model", EUROPE, digest, size, round, {"name": "resnet10"})
 
 
 def asked(round: int, **changes: Any) -> ArtifactRequest:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from peer.core.rows import CommittedRow
-from peer.documents.records import RoundRecord
 from peer.site.config.site_folder import SiteFolder
 from peer.site.records.journal import Journal
 
@@ -64,5 +63,6 @@ def replace_module(module: str, program: str, folder: Path, monkeypatch: pytest.
 
 def round_body(**changes: Any) -> dict[str, Any]:
     """The body of the row `committed`, with every key."""
-    body = {**dict.fromkeys(RoundRecord.__annotations__), "contributors": ["asia"], "missing": {}, "metrics": {}}
+    body = {"generation": 1, "sources": [], "contributors": ["asia"], "missing": {}, "below_quorum": False}
+    body |= {"skipped": [], "artifact_sha256": None, "metrics": {}, "threads": 1, "state": "s"}
     return {**body, "duration_s": 2.5, **changes}

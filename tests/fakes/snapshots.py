@@ -3,7 +3,7 @@
 from typing import Any
 
 from peer.documents.records import Route
-from peer.site.records.snapshot import SiteSnapshot, overview, planned_route
+from peer.site.records.snapshot import SiteSnapshot, group_refusals, overview, planned_route
 from peer.view.dashboard.collect import FederationSnapshot
 
 SITES = ("africa", "america", "asia", "europe")
@@ -28,7 +28,7 @@ def site_snapshot(site: str, *, sites: tuple[str, ...] = SITES, **changes: Any) 
         "peers": {name: dict(HEARD) for name in sites if name != site},
         "training": {"stage": "train", "step": 5, "steps": 10, "loss": {"ce": 0.5}},
         "samples": {"training": 20, "test": 5, "unreadable": 0}, "refusals": [], "failure": "",
-        "departed": "", "held": "",
+        "departed": "", "held": "", "contributions": {},
         "last_round": {"round": 2, "contributors": [site], "missing": {}, "missing_returns": {}, "duration_s": 3.0},
         "left_s": 60.0, "certificate_days": 364, "transfers": [], "listen": "127.0.0.1:7443", "pid": 1,
         "relays": [], "relayed": {}, "weights": None, "software": "mhfl-peer 0.3.0", "worker_pid": 2, "started": NOW_S,
@@ -36,7 +36,7 @@ def site_snapshot(site: str, *, sites: tuple[str, ...] = SITES, **changes: Any) 
     snapshot: dict[str, Any] = {
         "plan": [{"round": 3, "order": None, "receives_from": ring(sites), "visits": None, "made_in": None}],
         "artifact": "model",
-        "links": [], "certificates": {}, "refusals": [], "stories": [], "room": None, "folder_bytes": 5 << 20,
+        "links": [], "certificates": {}, "stories": [], "room": None, "folder_bytes": 5 << 20,
         "free_bytes": 40 << 30,
         "sent": [
             {"receiver": sites[0], "kind": "model", "purpose": "train", "transfers": 2, "complete": 2, "bytes": 2048,
@@ -49,7 +49,8 @@ def site_snapshot(site: str, *, sites: tuple[str, ...] = SITES, **changes: Any) 
     }  # fmt: skip
     for key, value in changes.items():
         (snapshot if key in snapshot else status)[key] = value
-    return {**snapshot, "status": status}  # type: ignore[typeddict-item]
+    refusals = group_refusals(status)  # type: ignore[arg-type]
+    return {**snapshot, "status": status, "refusals": refusals}  # type: ignore[typeddict-item]
 
 
 def link(sender: str, receiver: str, **changes: Any) -> Route:

@@ -15,6 +15,7 @@ from peer.core.commands import Source
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256
 from peer.core.worker_protocol import WorkerSetting
+from peer.train.artifact import read_tensors
 from peer.train.errors import WorkInterrupted
 from peer.train.trainer import Trainer
 
@@ -43,6 +44,11 @@ def train(
 
 def artifact_path(setting: WorkerSetting, artifact: Artifact) -> Path:
     return Path(setting.home) / "artifacts" / f"{artifact.sha256}.safetensors"
+
+
+def tensor_names(setting: WorkerSetting, artifact: Artifact) -> set[str]:
+    """The names of the tensors in an artifact's file."""
+    return {spec.name for spec in read_tensors(artifact_path(setting, artifact).parent, artifact)}
 
 
 def copy_artifact(sender: WorkerSetting, receiver: WorkerSetting, source: Source) -> Source:

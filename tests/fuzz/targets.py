@@ -12,7 +12,7 @@ import functools
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +93,7 @@ def header(content: bytes) -> None:
     path = folder() / "artifact.safetensors"
     path.write_bytes(content)
     manifest = decode_manifest(accepted_body())
-    vars_of = {name: getattr(manifest.artifact, name) for name in manifest.artifact.__dataclass_fields__}
-    check_safetensors_header(path, type(manifest.artifact)(**{**vars_of, "bytes": len(content)}))
+    check_safetensors_header(path, replace(manifest, artifact=replace(manifest.artifact, bytes=len(content))))
 
 
 def evidence(kind: Any) -> Callable[[bytes], object]:

@@ -321,7 +321,8 @@ def test_the_build_context_has_the_sources_and_nothing_else(root: Path, files: l
     packages = {path.parts[0] for path in files if path.name == "py.typed"}
     assert included == {
         *packages, "LICENSE", "README.md", "constraints.txt", "constraints-hashes.txt", "deploy/**/*.md",
-        "deploy/check_wheels.py", "deploy/network", "pyproject.toml", "requirements", "setup.py",
+        "deploy/check_wheels.py", "deploy/examples/plugin", "deploy/network", "pyproject.toml", "requirements",
+        "setup.py",
     }  # fmt: skip
     assert all(list(root.glob(name)) for name in included)
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]

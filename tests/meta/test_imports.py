@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "core": "",
     "documents": "ground core",
     "pb": "",
-    "plans": "ground peer.core.plan",
+    "plans": "ground peer.core.plan spec",
     "config": "ground core spec plans",
     "identity": "ground core config",
     "membership": "ground documents core config identity",
@@ -73,13 +73,14 @@ MAY_IMPORT = {
     "tracking": "ground core config records",
     "dashboard": f"{SITE} audit tracking",
     "methods": "peer.core.plan models losses",
-    "training": "ground core plans methods models spec losses "
-    "peer.train.data.consistency peer.train.data.datalist peer.train.data.image_files",
-    "inference": "ground documents plans core methods models spec training model-files data",
-    "partition": "ground core config peer.train.data.copies peer.train.data.datalist",
+    "training": "ground core config plans methods models spec losses "
+    "peer.train.data.consistency peer.train.data.datalist peer.train.data.file_names peer.train.data.image_files "
+    "peer.train.data.label_maps",
+    "inference": "ground documents plans core config methods models spec training model-files data",
+    "partition": "ground core config peer.train.data.copies peer.train.data.datalist peer.train.data.file_names",
     "statistics": "ground core",
     "report": "ground documents core statistics peer.lab.experiments.result_files",
-    "experiments": "ground plans core config data datasets partition spec",
+    "experiments": "ground plans core config data datasets partition spec statistics",
     "simulation": "ground plans core config data methods models partition records experiments spec statistics training",
     "demo": f"{SITE} plans datasets experiments statistics report daemon data model-files",
     "notebook": "ground core config records transport model-files inference training",
@@ -116,7 +117,7 @@ WITH_TORCH = {"losses", "models", "methods", "training", "inference", "simulatio
 TORCH_FREE = {*LAYER.values()} - WITH_TORCH
 LOADS_TORCH_LATE = frozenset({"peer.api"})
 """Modules that load torch only when it is used, not when they are imported."""
-COMES_WITH = {"ifaddr": "zeroconf", "pydantic_core": "pydantic"}
+COMES_WITH = {"ifaddr": "zeroconf", "markupsafe": "jinja2", "pydantic_core": "pydantic"}
 OURS = frozenset({"losses", "models", "peer"})
 
 

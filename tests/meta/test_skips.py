@@ -20,7 +20,8 @@ def test_a_skip_that_no_file_lists_fails_in_ci_and_is_said(tmp_path: Path, ci: s
         shutil.copy(TESTS / name, tmp_path)
     (tmp_path / "test_moon.py").write_text(SKIPPED)
     command = [sys.executable, "-m", "pytest", "-r", "s", "-p", "no:cacheprovider", "-c", os.devnull, str(tmp_path)]
-    ran = subprocess.run(command, cwd=tmp_path, env=os.environ | {"CI": ci}, capture_output=True, text=True)
+    environment = os.environ | {"CI": ci, "PYTHONPATH": str(TESTS)}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (ran.returncode, "there is no moon" in ran.stdout) == (status, True), ran.stdout
     assert ("tests/skips.toml" in ran.stdout) == bool(status)
 

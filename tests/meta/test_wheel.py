@@ -15,6 +15,8 @@ pytestmark = pytest.mark.e2e
 PACKAGES = ("losses", "models", "peer")
 BESIDE = ("deploy", "proto", "requirements", "tests")
 """The folders of the sdist beside the packages."""
+PLUGIN = Path("deploy/examples/plugin")
+"""The example that `mhfl-peer plugin new` copies."""
 
 
 def pip(*arguments: str | Path) -> None:
@@ -29,8 +31,9 @@ def test_the_wheel_holds_the_three_packages_and_nothing_else(distributions: Any,
         shipped = {name for name in archive.namelist() if ".dist-info/" not in name}
         licenses = [name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
     source = {path.as_posix() for path in files if path.parts[0] in PACKAGES and path.suffix != ".md"}
-    operators = [path.relative_to("deploy") for path in files if path.parts[0] == "deploy" and path.suffix == ".md"]
-    pages = {f"peer/pages/{path.as_posix()}" for path in operators}
+    copied = [path for path in files if path.parts[0] == "deploy" and path.suffix == ".md"]
+    copied += [path for path in files if path.is_relative_to(PLUGIN) and path.suffix != ".md"]
+    pages = {f"peer/pages/{path.relative_to('deploy').as_posix()}" for path in copied}
     assert len(pages) > 9
     assert shipped == source | pages
     assert {f"{package}/py.typed" for package in PACKAGES} <= shipped

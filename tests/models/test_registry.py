@@ -10,16 +10,18 @@ import torch
 
 from models import MODELS, build, create_model, remote_spec_problem
 from models.network import Network
-from models.spec import ENTRY_POINTS, HYPER, ONE_DIMENSIONAL, WIDTH_MULTIPLES
+from models.spec import ENTRY_POINTS, HYPER, OF_ROWS, ONE_DIMENSIONAL, WIDTH_MULTIPLES
 
 # Small enough for a test; the battery is about structure.
-SMALL = {name: {"width": math.lcm(4, WIDTH_MULTIPLES.get(name, 1))} for name in MODELS}
+SMALL = {
+    name: {"width": math.lcm(4, WIDTH_MULTIPLES.get(name, 1))} if "width" in HYPER[name] else {} for name in MODELS
+}
 for name, hyper in SMALL.items():
     hyper |= {"depth": 2} if "depth" in HYPER[name] else {"scale": 2} if "scale" in HYPER[name] else {}
 ODD = {1: (37,), 2: (19, 23), 3: (9, 11, 13)}
 EVEN = {1: (64,), 2: (32, 32), 3: (12, 12, 12)}
-ONE_STAGE_OR_ONE_GRID = {"resnet5", "rnn", "srresnet18", "srresnet12", "srresnet6", "srcnn"}
-DENSE = {"unet", "unet_plus_plus", "res_unet", "fcn8s", "messenger_segmentation"}
+ONE_STAGE_OR_ONE_GRID = {"resnet5", "rnn", "srresnet18", "srresnet12", "srresnet6", "srcnn", *OF_ROWS}
+DENSE = {"unet", "unet_plus_plus", "res_unet", "dynunet", "fcn8s", "messenger_segmentation"}
 SUPER_RESOLUTION = {name for name in MODELS if "scale" in HYPER[name]}
 CASES = [(name, dims) for name in MODELS for dims in ((1,) if name in ONE_DIMENSIONAL else (1, 2, 3))]
 
@@ -118,9 +120,10 @@ def test_a_gradient_reaches_every_parameter(model, dims):
     assert [key for key, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
-def test_gradients_flow_through_every_tap_and_through_the_penultimate(model, dims):
+def test_gradients_flow_through_every_tap_and_through_the_penultimate(model, name, dims):
     output = model(sample(model, 2, ODD[dims]))
-    for feature in (*output.taps, output.penultimate, output.bottleneck):
+    features = (*output.taps, output.penultimate, output.bottleneck)
+    for feature in features if name != "linear" else ():  # of which the penultimate feature is the row
         parameters, options = list(model.parameters()), {"retain_graph": True, "allow_unused": True}
         gradients = torch.autograd.grad(feature.square().sum(), parameters, **options)
         assert any(gradient is not None and gradient.any() for gradient in gradients)
@@ -171,7 +174,8 @@ def test_a_side_that_is_too_short_or_no_multiple_is_refused(name):
         with pytest.raises(ValueError, match=rf"{name} takes sides of at least {smallest}, not \({smallest - 1},\)"):
             model(torch.zeros(1, 2, smallest - 1))
         model.smallest = 1
-        with pytest.raises(RuntimeError, match=r"Kernel size can't be greater|[Oo]utput size"):
+        too_small = r"Kernel size can't be greater|[Oo]utput size|Expected more than 1 spatial element"
+        with pytest.raises((RuntimeError, ValueError), match=too_small):
             model(torch.zeros(1, 2, smallest - 1))
     if multiple > 1:
         with pytest.raises(ValueError, match=rf"{name} takes sides that are multiples of {multiple}, not \(17,\)"):
@@ -201,7 +205,7 @@ def test_a_projection_gives_every_classifier_a_head_of_the_same_shape(name):
     assert output.penultimate.shape == (2, 512)
     shapes = {key: tuple(value.shape) for key, value in model.head.state_dict().items()}
     assert shapes == {"weight": (3, 512), "bias": (3,)}
-    features = output.taps[-1].mean(2)
+    features = (output.taps[-1] if output.taps else sample(model, 2, EVEN[1])).mean(2)
     torch.testing.assert_close(output.prediction, model.head(model.projection(features)))
 
 
@@ -291,3 +295,11 @@ def test_a_network_of_a_package_is_refused_where_it_is_not_the_same_one(example,
     distribution("other", "2.0", ENTRY_POINTS, two_convolutions="mhfl_example.network:TwoConvolutions")
     with pytest.raises(ValueError, match=r"comes with mhfl-example==1.0 and other==2.0; uninstall all but one"):
         create_model("two_convolutions", **sizes)
+
+
+def test_a_network_of_a_package_for_another_version_of_the_interface_is_refused(example, tmp_path):
+    example()
+    points = tmp_path / "mhfl-example-1.0/mhfl_example-1.0.dist-info/entry_points.txt"
+    points.write_text(f"{points.read_text()}[mhfl_peer.interface]\n2 = mhfl_example\n3 = mhfl_example\n")
+    with pytest.raises(ValueError, match="mhfl-example is for version 2 and 3 of the interface, and this program has"):
+        create_model("two_convolutions", spatial_dims=2, in_channels=1, classes=2)

@@ -149,7 +149,7 @@ class SiteRecords:
 
     def signed(self, name: str, head: Head, *, round: int, generation: int = 1) -> SignedManifest:
         own, digest = self.identity(name), Sha256(f"{generation:032x}{round:032x}")
-        artifact = Artifact("model", own.name, digest, 64, round, {"name": "resnet10"}, (TensorSpec("w", "F32", (2,)),))
+        artifact = Artifact("model", own.name, digest, 64, round, {"name": "resnet10"})
         manifest = Manifest(
             federation=self.loopback.federation.digest,
             generation=generation,
@@ -157,6 +157,7 @@ class SiteRecords:
             origin=own.name,
             round=round,
             artifact=artifact,
+            tensors=(TensorSpec("w", "F32", (2,)),),
             egress_count=head.count,
             egress_head=head.hash,
         )

@@ -3,8 +3,11 @@
 import contextlib
 import doctest
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +264,43 @@ def test_another_model_in_site_toml_is_refused(copied: SiteFolder) -> None:
     append_rows(copied, ("configured", 0, {"federation": "0" * 64}))
     with pytest.raises(StateError, match="belongs to federation 000000000000"):
         api.open_site("asia", home=copied.home).model()
+
+
+def notebook_cells(name: str) -> list[dict[str, Any]]:
+    """The cells with code of a notebook under deploy/."""
+    notebook = json.loads((Path(__file__).parents[2] / "deploy" / "notebooks" / name).read_text())
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def run_notebook(name: str, shows: str, folder: Path, **environment: str) -> str:
+    """Run a notebook's cells in a process of their own, and return what the expression then is."""
+    script = "\n".join(["".join(cell["source"]) for cell in notebook_cells(name)] + [f"print({shows})"])
+    variables = {**os.environ, "MPLBACKEND": "agg", **environment}
+    ran = subprocess.run([sys.executable, "-c", script], cwd=folder, env=variables, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["site.ipynb", "experiment.ipynb"])
+def test_a_notebook_has_ten_cells_and_no_results(name: str) -> None:
+    cells = notebook_cells(name)
+    assert len(cells) == 10
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+
+
+@pytest.mark.e2e
+def test_the_notebook_of_a_site_shows_its_rounds_and_predicts(trained: SiteFolder, tmp_path: Path) -> None:
+    shows = (
+        "len(rounds), metrics.loc[(1, 2), 'train_steps'], traffic.sum(), len(predictions), predictions['problem'].any()"
+    )
+    shown = run_notebook("site.ipynb", shows, tmp_path, SITE="asia", MHFL_HOME=str(trained.home))
+    assert shown == "2 2.0 2048 2 False"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_the_notebook_of_an_experiment_compares_three_methods(tmp_path: Path) -> None:
+    shown = run_notebook("experiment.ipynb", "*means.index, *matrix.index, *matrix.columns, *sorted(room)", tmp_path)
+    assert shown == "centralised local fedvisit asia europe asia europe global local"
+    assert (tmp_path / "runs/report/index.html").is_file()

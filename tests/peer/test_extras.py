@@ -92,5 +92,5 @@ def test_a_package_that_reads_images_is_missing_and_not_the_images(tmp_path: Pat
     ended = without("PIL", "data", "validate", tmp_path / "datalist.json")
     assert ended.returncode == ConfigError.exit_code
     assert ended.stderr == (
-        "mhfl-peer: reading a.png needs the Python package PIL: No module named 'PIL'; run `pip install pillow`\n"
+        "mhfl-peer: reading .png files needs the Python package PIL: No module named 'PIL'; run `pip install pillow`\n"
     )

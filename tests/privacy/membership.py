@@ -1,5 +1,8 @@
 """Membership inference on every kind of artifact: ``python tests/privacy/membership.py [--quick] [METHOD ...]``.
 
+What a site gets in several rounds of FedVisit is added up, too, and ``--small`` also compares what a visit changes in
+the head's bias with the host's classes.
+
 Each run is a federation in the simulator. A curious receiver has labelled samples: training samples
 of the site that sent the artifact, and test samples of that site, on which nobody trained. It sorts
 them by their loss under the artifact (Yeom et al. 2018, "Privacy Risk in Machine Learning"); the
@@ -14,7 +17,7 @@ import copy
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -56,6 +59,7 @@ name = "membership"
 rounds = {rounds}
 seeds = {seeds}
 test_share = {test_share}
+classes_min = 2
 data.pool = {pool}
 {public}data.input_size = [8, 8]
 training.device = "cpu"
@@ -64,7 +68,7 @@ budget.steps = {steps}
 budget.minor_steps = {minor_steps}
 budget.learning_rate = {learning_rate}
 task = {{kind = "classification", spatial_dims = 2, in_channels = 1, classes = 10}}
-partitions.equal = {{kind = "equal", sites = ["africa", "america", "asia", "europe"]}}
+partitions.parted = {{{partition}, sites = ["africa", "america", "asia", "europe"]}}
 models.small."*" = {{name = "resnet10", width = 4, max_pool = false}}
 proxy = {{name = "resnet10", width = 4, max_pool = false}}
 messenger = {{name = "messenger_classification", width = 8}}
@@ -77,11 +81,19 @@ translate_share = 0.1
 scale_share = 0.1
 probability = {probability}
 """
-SHORT = {"test_share": 0.67, "learning_rate": 1e-3}  # about 149 of a site's 449 images are trained on
+POOL = 449  # images of a site
+SMALL_SITES = (20, 40, 150)
+EQUAL = 'kind = "equal"'
+DIRICHLET = 'kind = "dirichlet", alpha = 0.5'
+SHORT = {"partition": EQUAL, "test_share": 0.67, "learning_rate": 1e-3}  # a site trains on about 149 images
 FULL: dict[str, Any] = {"rounds": 12, "seeds": [0, 1, 2], "steps": 30, "minor_steps": 10, **SHORT}
 QUICK: dict[str, Any] = {"rounds": 3, "seeds": [0], "steps": 10, "minor_steps": 5, **SHORT}
 FITTED: dict[str, Any] = {"rounds": 6, "seeds": [0], "steps": 60, "minor_steps": 60}
-FITTED |= {"test_share": 0.85, "learning_rate": 3e-3}  # about 67 images, so often that a network knows them by heart
+FITTED |= {
+    "partition": EQUAL,
+    "test_share": 0.85,
+    "learning_rate": 3e-3,
+}  # about 67 images, so often that a network knows them by heart
 STUDENT_EPOCHS = 30
 THROUGH_RECEIVER = ("head", "messenger", "prototype")  # kinds that predict through networks of the receiver
 LINE = "| {:<9} | {:<19} | {:<31} | {:>5} | {:>6} | {:>4} | {:>12} | {:>8} |"
@@ -106,34 +118,34 @@ def accuracy(predict: Callable[[Tensor], Tensor], samples: DataSplit) -> float:
         return float((predict(images).argmax(dim=1) == labels).float().mean())
 
 
-def membership_auc(
-    predict: Callable[[Tensor], Tensor],
-    members: DataSplit,
-    others: DataSplit,
-    before: Callable[[Tensor], Tensor] | None = None,
-) -> float:
-    """The AUC of "the lower its cross-entropy, the likelier was the sample trained on"; with the
-    predictions ``before`` of the model that left, of "the more it fell".
-    """
+def losses_of(predict: Callable[[Tensor], Tensor], members: DataSplit, others: DataSplit) -> Tensor:
+    """The cross-entropy of each sample, first of the members."""
+    images, labels = map(torch.cat, zip(*(split.read(range(len(split))) for split in (members, others)), strict=True))
+    with torch.inference_mode():
+        return F.cross_entropy(predict(images).float(), labels, reduction="none")
 
-    def losses(split: DataSplit) -> Tensor:
-        images, labels = split.read(range(len(split)))
-        with torch.inference_mode():
-            loss = F.cross_entropy(predict(images).float(), labels, reduction="none")
-            return loss if before is None else loss - F.cross_entropy(before(images).float(), labels, reduction="none")
 
-    is_member = [1] * len(members) + [0] * len(others)
-    return float(roc_auc_score(is_member, -torch.cat([losses(members), losses(others)])))
+def auc_of(scores: Tensor, members: int) -> float:
+    """The AUC of "the higher its score, the likelier was the sample trained on"; the members come first."""
+    return float(roc_auc_score([1] * members + [0] * (len(scores) - members), scores))
+
+
+def membership_auc(predict: Callable[[Tensor], Tensor], members: DataSplit, others: DataSplit) -> float:
+    """The AUC of "the lower its cross-entropy, the likelier was the sample trained on"."""
+    return auc_of(-losses_of(predict, members, others), len(members))
 
 
 class CuriousSimulation(Simulation):
     """A federation in which every receiver attacks each artifact that it received, once."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, *, membership: bool = True) -> None:
         super().__init__(run.folder, round_key=bytes.fromhex(run.document["round_key"]))
         self.figures: list[Figure] = []
+        self._membership = membership
         self._trainers: dict[SiteName, Trainer] = {}
         self._attacked: set[tuple[str, ...]] = set()
+        self._sums: dict[tuple[str, ...], Tensor] = {}
+        self.bias_changes: dict[SiteName, list[Tensor]] = {}
         self._last_trained_at: dict[SiteName, SiteName] = {}
 
     def trainer(self, name: SiteName) -> Trainer:
@@ -166,22 +178,63 @@ class CuriousSimulation(Simulation):
         if earlier != source.origin:  # a model that travels
             victims["the site that trained it before"] = earlier
         self._last_trained_at[artifact.owner] = source.origin
-        if settings.site == source.origin:  # it did not leave
+        if settings.site == source.origin or not self._membership:  # it did not leave
             return
         predict = make_predict(receiver, source)
         for victim, site in victims.items():
             data = self._trainers[site].data
-            auc = membership_auc(predict, data.training, data.test)
+            scores = -losses_of(predict, data.training, data.test)
             right = accuracy(predict, data.test)
-            self.figures.append(Figure(artifact.kind, settings.method, victim, rounds, auc, right))
+            self._add(Figure(artifact.kind, settings.method, victim, rounds, 0.0, right), scores, data.training)
+            if settings.plan.pattern == "visit":
+                summed = Figure(artifact.kind, settings.method, f"{victim}, added up", rounds, 0.0, right)
+                self._add(summed, scores, data.training, site)
 
     def _attack_host(self, owner: Trainer, source: Source, sent: Source) -> None:
         """The owner of a model that visited knows what it was before, and what the host made of it."""
-        data, after, before = self._trainers[source.origin].data, make_predict(owner, source), make_predict(owner, sent)
-        for victim, start in (("the host", None), ("the host, by the pair", before)):
-            auc = membership_auc(after, data.training, data.test, start)
-            right = accuracy(after, data.test)
-            self.figures.append(Figure("return", owner.settings.method, victim, source.round, auc, right))
+        host = source.origin
+        biases = [read_bias(owner, each) for each in (source, sent)]
+        self.bias_changes.setdefault(host, []).append(biases[0] - biases[1])
+        if not self._membership:
+            return
+        data, after, before = self._trainers[host].data, make_predict(owner, source), make_predict(owner, sent)
+        right = accuracy(after, data.test)
+        losses, losses_before = (losses_of(predict, data.training, data.test) for predict in (after, before))
+        for victim, scores, key in (
+            ("the host", -losses, ()),
+            ("the host, by the pair", losses_before - losses, ()),
+            ("the host, added up by one owner", losses_before - losses, (owner.settings.site, host)),
+            ("the host, added up by all", losses_before - losses, (host,)),
+        ):
+            figure = Figure("return", owner.settings.method, victim, source.round, 0.0, right)
+            self._add(figure, scores, data.training, *key)
+
+    def _add(self, figure: Figure, scores: Tensor, members: DataSplit, *key: str) -> None:
+        """Add a figure with the AUC of the scores, or with a key of the sum of all scores of that key so far."""
+        if key:
+            key = (figure.victim, *key)
+            scores = self._sums[key] = self._sums.get(key, torch.zeros_like(scores)) + scores
+        self.figures.append(replace(figure, auc=auc_of(scores, len(members))))
+
+    def class_figures(self) -> Iterator[tuple[str, float, float | None]]:
+        """What the changes of the head's bias tell of each host's classes, by one visit and by all together: the
+        correlation with the shares of its training samples, and the AUC of which classes it has.
+        """
+        for host, changes in self.bias_changes.items():
+            samples = self._trainers[host].data.training
+            counts = torch.bincount(samples.read(range(len(samples)))[1], minlength=len(changes[0])).double()
+            for label, each in [*(("one visit", change) for change in changes), ("all", torch.stack(changes).mean(0))]:
+                both = 0 < int((counts > 0).sum()) < len(counts)
+                auc = float(roc_auc_score(counts > 0, each)) if both else None
+                yield label, float(torch.corrcoef(torch.stack([each.double(), counts]))[0, 1]), auc
+
+
+def read_bias(receiver: Trainer, source: Source) -> Tensor:
+    """The bias of the head of a received network."""
+    settings = receiver.settings
+    network = read_network(settings.artifacts, source, settings.task, allow={source.artifact.spec["name"]})
+    bias: Tensor = network.head.get_parameter("bias").detach()
+    return bias
 
 
 def make_predict(receiver: Trainer, source: Source) -> Callable[[Tensor], Tensor]:
@@ -255,7 +308,16 @@ def write_pools(folder: Path, *, public: bool) -> dict[str, str]:
 
 def measure(method: str, *, augmented: bool, scale: dict[str, Any]) -> list[Figure]:
     """Run the method with each seed, in a folder of its own."""
-    figures: list[Figure] = []
+    return [
+        figure for simulation in simulate(method, augmented=augmented, scale=scale) for figure in simulation.figures
+    ]
+
+
+def simulate(
+    method: str, *, augmented: bool, scale: dict[str, Any], membership: bool = True
+) -> list[CuriousSimulation]:
+    """Run the method with each seed, in a folder of its own."""
+    simulations: list[CuriousSimulation] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "membership.toml"
         public = find_plan(method).public
@@ -264,10 +326,10 @@ def measure(method: str, *, augmented: bool, scale: dict[str, Any]) -> list[Figu
             chosen["test_share"] = 1 - 1.5 * (1 - scale["test_share"])
         path.write_text(EXPERIMENT.format(**chosen, method=method, probability=0.5 if augmented else 0.0))
         for run in prepare(Experiment.load(path), Path(folder) / "out"):
-            simulation = CuriousSimulation(run)
+            simulation = CuriousSimulation(run, membership=membership)
             simulation.run()
-            figures += simulation.figures
-    return figures
+            simulations.append(simulation)
+    return simulations
 
 
 def table_rows(figures: Sequence[Figure], *, augmented: bool) -> Iterator[str]:
@@ -284,20 +346,48 @@ def table_rows(figures: Sequence[Figure], *, augmented: bool) -> Iterator[str]:
         yield LINE.format(chosen[0].kind, method, victim, *cells)
 
 
+def print_classes(scale: dict[str, Any]) -> None:
+    """Print the mean figures of ``class_figures``, by one visit and by all together."""
+    simulations = simulate("fedvisit", augmented=False, scale=scale, membership=False)
+    figures = [figure for simulation in simulations for figure in simulation.class_figures()]
+    print("| visits | correlation with the shares | AUC of which classes | figures |", "|---|---|---|---|", sep="\n")
+    for label in ("one visit", "all"):
+        chosen = [figure for figure in figures if figure[0] == label]
+        aucs = [auc for _, _, auc in chosen if auc is not None]
+        right = f"{fmean(aucs):.2f}" if aucs else ""
+        print(f"| {label} | {fmean(value for _, value, _ in chosen):.2f} | {right} | {len(chosen)} |", flush=True)
+
+
+def print_table(methods: Sequence[str], scale: dict[str, Any], *, augmented: bool = True) -> None:
+    """Print the table of figures, also with augmentation for those methods that it is measured for."""
+    header = LINE.format("kind", "method", "whose samples", "first", "middle", "last", "range", "accuracy")
+    print(header, "|" + "---|" * (header.count("|") - 1), sep="\n", flush=True)
+    for method in methods:
+        for with_augmentation in (False, True) if method in AUGMENTED and augmented else (False,):
+            figures = measure(method, augmented=with_augmentation, scale=scale)
+            print(*table_rows(figures, augmented=with_augmentation), sep="\n", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("methods", nargs="*", choices=[*METHODS, []], metavar="METHOD", help=f"of {', '.join(METHODS)}")
     scales = parser.add_mutually_exclusive_group()
     scales.add_argument("--quick", action="store_true", help="few rounds, one seed")
     scales.add_argument("--fitted", action="store_true", help="few samples, trained on for long, one seed")
+    scales.add_argument(
+        "--small", nargs="*", type=int, metavar="N", help="FedVisit at N images a site and 12 steps a round, one seed"
+    )
     arguments = parser.parse_args()
+    if arguments.small is not None:
+        for samples in arguments.small or SMALL_SITES:
+            scale = FULL | {"seeds": [0], "steps": 12, "test_share": 1 - samples / POOL}
+            print(f"\n{samples} images a site", flush=True)
+            print_table(["fedvisit"], scale)
+            print_classes(scale | {"partition": DIRICHLET})
+        return
     scale = QUICK if arguments.quick else FITTED if arguments.fitted else FULL
-    header = LINE.format("kind", "method", "whose samples", "first", "middle", "last", "range", "accuracy")
-    print(header, "|" + "---|" * (header.count("|") - 1), sep="\n", flush=True)
-    for method in arguments.methods or (FITTED_METHODS if arguments.fitted else METHODS):
-        for augmented in (False, True) if method in AUGMENTED and not arguments.fitted else (False,):
-            figures = measure(method, augmented=augmented, scale=scale)
-            print(*table_rows(figures, augmented=augmented), sep="\n", flush=True)
+    methods = arguments.methods or (FITTED_METHODS if arguments.fitted else METHODS)
+    print_table(methods, scale, augmented=not arguments.fitted)
 
 
 if __name__ == "__main__":

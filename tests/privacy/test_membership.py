@@ -10,7 +10,7 @@ from peer.train.samples import DataSplit
 
 
 def split_of(images: torch.Tensor, labels: torch.Tensor) -> DataSplit:
-    return DataSplit([None] * len(images), list(zip(images, labels, strict=True)).__getitem__, True, frozenset())
+    return DataSplit([None] * len(images), list(zip(images, labels, strict=True)).__getitem__, True, {})
 
 
 def test_an_overfitted_network_gives_its_training_samples_away() -> None:

@@ -239,7 +239,7 @@ class Scenario(Solo):
         digest = Sha256(hashlib.sha256(label.encode()).hexdigest())
         self.labels[digest] = label
         kind = kind or ("return" if "-at-" in label else self.rules.plan.artifact or "model")
-        return Artifact(kind, SiteName(label.split("/")[0]), digest, 100, steps, {}, ())
+        return Artifact(kind, SiteName(label.split("/")[0]), digest, 100, steps, {})
 
     @staticmethod
     def _literal(word: str) -> Any:

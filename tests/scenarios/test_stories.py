@@ -74,7 +74,9 @@ def test_an_older_copy_in_place_of_a_silent_peer_s(tell: Tell) -> None:
 
 def test_a_refusal(tell: Tell) -> None:
     document = tell("refused_artifact", 1)
-    assert document["refused"] == [{"site": "asia", "reason": "sent the artifact of round 2 for round 1"}]
+    assert document["refused"] == [
+        {"site": "asia", "reason": "sent the artifact of round 2 for round 1", "declined": False}
+    ]
     assert texts(document)[2:5] == [
         "europe refused asia: sent the artifact of round 2 for round 1.",
         "europe waited for asia for 2 s.",
@@ -147,5 +149,9 @@ def test_visits_and_what_came_home(tell: Tell) -> None:
     ]
     assert "europe trained (train) for 60 s, and beside its own the models america's, asia's." in texts(document)
     assert tell("visit", 2)["refused"] == [
-        {"site": "america", "reason": "head.weight is 9 times its size away from the model that left"}
+        {
+            "site": "america",
+            "reason": "head.weight is 9 times its size away from the model that left",
+            "declined": False,
+        }
     ]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cryptography import x509
 from google.protobuf.message import DecodeError
 
-from peer.core import commands
+from peer.core import commands, exchange
 from peer.core.messages import Manifest, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.core.site_memory import Row
@@ -282,7 +282,7 @@ class Referee:
         names its signers. A site whose backup was restored may show another artifact until the receiver
         greets it; one whose operator has switched to a shorter federation may be in a round after its
         end. A site may say that another refuses its calls, if the other's chain does not have it, or
-        pins another key of it.
+        pins another key of it. Of two origins of one artifact both are named.
         """
         self.refused.setdefault(origin, []).append(reason)
         restored = origin in self.restored_sites and reason.startswith(SECOND_ARTIFACT)
@@ -292,7 +292,7 @@ class Referee:
         rekeyed = site.name in self.rekeyed and reason.startswith(f"{site.name}: {PINNED}")
         others = reason.startswith(NO_COMMON_VERSION) and not speak_alike(site, self.sites[origin])
         excused = others or restored or shut_out or switched or rekeyed
-        if not reason.startswith(FORK) and not excused:
+        if not reason.startswith((FORK, exchange.EQUAL)) and not excused:
             self.require(origin in self.guilty, f"{site.name} accuses {origin}, who is innocent: {reason}")
 
     def _check_model(self, site: Site, state: str) -> None:

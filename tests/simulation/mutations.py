@@ -364,13 +364,22 @@ def any_protocol() -> Iterator[Any]:
     yield patch(service, "common_protocol", lambda greeting: 1)
 
 
+def refusal_forgotten() -> Iterator[Any]:
+    """A site serves a peer that has refused its greeting."""
+    yield from _blind_heartbeats(note_mismatch=lambda peer, problem: None)
+
+
 def greeted_once() -> Iterator[Any]:
-    """A peer that was updated between two heartbeats is not greeted again."""
+    """A peer that was updated between two heartbeats is not greeted again, and its refusal is forgotten."""
+    yield from _blind_heartbeats(account=lambda peer: service.PeerAccount(), note_mismatch=lambda peer, problem: None)
+
+
+def _blind_heartbeats(**replaced: Any) -> Iterator[Any]:
+    """Heartbeats that use some functions in place of the service's own."""
     begin = heartbeat.Heartbeats.__init__
 
     def begin_blind(self: Any, **facts: Any) -> None:
-        blind = _without(facts.pop("service"), account=lambda peer: service.PeerAccount())
-        begin(self, service=blind, **facts)
+        begin(self, service=_without(facts.pop("service"), **replaced), **facts)
 
     yield patch(heartbeat.Heartbeats, "__init__", begin_blind)
 
@@ -460,6 +469,7 @@ SEEDS: Mapping[Callable[[], Iterator[Any]], int] = {
     locked_out_with_a_former_key: 175,
     amended_by_anyone: 118,
     any_protocol: 298,
+    refusal_forgotten: 2027202866,
     greeted_once: 205,
     requirements_ignored: 653,
     newer_journal_opened: 164,

@@ -19,6 +19,7 @@ PACKAGED: dict[str, str] = {
     "dermoscopy-sr": "peer.lab.datasets.dermoscopy",
     "digits": "peer.lab.datasets.digits",
     "eeg": "peer.lab.datasets.eeg",
+    "heart-disease": "peer.lab.datasets.heart_disease",
     "lidc": "peer.lab.datasets.lidc",
     "mni-tissue": "peer.lab.datasets.tissue",
 }

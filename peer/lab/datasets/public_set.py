@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 
 from peer.errors import DataError, DiskError, UsageError
 from peer.train.data import prepared_folder
-from peer.train.data.datalist import named
+from peer.train.data.file_names import named
 
 Entry: TypeAlias = dict[str, Any]
 """One sample of a datalist: image, label, subject, site and further keys."""

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.errors import DataError, DiskError
-from peer.lab.datasets import edf
 from peer.lab.datasets.public_set import Adapter, Publication, PublicSet, PublishedCount, by_class
+from peer.train.data import edf_files
 
 CHANNEL, RATE_HZ, EPOCH_S = "EEG Fpz-Cz", 100, 30
 STEPS = RATE_HZ * EPOCH_S
@@ -96,16 +96,16 @@ def read_night(signal: Path, hypnogram: Path) -> tuple[NDArray[np.float32], NDAr
     Raises:
         DataError: a file is damaged, they begin at different times, or the channel is another.
     """
-    if edf.read_header(signal).begins != edf.read_header(hypnogram).begins:
+    if edf_files.read_header(signal).begins != edf_files.read_header(hypnogram).begins:
         raise DataError(f"{signal.name} and {hypnogram.name} begin at different times", "download both again")
-    values, rate_hz, unit = edf.read_signal(signal, CHANNEL)
+    values, rate_hz, unit = edf_files.read_signal(signal, CHANNEL)
     if rate_hz != RATE_HZ or unit.lower() != "uv":
         raise DataError(
             f"{signal}: {CHANNEL} has {rate_hz:g} Hz and {unit}, not {RATE_HZ} Hz and uV", "download it again"
         )
     epochs = values[: values.size // STEPS * STEPS].reshape(-1, STEPS)
     labels = np.full(len(epochs), -1, dtype=np.int64)
-    for onset_s, length_s, text in edf.read_annotations(hypnogram):
+    for onset_s, length_s, text in edf_files.read_annotations(hypnogram):
         first, last = round(onset_s / EPOCH_S), round((onset_s + length_s) / EPOCH_S)
         labels[first:last] = STAGES.get(text, -1)
     scored = np.flatnonzero(labels >= 0)
@@ -119,7 +119,7 @@ def read_night(signal: Path, hypnogram: Path) -> tuple[NDArray[np.float32], NDAr
 
 def _add(pool: PublicSet, signal: Path, hypnogram: Path, *, subject: str, night: str) -> None:
     epochs, labels, indices = read_night(signal, hypnogram)
-    patient = PATIENT.match(edf.read_header(signal).patient)
+    patient = PATIENT.match(edf_files.read_header(signal).patient)
     person: dict[str, Any] = {"sex": SEXES[patient["sex"]], "age": int(patient["age"])} if patient else {}
     target = Path(SIGNALS) / night
     files = [target / f"{index:04d}.npy" for index in indices]

@@ -5,7 +5,6 @@ It shows each site's learning curves, and which models each site hosted in every
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from peer.lab.report import plotting
 from peer.lab.report.plotting import CLASS_COLOURS, INK, MARKERS, RULE, ReportFigure, Style
 from peer.lab.report.table import unit_of
 from peer.site.config.site_folder import write_atomically
-from peer.web_page import STYLE
+from peer.web_page import render_page
 
 PANEL_INCHES = (3.6, 2.2)
 """Width and height of a site's panel, which a screen of 400 pixels shows at full size."""
@@ -25,13 +24,6 @@ ROUND_INCHES = 0.21
 """Width of a round in the figure of visits."""
 MARKER_ROWS_INCHES = 0.19
 """Height of a visitor's marker."""
-LAYOUT = """
-body { max-width: 52rem; overflow-wrap: anywhere; }
-.panels { display: flex; flex-wrap: wrap; gap: 0 1.5rem; }
-.panels figure { margin: .5rem 0; max-width: 100%; }
-.conclusion { font-size: 1.1rem; }
-.key span { white-space: nowrap; margin-right: 1rem; }
-"""
 
 
 def write(document: DemoResult, path: Path) -> None:
@@ -40,47 +32,27 @@ def write(document: DemoResult, path: Path) -> None:
     with plotting.plot_style():
         panels = [_learning(document, site, styles) for site in _sites(document)]
         visits = [_visits(document, label) for label in gains.joined(document["methods"])]
-    lines = [
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>mhfl-peer demo: {html.escape(document['study'])}</title>",
-        f"<style>\n{STYLE.read_text('utf-8')}{LAYOUT}</style>\n</head>\n<body>",
-        f"<h1>{html.escape(document['title'])}</h1>",
-        f'<p class="conclusion">{html.escape(document["conclusion"])}</p>',
-        "<h2>Learning curves</h2>",
-        f'<p class="key">{"".join(_key(document, styles))}</p>',
-        f'<div class="panels">{"".join(map(_figure, panels))}</div>',
-        f'<p class="note">Each site\'s model on its own test data after every round.{_bound_note(document)}</p>',
-        "<h2>Visits</h2>",
-        *map(_figure, visits),
-        "</body>\n</html>\n",
-    ]
-    write_atomically(path, "\n".join(lines).encode(), 0o644)
+    page = render_page(
+        "demo.html.j2",
+        title=f"mhfl-peer demo: {document['study']}",
+        styles=["demo.css"],
+        strict=False,
+        document=document,
+        methods=[
+            {"name": "pooled bound", "line": "┅┅", "colour": styles[label].colour}
+            if label == CENTRALISED
+            else {"name": label, "line": "━━", "colour": styles[label].colour}
+            for label in document["methods"]
+        ],
+        panels=panels,
+        has_bound=CENTRALISED in document["methods"],
+        visits=visits,
+    )
+    write_atomically(path, page.encode(), 0o644)
 
 
 def _sites(document: DemoResult) -> list[str]:
     return sorted(document["methods"]["local"]["sites"])
-
-
-def _name(label: str) -> str:
-    return "pooled bound" if label == CENTRALISED else label
-
-
-def _key(document: DemoResult, styles: Mapping[str, Style]) -> Iterator[str]:
-    for label in document["methods"]:
-        line = "┅┅" if label == CENTRALISED else "━━"
-        yield f'<span><b style="color:{styles[label].colour}">{line}</b> {html.escape(_name(label))}</span>'
-
-
-def _bound_note(document: DemoResult) -> str:
-    if CENTRALISED not in document["methods"]:
-        return ""
-    return " Dashed: the pooled bound, the same network trained as long on the data of all sites; no federation."
-
-
-def _figure(figure: ReportFigure) -> str:
-    caption = f"<figcaption>{html.escape(figure.caption)}</figcaption>" if figure.caption else ""
-    return f'<figure>\n<p class="name">{html.escape(figure.title)}</p>{figure.inline}{caption}\n</figure>'
 
 
 def _learning(document: DemoResult, site: str, styles: Mapping[str, Style]) -> ReportFigure:
@@ -145,7 +117,7 @@ def _visits(document: DemoResult, label: str) -> ReportFigure:
     axes.set_xlim(0.4, rounds + 0.6)
     axes.xaxis.get_major_locator().set_params(integer=True, nbins=8)
     axes.set_xlabel("round")
-    figure.legend(loc="outside upper center", ncols=min(4, len(sites)), handletextpad=0.1, columnspacing=0.9)
+    figure.legend(loc="outside upper left", ncols=min(4, len(sites)), handletextpad=0.1, columnspacing=0.9)
     return plotting.render(
         figure,
         name=f"visits-{label}",

@@ -30,10 +30,12 @@ from peer.core.roster import SiteName
 from peer.core.tasks import CLASSIFYING
 from peer.errors import LockedError
 from peer.lab.experiments.diagnosis import diagnose
-from peer.lab.experiments.insider import Insider
-from peer.lab.experiments.result_files import FORMAT
+from peer.lab.experiments.insider import Insider, attack_success
+from peer.lab.experiments.result_files import ATTACK_SUCCESS, FORMAT
 from peer.lab.experiments.runs import RESULT
 from peer.lab.experiments.simulation import FinishedSite, Simulation
+from peer.lab.statistics.further_metrics import find_further_metric
+from peer.lab.statistics.means import mean
 from peer.site.config.site_folder import write_atomically
 from peer.site.records.history import Transfer, committed_rounds
 from peer.train.guest import evaluate_split
@@ -162,6 +164,14 @@ def collect(
         member.load_final_state()
         digests[name] = member.digest
         _evaluate_everywhere(run_files, name, member.trainer, own_trainers, outsiders)
+        for other, owner in {**own_trainers, **outsiders}.items():
+            if run_files.matrix[name][other]:
+                further = measure_further(member.trainer, owner.data.test, run_document.get("further_metrics", ()))
+                run_files.matrix[name][other] = {**run_files.matrix[name][other], **further}
+        if run_document.get("backdoor"):
+            success = attack_success(member.trainer.predict, own_trainers[name].data.test)
+            measured = {} if success is None else {ATTACK_SUCCESS: success}
+            run_files.matrix[name][name] = {**run_files.matrix[name][name], **measured}
         sites[name] = _site_document(member, members, name, own_trainers[name])
         diagnose(run_files.diagnosis, name, members, own_trainers[name].data.test)
     result = {
@@ -230,8 +240,29 @@ def evaluate(trainer: Trainer, split: DataSplit, *, keep_outputs: bool) -> tuple
     return evaluate_split(predict, split, trainer.settings), outputs
 
 
+def measure_further(trainer: Trainer, split: DataSplit, names: Sequence[str]) -> dict[str, float]:
+    """Compute further metrics of label maps or images: the mean over the samples that have each one.
+
+    Returns:
+        Of each metric its value, absent if no sample has one, and as ``<name>_undefined`` the number of
+        samples without.
+    """
+    values: dict[str, list[float | None]] = {name: [] for name in names}
+    for images, targets in split.batches(trainer.settings.training.batch_size) if names else ():
+        predicted = trainer.predict(images)
+        if trainer.settings.task.kind == "segmentation":
+            predicted = predicted.argmax(1)
+        for pair in zip(predicted.cpu().numpy(), targets.cpu().numpy(), strict=True):
+            for name in names:
+                values[name].append(find_further_metric(name).value(*pair))
+    means = {name: mean(values[name]) for name in names}
+    return {name: value for name, value in means.items() if value is not None} | {
+        f"{name}_undefined": float(values[name].count(None)) for name in names
+    }
+
+
 def _single_sample(split: DataSplit, index: int) -> DataSplit:
-    return DataSplit([split.samples[index]], lambda _: split.load(index), split.in_memory, split.present)
+    return DataSplit([split.samples[index]], lambda _: split.load(index), split.in_memory, split.class_counts)
 
 
 def _collect_panels(panels: Arrays, name: str, trainer: Trainer, split: DataSplit) -> None:
@@ -253,7 +284,7 @@ def _collect_features(features: Arrays, name: str, trainer: Trainer, own_trainer
     with torch.inference_mode():
         for index, other in enumerate(sorted(own_trainers)):
             split = own_trainers[other].data.test
-            for images, targets in split.batches(trainer.settings.batch_size):
+            for images, targets in split.batches(trainer.settings.training.batch_size):
                 penultimate = trainer.site_networks.dam(images.to(trainer.device)).penultimate
                 batches.append(penultimate.flatten(2).mean(2).cpu() if penultimate.ndim > 2 else penultimate.cpu())
                 labels.append(targets)

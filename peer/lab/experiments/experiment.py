@@ -10,235 +10,117 @@ import importlib.util
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from models.spec import HYPER, hyper_problem, installed_model
 from peer.core.metrics import METRICS_OF
 from peer.core.plan import Plan, Wire
 from peer.core.roster import site_name
 from peer.core.tasks import MINOR
-from peer.lab.datasets import DATASETS, installed_datasets
+from peer.errors import ConfigError
+from peer.lab.experiments.candidates import expand
+from peer.lab.experiments.experiment_tables import (
+    Budget,
+    ExperimentData,
+    Links,
+    MethodSettings,
+    NotRun,
+    Partition,
+    Reference,
+    RowBudget,
+    Sweep,
+)
 from peer.lab.experiments.result_files import CENTRALISED, UNDISTURBED
 from peer.lab.partition.divide import rule
-from peer.lab.partition.groups import SUBJECT
+from peer.lab.statistics.further_metrics import find_further_metric, further_metric_names
 from peer.methods.registry import find_plan, method_names
 from peer.site.config import toml
-from peer.site.config.schema import NamedParameters, TaskConfig
+from peer.site.config.schema import NamedParameters
 from peer.site.config.site_tables import TrainingConfig
-from peer.site.config.toml import Count, Loose, Share, StrictTable, key_problem, suggestion
-
-ValidationShare = Annotated[float, Field(ge=0, lt=1)]
+from peer.site.config.task_table import TaskConfig
+from peer.site.config.toml import Count, Loose, StrictTable, key_problem, suggestion
 
 EVERY_SITE = "*"
 LEFT_OUT = "leave-out-"
 """Prefix of the links of a federation without one site, on whose data it is then tested."""
-Act = Literal["signs", "random", "scale", "replacement", "zero", "samples", "steps"]
-"""A Byzantine site's attack on the artifacts that it sends; see ``peer.lab.experiments.insider``."""
 PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9+_.-]*")
 """Names of partitions, models, methods and links: they become parts of the names of runs' folders."""
-
-
-class ExperimentData(StrictTable):
-    """The samples of the experiment, and how every site reads them.
-
-    ``dataset`` names a data set that `data prepare` knows, with its ``options``; ``source`` is the
-    folder of an unpacked public set. ``pool`` is a datalist, or a folder of one datalist a site.
-    Paths are relative to the experiment's file. ``subject`` is the key whose equal values stay on
-    one side of training and test, and at one site. ``duplicates`` decides about images with equal
-    content: ``refuse`` raises an error where they leak, ``drop`` keeps one of them. ``part`` is
-    ``tuning`` for every third subject, ``reported`` for the others. ``validation_shares`` has the
-    shares of single sites; every other site has ``validation_share``.
-    """
-
-    dataset: str | None = None
-    options: dict[str, JsonValue] = Field(default_factory=dict)
-    source: str | None = None
-    pool: str | None = None
-    subject: Annotated[str, Field(min_length=1)] = SUBJECT
-    duplicates: Literal["refuse", "drop"] = "refuse"
-    part: Literal["all", "reported", "tuning"] = "all"
-    input_size: Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)] | None = None
-    input_sizes: dict[str, Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)]] = Field(
-        default_factory=dict
-    )
-    scales: dict[str, Literal[2, 4, 8]] = Field(default_factory=dict)
-    regions: bool = False
-    public: str | None = None
-    normalise: Literal["none", "zscore", "unit"] = "none"
-    cache: Literal["memory", "disk", "none"] = "memory"
-    validation_share: ValidationShare = 0.0
-    validation_shares: dict[str, ValidationShare] = Field(default_factory=dict)
-    augmentation: dict[str, float] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _one_origin(self) -> Self:
-        if (self.dataset is None) == (self.pool is None):
-            raise key_problem("dataset", "name either a dataset or a pool")
-        if self.dataset is not None and self.dataset not in (known := {*DATASETS, *installed_datasets()}):
-            raise key_problem("dataset", f"unknown data set {self.dataset!r}{suggestion(self.dataset, known)}")
-        if (self.input_size is None) == (not self.input_sizes):
-            raise key_problem("input_size", "give one for all sites, or input_sizes by site")
-        return self
-
-
-class Partition(StrictTable):
-    """Division of the pool among sites; further keys are the options of the kind.
-
-    ``test_share`` overrides the experiment's, so that partitions may differ only in the number of
-    training samples.
-    """
-
-    model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, JsonValue]
-
-    kind: str
-    sites: Annotated[tuple[str, ...], Loose, Field(min_length=1)]
-    test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
-
-
-class EpochChange(StrictTable):
-    """The sites that join before a round, and those that leave or are expelled after the round before it."""
-
-    from_round: Annotated[int, Field(ge=2)]
-    add: Annotated[tuple[str, ...], Loose] = ()
-    leave: Annotated[tuple[str, ...], Loose] = ()
-    expel: Annotated[tuple[str, ...], Loose] = ()
-
-
-class Links(StrictTable):
-    """Failures: the probability that a directed link is down in a round, missing sites, and an insider.
-
-    An insider is a Byzantine site: it trains as the others do and poisons the artifacts that it sends.
-    ``epochs`` lists the changes of members; a site that they add does not belong to the genesis.
-    ``methods`` are the rows that are run under these links; by default all.
-    """
-
-    loss: Share = 0.0
-    removed: Annotated[tuple[str, ...], Loose] = ()
-    insider: str | None = None
-    act: Act | None = None
-    epochs: Annotated[tuple[EpochChange, ...], Loose] = ()
-    methods: Annotated[tuple[str, ...], Loose] = ()
-
-    @model_validator(mode="after")
-    def _insider_acts(self) -> Self:
-        if (self.insider is None) != (self.act is None):
-            raise key_problem("insider", "an insider has an act, and an act an insider; give both or none")
-        if self.insider in self.removed:
-            raise key_problem("insider", f"{self.insider!r} is removed")
-        return self
-
-    @model_validator(mode="after")
-    def _epochs_follow(self) -> Self:
-        rounds = [change.from_round for change in self.epochs]
-        if rounds != sorted(rounds):
-            raise key_problem("epochs", f"from_round never falls, and does in {rounds}")
-        added, gone = list[str](), list[str]()
-        for number, change in enumerate(self.epochs):
-            added += change.add
-            for name in (*change.leave, *change.expel):
-                if name in gone:
-                    raise key_problem(f"epochs[{number}]", f"{name!r} is gone already")
-                gone.append(name)
-            if again := next((name for name in change.add if added.count(name) > 1 or name in gone), None):
-                raise key_problem(f"epochs[{number}].add", f"{again!r} was a member before: no name is used twice")
-        if removed := sorted({*added, *gone} & set(self.removed)):
-            raise key_problem("epochs", f"{removed[0]!r} is removed")
-        return self
-
-    @property
-    def newcomers(self) -> tuple[str, ...]:
-        """The sites that join later."""
-        return tuple(name for change in self.epochs for name in change.add)
-
-
-class Budget(StrictTable):
-    """Equal work for all methods: optimiser steps a round of the evaluated network, learning rate, weight decay.
-
-    Stages that only distil, decide or fit a head take ``minor_steps``. With ``paper = true`` every method takes
-    the stages of its paper, and the keys that its row has under ``paper``.
-    """
-
-    steps: Count = 20
-    minor_steps: Count = 5
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    paper: bool = False
-
-
-class MethodSettings(StrictTable):
-    """A row of the tables: a method with parameters.
-
-    ``method`` is by default the row's label. ``package`` is the installed package that provides the
-    method, as in federation.toml. ``stages`` override the budget always, ``paper`` only with the
-    budget's ``paper = true``; ``paper_batch_size`` then replaces that of [training]. ``staleness`` is that of
-    [schedule] in federation.toml.
-    """
-
-    model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, JsonValue]
-
-    method: str = ""
-    package: str | None = None
-    models: Annotated[tuple[str, ...], Loose] = ()
-    stages: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
-    paper: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
-    paper_batch_size: Count | None = None
-    staleness: Literal[0, 1] = 0
-    shared_model: NamedParameters | None = None
-
-
-class Reference(StrictTable):
-    """The published table beside which the report shows ours; for the paper's data set only."""
-
-    paper: str
-    table: str
-    dataset: str
-    setting: str | None = None
-
-
-class NotRun(StrictTable):
-    """A method of the paper that is not implemented here; the report shows it as published."""
-
-    method: str
-    reason: str
 
 
 class Experiment(StrictTable):
     """The content of the file; ``load`` reads it."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
+    """The experiment's name, also that of its federations: lower-case letters, digits, inner hyphens, at most 32."""
     title: str = ""
+    """For readers: what it is."""
     description: str = ""
     differs: str = ""
+    """For readers: in one line, what differs from the paper whose figures stand beside it."""
     rounds: Count
     seeds: Annotated[tuple[int, ...], Loose, Field(min_length=1)] = (0,)
+    """Each seed is a repetition: other initial weights, batches and draws of the partitions."""
     folds: Annotated[int, Field(ge=0)] = 0
+    """Cross-validation inside each site, stratified by class, a subject in one fold; 0: the data's own split."""
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Instead of folds: the share of each site's samples that is held out for testing."""
     classes_min: Count | None = None
+    """How many classes every fold, or both sides, must have at every site; left out: all that the site has."""
     evaluation_every: Annotated[int, Field(ge=0)] = 0
+    metrics: Annotated[tuple[str, ...], Loose] = ()
+    """Metrics beside the task's own, on test samples after the last round. Of classes: "sensitivity_at_90" and
+    "sensitivity_at_95" (per cent specificity), "kappa", "kappa_quadratic"; of label maps "hd95"; and those of installed
+    packages."""
     leave_one_site_out: bool = False
+    """Whether each method is also trained without each site in turn; its samples then test the others' models."""
     schedule: Literal["permutation", "derangement", "ring"] = "permutation"
+    """Who receives from whom: "permutation" (a site may stay with itself), "derangement" (nobody does) or "ring"."""
     fallback: Literal["self", "stale"] = "self"
+    """When a link is down: "self" (consolidate alone), or "stale" (the newest artifact held from that site)."""
     weighting: Literal["uniform", "samples"] = "uniform"
     wire: Wire = "float32"
     round_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """Decides the order of the rounds, 64 hex digits; left out: derived from name and seed. To repeat a real
+    federation, take its own."""
     task: TaskConfig
     data: ExperimentData
     training: TrainingConfig = TrainingConfig(device="cpu")
+    """As in site.toml; without this table on the CPU. A run has one process: several runs use a machine better."""
     budget: Budget = Budget()
+    """The same work for all methods, in a round and on the network that is evaluated."""
     partitions: Annotated[dict[str, Partition], Field(min_length=1)]
+    """One table a partition: how one pool becomes the sites' data. The kinds, with further keys of their own: "key" (by
+    what a sample says: key, mapping or published, others), "dirichlet" (alpha, samples_min, classes_min), "shards"
+    (shards), "equal", "ratio" (shares) and "resolution" (all samples at every site). With test_share a partition
+    replaces the key of that name above."""
     models: Annotated[dict[str, dict[str, NamedParameters]], Field(min_length=1)]
+    """One table a set of networks: each site's, or "*" for those that are not named. A method that has one model for
+    all runs where all are the same."""
     proxy: NamedParameters | None = None
+    """The small network that all sites share in FedDAL and ProxyFL."""
     messenger: NamedParameters | None = None
+    """The messenger of MH-pFLID; left out: the task's, at its own width."""
     methods: Annotated[dict[str, MethodSettings], Field(min_length=1)]
+    """One table a row of the results. "centralised" is the bound that no federation reaches: each network trained on
+    the pooled data. Further keys are the method's parameters: `mhfl-peer methods` lists them."""
+    sweep: Sweep | None = None
+    """Parameters to choose: a row becomes a candidate for each combination of values. The report chooses, for each
+    fold and seed on its own, the candidate with the best main metric on the sites' validation samples, and shows that
+    one's test results."""
     links: dict[str, Links] = Field(default_factory=dict)
+    """One table a disturbance, beside the undisturbed federation: each directed link is down in a round with
+    probability `loss`; `removed` sites are gone for the whole run; an `insider` trains like the others, and plays its
+    `act` with what it sends: "signs", "random", "scale", "replacement", "zero", "samples", "steps" or "backdoor"
+    (with `boost`); `epochs` say who joins before a round, and whose last round was the one before it, by leaving or by
+    expulsion."""
     reference: Reference | None = None
+    """Which published table stands beside the results: only where the data set is the paper's."""
     not_run: Annotated[tuple[NotRun, ...], Loose] = ()
+    """Rows of the paper that are not trained here: they are shown as published, with the reason."""
 
     _path: Path = PrivateAttr(Path("experiment.toml"))
     _document: Mapping[str, Any] = PrivateAttr(default_factory=dict)
@@ -248,6 +130,12 @@ class Experiment(StrictTable):
         """Read an experiment's file. Raise ``ConfigError`` if it cannot be read or is wrong."""
         document = toml.read_extended(path)
         experiment = toml.validate(cls, document, str(path))
+        if experiment.sweep is not None:
+            try:
+                methods = expand(document["methods"], document["sweep"])
+            except ValueError as error:
+                raise ConfigError(f"{path}: {error}") from error
+            experiment = toml.validate(cls, document | {"methods": methods}, str(path))
         experiment._path, experiment._document = path, document
         for name, partition in experiment.partitions.items():
             rule(partition.kind, partition.sites, partition.__pydantic_extra__, where=f"{path}: partitions.{name}")
@@ -277,6 +165,15 @@ class Experiment(StrictTable):
         """By the name of the links, the site that is left out as test site; see ``leave_one_site_out``."""
         sites = sorted({site for partition in self.partitions.values() for site in partition.sites})
         return {f"{LEFT_OUT}{site}": site for site in sites} if self.leave_one_site_out else {}
+
+    @property
+    def rows(self) -> list[str]:
+        """The rows that the report shows; candidates of a row are one."""
+        return list(dict.fromkeys(map(self.row_of, self.methods)))
+
+    def row_of(self, label: str) -> str:
+        """Return the row that the report shows for a label: its own, or the one that it is a candidate of."""
+        return self.methods[label].candidate_of or label
 
     def plan(self, label: str) -> Plan:
         return find_plan(self.method_name(label), self.methods[label].package)
@@ -338,7 +235,7 @@ class Experiment(StrictTable):
             plan = self.plan(label)
             if self.reason_without_runs(partition, network_set, label):
                 continue
-            if (chosen := self.links_by_name[links].methods) and label not in chosen:
+            if (chosen := self.links_by_name[links].methods) and self.row_of(label) not in chosen:
                 continue
             if (left_out := self.left_out_by_links.get(links)) is not None and (
                 left_out not in self.partitions[partition].sites
@@ -374,30 +271,26 @@ class Experiment(StrictTable):
                         )
                 if self.data.input_sizes and site not in self.data.input_sizes:
                     raise key_problem("data.input_sizes", f"has none for {site!r}")
+        has_size = self.data.input_size is not None or bool(self.data.input_sizes)
+        if has_size == (self.task.kind == "tabular"):
+            raise key_problem(
+                "data.input_size", "a table has none" if has_size else "give one for all sites, or input_sizes by site"
+            )
         sites = {site for partition in self.partitions.values() for site in partition.sites}
-        for name, links in self.links.items():
-            moving = [name for change in links.epochs for name in (*change.add, *change.leave, *change.expel)]
-            insider = (links.insider,) if links.insider else ()
-            for key, named in (("removed", links.removed), ("insider", insider), ("epochs", moving)):
-                for site in sorted(set(named) - sites):
-                    raise key_problem(f"links.{name}.{key}", f"{site!r} is no site{suggestion(site, sites)}")
-            if links.epochs and links.epochs[-1].from_round > self.rounds:
-                raise key_problem(f"links.{name}.epochs", f"begin after the last round ({self.rounds})")
-            for label in links.methods:
-                if label not in self.methods:
-                    raise key_problem(
-                        f"links.{name}.methods", f"no such row {label!r}{suggestion(label, self.methods)}"
-                    )
-            fixed = [label for label in links.methods or self.methods if self.plan(label).fixed_sites]
-            if links.newcomers and fixed:
-                raise key_problem(f"links.{name}.methods", f"{fixed[0]} has no place for a site that joins later")
         for name, models in self.models.items():
             for site in sorted(models.keys() - sites - {EVERY_SITE}):
                 raise key_problem(f"models.{name}", f"{site!r} is no site{suggestion(site, sites)}")
         for name in ("scales", "input_sizes", "validation_shares"):
             for site in sorted(getattr(self.data, name).keys() - sites):
                 raise key_problem(f"data.{name}", f"{site!r} is no site{suggestion(site, sites)}")
+        self._check_links(sites)
         self._check_networks()
+        self._check_candidates(sites)
+        for name in self.metrics:
+            if name not in (known := further_metric_names()):
+                raise key_problem("metrics", f"unknown metric {name!r}{suggestion(name, known)}")
+            if self.task.kind not in find_further_metric(name).tasks:
+                raise key_problem("metrics", f"{name!r} is not defined for {self.task.kind}")
         if len(set(self.seeds)) < len(self.seeds):
             raise key_problem("seeds", "one is there twice: both would be the same run")
         if self.leave_one_site_out and any(len(partition.sites) < 3 for partition in self.partitions.values()):
@@ -419,6 +312,29 @@ class Experiment(StrictTable):
                 raise key_problem(key, "folds decide already what is tested on")
         return self
 
+    def _check_links(self, sites: Collection[str]) -> None:
+        """Check that links name sites and rows, and that newcomers have a place."""
+        for name, links in self.links.items():
+            moving = [name for change in links.epochs for name in (*change.add, *change.leave, *change.expel)]
+            insider = (links.insider,) if links.insider else ()
+            for key, named in (("removed", links.removed), ("insider", insider), ("epochs", moving)):
+                for site in sorted(set(named).difference(sites)):
+                    raise key_problem(f"links.{name}.{key}", f"{site!r} is no site{suggestion(site, sites)}")
+            if links.act == "backdoor" and self.task.kind != "classification":
+                raise key_problem(f"links.{name}.act", "a backdoor is a mark on images, which have one class each")
+            if links.epochs and links.epochs[-1].from_round > self.rounds:
+                raise key_problem(f"links.{name}.epochs", f"begin after the last round ({self.rounds})")
+            for row in links.methods:
+                if row not in self.rows:
+                    raise key_problem(f"links.{name}.methods", f"no such row {row!r}{suggestion(row, self.rows)}")
+            fixed = [
+                label
+                for label in self.methods
+                if self.plan(label).fixed_sites and (not links.methods or self.row_of(label) in links.methods)
+            ]
+            if links.newcomers and fixed:
+                raise key_problem(f"links.{name}.methods", f"{fixed[0]} has no place for a site that joins later")
+
     def _check_networks(self) -> None:
         """Check names and hyper-parameters of our own networks; packages check theirs."""
         networks: dict[str, NamedParameters | None] = {"proxy": self.proxy, "messenger": self.messenger}
@@ -438,6 +354,20 @@ class Experiment(StrictTable):
             if (problem := hyper_problem(model.name, hyper)) is not None:
                 raise key_problem(where, problem)
 
+    def _check_candidates(self, sites: Collection[str]) -> None:
+        """Check that a choice between candidates is possible, and that they differ in parameters alone."""
+        candidates = {label: method for label, method in self.methods.items() if method.candidate_of}
+        for label, method in candidates.items():
+            key, row = f"methods.{label}.candidate_of", method.candidate_of
+            first = next(other for other in candidates.values() if other.candidate_of == row)
+            if row in self.methods or not PART.fullmatch(row):
+                raise key_problem(key, f"{row!r} is the name of another row, or none; give the row a name of its own")
+            if any(getattr(method, name) != getattr(first, name) for name in ("method", "package", "models")):
+                raise key_problem(key, f"the candidates of {row!r} differ in method, package or models")
+        for site in sorted(sites):
+            if candidates and not self.data.validation_shares.get(site, self.data.validation_share):
+                raise key_problem("data.validation_share", f"is 0 at {site!r}; candidates need validation samples")
+
     def _check_method(self, label: str, method: MethodSettings) -> None:
         name = method.method or label
         if method.package is None and name not in (known := {*method_names(), CENTRALISED}):
@@ -456,6 +386,8 @@ class Experiment(StrictTable):
                 )
         if plan.public and self.data.public is None:
             raise key_problem(f"methods.{label}", "needs [data] public: the datalist of its public set of images")
+        if self.budget.paper and method.budget != RowBudget():
+            raise key_problem(f"methods.{label}.budget", "has no effect with paper = true; give stages.STAGE")
         parameters = plan.defaults() | method.__pydantic_extra__
         if method.staleness and (problem := plan.staleness_problem(parameters)) is not None:
             raise key_problem(f"methods.{label}.staleness", f"{name} {problem}; leave it out")
@@ -477,17 +409,20 @@ class Experiment(StrictTable):
         """
         method = self.methods[label]
         package = {} if method.package is None else {"package": method.package}
+        weighs = method.aggregate in ("mean", "capped")
         document: dict[str, Any] = {
             "name": self.name,
             "description": self.title,
             "rounds": self.rounds,
             "seed": seed,
             "evaluation_every": self.evaluation_every,
-            **({} if self.weighting == "uniform" else {"weighting": self.weighting}),
+            **({} if self.weighting == "uniform" or not weighs else {"weighting": self.weighting}),
             **({} if self.wire == "float32" else {"wire": self.wire}),
-            "task": self.task.model_dump(),
+            "task": self.task.document(),
             "method": {"name": self.method_name(label), **package, **method.__pydantic_extra__},
         }
+        if method.aggregate != "mean":
+            document["aggregate"] = {"rule": method.aggregate}
         if stages := self.stages(label):
             document["stages"] = stages
         if self.plan(label).pattern != "visit":  # visits are always along a ring
@@ -500,7 +435,8 @@ class Experiment(StrictTable):
 
     def stages(self, label: str) -> dict[str, dict[str, Any]]:
         """Return the work of each stage: the budget's or the paper's, overridden by the row's own keys."""
-        method, budget = self.methods[label], self.budget
+        method = self.methods[label]
+        budget = self.budget.model_copy(update=method.budget.model_dump(exclude_none=True))
         work: dict[str, dict[str, Any]] = {}
         for stage in self.plan(label).stages:
             equal = {
@@ -545,7 +481,7 @@ class Experiment(StrictTable):
         data_keys: dict[str, Any] = {
             "datalist": datalist,
             "root": root,
-            "input_size": list(data.input_sizes.get(site, data.input_size) or ()),
+            "input_size": data.input_sizes.get(site, data.input_size),
             "normalise": data.normalise,
             "validation_share": data.validation_shares.get(site, data.validation_share),
             "cache": data.cache if data.cache != "memory" else None,

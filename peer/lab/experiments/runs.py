@@ -22,6 +22,7 @@ from peer.core.roster import RoundKey, SiteName
 from peer.core.tasks import CLASSIFYING
 from peer.errors import DataError, StateError
 from peer.lab.experiments.experiment import Experiment
+from peer.lab.experiments.experiment_tables import Links
 from peer.lab.experiments.pool import SPLIT, Entry, SamplePool
 from peer.lab.experiments.result_files import FORMAT
 from peer.lab.experiments.simulated_epochs import SimulatedEpochs
@@ -269,13 +270,27 @@ def _build_run(
     }
     if left_out is not None:
         document["left_out"] = left_out
-    if link_settings.insider is not None:
-        document["insider"] = [link_settings.insider, link_settings.act]
-    if link_settings.epochs:
-        document["epochs"] = [change.model_dump(mode="json") for change in link_settings.epochs]
+    document |= _further_figures(experiment) | _insider_and_epochs(link_settings)
     content = json.dumps([document, files | portable_files], sort_keys=True)
     document["digest"] = hashlib.sha256(content.encode()).hexdigest()
     return Run(folder / name, document, files)
+
+
+def _further_figures(experiment: Experiment) -> dict[str, Any]:
+    """Return what ``run.json`` says of figures that not every run has."""
+    figures: dict[str, Any] = {}
+    if experiment.metrics and experiment.task.kind not in CLASSIFYING:  # those of classes need no new run
+        figures["further_metrics"] = list(experiment.metrics)
+    if any(links.act == "backdoor" for links in experiment.links.values()):
+        figures["backdoor"] = True
+    return figures
+
+
+def _insider_and_epochs(links: Links) -> dict[str, Any]:
+    """Return what ``run.json`` says of an insider and of changing members; nothing without them."""
+    boost = [links.boost] if links.act == "backdoor" else []
+    insider = {} if links.insider is None else {"insider": [links.insider, links.act, *boost]}
+    return insider | ({"epochs": [change.model_dump(mode="json") for change in links.epochs]} if links.epochs else {})
 
 
 def _genesis_text(

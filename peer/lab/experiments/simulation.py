@@ -20,16 +20,15 @@ from peer.core.messages import Artifact
 from peer.core.phases import Phase
 from peer.core.roster import RoundKey, SiteName
 from peer.core.seeds import derive
-from peer.core.worker_protocol import WorkerSetting
 from peer.errors import DataError, ModelError, PeerError, WorkerFailed
 from peer.lab.experiments.insider import Insider
 from peer.lab.experiments.simulated_epochs import Change, SimulatedEpochs
 from peer.lab.experiments.simulated_network import LinkDown, SimulatedNetwork, restore_site
-from peer.site.config.rules import make_rules
+from peer.site.config.rules import make_rules, worker_setting
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.records.journal import Journal
 from peer.train.checkpoint import Checkpoints
-from peer.train.errors import DivergenceError, fault_of, reason_of
+from peer.train.errors import DivergenceError, fault_of, reason_of, work_failed
 from peer.train.tensors import pack, state_of
 from peer.train.trainer import Trainer
 
@@ -118,6 +117,8 @@ class Simulation:
             PeerError: a site cannot train; the message names it.
         """
         trainers = {name: self.trainer(name) for name in self.sites}
+        if self._insider is not None:
+            self._insider.poison(trainers[SiteName(self._insider.site)])
         trained = sorted(set(self._representatives.values()))
         rounds = dict.fromkeys(trained, 0)
 
@@ -170,16 +171,7 @@ class Simulation:
         site = self.sites[name] if name in self.sites else SiteConfig.load(self.folder / "sites" / name / "site.toml")
         for part in ("artifacts", "checkpoints"):
             (self.home(name) / part).mkdir(parents=True, exist_ok=True)
-        return Trainer(
-            WorkerSetting(
-                site_name=name,
-                federation_digest=self.federation.digest,
-                federation=self.federation.model_dump(mode="json"),
-                site=site.model_dump(mode="json"),
-                home=str(self.home(name)),
-                base_folder=str(site.folder),
-            )
-        )
+        return Trainer(worker_setting(self.federation, site, name, home=self.home(name), folder=site.folder))
 
     @contextlib.contextmanager
     def _journals(self, names: list[SiteName]) -> Iterator[dict[SiteName, Journal]]:
@@ -213,7 +205,7 @@ def _make_worker(name: SiteName, trainer: Trainer) -> Callable[[commands.Command
             return trainer.perform(command)
         except Exception as error:
             if isinstance(error, DivergenceError) and isinstance(command, commands.Train):
-                return events.WorkFailed(command.generation, command.attempt, error.fault, reason_of(error))
+                return work_failed(error, generation=command.generation, attempt=command.attempt)
             raise FAULTS.get(fault_of(error), WorkerFailed)(f"site {name}: {reason_of(error)}") from error
 
     return perform

@@ -267,6 +267,7 @@ def _experiment_document(experiment: Experiment) -> dict[str, Any]:
             "batch_size": experiment.batch_size(label),
             "models": list(row.models),
             "one_network": experiment.plan(label).shared == "itself",
+            **({"candidate_of": row.candidate_of} if row.candidate_of else {}),
             "stages": {
                 stage: {**dataclasses.asdict(work), **experiment.stages(label).get(stage, {})}
                 for stage, work in experiment.plan(label).stages.items()
@@ -284,7 +285,8 @@ def _experiment_document(experiment: Experiment) -> dict[str, Any]:
         "reference": None if experiment.reference is None else experiment.reference.model_dump(),
         "not_run": [row.model_dump() for row in experiment.not_run],
         "metric": experiment.metric,
-        "task": experiment.task.model_dump(),
+        "further_metrics": list(experiment.metrics),
+        "task": experiment.task.document(),
         "seeds": list(experiment.seeds),
         "folds": experiment.folds,
         "rounds": experiment.rounds,

@@ -14,7 +14,7 @@ from peer.lab.partition.groups import Entry, groups_of
 from peer.lab.partition.kinds import KINDS, PartitionRule
 from peer.site.config import toml
 from peer.site.config.toml import suggestion
-from peer.train.data.datalist import named
+from peer.train.data.file_names import named
 
 WHERE = "partition"
 

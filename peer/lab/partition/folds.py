@@ -10,7 +10,7 @@ import numpy as np
 from peer.core.seeds import derive
 from peer.errors import ConfigError, DataError
 from peer.lab.partition.groups import SUBJECT, Entry, Label, groups_of, rank, stratify
-from peer.train.data.datalist import named
+from peer.train.data.file_names import named
 
 PARTS_MIN = 2
 DRAWS_MAX = 100  # where each subject has one class, the first draw always suffices

@@ -13,7 +13,7 @@ from pydantic import Field
 from peer.errors import DataError
 from peer.lab.partition.groups import SUBJECT, Entry, Group, rank, stratify
 from peer.site.config.toml import Count, Loose, StrictTable, suggestion
-from peer.train.data.datalist import named
+from peer.train.data.file_names import named
 
 ABIDE_REGIONS: Mapping[str, tuple[str, ...]] = {
     "europe": ("LEUVEN", "MAX_MUN", "TRINITY", "SBL"),

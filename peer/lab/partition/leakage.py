@@ -10,7 +10,7 @@ from typing import TypeAlias
 from peer.errors import DataError
 from peer.lab.partition.groups import SUBJECT, Entry, image_names
 from peer.train.data.copies import same_content
-from peer.train.data.datalist import named
+from peer.train.data.file_names import named
 
 SiteSplit: TypeAlias = tuple[str, str]
 """Site and split."""
@@ -40,7 +40,7 @@ def leaks(sites: Sites, root: Path, *, across_sites: bool = True, by: str = SUBJ
             for entry in entries:
                 if (subject := entry.get(by)) is not None:
                     subjects.setdefault(str(subject), set()).add((site, split))
-                for name in image_names(entry):
+                for name in () if "row" in entry else image_names(entry):
                     files.setdefault(root / name, set()).add((site, split))
     order = {(site, split): rank for rank, (site, split) in enumerate((s, t) for s in sites for t in sites[s])}
     return [

@@ -8,11 +8,13 @@ from functools import cached_property
 
 import pandas as pd
 
+from peer.core.metrics import METRICS
 from peer.lab.experiments.result_files import CENTRALISED, SHARE_OF_ROOM, UNDISTURBED
 from peer.lab.report.measurements import UNDEFINED_CLASSES, Measurements, Scores, Setting, mean_cells
 from peer.lab.report.published import MEAN, TESTS, Published, normalise_name
 from peer.lab.report.results import Results
 from peer.lab.report.table import EMPTY, Cell, Column, Table, TableRow, Unit, lay_out, unit_of
+from peer.lab.statistics.further_metrics import find_further_metric
 from peer.lab.statistics.means import mean
 from peer.lab.statistics.room import RoomShare, share_of_room
 from peer.lab.statistics.significance import PairedT, paired_t
@@ -72,8 +74,8 @@ class Comparison:
 
     @property
     def has_bounds(self) -> bool:
-        """Whether training alone and the pooled bound both have runs, so that there is a room."""
-        return self.local is not None and self.pooled is not None
+        """Whether training alone and the pooled bound both have runs, so that there is a room of a task's metric."""
+        return self.local is not None and self.pooled is not None and self.metric in METRICS
 
     @cached_property
     def scores(self) -> Scores:
@@ -160,18 +162,18 @@ def compare(
 
 
 def _columns(comparison: Comparison) -> Iterator[tuple[Column, Mapping[str, Cell]]]:
-    """Yield for both tests the sites, their mean and the share of the room; then the steps."""
+    """Yield for both tests the mean, the share of the room, and the sites; then the steps."""
     sites = comparison.results.sites(comparison.setting)
     for test in TESTS:
         group, values = f"{test.title()} Test", comparison.scores.by_test[test]
         hidden = comparison.single_models if test == "global" else ()
-        for site in sites:
-            cells = comparison.cells(values[site]) if site in values else {}
-            yield comparison.column(site, group), {label: cells[label] for label in cells if label not in hidden}
         cells = comparison.cells(comparison.scores.means[test])
         yield comparison.column(MEAN, group), cells | _marked(comparison, test, cells)
         if comparison.has_bounds:
             yield Column(SHARE_OF_ROOM, group, 0), comparison.share_cells(test)
+        for site in sites:
+            cells = comparison.cells(values[site]) if site in values else {}
+            yield comparison.column(site, group), {label: cells[label] for label in cells if label not in hidden}
     steps = comparison.measured.facts_of(comparison.setting).groupby("label")["steps"].agg(["min", "max"])
     ranges = {label: f"{low:,}" if low == high else f"{low:,}–{high:,}" for label, low, high in steps.itertuples()}
     yield Column("steps"), {label: Cell(text=text) for label, text in ranges.items()}
@@ -303,6 +305,8 @@ def _notes(comparison: Comparison, rows: Sequence[TableRow], published: Publishe
             "95 % interval is not above zero."
         )
     yield from _gap_notes(comparison)
+    if comparison.metric in (results.experiment.get("further_metrics") or ()):
+        yield from _further_notes(comparison)
     if published:
         yield f"Published rows: {published.source}, {published.dataset}, {published.setting}; as printed, other code."
         if match_sites(published, results.sites(comparison.setting), comparison.metric) is None:
@@ -328,6 +332,44 @@ def _gap_notes(comparison: Comparison) -> Iterator[str]:
                 yield f"{label}: {count} undefined values of the {test.title()} Test are left out of its means."
     if comparison.single_models:
         yield f"One model for all sites, so that Global Test has one value: {', '.join(comparison.single_models)}."
+
+
+def _further_notes(comparison: Comparison) -> Iterator[str]:
+    """Yield the metric's own remark, and how many test samples have no value."""
+    if remark := find_further_metric(comparison.metric).remark:
+        yield remark
+    cells = [
+        cell
+        for run in comparison.results.runs
+        if (run.setting, run.links) == (comparison.setting, UNDISTURBED)
+        for cell in (run.matrix[site].get(site, {}) for site in run.sites)
+    ]
+    undefined = sum(int(cell.get(f"{comparison.metric}_undefined") or 0) for cell in cells)
+    if undefined:
+        total = sum(int(cell.get("samples") or 0) for cell in cells)
+        yield f"Of {total} values of the sites' own test samples {undefined} are undefined; means leave them out."
+
+
+def verdict(comparison: Comparison) -> str | None:
+    """Say which method has the best mean, beside both bounds, and at which site it is worst; None without runs."""
+    test = next((test for test in reversed(TESTS) if comparison.best(test)), None)
+    if test is None:
+        return None
+
+    def shown(value: float | None) -> str:
+        return "no value" if value is None else f"{value * comparison.unit.factor:.{comparison.unit.digits}f}"
+
+    best = comparison.best(test)[0]
+    bounds = {"training alone": comparison.local, "the pooled bound": comparison.pooled}
+    beside = [
+        f"{name} {shown(comparison.final_mean(label, test))}"
+        for name, label in bounds.items()
+        if label not in (None, best)
+    ]
+    sites = comparison.scores.by_test[test].xs(best).mean().dropna().sort_values(ascending=comparison.unit.higher)
+    worst = f"its worst site is {sites.index[0]} with {shown(sites.iloc[0])}" if len(sites) > 1 else ""
+    about = f"{best} has the best mean of the {test.title()} Test, {comparison.unit.axis}"
+    return "; ".join(filter(None, [f"{about}: {shown(comparison.final_mean(best, test))}", *beside, worst])) + "."
 
 
 def summary(comparison: Comparison) -> dict[str, dict[str, float | None]]:

@@ -13,6 +13,7 @@ from peer.core.tasks import CLASSIFYING
 from peer.lab.experiments.result_files import UNDISTURBED
 from peer.lab.report import (
     calibration,
+    choice,
     comparison,
     confidence,
     costs,
@@ -138,7 +139,7 @@ def build_report(
     experiment = results.experiment
     return ReportContents(
         title=str(experiment.get("title") or experiment["name"]),
-        lead=_lead(results),
+        lead=[*_verdicts(sources), *_lead(results)],
         missing=_missing(results),
         sections=[section for section in sections if section.parts],
         comparisons={source.setting: source.comparisons for source in sources},
@@ -164,7 +165,7 @@ def _compare(
             published_unit=unit,
             name=f"{metric}{suffix}",
         )
-        for metric in dict.fromkeys((measured.results.metric, *METRICS_OF.get(measured.results.kind, ())))
+        for metric in measured.results.metrics
     }
 
 
@@ -187,6 +188,7 @@ def _results(source: SectionSource) -> Iterator[ReportPart | None]:
     for metric, compared in source.comparisons.items():
         yield room.table(compared, name=source.name(f"room-{metric}"))
     yield worst_site.table(main, name=source.name("worst-site"))
+    yield choice.table(source.results, source.setting, name=source.name("choice"))
     yield confidence.paired_table(main, name=source.name("paired"))
     if source.resamples:
         yield confidence.bootstrap_table(main, resamples=source.resamples, name=source.name("bootstrap"))
@@ -305,6 +307,13 @@ BUILDERS: Mapping[str, Builder] = {
     "Cost": _costs,
 }
 """The sections of a setting, in order."""
+
+
+def _verdicts(sources: Sequence[SectionSource]) -> Iterator[str]:
+    """Yield a sentence for each setting, which the reader of a page sees first."""
+    for source in sources:
+        if (text := comparison.verdict(source.main)) is not None:
+            yield f"{source.results.title(source.setting)}: {text}" if source.suffix else text
 
 
 def _lead(results: Results) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from peer.lab.experiments.result_files import UNDISTURBED
+from peer.lab.experiments.result_files import ATTACK_SUCCESS, UNDISTURBED
 from peer.lab.report import plotting
 from peer.lab.report.comparison import Comparison
 from peer.lab.report.curves import POINTS_MIN, marker_options
@@ -23,6 +23,8 @@ from peer.lab.report.table import EMPTY, Cell, Column, Table, lay_out
 LOCAL = "local"
 TRAINED_THERE = "trained at the site itself"
 """The row of the left-out site's own model, with which the others' are compared."""
+TAKEN = "triggered images that become class 0"
+"""The group of the columns of what a backdoor achieves."""
 Links = Mapping[str, Any]
 """The settings of one kind of links, from ``experiment.json``."""
 
@@ -149,11 +151,20 @@ def insiders(comparison: Comparison, *, name: str) -> Iterator[Table]:
         key: comparison.scores_with(key, without={insider_of(acts[key])} if key in acts else names).means["local"]
         for key in headings
     }
-    cells = {key: comparison.cells(values) for key, values in means.items()}
-    columns = [
-        (comparison.column(label, "method"), {key: cells[key][label] for key in headings if label in cells[key]})
-        for label in comparison.labels
-    ]
+    taken = {
+        key: comparison.measured.scores(comparison.setting, ATTACK_SUCCESS, key, without=names).means["local"].dropna()
+        for key in headings
+    }
+    columns = []
+    for group, digits, cells in (
+        ("method", unit.digits, {key: comparison.cells(values) for key, values in means.items()}),
+        (TAKEN, 2, {key: mean_cells(values, factor=1, ddof=results.ddof) for key, values in taken.items()}),
+    ):
+        for label in comparison.labels:
+            by_act = {key: cells[key][label] for key in headings if label in cells[key]}
+            if by_act or group == "method":
+                column = Column(label, group, digits, "lower") if group == TAKEN else comparison.column(label, group)
+                columns.append((column, by_act))
     notes = (
         f"{unit.axis}, mean over the other sites, over {results.repeats}. {', '.join(sorted(names))} is the "
         "insider. honest: it sends what it trained; absent: it never took part.",

@@ -16,10 +16,11 @@ from typing import Any
 
 import pandas as pd
 
-from peer.core.metrics import METRICS_OF
-from peer.lab.experiments.result_files import UNDISTURBED
+from peer.core.tasks import CLASSIFYING
+from peer.lab.experiments.result_files import ATTACK_SUCCESS, UNDISTURBED
 from peer.lab.report.results import Results, RunResult
 from peer.lab.report.table import Cell
+from peer.lab.statistics.further_metrics import find_further_metric
 from peer.lab.statistics.means import defined, deviation, mean
 
 Measure = Callable[[RunResult, str, str], Mapping[str, float | None]]
@@ -39,6 +40,22 @@ def matrix_value(run: RunResult, model: str, split: str) -> Mapping[str, float |
     return run.matrix.get(model, {}).get(split, {})
 
 
+def measured_or_predicted(results: Results) -> Measure:
+    """Return the measure of all metrics; the experiment's further ones of classes come from the predictions."""
+    further = {name: find_further_metric(name) for name in results.experiment.get("further_metrics", ())}
+    if not further or results.kind not in CLASSIFYING:
+        return matrix_value
+
+    def measure(run: RunResult, model: str, split: str) -> Mapping[str, float | None]:
+        predictions = run.predictions(model, split)
+        if predictions is None:
+            return matrix_value(run, model, split)
+        values = {name: metric.value(*predictions) for name, metric in further.items()}
+        return {**matrix_value(run, model, split), **values}
+
+    return measure
+
+
 class Measurements:
     """The values of all runs of an experiment.
 
@@ -49,10 +66,11 @@ class Measurements:
         facts: one row per run and site, with the columns ``KEYS``, ``site`` and ``COSTS``.
     """
 
-    def __init__(self, results: Results, metrics: Iterable[str] = (), measure: Measure = matrix_value) -> None:
+    def __init__(self, results: Results, metrics: Iterable[str] = (), measure: Measure | None = None) -> None:
         """Read the experiment's own metrics, or those that ``measure`` computes from its runs."""
         self.results = results
-        names = tuple(metrics) or (results.metric, *METRICS_OF.get(results.kind, ()), UNDEFINED_CLASSES)
+        names = tuple(metrics) or (*results.metrics, UNDEFINED_CLASSES, ATTACK_SUCCESS)
+        measure = measure or measured_or_predicted(results)
         self.frame = pd.DataFrame(_lines(results, dict.fromkeys(names), measure), columns=[*KEYS, *VALUE_COLUMNS])
         self._by_metric = dict(iter(self.frame.groupby(["partition", "models", "links", "metric"])))
 

@@ -9,11 +9,12 @@ import itertools
 import json
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from peer.core.metrics import METRICS_OF
 from peer.errors import StateError, UsageError
 from peer.lab.experiments.result_files import CENTRALISED, FORMAT, UNDISTURBED
 
@@ -144,12 +145,30 @@ class RunResult:
 
 
 @dataclass(frozen=True)
+class CandidateScore:
+    """One candidate for a row's parameters, in one fold and seed.
+
+    Attributes:
+        value: the main metric on validation samples, the mean over the sites that have one.
+        loss: on validation samples, the mean over the sites.
+    """
+
+    row: str
+    candidate: str
+    run: RunResult = field(repr=False)
+    value: float | None
+    loss: float
+    is_chosen: bool = False
+
+
+@dataclass(frozen=True)
 class Results:
     """An experiment and its finished runs.
 
     Attributes:
         unfinished: ids of the runs of the experiment that have no result.
         ddof: of standard deviations: 0, as the papers' figures are, or 1 for those of a sample.
+        scores: of every candidate, if rows have some and ``choice.choose`` has chosen.
     """
 
     folder: Path
@@ -157,6 +176,7 @@ class Results:
     runs: Sequence[RunResult]
     unfinished: Sequence[str]
     ddof: int = 0
+    scores: Sequence[CandidateScore] = ()
 
     @property
     def kind(self) -> str:
@@ -165,6 +185,12 @@ class Results:
     @property
     def metric(self) -> str:
         return str(self.experiment["metric"])
+
+    @property
+    def metrics(self) -> list[str]:
+        """The task's metrics, the main one first, and those that the experiment names beside them."""
+        further = self.experiment.get("further_metrics", ())
+        return list(dict.fromkeys((self.metric, *METRICS_OF.get(self.kind, ()), *further)))
 
     @cached_property
     def methods(self) -> list[str]:
@@ -221,6 +247,43 @@ class Results:
             if len(self.experiment[key]) > 1
         ]
         return ", ".join(parts)
+
+    def with_rows(self, names: Mapping[str, str]) -> Results:
+        """Keep these rows, in this order, each under its name here; all of them if none is given.
+
+        Raises:
+            UsageError: the experiment has no such row.
+            StateError: none of the rows has a finished run.
+        """
+        if not names:
+            return self
+        rows = self.experiment["methods"]
+        for row in names:
+            if row not in rows:
+                raise UsageError(f"no row {row!r} in {self.folder}", f"it has {', '.join(rows)}")
+        if len(set(names.values())) < len(names):
+            raise UsageError("two rows would have one name", "give each another")
+        if not any(run.method in names for run in self.runs):
+            raise StateError(
+                f"{self.folder}: none of these rows has a finished run", "let `simulate` finish at least one"
+            )
+        candidates = {score.candidate: score.row for score in self.scores}
+        kept_labels = [*names, *(label for label, row in candidates.items() if row in names)]
+        return replace(
+            self,
+            experiment={**self.experiment, "methods": {name: rows[row] for row, name in names.items()}},
+            runs=[
+                replace(run, document={**run.document, "method": names[run.method]})
+                for run in self.runs
+                if run.method in names
+            ],
+            unfinished=[
+                run
+                for run in self.unfinished
+                if run.rpartition(".fold-")[0].endswith(tuple(f".{label}" for label in kept_labels))
+            ],
+            scores=[replace(score, row=names[score.row]) for score in self.scores if score.row in names],
+        )
 
     @property
     def repeats(self) -> str:

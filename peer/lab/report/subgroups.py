@@ -15,7 +15,7 @@ from peer.lab.report.results import OwnPredictions, Results, RunResult
 from peer.lab.report.table import Column, Table, lay_out, number_cells
 from peer.lab.statistics import fairness
 
-NOT_GROUPING = frozenset({"image", "label", "subject", "fold", "split"})
+NOT_GROUPING = frozenset({"image", "label", "subject", "fold", "split", "row"})
 """Keys of a sample that identify it or its use, and define no subgroups."""
 GROUPS_MAX = 30
 BASELINES = ("fedcross", "local")

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from peer.core.metrics import METRICS, ROOM_MIN
+from peer.lab.statistics.further_metrics import find_further_metric, further_metric_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,8 +53,14 @@ class Unit:
 
 def unit_of(metric: str, published: str | None = None) -> Unit:
     """Return the unit of a metric; shares take the published ``percent`` or ``fraction``."""
-    known = METRICS.get(metric)
-    unit = Unit(metric) if known is None else Unit(known.heading, known.unit, digits=2 if known.unit else 3)
+    if (known := METRICS.get(metric)) is not None:
+        unit = Unit(known.heading, known.unit, digits=2 if known.unit else 3)
+    elif metric in further_metric_names():
+        further = find_further_metric(metric)
+        digits = 2 if further.unit else 3
+        unit = Unit(further.heading, further.unit, digits=digits, higher=further.higher_is_better)
+    else:
+        unit = Unit(metric)
     if published is None or unit.suffix:
         return unit
     if published == "percent":

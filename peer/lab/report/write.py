@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from peer import __version__
-from peer.documents.commands import ReportTable, ReportWritten
+from peer.documents.laboratory import ReportTable, ReportWritten
 from peer.errors import DiskError
-from peer.lab.report import contents, html_page, markdown, room, worst_site
+from peer.lab.report import choice, contents, html_page, markdown, room, worst_site
 from peer.lab.report.comparison import Comparison, summary
+from peer.lab.report.latex import render_latex
 from peer.lab.report.results import Results, read
 from peer.lab.report.table import Table
 
@@ -25,6 +27,9 @@ def report(
     resamples: int = RESAMPLES,
     ddof: int = 0,
     targets: Sequence[float] = (),
+    rows: Mapping[str, str] = MappingProxyType({}),
+    latex: bool = False,
+    pdf: bool = False,
     progress: Callable[[str], None] = lambda title: None,
 ) -> ReportWritten:
     """Read a folder of runs and write its report.
@@ -34,21 +39,28 @@ def report(
     Args:
         ddof: of standard deviations, 0 or 1.
         targets: of the Local Test, for the table of rounds and bytes to a target.
+        rows: the rows to show, in this order, and the name of each; empty: all under their own names.
+        latex: also write every table as .tex.
+        pdf: also write every figure as .pdf.
         progress: called with the title of each section before it is built.
 
     Raises:
-        UsageError: the source holds no experiment.
+        UsageError: the source holds no experiment, or the experiment has no such row.
         StateError: a file has another format or is damaged, or no run has finished.
         DiskError: the folder cannot be written.
     """
-    results = read(source, ddof=ddof)
+    results = choice.choose(read(source, ddof=ddof)).with_rows(rows)
     content = contents.build_report(results, resamples=resamples, targets=targets, progress=progress)
-    files = {
+    files: dict[Path, str | bytes] = {
         Path(PAGE): html_page.render_html(content, version=__version__),
         Path(TEXT): markdown.render_markdown(content),
     }
     files |= {Path(markdown.PICTURES, f"{figure.name}.svg"): figure.file for figure in content.figures}
     files |= {Path(markdown.TABLES, f"{table.name}.csv"): table.csv() for table in content.tables}
+    if latex:
+        files |= {Path(markdown.TABLES, f"{table.name}.tex"): render_latex(table) for table in content.tables}
+    if pdf:
+        files |= {Path(markdown.PICTURES, f"{figure.name}.pdf"): figure.pdf() for figure in content.figures}
     try:
         _write(out, files)
     except OSError as error:
@@ -56,18 +68,18 @@ def report(
     return _document(results, content, out, files)
 
 
-def _write(out: Path, files: dict[Path, str]) -> None:
-    for folder, ending in ((markdown.PICTURES, "svg"), (markdown.TABLES, "csv")):
-        for path in (out / folder).glob(f"*.{ending}"):
-            if path.relative_to(out) not in files:
+def _write(out: Path, files: Mapping[Path, str | bytes]) -> None:
+    for folder, endings in ((markdown.PICTURES, (".svg", ".pdf")), (markdown.TABLES, (".csv", ".tex"))):
+        for path in (out / folder).glob("*"):
+            if path.suffix in endings and path.relative_to(out) not in files:
                 path.unlink()
-    for name, text in files.items():
+    for name, content in files.items():
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def _document(results: Results, content: contents.ReportContents, out: Path, files: dict[Path, str]) -> ReportWritten:
+def _document(results: Results, content: contents.ReportContents, out: Path, files: Iterable[Path]) -> ReportWritten:
     """Build the document of ``report --json``."""
     return {
         "folder": str(results.folder),
@@ -95,6 +107,7 @@ def _document(results: Results, content: contents.ReportContents, out: Path, fil
                     for table in (
                         *(each.table for each in comparisons.values() if _is_main(each, results.metric)),
                         worst_site.table(comparisons[results.metric], name="worst-site"),
+                        choice.table(results, setting, name="choice"),
                     )
                     if table is not None
                 ],

@@ -20,7 +20,7 @@ LC_FED = replace(
         "window": Parameter(31, "pixels on a side of the window of disagreement and blur, odd", 3, 255),
         **DICE,
     },
-    not_for=("classification", "time_series", "super_resolution"),
+    not_for=("classification", "time_series", "tabular", "super_resolution"),
     fixed_sites=True,
     stays="each site's calibration of the head stays there",
     source="LC-Fed, ECCV 2022, without its server",

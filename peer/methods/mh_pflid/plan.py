@@ -41,6 +41,6 @@ MH_PFLID = Plan(
         **DICE,
     },
     shared="beside",
-    shared_default={task: f"messenger_{task}" for task in ("classification", "segmentation", "time_series")},
+    shared_default={task: f"messenger_{task}" for task in ("classification", "segmentation", "time_series", "tabular")},
     source="MH-pFLID, ICML 2024",
 )

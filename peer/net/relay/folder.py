@@ -211,7 +211,7 @@ class RelayFolder:
         return certificate
 
     def verify(self, now: datetime) -> x509.Certificate:
-        """Verify the relay's certificate and return it; ``CertificateError`` if it is missing, expired or foreign."""
+        """Return the relay's verified certificate. Raises ``CertificateError`` if it is missing, expired or foreign."""
         try:
             return self._verify(certificates.read_certificate(self.certificate, if_missing=NO_CERTIFICATE), now)
         except ValueError as error:

@@ -46,7 +46,7 @@ FRAME_BYTES = 8
 
 
 def decode_amendments(message: pb.Amendments) -> AmendmentsReply:
-    """Decode and check an answer to ``GetAmendments``; ``WireError`` names the field and the limit."""
+    """Decode and check an answer to ``GetAmendments``. Raises ``WireError`` naming the field and the limit."""
     at_most("amendments", message.ByteSize(), limits.MESSAGE_BYTES_MAX, "bytes")
     at_most("amendments.keys", len(message.keys), limits.AMENDMENTS_MAX, "entries")
     at_most("amendments.notices", len(message.notices), limits.SITES_MAX, "entries")

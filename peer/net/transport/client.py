@@ -94,6 +94,10 @@ class NotAdmitted(Refused):
     """The peer does not admit this site: it expelled this site, or does not know yet that it was added."""
 
 
+class Mismatched(Refused):
+    """The two greetings do not match, as between programs without a common version of the protocol."""
+
+
 class Missing(Refused):
     """The peer does not have the requested data, or has deleted it."""
 
@@ -103,6 +107,7 @@ class Misbehaved(ExchangeError):  # noqa: N818 - the name is the fact
 
 
 REFUSALS: Mapping[grpc.StatusCode, type[Refused]] = {
+    grpc.StatusCode.FAILED_PRECONDITION: Mismatched,
     grpc.StatusCode.NOT_FOUND: Missing,
     grpc.StatusCode.UNAUTHENTICATED: NotAdmitted,
 }
@@ -317,7 +322,7 @@ class ExchangeClient:
         """
         artifact = offer.manifest.artifact
         path = artifact_path(folder, artifact.sha256)
-        check = functools.partial(check_safetensors_header, artifact=artifact)
+        check = functools.partial(check_safetensors_header, manifest=offer.manifest)
         async with self._receiving.setdefault(path, asyncio.Lock()):
             try:
                 is_here = functools.partial(is_complete, path, sha256=artifact.sha256, size=artifact.bytes, check=check)

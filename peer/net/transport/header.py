@@ -1,4 +1,6 @@
-"""Check of a safetensors header against a manifest, without torch and without reading the tensors.
+"""The safetensors header of an artifact: read to sign a manifest, and checked against a received one.
+
+Neither needs torch, or reads the values of the tensors.
 
 The manifest limits a header's length and nesting, and no header above the limits is parsed: a short text of empty lists
 takes thirty times its length in memory.
@@ -7,12 +9,13 @@ takes thirty times its length in memory.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from peer.core import limits
-from peer.core.messages import Artifact, TensorSpec
+from peer.core.json_codec import from_json
+from peer.core.messages import Manifest, TensorSpec
 from peer.net.transport.bounds import WireError, at_most, json_object, tensor_bytes
 
 LENGTH_BYTES = 8  # the format begins with the header's length, little-endian
@@ -26,37 +29,56 @@ METADATA_STRUCTURE_MAX = 4096
 _parsing = threading.Lock()  # several headers at once would add up
 
 
-def check_safetensors_header(path: Path, artifact: Artifact) -> None:
-    """Refuse a file whose tensors are not exactly the manifest's; ``WireError`` names the first difference.
+def read_tensors(path: Path) -> tuple[TensorSpec, ...]:
+    """Read the list of tensors of this site's own artifact, sorted by name. Raises ``WireError`` if there is none."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+            at_most("safetensors header", length, limits.SAFETENSORS_HEADER_BYTES_MAX, "bytes")
+            header = _parse(file.read(length))
+        header.pop("__metadata__", None)
+        return tuple(
+            from_json(TensorSpec, {"name": name, "dtype": entry["dtype"], "shape": entry["shape"]})
+            for name, entry in sorted(header.items())
+        )
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise WireError(f"the header of {path.name} cannot be read: {error}") from error
+
+
+def check_safetensors_header(path: Path, manifest: Manifest) -> None:
+    """Refuse a file whose tensors are not exactly the manifest's. Raises ``WireError`` naming the first difference.
 
     Names, types and shapes must agree. The tensors must lie end to end up to the file's last byte, so that the file
     carries nothing else.
     """
     size = path.stat().st_size
-    if size != artifact.bytes:
-        raise WireError(f"the file has {size} bytes, the manifest says {artifact.bytes}")
+    if size != manifest.artifact.bytes:
+        raise WireError(f"the file has {size} bytes, the manifest says {manifest.artifact.bytes}")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        at_most("safetensors header", length, min(_length_max(artifact), size - LENGTH_BYTES), "bytes")
+        at_most("safetensors header", length, min(_length_max(manifest.tensors), size - LENGTH_BYTES), "bytes")
         with _parsing:
-            _compare(_parse(file.read(length), artifact), artifact, size=size, length=length)
+            header = _parse(_bounded(file.read(length), manifest.tensors))
+            _compare(header, manifest.tensors, size=size, length=length)
 
 
-def _length_max(artifact: Artifact) -> int:
+def _length_max(tensors: Sequence[TensorSpec]) -> int:
     """Return the upper bound on a header's length for the manifest's tensors, in bytes."""
     entries = sum(
         ENTRY_BYTES_MAX + ESCAPE_BYTES_MAX * len(tensor.name) + DIMENSION_BYTES_MAX * len(tensor.shape)
-        for tensor in artifact.tensors
+        for tensor in tensors
     )
     return min(limits.SAFETENSORS_HEADER_BYTES_MAX, METADATA_BYTES_MAX + entries)
 
 
-def _parse(encoded: bytes, artifact: Artifact) -> dict[str, Any]:
-    """Parse the header; raise ``WireError`` if it has more structure than the manifest's tensors need."""
-    structure = sum(
-        ENTRY_STRUCTURE_MAX + len(tensor.shape) + _structure(tensor.name.encode()) for tensor in artifact.tensors
-    )
+def _bounded(encoded: bytes, tensors: Sequence[TensorSpec]) -> bytes:
+    """Raise ``WireError`` if a header has more structure than these tensors need; return it."""
+    structure = sum(ENTRY_STRUCTURE_MAX + len(tensor.shape) + _structure(tensor.name.encode()) for tensor in tensors)
     at_most("safetensors header", _structure(encoded), METADATA_STRUCTURE_MAX + structure, "lists, objects and values")
+    return encoded
+
+
+def _parse(encoded: bytes) -> dict[str, Any]:
     try:
         return json_object("safetensors header", encoded.decode(), bytes_max=limits.SAFETENSORS_HEADER_BYTES_MAX)
     except UnicodeDecodeError:
@@ -68,11 +90,11 @@ def _structure(encoded: bytes) -> int:
     return sum(encoded.count(character) for character in STRUCTURE)
 
 
-def _compare(header: dict[str, Any], artifact: Artifact, *, size: int, length: int) -> None:
+def _compare(header: dict[str, Any], tensors: Sequence[TensorSpec], *, size: int, length: int) -> None:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise WireError("safetensors header: __metadata__ is not an object of texts")
-    expected = {tensor.name: tensor for tensor in artifact.tensors}
+    expected = {tensor.name: tensor for tensor in tensors}
     if header.keys() != expected.keys():
         name = sorted(header.keys() ^ expected.keys())[0]
         where = "the manifest" if name in header else "the file"

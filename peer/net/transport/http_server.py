@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 SILENCE_S = 5.0  # for the next bytes of a request to arrive, or of an answer to be taken
 CONNECTION_S = 15.0  # for all of it: Prometheus itself gives a scrape 10 s
-CONNECTIONS_MAX = 16  # two Prometheus servers and a person with curl; more are hung up on
+CONNECTIONS_MAX = 16  # two Prometheus servers and a person with curl
 POLL_S = 0.1  # how often the server looks for connections that are too old, and whether it shall stop
 SERVER = "mhfl-peer"
 
@@ -31,6 +31,7 @@ class BoundedServer(ThreadingWSGIServer):
     def __init__(self, address: tuple[Any, ...], *, silence_s: float, connection_s: float) -> None:
         self.address_family, self.silence_s, self._connection_s = address[0], silence_s, connection_s
         self._since_s: dict[socket.socket, float] = {}
+        self._asked: set[socket.socket] = set()
         super().__init__(address[4][:2], Handler)
 
     @property
@@ -48,16 +49,25 @@ class BoundedServer(ThreadingWSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread; hang up above ``CONNECTIONS_MAX``."""
+        """Answer in a thread; above ``CONNECTIONS_MAX``, the oldest caller that has asked for nothing gives way."""
         if self.connections >= CONNECTIONS_MAX:
-            self.shutdown_request(request)
-            return
+            silent = next((other for other in list(self._since_s) if other not in self._asked), None)
+            if silent is None:
+                self.shutdown_request(request)
+                return
+            self.hang_up([silent])
+            self._since_s.pop(silent, None)
         self._since_s[request] = time.monotonic()
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         self._since_s.pop(request, None)
+        self._asked.discard(request)
         super().shutdown_request(request)
+
+    def note_request(self, request: socket.socket) -> None:
+        """Note that a caller has sent a whole request."""
+        self._asked.add(request)
 
     def service_actions(self) -> None:
         """Hang up on connections that are too old: a byte now and then does not keep one open."""
@@ -84,6 +94,11 @@ class Handler(WSGIRequestHandler):
     def setup(self) -> None:
         self.request.settimeout(self.server.silence_s)
         super().setup()
+
+    def parse_request(self) -> bool:
+        is_request = super().parse_request()
+        self.server.note_request(self.request)
+        return is_request
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""

@@ -58,7 +58,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         bytes=artifact.bytes,
         steps=artifact.steps,
         spec=spec,
-        tensors=[pb.Tensor(name=spec.name, dtype=spec.dtype, shape=spec.shape) for spec in artifact.tensors],
+        tensors=[pb.Tensor(name=spec.name, dtype=spec.dtype, shape=spec.shape) for spec in manifest.tensors],
         training_samples=artifact.training_samples,
         reexport=manifest.reexport,
         egress_count=manifest.egress_count,
@@ -86,7 +86,6 @@ def decode_manifest(body: bytes) -> Manifest:
         bytes=message.bytes,
         steps=message.steps,
         spec=json_object("manifest.spec", message.spec, bytes_max=limits.SPEC_BYTES_MAX),
-        tensors=tuple(TensorSpec(tensor.name, tensor.dtype, tuple(tensor.shape)) for tensor in message.tensors),
         training_samples=message.training_samples if message.HasField("training_samples") else None,
     )
     manifest = Manifest(
@@ -96,6 +95,7 @@ def decode_manifest(body: bytes) -> Manifest:
         origin=SiteName(message.origin),
         round=message.round,
         artifact=artifact,
+        tensors=tuple(TensorSpec(tensor.name, tensor.dtype, tuple(tensor.shape)) for tensor in message.tensors),
         reexport=message.reexport,
         egress_count=message.egress_count,
         egress_head=message.egress_head.hex(),
@@ -153,16 +153,16 @@ def _check_manifest(manifest: Manifest) -> None:
         digest("manifest.egress_head", manifest.egress_head)
     specification("manifest.spec", artifact.spec)
     check_head("manifest", manifest.head)
-    _check_tensors(artifact)
+    _check_tensors(manifest)
 
 
-def _check_tensors(artifact: Artifact) -> None:
-    if not artifact.tensors:
+def _check_tensors(manifest: Manifest) -> None:
+    if not manifest.tensors:
         raise WireError("manifest.tensors is empty")
-    at_most("manifest.tensors", len(artifact.tensors), limits.TENSORS_MAX, "entries")
+    at_most("manifest.tensors", len(manifest.tensors), limits.TENSORS_MAX, "entries")
     total = 0
     names = set()
-    for index, tensor in enumerate(artifact.tensors):
+    for index, tensor in enumerate(manifest.tensors):
         where = f"manifest.tensors[{index}]"
         text(f"{where}.name", tensor.name, bytes_max=limits.TENSOR_NAME_BYTES_MAX)
         if tensor.name in names:
@@ -174,7 +174,8 @@ def _check_tensors(artifact: Artifact) -> None:
         for size in tensor.shape:
             number(f"{where}.shape", size)
         total += tensor_bytes(tensor)
-    if total > artifact.bytes:
-        raise WireError(f"manifest.tensors need {total} bytes, but manifest.bytes is {artifact.bytes}")
+    size = manifest.artifact.bytes
+    if total > size:
+        raise WireError(f"manifest.tensors need {total} bytes, but manifest.bytes is {size}")
     header_bytes_max = LENGTH_BYTES + limits.SAFETENSORS_HEADER_BYTES_MAX
-    at_most("manifest.bytes beside its tensors", artifact.bytes - total, header_bytes_max, "bytes")
+    at_most("manifest.bytes beside its tensors", size - total, header_bytes_max, "bytes")

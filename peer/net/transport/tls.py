@@ -158,7 +158,7 @@ class Pki:
         return b"".join(map(certificate_pem, (_authority(self.ca_certificate), *self.later())))
 
     def load(self) -> Identity:
-        """Load this site's identity; ``CertificateError`` names the file that is missing, expired, foreign or unfit."""
+        """Load this site's identity. Raises ``CertificateError`` naming a missing, expired, foreign or unfit file."""
         return self._load(self.clock())
 
     def stream_context(self, protocol: ssl._SSLMethod = ssl.PROTOCOL_TLS_CLIENT) -> ssl.SSLContext:

@@ -405,9 +405,7 @@ class IncomingArtifact:
         return self._size - min(self._size, max(self.received, self._allocated))
 
     def _check_space(self) -> None:
-        """Reserve disk space for the artifact without touching the reserve; ``DiskError`` if the disk is below it
-        already.
-        """
+        """Reserve disk space for the artifact beside the reserve. Raises ``DiskError`` if too little is free."""
         free = shutil.disk_usage(self._part.parent).free
         if free < limits.DISK_RESERVE_BYTES:
             raise DiskError(f"the disk of {self._part.parent} is full: {free} of {limits.DISK_RESERVE_BYTES} bytes")

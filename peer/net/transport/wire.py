@@ -63,7 +63,7 @@ def encode_report(report: EvaluationResult) -> pb.Metrics:
 
 
 def decode_report(message: pb.Metrics) -> EvaluationResult:
-    """Decode and check an evaluation from ``PutMetrics``; ``WireError`` names the field and the limit."""
+    """Decode and check an evaluation from ``PutMetrics``. Raises ``WireError`` naming the field and the limit."""
     unmeasured: Unmeasured = ""
     if message.unmeasured:
         unmeasured = known("metrics.unmeasured", REASON_OF, message.unmeasured)

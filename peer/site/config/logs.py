@@ -117,7 +117,7 @@ class LineFormatter(logging.Formatter):
         self._debug, self._short = debug, short
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line, also where a field holds line feeds that another site sent."""
+        """Format the record as one line, also where a field holds line feeds that another site sent."""
         time = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
         text = f"{time} {level}{record.getMessage()}"
@@ -132,7 +132,7 @@ class LineFormatter(logging.Formatter):
 
 
 def _in_words(value: Any) -> str:
-    """A value without brackets and quotes."""
+    """Return a value without brackets and quotes."""
     if isinstance(value, Mapping):
         return ", ".join(f"{_in_words(key)} ({_in_words(inner)})" for key, inner in value.items())
     if isinstance(value, list | tuple | set | frozenset):

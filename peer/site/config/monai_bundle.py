@@ -45,12 +45,12 @@ class BundleNetwork:
 
 
 def is_bundle(folder: Path) -> bool:
-    """Whether the path is a folder with a bundle's configuration."""
+    """Return whether the path is a folder with a bundle's configuration."""
     return any((folder / name).is_file() for name in CONFIGS)
 
 
 def read_bundle(folder: Path) -> BundleNetwork:
-    """The network of the bundle in a folder; ``ConfigError`` names the file, the key and the reason."""
+    """Read the network of the bundle in a folder. Raises ``ConfigError`` naming the file, the key and the reason."""
     file = next(folder / name for name in CONFIGS if (folder / name).is_file())
     document = _parse(file)
     key = next((key for key in NETWORK_KEYS if isinstance(document, dict) and key in document), None)
@@ -93,7 +93,7 @@ def _parse(file: Path) -> Any:
 
 
 def _literal(value: Any, document: Mapping[str, Any], where: str, left: Iterator[int], *, depth: int = 0) -> Any:
-    """The value with references followed; ``ConfigError`` for what is not plain data.
+    """Return the value with references followed. Raises ``ConfigError`` for what is not plain data.
 
     Args:
         left: has an item for each value that may still be read.

@@ -25,7 +25,7 @@ class SiteTomlWatcher:
         self._stamp = stamp(self.path)
 
     def read_change(self) -> SiteConfig | None:
-        """The new configuration if the file changed since the last call.
+        """Read the new configuration if the file changed since the last call.
 
         A broken file is logged once.
         """

@@ -1,12 +1,15 @@
-"""The rules of a site's state machine, from its configuration."""
+"""The rules of a site's state machine and the setting of its worker, from its configuration."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from peer.core import limits
 from peer.core.epochs import PaceRules
 from peer.core.roster import RoundKey, SiteName
 from peer.core.rules import Rules
-from peer.site.config.schema import FederationConfig
+from peer.core.worker_protocol import WorkerSetting
+from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_tables import EgressConfig, LimitsConfig
 
 
@@ -20,7 +23,7 @@ def make_rules(
     egress: EgressConfig | None = None,
     received: LimitsConfig | None = None,
 ) -> Rules:
-    """The rules of one site's state machine.
+    """Return the rules of one site's state machine.
 
     Args:
         egress: the site's policy for evaluation at other sites; without one there is no such
@@ -40,7 +43,7 @@ def make_rules(
         schedule_kind=federation.schedule.kind,
         staleness=federation.schedule.staleness,
         parameters=federation.parameters,
-        pace=PaceRules(**federation.pace.model_dump(exclude={"beat_s"})),
+        pace=PaceRules(**federation.pace.model_dump()),
         fallback=federation.fallback.kind,
         staleness_rounds_max=federation.fallback.staleness_rounds_max,
         quorum=federation.quorum,
@@ -51,4 +54,23 @@ def make_rules(
         received_ratio_max=(received or LimitsConfig()).received_ratio_max,
         without=without,
         stay=stay,
+    )
+
+
+def worker_setting(
+    federation: FederationConfig, site: SiteConfig, name: SiteName, *, home: Path, folder: Path
+) -> WorkerSetting:
+    """Build the setting of a site's worker.
+
+    Args:
+        home: the generation's folder.
+        folder: the site's, to which the paths in ``site.toml`` are relative.
+    """
+    return WorkerSetting(
+        site_name=name,
+        federation_digest=federation.digest,
+        federation=federation.model_dump(mode="json"),
+        site=site.model_dump(mode="json"),
+        home=str(home),
+        base_folder=str(folder),
     )

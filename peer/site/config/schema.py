@@ -7,12 +7,13 @@ import functools
 from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
-from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, create_model, model_validator
 
 from models.spec import HYPER
-from peer.core import epochs, limits, roster
+from peer.core import limits, roster
+from peer.core.epochs import PaceRules
 from peer.core.metrics import METRICS_OF
 from peer.core.plan import METHOD_KEYS, AggregateRule, Plan, Unit, Value, Wire, Work
 from peer.core.roster import Roster, Sha256, SiteName
@@ -30,6 +31,7 @@ from peer.site.config.site_tables import (
     ReferenceConfig,
     TrainingConfig,
 )
+from peer.site.config.task_table import TaskConfig, geometry_problems, table_problems
 from peer.site.config.toml import (
     Addresses,
     Count,
@@ -37,7 +39,6 @@ from peer.site.config.toml import (
     Loose,
     NotNegative,
     Route,
-    Seconds,
     StrictTable,
     key_problem,
     split_relay,
@@ -45,29 +46,6 @@ from peer.site.config.toml import (
     suggestion,
 )
 from peer.site.config.value_types import DIGEST, ClassName, Digest, Name
-
-PACE = epochs.PaceRules()
-
-
-class TaskConfig(StrictTable):
-    """``[task]``: the learning task.
-
-    For super-resolution, ``classes`` is the number of output channels.
-    """
-
-    kind: Literal["classification", "segmentation", "time_series", "super_resolution"]
-    spatial_dims: Annotated[int, Field(ge=1, le=3)]
-    in_channels: Count
-    classes: Count
-    same_input_size: bool = True
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.kind != "super_resolution" and self.classes < 2:
-            raise key_problem("classes", f"{self.kind} needs at least 2, not {self.classes}")
-        if self.kind == "time_series" and self.spatial_dims != 1:
-            raise key_problem("spatial_dims", f"a time series has 1, not {self.spatial_dims}")
-        return self
 
 
 class NamedParameters(StrictTable):
@@ -86,63 +64,75 @@ class StageConfig(StrictTable):
     """
 
     unit: Unit
+    """ "step" or "epoch"."""
     count: Count
-    learning_rate: Annotated[float, Field(gt=0)]
+    """How many of them in a round. Where FedSKD's draft has none, `federation create` writes the paper's 5 for each
+    site."""
+    learning_rate: Annotated[float, Field(gt=0, le=limits.LEARNING_RATE_MAX)]
+    """Adam's learning rate."""
     weight_decay: NotNegative = 0.0
+    """Adam's weight decay."""
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """What the learning rate is multiplied by from round to round."""
 
 
 class AggregateConfig(StrictTable):
-    """``[aggregate]``: how sites average, in methods that do.
-
-    With ``bounds``, a contribution far from the others is left out, and claimed samples count up to
-    a multiple of their median.
-    """
+    """``[aggregate]``: how sites average, in methods that do."""
 
     rule: AggregateRule = "mean"
+    """Methods that average: "mean"; "capped", which brings every contribution as near to the median of all as the
+    median contribution is (of visits: a copy moves as far as the model that stayed, at most); or coordinate-wise
+    "trimmed_mean" or "median", which take no weights. All but the mean bound what one site of four can do even with
+    small lies."""
     bounds: bool = True
+    """Whether a contribution far from the median of all is left out, and a number of samples counts as at most ten
+    times the median of all claims; `rounds` names the site."""
 
 
 class ScheduleConfig(StrictTable):
     """``[schedule]``: how the order of a round is drawn, and how old its artifacts are."""
 
     kind: Literal["permutation", "derangement", "ring"] = "permutation"
+    """Who receives from whom: "permutation" (any; a site may stay with itself), "derangement" (nobody does) or "ring".
+    FedVisit always draws a ring."""
     staleness: Literal[0, 1] = 0
+    """With 1, a round uses artifacts that are one round older than the method needs: their transfers run while the
+    sites train, and hardly any site waits. FedSKD without activation, dFLMoE, FedProto, FedMD and KT-pFL have a use for
+    it."""
 
 
 class Fallback(StrictTable):
     """``[fallback]``: what a permutation method trains with when no artifact arrives."""
 
     kind: Literal["self", "stale"] = "self"
+    """When nothing comes in time: "self" (consolidate alone), or "stale" (the newest artifact held from that site)."""
     staleness_rounds_max: Count = 1
+    """How many rounds old a stale artifact may be."""
 
 
-class PaceConfig(StrictTable):
-    """``[pace]``: how long sites wait for each other; the core's rules have the defaults."""
+if TYPE_CHECKING:
 
-    wait_max_s: Seconds = PACE.wait_max_s
-    deadline_floor_s: NotNegative = PACE.deadline_floor_s
-    gather_s: Seconds | None = PACE.gather_s
-    silence_s: Seconds = PACE.silence_s
-    beat_s: Seconds | None = None
-    lead_rounds_max: Count = PACE.lead_rounds_max
-    lag_rounds_max: Count = PACE.lag_rounds_max
-    isolated_s: Seconds = PACE.isolated_s
-    linger_s: NotNegative = PACE.linger_s
-    artifact_rounds_max: Count = PACE.artifact_rounds_max
-    members_min: Count = PACE.members_min
+    class PaceConfig(StrictTable, PaceRules): ...  # type: ignore[misc]  # mypy does not read that a table is frozen
+
+else:
+    kinds = get_type_hints(PaceRules)
+    PaceConfig = create_model(
+        "PaceConfig",
+        __base__=StrictTable,
+        __doc__=PaceRules.__doc__,
+        __module__=__name__,
+        **{key.name: (kinds[key.name], Field(key.default, **key.metadata)) for key in dataclasses.fields(PaceRules)},
+    )
 
 
 class RosterEntry(StrictTable):
-    """``[[site]]``: one site.
-
-    Its address is ``host:port``, or ``relay NAME host:port``; it may also come from discovery or from
-    ``[addresses]`` in site.toml.
-    """
+    """``[[site]]``: one site."""
 
     name: Name
     address: Route | None = None
     key: Digest | None = None
+    """The site's fingerprint, as `site init` prints it, also with this draft. No other key counts as this site's then,
+    even with a certificate of the CA: whoever has the CA's key alone cannot act as the site."""
     description: str = ""
 
 
@@ -156,26 +146,52 @@ class FederationConfig(StrictTable):
     """``federation.toml``. Use ``load`` or ``parse``, which also set the digest."""
 
     name: Name
+    """The federation's name, also that of its folder at each site: lower-case letters, digits, inner hyphens, at most
+    32."""
     description: str = ""
+    """Free text."""
     rounds: Annotated[int, Field(ge=1, le=limits.ROUNDS_MAX)]
+    """How many rounds there are."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    """From which initial states and batch orders derive, beside the federation's digest."""
     weighting: Literal["uniform", "samples"] = "uniform"
+    """What an average counts by: "uniform", or "samples", which tells the others how many samples a site trains on."""
     wire: Wire = "float32"
+    """The element type of weights on the wire: "float32", or "bfloat16", which halves the bytes and rounds every weight
+    that leaves to three significant digits; methods that send no weights have only "float32"."""
     quorum: Count | None = None
+    """All-to-all methods: how many others must have delivered before a slow round goes on; left out: all of them."""
     global_test: bool = False
+    """Whether sites measure each other's models on their own test data (Global Test; figures travel, data does not): at
+    the end and each time that evaluation_every says. Each site.toml must allow it too, and the method let whole models
+    leave."""
     evaluation_every: Annotated[int, Field(ge=0)] = 0
+    """Evaluate after each so many rounds; 0: only at the end."""
     image_axes: Literal["rows_columns"] = "rows_columns"
+    """The order of a picture's axes at every site: rows, then columns (height, width)."""
     ca_certificate: str | None = None
+    """The CA certificate; `federation create` writes it, a draft has none."""
     governance: Literal["founder"] | MembersGovernance = "founder"
+    """Who signs amendments of this federation: the "founder" with the CA's key, or { members = M }: at least M of the
+    sites, and more than half of them. Where members sign, every [[site]] has its `key`."""
     task: TaskConfig
     method: NamedParameters
+    """One that `mhfl-peer methods` lists; further keys are its parameters, which `mhfl-peer methods fedskd` explains. A
+    method of an installed package (see plugin/README.md) also names the package, which every site must have in exactly
+    this version: package = "mhfl-example==1.0"."""
     stages: dict[str, StageConfig]
+    """One table a training stage of the method, as `mhfl-peer methods NAME` lists them; FedSKD has "train"."""
     aggregate: AggregateConfig = AggregateConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     fallback: Fallback = Fallback()
     pace: PaceConfig = PaceConfig()
     shared_model: NamedParameters | None = None
+    """The network that all sites share, name and hyper-parameters: FedDAL's and ProxyFL's proxy, MH-pFLID's messenger,
+    the one model of fedavg, fedprox and fedbn. For the other methods it makes the federation homogeneous: every site's
+    [model] must then be this one, and all start alike."""
     site: Annotated[tuple[RosterEntry, ...], Loose, Field(min_length=1, max_length=limits.SITES_MAX)]
+    """The roster: one table a site. An address is a hint: site.toml can override it, and discovery can find it. That of
+    a site that nobody can dial is "relay NAME host:port"."""
 
     _digest: Sha256 = PrivateAttr()
     _where: str = PrivateAttr("federation.toml")
@@ -183,18 +199,22 @@ class FederationConfig(StrictTable):
 
     @classmethod
     def load(cls, path: Path) -> FederationConfig:
-        """The federation in a file; ``ConfigError`` when the file cannot be read or is wrong."""
+        """Load the federation in a file. Raises ``ConfigError`` if the file cannot be read or is wrong."""
         return cls.parse(toml.read(path), str(path))
 
     @classmethod
     def parse(cls, text: str, where: str) -> FederationConfig:
-        """The federation in a text; ``where`` names it in errors."""
+        """Parse the federation in a text; ``where`` names it in errors."""
         document = toml.parse(text, where)
         try:
             digest = roster.federation_digest(document)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from error
         federation = toml.validate(cls, document, where)
+        visits, others = federation.plan.visits, len(federation.site) - 1
+        if visits in document["method"] and document["method"][visits] > (at_most := max(1, others)):
+            reason = f"{document['method'][visits]} is above the {others} other sites"
+            toml.refuse(where, [f"method.{visits}: {reason}; set it to {at_most}, or leave it out"])
         federation._digest = digest
         federation._where = where
         federation._file_stages = document.get("stages", {})
@@ -268,11 +288,6 @@ class FederationConfig(StrictTable):
         for name, reason in plan.problems({key: value for key, value in method.items() if key not in METHOD_KEYS}):
             unknown = f"unknown key{suggestion(name, plan.parameters)}"
             raise key_problem(f"method.{name}", unknown if reason == "unknown" else reason)
-        others = len(document["site"]) - 1 if isinstance(document.get("site"), list) else None
-        if plan.visits in method and others is not None and method[plan.visits] > max(1, others):
-            at_most = max(1, others)
-            reason = f"{method[plan.visits]} is above the {others} other sites; set it to {at_most}, or leave it out"
-            raise key_problem(f"method.{plan.visits}", reason)
         file_stages = document.get("stages", {})
         if not isinstance(file_stages, dict):
             return document
@@ -350,27 +365,31 @@ class FederationConfig(StrictTable):
         )
 
     def _aggregate_problem(self) -> str | None:
-        """Why the method or the weighting has no use for a rule other than the mean."""
+        """Return why the method or the weighting has no use for a rule other than the mean."""
         rule, plan = self.aggregate.rule, self.plan
         if rule == "mean":
             return None
         if "aggregate" not in plan.phases:
             return f"{self.method.name} averages nothing; leave it out"
+        if plan.pattern == "visit" and rule == "capped":
+            return None
         if plan.pattern == "visit":
             return f"{self.method.name} averages a model with its own copies, which are too few; leave it out"
         if plan.pattern != "all_to_all":
             return f"{self.method.name} averages pairs, of which only a mean exists; leave it out"
+        if rule == "capped":
+            return None
         return f'{rule} takes no weights, but weighting = "samples"' if self.weighting == "samples" else None
 
     def _shared_model_problem(self) -> str | None:
-        """The error message where the method needs a ``[shared_model]`` and the file has none."""
+        """Return the error message where the method needs a ``[shared_model]`` and the file has none."""
         plan, method = self.plan, self.method.name
         needed = plan.shared != "maybe" and self.task.kind not in plan.shared_default
         return f"{method} needs one: the network that all sites share" if needed and self.shared_model is None else None
 
 
 def _plan(method: str, package: object) -> Plan:
-    """The plan of a method.
+    """Return the plan of a method.
 
     ``ConfigError`` with a remedy of its own where the method's package is not installed.
     """
@@ -385,30 +404,46 @@ class SiteConfig(StrictTable):
     """``site.toml``. Use ``load``, which also remembers the file's path."""
 
     listen: Listen = "127.0.0.1:7443"
+    """Where the daemon listens for the other sites; port 0 takes any free one, which only discovery can tell them."""
     refuse_certificates: Annotated[tuple[Digest, ...], Loose] = ()
+    """SHA-256 of certificates that are refused whatever their dates, as `federation admit --replace` prints them. A
+    running daemon follows this list and [addresses], and reads nothing else of this file."""
     allow_models: Annotated[tuple[ClassName, ...], Loose] = ()
+    """Network classes beyond the registry that other sites may name, each "package.module:Class", installed here."""
     addresses: dict[Name, Addresses] = Field(default_factory=dict)
+    """Other sites' addresses where the roster's do not hold from here, one or several each; read again while the daemon
+    runs."""
     base_weights: dict[Digest, str] = Field(default_factory=dict)
+    """Files of weights by SHA-256 on which networks of other sites build (their [model] weights), for which these sites
+    send only what learns."""
     data: DataConfig
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     limits: LimitsConfig = LimitsConfig()
+    """What may come to this site."""
     egress: EgressConfig = EgressConfig()
+    """What may leave this site. Every byte that does is a row of `mhfl-peer egress`."""
     connect: ConnectConfig = ConnectConfig()
+    """How this site dials the others, and how they reach it."""
     discovery: DiscoveryConfig = DiscoveryConfig()
+    """How sites find each other."""
     metrics: MetricsConfig = MetricsConfig()
+    """What a monitoring system may see."""
     reference: ReferenceConfig | None = None
+    """What this site's network reaches on the site's own test data, alone and with the data of all sites pooled, as
+    `mhfl-peer demo` or the report of an experiment has it. `overview`, `dashboard` and `status --html`
+    then show how much of the room between them the newest evaluated round has taken; nothing else depends on it."""
 
     _path: Path = PrivateAttr(Path("site.toml"))
 
     @classmethod
     def load(cls, path: Path) -> SiteConfig:
-        """The site in a file; ``ConfigError`` when the file cannot be read or is wrong."""
+        """Load the site in a file. Raises ``ConfigError`` if the file cannot be read or is wrong."""
         return cls.parse(toml.read(path), path)
 
     @classmethod
     def parse(cls, text: str, path: Path) -> SiteConfig:
-        """The site in a text that the file has, or shall have."""
+        """Parse the site in a text that the file has, or shall have."""
         site = toml.validate(cls, toml.parse(text, str(path)), str(path))
         site._path = path
         return site
@@ -456,7 +491,10 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str, *, new
         if kind not in egress.permitted_kinds(plan):
             problems.append(f"egress.kinds: {federation.method.name} sends a {kind}, which is not listed")
     if plan.artifact is not None and (left_out := [other for other in others if not egress.permits_receiver(other)]):
-        problems.append(f"egress.receivers: {federation.method.name} also sends to {', '.join(left_out)}")
+        problems.append(
+            f"egress.receivers: {federation.method.name} also sends to {', '.join(left_out)}; no method that sends "
+            "something can leave out a member"
+        )
     if plan.public and site.data.public is None:
         problems.append(f"data.public: {federation.method.name} needs the datalist of its public set of images")
     shared = federation.shared_model
@@ -466,7 +504,10 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str, *, new
             problems.append(f"model: {federation.method.name} trains one model, [shared_model] {shared.name} {hyper}")
     if federation.weighting == "samples" and not egress.training_set_size:
         problems.append('egress.training_set_size: weighting = "samples" tells it to the others, but it is false')
-    if len(site.data.input_size) != federation.task.spatial_dims:
+    problems += table_problems(federation.task, site.data)
+    if federation.task.kind != "tabular" and not site.data.input_size:
+        problems.append("data.input_size is missing; write, for example, input_size = [224, 224]")
+    elif federation.task.kind != "tabular" and len(site.data.input_size) != federation.task.spatial_dims:
         problems.append(
             f"data.input_size: {len(site.data.input_size)} sizes for spatial_dims = {federation.task.spatial_dims}"
         )
@@ -475,21 +516,9 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str, *, new
         problems.append(f"reference.metric: {federation.task.kind} has {', '.join(metrics)}")
     problems += _scale_problems(federation.task.kind, site)
     problems += geometry_problems(federation.task, site.data)
+    problems += _supervision_problems(federation, site.training)
     if problems:
         toml.refuse(site.where, sorted(problems))
-
-
-def geometry_problems(task: TaskConfig, data: DataConfig) -> Iterator[str]:
-    """Problems with the keys that say how images are turned, resampled and scaled."""
-    if data.orientation is not None and task.spatial_dims < 3:
-        yield "data.orientation: only volumes have one; leave it out"
-    if data.spacing is not None and len(data.spacing) != task.spatial_dims:
-        yield f"data.spacing: {len(data.spacing)} distances for spatial_dims = {task.spatial_dims}"
-    if task.kind == "super_resolution":
-        if data.spacing is not None:
-            yield "data.spacing: would interpolate what the network must learn; super-resolution takes none"
-        if data.intensity is not None:
-            yield "data.intensity: super-resolution takes images with values from 0 to 1; leave it out"
 
 
 def _scale_problems(kind: str, site: SiteConfig) -> Iterator[str]:
@@ -505,3 +534,23 @@ def _scale_problems(kind: str, site: SiteConfig) -> Iterator[str]:
         yield "data.scale: super-resolution needs 2, 4 or 8"
     elif "scale" in HYPER.get(model.name, ()) and model.parameters.get("scale") != data.scale:
         yield f"model.parameters.scale: {model.name} must have {data.scale}, as [data] scale has"
+
+
+def _supervision_problems(federation: FederationConfig, training: TrainingConfig) -> Iterator[str]:
+    """Problems with the keys that change the cross-entropy with own labels."""
+    kind, weights = federation.task.kind, training.class_weights
+    loss = federation.parameters.get("segmentation_loss")
+    for key in ("class_weights", "label_smoothing"):
+        if not getattr(training, key):
+            continue
+        if kind == "super_resolution":
+            yield f"training.{key}: {kind} has no classes; leave it out"
+        elif kind == "segmentation" and loss == "dice":
+            yield f'training.{key}: segmentation_loss = "dice" of federation.toml has no cross-entropy; leave it out'
+    if isinstance(weights, tuple) and kind != "super_resolution" and len(weights) != federation.task.classes:
+        yield f"training.class_weights: {len(weights)} numbers for {federation.task.classes} classes"
+    if training.label_smoothing and federation.parameters.get("absent_classes") == "left_out":
+        yield (
+            f"training.label_smoothing: {federation.method.name} leaves out classes (absent_classes), over "
+            "which labels would be spread; leave it out"
+        )

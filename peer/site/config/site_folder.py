@@ -76,11 +76,11 @@ class SiteFolder:
         return self.path / "control.path"
 
     def generation(self, number: int) -> Path:
-        """The folder of one generation: journal, artifacts, checkpoints."""
+        """Return the folder of one generation: journal, artifacts, checkpoints."""
         return self.path / f"gen-{number:04d}"
 
     def generations(self) -> tuple[int, ...]:
-        """The numbers of all generations on disk, oldest first."""
+        """Return the numbers of all generations on disk, oldest first."""
         try:
             names = [entry.name for entry in self.path.iterdir() if entry.is_dir()]
         except FileNotFoundError:
@@ -104,7 +104,7 @@ class SiteFolder:
         return number
 
     def control_socket(self) -> Path:
-        """The path of the running daemon's control socket.
+        """Return the path of the running daemon's control socket.
 
         ``DaemonDown`` when no daemon ever made one.
         """
@@ -117,7 +117,7 @@ class SiteFolder:
             raise DaemonDown(f"site {self.site!r} has no control socket ({self.control_path} is missing)") from None
 
     def prepare_control_socket(self, environ: Mapping[str, str] = os.environ) -> Path:
-        """A path that a control socket can be bound to, in a folder that only this user can enter.
+        """Prepare a path to which a control socket can be bound, in a folder that only this user can enter.
 
         Where the path in the site's folder is over the socket limit, it is in a fresh folder under
         ``XDG_RUNTIME_DIR`` or the temporary directory. An earlier folder is used again if it still
@@ -178,7 +178,7 @@ class SiteFolder:
             os.close(descriptor)
 
     def holder(self) -> str | None:
-        """The id of the process that has locked the folder, such as a daemon that does not answer.
+        """Return the id of the process that has locked the folder, such as a daemon that does not answer.
 
         ``None`` where no process has, or this user cannot tell.
         """
@@ -202,7 +202,7 @@ def _read_holder(descriptor: int) -> str:
 
 
 def home_folder(explicit: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The state folder: the explicit one, else ``MHFL_HOME``, ``XDG_STATE_HOME/mhfl`` or
+    """Return the state folder: the explicit one, else ``MHFL_HOME``, ``XDG_STATE_HOME/mhfl`` or
     ``~/.local/share/mhfl``.
     """
     if explicit is not None:
@@ -215,7 +215,7 @@ def home_folder(explicit: Path | None = None, environ: Mapping[str, str] = os.en
 
 
 def sites(home: Path) -> tuple[SiteFolder, ...]:
-    """Every site under the home folder that this user may read: each folder with a federation.toml, sorted."""
+    """Return every site under the home folder that this user may read: each folder with a federation.toml, sorted."""
     try:
         paths = sorted(home.glob("*/*/federation.toml"))
     except PermissionError:
@@ -228,7 +228,7 @@ def sites(home: Path) -> tuple[SiteFolder, ...]:
 
 
 def find_site(home: Path, name: str | None = None) -> SiteFolder:
-    """The site named ``site`` or ``federation/site``.
+    """Find the site named ``site`` or ``federation/site``.
 
     Without a name, the only site under the home folder.
 
@@ -252,7 +252,7 @@ def find_site(home: Path, name: str | None = None) -> SiteFolder:
 
 
 def _find_denied(home: Path) -> Path | None:
-    """The home folder or a folder in it that this user cannot list: glob passes over these without a word."""
+    """Find the home folder or a folder in it that this user cannot list: glob passes over these without a word."""
     folders = [home]
     for folder in folders:
         try:
@@ -300,7 +300,7 @@ def _fits(path: Path) -> bool:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether the path is a folder of this user, no link, and no other user can enter it."""
+    """Return whether the path is a folder of this user, no link, and no other user can enter it."""
     try:
         status = folder.lstat()
     except OSError:

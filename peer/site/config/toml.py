@@ -27,6 +27,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from peer.core.limits import COUNT_MAX, NUMBER_CONFIGURED_MAX, SECONDS_CONFIGURED_MIN
 from peer.errors import ConfigError
 
 FILE_BYTES_MAX = 1 << 20  # a roster of 1000 sites has 100 KB
@@ -52,12 +53,12 @@ AnyTable = TypeVar("AnyTable", bound=StrictTable)
 
 
 def key_problem(key: str, reason: str) -> PydanticCustomError:
-    """The error that a table's validator raises about one of its keys, or a dotted key below."""
+    """Return the error that a table's validator raises about one of its keys, or a dotted key below."""
     return PydanticCustomError("key_problem", "{reason}", {"key": key, "reason": reason})
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """A hint to append to an error: the most similar known word, or else all known words."""
+    """Return a hint to append to an error: the most similar known word, or else all known words."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1)
     if close:
@@ -66,7 +67,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def matching(pattern: re.Pattern[str], description: str) -> AfterValidator:
-    """A validator: the whole string must match the pattern, which errors describe like this."""
+    """Return a validator that requires the whole string to match the pattern, which errors describe by these words."""
 
     def check(text: str) -> str:
         if not pattern.fullmatch(text):
@@ -123,7 +124,7 @@ def split_proxy(text: str) -> tuple[str, int]:
 
 
 def read(path: Path) -> str:
-    """The text of a file; ``ConfigError`` when it cannot be read, is too long or is not UTF-8."""
+    """Read the text of a file. Raises ``ConfigError`` if it cannot be read, is too long or is not UTF-8."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
@@ -138,7 +139,7 @@ def read(path: Path) -> str:
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
-    """The TOML document in a text; ``ConfigError`` names the line with the syntax error."""
+    """Parse the TOML document in a text. Raises ``ConfigError`` naming the line with the syntax error."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number with thousands of digits is a plain ValueError
@@ -146,7 +147,7 @@ def parse(text: str, where: str) -> dict[str, Any]:
 
 
 def text(document: Mapping[str, Any]) -> str:
-    """The document as TOML: first the keys outside tables, then each table after an empty line."""
+    """Return the document as TOML: first the keys outside tables, then each table after an empty line."""
     import tomlkit  # here: the import takes 14 ms, and most commands write no TOML
 
     content = tomlkit.dumps(document)
@@ -154,7 +155,7 @@ def text(document: Mapping[str, Any]) -> str:
 
 
 def read_extended(path: Path) -> dict[str, Any]:
-    """The document of a file, merged over the document of the file that its key ``extends`` names,
+    """Read the document of a file, merged over the document of the file that its key ``extends`` names,
     if it has that key.
 
     Tables are merged; every other value replaces that of the base. The base may itself extend a
@@ -187,7 +188,7 @@ def _merge(base: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
 
 
 def validate(model: type[AnyTable], document: Mapping[str, Any], where: str) -> AnyTable:
-    """The document as a model; ``ConfigError`` lists every problem."""
+    """Validate the document as a model. Raises ``ConfigError`` that lists every problem."""
     try:
         return model.model_validate(document)
     except ConfigError as error:  # from a validator with a better remedy than "correct the key"
@@ -243,7 +244,7 @@ def _problem(details: ErrorDetails, model: type[BaseModel]) -> str:
 
 
 def _in_words(value: Any) -> str:
-    """A value of a TOML file as its author would call it."""
+    """Return a value of a TOML file as its author would call it."""
     if isinstance(value, str):
         return f'the text "{value[:60]}"'
     if isinstance(value, bool):
@@ -256,7 +257,7 @@ def _in_words(value: Any) -> str:
 
 
 def _example(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
-    """A value that the key takes, as TOML: the schema's example or its default; empty without either."""
+    """Return a value that the key takes, as TOML: the schema's example or its default; empty without either."""
     table: type[BaseModel] | None = model
     value: Any = None
     for part in location:
@@ -269,14 +270,14 @@ def _example(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
 
 
 def table_of(annotation: Any) -> type[BaseModel] | None:
-    """The table that a key has, or that each entry of its list or table is."""
+    """Return the table that a key has, or that each entry of its list or table is."""
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         return annotation
     return next((table for inner in get_args(annotation) if (table := table_of(inner)) is not None), None)
 
 
 def _follows(details: ErrorDetails, errors: Iterable[ErrorDetails]) -> bool:
-    """Whether another error, deeper in, causes this one: pydantic left a wrong item out, and the
+    """Return whether another error, deeper in, causes this one: pydantic left a wrong item out, and the
     list is too short.
     """
     location = details["loc"]
@@ -305,13 +306,13 @@ def _addresses(value: Any) -> Any:
 
 
 def check_route(text: str) -> str:
-    """The text, if it is what ``split_route`` reads with a port that can be dialled; or ``ValueError``."""
+    """Check and return a text that ``split_route`` reads, with a port that can be dialled, or raise ``ValueError``."""
     _address(split_route(text)[1])
     return text
 
 
 def split_route(text: str) -> tuple[str, str]:
-    """The relay's name, or nothing, and the address of ``relay NAME host:port`` or ``host:port``; or ``ValueError``."""
+    """Split ``relay NAME host:port`` or ``host:port`` into name ("") and address, or raise ``ValueError``."""
     if not text.startswith(RELAYED):
         return "", text
     return split_relay(text.removeprefix(RELAYED))
@@ -345,8 +346,10 @@ ProxyUrl = Annotated[str, AfterValidator(_proxy)]
 Addresses = Annotated[tuple[str, ...], BeforeValidator(_addresses), Strict(False)]
 Listen = Annotated[str, AfterValidator(_listen)]
 Route = Annotated[str, AfterValidator(check_route)]
-Count = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[float, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1, le=NUMBER_CONFIGURED_MAX)]
+Bytes = Annotated[int, Field(ge=1, le=COUNT_MAX)]
+Positive = Annotated[float, Field(gt=0, le=NUMBER_CONFIGURED_MAX)]
+NotNegative = Annotated[float, Field(ge=0, le=NUMBER_CONFIGURED_MAX)]
+Seconds = Annotated[float, Field(ge=SECONDS_CONFIGURED_MIN, le=NUMBER_CONFIGURED_MAX)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Loose = Strict(False)  # TOML has lists only; they become tuples

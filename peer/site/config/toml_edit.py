@@ -16,7 +16,7 @@ KEY = re.compile(r"""\s*[\w"'-]+\s*=""")
 
 
 def find(document: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key; None where the document has none."""
+    """Find the value of a dotted key; None where the document has none."""
     value: Any = document
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -24,7 +24,7 @@ def find(document: Mapping[str, Any], key: str) -> Any:
 
 
 def edit(text: str, changes: Mapping[str, Any]) -> str:
-    """The text with each dotted key set to its value; None removes the key.
+    """Set each dotted key of the text to its value; None removes the key.
 
     A new key replaces the commented line that shows its default or an example, where its table has
     one, and otherwise follows the table's last key.
@@ -82,7 +82,7 @@ def _with_value(document: dict[str, Any], key: str, value: Any) -> dict[str, Any
 
 
 def _insertions(text: str, key: str, value: Any) -> Iterator[str]:
-    """The text with a line for a new key at each place where it may go, best first."""
+    """Return the text with a line for a new key at each place where it may go, best first."""
     import tomlkit
 
     lines = text.split("\n")
@@ -106,7 +106,7 @@ def _insertions(text: str, key: str, value: Any) -> Iterator[str]:
 
 
 def _item(value: Any) -> Any:
-    """A value as TOML in one line."""
+    """Return a value as TOML in one line."""
     import tomlkit
 
     if isinstance(value, Mapping):

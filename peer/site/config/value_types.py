@@ -6,7 +6,7 @@ import re
 import unicodedata
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from models.spec import HYPER
 from peer.core import roster
@@ -17,10 +17,12 @@ MODEL_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 NAME_LENGTH_MAX = 32
 """Of a site or a federation, as `peer.core.roster.SITE_NAME` has it."""
+TEXT_LENGTH_MAX = 64
+"""Of a class's name: a table shows it whole."""
 
 
 def _digest(text: str) -> str:
-    """A digest in hex; other programs write capitals and colons, which are accepted."""
+    """Return a digest in hex. Other programs write capitals and colons, which are accepted."""
     return roster.sha256(text.replace(":", "").lower())
 
 
@@ -42,7 +44,15 @@ def _name(text: str) -> str:
     return text
 
 
+def _text(text: str) -> str:
+    if not text.strip() or len(text) > TEXT_LENGTH_MAX or not text.isprintable():
+        raise ValueError(f"{text[:TEXT_LENGTH_MAX]!r} is not a text of 1 to {TEXT_LENGTH_MAX} printable characters")
+    return text
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Name = Annotated[str, AfterValidator(_name)]
+Text = Annotated[str, AfterValidator(_text)]
 ModelName = Annotated[str, AfterValidator(_model_name)]
 Digest = Annotated[str, AfterValidator(_digest)]
 ClassName = Annotated[str, matching(CLASS_NAME, "package.module:Class")]

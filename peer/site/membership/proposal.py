@@ -161,7 +161,10 @@ def draw(
     amendment = replace(amendment, federation=head.federation, number=head.number + 1, previous=head.digest)
     check_not_past(amendment, reached_round, f"a member is in round {reached_round}")
     check_place(amendment, head)
-    body = amendment.encode()
+    try:
+        body = amendment.encode()
+    except ValueError as error:
+        raise AmendmentRefused(str(error), "correct the setting") from error
     if amendment.expel is not None and head.governance.members is not None:
         needed = quorum(len(head.keys), head.governance, expels=True)
         if needed > len(head.keys) - 1:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from peer.core.exchange import ABSENT, MISSING_REASONS
@@ -35,28 +34,11 @@ class TransferLabels(NamedTuple):
     outcome: str
 
 
-@dataclass(slots=True)
-class LastCommitted:
-    """The newest committed round of the newest generation.
-
-    ``fresh`` are the peers whose artifacts of this round arrived, ``missing`` those of which one did
-    not.
-    """
-
-    time_s: float
-    number: int
-    duration_s: float
-    contributors: int
-    fresh: frozenset[str]
-    missing: Mapping[str, str]
-    metrics: dict[str, float]
-
-
 class Counts(HistoryReader):
     """The sums.
 
     Each count by peer has an entry for every peer of the roster, which is zero before the first
-    event.
+    event. ``last`` is the newest committed round of the newest generation.
     """
 
     def __init__(self, folder: SiteFolder, roster: Roster) -> None:
@@ -73,7 +55,7 @@ class Counts(HistoryReader):
         self.denied: Counter[str] = Counter(dict.fromkeys((*peers, STRANGER), 0))
         self.agreed: Counter[tuple[str, bool]] = Counter({(name, same): 0 for name in peers for same in (True, False)})
         self.faults: Counter[str] = Counter()
-        self.last: LastCommitted | None = None
+        self.last: CommittedRound | None = None
         self.opened_s: float | None = None
         self._intents: dict[int, Transfer] = {}
 
@@ -99,7 +81,7 @@ class Counts(HistoryReader):
             case "committed":
                 self._count_round(CommittedRound.of_row(round, body, time_s=row.time_s))
             case "evaluated":
-                if self.last is not None and self.last.number == round:
+                if self.last is not None and self.last.row.round == round:
                     self.last.metrics.update(body["metrics"])
             case "compared":
                 self.agreed[(self._peer(body["site"]), body["agrees"])] += 1
@@ -108,7 +90,7 @@ class Counts(HistoryReader):
                 self.opened_s = None
             case "received":
                 self._count_transfer(Transfer.received(row.generation, round, body, time_s=row.time_s))
-            case "refused":
+            case "refused" if not body.get("declined"):
                 self.refusals[self._peer(body["origin"])] += 1
             case "denied":
                 self.denied[self._peer(body["caller"])] += 1
@@ -124,27 +106,15 @@ class Counts(HistoryReader):
             self._count_transfer(self._intents.pop(intent).settled(outcome))
 
     def _count_round(self, committed: CommittedRound) -> None:
-        fresh = {source["site"] for source in committed.sources if not source["fallback"]} - {self.folder.site}
-        reasons = {**committed.missing_returns, **committed.missing}
-        missing = {site: known_or_other(reason, MISSING_REASONS) for site, reason in reasons.items()}
-        fresh -= missing.keys()
-        self.last = LastCommitted(
-            time_s=committed.time_s,
-            number=committed.number,
-            duration_s=committed.duration_s,
-            contributors=len(committed.contributors),
-            fresh=frozenset(fresh),
-            missing=missing,
-            metrics=committed.metrics,
-        )
-        self.opened_s = None
+        missing = committed.missing
+        self.last, self.opened_s = committed, None
         self.rounds["committed"] += 1
-        self.rounds["below_quorum"] += committed.below_quorum
-        for site in fresh & self.roster:  # a former generation may have sites that left the federation
+        self.rounds["below_quorum"] += committed.row.below_quorum
+        for site in committed.fresh(self.folder.site) & self.roster:  # others left with a former generation
             self.contributed[site] += 1
             self.missed_last[site] = 0
-        for site in missing.keys() & self.roster:
-            self.missed[(site, missing[site])] += 1
+        for site in self.roster & missing.keys():
+            self.missed[(site, known_or_other(missing[site], MISSING_REASONS))] += 1
             self.missed_last[site] = 0 if missing[site] == ABSENT else self.missed_last[site] + 1
 
     def _count_transfer(self, transfer: Transfer) -> None:
@@ -158,5 +128,5 @@ class Counts(HistoryReader):
 
 
 def known_or_other(text: str, known: Collection[str]) -> str:
-    """The text if it is known, else ``OTHER``: peers must not choose the value of a label."""
+    """Return the text if it is known, else ``OTHER``: peers must not choose the value of a label."""
     return text if text in known else OTHER

@@ -15,16 +15,15 @@ from peer.core.cross_evaluation_memory import evaluation_records
 from peer.core.limits import REFUSALS_SHOWN_MAX
 from peer.core.roster import federation_digest
 from peer.site.config.site_folder import SiteFolder
-from peer.site.records.history import History, RecentRounds, open_journals, recent_rounds
+from peer.site.records.history import RECENT_ROUNDS, History, RecentRounds, open_journals, recent_rounds
 from peer.site.records.journal import Journal, storage
+from peer.site.records.trained_people import datalist_change
 
 if TYPE_CHECKING:
     from peer.core.status import PeerStatus, RefusedEntry, SiteStatus
     from peer.documents.records import EvaluationRecord, EventRecord, RoundRecord, TransferRecord
     from peer.site.records.members import Members
 
-BULK_KEYS = frozenset({"tensors", "spec"})
-MANIFEST_PATHS = ("$.body", "$.signature", "$.certificate_der", "$.manifests")
 HIDDEN_KINDS = frozenset({"ignored", "discarded", "manifest"})
 """Kinds of rows that `events` shows only with `--all`."""
 EVENTS_SHOWN = 50
@@ -57,7 +56,7 @@ UNKNOWN_PEER: PeerStatus = {
 
 
 def document(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Any:
-    """The document of this name; ``ValueError`` where there is none."""
+    """Return the document of this name. Raises ``ValueError`` if there is none."""
     if name in HISTORIES:
         return history_document(history_of(folder, name).read_all(), name)
     with contextlib.ExitStack() as stack:
@@ -76,7 +75,7 @@ def document(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Any
 
 
 def history_of(folder: SiteFolder, name: str) -> History:
-    """A history for one of the ``HISTORIES``; nothing is read yet."""
+    """Return a history for one of the ``HISTORIES``, which reads nothing yet."""
     return History(folder, rounds=name == "rounds", received=name == "transfers", sent=name != "rounds")
 
 
@@ -90,14 +89,14 @@ def history_document(history: History, name: str) -> list[RoundRecord] | list[Tr
 def evaluation(
     journals: Sequence[Journal], *, own: str, sites: Callable[[int], Sequence[str]], global_test: bool = True
 ) -> list[EvaluationRecord]:
-    """The own model on every site's test split: a record an evaluated round, oldest first."""
+    """Return the own model on every site's test split: a record an evaluated round, oldest first."""
     kinds = ("evaluated", "report", "lapsed")
     records = functools.partial(evaluation_records, own=own, sites=sites, global_test=global_test)
     return cast("list[EvaluationRecord]", [record for journal in journals for record in journal.fold(records, kinds)])
 
 
 def events(journals: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything: bool = False) -> list[EventRecord]:
-    """The newest journal rows, oldest first, without tensor lists and manifests.
+    """Return the newest journal rows, oldest first, without specifications of networks and manifests.
 
     Args:
         everything: show rows of the ``HIDDEN_KINDS`` too.
@@ -105,13 +104,13 @@ def events(journals: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything:
     shown: list[EventRecord] = []
     for journal in reversed(journals):
         hidden = () if everything else HIDDEN_KINDS
-        rows = journal.records(without=hidden, last=last - len(shown), leave_out=MANIFEST_PATHS)
-        shown = [*(cast("EventRecord", {**row, "body": _without_bulk(row["body"])}) for row in rows), *shown]
+        rows = journal.records(without=hidden, last=last - len(shown), manifests=False)
+        shown = [*(cast("EventRecord", {**row, "body": _without_specs(row["body"])}) for row in rows), *shown]
     return shown
 
 
 def why(journals: Sequence[Journal], *, site: str, round: int) -> dict[str, Any]:
-    """The story of a round, from the newest journal that has the round; see ``peer.core.story``."""
+    """Return the story of a round, from the newest journal that has the round; see ``peer.core.story``."""
     from peer.core import story  # here, since `status` of a site that is down reads the rest of this module, too
 
     round_story = story.tell([], site=site, round=round)
@@ -124,7 +123,7 @@ def why(journals: Sequence[Journal], *, site: str, round: int) -> dict[str, Any]
 
 
 def status_when_down(folder: SiteFolder) -> SiteStatus:
-    """The status of a site whose daemon is down or does not answer, from its folder.
+    """Return the status of a site whose daemon is down or does not answer, from its folder.
 
     The keys are those of a running daemon.
     """
@@ -135,25 +134,40 @@ def status_when_down(folder: SiteFolder) -> SiteStatus:
         return _status(folder, federation, journal)
 
 
+def ended_in_order(folder: SiteFolder) -> bool:
+    """Return whether the newest run of a site's daemon said why it ended: it was not killed, and had no fault."""
+    with contextlib.ExitStack() as stack:
+        journals = [stack.enter_context(contextlib.closing(journal)) for journal in open_journals(folder)]
+        runs = [run for journal in journals[-1:] for run in journal.records(("began", "left"), last=1)]
+    return any(run["kind"] == "left" and not run["body"]["fault"] for run in runs)
+
+
 def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal | None) -> SiteStatus:
-    memory, digest, left, last = site_memory.Memory(), federation["digest"], None, None
+    memory, digest, left, recent = site_memory.Memory(), federation["digest"], None, RecentRounds()
     refusals: list[RefusedEntry] = []
     if journal is not None:
         with storage(journal.path):
             # The newest evaluation may not be the best one, which the fold has to see first.
             memory = site_memory.recover([*journal.best_evaluation(), *journal.newest(STATUS_KINDS)])
         digest = next((body["federation"] for _, _, body in journal.newest(("configured",))), digest)
-        last = RecentRounds(recent_rounds(journal, last=1)).last
+        recent = RecentRounds(recent_rounds(journal, last=RECENT_ROUNDS))
         run = journal.records(("began", "left"), last=1)
         left = run[0]["body"] if run and run[0]["kind"] == "left" else None
         refused = journal.records(("began", "refused"), last=REFUSALS_SHOWN_MAX)
         began = max((index for index, row in enumerate(refused) if row["kind"] == "began"), default=-1)
         refusals = [
-            {"site": row["body"]["origin"], "round": row["round"], "reason": row["body"]["reason"]}
+            {
+                "site": row["body"]["origin"],
+                "round": row["round"],
+                "reason": row["body"]["reason"],
+                "declined": row["body"].get("declined", False),
+            }
             for row in refused[began + 1 :]
         ]
     holder, members = folder.holder(), _members(folder)
     departed = left["reason"] if left is not None and not left["fault"] else ""
+    present = federation["sites"] if members is None else members.present()
+    peers = [name for name in present if name != folder.site]
     return {
         "daemon": "down" if holder is None else "unresponsive",
         "site": folder.site,
@@ -167,11 +181,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "rounds": federation["rounds"] if members is None else members.rounds,
         "committed": memory.committed,
         "waiting_for": [],
-        "peers": {
-            name: UNKNOWN_PEER.copy()
-            for name in (federation["sites"] if members is None else members.present())
-            if name != folder.site
-        },
+        "peers": {name: UNKNOWN_PEER.copy() for name in peers},
         "training": {},
         "samples": memory.samples,
         "weights": memory.weights,
@@ -179,10 +189,12 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "refusals": refusals,
         "failure": f"{left['fault']}: {left['reason']}" if left is not None and left["fault"] else "",
         "departed": departed or ("" if members is None else members.departure(folder.site)),
-        "last_round": last,
+        "last_round": recent.last,
+        "contributions": recent.contributions(peers),
         "held": "" if members is None else members.held(folder.site),
         "left_s": None,
         "certificate_days": _certificate_days(folder),
+        "datalist": "" if journal is None else _datalist_change(folder, journal),
         "transfers": [],
         "listen": "",
         "pid": int(holder) if holder is not None and holder.isdecimal() else None,
@@ -194,8 +206,17 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
     }
 
 
+def _datalist_change(folder: SiteFolder, journal: Journal) -> str:
+    """Return what ``datalist_change`` says; empty where site.toml names no datalist that can be read."""
+    try:
+        name = tomllib.loads(folder.site_toml.read_text(encoding="utf-8"))["data"]["datalist"]
+        return datalist_change(journal, folder.path / name)
+    except (OSError, KeyError, TypeError, ValueError):
+        return ""
+
+
 def _members(folder: SiteFolder) -> Members | None:
-    """The members by the chain of amendments; ``None`` where federation.toml has them."""
+    """Return the members by the chain of amendments; ``None`` where federation.toml has them."""
     if not folder.membership.exists():
         return None
     from peer.site.records import members  # here, since to import it takes time, and most sites have no chain
@@ -204,12 +225,12 @@ def _members(folder: SiteFolder) -> Members | None:
 
 
 def sites(folder: SiteFolder) -> list[str]:
-    """The sorted site names in the site's federation.toml, without the checks of a start."""
+    """Return the sorted site names in the site's federation.toml, without the checks of a start."""
     return list(_read_federation(folder)["sites"])
 
 
 def _read_federation(folder: SiteFolder) -> dict[str, Any]:
-    """The federation's settings that `status` shows.
+    """Read the federation's settings that `status` shows.
 
     Without the checks of a start, which would take too long.
     """
@@ -239,9 +260,9 @@ def _certificate_days(folder: SiteFolder) -> int | None:
     return certificates.certificate_days(certificate, datetime.datetime.now(datetime.UTC)) if certificate else None
 
 
-def _without_bulk(body: Any) -> Any:
+def _without_specs(body: Any) -> Any:
     if isinstance(body, dict):
-        return {key: _without_bulk(value) for key, value in body.items() if key not in BULK_KEYS}
+        return {key: _without_specs(value) for key, value in body.items() if key != "spec"}
     if isinstance(body, list):
-        return [_without_bulk(item) for item in body]
+        return [_without_specs(item) for item in body]
     return body

@@ -1,45 +1,49 @@
 """Committed rounds and transfers of a site, from its journals and its egress ledger.
 
 ``HistoryReader`` reads each row once, over any number of calls, and only the parts that its
-subclasses need: the signed manifest of a received artifact is thirty times as large as the rest of
-its row. The daemon may write at the same time.
+subclasses need: the signed manifest of a received artifact is much larger than the rest of its row.
+The daemon may write at the same time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import statistics
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
 
 from peer.core import rows
+from peer.core.exchange import ABSENT
+from peer.core.json_codec import to_json
+from peer.core.roster import SiteName
 from peer.core.site_memory import Row
 from peer.site.config.site_folder import SiteFolder
-from peer.site.records.journal import Journal, storage
+from peer.site.records.journal import Journal, damaged, storage
 from peer.site.records.ledger import UNKNOWN, Ledger
 
 if TYPE_CHECKING:
-    from peer.core.status import LastRound
-    from peer.documents.records import RoundRecord, SourceRecord, TransferRecord
+    from peer.core.status import LastRound, PeerContributions
+    from peer.documents.records import RoundRecord, TransferRecord
 
 ROWS_MAX = 2000
 """Rows to read in one call, which takes some 20 ms; another thread gets the interpreter within 5 ms."""
 ROUND_KINDS = ("committed", "compared", "evaluated", "equivocated")
-BULK = ("$.artifact", "$.body", "$.signature", "$.certificate_der", "$.manifests")
-"""Parts of a body that only the trainer and an auditor need: tensor lists and signed manifests."""
 OPEN = "open"
 """The outcome of a transfer that has not ended."""
+RECENT_ROUNDS = 50
+"""Rounds in which contributions are counted: older refusals say little, and a status is read often."""
+LOST_BY_REFUSAL = ("refused", "declined")
+"""The reasons of a round for going on without a peer that has delivered, or could have."""
 PACE_ROUNDS = 10
 """Rounds for the estimate of the time left; the deadlines use as many."""
 
 
 class HistoryRow(NamedTuple):
-    """A row of one generation's journal, without ``BULK``."""
+    """A row of one generation's journal, without signed manifests."""
 
     generation: int
     seq: int
@@ -51,74 +55,49 @@ class HistoryRow(NamedTuple):
 
 @dataclass(slots=True)
 class CommittedRound:
-    """A round that the site has committed. Later rows may add to its metrics and to what peers say of it."""
+    """A round that the site has committed: its row, and what later rows add.
 
-    number: int
+    ``metrics`` are those of the row and of later evaluations, ``agrees`` says of each peer whether
+    its mean has the same bits, and ``equivocated`` names the sites that signed two artifacts.
+    """
+
+    row: rows.CommittedRow
     time_s: float
-    generation: int
-    sources: list[SourceRecord]
-    contributors: list[str]
-    missing: dict[str, str]
-    cut: dict[str, str]
-    below_quorum: bool
-    skipped: list[int]
-    artifact_sha256: str | None
-    aggregate_sha256: str | None
     metrics: dict[str, float]
-    threads: int
-    duration_s: float
-    agrees: dict[str, bool] = field(default_factory=dict)
-    equivocated: list[str] = field(default_factory=list)
-    returned: list[SourceRecord] = field(default_factory=list)
-    missing_returns: dict[str, str] = field(default_factory=dict)
-    made_in: int | None = None
+    agrees: dict[SiteName, bool] = field(default_factory=dict)
+    equivocated: list[SiteName] = field(default_factory=list)
 
     @classmethod
     def of_row(cls, round: int, body: Mapping[str, Any], *, time_s: float) -> Self:
-        """The round of a row ``committed``; ``RowError`` where a key is missing."""
-        member = functools.partial(rows.member, rows.CommittedRow.kind, round, body)
-        return cls(
-            number=round,
-            time_s=time_s,
-            generation=member("generation"),
-            sources=member("sources"),
-            contributors=member("contributors"),
-            missing=member("missing"),
-            cut=dict(body.get("cut") or {}),
-            below_quorum=bool(member("below_quorum")),
-            skipped=member("skipped"),
-            artifact_sha256=member("artifact_sha256"),
-            aggregate_sha256=member("aggregate_sha256"),
-            metrics=dict(member("metrics")),
-            threads=member("threads"),
-            duration_s=member("duration_s"),
-            returned=list(body.get("returned") or []),
-            missing_returns=dict(body.get("missing_returns") or {}),
-            made_in=body.get("made_in"),
-        )
+        """Decode a row ``committed``; raise ``RowError`` if it is damaged."""
+        row: Any = rows.decode(rows.CommittedRow.kind, round, body)
+        return cls(row, time_s, dict(row.metrics))
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """The peers that did not contribute, or return the own model, each with the reason."""
+        return {**(self.row.missing_returns or {}), **self.row.missing}
+
+    def fresh(self, own: SiteName) -> set[SiteName]:
+        """Return the peers whose artifacts of this round arrived; none of those is missing."""
+        sources = {source.site for source in self.row.sources if not source.fallback}
+        return sources - {own} - self.missing.keys()
 
     def document(self) -> RoundRecord:
-        """The record of `rounds --json`."""
-        return {
-            "round": self.number,
-            "generation": self.generation,
-            "sources": self.sources,
-            "contributors": self.contributors,
-            "missing": self.missing,
-            "cut": self.cut,
-            "below_quorum": self.below_quorum,
-            "skipped": self.skipped,
-            "artifact_sha256": self.artifact_sha256,
-            "aggregate_sha256": self.aggregate_sha256,
+        """Return the record of `rounds --json`."""
+        row = {key: value for key, value in to_json(self.row).items() if key not in ("state", "publish", "visiting")}
+        returned, missing_returns, made_in = (row.pop(key) for key in ("returned", "missing_returns", "made_in"))
+        record = {
+            **row,
+            "cut": row["cut"] or {},
             "metrics": self.metrics,
-            "threads": self.threads,
-            "duration_s": self.duration_s,
             "agrees": self.agrees,
             "equivocated": self.equivocated,
-            "returned": self.returned,
-            "missing_returns": self.missing_returns,
-            "made_in": self.made_in,
+            "returned": returned or [],
+            "missing_returns": missing_returns or {},
+            "made_in": made_in,
         }
+        return cast("RoundRecord", record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +118,7 @@ class Transfer:
 
     @classmethod
     def received(cls, generation: int, round: int, body: Mapping[str, Any], *, time_s: float) -> Self:
-        """The transfer of a row ``received``."""
+        """Return the transfer of a row ``received``."""
         return cls(
             time_s,
             time_s,
@@ -154,7 +133,7 @@ class Transfer:
 
     @classmethod
     def intended(cls, intent: Mapping[str, Any]) -> Self:
-        """The open transfer of an intent in the ledger."""
+        """Return the open transfer of an intent in the ledger."""
         time_s, size, sha256 = intent["time"], intent["bytes"], sys.intern(intent["sha256"])
         return cls(
             time_s,
@@ -169,13 +148,13 @@ class Transfer:
         )
 
     def settled(self, outcome: Mapping[str, Any]) -> Self:
-        """The transfer with its outcome; one that a crash ended counts with all its bytes."""
+        """Return the transfer with its outcome; one that a crash ended counts with all its bytes."""
         word = outcome["outcome"]
         size = self.bytes if word == UNKNOWN else outcome["bytes"]
         return replace(self, ended_s=outcome["time"], bytes=size, outcome=sys.intern(word))
 
     def document(self) -> TransferRecord:
-        """The record of `transfers --json`."""
+        """Return the record of `transfers --json`."""
         return {
             "time": self.time_s,
             "direction": self.direction,
@@ -245,10 +224,13 @@ class HistoryReader:
         if number not in self._journal_seq:
             self._journal_seq[number] = 0
             self.begin_generation(number)
-        with contextlib.closing(Journal(path, read_only=True)) as journal, storage(path):
-            newer = journal.since(self._journal_seq[number], self._kinds, leave_out=BULK)
+        with contextlib.closing(Journal(path, read_only=True)) as journal:
+            newer = journal.since(self._journal_seq[number], self._kinds)
             for row in itertools.islice(newer, rows_max):
-                self.add_row(HistoryRow(number, row["seq"], row["time"], row["kind"], row["round"], row["body"]))
+                try:
+                    self.add_row(HistoryRow(number, row["seq"], row["time"], row["kind"], row["round"], row["body"]))
+                except rows.RowError as error:
+                    raise damaged(path, f"row {row['seq']}: {error}") from error
                 self._journal_seq[number] = row["seq"]
                 count += 1
         return count
@@ -341,20 +323,38 @@ class RecentRounds:
 
     def __init__(self, rounds: Iterable[CommittedRound] = ()) -> None:
         self.last: LastRound | None = None
+        self._rounds: deque[rows.CommittedRow] = deque(maxlen=RECENT_ROUNDS)
         self._times_s: deque[float] = deque(maxlen=PACE_ROUNDS + 1)
         for committed in rounds:
             self.add(committed)
 
     def add(self, committed: CommittedRound) -> None:
         """Add a round that was just committed."""
+        row = committed.row
         self._times_s.append(committed.time_s)
         self.last = {
-            "round": committed.number,
-            "contributors": committed.contributors,
-            "missing": committed.missing,
-            "missing_returns": committed.missing_returns,
-            "duration_s": committed.duration_s,
+            "round": row.round,
+            "contributors": list(row.contributors),
+            "missing": dict(row.missing),
+            "missing_returns": dict(row.missing_returns or {}),
+            "duration_s": row.duration_s,
         }
+        self._rounds.append(row)
+
+    def contributions(self, peers: Iterable[str]) -> dict[str, PeerContributions]:
+        """Return what the ``RECENT_ROUNDS`` expected of each of these peers, as far as they expected something."""
+        counts: dict[str, PeerContributions] = {}
+        for row in self._rounds:
+            left_out = {str(site): "refused" for site in row.cut or {} if site not in row.contributors}
+            exchanges = (row.sources, {**row.missing, **left_out}), (row.returned or (), row.missing_returns or {})
+            for sources, missing in exchanges:
+                fresh = {source.site for source in sources if not source.fallback}
+                for peer in fresh | {peer for peer, reason in missing.items() if reason != ABSENT}:
+                    count = counts.setdefault(peer, {"expected": 0, "refused": 0, "last_refused": None})
+                    count["expected"] += 1
+                    if missing.get(peer) in LOST_BY_REFUSAL:
+                        count |= {"refused": count["refused"] + 1, "last_refused": row.round}
+        return {peer: counts[peer] for peer in peers if peer in counts}
 
     @property
     def pace_s(self) -> float | None:
@@ -364,7 +364,7 @@ class RecentRounds:
         return statistics.median(later - earlier for earlier, later in itertools.pairwise(self._times_s))
 
     def left_s(self, rounds: int, *, now_s: float) -> float | None:
-        """The estimated seconds for so many rounds, the current one included: by the median time
+        """Return the estimated seconds for so many rounds, the current one included: by the median time
         between two commits.
 
         ``None`` before two rounds are committed. A pause, or the time in which the daemon was down,
@@ -377,14 +377,14 @@ class RecentRounds:
 
 
 def recent_rounds(journal: Journal, last: int = PACE_ROUNDS + 1) -> list[CommittedRound]:
-    """The newest committed rounds of one generation, oldest first."""
-    newest = journal.records(("committed",), last=last, leave_out=BULK)
+    """Return the newest committed rounds of one generation, oldest first."""
+    newest = journal.records(("committed",), last=last)
     with storage(journal.path):
         return [CommittedRound.of_row(row["round"], row["body"], time_s=row["time"]) for row in newest]
 
 
 def recent_rounds_on_disk(folder: SiteFolder) -> RecentRounds:
-    """The newest committed rounds of a site's newest generation, whether its daemon runs or not."""
+    """Return the newest committed rounds of a site's newest generation, whether its daemon runs or not."""
     with contextlib.ExitStack() as stack:
         journals = [stack.enter_context(contextlib.closing(journal)) for journal in open_journals(folder)]
         newest = next((journal for journal in reversed(journals) if not journal.empty()), None)
@@ -392,7 +392,7 @@ def recent_rounds_on_disk(folder: SiteFolder) -> RecentRounds:
 
 
 def committed_rounds(stored: Iterable[Row]) -> list[CommittedRound]:
-    """The committed rounds in journal rows of the simulator, which have no times."""
+    """Return the committed rounds in journal rows of the simulator, which have no times."""
     rounds: dict[int, CommittedRound] = {}
     for kind, round, body in stored:
         add_to_rounds(rounds, kind, round, body, time_s=0.0)
@@ -406,15 +406,15 @@ def add_to_rounds(
     if kind == "committed":
         rounds[round] = CommittedRound.of_row(round, body, time_s=time_s)
     elif kind == "compared" and round in rounds:
-        rounds[round].agrees[rows.member(kind, round, body, "site")] = rows.member(kind, round, body, "agrees")
+        rounds[round].agrees[body["site"]] = body["agrees"]
     elif kind == "equivocated" and round in rounds:
-        rounds[round].equivocated.append(rows.member(kind, round, body, "origin"))
+        rounds[round].equivocated.append(body["origin"])
     elif kind == "evaluated" and round in rounds:
-        rounds[round].metrics.update(rows.member(kind, round, body, "metrics"))
+        rounds[round].metrics.update(body["metrics"])
 
 
 def open_journals(folder: SiteFolder) -> list[Journal]:
-    """The journals of all generations, oldest first, opened for reading; the caller closes them."""
+    """Open the journals of all generations for reading, oldest first. The caller closes them."""
     paths = [folder.generation(number) / "journal.db" for number in folder.generations()]
     return [Journal(path, read_only=True) for path in paths if path.exists()]
 

@@ -44,14 +44,8 @@ CREATE INDEX IF NOT EXISTS row_kind ON row (kind, seq);
 CREATE INDEX IF NOT EXISTS row_received ON row (round) WHERE kind = 'received';
 """
 """Run at each start that writes: a journal of an earlier program gets an index that it lacks."""
-MIGRATIONS: Mapping[int, str] = {
-    1: """
-ALTER TABLE row ADD COLUMN version INTEGER NOT NULL DEFAULT 1;
-ALTER TABLE row ADD COLUMN cause TEXT;
-""",
-    2: "ALTER TABLE row ADD COLUMN hash TEXT;",
-}
-"""By schema version, the statements that lead to the next one.
+MIGRATIONS: Mapping[int, str] = {}
+"""By schema version, the statements that lead to the next one. Release 0.3.0 writes version 3.
 
 No body is rewritten: each row has its version.
 """
@@ -59,10 +53,16 @@ GENESIS = "0" * 64
 """The hash before the first row of a chain."""
 CHAINED = "seq, time_s, kind, round, body, version, cause"
 """The columns that the hash of a row covers."""
+WITHOUT_MANIFESTS = """
+CASE WHEN json_valid(body) THEN json_remove(body, '$.body', '$.signature', '$.certificate_der', '$.manifests')
+ELSE body END
+"""
+"""The SQL of a body without its signed manifests: SQLite removes them without making Python objects.
+
+A body that is no JSON fails later, in ``json.loads``, whose error names the file.
+"""
 WRITE_AHEAD = b"\x02\x02"
 """The versions in a database's header that its write-ahead log needs."""
-CHAIN_BATCH = 500
-"""Rows without a hash that a migration reads at once: a manifest may have a megabyte."""
 COLUMN_TYPES = (int, float, str, int, str, int, str | None)
 """The types of these columns; a damaged page can have others."""
 
@@ -74,17 +74,17 @@ def open_database(
     version: int,
     read_only: bool = False,
     migrations: Mapping[int, str] | None = None,
-    complete: Callable[[sqlite3.Connection], None] = lambda connection: None,
 ) -> sqlite3.Connection:
-    """A connection to a journal or a ledger: with a write-ahead log, and each commit on disk before
+    """Open a connection to a journal or a ledger, with a write-ahead log, and each commit on disk before
     it returns.
 
     A file whose writer was killed before it made a table reads as an empty one. A file of an
     earlier version is copied to ``<name>.before-<version>`` and migrated to this version, unless it
-    is opened ``read_only``. ``complete`` ends a migration, in its transaction.
+    is opened ``read_only``.
 
     Raises:
-        StateError: the file is no database, or a newer program wrote it.
+        StateError: the file is no database, or a newer program wrote it, or one so old that it cannot
+            be migrated.
         DiskError: the file cannot be written.
     """
     with storage(path):
@@ -101,17 +101,21 @@ def open_database(
                     f"{path} was written by a newer mhfl-peer (schema {stored_version}, this one knows {version})",
                     "update mhfl-peer at this site",
                 )
+            earlier = range(stored_version or version, version)
+            if not set(earlier) <= set(migrations or {}):
+                raise errors.StateError(
+                    f"{path} was written before release 0.3.0 (schema {stored_version}, this one reads {version})",
+                    "start this site once with release 0.3.0, which converts it",
+                )
             if not read_only:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
-                migration = ""
-                if 0 < stored_version < version:
+                if earlier:
                     _back_up(connection, path, version=version)
-                    migration = "".join((migrations or {})[earlier] for earlier in range(stored_version, version))
-                connection.executescript(f"BEGIN IMMEDIATE; {migration} {schema} PRAGMA user_version = {version};")
-                if migration:
-                    complete(connection)
-                connection.execute("COMMIT")
+                migration = "".join((migrations or {})[number] for number in earlier)
+                connection.executescript(
+                    f"BEGIN IMMEDIATE; {migration} {schema} PRAGMA user_version = {version}; COMMIT;"
+                )
             elif not stored_version:
                 connection.close()
                 connection = sqlite3.connect(":memory:", isolation_level=None)
@@ -121,12 +125,9 @@ def open_database(
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """The schema version of a database; 0 while it has no table."""
+    """Return the schema version of a database; 0 while it has no table."""
     stored: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    tables: int = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    # The first version's writer may have been killed after it made the tables, before it set the
-    # number.
-    return stored or min(tables, 1)
+    return stored
 
 
 def _back_up(connection: sqlite3.Connection, path: Path, *, version: int) -> None:
@@ -165,14 +166,14 @@ def storage(path: Path) -> Iterator[None]:
 
 
 def damaged(path: Path, reason: object) -> errors.StateError:
-    """The error for a journal or a ledger that this program did not leave like this."""
+    """Return the error for a journal or a ledger that this program did not leave like this."""
     without = f"; without one, move {path.parent} away and begin anew with `mhfl-peer start --resume fresh`"
     remedy = f"restore it from a backup{without if path.name == JOURNAL else ''}"
     return errors.StateError(f"{path} is damaged: {reason}", remedy)
 
 
 def _is_damage(error: sqlite3.OperationalError, path: Path) -> bool:
-    """Whether the file's content is the reason, and not the disk.
+    """Return whether the file's content is the reason, and not the disk.
 
     The statements never change: where SQLite finds an error in one, the file has another table than
     it should. Python sets no code where a text is no UTF-8. The header of a damaged file can forbid
@@ -187,18 +188,8 @@ def _is_damage(error: sqlite3.OperationalError, path: Path) -> bool:
 
 
 def chain_hash(previous: str, text: str) -> str:
-    """The hash of a row: SHA-256 over the hash before it, a line feed, and the row's canonical JSON."""
+    """Return the hash of a row: SHA-256 over the hash before it, a line feed, and the row's canonical JSON."""
     return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
-
-
-def _add_hashes(connection: sqlite3.Connection) -> None:
-    """Chain the rows that an earlier program wrote."""
-    seq, previous = 0, GENESIS
-    query = f"SELECT {CHAINED} FROM row WHERE seq > ? ORDER BY seq LIMIT {CHAIN_BATCH}"
-    while batch := connection.execute(query, (seq,)).fetchall():
-        for columns in batch:
-            seq, previous = columns[0], chain_hash(previous, _json(columns))
-            connection.execute("UPDATE row SET hash = ? WHERE seq = ?", (previous, seq))
 
 
 class RowBody(dict[str, Any]):
@@ -224,16 +215,9 @@ class Journal:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
         options: dict[str, Any] = {"version": SCHEMA_VERSION, "read_only": read_only, "migrations": MIGRATIONS}
-        self._connection = open_database(path, SCHEMA, **options, complete=_add_hashes)
+        self._connection = open_database(path, SCHEMA, **options)
         self._last_read = 0
         self._writing = False
-        with storage(path):
-            self._version = version_of(self._connection)
-
-    @property
-    def _later_columns(self) -> str:
-        """The columns that a journal of the first schema lacks; such a journal is only read."""
-        return "version, cause" if self._version > 1 else "1, NULL"
 
     def write(self, row: rows.JournalRow) -> None:
         """Append a row that is no effect of an event of the state machine."""
@@ -272,29 +256,25 @@ class Journal:
     def verify(self) -> None:
         """``StateError`` where a row was changed or removed, or the file is damaged.
 
-        Rows that were cut off at the end do not show. A journal of an earlier schema has no hashes
-        yet: there, only a row that is missing shows.
+        Rows that were cut off at the end do not show.
         """
-        chained = self._version > 2
-        columns = f"{CHAINED}, hash" if chained else "seq"
         expected, previous = 1, GENESIS
         with storage(self.path):
-            for seq, *rest in self._connection.execute(f"SELECT {columns} FROM row ORDER BY seq"):
+            for *columns, stored in self._connection.execute(f"SELECT {CHAINED}, hash FROM row ORDER BY seq"):
+                seq = columns[0]
                 if seq != expected:
                     raise rows.RowError(f"row {expected} is missing: row {seq} stands in its place")
-                if chained:
-                    *values, stored = rest
-                    _check_types((seq, *values))
-                    previous = chain_hash(previous, _json((seq, *values)))
-                    if stored != previous:
-                        raise rows.RowError(f"row {seq} was changed, or a row before it")
+                _check_types(columns)
+                previous = chain_hash(previous, _json(columns))
+                if stored != previous:
+                    raise rows.RowError(f"row {seq} was changed, or a row before it")
                 expected += 1
             faults = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if faults != "ok":
                 raise rows.RowError(faults)
 
     def fold(self, function: Callable[[Iterator[Row]], Result], kinds: Iterable[str] = ()) -> Result:
-        """The function's result over the rows of these kinds, or all rows.
+        """Apply the function to the rows of these kinds, or to all rows.
 
         ``StateError`` where one is damaged.
         """
@@ -304,31 +284,24 @@ class Journal:
             raise damaged(self.path, f"row {self._last_read}: {error}") from error
 
     def rows(self, kinds: Iterable[str] = ()) -> Iterator[Row]:
-        """The rows of these kinds, or all rows, oldest first."""
+        """Return the rows of these kinds, or all rows, oldest first."""
         included = tuple(kinds)
         for record in self._select(f"{_where_kind(included)} ORDER BY seq", included):
             yield record["kind"], record["round"], record["body"]
 
-    def since(self, seq: int, kinds: Iterable[str], *, leave_out: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-        """The rows of these kinds after a number, with their Unix times, oldest first, read lazily.
+    def since(self, seq: int, kinds: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """Return the rows of these kinds after a number, with their Unix times and without signed manifests,
+        oldest first, read lazily.
 
         For a reader that reads each row once: the query walks the table from that row on, not the
         index.
-
-        Args:
-            seq: the number of the last row to skip.
-            kinds: the kinds of the rows.
-            leave_out: JSON paths to remove from each body, such as ``$.signature``.
         """
         included = tuple(kinds)
-        return self._select(
-            f"WHERE seq > ? AND +kind IN ({_placeholders(included)}) ORDER BY seq",
-            (seq, *included),
-            leave_out=leave_out,
-        )
+        where = f"WHERE seq > ? AND +kind IN ({_placeholders(included)}) ORDER BY seq"
+        return self._select(where, (seq, *included), manifests=False)
 
     def newest(self, kinds: Iterable[str]) -> Iterator[Row]:
-        """The newest row of each of these kinds, oldest first.
+        """Return the newest row of each of these kinds, oldest first.
 
         Its time does not depend on the journal's length.
         """
@@ -338,19 +311,19 @@ class Journal:
             yield record["kind"], record["round"], record["body"]
 
     def best_evaluation(self) -> list[Row]:
-        """The row ``evaluated`` of the best round on validation data; empty where there is none."""
+        """Return the row ``evaluated`` of the best round on validation data; empty where there is none."""
         where = "WHERE kind = ? AND json_extract(body, '$.best_by') IS NOT NULL ORDER BY seq DESC LIMIT 1"
         return [(row["kind"], row["round"], row["body"]) for row in self._select(where, (rows.EvaluatedRow.kind,))]
 
     def received_artifact(self, peer: str, sha256: str) -> Iterator[Mapping[str, Any]]:
-        """The rows ``received`` of this artifact from this peer, newest first; it may serve several rounds."""
+        """Return the rows ``received`` of this artifact from this peer, newest first; it may serve several rounds."""
         of_artifact = "json_extract(body, '$.peer') = ? AND json_extract(body, '$.sha256') = ?"
         where = f"WHERE kind = ? AND {of_artifact} ORDER BY seq DESC"
         for record in self._select(where, (rows.ReceivedRow.kind, peer, sha256)):
             yield record["body"]
 
     def received_in_round(self, round: int, *, peer: str | None = None) -> list[Mapping[str, Any]]:
-        """The rows ``received`` of a round, from one peer or from all."""
+        """Return the rows ``received`` of a round, from one peer or from all."""
         of_peer = " AND json_extract(body, '$.peer') = ?" if peer is not None else ""
         where = f"WHERE kind = '{rows.ReceivedRow.kind}' AND round = ?{of_peer}"  # a constant, as the index has it
         values = (round,) if peer is None else (round, peer)
@@ -362,7 +335,7 @@ class Journal:
         *,
         without: Iterable[str] = (),
         last: int | None = None,
-        leave_out: Sequence[str] = (),
+        manifests: bool = True,
     ) -> list[dict[str, Any]]:
         """Rows with their Unix times, oldest first.
 
@@ -370,21 +343,19 @@ class Journal:
             kinds: only rows of these kinds; default: all.
             without: no rows of these kinds.
             last: the number of newest rows to return; default: all.
-            leave_out: JSON paths to remove from each body.
+            manifests: whether the bodies keep their signed manifests.
         """
         included, excluded = tuple(kinds), tuple(without)
         where = _where_kind(included) or f"WHERE kind NOT IN ({_placeholders(excluded)})"
         limit = -1 if last is None else last
-        return list(
-            self._select(f"{where} ORDER BY seq DESC LIMIT ?", (*(included or excluded), limit), leave_out=leave_out)
-        )[::-1]
+        values = (*(included or excluded), limit)
+        return list(self._select(f"{where} ORDER BY seq DESC LIMIT ?", values, manifests=manifests))[::-1]
 
     def of_round(self, round: int) -> list[dict[str, Any]]:
-        """The rows from the end of the round before to the start of the round after, each with its
+        """Return the rows from the end of the round before to the start of the round after, each with its
         ``cause``.
 
-        The cause is ``None`` in rows of an earlier version of the program, and in rows that no
-        event caused.
+        The cause is ``None`` in rows that no event caused.
         """
         ends = rows.CommittedRow.kind, rows.SkippedRow.kind
         begins = rows.OpenedRow.kind, rows.SkippedRow.kind
@@ -394,10 +365,11 @@ class Journal:
         return list(self._select(bounds, (*ends, round, *begins, round), causes=True))
 
     def _select(
-        self, where: str, values: tuple[Any, ...], *, causes: bool = False, leave_out: Sequence[str] = ()
+        self, where: str, values: tuple[Any, ...], *, causes: bool = False, manifests: bool = True
     ) -> Iterator[dict[str, Any]]:
-        """The rows as records; each body is upgraded to the current version of its kind."""
-        query = f"SELECT seq, time_s, kind, round, {_body(leave_out)}, {self._later_columns} FROM row {where}"
+        """Return the rows as records; each body is upgraded to the current version of its kind."""
+        body = "body" if manifests else WITHOUT_MANIFESTS
+        query = f"SELECT seq, time_s, kind, round, {body}, version, cause FROM row {where}"
         with storage(self.path):
             for columns in self._connection.execute(query, values):
                 record, cause = self._record(*columns)
@@ -405,7 +377,7 @@ class Journal:
                 yield {**record, "cause": cause} if causes else record
 
     def _record(self, *columns: Any) -> tuple[dict[str, Any], Any]:
-        """A row as a record, and its cause; ``RowError`` where the row is damaged."""
+        """Return a row as a record, and its cause. Raises ``RowError`` if the row is damaged."""
         seq, time_s, kind, round, text, version, cause_text = columns
         _check_types(columns)
         try:
@@ -419,7 +391,7 @@ class Journal:
         return {"seq": seq, "time": time_s, "kind": kind, "round": round, "body": body}, cause
 
     def mentions(self, text: str) -> bool:
-        """Whether the body of any row has this text, such as a digest."""
+        """Return whether the body of any row has this text, such as a digest."""
         with storage(self.path):
             query = "SELECT 1 FROM row WHERE instr(body, ?) LIMIT 1"
             return self._connection.execute(query, (text,)).fetchone() is not None
@@ -444,18 +416,6 @@ def _json(body: Mapping[str, Any] | Sequence[Any]) -> str:
 
 def _where_kind(kinds: tuple[str, ...]) -> str:
     return f"WHERE kind IN ({_placeholders(kinds)})" if kinds else ""
-
-
-def _body(leave_out: Sequence[str]) -> str:
-    """The SQL of the bodies' column.
-
-    SQLite removes these paths without making Python objects of them.
-    """
-    if not leave_out:
-        return "body"
-    paths = ", ".join(f"'{path}'" for path in leave_out)
-    # A body that is no JSON fails later, in json.loads, whose error names the file.
-    return f"CASE WHEN json_valid(body) THEN json_remove(body, {paths}) ELSE body END"
 
 
 def _placeholders(values: tuple[str, ...]) -> str:

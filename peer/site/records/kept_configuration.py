@@ -55,7 +55,7 @@ def keep_configuration(
 
 
 def find_change(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> StateError | None:
-    """The reason why a start would refuse to go on with the newest generation; nothing is written."""
+    """Find the reason why a start would refuse to go on with the newest generation; nothing is written."""
     generation = max(folder.generations(), default=0)
     path = folder.generation(generation) / "journal.db"
     if not path.exists():
@@ -66,7 +66,7 @@ def find_change(folder: SiteFolder, federation: FederationConfig, site: SiteConf
 
 
 def settings_to_keep(federation: FederationConfig, site: SiteConfig) -> dict[str, Any]:
-    """The federation's digest, and the keys of site.toml that must not change, as ``table.key``."""
+    """Return the federation's digest, and the keys of site.toml that must not change, as ``table.key``."""
     return {"federation": federation.digest, **_flatten(site.model_dump(mode="json"))}
 
 
@@ -98,7 +98,7 @@ def _compare(
 
 
 def _flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The keys that must not change, as ``table.key``."""
+    """Return the keys that must not change, as ``table.key``."""
     flat: dict[str, Any] = {}
     for key, value in document.items():
         path = f"{prefix}{key}"

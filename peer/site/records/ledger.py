@@ -80,7 +80,7 @@ class SentInRound:
             self._add(each, each.bytes)
 
     def artifact(self, peer: str, purpose: str, sha256: str) -> SentArtifact:
-        """How much of an artifact left for a peer; without a transfer, nothing."""
+        """Return how much of an artifact left for a peer."""
         return self.artifacts.get((peer, purpose, sha256)) or SentArtifact(peer, purpose, sha256)
 
     def begin(self, peer: str, purpose: str, sha256: str, size: int) -> SentArtifact:
@@ -172,7 +172,7 @@ class ChainVerifier:
         return len(self._outcomes)
 
     def compare(self, witness: Head) -> str | None:
-        """The reason why a witnessed head contradicts this chain.
+        """Compare a witnessed head with this chain, and return the reason why they contradict each other.
 
         ``None`` if it is part of the chain.
         A head from before the first row cannot be compared, and gives ``None`` as well.
@@ -275,7 +275,7 @@ class Ledger:
         return list(records.values())
 
     def since(self, seq: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The rows after a number, oldest first, read lazily: a reader that remembers its last row
+        """Return the rows after a number, oldest first, read lazily: a reader that remembers its last row
         reads each one once.
         """
         query = "SELECT seq, body FROM ledger WHERE seq > ? ORDER BY seq"
@@ -284,7 +284,7 @@ class Ledger:
                 yield number, self._body(number, body)
 
     def sent_in_round(self, generation: int, round: int) -> SentInRound:
-        """What left, or may have left, for one round.
+        """Return what left, or may have left, for one round.
 
         The first question about a round reads its rows; later ones read the counts, since the service
         asks before each transfer. Where another process appended a row, they read the rows again.
@@ -302,11 +302,11 @@ class Ledger:
         return counts
 
     def bytes_in_round(self, generation: int, round: int) -> int:
-        """All bytes that left, or may have left, for one round."""
+        """Return all bytes that left, or may have left, for one round."""
         return self.sent_in_round(generation, round).bytes
 
     def verify(self, witnesses: Iterable[Head] = ()) -> list[str]:
-        """The faults of the chain as sentences; an empty list if the chain is whole.
+        """Verify the chain, and return its faults as sentences.
 
         Args:
             witnesses: heads that other sites received in this site's signed manifests: each must be
@@ -316,7 +316,7 @@ class Ledger:
         return [*chain.problems, *filter(None, map(chain.compare, witnesses))]
 
     def verify_chain(self) -> ChainVerifier:
-        """A verifier of all rows as they are at this moment; the daemon may go on writing."""
+        """Return a verifier of all rows as they are at this moment. The daemon may go on writing."""
         chain = ChainVerifier()
         with storage(self.path):
             for row in self._connection.execute("SELECT seq, body, hash FROM ledger ORDER BY seq"):
@@ -324,12 +324,12 @@ class Ledger:
         return chain
 
     def rows(self) -> list[tuple[int, str, str]]:
-        """Every row as it is stored: number, canonical JSON, hash."""
+        """Return every row as it is stored: number, canonical JSON, hash."""
         with storage(self.path):
             return self._connection.execute("SELECT seq, body, hash FROM ledger ORDER BY seq").fetchall()
 
     def hash_at(self, count: int) -> str | None:
-        """The chain's hash after so many rows; ``None`` when there are fewer."""
+        """Return the chain's hash after so many rows; ``None`` when there are fewer."""
         if not count:
             return GENESIS
         with storage(self.path):
@@ -337,7 +337,7 @@ class Ledger:
         return str(row[0]) if row is not None else None
 
     def newest_intents(self, last: int) -> list[dict[str, Any]]:
-        """The intents among the newest ``last`` rows, newest first."""
+        """Return the intents among the newest ``last`` rows, newest first."""
         newest = "SELECT seq, body FROM ledger WHERE json_valid(body) ORDER BY seq DESC LIMIT ?"
         with storage(self.path):
             bodies = [self._body(*row) for row in self._connection.execute(newest, (last,))]
@@ -370,7 +370,7 @@ class Ledger:
             return [(seq, self._body(seq, body)) for seq, body in stored]
 
     def _body(self, seq: int, text: str) -> dict[str, Any]:
-        """The body of a row; ``StateError`` when it is neither an intent nor an outcome."""
+        """Return the body of a row. Raises ``StateError`` if it is neither an intent nor an outcome."""
         body: dict[str, Any] = json.loads(text)
         if not _is_row(body):
             raise damaged(self.path, NEITHER.format(seq))
@@ -381,7 +381,7 @@ class Ledger:
 
 
 def _is_row(body: Any) -> bool:
-    """Whether a row is an intent, or an outcome with an intent's number.
+    """Return whether a row is an intent, or an outcome with an intent's number.
 
     ``true`` is no number, although it equals 1.
     """
@@ -391,7 +391,7 @@ def _is_row(body: Any) -> bool:
 
 
 def _text(content: bytes) -> str:
-    """The stored text.
+    """Return the stored text.
 
     Bytes that are no UTF-8 are replaced, so that the other rows can still be verified.
     """

@@ -31,7 +31,7 @@ class Members:
 
     @classmethod
     def read(cls, folder: SiteFolder) -> Members | None:
-        """What the chain in the site's folder says; ``None`` while it keeps none. ``PeerError`` where it is broken."""
+        """Read the chain in the site's folder; None without one. Raises ``PeerError`` if it is broken."""
         if not folder.membership.exists():
             return None
         membership = MembershipFolder(folder.membership)
@@ -43,15 +43,15 @@ class Members:
         return self.chain.head.rounds
 
     def of(self, round: int) -> Sequence[str]:
-        """The members in a round."""
+        """Return the members in a round."""
         return self.chain.at(round).members
 
     def held(self, site: SiteName) -> str:
-        """Why a site whose daemon is down opens no round; empty at one that is, or was, a member."""
+        """Return why a site whose daemon is down opens no round; empty at one that is, or was, a member."""
         return "" if site in self.chain.head.used_names else AMENDMENT_MISSING
 
     def departure(self, site: str) -> str:
-        """Why a site is no member any more; empty while it is one, and before an amendment adds it."""
+        """Return why a site is no member any more; empty while it is one, and before an amendment adds it."""
         head = self.chain.head
         if site in head.left:
             return "this site left the federation"
@@ -61,18 +61,18 @@ class Members:
         return f"this site was expelled from the federation by amendment {number}: ask the members why"
 
     def present(self) -> list[str]:
-        """The members now, newcomers included before their first round; without those that leave."""
+        """Return the members now, newcomers included before their first round; without those that leave."""
         return [name for name in self.chain.head.members if name not in self.leaving]
 
 
 def members_of(folder: SiteFolder, genesis: Sequence[str]) -> MembersOf:
-    """The members in each round; without amendments, the sites of federation.toml."""
+    """Return the members in each round; without amendments, the sites of federation.toml."""
     members = Members.read(folder)
     return members.of if members is not None else lambda round: genesis
 
 
 def epochs_at_rest(folder: SiteFolder, federation: FederationConfig, round_key: RoundKey | None) -> Epochs:
-    """The epochs by the chain in the site's folder, with the round keys in it."""
+    """Return the epochs by the chain in the site's folder, with the round keys in it."""
     membership = MembershipFolder(folder.membership)
     text = folder.federation_toml.read_text("utf-8")
     return epochs_of(membership.chain(federation), text, round_key=round_key, keys=membership.round_keys())

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypedDict
 
 from peer.core.limits import CERTIFICATE_DAYS_MIN
-from peer.core.metrics import METRICS, ROOM_MIN
-from peer.core.status import RefusedEntry, SiteStatus
+from peer.core.metrics import METRICS, ROOM_MIN, SPLITS
+from peer.core.status import SiteStatus, describe_losses, is_old_refusal
 from peer.documents.records import (
     Attention,
     FederationOverview,
@@ -28,6 +29,8 @@ from peer.documents.records import (
 )
 from peer.quantities import duration
 
+BEST_SPLITS = ("global_test", "test", "validation")
+"""The splits of ``SPLITS``, the most telling first."""
 ROUTE_STATES: tuple[RouteState, ...] = ("planned", "moving", "arrived", "missing", "waiting")
 """In the order in which what one end says is replaced by what the other end says."""
 DOWN_STATES: Mapping[str, OwnState] = {"finished": "finished", "new": "new"}
@@ -83,25 +86,29 @@ class SiteSnapshot(TypedDict):
     free_bytes: int
 
 
-def group_refusals(by: str, refusals: Sequence[RefusedEntry]) -> list[RefusalGroup]:
-    """Equal refusals once, with their number; the newest last."""
-    groups: dict[tuple[str, str], RefusalGroup] = {}
-    for entry in refusals:
-        key = entry["site"], entry["reason"]
+def group_refusals(status: SiteStatus) -> list[RefusalGroup]:
+    """Return the refusals of a site, equal ones once with their number; the newest last."""
+    groups: dict[tuple[str, str, bool], RefusalGroup] = {}
+    for entry in status["refusals"]:
+        declined = entry.get("declined", False)  # an older daemon does not say
+        key = entry["site"], entry["reason"], declined
         former = groups.pop(key, None)  # so that the group moves to the end
+        last = max(entry["round"], former["last_round"] if former else entry["round"])
         groups[key] = {
-            "by": by,
+            "by": status["site"],
             "of": entry["site"],
             "reason": entry["reason"],
+            "declined": declined,
             "times": 1 + (former["times"] if former else 0),
             "first_round": min(entry["round"], former["first_round"] if former else entry["round"]),
-            "last_round": max(entry["round"], former["last_round"] if former else entry["round"]),
+            "last_round": last,
+            "old": is_old_refusal(last, status),
         }
     return list(groups.values())
 
 
 def room_taken(metric: str, *, alone: float, pooled: float, round: int, value: float) -> RoomTaken:
-    """The share of the room that a value has taken; none of a room that is too small to divide by."""
+    """Return the share of the room that a value has taken; none of a room that is too small to divide by."""
     room = pooled - alone
     has_room = room >= ROOM_MIN[METRICS[metric].unit]
     share = (value - alone) / room if has_room else None
@@ -111,7 +118,7 @@ def room_taken(metric: str, *, alone: float, pooled: float, round: int, value: f
 def overview(
     snapshots: Sequence[SiteSnapshot], *, time_s: float, problems: Mapping[str, str] = MappingProxyType({})
 ) -> FederationOverview:
-    """The federation, from the snapshots of one or several of its sites.
+    """Return the federation, from the snapshots of one or several of its sites.
 
     Args:
         problems: by site of this machine, why nothing can be read of it.
@@ -129,6 +136,7 @@ def overview(
         "digest": statuses[0]["digest"],
         "method": statuses[0]["method"],
         "rounds": statuses[0]["rounds"],
+        "verdict": write_verdict(snapshots, round=round, rounds=statuses[0]["rounds"], attention=attention),
         "round": round,
         "made_in": next(
             (planned.get("made_in") for each in snapshots for planned in each["plan"] if planned["round"] == round),
@@ -148,8 +156,88 @@ def overview(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """The main metric of this machine's sites on one split.
+
+    Attributes:
+        first: by site, the first round with a value, and the value.
+        last: by site, the same of the newest round.
+    """
+
+    metric: str
+    split: str
+    first: dict[str, tuple[int, float]]
+    last: dict[str, tuple[int, float]]
+
+    def text(self, value: float) -> str:
+        unit = METRICS[self.metric].unit
+        return f"{value:.1f} {unit}" if unit else f"{value:.3f}"
+
+    def mean(self, values: dict[str, tuple[int, float]]) -> str:
+        return self.text(statistics.fmean(value for _, value in values.values()))
+
+
+def read_quality(sites: Sequence[SiteSnapshot]) -> Quality | None:
+    """Return the main metric on the most telling split that every site of this machine has measured, or None."""
+    for split in BEST_SPLITS:
+        for metric in METRICS:
+            points = {
+                site["status"]["site"]: curve["points"]
+                for site in sites
+                for curve in site["curves"]
+                if curve["tag"] == f"{split}/{metric}" and curve["points"]
+            }
+            if len(points) == len(sites):
+                first, last = ({site: line[end] for site, line in points.items()} for end in (0, -1))
+                return Quality(metric, split, first, last)
+    return None
+
+
+def write_verdict(sites: Sequence[SiteSnapshot], *, round: int, rounds: int, attention: Sequence[Attention]) -> str:
+    """Return the verdict in a few sentences.
+
+    Args:
+        sites: of this machine; without their curves, nothing is said of the gain.
+        round: the round of the federation, of ``rounds``.
+    """
+    left_s = max((site["status"]["left_s"] or 0.0 for site in sites), default=0.0)
+    finished = is_finished(sites)
+    sentences = [
+        f"Finished: {rounds} of {rounds} rounds"
+        if finished
+        else f"{f'Round {round}' if round else 'Before round 1'} of {rounds}"
+        + (f", about {duration(left_s)} left" if left_s else "")
+    ]
+    if urgent := sorted({item["site"] for item in attention if item["urgent"]}):
+        sentences.append(f"{', '.join(urgent)} {'needs' if len(urgent) == 1 else 'need'} attention")
+    if (quality := read_quality(sites)) is not None:
+        sentences.append(_describe_gain(quality, sites))
+    if finished:
+        sentences.append("Next: `mhfl-peer predict` or `mhfl-peer export`")
+    return ". ".join(sentences) + "."
+
+
+def is_finished(sites: Sequence[SiteSnapshot]) -> bool:
+    return all(site["status"]["committed"] == site["status"]["rounds"] for site in sites)
+
+
+def _describe_gain(quality: Quality, sites: Sequence[SiteSnapshot]) -> str:
+    rounds = [max(round for round, _ in values.values()) for values in (quality.first, quality.last)]
+    subject = f"{METRICS[quality.metric].title} on {SPLITS[quality.split]}"
+    gain = f"{quality.mean(quality.last)}{'' if len(sites) == 1 else ' on average'} after round {rounds[1]}"
+    if rounds[0] < rounds[1]:
+        gain += f", {quality.mean(quality.first)} after round {rounds[0]}"
+    if len(sites) == 1:
+        return f"{subject}: {gain}"
+    worst = min(quality.last, key=lambda site: quality.last[site][1])
+    samples = next(site["status"]["samples"] for site in sites if site["status"]["site"] == worst).get(quality.split)
+    few = f" on {samples} samples" if samples is not None else ""
+    return f"{subject}: {gain}; the lowest is {worst} with {quality.text(quality.last[worst][1])}{few}"
+
+
 def routes(snapshots: Sequence[SiteSnapshot], round: int) -> list[Route]:
-    """The routes of a round: the plan, with what the sites at either end know of each."""
+    """Return the routes of a round: the plan, with what the sites at either end know of each."""
     known: dict[tuple[str, str, str], Route] = {}
     for snapshot in snapshots:
         kind = snapshot["artifact"] or ""
@@ -187,7 +275,7 @@ def _own_row(snapshot: SiteSnapshot) -> OverviewRow:
     status, training = snapshot["status"], snapshot["status"]["training"]
     running = status["daemon"] == "running"
     refuses: dict[str, int] = {}
-    for group in snapshot["refusals"]:
+    for group in (each for each in snapshot["refusals"] if not each["old"]):
         refuses[group["of"]] = refuses.get(group["of"], 0) + group["times"]
     return {
         "site": status["site"],
@@ -201,6 +289,7 @@ def _own_row(snapshot: SiteSnapshot) -> OverviewRow:
         "certificate_days": status["certificate_days"],
         "waiting_for": status["waiting_for"],
         "refuses": refuses,
+        "losses": describe_losses(status["site"], status.get("contributions", {}), round=status["round"]),
         "failure": status["failure"],
         "room": snapshot["room"],
     }
@@ -217,7 +306,7 @@ def _unreadable_row(name: str, problem: str) -> OverviewRow:
 
 
 def _peer_row(name: str, snapshots: Sequence[SiteSnapshot]) -> OverviewRow:
-    """The row of a site of another machine, by the site here that heard it last."""
+    """Return the row of a site of another machine, by the site here that heard it last."""
 
     def age_s(snapshot: SiteSnapshot) -> float:
         peer = snapshot["status"]["peers"].get(name)
@@ -241,7 +330,7 @@ def _peer_row(name: str, snapshots: Sequence[SiteSnapshot]) -> OverviewRow:
 
 
 def _attention(snapshot: SiteSnapshot, here: Collection[str]) -> Iterator[Attention]:
-    """What the snapshot says that an operator should look at; peers of this machine speak for themselves."""
+    """Return what the snapshot says that an operator should look at; peers of this machine speak for themselves."""
     status = snapshot["status"]
     site = status["site"]
 
@@ -256,6 +345,8 @@ def _attention(snapshot: SiteSnapshot, here: Collection[str]) -> Iterator[Attent
         yield item("its daemon runs but does not answer; see its log, and if it stays so, kill it and start it again")
     if status["failure"]:
         yield item(f"its training has failed: {status['failure']}; correct that, then run `mhfl-peer resume`")
+    if change := status.get("datalist"):  # an older daemon does not say
+        yield item(f"{change}; `mhfl-peer withdraw` says what that means", urgent=False)
     if status["held"]:
         yield item(f"held: {status['held']}", urgent=False)
     for phase, text in PHASE_REMARKS.items():
@@ -270,10 +361,11 @@ def _attention(snapshot: SiteSnapshot, here: Collection[str]) -> Iterator[Attent
     days = status["certificate_days"]
     if days is not None and days < CERTIFICATE_DAYS_MIN:
         yield item(_expiry(days), urgent=days < 0)
-    for group in snapshot["refusals"]:
+    for group in (each for each in snapshot["refusals"] if not each["old"]):
         times = f"{group['times']} times, " if group["times"] > 1 else ""
         rounds = f"last in round {group['last_round']}" if group["times"] > 1 else f"in round {group['last_round']}"
-        yield item(f"{site} refused it ({times}{rounds}): {group['reason']}", of=group["of"], urgent=False)
+        what = f"it declined to {site}" if group["declined"] else f"{site} refused it"
+        yield item(f"{what} ({times}{rounds}): {group['reason']}", of=group["of"], urgent=False)
     if (last := status["last_round"]) is not None:
         for name, reason in last["missing"].items():
             yield item(f"round {last['round']} at {site} went on without it ({reason})", of=name, urgent=False)
@@ -298,6 +390,7 @@ _EMPTY_ROW: OverviewRow = {
     "certificate_days": None,
     "waiting_for": [],
     "refuses": {},
+    "losses": "",
     "failure": "",
     "room": None,
 }

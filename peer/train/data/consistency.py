@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from nibabel.orientations import inv_ornt_aff
 
-from peer.train.data.datalist import named
+from peer.train.data.file_names import named
 from peer.train.data.image_files import Affine, Shape, StoredImage, grid_shift, turn_to
 
 Meaning: TypeAlias = tuple[int, int]
@@ -33,6 +33,7 @@ class Consistency:
     doubts: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     split: list[str] = field(default_factory=list)
+    signals: dict[str, str] = field(default_factory=dict)
 
     def add(self, images: Mapping[Path, StoredImage]) -> None:
         """Add the files of one sample."""
@@ -43,6 +44,8 @@ class Consistency:
             self.depths[str(path)] = image.depth
             self.doubts += [f"{path} {doubt}" for doubt in image.doubts]
             self.notes += [f"{path} {note}" for note in image.notes]
+            if image.signals:
+                self.signals[str(path)] = image.signals
             if image.spacing is not None:
                 self.spacings[str(path)] = image.spacing
             if image.orientation:
@@ -69,22 +72,22 @@ class Consistency:
             lines.append(f"files of one sample lie on different grids: {named(self.split)}; resample them to one")
         return lines
 
-    def warnings(self) -> list[str]:
-        """Return the findings that a user should look at."""
+    def warnings(self, settled: Collection[str] = ()) -> list[str]:
+        """Return the findings that a user should look at, except those that a ``settled`` key of [data] settles."""
         lines = []
-        if (mixed := mixed_orientations(self.orientations)) is not None:
+        if "orientation" not in settled and (mixed := mixed_orientations(self.orientations)) is not None:
             lines.append(f'{mixed}; set [data] orientation = "RAS" at all sites')
         if self.orientations and self.unplaced:
             lines.append(
                 f"volumes say no orientation, and others do: {named(self.unplaced)}; they stay as stored, whatever "
                 "[data] orientation says"
             )
-        if self.doubts:
+        if self.doubts and "orientation" not in settled:  # training says what it refuses
             lines.append(f"{named(self.doubts)}; training refuses them where [data] orientation turns volumes")
         if self.notes:
             lines.append(f"{named(self.notes)}; look at them before you train")
         by_length = [np.array(sorted(spacing)) for spacing in self.spacings.values()]
-        if by_length and len({len(lengths) for lengths in by_length}) == 1:
+        if "spacing" not in settled and by_length and len({len(lengths) for lengths in by_length}) == 1:
             lengths = np.array(by_length)
             if (lengths.max(axis=0) > SPACING_RATIO_MAX * lengths.min(axis=0)).any():
                 least, most = (
@@ -94,7 +97,12 @@ class Consistency:
                     f"distances of voxels run from {least} to {most} mm; set [data] spacing, if sizes in the patient "
                     "matter"
                 )
-        if len(set(self.depths.values())) > 1:
+        if len(set(self.signals.values())) > 1:
+            lines.append(
+                f"recordings differ in their signals: {_outliers(self.signals)}; training takes channels by their "
+                "order, whatever their label and rate"
+            )
+        if len(set(self.depths.values())) > 1 and not {"intensity", "normalise"} & {*settled}:
             lines.append(
                 f"values are of several types: {_outliers(self.depths)}; with other ranges, set [data] intensity or "
                 "normalise"

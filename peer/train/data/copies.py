@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from peer.train.data.datalist import Datalist, Sample, named
+from peer.train.data.datalist import Datalist, Sample
+from peer.train.data.file_names import named
 
 
 def same_content(paths: Iterable[Path]) -> list[list[Path]]:
@@ -35,7 +37,7 @@ def copy_problems(listed: Datalist) -> list[str]:
     """
     samples: dict[Path, Sample] = {}
     for sample in (*listed.training, *listed.test):
-        samples |= {path: sample for path in sample.images if path.exists()}
+        samples |= {path: sample for path in sample.images if path.is_file() or path.is_dir()}
     tested = {path for sample in listed.test for path in sample.images}
     leaked, contradicted = [], []
     try:
@@ -75,5 +77,7 @@ def _digest(path: Path) -> str:
 @cache
 def _sha256(path: Path, changed_ns: int) -> str:
     """Compute the digest, cached, as each fold of each seed needs it. A changed file is read again."""
+    if not path.is_file():  # to open a named pipe may never end
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

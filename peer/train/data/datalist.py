@@ -7,7 +7,11 @@ An ``image`` may be a list of files, one for each channel or group of channels. 
 folder or to ``root``. A ``label`` is a class number; in segmentation it is a label map on the image's grid, in
 super-resolution the large image. In super-resolution, an entry without a label (or a bare path) is the large image
 itself, from which the trainer makes the small one. In the other tasks, ``test`` entries without a label (Decathlon
-writes them as bare paths) cannot be evaluated and are only counted.
+writes them as bare paths) cannot be evaluated and are only counted. ``label_values``, such as ``{"255": 1}``, has the
+classes of values in the label map that are no classes themselves.
+
+A row of a table is ``{"image": "patients.csv line 2", "row": {"age": 63, "sex": "male"}, "label": 0}``: ``image`` names
+it, and ``row`` has the cells by the federation's names of the columns.
 """
 
 from __future__ import annotations
@@ -15,13 +19,15 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from peer.core.columns import TableColumn
 from peer.core.tasks import CLASSIFYING
-from peer.train.data.file_names import describe_missing
+from peer.train.data.file_names import NAMES_SHOWN_MAX, describe_missing, named, plain_name
+from peer.train.data.table_rows import TableRows
 
 SPLITS = ("training", "test")
 SELF_LABELLED = frozenset({"super_resolution"})
@@ -33,7 +39,8 @@ TABLES = frozenset({".csv", ".tsv", ".tab", ".txt"}) | SPREADSHEETS
 UNREADABLE = "sample unreadable:"
 """Prefix of the line in the worker's log about a sample that is left out."""
 
-NAMES_SHOWN_MAX = 5  # a problem that a thousand files share is one line
+LabelValues: TypeAlias = tuple[tuple[int, int], ...]
+"""Pairs of a value in a label map and the class that it stands for; other values are classes themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +48,16 @@ class Sample:
     """One entry to train on or to evaluate.
 
     ``name`` is the image as written in the datalist. ``label`` is a class, a file, or None if the image is its own
-    target.
+    target. ``label_values`` has the classes of a label map's values. ``row`` has the values of a table's columns, as
+    :meth:`TableColumn.parse` returns them; its ``images`` are empty.
     """
 
     name: str
     images: tuple[Path, ...]
     label: int | Path | None
     subject: str | None = None
+    label_values: LabelValues = ()
+    row: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,7 @@ class Datalist:
     unlabelled: int = 0
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    class_names: Mapping[int, str] = field(default_factory=dict)
 
     def counts(self, split: str) -> dict[int, int]:
         """Count the samples of each class in a split; empty if labels are files."""
@@ -81,6 +92,8 @@ def inspect_datalist(
     root: Path | None = None,
     task: str = "classification",
     classes: int | None = None,
+    class_names: Sequence[str] = (),
+    columns: Sequence[TableColumn] = (),
     with_labels: bool = True,
 ) -> Datalist:
     """Read and check a datalist.
@@ -89,6 +102,8 @@ def inspect_datalist(
         root: folder that its paths are relative to; default: the datalist's folder.
         task: the federation's task kind, which determines whether a label is a class or a file.
         classes: number of classes; None leaves the labels' upper bound unchecked.
+        class_names: the names that the sites have agreed on; a datalist with other ones has a problem.
+        columns: the table's columns that the sites have agreed on, if the samples are its rows.
         with_labels: whether the samples have labels; otherwise labels are ignored.
 
     Returns:
@@ -113,6 +128,7 @@ def inspect_datalist(
     unlabelled = 0
     task = task if with_labels else "super_resolution"
     splits: dict[str, tuple[Sample, ...]] = {}
+    table = TableRows(columns)
     for split in SPLITS:
         entries = document.get(split, [])
         needed = split == "test" and task not in SELF_LABELLED
@@ -122,7 +138,7 @@ def inspect_datalist(
         for index, entry in labelled:
             if not with_labels and isinstance(entry, Mapping):
                 entry = {key: value for key, value in entry.items() if key != "label"}
-            sample = _parse_entry(entry, folder, task)
+            sample = _parse_entry(entry, folder, task, table)
             if isinstance(sample, Sample):
                 samples.append(sample)
             else:
@@ -131,11 +147,32 @@ def inspect_datalist(
     if len(problems) > NAMES_SHOWN_MAX:
         problems = [*problems[:NAMES_SHOWN_MAX], f"and {len(problems) - NAMES_SHOWN_MAX} more entries of this kind"]
     problems += _check_samples(splits["training"], splits["test"], task, classes)
-    return Datalist(splits["training"], splits["test"], unlabelled, tuple(problems), tuple(_unused_lists(document)))
+    own_names = _class_names(document)
+    problems += _other_names(own_names, class_names)
+    problems += table.problems()
+    notes = (*_unused_lists(document), *table.notes())
+    return Datalist(splits["training"], splits["test"], unlabelled, tuple(problems), notes, own_names)
+
+
+def _class_names(document: Mapping[str, Any]) -> dict[int, str]:
+    """Return class names by number from the key ``labels``, as the Decathlon and ``data import`` write it."""
+    labels = document.get("labels")
+    pairs = labels.items() if isinstance(labels, Mapping) else ()
+    return {int(number): name for number, name in pairs if number.isdecimal() and isinstance(name, str) and name}
+
+
+def _other_names(own: Mapping[int, str], agreed: Sequence[str]) -> Iterator[str]:
+    """Say of each class that the datalist numbers otherwise than the federation."""
+    for number, name in sorted(own.items()):
+        if number < len(agreed) and plain_name(name) != plain_name(agreed[number]):
+            yield (
+                f"class {number} is {name!r} in 'labels', and {agreed[number]!r} in class_names of federation.toml; "
+                "give the classes the federation's numbers"
+            )
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file in UTF-8, UTF-16 or UTF-32, with or without a byte order mark; ``ValueError`` if invalid."""
+    """Read JSON in UTF-8, UTF-16 or UTF-32, with or without a byte order mark. Raises ``ValueError`` if invalid."""
     content = path.read_bytes()
     try:
         return json.loads(content)
@@ -144,13 +181,6 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"is not UTF-8 in line {line}; save it as UTF-8") from error
     except ValueError as error:
         raise ValueError(f"is not JSON: {error}") from error
-
-
-def named(names: Iterable[str]) -> str:
-    """Join the names in one line; of many, the first few and a count of the others."""
-    listed = list(names)
-    more = f" and {len(listed) - NAMES_SHOWN_MAX} more" if len(listed) > NAMES_SHOWN_MAX else ""
-    return ", ".join(listed[:NAMES_SHOWN_MAX]) + more
 
 
 def _unused_lists(document: Mapping[str, Any]) -> Iterator[str]:
@@ -185,7 +215,7 @@ def _has_label(entry: Any) -> bool:
     return isinstance(entry, Mapping) and "label" in entry
 
 
-def _parse_entry(entry: Any, folder: Path, task: str) -> Sample | str:
+def _parse_entry(entry: Any, folder: Path, task: str, table: TableRows) -> Sample | str:
     """Return the entry as a sample, or a text that says what is wrong with it."""
     if isinstance(entry, str) and task in SELF_LABELLED:
         entry = {"image": entry}
@@ -205,12 +235,32 @@ def _parse_entry(entry: Any, folder: Path, task: str) -> Sample | str:
         return f"'label' of {images[0]} must be a path, not {label!r}"
     if subject is not None and not isinstance(subject, str | int):
         return f"'subject' of {images[0]} must be a text or a number, not {subject!r}"
+    try:
+        label_values = _label_values(entry.get("label_values", {}))
+    except ValueError as error:
+        return f"'label_values' of {images[0]} {error}"
+    if table.columns and not isinstance(entry.get("row"), Mapping):
+        return f"{images[0]} has no 'row' with the values of the columns; run `mhfl-peer data import` on the table"
     return Sample(
         name=images[0],
-        images=tuple(folder / image for image in images),
+        images=() if table.columns else tuple(folder / image for image in images),
         label=folder / label if isinstance(label, str) else label,
         subject=None if subject is None else str(subject),
+        label_values=label_values,
+        row=table.parse(images[0], entry["row"]) if table.columns else (),
     )
+
+
+def _label_values(table: Any) -> LabelValues:
+    """Return the pairs of an object such as ``{"255": 1}``; raise ``ValueError`` if it is not one."""
+    if not isinstance(table, Mapping) or not all(
+        isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in table.values()
+    ):
+        raise ValueError(f'must map values to classes, such as {{"255": 1}}, not {table!r}')
+    try:
+        return tuple((int(value), number) for value, number in table.items())
+    except ValueError:
+        raise ValueError(f"must map whole numbers, not {', '.join(map(repr, table))}") from None
 
 
 def _check_samples(training: tuple[Sample, ...], test: tuple[Sample, ...], task: str, classes: int | None) -> list[str]:

@@ -22,6 +22,7 @@ from pydicom.misc import is_dicom
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 
 from peer.errors import ConfigError
+from peer.extras import install_remedy
 
 Vector: TypeAlias = NDArray[Any]
 
@@ -42,8 +43,8 @@ VALUE_FIELDS = ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "Dose
 FRAME_BYTES_MIN = 8
 """Minimum size of a compressed frame: the header of its item (PS3.5, A.4)."""
 
-MISSING_DECODER = "missing dependencies"
-"""Part of pydicom's error if no installed package decodes a transfer syntax."""
+MISSING_DECODER, TWELVE_BITS = "missing dependencies", "Pillow does not support 'JPEG Extended'"
+"""Parts of pydicom's errors if no installed package decodes a transfer syntax, or none but Pillow, which cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,19 +356,31 @@ def _read_planes(files: Sequence[Path], planes: Sequence[DicomSlice], is_label_m
     for plane in planes:
         if plane.file not in frames:
             try:
-                frames[plane.file] = _read_frames(pydicom.dcmread(files[plane.file]), is_label_map)
+                frames[plane.file] = _decode(pydicom.dcmread(files[plane.file]), is_label_map)
+            except ConfigError:
+                raise
             except Exception as error:
-                if MISSING_DECODER in str(error):
-                    raise ConfigError(
-                        f"reading {files[plane.file].name} needs a package that decodes its compression: {error}",
-                        "run `pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg`",
-                    ) from error
                 raise ValueError(f"{files[plane.file].name}: {error}" if len(files) > 1 else str(error)) from error
         values = frames[plane.file][plane.frame]
         if plane.rescale is not None:
             values = values * plane.rescale[0] + plane.rescale[1]
         slices.append(values)
     return slices[0] if len(slices) == 1 else np.stack([values.swapaxes(1, 2) for values in slices], axis=-1)
+
+
+def _decode(dataset: Any, is_label_map: bool) -> NDArray[Any]:
+    """Return what ``_read_frames`` does; raise ``ConfigError`` if the file's compression needs another package."""
+    try:
+        return _read_frames(dataset, is_label_map)
+    except Exception as error:
+        text = str(error)
+        if MISSING_DECODER in text or (TWELVE_BITS in text and "pylibjpeg" not in text):
+            raise ConfigError(
+                f"reading DICOM files in {dataset.file_meta.TransferSyntaxUID.name} needs the Python packages "
+                "pylibjpeg, pylibjpeg-libjpeg and pylibjpeg-openjpeg, not all installed here",
+                install_remedy("decoders"),
+            ) from error
+        raise
 
 
 def _read_frames(dataset: Any, is_label_map: bool) -> NDArray[Any]:

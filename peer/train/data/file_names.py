@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
+
+NAMES_SHOWN_MAX = 5  # a problem that a thousand files share is one line
 
 
 def find_file(path: Path) -> Path:
@@ -26,17 +29,24 @@ def find_file(path: Path) -> Path:
 def describe_missing(path: Path) -> str:
     """Write the name of a file that is not there, and which file of its folder has almost that name."""
     shown = "".join(sign if sign.isprintable() else f"\\u{ord(sign):04x}" for sign in str(path))
-    wanted = _plain(path.name)
+    wanted = plain_name(path.name)
     try:
         names = sorted(file.name for file in path.parent.iterdir())
     except OSError:
         return shown
-    near = [name for name in names if _plain(name) == wanted]
-    near += [name for name in names if _plain(name).partition(".")[0] == wanted.partition(".")[0]]
+    near = [name for name in names if plain_name(name) == wanted]
+    near += [name for name in names if plain_name(name).partition(".")[0] == wanted.partition(".")[0]]
     return f"{shown} (did you mean {near[0]}?)" if near else shown
 
 
-def _plain(name: str) -> str:
-    """A name without case, form and invisible signs."""
+def plain_name(name: str) -> str:
+    """Return a name without case, Unicode form, invisible signs and spaces around it, to compare it as people do."""
     visible = "".join(sign for sign in name if unicodedata.category(sign) != "Cf")
-    return unicodedata.normalize("NFC", visible).casefold()
+    return unicodedata.normalize("NFC", visible).casefold().strip()
+
+
+def named(names: Iterable[str]) -> str:
+    """Join the names in one line; of many, the first few and a count of the others."""
+    listed = list(names)
+    more = f" and {len(listed) - NAMES_SHOWN_MAX} more" if len(listed) > NAMES_SHOWN_MAX else ""
+    return ", ".join(listed[:NAMES_SHOWN_MAX]) + more

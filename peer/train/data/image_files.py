@@ -22,8 +22,9 @@ from nibabel.filebasedimages import ImageFileError
 from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
 from numpy.typing import NDArray
 
-from peer.errors import ConfigError
+from peer.errors import ConfigError, DataError
 from peer.extras import missing_package
+from peer.train.data import edf_files
 
 Shape: TypeAlias = tuple[int, ...]
 Values: TypeAlias = NDArray[Any]
@@ -77,6 +78,8 @@ class StoredImage:
         spacing: mm between voxels along each axis of ``space``, if the file states them.
         doubts: reasons why the file's place in the patient cannot be relied on.
         notes: what a user should look at.
+        signals: the channels of a recording by label and unit, and their rate; empty for other
+            formats.
     """
 
     space: Shape
@@ -87,6 +90,7 @@ class StoredImage:
     spacing: tuple[float, ...] | None = None
     doubts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    signals: str = ""
 
     @property
     def orientation(self) -> str:
@@ -105,8 +109,8 @@ def open_image(path: Path, *, key: str = "image") -> StoredImage:
     """Read a file's header.
 
     Args:
-        path: a NIfTI, PNG, JPEG, BMP, TIFF or DICOM file, a folder of DICOM slices, an ``.npy`` or
-            ``.npz``.
+        path: a NIfTI, PNG, JPEG, BMP, TIFF, DICOM or EDF file, a folder of DICOM slices, an ``.npy``
+            or ``.npz``.
         key: the array to take from an ``.npz`` of several. ``label``: the file is a label map: read
             its numbers, not the colours of a palette.
 
@@ -118,10 +122,12 @@ def open_image(path: Path, *, key: str = "image") -> StoredImage:
     if ending not in FORMATS and ending not in ARRAYS:
         known = ", ".join([*ARRAYS, *filter(None, FORMATS)])
         raise ValueError(f"has the ending {path.suffix!r}, none of {known}")
+    if path.exists() and not (path.is_file() or path.is_dir()):  # to open a named pipe may never end
+        raise ValueError("is no regular file")
     try:
         image = _open_array(path, key) if ending in ARRAYS else FORMATS[ending](path, key == LABEL_KEY)
     except ImportError as error:
-        raise missing_package(error, f"reading {path.name}") from error
+        raise missing_package(error, f"reading {ending or 'DICOM'} files") from error
     except OSError as error:
         raise ValueError(error.strerror or str(error) or type(error).__name__) from error
     except Exception as error:  # each format raises its own types of errors
@@ -132,8 +138,11 @@ def open_image(path: Path, *, key: str = "image") -> StoredImage:
     return image
 
 
-def read_values(path: Path, image: StoredImage) -> Values:
+def read_values(path: Path, image: StoredImage, *, nan: str | None = None) -> Values:
     """Read the values of an opened image.
+
+    Args:
+        nan: ``background``: the values may hold a NaN, which ``fill_nan`` replaces.
 
     Raises:
         ValueError: they cannot be read, are not real numbers, or one is not finite.
@@ -144,14 +153,28 @@ def read_values(path: Path, image: StoredImage) -> Values:
     except ConfigError:
         raise
     except ImportError as error:
-        raise missing_package(error, f"reading {path.name}") from error
+        raise missing_package(error, f"reading {file_ending(path) or 'DICOM'} files") from error
     except Exception as error:
         raise ValueError(str(error) or type(error).__name__) from error
     if values.dtype.kind not in "biuf":
         raise ValueError(f"holds values of the type {values.dtype}, which are no real numbers")
-    if not np.isfinite(values).all():
-        raise ValueError("holds a NaN or an infinity")
+    if not np.isfinite(values).all() and (nan is None or np.isinf(values).any()):
+        raise ValueError("holds a NaN or an infinity" if nan is None else "holds an infinity")
     return values
+
+
+def fill_nan(values: Values) -> Values:
+    """Replace each NaN of finite values ``(c, *space)`` by the lowest other value of its channel.
+
+    Raise ``ValueError`` if a channel has no other value.
+    """
+    holes = np.isnan(values)
+    if not holes.any():
+        return values
+    axes = tuple(range(1, values.ndim))
+    if holes.all(axis=axes).any():
+        raise ValueError("holds a channel of NaN alone")
+    return np.where(holes, np.nanmin(values, axis=axes, keepdims=True), values)
 
 
 def file_ending(path: Path) -> str:
@@ -415,6 +438,21 @@ def _open_dicom(path: Path, is_label_map: bool) -> StoredImage:
     )
 
 
+def _open_edf(path: Path, _: bool) -> StoredImage:
+    try:
+        header, signals = edf_files.open_recording(path)
+    except DataError as error:
+        raise ValueError(error.message.removeprefix(f"{path} ")) from error
+    shape = (len(signals), header.records * signals[0].samples)
+    return StoredImage(
+        shape,
+        None,
+        "int16",
+        lambda: edf_files.read_recording(path),
+        signals=edf_files.describe_signals(header, signals),
+    )
+
+
 def _open_array(path: Path, key: str) -> StoredImage:
     with path.open("rb") as file:
         if file.read(len(ZIP)) != ZIP:
@@ -482,6 +520,7 @@ FORMATS: dict[str, Callable[[Path, bool], StoredImage]] = {
     ".tiff": _open_picture,
     ".dcm": _open_dicom,
     "": _open_dicom,
+    ".edf": _open_edf,
 }
 """Suffix -> function that opens the format; a folder, or a file without a suffix, is DICOM."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from peer.core.columns import TableColumn
 from peer.documents.commands import DatalistSurvey, SplitSurvey
 from peer.train.data.consistency import Consistency, distance_of, turn_like
 from peer.train.data.copies import copy_problems
-from peer.train.data.datalist import SPLITS, Datalist, Sample, inspect_datalist, named
+from peer.train.data.datalist import SPLITS, Datalist, Sample, inspect_datalist
+from peer.train.data.file_names import named
 from peer.train.data.image_files import PICTURES, Shape, StoredImage, file_ending, open_image, read_values
+from peer.train.data.label_maps import not_classes, propose_map, to_classes
+from peer.train.data.table_rows import column_warnings, survey_columns
 
 SCALES = {"segmentation": (1,), "super_resolution": (2, 4, 8)}
 """Task kind -> allowed ratios of a label file's size to its image's."""
@@ -29,14 +33,18 @@ class _Faults:
     misfit: list[str] = field(default_factory=list)
     elsewhere: list[str] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
+    unmapped: set[float] = field(default_factory=set)
     constant: list[str] = field(default_factory=list)
 
     def problems(self, task: str, classes: int | None) -> list[str]:
         """Return one line for each kind of fault."""
         lines = []
         if self.unreadable:
+            hint = (
+                ', or set [data] nan = "background"' if any("holds a NaN" in text for text in self.unreadable) else ""
+            )
             lines.append(
-                f"files cannot be read: {named(self.unreadable)}; replace them or take them out of the datalist"
+                f"files cannot be read: {named(self.unreadable)}; replace them or take them out of the datalist{hint}"
             )
         if self.misfit:
             times = "not on the grid" if task == "segmentation" else "not 2, 4 or 8 times the size"
@@ -50,8 +58,10 @@ class _Faults:
             lines.append(f"images are constant: {named(self.constant)}; replace them or take them out of the datalist")
         if self.values and task == "segmentation":
             allowed = "0, 1, ..." if classes is None else f"0 to {classes - 1}"
+            proposal = propose_map(self.unmapped)
             lines.append(
-                f"label maps hold other values than {allowed}: {named(self.values)}; map them or correct [task] classes"
+                f"label maps hold other values than {allowed}: {named(self.values)}; map them"
+                f"{f' with `data import {proposal}`' if proposal else ''} or correct [task] classes"
             )
         elif self.values:
             lines.append(f"values are not from 0 to 1: {named(self.values)}; scale them")
@@ -64,30 +74,43 @@ def survey(
     root: Path | None = None,
     task: str = "classification",
     classes: int | None = None,
+    class_names: Sequence[str] = (),
+    columns: Sequence[TableColumn] = (),
     whole: bool = False,
+    nan: str | None = None,
+    settled: Collection[str] = (),
 ) -> DatalistSurvey:
     """Describe a datalist.
 
     Args:
         root: folder that its paths are relative to; default: the datalist's folder.
         classes: number of classes; None leaves the labels' upper bound unchecked.
+        class_names: the names that the sites have agreed on.
+        columns: the table's columns that they have agreed on.
         whole: read every value of every image; otherwise only the headers. Label maps are
             always read to the end.
+        nan: as ``[data] nan``.
+        settled: keys of ``[data]`` that the site has set, of which no warning advises to set them.
 
     Returns:
-        ``{datalist, splits, unlabelled, problems, warnings}``; ``splits`` has for ``training`` and ``test``
+        ``{datalist, splits, columns, unlabelled, problems, warnings}``; ``splits`` has for ``training`` and ``test``
         ``{samples, subjects, unnamed, classes, shapes, orientations, spacings, labels,
         label_shapes}``. ``warnings`` need a user's attention.
         ``unnamed`` counts samples without a subject, for which the survey cannot detect leakage
         between the splits. ``classes`` counts the samples of each class, or the label maps in which
         a label occurs. ``labels`` counts label files.
     """
-    listed = inspect_datalist(path, root=root, task=task, classes=classes)
+    listed = inspect_datalist(path, root=root, task=task, classes=classes, class_names=class_names, columns=columns)
     faults, consistency = _Faults(), Consistency()
-    splits = {split: _describe(listed, split, task, classes, faults, consistency, whole=whole) for split in SPLITS}
+    samples = (*listed.training, *listed.test)
+    splits = {
+        split: _describe(listed, split, task, classes, faults, consistency, whole=whole, nan=nan) for split in SPLITS
+    }
     return {
         "datalist": str(path),
         "splits": splits,
+        "class_names": {str(number): name for number, name in listed.class_names.items()},
+        "columns": survey_columns(columns, [sample.row for sample in samples]),
         "unlabelled": listed.unlabelled,
         "problems": [
             *listed.problems,
@@ -95,7 +118,12 @@ def survey(
             *consistency.problems(),
             *(copy_problems(listed) if whole else ()),
         ],
-        "warnings": [*listed.notes, *consistency.warnings(), *_lengths(splits, task)],
+        "warnings": [
+            *listed.notes,
+            *consistency.warnings(settled),
+            *_lengths(splits, task),
+            *column_warnings(columns, [(sample.row, sample.label) for sample in listed.training]),
+        ],
     }
 
 
@@ -119,6 +147,7 @@ def _describe(
     consistency: Consistency,
     *,
     whole: bool,
+    nan: str | None,
 ) -> SplitSurvey:
     samples: Iterable[Sample] = getattr(listed, split)
     shapes: Counter[str] = Counter()
@@ -131,7 +160,9 @@ def _describe(
         for path in filter(Path.exists, sample.images):
             try:
                 images[path] = image = open_image(path)
-                values = read_values(path, image) if whole else None
+                values = read_values(path, image, nan=nan) if whole else None
+                if values is not None and nan is not None and not (values := values[~np.isnan(values)]).size:
+                    raise ValueError("holds NaN alone")
             except ValueError as error:
                 faults.unreadable.append(f"{path} ({error})")
                 images.pop(path, None)
@@ -145,11 +176,11 @@ def _describe(
                 faults.constant.append(f"{path} ({values.flat[0]:g})")
             if task == "super_resolution":
                 faults.values += _beyond_unit(path, values)
-        if len(images) == len(sample.images):
+        if images and len(images) == len(sample.images):
             consistency.add(images)
         if isinstance(sample.label, Path) and sample.label.exists():
             try:
-                shape, labels = _label(sample.label, list(images.values()), task, classes, faults, whole=whole)
+                shape, labels = _label(sample, list(images.values()), task, classes, faults, whole=whole)
             except ValueError as error:
                 faults.unreadable.append(f"{sample.label} ({error})")
                 continue
@@ -169,9 +200,11 @@ def _describe(
 
 
 def _label(
-    path: Path, images: list[StoredImage], task: str, classes: int | None, faults: _Faults, *, whole: bool
+    sample: Sample, images: list[StoredImage], task: str, classes: int | None, faults: _Faults, *, whole: bool
 ) -> tuple[Shape, list[int]]:
     """Return a label file's shape and, for a label map, its labels; add their problems to the faults."""
+    assert isinstance(sample.label, Path)
+    path = sample.label
     maps = task == "segmentation"
     label = open_image(path, key="label" if maps else "image")
     shape, values = label.shape, read_values(path, label) if whole or maps else None
@@ -187,10 +220,11 @@ def _label(
     if not maps or values is None:
         faults.values += _beyond_unit(path, values)
         return shape, []
-    labels = np.unique(values)
-    wrong = labels[(labels < 0) | (labels >= (classes or np.inf)) | (labels != np.round(labels))]
-    if wrong.size:
+    labels = np.unique(to_classes(np.unique(values), sample.label_values))
+    wrong = not_classes(labels, classes)
+    if wrong:
         faults.values.append(f"{path} ({wrong[0]:g})")
+        faults.unmapped.update(wrong)
         return shape, []
     return shape, [int(label) for label in labels]
 

@@ -13,7 +13,6 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import nibabel
@@ -23,12 +22,12 @@ import torch
 from peer.core.tasks import CLASSIFYING
 from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.documents.data import ContactSheet, SheetHistogram, SheetSample, SheetSplit, ValueRange
-from peer.train.data.datalist import Datalist, Sample, inspect_datalist, read_json
+from peer.train.data.datalist import Datalist, Sample
 from peer.train.data.image_files import open_image, read_values
 from peer.train.data.prepared_folder import shuffle
 from peer.train.errors import UnusableConfigurationError, UnusableDataError, reason_of
 from peer.train.inference import sheet_pictures
-from peer.train.samples import Batches, DataSplit, SiteData, site_seed, validation_names
+from peer.train.samples import Batches, DataSplit, SiteData, inspect_samples, site_seed, validation_names
 from peer.train.settings import TrainingSettings
 from peer.train.targets import ClassIndex, Example, LabelMap, SampleReader, sample_reader
 
@@ -51,10 +50,10 @@ def make_sheet(settings: TrainingSettings, *, samples: int) -> tuple[ContactShee
         UnusableDataError: no sample can be read.
     """
     task, data = settings.task, settings.data
-    listed = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
+    listed = inspect_samples(task, data)
     splits = _splits(listed, settings)
     read = sample_reader(task, data)
-    names = _class_names(data.datalist)
+    names = {str(number): name for number, name in (listed.class_names or dict(enumerate(task.class_names))).items()}
     shown, pictures, pooled = [], [], {name: [np.empty(0)] for name in splits}
     for split, chosen in _chosen(splits, samples, settings):
         facts, drawn, values = _show(chosen, split, read, settings)
@@ -190,7 +189,7 @@ def _pictures(
 def _augment(example: Example, sample: Sample, settings: TrainingSettings) -> Example | None:
     """Return the sample as in the trainer's first batch; None if nothing is augmented."""
     image, target = example
-    split = DataSplit([sample], lambda index: example, in_memory=True, present=frozenset())
+    split = DataSplit([sample], lambda index: example, in_memory=True, class_counts={})
     nothing = dataclasses.replace(split, samples=[])
     data = SiteData(split, nothing, nothing, unreadable=0, masks=None, task=settings.task.kind)
     seed = site_seed(settings)
@@ -296,16 +295,6 @@ def _preparation(settings: TrainingSettings) -> dict[str, Any]:
     )
     facts = {key: value for key, value in data.items() if key not in hidden and value is not None}
     return {"channels": settings.task.in_channels, "classes": settings.task.classes, **facts}
-
-
-def _class_names(datalist: Path) -> dict[str, str]:
-    """Return class names by number from the datalist's key ``labels``, written by the Decathlon and ``data import``."""
-    try:
-        document = read_json(datalist)
-    except (OSError, ValueError):
-        return {}
-    labels = document.get("labels") if isinstance(document, dict) else None
-    return {str(number): str(name) for number, name in labels.items()} if isinstance(labels, dict) else {}
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from peer.core import site_memory
 from peer.core.commands import Source
 from peer.core.site_memory import BestRound
 from peer.core.worker_protocol import WorkerSetting, to_json
+from peer.site.config.rules import worker_setting
 from peer.site.config.schema import FederationConfig, SiteConfig, check_site
 from peer.site.config.site_folder import SiteFolder
 from peer.site.membership.folder import MembershipFolder
@@ -64,7 +65,8 @@ class ModelState:
         """The reason for the choice of this state: ``best`` with the metric and its value, else empty."""
         if not self.is_best or self.best is None:
             return ""
-        return f"the best of its evaluated rounds by {self.best.metric}, {self.best.value:.4f}"
+        samples = f" on {self.validation_samples} samples" if self.validation_samples else ""
+        return f"the best of its evaluated rounds by {self.best.metric}, {self.best.value:.4f}{samples}"
 
     def document(self) -> dict[str, Any]:
         """Return the JSON values ``setting``, ``state`` and ``sources``, for a process with torch."""
@@ -84,14 +86,7 @@ def read_newest(folder: SiteFolder, federation: FederationConfig, site: SiteConf
             memory, sources = journal.fold(_recover)
     if not memory.state:
         raise errors.StateError(f"{folder.path} holds no model yet", f"run `mhfl-peer start --site {folder.site}`")
-    setting = WorkerSetting(
-        site_name=folder.site,
-        federation_digest=federation.digest,
-        federation=federation.model_dump(mode="json"),
-        site=site.model_dump(mode="json"),
-        home=str(home),
-        base_folder=str(folder.path),
-    )
+    setting = worker_setting(federation, site, folder.site, home=home, folder=folder.path)
     generation = max(memory.generation, number)
     return ModelState(
         home / "journal.db",

@@ -15,6 +15,7 @@ from torch import Tensor
 from peer.core.commands import Source
 from peer.core.tasks import CLASSIFYING
 from peer.core.worker_protocol import WorkerSetting
+from peer.train.data.image_files import fill_nan
 from peer.train.images import PlacedImage, in_unit_range
 from peer.train.inference.export.predictor import Predictor, build_predictor
 from peer.train.inference.predict import (
@@ -123,6 +124,8 @@ def _array(values: Tensor, settings: TrainingSettings) -> PlacedImage:
     if image.ndim != task.spatial_dims + 1 or not image.numel() or image.shape[0] != task.in_channels:
         expected = f"({task.in_channels} channels, {task.spatial_dims} spatial dimensions)"
         raise ValueError(f"has the shape {tuple(values.shape)}, not {expected}")
+    if settings.data.nan is not None:
+        image = torch.from_numpy(fill_nan(image.numpy()))
     if not torch.isfinite(image).all():
         raise ValueError("holds a NaN or an infinity")
     image = in_unit_range(image) if task.kind == "super_resolution" else image

@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,15 +21,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peer.core.commands import Source
-from peer.core.tasks import CLASSIFYING
+from peer.core.tasks import CLASSIFYING, names_or_numbers
 from peer.core.worker_protocol import WorkerSetting, from_json
+from peer.errors import DataError
 from peer.train.data.datalist import read_json
 from peer.train.data.image_files import ARRAYS, DICOM, FORMATS
+from peer.train.data.importers.table_source import own_names, read_cells, read_table
+from peer.train.data.table_rows import TableRows
 from peer.train.errors import UnusableConfigurationError, reason_of
 from peer.train.images import PlacedImage, Preparation, in_unit_range, load_images, undo_turn
 from peer.train.inference import output_files
 from peer.train.inference.export.load import Exported, open_model
 from peer.train.settings import DataSettings, TaskSettings
+from peer.train.targets import encode_row
 from peer.train.trainer import Trainer
 
 SINGLE = (*ARRAYS, *(ending for ending in FORMATS if ending not in DICOM))
@@ -67,6 +71,8 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
         OSError: a result cannot be written.
     """
     task = model.settings.task
+    if task.kind == "tabular":
+        return predict_rows(model, inputs)
     read, _ = image_reader(task, model.settings.data)
 
     def load(item: PredictionInput) -> PlacedImage:
@@ -92,7 +98,7 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
             continue
         image, prediction = result
         if task.kind in CLASSIFYING:
-            answer = describe_classes(prediction)
+            answer = describe_classes(prediction, task.class_names)
         else:
             used_paths[target] = item.name
             values = on_own_grid(prediction, image, task, model.settings.data)
@@ -100,6 +106,44 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
             answer = {"output": str(target)}
         predictions.append({"file": item.name, **answer})
     return {"predictions": predictions, "skipped": skipped}
+
+
+def predict_rows(model: Trainer | Exported, inputs: Iterable[Path]) -> dict[str, Any]:
+    """Predict every row of tables and datalists in order; a row with a value that does not fit is skipped."""
+    task = model.settings.task
+    predictions: list[dict[str, Any]] = []
+    skipped: list[dict[str, str]] = []
+    for path in inputs:
+        try:
+            rows = list(_rows(path, task, model.settings.data))
+        except (OSError, ValueError, DataError) as error:
+            skipped.append({"file": str(path), "reason": str(error)})
+            continue
+        for name, cells in rows:
+            table = TableRows(task.columns)
+            try:
+                row = encode_row(task.columns, table.parse(name, cells))
+                if problems := table.misfits():
+                    raise ValueError("; ".join(problems))
+            except ValueError as error:
+                skipped.append({"file": name, "reason": str(error)})
+                continue
+            predictions.append({"file": name, **describe_classes(model.predict(row[None])[0], task.class_names)})
+    return {"predictions": predictions, "skipped": skipped}
+
+
+def _rows(path: Path, task: TaskSettings, data: DataSettings) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield name and cells of each row of a table, or of the ``test`` (else ``training``) list of a datalist."""
+    if path.suffix.lower() != ".json":
+        table = read_table(path)
+        own = own_names(table, task.columns, data.columns)
+        for line, row in table.rows:
+            yield table.where(line), read_cells(row, own, task.columns)
+        return
+    for number, entry in enumerate(_listed(path)):
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("row"), Mapping):
+            raise ValueError(f"entry {number} has no 'row'")
+        yield str(entry.get("image", f"{path.name} entry {number}")), entry["row"]
 
 
 def find_images(inputs: Iterable[Path], data: DataSettings) -> Iterator[PredictionInput]:
@@ -142,12 +186,17 @@ def _images(folder: Path, *, dims: int) -> Iterator[Path]:
             yield from _images(path, dims=dims)
 
 
-def _in_datalist(path: Path, root: Path) -> Iterator[PredictionInput]:
+def _listed(path: Path) -> list[Any]:
+    """Return the entries of a datalist's ``test`` (else ``training``) list."""
     document = read_json(path)
     entries = (document.get("test") or document.get("training")) if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:
         raise ValueError("has no list 'test' or 'training' of images")
-    for number, entry in enumerate(entries):
+    return entries
+
+
+def _in_datalist(path: Path, root: Path) -> Iterator[PredictionInput]:
+    for number, entry in enumerate(_listed(path)):
         images = entry.get("image") if isinstance(entry, dict) else entry
         names = [images] if isinstance(images, str) else images
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
@@ -216,10 +265,15 @@ def _unit_image(paths: Sequence[Path], *, task: TaskSettings, data: DataSettings
     return image
 
 
-def describe_classes(logits: Tensor) -> dict[str, Any]:
-    """Return the most likely class and all probabilities for logits ``(classes,)``."""
+def describe_classes(logits: Tensor, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the most likely class, with its name if it has one, and all probabilities for logits ``(classes,)``."""
     shares = logits.double().softmax(dim=0)
-    return {"class": int(shares.argmax()), "probabilities": [float(f"{share:.{DIGITS}g}") for share in shares.tolist()]}
+    number = int(shares.argmax())
+    return {
+        "class": number,
+        **({"class_name": names[number]} if names else {}),
+        "probabilities": [float(f"{share:.{DIGITS}g}") for share in shares.tolist()],
+    }
 
 
 def main() -> None:
@@ -245,7 +299,8 @@ def _from_file(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any
     task = model.settings.task
     if task.kind not in CLASSIFYING and out.suffix == ".csv":
         raise UnusableConfigurationError(f"--out {out}: {task.kind} gives a file an input; name a folder")
-    return {**facts, "task": task.kind, "classes": task.classes, **predict(model, inputs, out)}
+    names = names_or_numbers(task.class_names, task.classes)
+    return {**facts, "task": task.kind, "classes": names, **predict(model, inputs, out)}
 
 
 def _from_site(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any]:

@@ -143,7 +143,8 @@ def _refusal(body: bytes) -> str:
 
 def _facts(journal: Journal, federation: FederationConfig, state: ModelState, consent: Consent) -> dict[str, Any]:
     """Collect the model card's facts from the journal and the configuration."""
-    rounds = [each for each in recent_rounds(journal, last=federation.rounds) if each.number <= state.committed]
+    newest_rounds = [committed.row for committed in recent_rounds(journal, last=federation.rounds)]
+    rounds = [row for row in newest_rounds if row.round <= state.committed]
     evaluated = [row for row in journal.records(("evaluated",)) if row["body"]["metrics"]]
     evaluated = [row for row in evaluated if row["round"] <= state.committed]
     newest = evaluated[-1] if evaluated else {"round": None, "body": {"metrics": {}}}
@@ -156,9 +157,10 @@ def _facts(journal: Journal, federation: FederationConfig, state: ModelState, co
         "choice": state.choice,
         "rounds": federation.rounds,
         "metrics": {"round": newest["round"], "site": newest["body"]["metrics"]},
+        "samples": next((dict(body["samples"]) for _, _, body in journal.newest(("initialised",))), {}),
         "contributors": [
-            {"round": each.number, "contributors": list(each.contributors), "missing": sorted(each.missing)}
-            for each in rounds[-ROUNDS_NAMED:]
+            {"round": row.round, "contributors": list(row.contributors), "missing": sorted(row.missing)}
+            for row in rounds[-ROUNDS_NAMED:]
         ],
         "left_out": dict(consent.left_out),
         "precision": state.setting.site["training"]["precision"],

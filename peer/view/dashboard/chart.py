@@ -1,26 +1,19 @@
-"""Learning curves as small SVG charts, a line a site."""
+"""Learning curves as small charts, a line a site: what ``charts.html.j2`` draws."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from peer.core.metrics import METRICS, metric_title
-from peer.site.records.snapshot import Curve
-from peer.web_page import escape
+from peer.core.metrics import METRICS, SPLITS, metric_title
 
 WIDTH, HEIGHT = 330.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 10.0, 26.0
 COLOURS = 8
 """Classes `line0` and so on in the page's style; more sites repeat them with another dash."""
-TICKS = 4
+TICKS = 5
 POINTS_MAX = 400
 """A longer curve is thinned out: a chart has no more pixels."""
-SPLITS: Mapping[str, str] = {
-    "validation": "own validation data",
-    "test": "own test data",
-    "global_test": "every site's test data",
-}
 LOSSES: Mapping[str, str] = {"loss": "Loss", "total": "Training loss"}
 NO_CURVES = ("_undefined", "_last", "samples", "steps")
 
@@ -32,60 +25,92 @@ HIGHEST: Mapping[str, float] = {
 Points = Sequence[tuple[int, float]]
 
 
-def choose_tags(curves: Sequence[Curve]) -> tuple[list[str], list[str]]:
-    """The tags that everybody looks at, and the others: a measure of each split, then training losses."""
-    tags = {curve["tag"] for curve in curves if not curve["tag"].endswith(NO_CURVES)}
+def choose_tags(tags: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the tags that everybody looks at, and the others: a measure of each split, then training losses."""
+    shown = {tag for tag in tags if not tag.endswith(NO_CURVES)}
     first: list[str] = []
     for split in SPLITS:
-        measures = [f"{split}/{name}" for name in METRICS if f"{split}/{name}" in tags]  # the main one first
+        measures = [f"{split}/{name}" for name in METRICS if f"{split}/{name}" in shown]  # the main one first
         first += measures[:1]
-    first += sorted(tag for tag in tags if tag.endswith("/total"))
+    first += sorted(tag for tag in shown if tag.endswith("/total"))
     others = sorted(
-        tag for tag in tags if tag not in first and not tag.startswith(("round/", "traffic/", "evaluation/"))
+        tag for tag in shown if tag not in first and not tag.startswith(("round/", "traffic/", "evaluation/"))
     )
     return first, others
 
 
-def title(tag: str) -> str:
-    """A tag in words."""
-    group, _, name = tag.rpartition("/")
-    words = LOSSES.get(name) or metric_title(name)
-    if group in SPLITS:
-        return f"{words} on {SPLITS[group]}"
-    return f"{words} ({group})"
-
-
-def draw_chart(tag: str, lines: Mapping[str, Points], styles: Mapping[str, int], *, rounds: int) -> str:
-    """One chart: its title, and a line for each site that has the number.
+def title(tag: str, samples: Collection[int] = ()) -> str:
+    """Return a tag in words.
 
     Args:
+        samples: of each site's split, where they are known.
+    """
+    group, _, name = tag.rpartition("/")
+    words = LOSSES.get(name) or metric_title(name)
+    if group not in SPLITS:
+        return f"{words} ({group})"
+    counts = " to ".join(str(count) for count in sorted({min(samples), max(samples)})) if samples else ""
+    return f"{words} on {SPLITS[group]}" + (f" ({counts} samples)" if counts else "")
+
+
+def measure_range(tag: str, lines: Mapping[str, Mapping[str, Points]]) -> tuple[float, float]:
+    """Return the lowest and the highest value for the axis of a tag.
+
+    Charts of one metric on several splits have a common axis, which has all of the metric's values between chance and
+    the upper bound where both are known.
+
+    Args:
+        lines: by tag and site.
+    """
+    group, _, name = tag.rpartition("/")
+    tags = [f"{split}/{name}" for split in SPLITS] if group in SPLITS else [tag]
+    values = [value for each in tags for points in lines.get(each, {}).values() for _, value in points]
+    metric = METRICS.get(name)
+    if metric is not None and metric.chance is not None and metric.upper_bound is not None:
+        values += [metric.chance, metric.upper_bound]
+    return min(values), max(values)
+
+
+def lay_out_chart(
+    tag: str,
+    lines: Mapping[str, Mapping[str, Points]],
+    styles: Mapping[str, int],
+    *,
+    rounds: int,
+    samples: Collection[int] = (),
+) -> dict[str, object]:
+    """Lay out a chart for the macro ``chart`` of ``charts.html.j2``, with a line for each site that has the number.
+
+    Args:
+        lines: by tag and site; those of other tags decide on the axis, too.
         styles: by site, the number of its colour.
         rounds: the last round on the axis.
+        samples: of each site's split, where they are known.
     """
-    values = [value for points in lines.values() for _, value in points]
-    ticks = axis_ticks(min(values), max(values), highest=HIGHEST.get(tag.rpartition("/")[2], math.inf))
-    low, high = min(ticks[0], *values), max(ticks[-1], *values)
+    low, high = measure_range(tag, lines)
+    ticks = axis_ticks(low, high, highest=HIGHEST.get(tag.rpartition("/")[2], math.inf))
+    low, high = min(ticks[0], low), max(ticks[-1], high)
 
     def at(round: float, value: float) -> tuple[float, float]:
         across = (round - 1) / max(rounds - 1, 1)
         up = (value - low) / ((high - low) or 1.0)
         return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
-    parts = [
-        f'<figure class="chart"><figcaption>{escape(title(tag))}</figcaption>',
-        f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img"><title>{escape(_summary(lines))}</title>',
-    ]
-    for tick in ticks:
-        _, y = at(1, tick)
-        parts.append(f'<path class="grid" d="M{LEFT:.0f} {y:.1f}H{WIDTH - RIGHT:.0f}"/>')
-        parts.append(f'<text class="end" x="{LEFT - 6:.0f}" y="{y + 4:.1f}">{_number(tick, ticks)}</text>')
-    for tick in _round_ticks(rounds):
-        x, _ = at(tick, low)
-        parts.append(f'<text class="middle" x="{x:.1f}" y="{HEIGHT - 8:.0f}">{tick}</text>')
-    parts += [
-        _line(site, [at(*point) for point in _thin(points)], styles[site]) for site, points in lines.items() if points
-    ]
-    return "\n".join([*parts, "</svg></figure>"])
+    return {
+        "title": title(tag, samples),
+        "summary": _summary(lines[tag]),
+        "width": WIDTH,
+        "height": HEIGHT,
+        "left": LEFT,
+        "right": WIDTH - RIGHT,
+        "rows": [(at(1, tick)[1], _number(tick, ticks)) for tick in ticks],
+        "columns": [(at(tick, low)[0], tick) for tick in _round_ticks(rounds)],
+        "lines": [
+            _line(site, [at(*point) for point in _thin(points)], styles[site])
+            for site, points in lines[tag].items()
+            if points
+        ],
+    }
 
 
 def axis_ticks(low: float, high: float, *, highest: float = math.inf) -> list[float]:
@@ -116,14 +141,10 @@ def _thin(points: Points) -> Points:
     return [*points[:-1:every], points[-1]] if every > 1 else points
 
 
-def _line(site: str, points: Sequence[tuple[float, float]], style: int) -> str:
-    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+def _line(site: str, points: Sequence[tuple[float, float]], style: int) -> dict[str, object]:
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     x, y = points[-1]
-    dash = " dashed" if style >= COLOURS else ""
-    return (
-        f'<g class="line{style % COLOURS}{dash}"><title>{escape(site)}</title><path class="curve" d="M{path}"/>'
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/></g>'
-    )
+    return {"site": site, "path": path, "x": x, "y": y, "colour": style % COLOURS, "dashed": style >= COLOURS}
 
 
 def _number(value: float, ticks: Sequence[float]) -> str:

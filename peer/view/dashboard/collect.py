@@ -81,7 +81,7 @@ class SiteReader:
         self._records = _Records((), [], 0)
 
     def read(self) -> SiteSnapshot:
-        """The snapshot now; ``PeerError`` where the site's files cannot be read."""
+        """Read the snapshot now. Raises ``PeerError`` if the site's files cannot be read."""
         status = self._read_status()
         plan, artifact = self._read_plan(status)
         if self._with_records and (changed := stamp(self.folder)) != self._stamp:
@@ -93,7 +93,7 @@ class SiteReader:
             "artifact": artifact,
             "links": links,
             "certificates": days,
-            "refusals": group_refusals(self.folder.site, status["refusals"]),
+            "refusals": group_refusals(status),
             "sent": sent_totals(self._records.sent),
             "curves": self._records.curves,
             "stories": stories,
@@ -113,7 +113,7 @@ class SiteReader:
         return folder_documents.status_when_down(self.folder)
 
     def _read_plan(self, status: SiteStatus) -> tuple[list[PlannedRound], str | None]:
-        """The current round's plan and the one before, and the kind of artifact; no plan without the round key."""
+        """Read the current round's plan and the one before, and the kind of artifact; no plan without the round key."""
         federation = FederationConfig.load(self.folder.federation_toml)
         try:
             round_key = certificates.read_round_key(self.folder.pki / certificates.ROUND_KEY_FILE)
@@ -128,7 +128,7 @@ class SiteReader:
         return plan["rounds"], plan["artifact"]
 
     def _read_room(self) -> RoomTaken | None:
-        """The share of the room, where site.toml has ``[reference]`` and a round was evaluated by its metric."""
+        """Read the share of the room, where site.toml has ``[reference]`` and a round was evaluated by its metric."""
         try:
             reference = SiteConfig.load(self.folder.site_toml).reference
         except PeerError:  # `check` says what is wrong with site.toml
@@ -154,14 +154,14 @@ class SiteReader:
     def _read_journal(
         self, status: SiteStatus, plan: Sequence[PlannedRound], artifact: str | None
     ) -> tuple[list[Route], list[RoundStory], dict[str, int]]:
-        """The routes that end or begin here, the stories of the newest rounds, and the days of peers' certificates."""
+        """Read this site's routes, the stories of the newest rounds, and the days left of peers' certificates."""
         links: list[Route] = []
         stories: list[RoundStory] = []
         days: dict[str, int] = {}
         with contextlib.ExitStack() as stack:
             journals = [stack.enter_context(contextlib.closing(journal)) for journal in open_journals(self.folder)]
             for journal in journals[-1:]:
-                received = journal.records(("received",), last=RECEIVED_ROWS, leave_out=("$.body", "$.signature"))
+                received = journal.records(("received",), last=RECEIVED_ROWS)
                 days = peer_certificate_days(received, datetime.datetime.now(datetime.UTC))
                 for number in range(status["round"], max(0, status["round"] - STORIES), -1):
                     with storage(journal.path):
@@ -183,7 +183,7 @@ class FederationReader:
         self._readers = [SiteReader(folder, records=records) for folder in folders]
 
     def read(self) -> list[FederationSnapshot]:
-        """A snapshot a federation, by name. ``PeerError`` where no site of one can be read."""
+        """Read one snapshot for each federation, by name. Raises ``PeerError`` if no site of one can be read."""
         by_federation: dict[str, list[SiteReader]] = {}
         for reader in self._readers:
             by_federation.setdefault(reader.folder.federation, []).append(reader)
@@ -213,7 +213,7 @@ def _read_or_fail(reader: SiteReader) -> SiteSnapshot | PeerError:
 
 
 def sent_totals(sent: Sequence[Transfer]) -> list[SentTotal]:
-    """What left, by receiver, kind and purpose. An open or unknown transfer counts in full."""
+    """Return what left, by receiver, kind and purpose. An open or unknown transfer counts in full."""
     totals: dict[tuple[str, str, str], SentTotal] = {}
     for transfer in sent:
         key = transfer.peer, transfer.kind, transfer.purpose
@@ -242,7 +242,7 @@ def round_links(
     records: Sequence[Mapping[str, Any]],
     sent: Sequence[Transfer],
 ) -> list[Route]:
-    """What the site knows of the artifacts that it gets and sends in one round.
+    """Return what the site knows of the artifacts that it gets and sends in one round.
 
     Args:
         planned: the round's plan.
@@ -285,7 +285,7 @@ def round_links(
 def _journal_links(
     own: str, number: int, artifact: str, records: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[tuple[str, str, str], Route]]:
-    """What arrived in a round, and what the site went on without."""
+    """Return what arrived in a round, and what the site went on without."""
     for record in records:
         if record["round"] != number or record["kind"] not in (rows.ArrivedRow.kind, rows.ChosenRow.kind):
             continue

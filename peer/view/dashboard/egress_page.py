@@ -19,19 +19,10 @@ from peer.site.records.ledger import UNKNOWN
 from peer.site.records.members import Members
 from peer.site.records.snapshot import SentTotal
 from peer.view.dashboard.collect import sent_totals
-from peer.view.dashboard.elements import clock, size, table, text
 from peer.view.tracking.scalars import EXPORT
-from peer.web_page import render_page
+from peer.web_page import PageTable, clock, render_page, size
 
-STYLE = Path(__file__).with_name("page.css")
-PRINT_STYLE = """
-@page { size: A4 portrait; margin: 16mm; }
-.sign { display: flex; flex-wrap: wrap; gap: 2.5rem; margin-top: 3rem; break-inside: avoid; }
-.sign span { flex: 1 1 12rem; border-top: 1px solid var(--ink); padding-top: .25rem; color: var(--faint); }
-.verdict { border-left: 4px solid var(--well); background: var(--shade); padding: .5rem .9rem; font-weight: 600; }
-.verdict.broken { border-color: var(--lost); background: var(--warn); }
-tr { break-inside: avoid; }
-"""
+STYLES = ("dashboard.css", "egress.css")
 KIND_WORDS: Mapping[str, str] = {
     "model": "the weights and buffers of the site's network",
     "head": "the weights of the network's last layers",
@@ -42,6 +33,16 @@ KIND_WORDS: Mapping[str, str] = {
     "prediction": "what the network predicts for a public set of images, which all sites have",
     "metrics": "figures of this site's test split, such as an AUC, with the number of its samples",
 }
+MEMBERSHIP: Mapping[str, float] = {
+    "model": 0.74,
+    "head": 0.51,
+    "proxy": 0.69,
+    "messenger": 0.51,
+    "return": 0.59,
+    "prototype": 0.52,
+    "prediction": 0.56,
+}
+"""By kind, how well a membership inference attack did after the last round: the largest AUC in guarantees.md."""
 PURPOSE_WORDS: Mapping[str, str] = {
     "train": "training at another site",
     "handback": "a model that circulates, on its way home",
@@ -50,16 +51,6 @@ PURPOSE_WORDS: Mapping[str, str] = {
     "metrics": "another site's evaluation",
     EXPORT: "a file that the operator exported",
 }
-NOT_LEFT = "No image, signal, label, file name or patient's record is sent: the program has no message for them."
-RISK = (
-    "Weights can reveal something of the data that they were trained on, and nothing here adds noise to them: whether "
-    "they may leave is a decision of this site."
-)
-PROOF = (
-    "Before the first byte of a transfer, the daemon writes a row to the ledger, and after the last another one. The "
-    "rows form a chain of hashes. The other sites receive the head of this chain, signed, with every artifact: a copy "
-    "of the head from another site shows whether rows were removed later."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +93,7 @@ def read_report(folder: SiteFolder, witnesses: Sequence[Path], *, time_s: float)
 
 
 def find_receivers(folder: SiteFolder, federation: FederationConfig, egress: EgressConfig) -> Iterator[str]:
-    """The other members to which artifacts may leave; a newcomer only once it was accepted."""
+    """Find the other members to which artifacts may leave; a newcomer only once it was accepted."""
     members, accepted = Members.read(folder), MembershipFolder(folder.membership).accepted()
     for name in federation.roster.names if members is None else members.present():
         is_new = name not in federation.roster and name not in egress.receivers
@@ -112,34 +103,28 @@ def find_receivers(folder: SiteFolder, federation: FederationConfig, egress: Egr
 
 
 def write_report(report: EgressReport, *, version: str) -> str:
-    """The page as HTML, to read or to print."""
-    site, federation = report.folder.site, report.federation
-    body = [
-        "<main>",
-        f"<h1>What left {text(site)}<small>{text(federation.name)}</small></h1>",
-        f'<p class="facts"><span>written {clock(report.time_s)}</span><span>{_period(report)}</span></p>',
-        *_summary(report),
-        "<h2>What may leave</h2>",
-        "<p>By the method of the federation and by <code>[egress]</code> in this site's <code>site.toml</code>, as "
-        "they are today:</p>",
-        table(("what", "rule"), policy(federation, report.site, report.receivers)),
-        f"<p>{RISK} Beside artifacts, sites exchange greetings, heartbeats (round, phase, progress) and signed "
-        "descriptions of artifacts (shapes, digest, the architecture's name).</p>",
-        "<h2>What left, to whom</h2>",
-        *_receivers(report),
-        "<h2>What left, month by month</h2>",
-        *_months(report),
-        "<h2>Proofs</h2>",
-        *_proofs(report),
-        f"</main>\n<footer>mhfl-peer {text(version)}. An officer can verify this without trust in this machine: "
-        "<code>mhfl-peer help audit</code>.</footer>",
-    ]
-    style = STYLE.read_text("utf-8") + PRINT_STYLE
-    return render_page(f"What left {site} – mhfl-peer", "\n".join(body), style=style)
+    """Return the page as HTML, to read or to print."""
+    sent, totals = report.sent, report.totals
+    return render_page(
+        "egress.html.j2",
+        title=f"What left {report.folder.site} – mhfl-peer",
+        styles=STYLES,
+        report=report,
+        first_s=sent[0].time_s if sent else None,
+        last_s=max((transfer.time_s for transfer in sent), default=None),
+        receivers=len({total["receiver"] for total in totals if total["purpose"] != EXPORT}),
+        policy_rules=PageTable(("what", "rule"), policy(report.federation, report.site, report.receivers)),
+        totals=_totals(totals),
+        membership={kind: MEMBERSHIP[kind] for kind in report.site.egress.permitted_kinds(report.federation.plan)},
+        is_open=any(transfer.outcome in (OPEN, UNKNOWN) for transfer in sent),
+        months=_months(sent),
+        proofs=_proofs(report),
+        version=version,
+    )
 
 
 def policy(federation: FederationConfig, site: SiteConfig, receivers: Sequence[str]) -> list[tuple[str, str]]:
-    """What may leave, in words: a subject and its rule."""
+    """Return what may leave, in words: a subject and its rule."""
     plan, egress = federation.plan, site.egress
     method = federation.method.name
     kinds = [kind for kind in plan.sends if kind in egress.permitted_kinds(plan)]
@@ -167,32 +152,7 @@ def policy(federation: FederationConfig, site: SiteConfig, receivers: Sequence[s
     return rules
 
 
-def _period(report: EgressReport) -> str:
-    if not report.sent:
-        return "no transfer yet"
-    first, last = report.sent[0].time_s, max(transfer.time_s for transfer in report.sent)
-    return f"transfers from {clock(first)} to {clock(last)}"
-
-
-def _summary(report: EgressReport) -> Iterator[str]:
-    receivers = {total["receiver"] for total in report.totals if total["purpose"] != EXPORT}
-    count, total_bytes = len(report.sent), sum(transfer.bytes for transfer in report.sent)
-    verified = report.verified
-    if report.sent:
-        sites = "one site" if len(receivers) == 1 else f"{len(receivers)} sites"
-        transfers = "one transfer" if count == 1 else f"{count} transfers"
-        yield f"<p>{transfers} with {size(total_bytes)} left this site for {sites}. {NOT_LEFT}</p>"
-    else:
-        yield f"<p>Nothing has left this site. {NOT_LEFT}</p>"
-    if verified["problems"]:
-        yield f'<p class="verdict broken">The ledger is not whole: {text(verified["problems"][0])}.</p>'
-    else:
-        witnesses = ", ".join(witness["by"] for witness in verified["witnesses"])
-        seen = f"; {witnesses} confirmed its first {verified['vouched_rows']} rows" if witnesses else ""
-        yield f'<p class="verdict">The ledger of these transfers is whole{text(seen)}.</p>'
-
-
-def _receivers(report: EgressReport) -> Iterator[str]:
+def _totals(totals: Sequence[SentTotal]) -> PageTable:
     rows = [
         (
             total["receiver"],
@@ -203,17 +163,15 @@ def _receivers(report: EgressReport) -> Iterator[str]:
             size(total["bytes"]),
             clock(total["last"]),
         )
-        for total in report.totals
+        for total in totals
     ]
     columns = ("receiver", "what", "for", "transfers", "complete", "bytes", "last")
-    yield table(columns, rows, numbers=("transfers", "complete", "bytes")) if rows else "<p>Nothing.</p>"
-    if any(transfer.outcome in (OPEN, UNKNOWN) for transfer in report.sent):
-        yield '<p class="note">A transfer whose end is open or unknown counts with all its bytes.</p>'
+    return PageTable(columns, rows, numbers=["transfers", "complete", "bytes"])
 
 
-def _months(report: EgressReport) -> Iterator[str]:
+def _months(sent: Sequence[Transfer]) -> PageTable:
     months: dict[str, list[Transfer]] = {}
-    for transfer in report.sent:
+    for transfer in sent:
         month = datetime.datetime.fromtimestamp(transfer.time_s).strftime("%Y-%m")
         months.setdefault(month, []).append(transfer)
     rows = [
@@ -221,15 +179,12 @@ def _months(report: EgressReport) -> Iterator[str]:
         for month, transfers in sorted(months.items())
         for total in sent_totals(transfers)
     ]
-    columns = ("month", "receiver", "what", "transfers", "bytes")
-    yield table(columns, rows, numbers=("transfers", "bytes")) if rows else "<p>Nothing.</p>"
-    yield '<p class="note"><code>mhfl-peer egress</code> lists each transfer.</p>' if rows else ""
+    return PageTable(("month", "receiver", "what", "transfers", "bytes"), rows, numbers=["transfers", "bytes"])
 
 
-def _proofs(report: EgressReport) -> Iterator[str]:
+def _proofs(report: EgressReport) -> PageTable:
     verified = report.verified
     head = verified["head"]
-    yield f"<p>{text(PROOF)}</p>"
     rows: list[tuple[str, object]] = [
         ("rows", f"{verified['rows']}, of {verified['transfers']} transfers; {len(verified['open'])} have no end yet"),
         ("head of the ledger", f"row {head['count']}, SHA-256 {head['hash']}"),
@@ -245,8 +200,4 @@ def _proofs(report: EgressReport) -> Iterator[str]:
         rows.append(("restored", f"{clock(restored['time'])}: an older backup; reported by {restored['reported_by']}"))
     rows += [("problem", problem) for problem in verified["problems"]]
     rows += [("not proven", claim) for claim in verified["unproven"]]
-    yield table(("proof", "result"), rows)
-    yield (
-        '<p class="sign"><span>place and date</span><span>operator of this site</span>'
-        "<span>data protection officer</span></p>"
-    )
+    return PageTable(("proof", "result"), rows)

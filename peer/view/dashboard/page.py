@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from peer.core.limits import CERTIFICATE_DAYS_MIN
-from peer.core.metrics import metric_title
+from peer.core.metrics import METRICS, SPLITS, metric_title
 from peer.core.status import PeerWait
 from peer.documents.records import FederationOverview, OverviewRow, Route, RouteState
 from peer.quantities import duration
-from peer.site.records.snapshot import SiteSnapshot
+from peer.site.records.snapshot import SiteSnapshot, read_quality
 from peer.view.dashboard import chart
 from peer.view.dashboard.collect import FederationSnapshot
-from peer.view.dashboard.elements import Markup, clock, size, table, text, time_of_day
-from peer.view.dashboard.ring import NAMED_MAX, STATE_CLASSES, STATE_WORDS, draw_ring, phase_words
-from peer.web_page import content_policy, render_page
+from peer.view.dashboard.ring import NAMED_MAX, STATE_CLASSES, STATE_WORDS, arrange_ring, phase_words
+from peer.web_page import Badge, Bar, PageTable, clock, content_policy, render_page, size
 
-STYLE = Path(__file__).with_name("page.css")
-SCRIPT = Path(__file__).with_name("refresh.js")
-SHORT = 12
-"""How many digits of a digest a page shows."""
+STYLES = ("dashboard.css",)
+SCRIPT = "refresh.js"
 ROUTE_WORDS: Mapping[RouteState, str] = {
     "arrived": "arrived",
     "moving": "under way",
@@ -28,106 +24,88 @@ ROUTE_WORDS: Mapping[RouteState, str] = {
     "missing": "did without",
     "planned": "planned",
 }
-SWATCH = (
-    '<svg width="14" height="10" aria-hidden="true">'
-    '<g class="line{0}"><circle class="swatch" cx="6" cy="5" r="4"/></g></svg>'
-)
-"""The colour of a line, for the key of the charts."""
-STALE = "No answer: `mhfl-peer dashboard` has ended. This is what it showed last."
 
 
 def write_page(federations: Sequence[FederationSnapshot], *, version: str, live: bool = False) -> str:
-    """The whole page as HTML.
+    """Return the whole page as HTML.
 
     Args:
         live: the page fetches itself again every few seconds.
     """
     names = ", ".join(snapshot.overview["federation"] for snapshot in federations)
-    body = [line for snapshot in federations for line in _federation(snapshot)]
-    return _frame(f"{names} – mhfl-peer", body, version=version, live=live)
+    return _render(f"{names} – mhfl-peer", list(map(_content, federations)), version=version, live=live)
 
 
 def write_problem(problem: str, *, version: str) -> str:
-    """The page while nothing can be read; it fetches itself again like the others."""
-    line = f'<ul class="attention"><li class="urgent">{text(problem)}.</li></ul>'
-    return _frame("mhfl-peer", [line], version=version, live=True)
+    """Return the page while nothing can be read; it fetches itself again like the others."""
+    return _render("mhfl-peer", [], problem=problem, version=version, live=True)
 
 
 def live_policy() -> str:
-    """The Content-Security-Policy of a page that fetches itself again."""
-    return content_policy(style=STYLE.read_text("utf-8"), script=SCRIPT.read_text("utf-8"))
+    """Return the Content-Security-Policy of a page that fetches itself again."""
+    return content_policy(styles=STYLES, script=SCRIPT)
 
 
-def _frame(title: str, body: Sequence[str], *, version: str, live: bool) -> str:
-    stale = f'<p id="stale" hidden>{text(STALE)}</p>\n' if live else ""
-    whole = "\n".join([f"{stale}<main>", *body, f"</main>\n<footer>mhfl-peer {text(version)}</footer>"])
-    script = SCRIPT.read_text("utf-8") if live else ""
-    return render_page(title, whole, style=STYLE.read_text("utf-8"), script=script)
+def _render(
+    title: str, federations: Sequence[Mapping[str, object]], *, version: str, live: bool, problem: str = ""
+) -> str:
+    return render_page(
+        "dashboard.html.j2",
+        title=title,
+        styles=STYLES,
+        script=SCRIPT if live else "",
+        federations=federations,
+        problem=problem,
+        version=version,
+    )
 
 
-def _federation(snapshot: FederationSnapshot) -> Iterator[str]:
-    overview = snapshot.overview
-    yield "<section>"
-    yield from _head(overview, snapshot.sites)
-    yield from _attention(overview)
-    yield '<div class="top">'
-    heading = f"Round {overview['round']}" if overview["round"] else "Before round 1"
-    yield f'<figure class="ringbox"><h2>{heading}</h2>'
-    yield f"{draw_ring(overview)}{_route_key(overview)}</figure>"
-    yield f"<div><h2>Sites</h2>{_sites(overview)}{_seen_by(overview, snapshot.sites)}"
-    yield from _waits(overview)
-    yield from _routes(overview)
-    yield "</div></div>"
-    yield from _room(overview)
-    yield from _curves(overview, snapshot.sites)
-    yield from _sent(snapshot.sites)
-    yield from _refusals(overview)
-    yield from _machine(snapshot.sites)
-    yield from _stories(snapshot.sites)
-    yield "</section>"
+def _content(snapshot: FederationSnapshot) -> dict[str, object]:
+    """Return the content of one federation's section."""
+    overview, sites = snapshot.overview, snapshot.sites
+    states = {route["state"] for route in overview["routes"]}
+    receivers = sorted({total["receiver"] for site in sites for total in site["sent"]})
+    return {
+        "overview": overview,
+        "committed": max(site["status"]["committed"] for site in sites),
+        "figures": _figures(overview, sites),
+        "ring": arrange_ring(overview),
+        "route_states": {state: words for state, words in ROUTE_WORDS.items() if state in states},
+        "sites": _sites(overview),
+        "here": [site["status"]["site"] for site in sites],
+        "seen_by": sorted({row["seen_by"] for row in overview["sites"] if row["seen_by"] != row["site"]}),
+        "waits": _waits(overview),
+        "routes": _routes(overview),
+        "room": _room(overview),
+        "curves": _curves(sites),
+        "receivers": [f"to {receiver}" for receiver in receivers] if len(sites) > 1 else [],
+        "sent": _sent_by_receiver(sites, receivers) if len(sites) > 1 else _sent_in_detail(sites[0]),
+        "losses": [row["losses"] for row in overview["sites"] if row["losses"]],
+        "refusals": _refusals(overview, old=False),
+        "old_refusals": _refusals(overview, old=True),
+        "machine": _machine(sites),
+        "stories": {site["status"]["site"]: site["stories"] for site in sites if site["stories"]},
+    }
 
 
-def _head(overview: FederationOverview, sites: Sequence[SiteSnapshot]) -> Iterator[str]:
-    committed = max(snapshot["status"]["committed"] for snapshot in sites)
-    left_s = [left for snapshot in sites if (left := snapshot["status"]["left_s"]) is not None]
-    share = committed / max(overview["rounds"], 1)
-    yield f"<h1>{text(overview['federation'])}<small>{text(overview['method'])}</small></h1>"
-    facts = [
-        f"<span>round <b>{overview['round']}</b> of {overview['rounds']}</span>",
-        *([f"<span>about <b>{duration(max(left_s))}</b> left</span>"] if left_s and max(left_s) > 0 else []),
-        f"<span>read {clock(overview['time'])}</span>",
-        f'<span>settings <span class="digest">{text(overview["digest"][:SHORT])}</span></span>',
+def _figures(overview: FederationOverview, sites: Sequence[SiteSnapshot]) -> list[tuple[str, str, str]]:
+    """Return the four figures that stand on top: name, value and note of each."""
+    committed = min(site["status"]["committed"] for site in sites)
+    up = sum(row["state"] in ("running", "heard", "finished") for row in overview["sites"])
+    totals = [total for site in sites for total in site["sent"]]
+    sent, transfers = (sum(total[key] for total in totals) for key in ("bytes", "transfers"))
+    quality = read_quality(sites)
+    return [
+        ("rounds over", f"{committed} of {overview['rounds']}", ""),
+        ("sites up or finished", f"{up} of {len(overview['sites'])}", ""),
+        ("quality", "–", "not measured yet")
+        if quality is None
+        else (METRICS[quality.metric].title, quality.mean(quality.last), f"on {SPLITS[quality.split]}"),
+        ("left this machine", size(sent), f"in {transfers} transfers"),
     ]
-    yield f'<p class="facts">{"".join(facts)}</p>'
-    yield (
-        '<svg class="rounds" viewBox="0 0 1000 8" preserveAspectRatio="none" role="img">'
-        f"<title>{committed} of {overview['rounds']} rounds are over</title>"
-        f'<rect width="{1000 * share:.0f}" height="8"/></svg>'
-    )
 
 
-def _attention(overview: FederationOverview) -> Iterator[str]:
-    yield '<ul class="attention">'
-    if not overview["attention"]:
-        yield '<li class="good">Nothing needs attention.</li>'
-    for item in overview["attention"]:
-        kind = ' class="urgent"' if item["urgent"] else ""
-        yield f"<li{kind}><b>{text(item['site'])}:</b>{text(item['text'])}.</li>"
-    yield "</ul>"
-
-
-def _route_key(overview: FederationOverview) -> str:
-    states = sorted({route["state"] for route in overview["routes"]}, key=list(ROUTE_WORDS).index)
-    if not states:
-        when = "In this round" if overview["round"] else "Before round 1"
-        return f'<p class="note">{when}, no site sends to another.</p>'
-    sample = '<svg width="30" height="10" aria-hidden="true"><g class="route {0}"><path d="M1 5H29"/></g></svg>'
-    return (
-        f'<p class="key">{"".join(f"<span>{sample.format(state)}{ROUTE_WORDS[state]}</span>" for state in states)}</p>'
-    )
-
-
-def _sites(overview: FederationOverview) -> str:
+def _sites(overview: FederationOverview) -> PageTable:
     numbered = len(overview["sites"]) > NAMED_MAX
     columns = ["site", "state", "round", "does", "waits for", "certificate", "program"]
     rows = []
@@ -135,46 +113,42 @@ def _sites(overview: FederationOverview) -> str:
         name = f"{number} {row['site']}" if numbered else row["site"]
         waits = ", ".join(wait["site"] for wait in row["waiting_for"]) if row["seen_by"] == row["site"] else None
         does = phase_words(row) if row["state"] in ("running", "heard") else None
-        software = (row["software"] or "").removeprefix("mhfl-peer ") or None
+        software = (row["software"] or "").removeprefix("mhfl-peer ")
         rows.append((name, _state(row), row["round"], does, waits, _days(row["certificate_days"]), software))
-    return table(columns, rows, numbers=("round",))
+    return PageTable(columns, rows, numbers=["round"])
 
 
-def _state(row: OverviewRow) -> Markup:
+def _state(row: OverviewRow) -> Badge:
     word = "running" if row["state"] == "heard" else STATE_WORDS.get(row["state"], row["state"])
     ago = f" for {duration(row['last_seen_s'])}" if row["state"] == "silent" and row["last_seen_s"] is not None else ""
-    return Markup(f'<span class="state {STATE_CLASSES[row["state"]]}">{text(word + ago)}</span>')
+    return Badge(word + ago, f"state {STATE_CLASSES[row['state']]}")
 
 
-def _days(days: int | None) -> Markup | None:
+def _days(days: int | None) -> Badge | None:
     if days is None:
         return None
     kind = "lost" if days < 0 else "late" if days < CERTIFICATE_DAYS_MIN else "nowrap"
-    return Markup(f'<span class="{kind}">{f"{days} days" if days >= 0 else "expired"}</span>')
+    return Badge(f"{days} days" if days >= 0 else "expired", kind)
 
 
-def _seen_by(overview: FederationOverview, sites: Sequence[SiteSnapshot]) -> str:
-    others = sorted({row["seen_by"] for row in overview["sites"] if row["seen_by"] != row["site"]})
-    if not others:
-        return ""
-    here = ", ".join(text(snapshot["status"]["site"]) for snapshot in sites)
-    return f'<p class="note">On this machine: {here}. The other rows are what {text(", ".join(others))} heard last.</p>'
+def _routes(overview: FederationOverview) -> PageTable:
+    """Return a row a sender with a cell a receiver, or, of many sites, a row a route."""
+    routes = sorted(overview["routes"], key=lambda route: (route["receiver"], route["sender"], route["kind"]))
+    several = len({route["kind"] for route in routes}) > 1
+    cells: dict[tuple[str, str], list[str]] = {}
+    for route in routes:
+        cells.setdefault((route["sender"], route["receiver"]), []).append(_route_words(route, with_kind=several))
+    words = {way: "; ".join(of_kinds) for way, of_kinds in cells.items()}
+    if len(overview["sites"]) > NAMED_MAX:
+        return PageTable(("way", "transfer"), [(f"{way[0]} → {way[1]}", text) for way, text in words.items()])
+    senders, receivers = (sorted({way[end] for way in words}) for end in (0, 1))
+    rows = [(f"from {sender}", *(words.get((sender, receiver)) for receiver in receivers)) for sender in senders]
+    return PageTable(("", *(f"to {receiver}" for receiver in receivers)), rows)
 
 
-def _routes(overview: FederationOverview) -> Iterator[str]:
-    if not overview["routes"]:
-        return
-    yield f"<h2>Transfers of round {overview['round']}</h2>"
-    ordered = sorted(overview["routes"], key=lambda route: (route["receiver"], route["sender"], route["kind"]))
-    rows = [
-        (f"{route['sender']} → {route['receiver']}", route["kind"], _bytes(route), _route_state(route))
-        for route in ordered
-    ]
-    yield table(("way", "what", "size", "state"), rows, numbers=("size",))
-
-
-def _bytes(route: Route) -> str | None:
-    return None if route["bytes"] is None else size(route["bytes"])
+def _route_words(route: Route, *, with_kind: bool) -> str:
+    kind = f"{route['kind']} " if with_kind else ""
+    return f"{kind}{_route_state(route)}" + ("" if route["bytes"] is None else f", {size(route['bytes'])}")
 
 
 def _route_state(route: Route) -> str:
@@ -183,95 +157,76 @@ def _route_state(route: Route) -> str:
     return f"{ROUTE_WORDS[route['state']]}{share}{reason}"
 
 
-def _waits(overview: FederationOverview) -> Iterator[str]:
+def _waits(overview: FederationOverview) -> PageTable:
     rows = [
         (row["site"], wait["site"], wait["artifact"], duration(wait["since_s"]), _deadline(wait))
         for row in overview["sites"]
         for wait in row["waiting_for"]
     ]
-    if rows:
-        yield "<h2>Who waits for whom</h2>"
-        yield table(("site", "waits for", "what", "for", "at most"), rows)
+    return PageTable(("site", "waits for", "what", "for", "at most"), rows)
 
 
 def _deadline(wait: PeerWait) -> str:
     return "until it answers" if wait["deadline_s"] is None else f"{duration(max(0.0, wait['deadline_s']))} more"
 
 
-def _room(overview: FederationOverview) -> Iterator[str]:
-    """How far each site has come from training alone to all data pooled, where its operator said what both are."""
-    known = [(row["site"], row["room"]) for row in overview["sites"] if row["room"] is not None]
-    if not known:
-        return
-    yield "<h2>The share of the room</h2>"
-    rows = []
-    for site, room in known:
-        values = (f"{room[key]:.3f}" for key in ("alone", "value", "pooled"))
-        taken = "hardly any room" if room["share"] is None else Markup(_bar(room["share"]))
-        rows.append((site, metric_title(room["metric"]), *values, taken))
+def _room(overview: FederationOverview) -> PageTable:
+    """Return each site's share of the way from training alone to all data pooled, where its operator set both."""
+    rows = [
+        (
+            row["site"],
+            metric_title(room["metric"]),
+            *(f"{room[key]:.3f}" for key in ("alone", "value", "pooled")),
+            "hardly any room" if room["share"] is None else Bar(room["share"]),
+        )
+        for row in overview["sites"]
+        if (room := row["room"]) is not None
+    ]
     columns = ("site", "on its own test data", "alone", "now", "pooled", "of the room")
-    yield table(columns, rows, numbers=("alone", "now", "pooled"))
-    yield (
-        '<p class="note">Training alone takes none of the room, and training on the data of all sites all of it. What '
-        "both reach is what <code>[reference]</code> in <code>site.toml</code> says.</p>"
-    )
+    return PageTable(columns, rows, numbers=["alone", "now", "pooled"])
 
 
-def _bar(share: float) -> str:
-    width = 100 * min(1.0, max(0.0, share))
-    return (
-        f'<span class="share"><svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect width="{width:.0f}" height="8"/></svg>{share:.0%}</span>'
-    )
-
-
-def _curves(overview: FederationOverview, sites: Sequence[SiteSnapshot]) -> Iterator[str]:
-    names = [snapshot["status"]["site"] for snapshot in sites]
-    styles = {name: index for index, name in enumerate(names)}
-    first, others = chart.choose_tags([curve for snapshot in sites for curve in snapshot["curves"]])
-    if not first and not others:
-        return
+def _curves(sites: Sequence[SiteSnapshot]) -> dict[str, object]:
+    """Return the charts, those that everybody looks at first, and the colour of each site."""
+    styles = {site["status"]["site"]: index for index, site in enumerate(sites)}
     lines: dict[str, dict[str, chart.Points]] = {}
-    for name, snapshot in zip(names, sites, strict=True):
-        for curve in snapshot["curves"]:
-            lines.setdefault(curve["tag"], {})[name] = curve["points"]
+    for site in sites:
+        for curve in site["curves"]:
+            lines.setdefault(curve["tag"], {})[site["status"]["site"]] = curve["points"]
     last = max((points[-1][0] for of_tag in lines.values() for points in of_tag.values() if points), default=1)
-    yield "<h2>Learning curves</h2>"
-    key = "".join(f"<span>{SWATCH.format(styles[name] % chart.COLOURS)}{text(name)}</span>" for name in names)
-    yield f'<p class="key">{key}</p><div class="charts">'
-    yield from (chart.draw_chart(tag, lines[tag], styles, rounds=last) for tag in first)
-    yield "</div>"
-    if others:
-        yield f'<details id="curves-{text(overview["federation"])}"><summary>{len(others)} more curves</summary>'
-        yield '<div class="charts">'
-        yield from (chart.draw_chart(tag, lines[tag], styles, rounds=last) for tag in others)
-        yield "</div></details>"
+    first, others = (
+        [
+            chart.lay_out_chart(tag, lines, styles, rounds=last, samples=_samples(sites, tag.rpartition("/")[0]))
+            for tag in tags
+        ]
+        for tags in chart.choose_tags(lines)
+    )
+    return {
+        "key": [(style % chart.COLOURS, name) for name, style in styles.items()],
+        "first": first,
+        "others": others,
+    }
 
 
-def _sent(sites: Sequence[SiteSnapshot]) -> Iterator[str]:
-    yield "<h2>What left, and to whom</h2>"
-    if not any(snapshot["sent"] for snapshot in sites):
-        yield "<p>Nothing.</p>"
-        return
-    yield _sent_by_receiver(sites) if len(sites) > 1 else _sent_in_detail(sites[0])
-    yield '<p class="note">From the egress ledger, which <code>mhfl-peer egress verify</code> checks.</p>'
+def _samples(sites: Sequence[SiteSnapshot], split: str) -> list[int]:
+    """Return how many samples each site of this machine has in a split of its own."""
+    return [site["status"]["samples"][split] for site in sites if split in site["status"]["samples"]]
 
 
-def _sent_by_receiver(sites: Sequence[SiteSnapshot]) -> str:
-    """A row a site, a column a receiver."""
-    receivers = sorted({total["receiver"] for snapshot in sites for total in snapshot["sent"]})
-    rows: list[list[object]] = []
-    for snapshot in sites:
-        cells: list[object] = [f"from {snapshot['status']['site']}"]
+def _sent_by_receiver(sites: Sequence[SiteSnapshot], receivers: Sequence[str]) -> dict[str, list[str | None]]:
+    """Return a row a site, with a cell a receiver."""
+    rows = {}
+    for site in sites:
+        cells = []
         for receiver in receivers:
-            totals = [total for total in snapshot["sent"] if total["receiver"] == receiver]
+            totals = [total for total in site["sent"] if total["receiver"] == receiver]
             transfers, count = sum(total["transfers"] for total in totals), sum(total["bytes"] for total in totals)
             cells.append(f"{size(count)} in {transfers}" if totals else None)
-        rows.append(cells)
-    return table(["", *(f"to {receiver}" for receiver in receivers)], rows)
+        rows[f"from {site['status']['site']}"] = cells
+    return rows if receivers else {}
 
 
-def _sent_in_detail(snapshot: SiteSnapshot) -> str:
+def _sent_in_detail(site: SiteSnapshot) -> PageTable | None:
     rows = [
         (
             total["receiver"],
@@ -280,48 +235,28 @@ def _sent_in_detail(snapshot: SiteSnapshot) -> str:
             size(total["bytes"]),
             clock(total["last"]),
         )
-        for total in snapshot["sent"]
+        for total in site["sent"]
     ]
-    return table(("to", "what", "transfers", "bytes", "last"), rows, numbers=("transfers", "bytes"))
+    columns = ("to", "what", "transfers", "bytes", "last")
+    return PageTable(columns, rows, numbers=["transfers", "bytes"]) if rows else None
 
 
-def _refusals(overview: FederationOverview) -> Iterator[str]:
-    if not overview["refusals"]:
-        return
-    yield "<h2>Who refuses whom</h2>"
+def _refusals(overview: FederationOverview, *, old: bool) -> PageTable:
     rows = []
-    for group in overview["refusals"]:
+    for group in (each for each in overview["refusals"] if each["old"] == old):
         first, last = group["first_round"], group["last_round"]
         rounds = str(first) if first == last else f"{first} to {last}"
-        rows.append((group["by"], group["of"], group["reason"], group["times"], rounds))
-    yield table(("site", "refused", "because", "times", "in rounds"), rows, numbers=("times",))
+        what = (group["of"], "declined to", group["by"]) if group["declined"] else (group["by"], "refused", group["of"])
+        rows.append((*what, group["reason"], group["times"], rounds))
+    return PageTable(("site", "", "site", "because", "times", "in rounds"), rows, numbers=["times"])
 
 
-def _machine(sites: Sequence[SiteSnapshot]) -> Iterator[str]:
-    yield "<h2>On this machine</h2>"
+def _machine(sites: Sequence[SiteSnapshot]) -> PageTable:
     rows = []
     for snapshot in sites:
         status = snapshot["status"]
         samples = ", ".join(f"{count} {split}" for split, count in status["samples"].items() if count)
         loss = ", ".join(f"{name} {value:.4g}" for name, value in status["training"].get("loss", {}).items())
         folder, free = size(snapshot["folder_bytes"]), size(snapshot["free_bytes"])
-        rows.append((status["site"], status["listen"] or None, samples, loss, folder, free))
-    yield table(("site", "listens at", "samples", "loss now", "its folder", "free on its disk"), rows)
-
-
-def _stories(sites: Sequence[SiteSnapshot]) -> Iterator[str]:
-    if not any(snapshot["stories"] for snapshot in sites):
-        return
-    yield "<h2>The last rounds</h2>"
-    for snapshot in sites:
-        status, stories = snapshot["status"], snapshot["stories"]
-        if stories:
-            opened = " open" if len(sites) == 1 else ""
-            yield f'<details id="story-{text(status["federation"])}-{text(status["site"])}"{opened}>'
-            yield f"<summary>{text(status['site'])}</summary>"
-            for round_story in stories:
-                yield f'<h3>Round {round_story["round"]}, {text(round_story["state"])}</h3><ol class="story">'
-                for time_s, sentence in round_story["sentences"]:
-                    yield f"<li><time>{time_of_day(time_s)}</time><span>{text(sentence)}</span></li>"
-                yield "</ol>"
-            yield "</details>"
+        rows.append((status["site"], status["listen"], samples, loss, folder, free))
+    return PageTable(("site", "listens at", "samples", "loss now", "its folder", "free on its disk"), rows)

@@ -1,15 +1,11 @@
-"""The ring of sites with the routes of a round, as SVG whose colours the page's style decides."""
+"""The ring of sites with the routes of a round, as ``charts.html.j2`` draws it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from peer.core.status import PeerState
 from peer.documents.records import FederationOverview, OverviewRow, OwnState, Route
-from peer.errors import one_line
-from peer.web_page import escape
 
 NAMED_MAX = 8
 """With more sites, the nodes have the numbers of the table's rows instead of names."""
@@ -42,21 +38,11 @@ STATE_WORDS: dict[OwnState | PeerState, str] = {
     "new": "not begun",
 }
 """What people read, where it is not the state itself."""
+Place = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A site's place in the picture."""
-
-    row: OverviewRow
-    number: int
-    x: float
-    y: float
-    angle: float
-
-
-def draw_ring(overview: FederationOverview) -> str:
-    """The picture of a federation's round; a screen reader reads the routes from its title."""
+def arrange_ring(overview: FederationOverview) -> dict[str, object]:
+    """Arrange a federation's sites and routes in a ring, as the macro ``ring`` of ``charts.html.j2`` draws it."""
     rows = overview["sites"]
     named = len(rows) <= NAMED_MAX
     radius = max(RADIUS, len(rows) * SPACING / math.tau) if len(rows) > 1 else 0.0
@@ -64,45 +50,42 @@ def draw_ring(overview: FederationOverview) -> str:
     label = max(letters, NOTE_LENGTH_MIN) * LETTER if named else 0.0
     half_width = radius + NODE + LABEL_GAP + label
     half_height = radius + NODE + LABEL_GAP + (2 * LINE if named else 0.0) + 4.0
-    nodes = {node.row["site"]: node for node in _place(rows, radius)}
-    routes = [route for route in overview["routes"] if {route["sender"], route["receiver"]} <= nodes.keys()]
-    words = "; ".join(f"{route['sender']} to {route['receiver']}: {route['state']}" for route in routes)
-    parts = [
-        f'<svg class="ring" viewBox="{-half_width:.0f} {-half_height:.0f} {2 * half_width:.0f} {2 * half_height:.0f}" '
-        f'width="{2 * half_width:.0f}" role="img">',
-        f"<title>Routes of round {overview['round']}: {escape(words or 'none')}</title>",
-        *(_route(route, nodes[route["sender"]], nodes[route["receiver"]]) for route in routes),
-        *(part for node in nodes.values() for part in _node(node, named=named)),
-        "</svg>",
-    ]
-    return "\n".join(parts)
-
-
-def _place(rows: Sequence[OverviewRow], radius: float) -> Iterator[Node]:
     start = -math.pi if len(rows) == 2 else -math.pi / 2  # two sites stand side by side
-    for index, row in enumerate(rows):
-        angle = start + math.tau * index / len(rows)
-        yield Node(row, index + 1, radius * math.cos(angle), radius * math.sin(angle), angle)
+    angles = [start + math.tau * index / len(rows) for index in range(len(rows))]
+    places = {
+        row["site"]: (radius * math.cos(angle), radius * math.sin(angle))
+        for row, angle in zip(rows, angles, strict=True)
+    }
+    routes = [route for route in overview["routes"] if {route["sender"], route["receiver"]} <= places.keys()]
+    words = "; ".join(f"{route['sender']} to {route['receiver']}: {route['state']}" for route in routes)
+    return {
+        "title": f"Routes of round {overview['round']}: {words or 'none'}",
+        "view_box": (-half_width, -half_height, 2 * half_width, 2 * half_height),
+        "routes": [_route(route, places[route["sender"]], places[route["receiver"]]) for route in routes],
+        "nodes": [
+            _node(row, *places[row["site"]], angle, number=None if named else number)
+            for number, (row, angle) in enumerate(zip(rows, angles, strict=True), 1)
+        ],
+    }
 
 
-def _route(route: Route, sender: Node, receiver: Node) -> str:
-    """An arrow with a bend to its right, so that there and back differ."""
-    dx, dy = receiver.x - sender.x, receiver.y - sender.y
-    length = math.hypot(dx, dy) or 1.0
-    bend_x, bend_y = (sender.x + receiver.x) / 2 - dy * BEND, (sender.y + receiver.y) / 2 + dx * BEND
+def _route(route: Route, sender: Place, receiver: Place) -> dict[str, object]:
+    """Return an arrow with a bend to its right, so that there and back differ."""
+    dx, dy = receiver[0] - sender[0], receiver[1] - sender[1]
+    bend_x, bend_y = (sender[0] + receiver[0]) / 2 - dy * BEND, (sender[1] + receiver[1]) / 2 + dx * BEND
     gap = NODE + 5.0
-    start_x, start_y = _towards(sender.x, sender.y, bend_x, bend_y, gap)
-    tip_x, tip_y = _towards(receiver.x, receiver.y, bend_x, bend_y, gap)
-    neck_x, neck_y = _towards(receiver.x, receiver.y, bend_x, bend_y, gap + HEAD)
+    start_x, start_y = _towards(*sender, bend_x, bend_y, gap)
+    tip_x, tip_y = _towards(*receiver, bend_x, bend_y, gap)
+    neck_x, neck_y = _towards(*receiver, bend_x, bend_y, gap + HEAD)
     side_x, side_y = -(neck_y - tip_y) / HEAD * 4.0, (neck_x - tip_x) / HEAD * 4.0
-    back = " back" if route["kind"] == "return" and length else ""
-    words = f"{route['sender']} → {route['receiver']}: {route['kind']}, {route['state']}"
-    return (
-        f'<g class="route {route["state"]}{back}"><title>{escape(one_line(words))}</title>'
-        f'<path d="M{start_x:.1f} {start_y:.1f}Q{bend_x:.1f} {bend_y:.1f} {neck_x:.1f} {neck_y:.1f}"/>'
-        f'<path class="head" d="M{tip_x:.1f} {tip_y:.1f}L{neck_x + side_x:.1f} {neck_y + side_y:.1f}'
-        f'L{neck_x - side_x:.1f} {neck_y - side_y:.1f}Z"/></g>'
-    )
+    return {
+        "state": route["state"],
+        "back": route["kind"] == "return",
+        "words": f"{route['sender']} → {route['receiver']}: {route['kind']}, {route['state']}",
+        "line": f"M{start_x:.1f} {start_y:.1f}Q{bend_x:.1f} {bend_y:.1f} {neck_x:.1f} {neck_y:.1f}",
+        "head": f"M{tip_x:.1f} {tip_y:.1f}L{neck_x + side_x:.1f} {neck_y + side_y:.1f}"
+        f"L{neck_x - side_x:.1f} {neck_y - side_y:.1f}Z",
+    }
 
 
 def _towards(x: float, y: float, to_x: float, to_y: float, distance: float) -> tuple[float, float]:
@@ -110,47 +93,44 @@ def _towards(x: float, y: float, to_x: float, to_y: float, distance: float) -> t
     return x + (to_x - x) / length * distance, y + (to_y - y) / length * distance
 
 
-def _node(node: Node, *, named: bool) -> Iterator[str]:
-    row = node.row
-    yield f'<g class="site {STATE_CLASSES[row["state"]]}"><title>{escape(one_line(_words(row)))}</title>'
-    yield f'<circle cx="{node.x:.1f}" cy="{node.y:.1f}" r="{NODE}"/>'
-    if named and row["progress"] is not None:
-        yield _progress(node, min(max(row["progress"], 0.0), 1.0))
-    inside = str(node.number) if not named else {"lost": "!", "unknown": "?"}.get(STATE_CLASSES[row["state"]], "")
-    if inside:
-        yield f'<text class="inside" x="{node.x:.1f}" y="{node.y + 5:.1f}">{inside}</text>'
-    if named:
-        yield from _label(node)
-    yield "</g>"
+def _node(row: OverviewRow, x: float, y: float, angle: float, *, number: int | None) -> dict[str, object]:
+    """Return a site, with its number where the picture has no names."""
+    kind = STATE_CLASSES[row["state"]]
+    progress = None if number else row["progress"]
+    return {
+        "x": x,
+        "y": y,
+        "radius": NODE,
+        "kind": kind,
+        "words": _words(row),
+        "sign": str(number) if number else {"lost": "!", "unknown": "?"}.get(kind, ""),
+        "arc": "" if progress is None else _arc(x, y, min(max(progress, 0.0), 1.0)),
+        "label": None if number else _label(row, x, y, angle),
+    }
 
 
-def _progress(node: Node, share: float) -> str:
-    """An arc round the node, clockwise from its top."""
+def _arc(x: float, y: float, share: float) -> str:
+    """Return an arc round a node, clockwise from its top."""
     radius, turn = NODE - 4.0, math.tau * min(share, 0.999)
-    end_x, end_y = node.x + radius * math.sin(turn), node.y - radius * math.cos(turn)
-    large = int(turn > math.pi)
-    return (
-        f'<path class="progress" d="M{node.x:.1f} {node.y - radius:.1f}'
-        f'A{radius} {radius} 0 {large} 1 {end_x:.1f} {end_y:.1f}"/>'
-    )
+    end_x, end_y = x + radius * math.sin(turn), y - radius * math.cos(turn)
+    return f"M{x:.1f} {y - radius:.1f}A{radius} {radius} 0 {int(turn > math.pi)} 1 {end_x:.1f} {end_y:.1f}"
 
 
-def _label(node: Node) -> Iterator[str]:
+def _label(row: OverviewRow, x: float, y: float, angle: float) -> dict[str, object]:
     """Name and phase, away from the ring's centre."""
-    across, distance = math.cos(node.angle), NODE + LABEL_GAP
-    name = node.row["site"]
+    across, distance = math.cos(angle), NODE + LABEL_GAP
+    name = row["site"]
     short = name if len(name) <= NAME_LENGTH_MAX else f"{name[: NAME_LENGTH_MAX - 1]}…"
     if abs(across) > 0.2:
-        anchor, x, y = ("start" if across > 0 else "end"), node.x + math.copysign(distance, across), node.y - 3.0
+        anchor, x, y = ("start" if across > 0 else "end"), x + math.copysign(distance, across), y - 3.0
     else:
-        below = math.sin(node.angle) > 0
-        anchor, x, y = "middle", node.x, node.y + (distance + LINE - 4.0 if below else -distance - LINE)
-    yield f'<text class="name {anchor}" x="{x:.1f}" y="{y:.1f}">{escape(one_line(short))}</text>'
-    yield f'<text class="note {anchor}" x="{x:.1f}" y="{y + LINE:.1f}">{escape(one_line(phase_words(node.row)))}</text>'
+        below = math.sin(angle) > 0
+        anchor, y = "middle", y + (distance + LINE - 4.0 if below else -distance - LINE)
+    return {"anchor": anchor, "x": x, "y": y, "note_y": y + LINE, "name": short, "note": phase_words(row)}
 
 
 def phase_words(row: OverviewRow) -> str:
-    """What a site does, in one or two words."""
+    """Return what a site does, in one or two words."""
     if row["state"] in ("running", "heard"):
         share = f" {row['progress']:.0%}" if row["progress"] is not None else ""
         return f"{row['phase'] or row['state']}{share}"

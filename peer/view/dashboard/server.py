@@ -100,7 +100,7 @@ class DashboardServer:
         return [b"" if environ["REQUEST_METHOD"] == "HEAD" else body]
 
     def _respond(self, environ: dict[str, Any]) -> tuple[str, str, str]:
-        """The status line, the type and the content of an answer."""
+        """Return the status line, the type and the content of an answer."""
         if environ.get("HTTP_HOST", "") not in {f"{name}:{self.port}" for name in NAMES}:
             return "403 Forbidden", PLAIN, f"this server is {ADDRESS}:{self.port}\n"
         path = environ["PATH_INFO"].encode("latin-1", "replace")  # as PEP 3333 has it

@@ -60,12 +60,17 @@ FOREWORD = (
 NO_LOGS = (
     "The logs were left out: the datalist cannot be read, so that nobody knows which of their words name a sample."
 )
+LOGS_ON_REQUEST = "The logs are not in it; --with-logs adds them."
 
 
 def collect(
-    folder: SiteFolder, findings: Callable[[], Iterable[Finding]], *, with_addresses: bool = False
+    folder: SiteFolder,
+    findings: Callable[[], Iterable[Finding]],
+    *,
+    with_addresses: bool = False,
+    with_logs: bool = False,
 ) -> dict[str, bytes]:
-    """The files of the report by name; nothing is written.
+    """Collect the files of the report by name. Writes nothing.
 
     Args:
         findings: runs the checks; an error of theirs is in the report.
@@ -92,18 +97,21 @@ def collect(
     members: dict[str, bytes] = {}
     for name, read in documents.items():
         members[name] = f"{json.dumps(redaction.value(_or_error(read)), indent=1, ensure_ascii=False)}\n".encode()
-    for name in LOGS if names else ():  # without a datalist, nobody knows which words of a log name a sample
+    for name in (
+        LOGS if names and with_logs else ()
+    ):  # without a datalist, nobody knows which words of a log name a sample
         lines = _tail(folder.logs / name)
         if lines:
             members[f"logs/{name}"] = "".join(f"{redaction.log_line(line)}\n" for line in lines).encode()
-    members = {README: _readme(members, logs=bool(names)).encode(), **members}
+    note = LOGS_ON_REQUEST if not with_logs else "" if names else NO_LOGS
+    members = {README: _readme(members, note).encode(), **members}
     files = [json.dumps(name, ensure_ascii=False)[1:-1].encode() for name in names if SAMPLE_FILE.search(name)]
     refuse_secrets(members, [*secrets, *files])
     return members
 
 
 def pack(members: Mapping[str, bytes]) -> bytes:
-    """The zip file."""
+    """Pack the files into a zip archive and return it."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, member in members.items():
@@ -112,7 +120,7 @@ def pack(members: Mapping[str, bytes]) -> bytes:
 
 
 def _or_error(read: Callable[[], Any]) -> Any:
-    """The document, or why there is none: a report is wanted where something is broken."""
+    """Return the document, or why there is none: a report is wanted where something is broken."""
     try:
         return read()
     except (PeerError, OSError, ValueError, KeyError, TypeError) as error:
@@ -120,7 +128,7 @@ def _or_error(read: Callable[[], Any]) -> Any:
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    """The tables of a file, whether its values are right or not; empty where it is no TOML."""
+    """Parse the tables of a file, whether its values are right or not; empty where it is no TOML."""
     try:
         return tomllib.loads(toml.read(path))
     except (PeerError, ValueError):
@@ -240,13 +248,13 @@ def _tail(path: Path) -> list[str]:
         return []
 
 
-def _readme(members: Mapping[str, bytes], *, logs: bool) -> str:
+def _readme(members: Mapping[str, bytes], note: str) -> str:
     lines = [f"{name}: {MEANINGS[name]}" for name in (README, *members)]
-    return "\n".join([FOREWORD, *([] if logs else [NO_LOGS]), "", *lines, ""])
+    return "\n".join([*filter(None, [FOREWORD, note]), "", *lines, ""])
 
 
 def refuse_secrets(members: Mapping[str, bytes], secrets: Sequence[bytes]) -> None:
-    """The last look at what is about to be written: ``StateError`` where a secret slipped through."""
+    """Search what is about to be written for secrets. Raises ``StateError`` if it has one."""
     for name, content in members.items():
         if any(secret in content for secret in secrets):
             raise StateError(f"{name} would name a key or a sample, so that no report was written", "report this bug")

@@ -71,8 +71,9 @@ def check(
     yield from local.check_descriptors(folder, federation, site)
     yield from local.check_neighbours(folder, site)
     begin("reading the datalist")
-    data, samples = local.check_data(federation, site)
+    data, samples, test_samples = local.check_data(federation, site)
     yield data
+    yield from local.check_people(folder, site)
     # Beside a training daemon, a second worker could take the memory that the first one needs.
     samples_to_try = samples if train and running is None and data.verdict != "failure" else None
     reachability = None if running is not None and status is None else (status, ports[0].verdict == "ok")
@@ -83,11 +84,12 @@ def check(
     begin("checking policy, disk and receivers")
     yield from trial.findings
     unaccepted = local.find_unaccepted(folder, federation, site)
-    yield local.check_policy(federation, site, trial.artifact_bytes, unaccepted)
+    visitor_bytes = local.largest_received(folder) if site.egress.bytes_per_round_max is not None else None
+    yield local.check_policy(federation, site, trial.artifact_bytes, unaccepted, visitor_bytes=visitor_bytes)
     yield from local.check_disk(folder, federation, trial.artifact_bytes)
     yield from check_receivers(federation, site, own.name)
     yield from local.check_distillation(folder)
-    yield from local.check_global_test(federation, site)
+    yield from local.check_global_test(federation, site, test_samples)
     yield from peers
 
 
@@ -95,18 +97,19 @@ def try_configuration(
     folder: SiteFolder, federation: FederationConfig, site: SiteConfig, *, worker: Sequence[str] = WORKER
 ) -> Iterator[Finding]:
     """Check the data and try a step of each stage with a configuration that no file has yet."""
-    data, samples = local.check_data(federation, site)
+    data, samples, test_samples = local.check_data(federation, site)
     yield data
     if data.verdict != "failure":
         with model_state.exit_on_sigterm():
             trial = asyncio.run(rehearse(folder, federation, site, folder.site, worker=worker, samples=samples))
         yield from trial.findings
+        yield from local.check_global_test(federation, site, test_samples)
 
 
 def _check_folder(
     folder: SiteFolder, federation: FederationConfig, site: SiteConfig, own: Identity
 ) -> Iterator[Finding]:
-    """The reasons why a start would refuse the folder; only while no daemon writes there."""
+    """Return the reasons why a start would refuse the folder; only while no daemon writes there."""
     try:
         for remark in check_folder(folder, federation, own):
             yield Finding("folder", "warning", remark, 'see "Back up and restore" in `mhfl-peer help site`')
@@ -120,7 +123,7 @@ def _check_folder(
 
 
 def _check_daemon(folder: SiteFolder) -> tuple[Finding | None, dict[str, Any] | None]:
-    """A finding if another process has locked the folder, and the status if a daemon answers."""
+    """Return a finding if another process has locked the folder, and the status if a daemon answers."""
     try:
         with folder.locked():
             return None, None
@@ -139,7 +142,7 @@ def _check_daemon(folder: SiteFolder) -> tuple[Finding | None, dict[str, Any] | 
 
 
 def _check_ports(site: SiteConfig, running: bool, status: dict[str, Any] | None) -> Iterator[Finding]:
-    """The addresses that the daemon listens on: first the one for peers."""
+    """Return the addresses that the daemon listens on: first the one for peers."""
     if running:
         yield Finding("listen", "ok", f"the daemon has {status['listen'] if status else site.listen}")
         return

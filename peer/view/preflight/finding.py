@@ -19,5 +19,5 @@ class Finding:
 
     @classmethod
     def by_remedy(cls, subject: str, message: str, remedy: str = "", *, failure: bool = False) -> Finding:
-        """A finding that is ok without a remedy, and with one a warning, or a failure."""
+        """Return a finding that is ok without a remedy, and with one a warning, or a failure."""
         return cls(subject, "ok" if not remedy else "failure" if failure else "warning", message, remedy)

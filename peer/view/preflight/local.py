@@ -31,8 +31,9 @@ from peer.site.config.site_folder import SiteFolder, sites
 from peer.site.config.toml import split_address
 from peer.site.identity import certificates
 from peer.site.membership.folder import MembershipFolder
-from peer.site.records.history import recent_rounds
+from peer.site.records.history import History, recent_rounds
 from peer.site.records.journal import Journal
+from peer.site.records.trained_people import datalist_change
 from peer.train.data.copies import copy_problems
 from peer.train.data.datalist import inspect_datalist
 from peer.view.preflight.finding import Finding
@@ -83,7 +84,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 
 def check_certificates(own: certificates.Identity, federation: FederationConfig) -> Iterator[Finding]:
-    """The days until both certificates expire, and the tag of the site's round key."""
+    """Report the days until both certificates expire, and the tag of the site's round key."""
     days = certificates.certificate_days(own.certificate, now())
     renew = "run `mhfl-peer site init --renew` and have the founder admit it"
     yield Finding.by_remedy(
@@ -104,7 +105,7 @@ def check_certificates(own: certificates.Identity, federation: FederationConfig)
 
 
 def check_confinement() -> Finding:
-    """Whether the worker, which runs network code, can be kept from the keys of this machine's sites."""
+    """Check whether the worker, which runs network code, can be kept from the keys of this machine's sites."""
     if version := landlock.abi():
         text = f"Landlock {version}: the worker cannot read pki/, nor write outside its own folders"
         return Finding("confinement", "ok", text)
@@ -113,7 +114,7 @@ def check_confinement() -> Finding:
 
 
 def check_disk(folder: SiteFolder, federation: FederationConfig, artifact_bytes: int | None) -> Iterator[Finding]:
-    """Whether the site's folder is writable, and its disk has room for the files of several rounds.
+    """Check whether the site's folder is writable, and its disk has room for the files of several rounds.
 
     Args:
         federation: its rules give the number of artifacts to keep.
@@ -142,7 +143,7 @@ def check_disk(folder: SiteFolder, federation: FederationConfig, artifact_bytes:
 
 
 def check_strays(folder: SiteFolder) -> Iterator[Finding]:
-    """A warning about artifacts that a start has put aside."""
+    """Return a warning about artifacts that a start has put aside."""
     paths = [folder.generation(number) / STRAY_FOLDER for number in folder.generations()]
     sizes = [file.stat().st_size for path in paths for file in path.glob(f"*{ARTIFACT_SUFFIX}")]
     if sizes:
@@ -152,7 +153,7 @@ def check_strays(folder: SiteFolder) -> Iterator[Finding]:
 
 
 def filesystem_type(path: Path, mounts: Path = MOUNTS) -> str:
-    """The type of the file system that has the path.
+    """Return the type of the file system that has the path.
 
     Empty where the operating system does not tell it.
     """
@@ -172,7 +173,7 @@ def filesystem_type(path: Path, mounts: Path = MOUNTS) -> str:
 
 
 def check_port(subject: str, address: str, *, key: str) -> Finding:
-    """Whether the daemon could listen on an address, which this key of site.toml has."""
+    """Check whether the daemon could listen on an address, which this key of site.toml has."""
     host, number = split_address(address)
     try:
         family, kind, _, _, name = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
@@ -187,7 +188,7 @@ def check_port(subject: str, address: str, *, key: str) -> Finding:
 
 
 def check_descriptors(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> Iterator[Finding]:
-    """Whether this process may open the files of a daemon among so many sites: all that may call it by now."""
+    """Check whether this process may open the files of a daemon among so many sites, all of which may call it."""
     head = MembershipFolder(folder.membership).chain(federation).head
     sites, configured = len(head.used_names - head.expelled), site.limits.connections_max
     most = descriptors.open_files_max()
@@ -208,7 +209,7 @@ def check_descriptors(folder: SiteFolder, federation: FederationConfig, site: Si
 
 
 def check_neighbours(folder: SiteFolder, site: SiteConfig) -> Iterator[Finding]:
-    """A warning about sites of this home that listen at a port of this one: only one of them can run."""
+    """Return a warning about sites of this home that listen at a port of this one: only one of them can run."""
     own, shared = listening_ports(site), []
     for neighbour in sites(folder.home):
         with contextlib.suppress(ConfigError):  # its own check says so
@@ -220,13 +221,13 @@ def check_neighbours(folder: SiteFolder, site: SiteConfig) -> Iterator[Finding]:
 
 
 def listening_ports(site: SiteConfig) -> set[int]:
-    """The ports that the daemon listens at: for peers, for metrics, and as a relay."""
+    """Return the ports that the daemon listens at: for peers, for metrics, and as a relay."""
     addresses = (site.listen, site.metrics.listen, site.connect.relay_listen)
     return {split_address(address)[1] for address in addresses if address is not None} - {0}
 
 
 def find_unaccepted(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> tuple[str, ...]:
-    """The newcomers that get nothing from this site before its operator accepts them."""
+    """Find the newcomers that get nothing from this site before its operator accepts them."""
     if site.egress.newcomers == "accept":
         return ()
     kept = MembershipFolder(folder.membership)
@@ -234,20 +235,32 @@ def find_unaccepted(folder: SiteFolder, federation: FederationConfig, site: Site
     return tuple(name for name in kept.chain(federation).head.members if name not in permitted)
 
 
+def largest_received(folder: SiteFolder) -> int | None:
+    """Return the bytes of the largest artifact that the site has received, or None."""
+    received = History(folder, received=True).read_all().received
+    return max((transfer.bytes for transfer in received), default=None)
+
+
 def check_policy(
-    federation: FederationConfig, site: SiteConfig, artifact_bytes: int | None, unaccepted: Sequence[str] = ()
+    federation: FederationConfig,
+    site: SiteConfig,
+    artifact_bytes: int | None,
+    unaccepted: Sequence[str] = (),
+    *,
+    visitor_bytes: int | None = None,
 ) -> Finding:
-    """The artifacts that may leave, and whether ``bytes_per_round_max`` suffices for a round.
+    """Report the artifacts that may leave, and whether ``bytes_per_round_max`` suffices for a round.
 
     Args:
         unaccepted: newcomers that get nothing yet.
+        visitor_bytes: the size of the largest model that visits; a return has the size of the visitor's model.
     """
     plan, egress = federation.plan, site.egress
     if plan.artifact is None:
         return Finding("policy", "ok", f"{federation.method.name} sends nothing")
     limit, others = egress.bytes_per_round_max, len(federation.site) - 1
     hosted = visits(plan, sites=len(federation.site), parameters=federation.parameters)
-    receivers = others if plan.pattern == "all_to_all" else min(1, others) if not hosted else 2 * hosted
+    receivers = others if plan.pattern == "all_to_all" else hosted or min(1, others)
     at_most = "" if limit is None else f", at most {limit} bytes a round"
     kinds = " and a ".join(plan.sends)
     text = f"a {kinds} may leave for {', '.join(egress.receivers).replace('*', 'every site')}{at_most}"
@@ -256,21 +269,36 @@ def check_policy(
         text += f"; {', '.join(unaccepted)} joined later: nothing is sent there yet"
         commands = ", ".join(f"`mhfl-peer federation accept {name}`" for name in unaccepted)
         accept = f"run {commands} here, if this site's policy permits it"
-    if limit is None or artifact_bytes is None or limit >= receivers * artifact_bytes:
+    if limit is None or artifact_bytes is None:
+        return Finding.by_remedy("policy", text, accept)
+    returned = max(artifact_bytes, visitor_bytes or 0) if hosted else 0
+    needed = receivers * artifact_bytes + hosted * returned
+    if limit >= needed and (visitor_bytes is not None or not hosted):
         return Finding.by_remedy("policy", text, accept)
     need = f"{receivers} times {artifact_bytes}" if receivers > 1 else str(artifact_bytes)
-    remedy = f"set [egress] bytes_per_round_max in site.toml to at least {receivers * artifact_bytes}, or leave it out"
+    if hosted:
+        need += f" and, for returns, {hosted} times the largest model of the others"
+        need += " (not known here yet)" if visitor_bytes is None else f", {returned}"
+    remedy = f"set [egress] bytes_per_round_max in site.toml to at least {needed}, or leave it out"
     remedy += f"; {accept}" if accept else ""
-    failure = limit < artifact_bytes
+    failure = limit < artifact_bytes + returned
     return Finding.by_remedy("policy", f"{text}, but a round needs {need} bytes", remedy, failure=failure)
 
 
-def check_global_test(federation: FederationConfig, site: SiteConfig) -> Iterator[Finding]:
-    """Whether the site takes part in the Global Test, if the federation has one."""
+def check_global_test(federation: FederationConfig, site: SiteConfig, test_samples: int) -> Iterator[Finding]:
+    """Check whether the site takes part in the Global Test, if the federation has one, and has enough test samples."""
     if not federation.global_test or federation.plan.evaluation_denied is not None:
         return
-    if site.egress.evaluate:
+    least = site.egress.evaluation_samples_min
+    if site.egress.evaluate and test_samples >= least:
         yield Finding("global test", "ok", "this site's model is measured at other sites, and theirs here")
+    elif site.egress.evaluate:
+        yield Finding(
+            "global test", "warning",
+            f"this site has {test_samples} test samples, fewer than [egress] evaluation_samples_min = {least}: the "
+            'others read "withheld" instead of what their models reach here, and no model has a mean of all sites',
+            "add test samples, or lower the bound in site.toml if this site's policy allows it",
+        )  # fmt: skip
     else:
         yield Finding(
             "global test", "warning", "[egress] evaluate is false: no model is measured here, and this site's nowhere",
@@ -278,28 +306,54 @@ def check_global_test(federation: FederationConfig, site: SiteConfig) -> Iterato
         )  # fmt: skip
 
 
-def check_data(federation: FederationConfig, site: SiteConfig) -> tuple[Finding, int]:
-    """Whether the datalist is valid, and its number of samples."""
+def check_data(federation: FederationConfig, site: SiteConfig) -> tuple[Finding, int, int]:
+    """Check whether the datalist is valid; count all samples that it has, and those for the test."""
     path = site.folder / site.data.datalist
     root = site.folder / site.data.root if site.data.root is not None else None
     try:
-        survey = inspect_datalist(path, root=root, task=federation.task.kind, classes=federation.task.classes)
+        task = federation.task
+        survey = inspect_datalist(
+            path,
+            root=root,
+            task=task.kind,
+            classes=task.classes,
+            class_names=task.class_names,
+            columns=[column.to_column() for column in task.column],
+        )
     except (OSError, ValueError, RecursionError) as error:
-        return Finding("data", "failure", f"{path}: {error}", "correct [data] in site.toml or the datalist"), 0
-    samples = len(survey.training) + len(survey.test)
+        return Finding("data", "failure", f"{path}: {error}", "correct [data] in site.toml or the datalist"), 0, 0
+    samples, tests = len(survey.training) + len(survey.test), len(survey.test)
     if problems := [*survey.problems, *copy_problems(survey)]:
         first, more = problems[0], len(problems) - 1
         text = first if str(path) in first else f"{path}: {first}"
         rest = f", and see {more} more with `mhfl-peer data validate`" if more else ""
-        return Finding("data", "failure", text, f"correct [data] in site.toml or the datalist{rest}"), samples
+        return Finding("data", "failure", text, f"correct [data] in site.toml or the datalist{rest}"), samples, tests
     counts = ", ".join(f"{count} of class {label}" for label, count in survey.counts("training").items())
     text = f"{len(survey.training)} training samples{counts and f' ({counts})'}, {len(survey.test)} for the test"
     remedies = [*([] if survey.test else ["add a 'test' list"]), *survey.notes]
-    return Finding.by_remedy("data", text, "; ".join(remedies)), samples
+    if survey.class_names and not task.class_names:
+        named = ", ".join(f"{number} {name}" for number, name in sorted(survey.class_names.items()))
+        remedies.append(
+            f"compare the classes' numbers with the other sites ({named}): federation.toml has no class_names, which "
+            "would do it"
+        )
+    return Finding.by_remedy("data", text, "; ".join(remedies)), samples, tests
+
+
+def check_people(folder: SiteFolder, site: SiteConfig) -> Iterator[Finding]:
+    """Return a warning if people of the last trained round have left the datalist."""
+    path = folder.generation(max(folder.generations(), default=0)) / "journal.db"
+    if not path.exists():
+        return
+    with contextlib.closing(Journal(path, read_only=True)) as journal:
+        change = datalist_change(journal, site.folder / site.data.datalist)
+    if change:
+        remedy = "the next start trains without them; `mhfl-peer withdraw` says what may hold them, and who has it"
+        yield Finding("people", "warning", change, remedy)
 
 
 def check_distillation(folder: SiteFolder) -> Iterator[Finding]:
-    """A warning if distillation hardly contributed to the newest finished round."""
+    """Return a warning if distillation hardly contributed to the newest finished round."""
     numbers = folder.generations()
     path = folder.generation(numbers[-1]) / "journal.db" if numbers else None
     if path is None or not path.exists():

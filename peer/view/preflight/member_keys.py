@@ -26,7 +26,7 @@ Keys = dict[SiteName, ec.EllipticCurvePublicKey]
 def member_keys(
     folder: SiteFolder, federation: FederationConfig, membership: Membership, status: Mapping[str, Any]
 ) -> tuple[Keys, dict[SiteName, str]]:
-    """The keys of the other members that answer, and why the rest did not.
+    """Return the keys of the other members that answer, and why the rest did not.
 
     Args:
         membership: what holds now.
@@ -60,7 +60,7 @@ def member_keys(
 
 
 def _key(der: bytes, name: SiteName, authorities: Sequence[str], membership: Membership) -> ec.EllipticCurvePublicKey:
-    """The key of a certificate, if it is the member's; ``ValueError`` otherwise."""
+    """Return the key of a certificate, if it is the member's; ``ValueError`` otherwise."""
     certificate = verify_member(der, name, authorities)
     certificates.verify_pinned(certificate, membership.keys[name])
     return certificates.certificate_key(certificate)

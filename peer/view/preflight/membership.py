@@ -30,7 +30,7 @@ def check_membership(folder: SiteFolder, federation: FederationConfig) -> Iterat
 
 
 def _check_hold(folder: SiteFolder, members: Members) -> Iterator[Finding]:
-    """A failure where this program cannot apply the newest amendment, so that the site would hold."""
+    """Return a failure where this program cannot apply the newest amendment, so that the site would hold."""
     head = members.chain.head
     try:
         Genesis.parse(folder.federation_toml.read_text("utf-8")).settings_after(head)

@@ -58,7 +58,7 @@ WAIT_FOR_AMENDMENT = "wait until the amendment arrives, or ask the founder wheth
 
 
 def site_pki(folder: SiteFolder, federation: FederationConfig, membership: Membership) -> tls.Pki:
-    """The site's identity, and whom it believes by a membership's pins and CAs."""
+    """Return the site's identity, and whom it believes by a membership's pins and CAs."""
     return tls.Pki(
         folder.pki,
         folder.site,
@@ -211,7 +211,7 @@ class ReachabilityCheck:
         self._new_address.set()
 
     def _check_discovery(self) -> Iterator[Finding]:
-        """The peers that discovery found, if the site uses it."""
+        """Return the peers that discovery found, if the site uses it."""
         if self._discovery is None:
             return
         if self._discovery.problem:
@@ -293,7 +293,7 @@ class ReachabilityCheck:
         failures: Mapping[str, handshake.Diagnosis],
         threads: concurrent.futures.Executor,
     ) -> str:
-        """What the other addresses are good for, once one works: the daemon falls back on them."""
+        """Return what the other addresses are good for, once one works: the daemon falls back on them."""
         loop = asyncio.get_running_loop()
         untried = [address for address in self._book.known(peer) if address not in (working, *failures)][:TRIED_MAX]
         tried = await asyncio.gather(
@@ -347,7 +347,7 @@ class ReachabilityCheck:
         return Finding.by_remedy(peer, text, "set both clocks (NTP)" if late else "")
 
     async def _wait_for_calls(self) -> dict[SiteName, bool]:
-        """Whether each peer has called this site, after the time in which a running peer calls."""
+        """Return whether each peer has called this site, after the time in which a running peer calls."""
         if self._status is not None:
             limit_s = CALLED_BEATS_MAX * self._federation.beat_s
             ages = {name: self._status["peers"][name]["called_s"] for name in self._peers}
@@ -356,7 +356,7 @@ class ReachabilityCheck:
         return {name: name in self._listener.callers for name in self._peers}
 
     def _is_up(self, peer: SiteName, called: Mapping[SiteName, bool]) -> bool:
-        """Whether the peer is known to run; of any other peer, a missing call proves nothing."""
+        """Return whether the peer is known to run; of any other peer, a missing call proves nothing."""
         return called.get(peer, False) or peer in self._answered
 
     def _check_way_back(self, peer: SiteName, called: bool) -> Finding:
@@ -377,7 +377,7 @@ class ReachabilityCheck:
         )  # fmt: skip
 
     def _check_own_address(self, reached: bool) -> Finding:
-        """Whether peers can reach this site's listening address; a call from one proves it."""
+        """Check whether peers can reach this site's listening address; a call from one proves it."""
         founded, listen = self._founded, self._site.listen
         discovered = self._site.discovery.zeroconf
         ways = [f"{self._source} sends the others to {founded}"] if founded else []
@@ -397,7 +397,7 @@ class ReachabilityCheck:
         return "federation.toml" if is_founder else "the amendment that adds this site"
 
     def _check_amendment(self) -> Iterator[Finding]:
-        """What a newcomer waits for while it does not have the amendment that adds it."""
+        """Return what a newcomer waits for while it does not have the amendment that adds it."""
         if self._is_added:
             return
         text = "the amendment that adds this site is not here yet"
@@ -412,7 +412,7 @@ class ReachabilityCheck:
             yield Finding("amendment", "ok", f"{text}: the first member that has it gives it to the daemon")
 
     def _correction(self, founded: str | None, *, discovered: bool) -> str:
-        """The remedy if peers cannot reach the site at its address; empty if they can."""
+        """Return the remedy if peers cannot reach the site at its address; empty if they can."""
         host, port = split_address(self._site.listen)
         relay, address = split_route(founded or "")
         if relay:

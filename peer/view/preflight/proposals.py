@@ -25,7 +25,7 @@ PORTS_TRIED = 200
 def propose_input_size(
     survey: Mapping[str, Any], *, dims: int, in_channels: int, orientation: str | None
 ) -> list[int] | None:
-    """The median sides of a datalist's images, scaled down where they are long; None without images.
+    """Propose the median sides of a datalist's images, scaled down where they are long; None without images.
 
     Args:
         survey: of the datalist, by ``peer.train.data.survey``.
@@ -49,7 +49,7 @@ def propose_input_size(
 
 
 def propose_scale(survey: Mapping[str, Any]) -> int | None:
-    """How many times larger the targets of super-resolution are than their images; None where unclear."""
+    """Return how many times larger the targets of super-resolution are than their images; None where unclear."""
     images = _most_common(split["shapes"] for split in survey["splits"].values())
     targets = _most_common(split["label_shapes"] for split in survey["splits"].values())
     if images is None or targets is None:
@@ -59,7 +59,7 @@ def propose_scale(survey: Mapping[str, Any]) -> int | None:
 
 
 def propose_address(address: str, taken: Iterable[int]) -> str:
-    """The address, or the same host with the next port that is free here and not taken."""
+    """Propose the address, or the same host with the next port that is free here and not taken."""
     host, port = split_address(address)
     if port == 0:
         return address
@@ -72,7 +72,7 @@ def propose_address(address: str, taken: Iterable[int]) -> str:
 
 
 def neighbours_ports(folder: SiteFolder) -> set[int]:
-    """The ports of the other sites of this home, whether they run or not."""
+    """Return the ports of the other sites of this home, whether they run or not."""
     ports: set[int] = set()
     for neighbour in sites(folder.home):
         if neighbour != folder:
@@ -82,7 +82,7 @@ def neighbours_ports(folder: SiteFolder) -> set[int]:
 
 
 def _without_channels(shape: tuple[int, ...], dims: int, in_channels: int) -> tuple[int, ...] | None:
-    """The sides in a shape, of which a picture has its channels behind, and an array may have them in front."""
+    """Return the sides in a shape, of which a picture has its channels behind, and an array may have them in front."""
     if len(shape) == dims:
         return shape
     if len(shape) == dims + 1 and in_channels in (shape[-1], shape[0]):

@@ -12,7 +12,7 @@ from peer.view.preflight.finding import Finding
 
 
 def check_receivers(federation: FederationConfig, site: SiteConfig, own: SiteName) -> Iterator[Finding]:
-    """The sites that refuse this site's network unless their operators add something to site.toml.
+    """Find the sites that refuse this site's network unless their operators add something to site.toml.
 
     Nothing where the method sends another network than the local one, or none. A method that lets
     the local network leave for evaluation sends it for training, too.
@@ -29,7 +29,7 @@ def check_receivers(federation: FederationConfig, site: SiteConfig, own: SiteNam
 
 
 def _check_network(federation: FederationConfig, site: SiteConfig, others: str) -> Iterator[Finding]:
-    """Whether other sites build a network of this name."""
+    """Check whether other sites build a network of this name."""
     name, whole, remedy = site.model.name, federation.plan.artifact == "model", "take one of `mhfl-peer models`"
     if MODULE_CLASS.fullmatch(name) is not None:
         if not whole:
@@ -53,7 +53,7 @@ def _check_network(federation: FederationConfig, site: SiteConfig, others: str) 
 
 
 def _check_weights(site: SiteConfig, others: str, *, one_network: bool) -> Finding:
-    """What receivers need of a network of which a part does not travel."""
+    """Return what receivers need of a network of which a part does not travel."""
     model = site.model
     if one_network:
         return Finding(
@@ -70,7 +70,7 @@ def _check_weights(site: SiteConfig, others: str, *, one_network: bool) -> Findi
 
 
 def _monai_problem(federation: FederationConfig, site: SiteConfig) -> str | None:
-    """Why no site takes this network of MONAI from another one, or none."""
+    """Return why no site takes this network of MONAI from another one, or none."""
     model, task = site.model, federation.task
     spec: dict[str, Any] = {"name": model.name, "hyper": dict(model.parameters), "head": model.head or "head"}
     sizes = {"spatial_dims": task.spatial_dims, "in_channels": task.in_channels, "classes": task.classes}

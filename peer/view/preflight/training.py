@@ -5,6 +5,7 @@ temporary folder.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import os
 import re
@@ -14,10 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.core import commands, events, limits, worker_protocol
+from peer.core import commands, events, limits
 from peer.core.roster import SiteName
 from peer.daemon.worker_process import WorkerProcess, describe_exit
 from peer.quantities import duration, size
+from peer.site.config.rules import worker_setting
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder
 from peer.train.data.datalist import UNREADABLE
@@ -74,17 +76,10 @@ async def rehearse(
         with tempfile.TemporaryDirectory(prefix="mhfl-check-") as home:
             for part in ("artifacts", "checkpoints"):
                 (Path(home) / part).mkdir()
-            private = site.model_dump(mode="json")
+            setting = worker_setting(federation, site, name, home=Path(home), folder=folder.path)
             if site.data.cache == "disk":  # that would copy all samples into the temporary folder
-                private["data"]["cache"] = "none"
-            setting = worker_protocol.WorkerSetting(
-                site_name=name,
-                federation_digest=federation.digest,
-                federation=federation.model_dump(mode="json"),
-                site=private,
-                home=home,
-                base_folder=str(folder.path),
-            )
+                data = {**setting.site["data"], "cache": "none"}
+                setting = dataclasses.replace(setting, site={**setting.site, "data": data})
             log = Path(home) / "worker.log"
             worker_process = WorkerProcess(setting, log, answers.put_nowait, command=worker)
             try:
@@ -109,7 +104,7 @@ async def rehearse(
 
 
 async def _next_answer(answers: asyncio.Queue[events.Event], limit_s: float) -> events.Event:
-    """The worker's next answer, or a failure of kind "slow" when none arrives in time."""
+    """Return the worker's next answer, or a failure of kind "slow" when none arrives in time."""
     try:
         async with asyncio.timeout(limit_s):
             return await answers.get()
@@ -118,7 +113,7 @@ async def _next_answer(answers: asyncio.Queue[events.Event], limit_s: float) -> 
 
 
 def _describe_failure(subject: str, answer: events.Event) -> Finding:
-    fault, reason = getattr(answer, "fault", "crash"), getattr(answer, "reason", "")
+    fault, reason = getattr(answer, "fault", "crash"), getattr(answer, "detail", "") or getattr(answer, "reason", "")
     if fault == "slow":
         return Finding(subject, "failure", reason, "look at the disk, and at what else this machine does")
     if os.strerror(errno.ENOSPC) in reason:
@@ -154,7 +149,7 @@ def _describe_rehearsal(answer: events.Rehearsed, site: SiteConfig) -> Finding:
 
 
 def _describe_padding(answer: events.Rehearsed, site: SiteConfig) -> Iterator[Finding]:
-    """A warning where most weights never train, since the deepest maps are smaller than the kernels."""
+    """Return a warning where most weights never train, since the deepest maps are smaller than the kernels."""
     if answer.padding_share > PADDING_SHARE_MAX:
         yield Finding(
             "network",

@@ -68,7 +68,7 @@ class GenerationScalars:
 
 
 def read_runs(folder: SiteFolder) -> list[GenerationScalars]:
-    """Every generation of a site that has begun, oldest first; the daemon may be running.
+    """Read every generation of a site that has begun, oldest first; the daemon may be running.
 
     Tags are ``<stage>/<number>`` for losses and steps of training, ``test/`` and ``validation/``
     for the site's own splits, ``evaluation/<site>/`` and ``global_test/`` for remote evaluation,
@@ -97,7 +97,7 @@ def read_runs(folder: SiteFolder) -> list[GenerationScalars]:
 
 
 def stamp(folder: SiteFolder) -> tuple[tuple[str, int, int], ...]:
-    """A value that changes when a journal or the ledger changes."""
+    """Return a value that changes when a journal or the ledger changes."""
     databases = [folder.generation(number) / "journal.db" for number in folder.generations()]
     files = []
     for database in (*databases, folder.egress_db):
@@ -146,7 +146,7 @@ def _read_run(
 
 
 def _flatten(federation: FederationConfig) -> dict[str, str]:
-    """The federation's settings of the training, as ``table.key``."""
+    """Return the federation's settings of the training, as ``table.key``."""
     document = federation.model_dump(mode="json", include={"rounds", "seed", "weighting", "task", "schedule"})
     nested = {"task": document.pop("task"), "schedule": document.pop("schedule"), "method": federation.parameters}
     nested |= {f"stages.{name}": work.model_dump() for name, work in federation.stages.items()}
@@ -163,10 +163,10 @@ def _scalars(
 ) -> Iterator[Scalar]:
     stages = federation.plan.stages
     for committed in rounds:
-        step, at_s = committed.number, committed.time_s
-        yield Scalar("round/duration_s", step, float(committed.duration_s), at_s)
-        yield Scalar("round/contributors", step, float(len(committed.contributors)), at_s)
-        yield Scalar("round/missing", step, float(len(committed.missing)), at_s)
+        step, at_s = committed.row.round, committed.time_s
+        yield Scalar("round/duration_s", step, committed.row.duration_s, at_s)
+        yield Scalar("round/contributors", step, float(len(committed.row.contributors)), at_s)
+        yield Scalar("round/missing", step, float(len(committed.row.missing)), at_s)
     yielded: set[TagAndStep] = set()
     for row in rows:
         if row.kind in ("committed", "evaluated"):  # a metric measured before the commit is in both
@@ -177,11 +177,11 @@ def _scalars(
                     yield Scalar(tag, row.round, float(value), row.time_s)
     for direction, transfers in traffic.items():
         for committed, total in zip(rounds, _bytes_by_round(rounds, transfers), strict=True):
-            yield Scalar(f"traffic/{direction}_bytes", committed.number, float(total), committed.time_s)
+            yield Scalar(f"traffic/{direction}_bytes", committed.row.round, float(total), committed.time_s)
 
 
 def _tag(metric: str, stages: Mapping[str, Any]) -> str:
-    """The tag of a metric of `rounds`: its stage, or the split of the measurement, and its name."""
+    """Return the tag of a metric of `rounds`: its stage, or the split of the measurement, and its name."""
     stage = next((name for name in sorted(stages, key=len, reverse=True) if metric.startswith(f"{name}_")), None)
     if stage is not None:
         return f"{stage}/{metric.removeprefix(f'{stage}_')}"

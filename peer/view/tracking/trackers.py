@@ -54,7 +54,7 @@ class TensorBoard:
         self._open: dict[Path, Any] = {}
 
     def add(self, run: GenerationScalars) -> int:
-        """Append to the run's folder; ``DiskError`` when it cannot be written."""
+        """Append to the run's folder. Raises ``DiskError`` if it cannot be written."""
         folder = self._folder / f"{run.federation}-{run.digest[:8]}" / run.site / run.name
         if folder not in self._written:
             self._written[folder] = set(self._read(folder))
@@ -141,7 +141,7 @@ class MLflow:
         """Nothing is open between two calls."""
 
     def _run_id(self, run: GenerationScalars) -> str:
-        """The id of MLflow's run with the generation's tags; a missing run is created."""
+        """Return the id of MLflow's run with the generation's tags; a missing run is created."""
         tags = {"mhfl.federation": run.digest, "mhfl.site": run.site, "mhfl.generation": str(run.generation)}
         experiment = self._client.get_experiment_by_name(run.federation)
         if experiment is None:
@@ -180,7 +180,7 @@ class MLflow:
 
 
 def database_file(uri: str) -> Path:
-    """The file of an MLflow store, which is made if it does not exist.
+    """Return the file of an MLflow store, which is made if it does not exist.
 
     Raises:
         UsageError: the store is no SQLite file of this machine.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import itertools
 import json
 import shutil
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -78,7 +80,7 @@ def commit(books: Any, round: int) -> None:
     """Write a committed round, its published artifact and its checkpoint."""
     folder = books.loopback.folder("asia")
     digest = f"{round:064x}"
-    artifact = {"kind": "model", "owner": "asia", "sha256": digest, "bytes": 3, "steps": 0, "spec": {}, "tensors": []}
+    artifact = {"kind": "model", "owner": "asia", "sha256": digest, "bytes": 3, "steps": 0, "spec": {}}
     state = f"round-{round:06d}/train"
     with contextlib.closing(books.journal("asia")) as journal:
         journal.append(*committed(round, state))
@@ -342,22 +344,90 @@ def test_a_damaged_backup_is_refused_and_changes_nothing(
     assert not list(home.glob("*/*"))
 
 
-@pytest.mark.parametrize("name", ["../../stolen", "/etc/stolen", "gen-0001/../x", "pki/other", "logs/daemon.log"])
+Members = list[tuple[tarfile.TarInfo, bytes]]
+
+
+def rewrite(file: Path, change: Callable[[Members, dict[str, Any]], None]) -> None:
+    """Change a backup's members, and its manifest, which is written last."""
+    with tarfile.open(file) as archive:
+        members = [(member, archive.extractfile(member).read()) for member in archive]  # type: ignore[union-attr]
+    manifest = json.loads(members.pop()[1])
+    change(members, manifest)
+    content = json.dumps(manifest).encode()
+    end = tarfile.TarInfo(MANIFEST)
+    end.size = len(content)
+    with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as archive:
+        for member, body in [*members, (end, content)]:
+            archive.addfile(member, io.BytesIO(body))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../stolen", "/etc/stolen", "gen-0001/../x", "pki/other", "logs/daemon.log",
+     "gen-0001/checkpoints/round-000001/train/.."],
+)  # fmt: skip
 def test_a_backup_writes_nowhere_but_in_its_site_s_folder(asia: SiteFolder, tmp_path: Path, name: str) -> None:
+    def change(members: Members, manifest: dict[str, Any]) -> None:
+        members[0][0].name = manifest["files"][0]["path"] = name
+
     file = tmp_path / "asia.tar"
     back_up(asia, file)
-    with tarfile.open(file) as archive:
-        files = [(member.name, archive.extractfile(member).read()) for member in archive]  # type: ignore[union-attr]
-    manifest = json.loads(files[-1][1])
-    manifest["files"][0]["path"] = name
-    members = [(name, files[0][1]), *files[1:-1], (MANIFEST, json.dumps(manifest).encode())]
-    with tarfile.open(file, "w") as archive:
-        for member_name, content in members:
-            member = tarfile.TarInfo(member_name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+    rewrite(file, change)
     with pytest.raises(StateError, match="has no place in a site's folder"):
         restore(file, tmp_path / "elsewhere")
+
+
+def link(members: Members, manifest: dict[str, Any]) -> None:
+    members[0] = (tarfile.TarInfo(members[0][0].name), b"")
+    members[0][0].type, members[0][0].linkname = tarfile.SYMTYPE, "/etc/passwd"
+    manifest["files"][0]["bytes"] = 0
+
+
+def double(members: Members, manifest: dict[str, Any]) -> None:
+    members.append(members[0])
+    manifest["files"].append(manifest["files"][0])
+
+
+def sparse(members: Members, manifest: dict[str, Any]) -> None:
+    members[0][0].pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": f"0,{1 << 40}"}
+    members[0][0].pax_headers |= {"GNU.sparse.size": str(1 << 40), "GNU.sparse.name": members[0][0].name}
+    manifest["files"][0]["bytes"] = 1 << 40
+
+
+def far(members: Members, manifest: dict[str, Any]) -> None:
+    manifest["generation"] = 10**30
+
+
+def trigger(members: Members, manifest: dict[str, Any]) -> None:
+    index = next(index for index, (member, _) in enumerate(members) if member.name.endswith("journal.db"))
+    header, body = members[index][1][:18], members[index][1][20:]
+    database = sqlite3.connect(":memory:")
+    database.deserialize(header + b"\x01\x01" + body)  # no write-ahead log, which memory cannot have
+    database.execute("CREATE TRIGGER spy AFTER INSERT ON row BEGIN DELETE FROM row; END")
+    members[index] = (members[index][0], database.serialize())
+    members[index][0].size = manifest["files"][index]["bytes"] = len(members[index][1])
+    manifest["files"][index]["sha256"] = hashlib.sha256(members[index][1]).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (link, "is no regular file, or has gaps"),
+        (double, "its files are not those of its manifest"),
+        (sparse, "is no regular file, or has gaps"),
+        (far, "its manifest.json: Input should be less than or equal to 1000000"),
+        (trigger, "journal.db has triggers or views"),
+    ],
+)
+def test_a_backup_of_odd_members_is_refused_before_it_takes_the_disk(
+    asia: SiteFolder, tmp_path: Path, change: Callable[[Members, dict[str, Any]], None], reason: str
+) -> None:
+    file, home = tmp_path / "asia.tar", tmp_path / "elsewhere"
+    back_up(asia, file)
+    rewrite(file, change)
+    with pytest.raises(StateError, match=reason):
+        restore(file, home)
+    assert not list(home.glob("*/*"))
 
 
 def test_what_does_not_fit_is_refused(enrolled: LocalFederation, asia: SiteFolder, tmp_path: Path) -> None:

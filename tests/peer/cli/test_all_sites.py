@@ -10,6 +10,7 @@ import pytest
 
 from fakes.cli import refused_in_one_line, run, run_json
 from fakes.governed import GovernedFederation
+from fakes.sites import append_rows, round_body
 from peer.cli.all_sites import START_S, start_all
 from peer.errors import EXIT_CODES, DaemonDown, PortInUse
 from peer.lab.demo.local_federation import LocalFederation
@@ -45,7 +46,7 @@ def test_sites_that_do_not_run_are_listed(enrolled: LocalFederation) -> None:
 
 
 def test_a_site_that_is_no_member_is_listed_as_such_and_not_started(founded: GovernedFederation) -> None:
-    run_json("--home", founded.home, "federation", "amend", "--ca", founded.ca, "--site", "asia", "--expel", "europe")
+    founded.amend("asia", "--expel", "europe")
     europe = founded.folder("europe")
     MembershipFolder(europe.membership).save_chain(founded.chain("asia"))
     asia, listed = run_json("--home", founded.home, "list")
@@ -54,6 +55,16 @@ def test_a_site_that_is_no_member_is_listed_as_such_and_not_started(founded: Gov
     assert "was expelled from the federation" in " ".join(run("--home", founded.home, "list").stdout.split())
     (started,) = start_all([europe], program=("/nowhere",))
     assert (started["effect"], started["exit_code"], started["problem"]) == ("is not started", 0, expelled)
+
+
+def test_a_site_whose_rounds_are_all_over_is_left_alone_unless_it_was_killed(enrolled: LocalFederation) -> None:
+    asia, rounds = enrolled.folder("asia"), enrolled.federation.rounds
+    append_rows(asia, ("began", 0, {"generation": 1}), ("committed", rounds, round_body()), ("finished", rounds, {}))
+    (killed,) = start_all([asia], program=("/nowhere",))
+    append_rows(asia, ("left", rounds, {"fault": "", "reason": ""}))
+    (outcome,) = start_all([asia], program=("/nowhere",))
+    assert killed["effect"] == "did not start"
+    assert (outcome["effect"], outcome["exit_code"]) == ("is not started: all rounds are over", 0)
 
 
 @pytest.mark.e2e

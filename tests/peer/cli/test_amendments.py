@@ -31,7 +31,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> GovernedFederation:
 
 
 def at(federation: GovernedFederation, command: str, *words: object, site: str = "asia") -> tuple[object, ...]:
-    return ("--home", federation.home, "federation", command, "--ca", federation.ca, "--site", site, *words)
+    consent = () if command == "propose" else ("--yes",)
+    return ("--home", federation.home, "federation", command, *consent, "--ca", federation.ca, "--site", site, *words)
 
 
 def request(tmp_path: Path, name: str) -> tuple[Path, str]:
@@ -63,10 +64,23 @@ def test_a_founder_adds_a_hospital(founded: GovernedFederation, tmp_path: Path) 
 
 @pytest.mark.parametrize("command", ["amend", "propose"])
 def test_a_newcomer_without_an_address_is_noted(founded: GovernedFederation, tmp_path: Path, command: str) -> None:
-    words = ("--ca", founded.ca) if command == "amend" else ("--out", tmp_path / "oslo.json")
+    words = ("--yes", "--ca", founded.ca) if command == "amend" else ("--out", tmp_path / "oslo.json")
     words += ("--site", "asia", "--add", "oslo", "--request", request(tmp_path, "oslo")[0])
     notes = run_json("--home", founded.home, "federation", command, *words)["notes"]
     assert [note for note in notes if "no address of oslo, as --add oslo=HOST:PORT would give, and no later" in note]
+
+
+def test_a_key_is_shown_and_pinned_once_the_number_is_typed(founded: GovernedFederation, tmp_path: Path) -> None:
+    csr, key = request(tmp_path, "oslo")
+    words = ("--home", founded.home, "federation", "amend", "--ca", founded.ca, "--site", "asia", "--add", "oslo")
+    problem = refused("UsageError", *words, "--request", csr, answer="yes\n")
+    assert f"adds oslo, with the key {bytes.fromhex(key).hex(':')}\n" in problem
+    assert "Compare each key with what the site's people read out to you.\n" in problem
+    assert "amendment 1 was not signed; type the amendment's number, or give --yes" in problem
+    assert founded.chain("asia").head.number == 0
+    assert MembershipFolder(founded.ca).approvals() == {}
+    run_json(*words, "--request", csr, answer="1\n")
+    assert founded.chain("asia").head.keys["oslo"] == key
 
 
 def test_settings_are_changed_by_key_and_by_file(founded: GovernedFederation, tmp_path: Path) -> None:
@@ -144,6 +158,11 @@ def test_a_program_and_another_ca_are_required(founded: GovernedFederation, tmp_
         (("--set", "pace.wait_s=3"), "pace.wait_s: unknown key (did you mean"),
         (("--requires", "amendmnets"), "does not know amendmnets, and would hold itself; it knows amendments, "),
         (("--protocol", "7"), "this program does not know protocol 7, and would hold itself"),
+        (("--set", "pace.wait_max_s=nan"), "set.pace.wait_max_s = nan: only finite numbers have a canonical form"),
+        (("--set", "pace.wait_max_s=1e308"), "pace.wait_max_s: expected at most 1e+09, found 1e+308"),
+        (("--set", "pace.beat_s=1e-9"), "pace.beat_s: expected at least 0.001, found 1e-09"),
+        (("--set", "stages.train.count=9223372036854775808"), "stages.train.count"),
+        (("--set", "stages.train.learning_rate=1e300"), "stages.train.learning_rate: expected at most 1000"),
         (("--set", "weighting=samples"), "set.weighting is not an amendment's to change"),
     ],
 )
@@ -230,7 +249,7 @@ def test_a_peer_that_lies_about_its_chain_does_not_put_its_expulsion_off(
 
 def test_a_folder_that_is_not_the_federation_s_ca_signs_nothing(founded: GovernedFederation, tmp_path: Path) -> None:
     other = GovernedFederation.create(tmp_path / "other", "asia")
-    hold = ("--home", founded.home, "federation", "hold", "--site", "asia", "--ca")
+    hold = ("--home", founded.home, "federation", "hold", "--yes", "--site", "asia", "--ca")
     missing = refused("CertificateError", *hold, tmp_path / "nosuch")
     assert "nosuch/ca.key is missing; name the CA folder that `federation create` wrote with --ca" in missing
     assert "is not the key of the CA of trial" in refused("CertificateError", *hold, other.ca)
@@ -260,15 +279,15 @@ def test_running_sites_hold_before_a_round_and_go_on_when_the_hold_ends(program:
     """The founder holds while no daemon runs, and ends the hold at a daemon, from which the other site hears."""
     home = program.loopback.home
     words = ("--ca", founders_ca, "--site", "asia")
-    assert run_json("--home", home, "federation", "hold", *words)["from_round"] == 3
+    assert run_json("--home", home, "federation", "hold", "--yes", *words)["from_round"] == 3
     shutil.copytree(program.loopback.folder("asia").membership, program.loopback.folder("europe").membership)
     processes = {name: program.start(name) for name in ("asia", "europe")}
     for name in ("asia", "europe"):
         assert program.status(name, "held")["committed"] == 2
     shown = run_json("--home", home, "federation", "show", "--site", "europe")
     assert (shown["head"]["number"], shown["hold"]) == (1, True)
-    assert "is held already" in refused("MembershipError", "--home", home, "federation", "hold", *words)
-    resumed = run_json("--home", home, "federation", "resume", *words)
+    assert "is held already" in refused("MembershipError", "--home", home, "federation", "hold", "--yes", *words)
+    resumed = run_json("--home", home, "federation", "resume", "--yes", *words)
     assert (resumed["from_round"], resumed["notes"]) == (3, [])
     for name, process in processes.items():
         assert process.wait(60) == 0

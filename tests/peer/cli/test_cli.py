@@ -149,6 +149,9 @@ def test_other_click_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> 
 def test_ctrl_c_in_another_error_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
     assert _report(RuntimeError("Error building `model`:\n  KeyboardInterrupt: "), debug=False) == Interrupted.exit_code
     assert capsys.readouterr().err.startswith("mhfl-peer: interrupted")
+    wrapped = RuntimeError("Error calling __set_name__ on 'Proxy' instance 'keys' in 'Table'")
+    wrapped.__cause__ = KeyboardInterrupt()
+    assert _report(wrapped, debug=False) == Interrupted.exit_code
     assert _report(WorkerFailed("the worker ended with KeyboardInterrupt"), debug=False) == WorkerFailed.exit_code
 
 

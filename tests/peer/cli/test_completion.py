@@ -132,7 +132,7 @@ def test_members_are_offered_where_a_command_names_one(federation: GovernedFeder
 def test_newcomers_are_offered_until_they_are_accepted(federation: GovernedFederation, tmp_path: Path) -> None:
     (tmp_path / "oslo.csr").write_bytes(certificates.signing_request(certificates.new_key(), SiteName("oslo")))
     words = ("--ca", federation.ca, "--site", "asia", "--add", "oslo", "--request", tmp_path / "oslo.csr")
-    run_json("federation", "amend", *words)
+    run_json("federation", "amend", "--yes", *words)
     assert complete("federation accept --site asia ") == ["oslo"]
     assert complete("federation accept --site europe ") == []
     run_json("federation", "accept", "oslo", "--site", "asia")
@@ -143,7 +143,7 @@ def test_the_digests_of_forks_are_offered(federation: GovernedFederation) -> Non
     assert complete("federation choose ") == []
     for site, rounds in (("asia", "150"), ("europe", "200")):
         words = ("--ca", federation.ca, "--site", site, "--rounds", rounds, "--instead")
-        run_json("federation", "amend", *words)
+        run_json("federation", "amend", "--yes", *words)
     own, other = federation.chain("asia"), federation.chain("europe")
     fork = prove(own, 1, other.links[0].signed)
     MembershipFolder(federation.folder("asia").membership).save_fork(fork, kept=own.links[0].signed)

@@ -36,7 +36,7 @@ def site_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run_json("site", "init", "--federation", "ca/federation.toml", "--site", "asia")
     Path("scans").mkdir()
     for index in range(6):
-        picture(Path(f"scans/{index}.png"), np.arange(40 * 48).reshape(40, 48) % 251)
+        picture(Path(f"scans/{index}.png"), (np.arange(40 * 48).reshape(40, 48) + index) % 251)
     items = [{"image": f"{index}.png", "label": index % 2, "subject": str(index)} for index in range(6)]
     Path("scans/list.json").write_text(json.dumps({"training": items[:4], "test": items[4:]}))
     path = tmp_path / "home/trial/asia/site.toml"
@@ -56,17 +56,23 @@ def changes(before: str, path: Path) -> list[str]:
 def test_a_person_answers_questions(site_toml: Path, tmp_path: Path) -> None:
     before = site_toml.read_text()
     site_toml.chmod(0o640)
-    words = ("missing.json", "scans/list.json", "48x48x1", "", "resnet1", "resnet18", "", "", "y")
+    words = ("missing.json", "scans/list.json", "48x48x1", "", "max", "unit", "1", "0.25", "resnet1", "resnet18",
+             "", "", "y")  # fmt: skip
     result = run(*CALL, "--no-try", answer=answers(*words))
     assert result.exit_code == 0, result.output
     assert "missing.json cannot be read" in result.output
     assert "(the files: 40x48 (6))" in result.output
     assert "[data] input_size [48x48]" in result.output
     assert "3 sides, and [task] spatial_dims is 2; write 64x64" in result.output
+    assert "[data] normalise [zscore]" in result.output
+    assert "take zscore, unit or none" in result.output
+    assert "[data] validation_share [0.2]" in result.output
+    assert "write a share such as 0.2" in result.output
     assert "did you mean 'resnet" in result.output
     assert changes(before, site_toml) == [
         '- datalist = "datalist.json"', f'+ datalist = "{tmp_path}/scans/list.json"',
         "- input_size = [224, 224]", "+ input_size = [48, 48]",
+        "- #validation_share = 0.0", "+ validation_share = 0.25", '- normalise = "zscore"', '+ normalise = "unit"',
         '- name = "resnet10"', '+ name = "resnet18"',
     ]  # fmt: skip
     assert '+name = "resnet18"' in result.output
@@ -83,7 +89,7 @@ def test_a_script_gives_settings(site_toml: Path, tmp_path: Path) -> None:
     assert document["diff"] in result.stderr
     assert {row["key"]: row["after"] for row in document["changes"]} == {
         "data.datalist": f"{tmp_path}/scans/list.json", "data.input_size": [48, 48], "training.batch_size": 2,
-        "model.parameters.width": 8,
+        "model.parameters.width": 8, "data.validation_share": 0.2,
     }  # fmt: skip
     again = json.loads(run(*QUICK, "--json").stdout)
     assert (again["changes"], again["diff"], again["written"]) == ([], "", False)
@@ -91,7 +97,10 @@ def test_a_script_gives_settings(site_toml: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
-    [(("scans/list.json", "", "", "", "", "n"), 0, "unchanged"), (("scans/list.json",), 2, "standard input ended")],
+    [
+        (("scans/list.json", "", "", "", "", "", "", "n"), 0, "unchanged"),
+        (("scans/list.json",), 2, "standard input ended"),
+    ],
 )
 def test_who_declines_or_does_not_answer_changes_nothing(
     site_toml: Path, words: tuple[str, ...], code: int, said: str
@@ -111,7 +120,7 @@ def test_a_change_that_fails_is_not_written_unless_a_person_keeps_it(site_toml: 
     assert "scans/5.png" in result.stderr
     assert "The trial failed; " in result.stdout
     assert site_toml.read_bytes() == before
-    kept = run(*CALL, *words, answer=answers("", "", "", "", "y", "y"))
+    kept = run(*CALL, *words, answer=answers("", "", "", "", "", "", "y", "y"))
     assert kept.exit_code == 0, kept.output
     assert "scans/list.json" in site_toml.read_text()
 
@@ -125,6 +134,8 @@ def test_a_change_that_fails_is_not_written_unless_a_person_keeps_it(site_toml: 
         ("data.datalist=scans", "mhfl-peer data import"),
         ("data.datalist=labels.csv", "mhfl-peer data import"),
         ("model.name=unet", "unet is for segmentation"),
+        ("data.normalise=minmax", "take zscore, unit or none"),
+        ("data.validation_share=1", "write a share such as 0.2"),
         ("data.input_size=64", "1 sides, and [task] spatial_dims is 2"),
         ("listen=7443", "'7443' is not host:port"),
     ],
@@ -153,6 +164,34 @@ def test_ports_of_neighbours_are_avoided(site_toml: Path, tmp_path: Path) -> Non
     (other / "site.toml").write_text(f'listen = "{own}"\n[data]\ninput_size = [8]\n')
     run(*QUICK, "--site", "asia", "--set", "data.datalist=scans/list.json")
     assert tomllib.loads(site_toml.read_text())["listen"] != own
+
+
+def test_a_site_that_has_begun_is_offered_the_preparation_that_it_trains_with(site_toml: Path) -> None:
+    text = site_toml.read_text().replace('\nnormalise = "zscore"', '\n#normalise = "none"')
+    site_toml.write_text(text)
+    (site_toml.parent / "gen-0001").mkdir()
+    run(*QUICK, "--set", "data.datalist=scans/list.json")
+    data = tomllib.loads(site_toml.read_text())["data"]
+    assert (data["normalise"], data["validation_share"]) == ("none", 0.0)
+
+
+def test_only_a_person_or_an_option_permits_evaluation(site_toml: Path) -> None:
+    def permitted() -> bool | None:
+        return tomllib.loads(site_toml.read_text())["egress"].get("evaluate")
+
+    federation = site_toml.parent / "federation.toml"
+    federation.write_text(edit(federation.read_text(), {"global_test": True, "method.name": "fedvisit"}))
+    data = ("--set", "data.datalist=scans/list.json")
+    assert "--set egress.evaluate=true" in run(*QUICK, *data).output
+    assert permitted() is None
+    assert "write true or false" in refused("UsageError", *QUICK, "--set", "egress.evaluate=1", "--json")
+    result = run(*CALL, "--no-try", answer=answers("", "", "", "", "", "", "", "", "y"))
+    assert "[egress] evaluate [true]" in result.output
+    assert permitted() is True
+    run(*QUICK, "--set", "egress.evaluate=false")
+    assert permitted() is False
+    run(*QUICK)
+    assert permitted() is False
 
 
 def test_a_link_stays_and_its_file_changes(site_toml: Path, tmp_path: Path) -> None:

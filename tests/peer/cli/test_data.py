@@ -17,7 +17,7 @@ from fakes.datasets import write_picture
 from fakes.drafts import draft
 from fakes.sites import replace_module
 from peer.cli.data import COMMANDS
-from peer.errors import DataError, StateError, UsageError
+from peer.errors import EXIT_CODES, DataError, StateError, UsageError
 from peer.lab.datasets import DATASETS, PACKAGED, PUBLISHED, abide, breakhis, eeg, sleep, tissue
 
 
@@ -347,3 +347,38 @@ def test_where_images_do_not_say_the_size_it_is_asked_for(
     assert f"--input-size is missing, and {'the images have ' if shape else ''}{problem}" in refused(
         "UsageError", "data", "inspect", datalist, "--html", datalist.with_name("sheet.html")
     )
+
+
+LEFT_OUT = """\
+import json, sys
+data = json.load(sys.stdin)["setting"]["site"]["data"]
+left_out = {"a.npy": "its foreground is gone"} if data["normalise"] == "unit" else {}
+json.dump({"left_out": left_out, "refusal": "too few classes" if data["normalise"] == "zscore" else None}, sys.stdout)
+"""
+
+
+def test_validate_has_the_settings_and_the_verdict_of_the_site(
+    datalist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_module("peer.train.inference.sample_check", LEFT_OUT, tmp_path, monkeypatch)
+    folder = tmp_path / "home" / "trial" / "alpha"
+    folder.mkdir(parents=True)
+    (folder / "federation.toml").write_text(draft("trial", method="local", site=[{"name": "alpha"}]))
+
+    def validate(normalise: str) -> Result:
+        text = f'[data]\ndatalist = "{datalist}"\ninput_size = [8]\nnormalise = "{normalise}"\n'
+        (folder / "site.toml").write_text(text)
+        return run("validate", "--home", tmp_path / "home", "--site", "alpha")
+
+    assert "Every image could be read" in validate("none").stdout
+    refusal = validate("unit")
+    assert EXIT_CODES[refusal.exit_code].name == DataError.__name__
+    assert "cannot be prepared as [data] says: a.npy (its foreground is gone)" in " ".join(refusal.stdout.split())
+    assert "too few classes" in validate("zscore").stdout
+
+
+def test_a_table_is_inspected_at_a_site_alone(tmp_path: Path) -> None:
+    (tmp_path / "datalist.json").write_text("{}")
+    for command in ("inspect", "validate"):
+        error = refused("UsageError", "data", command, tmp_path / "datalist.json", "--task", "tabular")
+        assert "--task tabular: a table's columns are those of its federation; give --site NAME" in error

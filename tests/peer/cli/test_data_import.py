@@ -44,9 +44,31 @@ def test_the_result_says_what_was_read_drawn_and_left_out(table: Path) -> None:
         (("--column", "Datei"), "--column Datei: write ROLE=COLUMN; roles are file, label, subject, split, PatientID"),
         ((*COLUMNS, "--classes", "gut"), "--classes gut: name two or more classes"),
         ((*COLUMNS, "--classes", "gut,böse"), "labels.csv line 10: "),
+        ((*COLUMNS, "--map", "255"), "--map 255: write VALUE=CLASS, each value once; such as --map 255=1"),
+        ((*COLUMNS, "--map", "1=1", "--map", "1=2"), "--map 1=2: write VALUE=CLASS"),
+        ((*COLUMNS, "--subject-pattern", "("), "--subject-pattern (: missing ), unterminated subpattern"),
     ],
 )
 def test_a_refusal_is_one_line_with_what_to_type(table: Path, options: tuple[str, ...], message: str) -> None:
     words = ("data", "import", table, "--out", table.with_name("datalist.json"), *options)
-    line = refused_in_one_line("UsageError" if "--c" in message[:3] else "DataError", *words)
+    line = refused_in_one_line("UsageError" if message.startswith("--") else "DataError", *words)
     assert message in line
+
+
+def test_masks_of_0_and_255_are_mapped_and_a_nan_may_be_background(tmp_path: Path) -> None:
+    rows = ["file,mask"]
+    for number in range(4):
+        image = np.arange(6.0).reshape(2, 3) + number
+        image[0, 0] = np.nan
+        np.save(tmp_path / f"{number}.npy", image)
+        np.save(tmp_path / f"mask-{number}.npy", np.array([[0, 255, 0], [255, 255, 0]], dtype=np.uint8))
+        rows.append(f"{number}.npy,mask-{number}.npy")
+    (tmp_path / "masks.csv").write_text("\n".join(rows))
+    out = tmp_path / "datalist.json"
+    words = ("data", "import", tmp_path / "masks.csv", "--out", out, "--column", "label=mask")
+    assert "such as with --map 255=1" in refused_in_one_line("DataError", *words)
+    result = run(*words, "--map", "255=1")
+    assert f"mhfl-peer data validate {out} --task segmentation --classes 2" in result.stdout
+    check = ("data", "validate", out, "--task", "segmentation", "--classes", "2")
+    assert 'or set [data] nan = "background"' in " ".join(run(*check).stdout.split())
+    assert run(*check, "--nan", "background").exit_code == 0

@@ -32,14 +32,13 @@ def admit(federation: GovernedFederation, fingerprint: str, request: str = "oslo
 
 def test_a_newcomer_joins_with_the_amendment_that_added_it(founded: GovernedFederation, tmp_path: Path) -> None:
     fingerprint = init(founded, "oslo", "--newcomer")["fingerprint"]
-    amend = ("--home", founded.home, "federation", "amend", "--ca", founded.ca, "--site", "asia")
     assert "once `federation amend --add` has added it" in refused("BundleError", *admit(founded, fingerprint))
     sent = ("--home", founded.home, "egress", "--site", "asia", "--peer", "oslo")
     assert "oslo: not a site of this federation" in refused("UsageError", *sent)
-    run_json(*amend, "--rounds", "120")
-    added = run_json(*amend, "--add", "oslo=127.0.0.1:3", "--request", tmp_path / "oslo.csr")
+    founded.amend("asia", "--rounds", "120")
+    added = founded.amend("asia", "--add", "oslo=127.0.0.1:3", "--request", tmp_path / "oslo.csr")
     assert run_json(*sent) == []
-    run_json(*amend, "--rounds", "150")
+    founded.amend("asia", "--rounds", "150")
     admitted = run_json(*admit(founded, fingerprint))
     assert admitted["site"] == "oslo"
     bundle = json.loads((tmp_path / "oslo.csr.bundle").read_text())
@@ -88,7 +87,9 @@ def test_a_method_with_a_place_for_each_site_names_the_newcomer_before_anything_
 ) -> None:
     founded = GovernedFederation.create(tmp_path, "asia", "europe", members=members, **keys)
     init(founded, "oslo", "--newcomer")
-    signs = ("amend", "--ca", founded.ca) if members is None else ("propose", "--out", tmp_path / "proposal.json")
+    signs = (
+        ("amend", "--yes", "--ca", founded.ca) if members is None else ("propose", "--out", tmp_path / "proposal.json")
+    )
     add = ("--home", founded.home, "federation", *signs, "--site", "asia", "--add", "oslo")
     reason = refused("MembershipError", *add, "--request", tmp_path / "oslo.csr")
     assert f"add: {keys['method']['name']} has no place for oslo" in reason
@@ -100,8 +101,7 @@ def test_a_method_with_a_place_for_each_site_names_the_newcomer_before_anything_
 
 def test_a_newcomers_key_is_the_one_that_the_amendment_pins(founded: GovernedFederation, tmp_path: Path) -> None:
     init(founded, "oslo", "--newcomer")
-    amend = ("--home", founded.home, "federation", "amend", "--ca", founded.ca, "--site", "asia")
-    run_json(*amend, "--add", "oslo", "--request", tmp_path / "oslo.csr")
+    founded.amend("asia", "--add", "oslo", "--request", tmp_path / "oslo.csr")
     run_json("--home", tmp_path / "oslo", "site", "init", "--federation", founded.ca / "federation.toml",
              "--site", "oslo", "--newcomer", "--out", tmp_path / "again.csr")  # fmt: skip
     (tmp_path / "oslo" / "trial" / "oslo" / "pki" / "site.key").unlink()
@@ -115,7 +115,7 @@ def test_a_member_whose_key_an_amendment_changes_is_admitted_with_it(
     home = ("--home", founded.home)
     place = ("--federation", founded.ca / "federation.toml", "--site", "europe", "--out", tmp_path / "new.csr")
     fingerprint = run_json(*home, "site", "init", *place, "--renew")["fingerprint"]
-    amend = (*home, "federation", "amend", "--ca", founded.ca, "--site", "europe")
+    amend = (*home, "federation", "amend", "--yes", "--ca", founded.ca, "--site", "europe")
     run_json(*amend, "--rekey", "europe", "--request", tmp_path / "new.csr")
     assert run_json(*admit(founded, fingerprint, "new.csr"), "--replace")["site"] == "europe"
     assert run_json(*home, "site", "join", tmp_path / "new.csr.bundle")["fingerprint"] == fingerprint

@@ -20,10 +20,6 @@ from peer.site.membership.forks import prove
 from peer.site.records.journal import Journal
 
 
-def amend(federation: GovernedFederation, *words: object, site: str = "asia") -> None:
-    run_json("--home", federation.home, "federation", "amend", "--ca", federation.ca, "--site", site, *words)
-
-
 def test_a_site_leaves_once_its_operator_confirms(founded: GovernedFederation) -> None:
     words = ("--home", founded.home, "leave", "--site", "europe")
     folder = MembershipFolder(founded.folder("europe").membership)
@@ -39,14 +35,14 @@ def test_a_site_leaves_once_its_operator_confirms(founded: GovernedFederation) -
     MembershipFolder(founded.folder("asia").membership).save_notices([notice])
     shown = run_json("--home", founded.home, "federation", "show", "--site", "asia")
     assert [each["site"] for each in shown["notices"]] == ["europe"]
-    amend(founded, "--leave")
+    founded.amend("asia", "--leave")
     assert founded.chain("asia").head.members == ("asia",)
     folder.save_chain(founded.chain("asia"))
     assert "europe has left trial; nothing is left to do" in refused("MembershipError", *words, "--yes")
 
 
 def test_who_is_no_member_cannot_leave(founded: GovernedFederation) -> None:
-    amend(founded, "--expel", "europe")
+    founded.amend("asia", "--expel", "europe")
     MembershipFolder(founded.folder("europe").membership).save_chain(founded.chain("asia"))
     words = ("--home", founded.home, "leave", "--yes", "--site", "europe")
     assert "europe was expelled from trial; nothing is left to do" in refused("MembershipError", *words)
@@ -56,7 +52,7 @@ def test_a_newcomer_is_accepted(founded: GovernedFederation, tmp_path: Path) -> 
     words = ("--home", founded.home, "federation", "accept", "--site", "asia")
     assert "so far no amendment added one" in refused("MembershipError", *words, "oslo")
     (tmp_path / "oslo.csr").write_bytes(certificates.signing_request(certificates.new_key(), SiteName("oslo")))
-    amend(founded, "--add", "oslo", "--request", tmp_path / "oslo.csr")
+    founded.amend("asia", "--add", "oslo", "--request", tmp_path / "oslo.csr")
     assert "amendments added oslo" in refused("MembershipError", *words, "europe")
     show = ("--home", founded.home, "federation", "show", "--site", "asia")
     assert "gets nothing from here before" in run(*show).stdout
@@ -69,13 +65,13 @@ def test_an_operator_hands_the_other_chain_to_a_site_that_cannot_ask_for_it(
     founded: GovernedFederation, tmp_path: Path
 ) -> None:
     home, ca, file = ("--home", founded.home, "federation"), ("--ca", founded.ca), tmp_path / "chain.json"
-    amend = (*home, "amend", *ca, "--from-round", 5)
+    amend = (*home, "amend", "--yes", *ca, "--from-round", 5)
     run_json(*amend, "--rounds", "150", "--site", "europe")
     append_rows(founded.folder("europe"), ("opened", 6, {"sources": [], "jumped": False}))
-    theirs = run_json(*home, "amend", *ca, "--instead", "--rounds", "200", "--from-round", 5, "--site", "asia")[
-        "digest"
-    ]
-    run_json(*home, "hold", *ca, "--from-round", 50, "--site", "asia")
+    theirs = run_json(
+        *home, "amend", "--yes", *ca, "--instead", "--rounds", "200", "--from-round", 5, "--site", "asia"
+    )["digest"]
+    run_json(*home, "hold", "--yes", *ca, "--from-round", 50, "--site", "asia")
     run_json(*home, "show", "--site", "asia", "--chain", file)
     problem = refused("MembershipError", *home, "enact", file, "--site", "europe")
     assert f"it keeps this one as a fork; take it with `mhfl-peer federation choose {theirs[:12]}`" in problem
@@ -87,8 +83,8 @@ def test_an_operator_hands_the_other_chain_to_a_site_that_cannot_ask_for_it(
 
 
 def test_an_operator_chooses_the_other_chain(founded: GovernedFederation) -> None:
-    amend(founded, "--rounds", "150", site="europe")
-    amend(founded, "--rounds", "200", "--instead")
+    founded.amend("europe", "--rounds", "150")
+    founded.amend("asia", "--rounds", "200", "--instead")
     own, other = founded.chain("asia"), founded.chain("europe")
     words = ("--home", founded.home, "federation", "choose", "--site", "asia")
     assert "the beginning of no other amendment" in refused("MembershipError", *words, other.head.digest)

@@ -53,11 +53,12 @@ def test_defaults_dimensions_and_families_are_the_networks_own() -> None:
         assert row["hyper"] == {key: signature[key].default for key in row["hyper"]}, name
         assert row["hyper"].keys() == create_model(name, spatial_dims=1, in_channels=1, classes=2).spec["hyper"].keys()
         for dims in {1, 2, 3} - set(row["spatial_dims"]):
-            with pytest.raises(ValueError, match="time series alone"):
+            with pytest.raises(ValueError, match=r"(time series|rows of a table) alone"):
                 create_model(name, spatial_dims=dims, in_channels=1, classes=2)
     families = {name: describe_network(name)["family"] for name in MODELS}
     assert {families[name] for name in ("resnet10", "vgg19", "messenger_classification")} == {"classification"}
     assert {families[name] for name in ("tcn", "rnn", "messenger_time_series")} == {"time_series"}
+    assert {families[name] for name in ("linear", "ft_transformer", "messenger_tabular")} == {"tabular"}
     assert {families[name] for name in ("unet", "fcn8s", "messenger_segmentation")} == {"segmentation"}
     assert {families[name] for name in ("srresnet18", "srcnn")} == {"super_resolution"}
 
@@ -104,7 +105,8 @@ def test_what_does_not_fit_is_a_row_with_the_reason() -> None:
     }
     assert all(networks["tcn"][key] is None for key in FIGURES)
     small = rows(*VOLUMES, "--input-size", "8,8,8", "--set", "width=4")
-    assert set(small) == {"unet", "unet_plus_plus", "res_unet", "fcn8s", "messenger_segmentation"}
+    assert set(small) == {"unet", "unet_plus_plus", "res_unet", "dynunet", "fcn8s", "messenger_segmentation"}
+    assert small["dynunet"]["problem"] == "dynunet takes sides of at least 17, not (8, 8, 8); resize or pad the input"
     assert "multiples of 16, not (8, 8, 8)" in small["messenger_segmentation"]["problem"]
     assert small["res_unet"]["prediction"] == [2, 8, 8, 8]
 

@@ -10,7 +10,7 @@ from fakes.cli import refused, run, run_json
 from fakes.drafts import draft, site_text
 from fakes.governed import GovernedFederation
 from fakes.operators_daemon import OperatorsDaemon
-from fakes.sites import append_paced_rounds, append_rows
+from fakes.sites import append_paced_rounds, append_rows, round_body
 from peer.daemon import startup
 from peer.documents.records import PlanDocument, PlannedRound
 from peer.lab.demo.local_federation import LocalFederation
@@ -71,6 +71,12 @@ def test_the_plan_begins_with_the_site_s_coming_round(tmp_path: Path, opened: in
     assert planned["rounds"][0]["round"] == first
 
 
+def test_after_the_end_the_plan_shows_the_last_rounds(tmp_path: Path) -> None:
+    over = LocalFederation.create(tmp_path, draft("over", rounds=4), dict.fromkeys(("asia", "europe"), site_text()))
+    append_rows(over.folder("asia"), ("committed", 4, round_body()))
+    assert [round["round"] for round in document(over, "--site", "asia", "--rounds", "3")["rounds"]] == [2, 3, 4]
+
+
 def test_people_see_a_table_of_names(three: LocalFederation) -> None:
     plan, text = document(three, "--site", "asia"), call(three, "--site", "asia").stdout
     title, head, *rows = [line for line in text.splitlines() if line.strip() and "──" not in line]
@@ -88,7 +94,7 @@ def test_older_artifacts_are_told_by_plan_and_overview(tmp_path: Path) -> None:
     _, head, *rows = [line for line in call(older, "--site", "asia").stdout.splitlines() if line.strip()]
     assert head.split()[-3:] == ["made", "in", "round"]
     assert [row.split()[-1] for row in rows[1:]] == ["initial", "initial", "1", "2"]
-    assert "round 0 of 4" in run("--home", older.home, "overview").stdout
+    assert "Before round 1 of 4" in run("--home", older.home, "overview").stdout
 
 
 def test_a_method_without_exchange_says_so(tmp_path: Path) -> None:
@@ -107,7 +113,7 @@ def test_without_the_round_key_there_is_no_plan(enrolled: LocalFederation) -> No
 def amended(tmp_path: Path) -> GovernedFederation:
     """Asia has the amendment that expels oceania, from round 3 on, with the new round key."""
     founded = GovernedFederation.create(tmp_path, "asia", "europe", "oceania")
-    run_json("--home", founded.home, "federation", "amend", "--ca", founded.ca, "--site", "asia", "--expel", "oceania")
+    founded.amend("asia", "--expel", "oceania")
     return founded
 
 

@@ -10,7 +10,7 @@ from click.testing import Result
 
 from fakes.cli import drawn, refused, run
 from fakes.sites import INITIALISED, append_rows, committed, replace_module
-from peer.cli.predict import _render
+from peer.cli.predict import _format_csv, _render
 from peer.lab.demo.local_federation import LocalFederation
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder
@@ -145,7 +145,13 @@ def test_label_maps_need_a_folder_with_nothing_in_it(folder: SiteFolder, tmp_pat
 
 def test_an_exported_file_needs_no_site(tmp_path: Path, answering: Callable[[dict[str, Any]], Path]) -> None:
     predictions = [{"file": "a.nii", "class": 1, "probabilities": [0.25, 0.75]}]
-    exported_by = {"site": "asia", "generation": 2, "round": 9, "task": "time_series", "classes": 2}
+    exported_by = {
+        "site": "asia",
+        "generation": 2,
+        "round": 9,
+        "task": "time_series",
+        "classes": ["class_0", "class_1"],
+    }
     request_file = answering({**exported_by, "predictions": predictions, "skipped": []})
     (tmp_path / "asia.onnx").touch()
     result = run("predict", "a.nii", "--model", "asia.onnx", "--out", tmp_path / "out", "--json")
@@ -191,6 +197,13 @@ def test_people_see_the_first_results_what_was_left_out_and_where_the_rest_is() 
     assert ["and", "2", "more"] in lines
     assert ["[b]x", "broken"] in lines
     assert text.rstrip().endswith("asia's model after round 3: 22 predicted, 1 left out; see masks")
+
+
+def test_classes_have_their_names() -> None:
+    rows = [{"file": "a.npy", "class": 1, "class_name": "malignant", "probabilities": [0.25, 0.75]}]
+    assert "a.npy 1 malignant 0.750" in " ".join(draw({"predictions": rows, "skipped": []}).split())
+    table = _format_csv(rows, ["benign", "malignant"]).decode()
+    assert table == "file,p(benign),p(malignant),predicted,predicted_name\na.npy,0.25,0.75,1,malignant\n"
 
 
 def test_people_see_the_files_of_label_maps() -> None:

@@ -1,6 +1,7 @@
 """Members amend their federation: a proposal goes from folder to folder, and no daemon runs."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,10 @@ def test_a_newcomer_is_added_by_three_of_four(governed: GovernedFederation, tmp_
     too_few = refused("MembershipError", *at(governed, "asia", "enact", file))
     assert "has 1 of the 3 signatures that 4 members need (africa); other members sign it" in too_few
     before = file.read_bytes()
-    assert "was not signed" in refused("UsageError", *at(governed, "asia", "approve", file), answer="yes\n")
+    braces = shutil.copy(file, tmp_path / "{number} {x}.json")
+    for copied in (file, braces):
+        refusal = refused("UsageError", *at(governed, "asia", "approve", copied), answer="yes\n")
+        assert f"{copied} was not signed" in refusal
     assert (file.read_bytes(), MembershipFolder(governed.folder("asia").membership).approvals()) == (before, {})
     shown = run(*at(governed, "asia", "approve", file), answer="1\n")
     assert f"amendment 1, from round 3 on, {proposed['digest']}" in shown.stderr
@@ -247,7 +251,7 @@ def test_the_founder_does_not_sign_where_an_amendment_lets_the_members_sign(
         name: certificates.read_key(founded.folder(name).pki / "site.key") for name in ("asia", "europe", "oceania")
     }
     words = [f"--rekey={name}={certificates.fingerprint(key.public_key())}" for name, key in keys.items()]
-    run_json(*at(founded, "asia", "amend", "--ca", founded.ca, *words, "--governance", "2"))
+    run_json(*at(founded, "asia", "amend", "--yes", "--ca", founded.ca, *words, "--governance", "2"))
     run_json(*at(founded, "asia", "propose", "--hold", "--out", file))
     for home in (founded.home, tmp_path / "apart"):
         approve = ("--home", home, "federation", "approve", "--yes", "--ca", founded.ca, file)
@@ -275,7 +279,7 @@ def test_the_founder_does_not_sign_what_a_site_of_this_machine_knows_to_be_late(
 
 
 def test_an_expelled_site_is_sent_to_a_member_s(founded: GovernedFederation, file: Path) -> None:
-    run_json(*at(founded, "europe", "amend", "--ca", founded.ca, "--expel", "asia"))
+    run_json(*at(founded, "europe", "amend", "--yes", "--ca", founded.ca, "--expel", "asia"))
     MembershipFolder(founded.folder("asia").membership).save_chain(founded.chain("europe"))
     run_json(*at(founded, "europe", "propose", "--hold", "--out", file))
     for words in (("amend", "--rounds", "200", "--ca", founded.ca), ("approve", "--yes", file), ("enact", file)):

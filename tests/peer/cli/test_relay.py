@@ -123,7 +123,7 @@ def chain_of(federation: GovernedFederation, site: str, *changes: object) -> Pat
     """The file of a site's chain, after another amendment of the founder."""
     file = federation.home.parent / f"chain-{site}.json"
     words = ("--home", federation.home, "federation")
-    run_json(*words, "amend", "--ca", federation.ca, "--site", site, *changes)
+    run_json(*words, "amend", "--yes", "--ca", federation.ca, "--site", site, *changes)
     run_json(*words, "show", "--site", site, "--chain", file)
     return file
 

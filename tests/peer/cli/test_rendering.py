@@ -14,7 +14,7 @@ STATUS = {
     "daemon": "running", "site": "asia", "federation": "trial", "digest": "ab" * 32, "method": "fedskd",
     "generation": 2, "phase": "train", "phase_s": 1.0, "round": 4, "rounds": 10, "committed": 3, "waiting_for": [],
     "peers": {}, "training": {}, "samples": {}, "refusals": [], "failure": "", "departed": "", "held": "",
-    "last_round": None, "left_s": None, "best_round": None,
+    "contributions": {}, "last_round": None, "left_s": None, "best_round": None,
     "certificate_days": 364, "transfers": [], "pid": 7, "worker_pid": 8, "started": 0.0,
 }  # fmt: skip
 PEER = {
@@ -133,12 +133,40 @@ def test_a_remedy_of_several_addresses_is_shown_once() -> None:
 
 def test_equal_refusals_are_one_line_with_a_count() -> None:
     reasons = [("europe", 2, "too large"), ("africa", 3, "late"), ("europe", 4, "too large"), ("europe", 4, "late")]
-    text = status(refusals=[{"site": site, "round": round, "reason": reason} for site, round, reason in reasons])
+    refusals = [{"site": site, "round": round, "reason": reason, "declined": False} for site, round, reason in reasons]
+    text = status(refusals=refusals)
     assert [line.rstrip() for line in text.splitlines() if "Refused" in line] == [
         "Refused in round 3: africa: late",
         "Refused in rounds 2 to 4, 2 times: europe: too large",
         "Refused in round 4: europe: late",
     ]
+
+
+def test_old_refusals_are_counted_in_one_line() -> None:
+    reasons = [(1, "too large"), (3, "late"), (8, "late"), (9, "late")]
+    refusals = [{"site": "africa", "round": round, "reason": reason, "declined": False} for round, reason in reasons]
+    text = status(refusals=refusals, round=12)
+    assert [line.rstrip() for line in text.splitlines() if "Refused" in line] == [
+        "Refused or declined up to round 3: 2 times; see `mhfl-peer events`",
+        "Refused in rounds 8 to 9, 2 times: africa: late",
+    ]
+
+
+@pytest.mark.parametrize(("round", "when"), [(9, "the last in"), (10, "none since")])
+def test_a_status_says_what_the_site_lost_by_refusals(round: int, when: str) -> None:
+    counts = {"africa": (48, 4, 8), "europe": (48, 2, 3), "rome": (10, 0, None)}
+    lost = {
+        site: dict(zip(("expected", "refused", "last_refused"), count, strict=True)) for site, count in counts.items()
+    }
+    text = " ".join(status(contributions=lost, round=round).split())
+    words = f"By refusals, asia went on without 6 of 106 contributions, {when} round 8: africa 4 of 48, europe 2 of 48."
+    assert words in text
+    assert "By refusals" not in status(contributions={"rome": lost["rome"]})
+
+
+def test_what_a_site_declined_is_no_refusal() -> None:
+    refusals = [{"site": "rome", "round": 4, "reason": "rome's policy sends no model to asia", "declined": True}]
+    assert "Declined in round 4: by rome: rome's policy sends no model to asia" in status(refusals=refusals)
 
 
 def test_a_status_fits_a_terminal_of_80_columns() -> None:
@@ -182,7 +210,7 @@ def test_a_status_shows_training_transfers_failures_and_refusals() -> None:
             {"direction": "out", "peer": "africa", "kind": "model", "bytes": 512, "purpose": "train", "round": 1},
         ],
         failure="memory: out of\n\x1b[2Jmemory",
-        refusals=[{"site": "europe", "round": 2, "reason": "not\x1b[2J its turn"}],
+        refusals=[{"site": "europe", "round": 2, "reason": "not\x1b[2J its turn", "declined": False}],
     )
     assert "train 5/20" in text
     assert "total 1.235  ce nan" in text

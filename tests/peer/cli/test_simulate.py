@@ -10,7 +10,7 @@ from click.testing import Result
 
 from fakes.cli import run as call
 from fakes.drafts import EXPERIMENT
-from peer.errors import ConfigError, WorkerFailed
+from peer.errors import ConfigError, UsageError, WorkerFailed
 
 
 @pytest.fixture
@@ -97,3 +97,33 @@ def test_a_part_has_its_runs_alone(simulate: Callable[..., Result]) -> None:
 
 def test_the_address_of_a_cluster_needs_its_engine(simulate: Callable[..., Result]) -> None:
     assert "add --engine ray" in simulate("--address", "auto").output
+
+
+def test_one_row_is_run_first_and_the_others_later_in_the_same_folder(
+    simulate: Callable[..., Result], tmp_path: Path
+) -> None:
+    two = EXPERIMENT + "\n[methods.fedavg]\n"
+    result = simulate("--only", "fedavg", "--json", "--jobs", "1", text=two)
+    assert result.exit_code == 0, result.output
+    fedavg, local = (f"even.small.all.{method}.fold-0.seed-0" for method in ("fedavg", "local"))
+    assert json.loads(result.stdout)["runs"] == [{"id": fedavg, "finished": True, "failed": None}]
+    assert {path.parent.name for path in tmp_path.glob("out/runs/*/result.json")} == {fedavg}
+    runs = json.loads(simulate("--dry-run", "--json", text=two).stdout)["runs"]
+    assert {run["id"]: run["finished"] for run in runs} == {local: False, fedavg: True}
+
+
+def test_a_row_that_is_none_is_refused_with_those_that_are(simulate: Callable[..., Result], tmp_path: Path) -> None:
+    result = simulate("--only", "fedavg")
+    assert result.exit_code == UsageError.exit_code
+    assert "--only fedavg: no such row" in result.stderr
+    assert "it has local" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_row_stands_for_all_its_candidates(simulate: Callable[..., Result]) -> None:
+    swept = EXPERIMENT.replace("[data]\n", "[data]\nvalidation_share = 0.5\n")
+    swept += "\n[methods.fedavg]\n[sweep.methods.local]\nbudget.learning_rate = [1e-3, 1e-2]\n"
+    result = simulate("--dry-run", "--json", "--only", "local", text=swept)
+    assert result.exit_code == 0, result.stderr
+    names = [run["id"].split(".", 3)[3].partition(".fold")[0] for run in json.loads(result.stdout)["runs"]]
+    assert sorted(names) == ["local+learning_rate-0.001", "local+learning_rate-0.01"]

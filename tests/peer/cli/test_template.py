@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from peer.cli.models import FAMILIES, family
 from peer.cli.template import site_toml
 from peer.site.config.schema import SiteConfig
 
@@ -24,6 +25,12 @@ def test_template_is_the_example() -> None:
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_template_fits_the_task(dims: int, tmp_path: Path) -> None:
     assert len(written(tmp_path, dims).data.input_size) == dims
+
+
+@pytest.mark.parametrize("kind", sorted(FAMILIES))
+def test_the_network_is_one_of_the_task(kind: str, tmp_path: Path) -> None:
+    model = written(tmp_path, 1 if kind == "time_series" else 2, kind=kind).model.name
+    assert family(model) in FAMILIES[kind]
 
 
 @pytest.mark.parametrize(

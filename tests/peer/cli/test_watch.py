@@ -117,7 +117,7 @@ def test_a_status_loads_no_more_than_it_needs(program: Any, folder: SiteFolder) 
     down = loaded()
     program.start_and_wait("asia")
     up = loaded()
-    assert not {"asyncio", "google", "grpc", "numpy", "pydantic", "torch"} & (down | up)
+    assert not {"asyncio", "google", "grpc", "jinja2", "numpy", "pydantic", "torch"} & (down | up)
     assert not {"cryptography", "sqlite3"} & up
 
 

@@ -13,8 +13,8 @@ def test_every_metric_that_a_reference_may_name_has_a_record() -> None:
 
 def test_the_main_metric_of_each_task_is_the_first_chart_and_what_the_best_round_is_chosen_by() -> None:
     for main, *others in METRICS_OF.values():
-        curves = [{"tag": f"test/{name}", "site": "asia", "points": []} for name in (*others, main)]
-        assert choose_tags(curves)[0] == [f"test/{main}"]
+        tags = [f"test/{name}" for name in (*others, main)]
+        assert choose_tags(tags)[0] == [f"test/{main}"]
         assert validation_metric({f"validation_{name}": 0.5 for name in (*others, main)}) == f"validation_{main}"
 
 

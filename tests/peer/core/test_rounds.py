@@ -34,7 +34,7 @@ def test_another_artifact_than_the_due_one_is_refused(
 ) -> None:
     site = solo(**TWO).begin()
     out = site.deliver("asia", true_round=true_round, artifact=artifact(owner, "x", kind=kind))
-    assert site.site.refusals[-1] == {"site": "asia", "round": 1, "reason": reason}
+    assert site.site.refusals[-1] == {"site": "asia", "round": 1, "reason": reason, "declined": False}
     assert len(discarded(out)) == 1
     assert site.order.sources == ()
     assert site.body("chosen")["missing"] == {"asia": "refused"}
@@ -283,6 +283,59 @@ def averaged(site: Any, contributors: tuple[str, ...], cut: dict[str, str]) -> N
     site.feed(event)
 
 
+# Two origins of one artifact.
+
+
+@pytest.mark.parametrize(("method", "kind"), [("dflmoe", "head"), ("fedvisit", "model"), ("dfml", "model")])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_of_one_artifact_of_two_origins_one_counts_and_both_are_named(
+    solo: Any, artifact: Any, method: str, kind: str, steps: int
+) -> None:
+    site = solo(sites=("africa", "asia", "europe"), method=method).begin()
+    if site.site.phase == Phase.TRAIN:
+        site.finish()
+    for origin in ("asia", "africa"):
+        site.deliver(origin, artifact=artifact(origin, "the same", steps=steps, kind=kind))
+    trained = steps > 0  # before its first step, networks of one seed may be equal
+    assert [source.origin for source in site.order.sources] == (["africa"] if trained else ["africa", "asia"])
+    assert site.body("chosen")["missing"] == ({"asia": "refused"} if trained else {})
+    end = ": one of the two counts, and neither is shown to have copied"
+    reasons = {each["site"]: each["reason"] for each in site.site.refusals}
+    both = {"asia": f"sent the same artifact as africa{end}", "africa": f"sent the same artifact as asia{end}"}
+    assert reasons == (both if trained else {})
+    site.restart()
+    assert [source.origin for source in site.order.sources] == (["africa"] if trained else ["africa", "asia"])
+
+
+@pytest.mark.parametrize("method", ["fedskd", "proxyfl"])
+def test_who_sends_a_site_its_own_artifact_has_sent_none(solo: Any, artifact: Any, method: str) -> None:
+    site = solo(**TWO, method=method).begin()
+    if site.site.phase == Phase.TRAIN:
+        site.finish()
+    (own,) = (each for (round, _), each in site.site.memory.published.items() if round == 1)
+    fetch = site.fetches["asia"]
+    copied = dataclasses.replace(own, owner=fetch.owner, kind=fetch.kind, steps=own.steps + 3)
+    site.deliver("asia", artifact=copied)
+    assert site.order.sources == ()
+    assert [(each["site"], each["reason"].split(":")[0]) for each in site.site.refusals] == [
+        ("asia", "sent the same artifact as europe")
+    ]
+
+
+def test_two_hosts_that_return_the_same_count_once(solo: Any, artifact: Any) -> None:
+    site = solo(sites=("africa", "america", "asia", "europe"), method="fedvisit").begin()
+    site.deliver_all()
+    site.finish()
+    assert site.site.phase == Phase.RETURNS
+    for origin in site.rules.hosts(1):
+        site.deliver(origin, artifact=artifact("europe", "the same", steps=3, kind="return"))
+    first, second = sorted(site.rules.hosts(1))
+    assert [source.origin for source in site.order.sources] == [first]
+    assert {each["site"] for each in site.site.refusals} == {first, second}
+    site.finish()
+    assert site.body("committed")["missing_returns"] == {second: "refused"}
+
+
 def averaging(solo: Any) -> Any:
     """A site that has received all models of a round of FedAvg, before their mean."""
     site = solo(sites=("africa", "asia", "europe"), method="fedavg").begin()
@@ -298,7 +351,12 @@ def test_a_contribution_that_is_left_out_is_named_in_the_round_and_its_origin_re
     assert site.body("aggregated")["cut"] == {"asia": "conv is too far"}
     committed = site.body("committed")
     assert (committed["contributors"], committed["cut"]) == (["africa", "europe"], {"asia": "conv is too far"})
-    assert site.site.refusals[-1] == {"site": "asia", "round": 1, "reason": "left out of the mean: conv is too far"}
+    assert site.site.refusals[-1] == {
+        "site": "asia",
+        "round": 1,
+        "reason": "left out of the mean: conv is too far",
+        "declined": False,
+    }
 
 
 def test_one_that_weighs_less_still_contributes_and_the_site_never_refuses_itself(solo: Any) -> None:

@@ -273,12 +273,12 @@ def test_an_owner_s_copy_of_a_round_for_which_another_site_trained_it_is_refused
     site.unavailable("america", Unavailable.SKIPPED)
     site.deliver("asia", true_round=2, artifact=artifact("asia", "a fork"))
     reason = "sent asia's model for round 2, which only america can have"
-    assert site.site.refusals[-1] == {"site": "asia", "round": 2, "reason": reason}
+    assert site.site.refusals[-1] == {"site": "asia", "round": 2, "reason": reason, "declined": False}
 
 
 def test_no_circulating_model_has_more_steps_than_its_rounds_allow(solo: Any, artifact: Any) -> None:
     site = solo(**TWO, method="fedcross", rounds=3, round_steps=20).begin()
     site.deliver("asia", artifact=artifact("asia", "initial", steps=1))
     reason = "claims 1 steps of a model that can have 0 by then"
-    assert site.site.refusals[-1] == {"site": "asia", "round": 1, "reason": reason}
+    assert site.site.refusals[-1] == {"site": "asia", "round": 1, "reason": reason, "declined": False}
     assert [source.artifact.steps for source in site.order.sources] == [0]

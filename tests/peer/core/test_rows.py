@@ -14,7 +14,7 @@ from peer.core import rows
 from peer.core.commands import Source
 from peer.core.messages import EvaluationResult
 from peer.core.roster import Sha256
-from peer.core.rows import KINDS, MIGRATIONS, Cause, JournalRow, RowError, decode, member, upgrade
+from peer.core.rows import KINDS, MIGRATIONS, Cause, JournalRow, RowError, decode, upgrade
 from peer.core.worker_protocol import to_json
 
 PEER = Path(rows.__file__).parents[1]
@@ -26,7 +26,6 @@ MODEL = {
     "bytes": 9,
     "steps": 3,
     "spec": {"name": "net"},
-    "tensors": [{"name": "w", "dtype": "F32", "shape": [2]}],
     "training_samples": None,
 }
 SOURCE = {"origin": "asia", "round": 3, "artifact": MODEL, "fallback": ""}
@@ -54,7 +53,9 @@ WRITTEN: dict[str, list[dict[str, Any]]] = {
     ],
     "trained": [
         {"position": 1, "stage": "train", "state": "s", "artifact": None, "metrics": {"loss": 0.5}, "threads": 2,
-         "duration_s": 60.0, "publish": None}
+         "duration_s": 60.0, "publish": None},
+        {"position": 1, "stage": "train", "state": "s", "artifact": None, "metrics": {}, "threads": 2,
+         "duration_s": 60.0, "publish": None, "cohort": DIGEST},
     ],
     "aggregated": [{"position": 1, "state": "s", "sha256": DIGEST, "contributors": ["asia", "europe"]}],
     "evaluated": [
@@ -153,12 +154,6 @@ def test_a_key_of_another_program_is_skipped() -> None:
     assert decode("began", 0, {"generation": 2, "mood": "good"}) == rows.BeganRow(0, generation=2)
 
 
-def test_one_key_is_read_or_named() -> None:
-    assert member("committed", 2, {"threads": 4}, "threads") == 4
-    with pytest.raises(RowError, match="a row 'committed' of round 2: 'threads' is missing"):
-        member("committed", 2, {}, "threads")
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ThirdRow(JournalRow):
     kind = "third"
@@ -181,6 +176,16 @@ def test_a_body_of_an_earlier_version_is_rewritten_step_by_step() -> None:
         upgrade("third", 1, {}, **options)
     with pytest.raises(RowError, match="'third' is of version 4, this mhfl-peer knows 3: update mhfl-peer"):
         upgrade("third", 4, {}, **options)
+
+
+def test_a_body_of_release_0_3_0_loses_the_lists_of_tensors_and_nothing_else() -> None:
+    model = {**MODEL, "spec": {"name": "net", "tensors": [1]}}
+    now = {"sources": [{**SOURCE, "artifact": model}], "epoch": DIGEST}
+    then = {"sources": [{**SOURCE, "artifact": {**model, "tensors": [{"name": "w"}]}}], "epoch": DIGEST}
+    assert upgrade("opened", 1, then) == now
+    assert upgrade("opened", 2, now) == now
+    with pytest.raises(RowError, match="'opened' is of version 3, this mhfl-peer knows 2: update mhfl-peer"):
+        upgrade("opened", 3, now)
 
 
 def test_every_earlier_version_has_its_migration() -> None:

@@ -315,11 +315,11 @@ def test_the_first_digests_of_a_peer_are_its_newest_ones(artifact: Any) -> None:
 # The best round on validation data.
 
 
-def evaluated(site: Any, auc: float | None) -> list[commands.Command]:
+def evaluated(site: Any, auc: float | None, **more: float) -> list[commands.Command]:
     """The worker evaluated the model of the open round."""
     order = site.order
     assert isinstance(order, commands.Evaluate)
-    figures = {"auc": 0.5} if auc is None else {"auc": 0.5, "validation_auc": auc, "validation_accuracy": 0.1}
+    figures = {"auc": 0.5} if auc is None else {"auc": 0.5, "validation_auc": auc, "validation_accuracy": 0.1, **more}
     return site.feed(events.Evaluated(order.generation, order.round, order.attempt, figures))
 
 
@@ -335,9 +335,9 @@ def after_rounds(solo: Any, *values: float | None, **rules: Any) -> Any:
 
 
 def test_the_best_round_on_validation_data_is_remembered_and_its_checkpoint_kept(solo: Any) -> None:
-    site = after_rounds(solo, 0.6, 0.8, 0.8)
+    site = after_rounds(solo, 0.6, 0.8, 0.7)
     best = site.site.memory.best
-    assert (best.round, best.metric, best.value) == (2, "validation_auc", 0.8), "the first of equal ones"
+    assert (best.round, best.metric, best.value) == (2, "validation_auc", 0.8)
     assert best.state == next(
         body["state"] for kind, number, body in site.audit.rows if (kind, number) == ("committed", 2)
     )
@@ -346,8 +346,24 @@ def test_the_best_round_on_validation_data_is_remembered_and_its_checkpoint_kept
     assert restarted.best == best
     shown = status.status(site.site, now_s=0.0)["best_round"]
     assert shown == {
-        "metric": "validation_auc", "round": 2, "value": 0.8, "newest_round": 3, "newest_value": 0.8,
+        "metric": "validation_auc", "round": 2, "value": 0.8, "newest_round": 3, "newest_value": 0.7,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("losses", "best"), [((None, None, None), 3), ((0.5, 0.3, 0.4), 2), ((0.4, 0.3, 0.3), 3), ((0.3, None, 0.4), 1)]
+)
+def test_of_equal_rounds_the_one_with_the_lower_loss_is_best_and_else_the_later(
+    solo: Any, losses: tuple[float | None, ...], best: int
+) -> None:
+    site = solo(sites=("europe",), evaluation_every=1)
+    site.finish()
+    for loss in losses:
+        while not isinstance(site.order, commands.Evaluate):
+            site.finish()
+        evaluated(site, 1.0, **({} if loss is None else {"validation_loss": loss}))
+    assert site.site.memory.best.round == best
+    assert recover(site.audit.rows).best == site.site.memory.best
 
 
 def test_without_validation_data_no_round_is_best(solo: Any) -> None:

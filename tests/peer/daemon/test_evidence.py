@@ -126,8 +126,9 @@ def sign(books: Any) -> Callable[..., SignedManifest]:
     """Signs a manifest of asia's."""
 
     def make(sha256: Sha256 = ONE, *, by: SiteName = ASIA, size: int = 100, **changes: Any) -> SignedManifest:
-        artifact = Artifact("model", by, sha256, size, 1, {"name": "resnet10"}, (TensorSpec("w", "F32", (2,)),))
-        manifest = Manifest(books.loopback.federation.digest, 1, "fedavg", by, 5, artifact)
+        artifact = Artifact("model", by, sha256, size, 1, {"name": "resnet10"})
+        about = (books.loopback.federation.digest, 1, "fedavg", by, 5, artifact)
+        manifest = Manifest(*about, (TensorSpec("w", "F32", (2,)),))
         return sign_manifest(books.identity(by), encode_manifest(replace(manifest, **changes)))
 
     return make
@@ -304,17 +305,18 @@ async def test_manifests_are_shown_no_faster_than_a_server_takes_requests(
     monkeypatch.setattr(limits, "SHOWN_BYTES_PER_SECOND_MAX", float(1 << 20))
     europe, africa, loop = member(EUROPE), member(AFRICA), asyncio.get_running_loop()
     artifact = decode_manifest(sign().body).artifact
-    wide = replace(artifact, bytes=1 << 20, tensors=tuple(TensorSpec(f"{n:0250}", "F32", (2,)) for n in range(250)))
+    artifact = replace(artifact, bytes=1 << 20)
+    wide = tuple(TensorSpec(f"{n:0250}", "F32", (2,)) for n in range(250))
     sizes, began_s = [], loop.time()
     for round in range(8):
-        signed = sign(round=round + 1, artifact=wide)
+        signed = sign(round=round + 1, artifact=artifact, tensors=wide)
         europe.watch._start(europe.watch._ask(AFRICA, [signed]))
         sizes.append(len(signed.body))
     await quiet(europe)
     assert europe.calls == [(AFRICA, 1)] * 8
     assert loop.time() - began_s >= (sum(sizes) - limits.SHOWN_BYTES_MAX) / limits.SHOWN_BYTES_PER_SECOND_MAX
-    many = replace(wide, tensors=tuple(TensorSpec(f"{n:0250}", "F32", (2,)) for n in range(600)))
-    await europe.watch._ask(AFRICA, [sign(artifact=many)])
+    many = tuple(TensorSpec(f"{n:0250}", "F32", (2,)) for n in range(600))
+    await europe.watch._ask(AFRICA, [sign(artifact=artifact, tensors=many)])
     assert len(europe.calls) == 8, "too large for a request"
     assert africa.accused == europe.accused == []
 

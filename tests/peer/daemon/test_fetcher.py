@@ -41,7 +41,8 @@ MANIFEST = Manifest(
     method="fedskd",
     origin=ASIA,
     round=3,
-    artifact=Artifact("model", ASIA, DIGEST, len(CONTENT), 20, {"name": "resnet10"}, (TensorSpec("w", "F32", (1,)),)),
+    artifact=Artifact("model", ASIA, DIGEST, len(CONTENT), 20, {"name": "resnet10"}),
+    tensors=(TensorSpec("w", "F32", (1,)),),
     egress_count=5,
     egress_head="ab" * 32,
 )
@@ -251,7 +252,8 @@ async def test_what_will_never_come_is_said_at_once(europe: FetchingSite, answer
 @pytest.mark.parametrize("where", ["replies", "transfers"])
 async def test_a_refusal_carries_its_reason(europe: FetchingSite, error: Exception, where: str) -> None:
     setattr(europe.client, where, [error])
-    assert await europe.fetch() == events.ArtifactRefused(*ANSWER, "train", "not its turn")
+    declined = isinstance(error, Refused)
+    assert await europe.fetch() == events.ArtifactRefused(*ANSWER, "train", "not its turn", declined=declined)
     assert europe.received() == []
 
 

@@ -17,7 +17,7 @@ from peer.daemon.heartbeat import GREETINGS_AT_ONCE, Heartbeats
 from peer.daemon.notice_spread import NoticeSpread
 from peer.daemon.peer_account import PeerAccount
 from peer.lab.demo.local_federation import LocalFederation
-from peer.net.transport.client import Refused, Unreachable
+from peer.net.transport.client import Mismatched, Unreachable
 from peer.net.transport.handshake import Diagnosis, Fault
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder
@@ -51,7 +51,7 @@ class FakeClient:
         if address is None or address != self.served_at:
             raise Unreachable(peer, "no answer")
         if self.refuses:
-            raise Refused(peer, "of another federation")
+            raise Mismatched(peer, "of another federation")
 
     async def beat(self, peer: SiteName, pulse: Heartbeat) -> Heartbeat:
         if self.bugs:
@@ -84,7 +84,10 @@ class FakeService:
         return None
 
     def accept_greeting(self, peer: SiteName, greeting: Hello) -> None:
-        pass
+        self.europe.mismatch = ""
+
+    def note_mismatch(self, peer: SiteName, problem: str) -> None:
+        self.europe.mismatch = problem
 
     def pulse(self, peer: SiteName) -> Heartbeat:
         return replace(PULSE, notice=self.notices.next(peer))
@@ -239,7 +242,20 @@ async def test_who_refuses_has_answered(setup: HeartbeatSetup) -> None:
     setup.heartbeats.announce(away=False)
     await setup.until(setup.founded)
     assert set(setup.client.dialled[-3:]) == {setup.founded}
-    assert events.PeerRefused(EUROPE, "of another federation") in setup.events
+    assert events.PeerRefused(EUROPE, "of another federation", declined=True) in setup.events
+
+
+async def test_a_peer_that_refuses_this_site_s_greeting_is_not_served_until_a_greeting_matches(
+    setup: HeartbeatSetup,
+) -> None:
+    """It may be updated, and its own greeting late: until then, it fetched from a site that it does not speak with."""
+    setup.client.served_at, setup.client.refuses = setup.founded, True
+    setup.heartbeats.start(1)
+    await setup.until_problem("of another federation")
+    assert setup.service.europe.mismatch == "of another federation"
+    setup.client.refuses = False
+    await setup.until_problem("")
+    assert setup.service.europe.mismatch == ""
 
 
 async def test_a_peer_out_of_reach_is_diagnosed_once_and_forgotten_when_it_answers(

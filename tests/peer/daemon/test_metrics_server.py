@@ -198,6 +198,18 @@ async def test_too_many_at_once_are_hung_up_on_and_make_room_again(served: Serve
     await served.get()
 
 
+async def test_callers_that_ask_for_nothing_give_way_to_who_asks(served: Served) -> None:
+    opened = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(CONNECTIONS_MAX)]
+    async with asyncio.timeout(LIMIT_S):
+        while served.server.connections < CONNECTIONS_MAX:
+            await asyncio.to_thread(threading.Event().wait, 0.01)
+    await served.get()
+    async with asyncio.timeout(LIMIT_S):
+        assert await all_of(opened[0][0]) == b"", "the oldest"
+    for _, writer in opened:
+        writer.transport.abort()
+
+
 async def all_of(reader: asyncio.StreamReader) -> bytes:
     with contextlib.suppress(ConnectionError):
         return await reader.read()

@@ -84,7 +84,7 @@ async def test_documents_are_read_from_the_disk_that_the_daemon_writes(daemon: D
 
 
 async def test_empty_cells_of_an_evaluation_have_the_reason_of_this_moment(daemon: Daemon) -> None:
-    stored = {"sha256": "ab" * 32, "bytes": 9, "steps": 0, "spec": {}, "tensors": []}
+    stored = {"sha256": "ab" * 32, "bytes": 9, "steps": 0, "spec": {}}
     artifact = {"kind": "model", "owner": "asia", **stored}
     for round in (1, 2):
         body = {"metrics": {"auc": 0.5, "samples": 30.0}, "artifact": artifact}

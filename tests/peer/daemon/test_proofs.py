@@ -30,7 +30,7 @@ FEDERATION = Sha256("fe" * 32)
 ASIA, EUROPE = SiteName("asia"), SiteName("europe")
 KEY = RoundKey(b"\x07" * 32)
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
-ARTIFACT = Artifact("model", EUROPE, Sha256("ab" * 32), 1000, 20, {"name": "resnet10"}, (TensorSpec("w", "F32", (2,)),))
+ARTIFACT = Artifact("model", EUROPE, Sha256("ab" * 32), 1000, 20, {"name": "resnet10"})
 FAR = Heartbeat(1, 40, "train", 0.5, 40, 39)
 
 
@@ -119,7 +119,7 @@ PACE = PaceRules(lag_rounds_max=2)
 
 
 def signed_manifest(own: certificates.Identity, **changes: Any) -> SignedManifest:
-    manifest = Manifest(FEDERATION, 1, "fedskd", EUROPE, 9, ARTIFACT)
+    manifest = Manifest(FEDERATION, 1, "fedskd", EUROPE, 9, ARTIFACT, (TensorSpec("w", "F32", (2,)),))
     return sign_manifest(own, encode_manifest(replace(manifest, **changes)))
 
 
@@ -247,17 +247,22 @@ def test_what_was_seen_comes_with_the_manifest_from_the_journal(site: Any, autho
     europe.proofs.verify_seen(seen)
 
 
-def test_of_an_artifact_that_serves_two_rounds_the_manifest_of_the_seen_one_is_shown(
-    site: Any, authority: Authority
+@pytest.mark.parametrize("other", [{"round": 10}, {"evaluation": True}])
+def test_of_an_artifact_that_serves_two_purposes_the_manifest_of_the_seen_one_is_shown(
+    site: Any, authority: Authority, other: dict[str, Any]
 ) -> None:
-    """The later one was received, and the site was killed before the state machine knew of it."""
+    """A model that distillation did not change is lent for evaluation in the round for which it was published.
+
+    A later one was received, and the site was killed before the state machine knew of it.
+    """
     asia, identity = site("asia"), authority.admit("europe")
-    journal_received(asia, signed_manifest(identity, round=10), round=10)
+    journal_received(asia, signed_manifest(identity, **other), round=other.get("round", 9))
     signed = signed_manifest(identity)
     seen = seen_by(asia, signed)
-    journal_received(asia, signed_manifest(identity, round=10), round=10)
+    journal_received(asia, signed_manifest(identity, **other), round=other.get("round", 9))
     asia.proofs._seen.clear()
     assert asia.proofs.seen(EUROPE) == seen == Seen(1, 9, ARTIFACT.sha256, signed)
+    site("europe").proofs.verify_seen(seen)
 
 
 def test_a_manifest_that_the_peer_s_server_would_refuse_is_left_out(site: Any, authority: Authority) -> None:

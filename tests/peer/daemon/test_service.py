@@ -181,11 +181,8 @@ def test_a_transfer_whose_end_the_ledger_cannot_keep_ends_the_daemon(
     assert [fault.message for fault in site.faults] == ["the disk is full"]
 
 
-async def test_an_artifact_that_is_retired_while_it_leaves_stays_to_its_last_byte(
-    site: SiteUnderTest, tmp_path: Path
-) -> None:
+async def test_an_artifact_that_is_retired_while_it_leaves_stays_to_its_last_byte(site: SiteUnderTest) -> None:
     artifact = site.publish(1)
-    (tmp_path / "artifacts").mkdir()
     grant = site.open(1, artifact)
     grant.path.write_bytes(b"weights")
     site.machine.memory.published.clear()
@@ -303,7 +300,7 @@ def test_a_bound_below_what_the_method_sends_is_told_when_it_is_published(
         assert "bytes_per_round_max" in caplog.records[0].__dict__["remedy"]
         with pytest.raises(Refusal, match="at most 999 bytes leave in a round"):
             site.open(1, artifact)
-        assert site.denied()[0]["reason"] == "this site's policy lets at most 999 bytes leave in a round"
+        assert site.denied()[0]["reason"] == "europe's policy lets at most 999 bytes leave in a round"
 
 
 async def test_who_called_and_how_long_ago_is_known(site: SiteUnderTest) -> None:

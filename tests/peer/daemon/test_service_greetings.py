@@ -9,7 +9,7 @@ import pytest
 from fakes.peer_service import ASIA, EUROPE, KEY, NOW, SiteUnderTest, asked, make_artifact
 from peer.core import events
 from peer.core.limits import PROTOCOL_VERSION
-from peer.core.messages import FEATURES, Hello, Manifest, Seen
+from peer.core.messages import FEATURES, Hello, Manifest, Seen, TensorSpec
 from peer.core.roster import Sha256, round_key_tag
 from peer.daemon.service import common_protocol
 from peer.net.transport.manifest import encode_manifest, sign_manifest
@@ -79,7 +79,7 @@ async def test_only_this_site_s_own_signature_shows_that_a_backup_was_restored_h
 ) -> None:
     """A lie cost the site its open round and a thousand generations at each start."""
     artifact = make_artifact(5)
-    manifest = Manifest(site.federation.digest, 1, "fedskd", EUROPE, 5, artifact)
+    manifest = Manifest(site.federation.digest, 1, "fedskd", EUROPE, 5, artifact, (TensorSpec("w", "F32", (2,)),))
     signed = sign_manifest(site.pki.identity, encode_manifest(manifest))
     seen = Seen(1 if proven else 1001, 5, artifact.sha256, signed)
     await site.service.hello(ASIA, greeting(site, seen=seen))

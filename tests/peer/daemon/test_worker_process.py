@@ -16,7 +16,7 @@ import pytest
 from peer.core import commands, events, worker_protocol
 from peer.core.commands import Halt, Source
 from peer.core.limits import WORKER_LINE_BYTES_MAX
-from peer.core.messages import Artifact, TensorSpec
+from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.worker_process import LOG_BYTES_MAX, NICEST, WORKER, EvaluationProcess, WorkerProcess
 from peer.daemon.worker_watchdog import ProgressMonitor
@@ -86,8 +86,7 @@ async def gone(pid: int) -> None:
 
 def heavy_order() -> commands.Train:
     """An order that is larger than any socket buffer."""
-    tensors = tuple(TensorSpec(f"{'layer' * 40}{index}", "F32", (1,)) for index in range(8_000))
-    artifact = Artifact("model", SiteName("asia"), Sha256("cd" * 32), 1, 0, {}, tensors)
+    artifact = Artifact("model", SiteName("asia"), Sha256("cd" * 32), 1, 0, {"layer": "x" * 2_000_000})
     return commands.Train(1, 1, 1, "train", "initial", (Source(SiteName("asia"), 1, artifact),))
 
 
@@ -373,7 +372,7 @@ while True:
     fields = {key: order[key] for key in ("generation", "round", "attempt")}
     say("Measured", metrics=figures, **fields)
 """
-MODEL = Artifact("model", SiteName("asia"), Sha256("ab" * 32), 9, 0, {"name": "net"}, (TensorSpec("w", "F32", (2,)),))
+MODEL = Artifact("model", SiteName("asia"), Sha256("ab" * 32), 9, 0, {"name": "net"})
 
 
 def measure(attempt: int) -> commands.Measure:

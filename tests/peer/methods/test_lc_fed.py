@@ -120,7 +120,7 @@ def test_each_stage_moves_its_own_part_alone(site: Any, stage: str, moved: set[s
 
 
 @pytest.mark.parametrize("dims", [1, 3])
-@pytest.mark.parametrize("name", ["unet", "unet_plus_plus", "res_unet", "fcn8s"])
+@pytest.mark.parametrize("name", ["unet", "unet_plus_plus", "res_unet", "dynunet", "fcn8s"])
 def test_every_segmentation_network_names_its_bottleneck_and_predicts(make_site: Any, name: str, dims: int) -> None:
     hyper = {"width": 4} | ({} if name == "fcn8s" else {"depth": 2})
     network = models.create_model(name, spatial_dims=dims, in_channels=1, classes=2, **hyper)

@@ -5,6 +5,7 @@ remedy.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -86,3 +87,15 @@ def test_a_package_is_a_distribution_and_a_version(package: str) -> None:
 def test_an_entry_point_that_gives_no_plan_is_refused(distribution: Install, value: str, reason: str) -> None:
     distribution("some-methods", "1.0", ENTRY_POINTS, similar=value)
     assert reason in refusal("similar", "some-methods==1.0")
+
+
+def test_a_package_for_another_version_of_the_interface_is_refused(distribution: Install, tmp_path: Path) -> None:
+    distribution("some-methods", "1.0", ENTRY_POINTS, similar=PLAN)
+    points = tmp_path / "some-methods-1.0/some_methods-1.0.dist-info/entry_points.txt"
+    points.write_text(f"{points.read_text()}[mhfl_peer.interface]\n2 = peer\n")
+    assert refusal("similar", "some-methods==1.0") == (
+        "method 'similar': some-methods is for version 2 of the interface, and this program has 1; "
+        "install a version of the package that fits"
+    )
+    points.write_text(f"{points.read_text()}1 = peer\n")
+    assert find_plan("similar", "some-methods==1.0") is FEDSKD

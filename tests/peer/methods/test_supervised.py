@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from peer.methods.method import StageContext
-from peer.methods.supervised import SEGMENTATION_LOSSES, SUPERVISED, stage_loss, supervised_loss
+from peer.methods.method import StageContext, Supervision
+from peer.methods.supervised import SEGMENTATION_LOSSES, SUPERVISED, class_weights, stage_loss, supervised_loss
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS, CLASSES = torch.randn(4, 3, generator=GENERATOR), torch.tensor([0, 2, 1, 1])
@@ -16,6 +17,7 @@ SMALL, LARGE = torch.rand(2, 4, 1, 5, 6, generator=GENERATOR)
 SAMPLES = {
     "classification": (LOGITS, CLASSES),
     "time_series": (LOGITS, CLASSES),
+    "tabular": (LOGITS, CLASSES),
     "segmentation": (MAPS, LABELS),
     "super_resolution": (SMALL, LARGE),
 }
@@ -86,3 +88,42 @@ def test_only_known_losses_of_segmentation_can_be_chosen() -> None:
     assert SEGMENTATION_LOSSES.keys() == {"dice_ce", "dice", "ce"}
     with pytest.raises(KeyError, match="focal"):
         supervised_loss("segmentation", "focal")
+
+
+@pytest.mark.parametrize("weights", [(), (0.5, 1.0, 4.0)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_class_weights_and_label_smoothing_are_those_of_torch(weights: tuple[float, ...], smoothing: float) -> None:
+    supervision, keys = Supervision(weights, smoothing), {"label_smoothing": smoothing}
+    for task, name in (
+        ("classification", "ce"),
+        ("time_series", "ce"),
+        ("segmentation", "ce"),
+        ("segmentation", "dice_ce"),
+    ):
+        prediction, targets = SAMPLES[task]
+        context = StageContext("alpha", task, {"segmentation_loss": name}, {}, {}, supervision=supervision)
+        expected = F.cross_entropy(prediction, targets, weight=torch.tensor(weights) if weights else None, **keys)
+        if name == "dice_ce":
+            expected = expected + SEGMENTATION_LOSSES["dice"](prediction, targets)
+        assert torch.equal(stage_loss(context).loss(prediction, targets), expected)
+        assert stage_loss(context).name == name
+
+
+def test_a_class_weighs_by_the_samples_of_its_label() -> None:
+    weighted = supervised_loss("classification", supervision=Supervision((1.0, 3.0, 2.0))).loss(LOGITS, CLASSES)
+    each = torch.tensor([ce(LOGITS[k : k + 1], CLASSES[k : k + 1]) for k in range(4)])
+    weights = torch.tensor([1.0, 2.0, 3.0, 3.0])
+    assert weighted.item() == pytest.approx(((each * weights).sum() / weights.sum()).item())
+
+
+def test_a_loss_without_cross_entropy_takes_neither() -> None:
+    for task, name in (("super_resolution", "l1"), ("segmentation", "dice")):
+        with pytest.raises(ValueError, match=f"{name} has no cross-entropy, which class weights"):
+            supervised_loss(task, name, Supervision(label_smoothing=0.1))
+
+
+def test_balanced_weights_are_inverse_frequencies_with_a_mean_of_one() -> None:
+    weights = class_weights("balanced", {0: 60, 1: 30, 3: 20}, 4)
+    assert weights == pytest.approx((0.5, 1.0, 1.0, 1.5)), "class 2 does not occur, and weighs the mean"
+    assert class_weights([1.0, 3.0], {0: 5, 1: 5}, 2) == (1.0, 3.0)
+    assert class_weights(None, {0: 5, 1: 5}, 2) == ()

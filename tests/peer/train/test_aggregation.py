@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from peer.core.roster import SiteName
-from peer.train.aggregation import Aggregation, aggregate, aggregate_prototypes, find_leap, find_outliers
+from peer.train.aggregation import Aggregation, aggregate, aggregate_prototypes, cap_change, find_leap, find_outliers
 from peer.train.tensors import VALUES_AT_ONCE_MAX
 
 State = dict[str, Tensor]
@@ -37,6 +37,17 @@ def states(*, sites: int = 4, drifts: dict[SiteName, float] | None = None) -> di
 def weights(state: State, change: object) -> State:
     """The state with every weight changed, and its batch statistics as they are."""
     return {name: change(value) if "running" not in name and value.ndim else value for name, value in state.items()}  # type: ignore[operator]
+
+
+def test_of_equal_contributions_one_counts_unless_all_are_equal() -> None:
+    copied = states()
+    copied[ASIA] = {name: tensor.clone() for name, tensor in copied[SITES[0]].items()}
+    aggregation = aggregate(copied, NO_SAMPLES)
+    assert aggregation.contributors == [site for site in SITES if site != ASIA]
+    assert aggregation.cut == {ASIA: "is equal to that of africa", SITES[0]: "is equal to that of asia"}
+    assert aggregate(copied, NO_SAMPLES, bounds=False).cut == {}
+    untrained = {site: trained(0) for site in SITES}
+    assert aggregate(untrained, NO_SAMPLES).contributors == list(SITES)
 
 
 ACTS = {
@@ -119,6 +130,43 @@ def test_samples_count_only_where_all_tell_them() -> None:
     assert weighted([100, 100, 1000, None]).state["weight"] == 1.5
 
 
+@pytest.mark.parametrize(("claims", "expected"), [([1, 1, 1, 1], 1.5), ([3, 1, 1, 1], 7 / 6)])
+def test_a_capped_mean_brings_every_state_as_near_to_the_median_as_the_median_state(
+    claims: list[int], expected: float
+) -> None:
+    values = [
+        0.0,
+        1.0,
+        2.0,
+        30.0,
+    ]  # the median is 1.5, and the distances 1.5, 0.5, 0.5 and 28.5: half of them is 1 at most
+    flat = {
+        site: {"weight": torch.full((1,), value), "bn.running_mean": torch.full((1,), value)}
+        for site, value in zip(SITES, values, strict=True)
+    }
+    result = aggregate(flat, dict(zip(SITES, claims, strict=True)), rule="capped", weighted=True, bounds=False)
+    assert result.state["weight"].item() == pytest.approx(expected)
+    assert result.state["bn.running_mean"].item() == pytest.approx(np.average(values, weights=claims))
+
+
+def test_a_capped_mean_of_two_or_of_equal_states_is_their_mean() -> None:
+    two = {site: {"weight": torch.full((1,), float(k))} for k, site in enumerate(SITES[:2])}
+    assert aggregate(two, NO_SAMPLES, rule="capped").state["weight"] == 0.5
+    equal = {site: {"weight": torch.ones(1)} for site in SITES}
+    assert aggregate(equal, NO_SAMPLES, rule="capped").state["weight"] == 1.0
+
+
+def test_a_returned_copy_moves_as_far_as_the_model_that_stayed() -> None:
+    sent, own = (
+        {"weight": torch.zeros(2), "n": torch.tensor(1)},
+        {"weight": torch.tensor([3.0, 0.0]), "n": torch.tensor(5)},
+    )
+    far, near = ({"weight": torch.tensor([0.0, y]), "n": torch.tensor(9)} for y in (6.0, 2.0))
+    assert cap_change(sent, own, far)["weight"].tolist() == [0.0, 3.0]
+    assert cap_change(sent, own, far)["n"] == 9
+    assert cap_change(sent, own, near) is near
+
+
 # --- other rules ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rule", ["trimmed_mean", "median"])
 @pytest.mark.parametrize("sites", [1, 2, 3, 4])
@@ -176,6 +224,16 @@ def test_a_prototype_that_no_training_gives_is_left_out_of_its_class_alone() -> 
     assert not torch.equal(rows[0][0], rows[1][0])
 
 
+def test_of_equal_prototypes_one_counts_and_both_are_named() -> None:
+    tables = {site: table(k if site != ASIA else 0, [1.0, 1.0, 1.0]) for k, site in enumerate(SITES)}
+    result = aggregate_prototypes(tables, NO_SAMPLES)
+    assert result.contributors == [site for site in SITES if site != ASIA]
+    assert result.cut == {
+        ASIA: "class 0: is equal to that of africa",
+        SITES[0]: "class 0: is equal to that of asia",
+    }
+
+
 def test_a_site_with_all_prototypes_out_of_bounds_contributes_nothing() -> None:
     tables = {site: table(k, [1.0, 1.0, 1.0]) for k, site in enumerate(SITES)}
     tables[ASIA]["network.prototypes"] *= -1000
@@ -195,7 +253,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("rule", ["mean", "median", "trimmed_mean"])
+@pytest.mark.parametrize("rule", ["mean", "capped", "median", "trimmed_mean"])
 def test_a_large_tensor_of_many_sites_is_never_held_at_once_in_float64(rule: Any) -> None:
     sites, count = 9, 1_000_000
     generator = torch.Generator().manual_seed(3)
@@ -206,8 +264,11 @@ def test_a_large_tensor_of_many_sites_is_never_held_at_once_in_float64(rule: Any
         result = aggregate(states, dict.fromkeys(states, 1), rule=rule)
     assert largest.values <= max(count, VALUES_AT_ONCE_MAX) < sites * count
     assert list(result.cut) == ["site-2"]
-    kept = np.sort(np.delete(tensors.numpy(), 2, axis=0).astype(np.float64), axis=0)
-    expected = {"mean": kept, "median": kept[3:5], "trimmed_mean": kept[2:6]}[rule].mean(axis=0)
+    honest = np.delete(tensors.numpy(), 2, axis=0).astype(np.float64)
+    moves = honest - np.median(honest, axis=0)
+    far = np.linalg.norm(moves, axis=1, keepdims=True)
+    capped, kept = honest - moves * (1 - np.minimum(1, np.median(far) / far)), np.sort(honest, axis=0)
+    expected = {"mean": kept, "capped": capped, "median": kept[3:5], "trimmed_mean": kept[2:6]}[rule].mean(axis=0)
     np.testing.assert_allclose(result.state["weight"].numpy(), expected, rtol=1e-6, atol=1e-7)
 
 

@@ -7,10 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from peer.site.config.site_tables import AugmentationConfig
 from peer.train.augmentation import affine_maps, warp, warp_targets
 from peer.train.settings import AugmentationSettings
 
 STILL = AugmentationSettings(flip=0, rotate_degrees=0, translate_share=0, scale_share=0, probability=1)
+USUAL = AugmentationSettings.of(AugmentationConfig(), 2)
 
 
 def changed(**parts: float) -> AugmentationSettings:
@@ -44,7 +46,7 @@ def test_a_certain_flip_reverses_every_axis(size: tuple[int, ...]) -> None:
     ],
 )
 def test_the_maps_of_a_seed_stay(size: tuple[int, ...], expected: str) -> None:
-    maps = affine_maps(AugmentationSettings(), range(50), size)
+    maps = affine_maps(USUAL, range(50), size)
     assert hashlib.sha256((maps * 2**16).round().numpy().tobytes()).hexdigest()[:12] == expected
 
 
@@ -76,7 +78,7 @@ def test_a_quarter_turn_of_a_square() -> None:
 @pytest.mark.parametrize("size", [(9, 12), (7, 8, 10)])
 def test_sampling_agrees_with_torch(size: tuple[int, ...]) -> None:
     images = torch.randn(3, 2, *size)
-    maps = affine_maps(AugmentationSettings(), [5, 6, 7], size)
+    maps = affine_maps(USUAL, [5, 6, 7], size)
     grid = F.affine_grid(maps, list(images.shape), align_corners=False)
     expected = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
     assert torch.allclose(warp(images, maps), expected, atol=1e-4)
@@ -101,12 +103,12 @@ def test_the_nearest_place_makes_a_flip_exact(size: tuple[int, ...]) -> None:
 
 def test_classes_do_not_move() -> None:
     classes = torch.tensor([3, 0])
-    assert warp_targets(classes, affine_maps(AugmentationSettings(), [1, 2], (6, 6))) is classes
+    assert warp_targets(classes, affine_maps(USUAL, [1, 2], (6, 6))) is classes
 
 
 def test_a_label_map_under_any_map_holds_labels_alone() -> None:
     labels = torch.randint(0, 2, (4, 30, 20)) * 7
-    moved = warp_targets(labels, affine_maps(AugmentationSettings(), [1, 2, 3, 4], (30, 20)))
+    moved = warp_targets(labels, affine_maps(USUAL, [1, 2, 3, 4], (30, 20)))
     assert moved.dtype == torch.int64
     assert moved.unique().tolist() == [0, 7]
     assert not torch.equal(moved, labels)
@@ -118,8 +120,8 @@ def test_label_maps_are_shifted_to_the_place_and_go_on_beyond_the_edge() -> None
 
 
 def test_a_map_depends_on_its_seed_only() -> None:
-    together = affine_maps(AugmentationSettings(), [3, 4, 5], (6, 6, 6))
-    alone = affine_maps(AugmentationSettings(), [4], (6, 6, 6))
+    together = affine_maps(USUAL, [3, 4, 5], (6, 6, 6))
+    alone = affine_maps(USUAL, [4], (6, 6, 6))
     assert torch.equal(together[1:2], alone)
     assert not torch.equal(together[0], together[1])
 

@@ -10,10 +10,12 @@ from typing import IO
 
 import pytest
 
+from peer.site.config.site_tables import TrainingConfig
 from peer.train.device_queue import DeviceQueue, gpu_folder
 
 WORKER = """
 import pathlib, sys
+from peer.site.config.site_tables import TrainingConfig
 from peer.train.device_queue import DeviceQueue
 folder, turns = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 def waiting(ahead):
@@ -174,10 +176,10 @@ def test_one_at_a_time_computes_while_many_come_and_go(workers: Workers) -> None
 
 def test_the_folder_is_the_homes_or_the_named_one(tmp_path: Path) -> None:
     site = tmp_path / "home" / "trial" / "asia"
-    assert gpu_folder({}, site) is None
-    assert gpu_folder({"gpu": "shared", "gpu_folder": "x"}, site) is None
-    assert gpu_folder({"gpu": "turns"}, site) == tmp_path / "home" / ".gpu"
-    assert gpu_folder({"gpu": "turns", "gpu_folder": "/run/gpu"}, site) == Path("/run/gpu")
+    assert gpu_folder(TrainingConfig(), site) is None
+    assert gpu_folder(TrainingConfig(gpu="shared", gpu_folder="x"), site) is None
+    assert gpu_folder(TrainingConfig(gpu="turns"), site) == tmp_path / "home" / ".gpu"
+    assert gpu_folder(TrainingConfig(gpu="turns", gpu_folder="/run/gpu"), site) == Path("/run/gpu")
 
 
 def _never(ahead: int) -> None:

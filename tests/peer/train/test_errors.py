@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from peer.core.limits import TEXT_BYTES_MAX
-from peer.train.errors import UnusableConfigurationError, UnusableDataError, fault_of, reason_of
+from peer.train.errors import UnusableConfigurationError, UnusableDataError, fault_of, reason_of, work_failed
 
 
 def raised(error: Exception) -> Exception:
@@ -38,6 +38,20 @@ def test_an_expected_reason_is_its_text_and_another_names_its_place() -> None:
     assert reason_of(raised(UnusableDataError("a\n b"))) == "a b"
     reason = reason_of(raised(ZeroDivisionError("by\nzero")))
     assert reason.startswith("ZeroDivisionError: by zero (test_errors.py:")
+
+
+def test_what_is_journalled_names_no_sample() -> None:
+    data = work_failed(raised(UnusableDataError("Müller Anna.nii.gz is damaged")), generation=1, attempt=2)
+    assert (data.generation, data.attempt, data.fault) == (1, 2, "data")
+    assert data.reason == "the site's samples cannot be used; worker.log has the names"
+    assert data.detail == "Müller Anna.nii.gz is damaged"
+    counted = work_failed(UnusableDataError("a.png is damaged", "1 of 9 samples cannot be read"))
+    assert counted.reason == "1 of 9 samples cannot be read; worker.log has the names"
+    lost = work_failed(raised(FileNotFoundError(2, "No such file or directory", "/srv/Müller Anna.nii.gz")))
+    assert lost.reason.startswith("FileNotFoundError: No such file or directory (test_errors.py:")
+    assert lost.detail == ""
+    (own,) = [work_failed(UnusableConfigurationError("[model] name: no network"))]
+    assert (own.fault, own.reason, own.detail) == ("configuration", "[model] name: no network", "")
 
 
 def test_a_reason_is_one_line_of_bounded_length() -> None:

@@ -126,9 +126,10 @@ def test_a_file_that_is_gone_or_damaged_is_no_fault_of_the_guest(alpha: WorkerSe
     _, source = lend(beta, steps=False)
     with pytest.raises(UnusableConfigurationError, match="is not there any more"):
         measure(alpha, source)
+    copy_artifact(beta, alpha, source)
     path = artifact_path(alpha, source.artifact)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(bytes(source.artifact.bytes))
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UnusableArtifact, match="does not have its digest"):
         measure(alpha, source)
 

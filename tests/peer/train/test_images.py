@@ -185,7 +185,7 @@ def test_a_reader_that_is_not_installed_is_no_fault_of_the_image(
     monkeypatch.setitem(FORMATS, ".png", missing)
     for use in (partial(load_image, spatial_dims=2), partial(load_regions, preparation=Preparation(1, (4, 4)))):
         with pytest.raises(
-            UnusableConfigurationError, match=r"reading a\.png needs .* PIL: No PIL; run `pip install pillow`"
+            UnusableConfigurationError, match=r"reading \.png files needs .* PIL: No PIL; run `pip install pillow`"
         ):
             use(tmp_path / "a.png")
 
@@ -311,6 +311,21 @@ def test_a_label_map_that_loses_its_foreground_is_no_sample(tmp_path: Path, at: 
     with pytest.raises(ValueError, match=r"l.npy, of which no foreground is left at \[data\] input_size = \[4, 4\]"):
         LabelMap(Preparation(1, (4, 4)), 2)(sample)
     assert LabelMap(Preparation(1, (20, 20)), 2)(sample)[1].sum() == 1
+
+
+def test_a_nan_is_background_where_the_site_says_so(tmp_path: Path) -> None:
+    image = np.array([[[1, np.nan], [3, 4]], [[-5, 6], [np.nan, 8]]])
+    np.save(tmp_path / "a.npy", image)
+    filled = Preparation(2, (2, 2), nan="background")
+    assert filled.load([tmp_path / "a.npy"]).values.tolist() == [[[1, 1], [3, 4]], [[-5, 6], [-5, 8]]]
+    assert torch.isfinite(filled([tmp_path / "a.npy"])).all()
+    with pytest.raises(ValueError, match="holds a NaN or an infinity"):
+        Preparation(2, (2, 2)).load([tmp_path / "a.npy"])
+    for value, reason in ((np.nan, "holds a channel of NaN alone"), (np.inf, "holds an infinity")):
+        image[1] = value
+        np.save(tmp_path / "a.npy", image)
+        with pytest.raises(ValueError, match=reason):
+            filled.load([tmp_path / "a.npy"])
 
 
 def test_an_image_without_contrast_is_no_sample(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The loop: a stage's terms are minimised as declared, networks do not disturb each other, a resume is exact."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import pytest
@@ -51,8 +52,9 @@ def stage_of(*names: str, weights: Mapping[str, float] | None = None) -> Stage:
     return one_step_stage({name: Small(index) for index, name in enumerate(names)}, names, losses)
 
 
-def loop_of(stage: Stage, *, steps: int = 6, precision: str = "fp32") -> Loop:
-    return Loop(stage, WORK, steps=steps, device=CPU, precision=precision, seed=lambda *parts: derive("stage", *parts))
+def loop_of(stage: Stage, *, steps: int = 6, precision: str = "fp32", clip_norm: float | None = None) -> Loop:
+    seed = lambda *parts: derive("stage", *parts)  # noqa: E731
+    return Loop(stage, WORK, steps=steps, device=CPU, precision=precision, seed=seed, clip_norm=clip_norm)
 
 
 def states(loop: Loop) -> dict[str, torch.Tensor]:
@@ -85,6 +87,34 @@ def test_a_resumed_stage_is_the_undisturbed_one_bit_by_bit() -> None:
     assert equal(states(straight), states(later))
     assert straight.means() == later.means()
     assert straight.losses() == later.losses()
+
+
+def test_gradients_are_clipped_to_their_joint_norm_after_a_method_has_changed_them() -> None:
+    gradients: list[list[torch.Tensor]] = []
+
+    def stage() -> Stage:
+        plain = stage_of("dam", "ktm")
+        ((step,),) = plain.passes
+        learning = [parameter for network in plain.networks.values() for parameter in network.parameters()]
+
+        def change() -> None:
+            for parameter in learning:
+                parameter.grad = parameter.grad * 3
+            gradients.append([parameter.grad.clone() for parameter in learning])
+
+        return dataclasses.replace(plain, passes=((dataclasses.replace(step, after_backward=change),),))
+
+    clipped, untouched = loop_of(stage(), steps=1, clip_norm=0.01), loop_of(stage(), steps=1, clip_norm=1e6)
+    list(clipped.run(Stream()))
+    list(untouched.run(Stream()))
+    for loop, before, clip_norm in zip((clipped, untouched), gradients, (0.01, 1e6), strict=True):
+        expected = [nn.Parameter(torch.empty_like(gradient)) for gradient in before]
+        for parameter, gradient in zip(expected, before, strict=True):
+            parameter.grad = gradient
+        norm = nn.utils.clip_grad_norm_(expected, clip_norm)
+        assert 0.01 < norm.item() < 1e6
+        learning = [parameter for network in loop.stage.networks.values() for parameter in network.parameters()]
+        assert all(torch.equal(own.grad, other.grad) for own, other in zip(learning, expected, strict=True))
 
 
 def test_losses_are_reported_unweighted_and_their_total_weighted() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import scipy.stats
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +18,7 @@ from peer.core.roster import SiteName
 from peer.files import artifact_path
 from peer.train.artifact import write_artifact
 from peer.train.errors import UnusableArtifact
-from peer.train.own_data_probe import OwnDataProbe, largest_change
+from peer.train.own_data_probe import OwnDataProbe, _limited, _lower_end, largest_change
 from peer.train.tensors import unpack
 from peer.train.trainer import Trainer
 
@@ -84,6 +85,24 @@ def test_a_return_that_lost_half_of_what_a_model_may_lose_is_refused(probe: Any)
     check.check_return(source, sent, returned)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "samples", "refused"), [(2, 18, False), (6, 18, False), (10, 32, False), (16, 18, True), (32, 32, True)]
+)
+def test_some_confident_errors_among_few_samples_are_no_proof(wrong: int, samples: int, refused: bool) -> None:
+    """A class that the visitor's host lacks is forgotten with a loss of tens for each of its samples."""
+    rise = _limited(torch.tensor([40.0] * wrong + [0.1] * (samples - wrong), dtype=torch.float64), bound=4.0) - 0.1
+    assert (_lower_end(rise) > 2.0) == refused
+
+
+@pytest.mark.parametrize("samples", [8, 18, 32])
+def test_the_lower_end_is_that_of_student_s_distribution(samples: int) -> None:
+    values = torch.linspace(0.0, 1.0, samples, dtype=torch.float64) ** 2
+    error = float(values.std()) / math.sqrt(samples)
+    quantile = (float(values.mean()) - _lower_end(values)) / error
+    assert quantile == pytest.approx(scipy.stats.t.ppf(0.999, samples - 1), rel=0.03)
+    assert _lower_end(torch.tensor([math.inf, 1.0])) == math.inf
+
+
 def test_a_head_of_another_scale_is_refused_and_one_of_another_width_passes(probe: Any) -> None:
     trainer, check, source = probe
     own = trainer.site_networks.dam
@@ -100,7 +119,8 @@ def test_the_site_s_own_copies_and_a_bound_of_zero_are_never_refused(probe: Any)
     trainer, check, source = probe
     own, scaled = trainer.site_networks.dam, received(trainer, lambda value: value * 1000)
     check.check_model(dataclasses.replace(source, origin=SiteName("alpha")), scaled, own)
-    switched_off = dataclasses.replace(trainer.settings, probe_ratio_max=0.0)
+    training = trainer.settings.training.model_copy(update={"probe_ratio_max": 0.0})
+    switched_off = dataclasses.replace(trainer.settings, training=training)
     OwnDataProbe(switched_off, lambda: trainer.data, trainer.device).check_model(source, scaled, own)
 
 

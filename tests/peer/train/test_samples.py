@@ -19,6 +19,7 @@ from peer.core.plan import Work
 from peer.core.seeds import derive
 from peer.files import UNFINISHED
 from peer.methods.method import Batch
+from peer.site.config.site_tables import AugmentationConfig, DataConfig
 from peer.train.data.datalist import Sample
 from peer.train.errors import UnusableDataError, WorkInterrupted
 from peer.train.images import Preparation
@@ -29,6 +30,7 @@ from peer.train.targets import Example
 from tests.fakes import phantoms
 
 NONE = AugmentationSettings(0, 0, 0, 0, 0)
+USUAL = AugmentationSettings.of(AugmentationConfig(), 2)
 
 
 def go_on() -> None:
@@ -175,7 +177,9 @@ def test_every_cache_gives_the_same_targets(dense: Callable[..., TrainingSetting
         expected = expected_target(settings.task.kind, images)
         assert targets.dtype == expected.dtype
         assert torch.allclose(targets, expected)
-        assert data.training.present == (frozenset({0, 1, 2}) if settings.task.kind == "segmentation" else frozenset())
+        _, all_targets = data.training.read(range(5))
+        places = {label: int((all_targets == label).sum()) for label in range(3)}
+        assert data.training.class_counts == (places if settings.task.kind == "segmentation" else {})
         assert data.task == settings.task.kind
 
 
@@ -325,7 +329,7 @@ def test_steps_of_work_in_steps_and_in_epochs(data: SiteData) -> None:
 @pytest.mark.parametrize("cache", ["memory", "none"])
 def test_a_batch_does_not_depend_on_what_was_asked_before(make_setting, cache: str) -> None:
     data = loaded(TrainingSettings.of(make_setting(data={"cache": cache})))
-    straight, late = (batches(data, augmentation=AugmentationSettings()) for _ in range(2))
+    straight, late = (batches(data, augmentation=USUAL) for _ in range(2))
     for step in range(4):
         batch = straight[step]
     alone = late[3]
@@ -341,7 +345,7 @@ def test_ranks_read_shares_and_get_the_batches_of_one_process(make_setting, cach
     data = loaded(TrainingSettings.of(make_setting(data={"cache": cache})))
     data = replace(data, masks=torch.rand(2, 24, generator=torch.Generator().manual_seed(0)))
     read: dict[int, list[int]] = {0: [], 1: []}
-    options: dict[str, Any] = {"batch_size": 7, "augmentation": AugmentationSettings()}
+    options: dict[str, Any] = {"batch_size": 7, "augmentation": USUAL}
 
     def read_at(ranks: Ranks) -> list[Batch]:
         def load(index: int) -> Any:
@@ -435,7 +439,7 @@ def test_volumes_of_several_orientations_are_refused_unless_the_key_says_how(mak
     setting = make_setting(task={"kind": "classification", "spatial_dims": 3, "in_channels": 1})
 
     def load(**changes: str) -> SiteData:
-        data = DataSettings(tmp_path / "datalist.json", tmp_path, (5, 3, 4), **changes)
+        data = DataSettings.of(DataConfig(input_size=(5, 3, 4), **changes), tmp_path)
         return loaded(replace(TrainingSettings.of(setting), data=data))
 
     with pytest.raises(UnusableDataError, match=r'RAS \(3 files\), but 2.nii LAS; set \[data\] orientation = "RAS"'):

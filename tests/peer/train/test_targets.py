@@ -1,6 +1,8 @@
 """Samples of every kind of task as image and target, in one, two and three dimensions; all of them synthetic."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nibabel
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from peer.site.config.site_tables import DataConfig
 from peer.train.data.datalist import Sample
 from peer.train.errors import UnusableConfigurationError
 from peer.train.images import Preparation
@@ -33,6 +36,10 @@ def pair(tmp_path: Path) -> Sample:
     return Sample("image.npy", (image,), saved(tmp_path / "label.npy", [[0, 1, 2], [2, 0, 1]]))
 
 
+def data(folder: Path, **keys: Any) -> DataSettings:
+    return DataSettings.of(DataConfig(input_size=(8,), **keys), folder)
+
+
 # --- which reading --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("kind", "expected"),
@@ -43,18 +50,16 @@ def pair(tmp_path: Path) -> Sample:
     ],
 )
 def test_each_task_is_read_in_its_way(tmp_path: Path, kind: str, expected: object) -> None:
-    assert (
-        sample_reader(TaskSettings(kind, 1, 2, 3), DataSettings(tmp_path, tmp_path, (8,), normalise="unit")) == expected
-    )
+    assert sample_reader(TaskSettings(kind, 1, 2, 3), data(tmp_path, normalise="unit")) == expected
 
 
 def test_super_resolution_needs_a_scale(tmp_path: Path) -> None:
     task = TaskSettings("super_resolution", 1, 2, 3)
-    assert sample_reader(task, DataSettings(tmp_path, tmp_path, (8,), scale=4)) == LargeImage(2, 3, (8,), 4)
+    assert sample_reader(task, data(tmp_path, scale=4)) == LargeImage(2, 3, (8,), 4)
     with pytest.raises(
         UnusableConfigurationError, match=r"\[data\] scale is missing; super-resolution needs 2, 4 or 8"
     ):
-        sample_reader(task, DataSettings(tmp_path, tmp_path, (8,)))
+        sample_reader(task, data(tmp_path))
 
 
 def test_a_class_comes_from_the_datalist(tmp_path: Path) -> None:
@@ -86,6 +91,14 @@ def test_a_label_map_is_resized_to_the_nearest_label(tmp_path: Path, size: tuple
         image, target = label_map(size=needed)(sample)
         assert image.shape == (1, *needed)
         assert torch.equal(target, torch.from_numpy(expected).to(torch.uint8))
+
+
+def test_values_of_a_label_map_become_the_classes_that_the_datalist_gives(pair: Sample) -> None:
+    saved(pair.label, np.array([[0, 255, 1], [128, 0, 0]], dtype=np.uint8))
+    sample = replace(pair, label_values=((255, 1), (1, 2), (128, 300)))
+    assert label_map(301, size=(2, 3))(sample)[1].tolist() == [[0, 1, 2], [300, 0, 0]]
+    with pytest.raises(ValueError, match=r"the value 255; .* from 0 to 2, .* `data import --map 255=1`"):
+        label_map(size=(2, 3))(replace(pair, label_values=((128, 1),)))
 
 
 def test_only_the_image_is_normalised(pair: Sample) -> None:

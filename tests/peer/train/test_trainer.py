@@ -15,7 +15,18 @@ import pytest
 import safetensors.torch
 import torch
 
-from fakes.training import artifact_path, checkpoint_files, copy_artifact, initialise, interrupt, perform, spoil, train
+from fakes.training import (
+    artifact_path,
+    checkpoint_files,
+    copy_artifact,
+    initialise,
+    interrupt,
+    perform,
+    spoil,
+    tensor_names,
+    train,
+)
+from peer.cohorts import Cohorts
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.limits import STEPS_MAX
@@ -83,7 +94,7 @@ def test_a_site_starts_from_its_seed(make_setting, alpha: WorkerSetting, tmp_pat
 def test_the_artifact_is_the_whole_state_of_the_model(alpha: WorkerSetting) -> None:
     event = initialise(Trainer(alpha))
     tensors = safetensors.torch.load_file(artifact_path(alpha, event.artifact))
-    assert {spec.name for spec in event.artifact.tensors} == set(tensors)
+    assert tensor_names(alpha, event.artifact) == set(tensors)
     assert "bn1.running_mean" in tensors
     assert "bn1.num_batches_tracked" in tensors
     assert checkpoint_files(alpha, event.state)["dam.safetensors"] == safetensors.torch.save(tensors)
@@ -98,7 +109,8 @@ def test_initialise_again_answers_from_disk(alpha: WorkerSetting, signals: Path)
 
 def test_an_initial_artifact_that_serves_no_round_leaves_no_file(make_setting) -> None:
     """At the next start, it would be a model that no row of the journal names."""
-    setting = make_setting(site="average", method={"name": "fedavg"})
+    shared = {"name": "resnet10", "width": 4}
+    setting = make_setting(site="average", method={"name": "fedavg"}, shared_model=shared)
     assert initialise(Trainer(setting)).artifact is None
     assert list((Path(setting.home) / "artifacts").iterdir()) == []
 
@@ -168,6 +180,28 @@ def test_gamma_zero_is_local_training_bit_by_bit(make_setting, beta: tuple[Worke
         assert event.metrics["train_ce_dam"] > 0
     assert results[0].keys() == {"dam.safetensors", "dam.adam.safetensors"}
     assert results[0] == results[1]
+
+
+def test_weights_smoothing_and_clipping_are_the_same_bits_after_an_interruption(
+    make_setting: Callable[..., WorkerSetting], signals: Path, tmp_path: Path
+) -> None:
+    datalist = json.loads((signals / "datalist.json").read_text())
+    datalist["training"] = [entry for index, entry in enumerate(datalist["training"]) if index % 4 != 3]  # 5 and 3
+    (signals / "datalist.json").write_text(json.dumps(datalist))
+
+    def trained(home: str, halt: bool = False, **training: Any) -> dict[str, bytes]:
+        setting = make_setting(home=tmp_path / home, method={"name": "local"}, steps=STEPS, training=training)
+        trainer, state = start(setting)
+        if halt:
+            interrupt(setting, commands.Train(1, 1, 2, "train", state, ()), after=2)
+        return checkpoint_files(setting, train(trainer, state).state)
+
+    keys = {"class_weights": "balanced", "label_smoothing": 0.1, "clip_norm": 0.5}
+    whole = trained("whole", **keys)
+    assert trained("halted", halt=True, **keys) == whole
+    assert trained("listed", **keys | {"class_weights": [0.75, 1.25]}) == whole, "those of five and three samples"
+    for key in keys:
+        assert trained(f"without-{key}", **{name: value for name, value in keys.items() if name != key}) != whole
 
 
 def test_the_received_model_is_gone_after_the_round(alpha: WorkerSetting, received: Source) -> None:
@@ -272,6 +306,26 @@ def test_partial_checkpoints_come_by_the_clock_and_survive_a_crash(make_setting)
     assert train(Trainer(straight), initialise(Trainer(straight)).state).artifact == resumed.artifact
 
 
+def test_a_stage_that_began_with_other_people_begins_anew(make_setting, signals: Path) -> None:
+    setting, straight = make_setting(), make_setting(home=signals.parent / "straight")
+    cohorts = Cohorts(Path(setting.home))
+    cohorts.create()
+    everybody = (signals / "datalist.json").read_text()
+    fewer = json.loads(everybody)
+    del fewer["training"][0]
+    state = initialise(Trainer(setting)).state
+    interrupt(setting, commands.Train(1, 1, 1, "train", state, ()), after=2)
+    (signals / "datalist.json").write_text(json.dumps(fewer))
+    resumed, never_with = train(Trainer(setting), state), train(Trainer(straight), initialise(Trainer(straight)).state)
+    assert resumed.artifact == never_with.artifact
+    assert never_with.cohort is None
+    people = cohorts.read(resumed.cohort)
+    assert people is not None
+    assert people["training"] == {cohorts.pseudonym(entry["subject"]) for entry in fewer["training"]}
+    (signals / "datalist.json").write_text(everybody)
+    assert train(Trainer(setting), state).cohort == resumed.cohort
+
+
 # --- received artifacts are checked -----------------------------------------------------------------------------------
 def rejected(trainer: Trainer, state: str, source: Source) -> events.ArtifactRejected:
     event = trainer.perform(commands.Train(1, 1, 3, "train", state, (source,)))
@@ -305,10 +359,17 @@ def test_an_artifact_that_makes_training_diverge_is_blamed(alpha: WorkerSetting,
 
 
 def test_a_site_that_diverges_alone_is_itself_to_blame(make_setting) -> None:
-    trainer, state = start(make_setting(method={"name": "local"}, learning_rate=1e30))
+    setting = make_setting(method={"name": "local"})
+    _, state = start(setting)
+    for name in checkpoint_files(setting, state):
+        path = Path(setting.home) / "checkpoints" / state / name
+        tensors = safetensors.torch.load_file(path)
+        safetensors.torch.save_file(
+            {key: value * 1e38 if value.is_floating_point() else value for key, value in tensors.items()}, path
+        )
     reason = r"diverged in round 1: .*lower \[stages.train\] learning_rate"
     with pytest.raises(DivergenceError, match=reason):
-        train(trainer, state)
+        train(Trainer(setting), state)
 
 
 # --- circulate and adopt --------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import hashlib
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,7 @@ def test_another_file_than_the_named_one_is_refused_with_both_digests(tmp_path: 
         ("weights.h5", {"a": torch.zeros(1)}, "ends in none of .safetensors, .pt"),
         ("weights.pt", {"epoch": 3}, "it holds no named tensors"),
         ("weights.pt", [torch.zeros(1)], "it holds a list, not named tensors"),
+        ("weights.pt", {"a": torch.zeros(1).expand(1 << 40)}, "4398046511104 bytes, of which the file stores 4"),
         ("weights.pt", {"a": torch.tensor([float("nan")])}, "tensor 'a' holds a NaN or an infinity"),
     ],
 )
@@ -102,6 +104,16 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, name: str, content:
     torch.save(content, tmp_path / name)
     with pytest.raises(UnusableConfigurationError, match=message):
         read(tmp_path / name)
+
+
+def test_a_compressed_file_is_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(1 << 20)}, tmp_path / "plain.pt")
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "small.pt", "w", 8) as small:
+        for entry in plain.infolist():
+            small.writestr(entry.filename, plain.read(entry))
+    assert (tmp_path / "small.pt").stat().st_size < 10_000
+    with pytest.raises(UnusableConfigurationError, match="it is compressed"):
+        read(tmp_path / "small.pt")
 
 
 @pytest.mark.parametrize(

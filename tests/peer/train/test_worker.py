@@ -135,8 +135,8 @@ def test_a_fault_has_its_name_and_its_reason(make_setting, parts: dict, fault: s
         daemon.send(make_setting(**parts), commands.Initialise(1, 3))
         failed = daemon.next(events.WorkFailed)
         assert (failed.generation, failed.attempt, failed.fault) == (1, 3, fault)
-        assert reason in failed.reason
-        assert "\n" not in failed.reason
+        assert reason in (failed.detail or failed.reason)
+        assert "\n" not in failed.detail + failed.reason
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from peer.core.columns import TableColumn
 from peer.core.tasks import CLASSIFYING
 from peer.documents.data import DrawnSplits, LeftOutSamples
 from peer.errors import DataError
-from peer.train.data.datalist import NAMES_SHOWN_MAX, SELF_LABELLED, named
-from peer.train.data.file_names import describe_missing, find_file
-from peer.train.data.image_files import open_image
+from peer.train.data.datalist import SELF_LABELLED, LabelValues
+from peer.train.data.file_names import NAMES_SHOWN_MAX, describe_missing, find_file, named
+from peer.train.data.image_files import open_image, read_values
+from peer.train.data.label_maps import not_classes, propose_map, to_classes
 from peer.train.data.prepared_folder import shuffle
 
 TRAINING, TEST = "training", "test"
@@ -26,6 +30,8 @@ NO_LABEL = frozenset({"", "n/a", "na", "nan"})
 """Cells that say that a label is not known; "n/a" is BIDS's."""
 UNKNOWN_LABEL = frozenset({"-", "?", "missing", "none", "null", "unknown", "unlabelled", "unlabeled"})
 """Words that mean the same, and might be the name of a class."""
+ROW = "row"
+"""The key of a table's row, whose candidate has its name in place of an image."""
 CLASSES_SHOWN_MAX = 20
 CLASS_NUMBER_MAX = 4095
 """A larger number is not a class, but an age in days, a date or a patient's number; other sites would refuse a network
@@ -90,15 +96,21 @@ class SourceContent:
     columns: dict[str, str] = field(default_factory=dict)
     encoding: str | None = None
     class_names: tuple[str, ...] = ()
+    subject_remedy: str = "name the column with --column subject=COLUMN"
 
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """The options of ``data import``; see its help."""
+    """The options of ``data import``; see its help.
+
+    ``table`` and ``agreed_classes`` are the columns and the classes of a federation's table, and ``own_columns`` is
+    ``[data] columns`` of site.toml.
+    """
 
     task: str | None = None
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
+    label_values: LabelValues = ()
     root: Path | None = None
     keep: tuple[str, ...] = ()
     encoding: str | None = None
@@ -111,6 +123,10 @@ class ImportOptions:
     labels: Path | None = None
     series: str | None = None
     each_image: bool = False
+    subject_pattern: str | None = None
+    table: tuple[TableColumn, ...] = ()
+    agreed_classes: tuple[str, ...] = ()
+    own_columns: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -147,6 +163,9 @@ def check_files(
         label_key: ``label`` if label files are maps, else ``image``.
     """
     for candidate in candidates:
+        if ROW in candidate.extra:
+            yield candidate
+            continue
         files = (*candidate.images, *([candidate.label] if isinstance(candidate.label, Path) else []))
         missing = [path for path in files if not path.exists()]
         if missing:
@@ -169,13 +188,70 @@ def check_files(
         yield candidate
 
 
+def check_label_maps(
+    candidates: Iterable[Candidate], options: ImportOptions, faults: Faults, classes: int | None
+) -> tuple[list[Candidate], int]:
+    """Return the candidates whose label maps hold classes alone, and the number of classes.
+
+    Args:
+        classes: their number; None: the label maps hold the values 0, 1, ... without a gap.
+
+    Raises:
+        DataError: ``classes`` is None, and there is a gap.
+    """
+    usable: list[Candidate] = []
+    stored: set[float] = set()
+    places: dict[float, Path] = {}
+    for candidate in candidates:
+        path = candidate.label
+        assert isinstance(path, Path)
+        try:
+            values = np.unique(read_values(path, open_image(path, key="label")))
+        except ValueError as error:
+            faults.add(candidate, "file cannot be read", f"{path} cannot be read: {error}")
+            continue
+        labels = np.unique(to_classes(values, options.label_values))
+        wrong = not_classes(labels, classes)
+        if wrong:
+            proposal = propose_map(wrong)
+            which = "no class" if classes is None else f"none of 0 to {classes - 1}"
+            remedy = f" ({proposal} maps it)" if proposal else ""
+            faults.add(candidate, "label map has other values", f"{path} holds the value {wrong[0]:g}, {which}{remedy}")
+            continue
+        stored.update(map(float, values))
+        places |= {float(label): path for label in labels if label not in places}
+        usable.append(candidate)
+    if classes is None:
+        classes = len({0.0, *places})
+        if max(places, default=0.0) >= classes:
+            raise _not_counted(stored, places)
+    return usable, classes
+
+
+def _not_counted(stored: Collection[float], places: Mapping[float, Path]) -> DataError:
+    """Build the error for label maps whose classes leave a gap, with options that close it.
+
+    Args:
+        stored: the values in the files.
+        places: a file of each class that they stand for.
+    """
+    listed, highest = named(f"{label:g}" for label in sorted(places)), max(places)
+    reason = f"label maps hold the classes {listed} and not 0, 1, ... without a gap; {places[highest]} has {highest:g}"
+    if len(stored) > CLASSES_SHOWN_MAX:
+        return DataError(reason, "these look like shades of grey; write label maps in which a value is a class")
+    proposal = propose_map(stored)
+    options = f"map them, such as with {proposal}, or " if proposal else ""
+    return DataError(reason, f"{options}name every class with --classes")
+
+
 def number_classes(candidates: Sequence[Candidate], options: ImportOptions, faults: Faults) -> list[Candidate]:
     """Return the candidates that have a label, with their class number.
 
     Without ``options.classes`` labels must be numbers: otherwise their order would differ between sites that have
     different classes.
     """
-    names = {name.strip().casefold(): number for number, name in enumerate(options.classes)}
+    known = options.classes or options.agreed_classes
+    names = {name.strip().casefold(): number for number, name in enumerate(known)}
     labelled: list[Candidate] = []
     texts: Counter[str] = Counter()
     for candidate in candidates:
@@ -183,12 +259,16 @@ def number_classes(candidates: Sequence[Candidate], options: ImportOptions, faul
         if text.casefold() in NO_LABEL and text.casefold() not in names:
             faults.left_out.add("no label", candidate.where)
             continue
-        number = names.get(text.casefold()) if names else _whole_number(text)
+        number = names.get(text.casefold())
+        if number is None and not options.classes:  # whose order only this site knows
+            number = _whole_number(text)
+            number = None if names and number not in names.values() else number
         if number is None:
             texts[text] += 1
             if names:
-                known = ", ".join(options.classes)
-                faults.add(candidate, "label is no class", f"the label {text!r} is none of --classes {known}")
+                origin = "--classes" if options.classes else "the federation's classes"
+                detail = f"the label {text!r} is none of {origin} {', '.join(known)}"
+                faults.add(candidate, "label is no class", detail)
             continue
         labelled.append(replace(candidate, class_number=number))
     if texts and not names:
@@ -243,11 +323,17 @@ def without_repetitions(candidates: Sequence[Candidate], faults: Faults) -> list
 
 
 def divide(
-    candidates: Sequence[Candidate], options: ImportOptions, faults: Faults, notes: list[str]
+    candidates: Sequence[Candidate], options: ImportOptions, faults: Faults, content: SourceContent
 ) -> tuple[dict[str, list[Candidate]], DrawnSplits | None]:
     """Divide candidates into ``training`` and ``test``; return how they were drawn, None if the source has splits."""
+    unnamed = sum(candidate.subject is None for candidate in candidates)
+    if unnamed:
+        content.notes.append(
+            f"{unnamed} samples have no subject and count as a subject each: a patient with several images may be "
+            f"in both splits; {content.subject_remedy}"
+        )
     if options.draws or not any(candidate.split for candidate in candidates):
-        return _draw(candidates, options, notes)
+        return _draw(candidates, options)
     splits: dict[str, list[Candidate]] = {TRAINING: [], TEST: []}
     sides: dict[str, tuple[str, str]] = {}
     validation = 0
@@ -271,16 +357,14 @@ def divide(
                     "keep each subject on one side, or have the splits drawn by subject with --draw",
                 )
     if validation:
-        notes.append(
+        content.notes.append(
             f"{validation} validation samples are in training: each site holds out its own share of training "
             "([data] validation_share)"
         )
     return splits, None
 
 
-def _draw(
-    candidates: Sequence[Candidate], options: ImportOptions, notes: list[str]
-) -> tuple[dict[str, list[Candidate]], DrawnSplits]:
+def _draw(candidates: Sequence[Candidate], options: ImportOptions) -> tuple[dict[str, list[Candidate]], DrawnSplits]:
     """Draw splits by subject: the same share of each class's subjects is for testing."""
     labels: dict[str, Counter[int]] = {}
     names = [candidate.subject or f"/{candidate.images[0]}" for candidate in candidates]
@@ -296,12 +380,6 @@ def _draw(
         count = max(count, 1) if options.test_share > 0 and len(members) > 1 else count
         count = min(count, len(members) - 1)
         chosen.update(shuffle(sorted(members), seed=options.seed, purpose=f"test/{number}")[:count])
-    unnamed = sum(candidate.subject is None for candidate in candidates)
-    if unnamed:
-        notes.append(
-            f"{unnamed} samples have no subject and count as a subject each: a patient with several images may be "
-            "in both splits; name the column with --column subject=COLUMN"
-        )
     splits: dict[str, list[Candidate]] = {TRAINING: [], TEST: []}
     for name, candidate in zip(names, candidates, strict=True):
         splits[TEST if name in chosen else TRAINING].append(candidate)

@@ -11,26 +11,42 @@ from pathlib import Path
 from typing import Any
 
 from peer.documents.data import DatalistImported, ImportedSplit
-from peer.errors import DataError, DiskError, StateError
+from peer.errors import DataError, DiskError, StateError, UsageError
 from peer.files import write_file
 from peer.train.data.copies import copy_problems
 from peer.train.data.datalist import SPREADSHEETS, inspect_datalist
-from peer.train.data.importers import bids_source, dicom_source, nnunet_source, table_source
+from peer.train.data.importers import (
+    arrays_source,
+    bids_source,
+    dicom_source,
+    folders_source,
+    nnunet_source,
+    table_source,
+)
 from peer.train.data.importers.candidates import (
+    ROW,
     Candidate,
     Faults,
     ImportOptions,
     SourceContent,
     check_files,
+    check_label_maps,
     divide,
     label_kind,
     number_classes,
     without_repetitions,
 )
 
-LAYOUTS = ("table", "bids", "nnunet", "dicom")
-LINKS = "-series"
-"""Suffix of the folder of links to DICOM files, appended to the datalist's name."""
+LINKS, SAMPLES = "-series", "-samples"
+"""Suffixes of the folders of links to DICOM files and of samples from arrays, appended to the datalist's name."""
+
+
+GATHERERS = {
+    "table": table_source.gather,
+    "bids": bids_source.gather,
+    "nnunet": nnunet_source.gather,
+    "folders": folders_source.gather,
+}
 
 
 def import_datalist(source: Path, out: Path, options: ImportOptions, layout: str | None = None) -> DatalistImported:
@@ -42,12 +58,20 @@ def import_datalist(source: Path, out: Path, options: ImportOptions, layout: str
         UsageError: an option is missing or does not fit the source.
         StateError: ``out`` exists.
     """
-    links = out.with_name(out.stem + LINKS)
-    for path in (out, links):
+    links, samples = out.with_name(out.stem + LINKS), out.with_name(out.stem + SAMPLES)
+    for path in (out, links, samples):
         if path.exists():
             raise StateError(f"{path} exists", "remove it, or name another file with --out")
-    content = _gather(source, layout or _recognise(source), options, links)
+    layout = layout or _recognise(source)
+    if layout != "table" and not source.is_dir():
+        raise DataError(f"{source} is no folder", "name a folder, or leave --layout out")
     try:
+        if layout == "dicom":
+            content = dicom_source.gather(source, options, links)
+        elif layout == "arrays":
+            content = arrays_source.gather(source, options, samples)
+        else:
+            content = GATHERERS[layout](source, options)
         dicom_source.make_links(content.candidates)
         document, answer = _draft(content, source, out, options)
         try:
@@ -55,14 +79,15 @@ def import_datalist(source: Path, out: Path, options: ImportOptions, layout: str
             write_file(out, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode(), 0o600)
         except OSError as error:
             raise DiskError(f"{out} cannot be written: {error.strerror}") from error
-        listed = inspect_datalist(out, task=content.task, classes=len(answer["classes"]) or None)
+        listed = inspect_datalist(out, task=content.task, classes=len(answer["classes"]) or None, columns=options.table)
         if listed.problems:
             reasons = "; ".join(filter(None, [*listed.problems, content.left_out.describe()]))
             raise DataError(f"{source} gives no usable datalist: {reasons}", "correct the source")
-        answer["notes"] += copy_problems(listed)
+        answer["notes"] += [*listed.notes, *copy_problems(listed)]
     except BaseException:
         out.unlink(missing_ok=True)
-        shutil.rmtree(links, ignore_errors=True)
+        for folder in (links, samples):
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     return answer
 
@@ -77,15 +102,11 @@ def _recognise(source: Path) -> str:
         raise DataError(f"{source} is not there", "name a table, or a folder of images")
     if (source / "imagesTr").is_dir():
         return "nnunet"
-    return "bids" if (source / "participants.tsv").exists() else "dicom"
-
-
-def _gather(source: Path, layout: str, options: ImportOptions, links: Path) -> SourceContent:
-    if layout == "dicom":
-        return dicom_source.gather(source, options, links)
-    if layout == "bids":
-        return bids_source.gather(source, options)
-    return nnunet_source.gather(source, options) if layout == "nnunet" else table_source.gather(source, options)
+    if (source / "participants.tsv").exists():
+        return "bids"
+    if arrays_source.is_layout(source):
+        return "arrays"
+    return "folders" if folders_source.is_layout(source) else "dicom"
 
 
 def _draft(
@@ -100,14 +121,22 @@ def _draft(
         for candidate in unlabelled:
             content.left_out.add("no label", candidate.where)
         candidates = [candidate for candidate in candidates if candidate.label is not None]
-    classes = {str(number): name for number, name in enumerate(options.classes or content.class_names)}
+    classes = {
+        str(number): name
+        for number, name in enumerate(options.classes or options.agreed_classes or content.class_names)
+    }
     if by_class:
         candidates = number_classes(candidates, options, faults)
-    label_key = "label" if content.task == "segmentation" else "image"
-    candidates = list(check_files(candidates, faults, shapes, label_key=label_key))
-    splits, drawn = divide(candidates, options, faults, content.notes)
+    holds_maps = content.task == "segmentation"
+    if options.label_values and not holds_maps:
+        raise UsageError(f"--map: the labels of {content.task} are no label maps", "give --task segmentation")
+    candidates = list(check_files(candidates, faults, shapes, label_key="label" if holds_maps else "image"))
+    if holds_maps:
+        candidates, count = check_label_maps(candidates, options, faults, len(classes) or None)
+        classes = classes or {str(number): "" for number in range(count)}
+    splits, drawn = divide(candidates, options, faults, content)
     faults.refuse()
-    if by_class and not options.classes:
+    if by_class and not (options.classes or options.agreed_classes):
         present = {candidate.class_number for candidate in candidates if candidate.class_number is not None}
         classes = {str(number): "" for number in range(max(present, default=-1) + 1)}
         absent = [number for number in classes if int(number) not in present]
@@ -118,7 +147,9 @@ def _draft(
             )
     if not splits["test"]:
         content.notes.append("no sample is for testing: models will not be evaluated")
-    entries = {split: [_entry(candidate, out.parent) for candidate in samples] for split, samples in splits.items()}
+    entries = {
+        split: [_entry(candidate, out.parent, options) for candidate in samples] for split, samples in splits.items()
+    }
     named = any(classes.values())
     document: dict[str, Any] = {
         "source": str(source),
@@ -143,13 +174,16 @@ def _draft(
     return document, answer
 
 
-def _entry(candidate: Candidate, folder: Path) -> dict[str, Any]:
-    images = [_relative(path, folder) for path in candidate.images]
+def _entry(candidate: Candidate, folder: Path, options: ImportOptions) -> dict[str, Any]:
+    is_row = ROW in candidate.extra
+    images = [str(path) if is_row else _relative(path, folder) for path in candidate.images]
     entry: dict[str, Any] = {"image": images[0] if len(images) == 1 else images}
     if candidate.class_number is not None:
         entry["label"] = candidate.class_number
     elif isinstance(candidate.label, Path):
         entry["label"] = _relative(candidate.label, folder)
+        if options.label_values:
+            entry["label_values"] = {str(value): number for value, number in options.label_values}
     if candidate.subject is not None:
         entry["subject"] = candidate.subject
     return {**candidate.extra, **entry}

@@ -18,8 +18,8 @@ import pydicom
 from pydicom.errors import InvalidDicomError
 
 from peer.errors import DataError, DiskError, UsageError
-from peer.train.data.datalist import named
 from peer.train.data.dicom_files import named_like
+from peer.train.data.file_names import named
 from peer.train.data.importers.candidates import Candidate, ImportOptions, SourceContent
 from peer.train.data.importers.table_source import SampleTable, read_table
 

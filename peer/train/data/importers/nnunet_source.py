@@ -14,6 +14,7 @@ from typing import Any
 from peer.errors import DataError
 from peer.train.data.datalist import read_json
 from peer.train.data.importers.candidates import Candidate, ImportOptions, SourceContent
+from peer.train.data.label_maps import propose_map
 
 CHANNEL = re.compile(r"(.+)_(\d{4})")
 SIDES = (("imagesTr", "labelsTr", "training"), ("imagesTs", "labelsTs", "test"))
@@ -23,7 +24,7 @@ def gather(source: Path, options: ImportOptions) -> SourceContent:
     """Gather the cases of the folder; without labelled test images, their splits must be drawn."""
     document = _description(source / "dataset.json")
     content = SourceContent("nnunet", options.task or "segmentation")
-    content.class_names = _class_names(document, source)
+    content.class_names = _class_names(document, source, options)
     ending = document.get("file_ending", ".nii.gz")
     count = len(document.get("channel_names") or document.get("modality") or {})
     given = (source / "imagesTs").is_dir() and (source / "labelsTs").is_dir()
@@ -73,7 +74,7 @@ def _description(path: Path) -> Mapping[str, Any]:
     return document
 
 
-def _class_names(document: Mapping[str, Any], source: Path) -> tuple[str, ...]:
+def _class_names(document: Mapping[str, Any], source: Path, options: ImportOptions) -> tuple[str, ...]:
     """Return the names of the labels 0, 1, ...; nnU-Net 2 lists them by name, the Decathlon by number."""
     labels = document.get("labels") or {}
     if any(isinstance(number, list) for number in labels.values()):
@@ -90,9 +91,11 @@ def _class_names(document: Mapping[str, Any], source: Path) -> tuple[str, ...]:
         by_number = {int(key): str(name) for key, name in labels.items()}
     except ValueError:
         by_number = {int(number): str(name) for name, number in labels.items()}
+    mapped = dict(options.label_values)
+    by_number = {mapped.get(number, number): name for number, name in by_number.items()}
     if sorted(by_number) != list(range(len(by_number))):
         raise DataError(
             f"{source / 'dataset.json'}: labels are {', '.join(map(str, sorted(by_number)))}",
-            "number them 0, 1, ... without gaps, here and in the label maps",
+            f"number them 0, 1, ... without gaps, here and in the label maps, or give {propose_map(by_number)}",
         )
     return tuple(by_number[number] for number in sorted(by_number))

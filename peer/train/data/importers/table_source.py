@@ -9,9 +9,13 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from peer.core.columns import TableColumn
 from peer.errors import DataError, UsageError
+from peer.train.data.image_files import ARRAYS, FORMATS, file_ending
 from peer.train.data.importers.candidates import (
+    ROW,
     Candidate,
     ImportOptions,
     SourceContent,
@@ -170,26 +174,82 @@ def _delimiter(header: str) -> str:
     return best if widths[best] > 1 else ","
 
 
+def _task(table: SampleTable, label: str | None) -> str:
+    """Return ``segmentation`` if all labels of the table are names of image files, else ``classification``."""
+    names = [row[label] for _, row in table.rows if row[label]] if label else []
+    known = (*FORMATS, *ARRAYS)
+    return (
+        "segmentation"
+        if names and all(Path(name).suffix and file_ending(Path(name)) in known for name in names)
+        else "classification"
+    )
+
+
+def own_names(table: SampleTable, columns: Iterable[TableColumn], chosen: Mapping[str, str]) -> dict[str, str]:
+    """Return the table's own name of each column; "" where ``chosen`` says that it has none.
+
+    Args:
+        chosen: names that differ from the federation's, by the federation's.
+
+    Raises:
+        DataError: the table lacks a column; the message names all of these.
+    """
+    headers = {name.strip().casefold(): name for name in table.header}
+    names, missing = dict[str, str](), []
+    for column in columns:
+        wanted = chosen.get(column.name, column.name).strip().casefold()
+        if wanted and wanted not in headers:
+            close = difflib.get_close_matches(wanted, headers, n=1)
+            missing.append(wanted + (f" (did you mean {headers[close[0]]!r}?)" if close else ""))
+        names[column.name] = headers.get(wanted, "")
+    if missing:
+        raise DataError(
+            f"{table.path} line 1: there is no column {', '.join(missing)}; it has {', '.join(table.header)}",
+            "say in [data.columns] of site.toml, or with --column NAME=COLUMN, how the table calls it, or "
+            '"" where the site has none',
+        )
+    return names
+
+
+def read_cells(row: Mapping[str, str], own: Mapping[str, str], columns: Iterable[TableColumn]) -> dict[str, Any]:
+    """Return the cells by the federation's names: as values where they fit, as they stand where they do not."""
+    cells: dict[str, Any] = {}
+    for column in columns:
+        text = row.get(own[column.name], "")
+        try:
+            cells[column.name] = column.show(column.parse(text))
+        except ValueError:
+            cells[column.name] = text
+    return cells
+
+
 def gather(source: Path, options: ImportOptions) -> SourceContent:
     """Gather the candidates of a table: one per row, with files relative to ``--root`` or the table's folder."""
     table = read_table(source, options.encoding)
-    content = SourceContent("table", options.task or "classification", encoding=table.encoding)
-    content.notes += table.notes
     root = source.parent if options.root is None else options.root
-    files = table.columns("file", options, ALIASES["file"])
-    if not files:
+    chosen = {**options.own_columns, **{name: own[0] for name, own in options.columns.items()}}
+    own = own_names(table, options.table, chosen)
+    files = () if options.table else table.columns("file", options, ALIASES["file"])
+    if not files and not options.table:
         raise DataError(
             f"{source} line 1: none of the columns {', '.join(table.header)} is named file",
             "name the columns in the first line, or give --column file=COLUMN",
         )
     roles = {role: table.column(role, options, ALIASES[role]) for role in ("label", "subject", "split")}
+    task = "tabular" if options.table else options.task or _task(table, roles["label"])
+    content = SourceContent("table", task, encoding=table.encoding)
+    content.notes += table.notes
     kind = label_kind(content.task)
     if roles["label"] is None and kind != "file or none":
         raise DataError(
             f"{source} line 1: none of the columns {', '.join(table.header)} is named label",
             "give --column label=COLUMN",
         )
-    content.columns = {"file": ", ".join(files)} | {role: name for role, name in roles.items() if name is not None}
+    content.columns = {
+        **({"file": ", ".join(files)} if files else {}),
+        **{role: name for role, name in roles.items() if name is not None},
+        **{name: column for name, column in own.items() if column},
+    }
     unknown = [name for name in options.keep if name not in table.header]
     if unknown:
         raise UsageError(f"--keep {unknown[0]}: {source} has no such column", f"it has {', '.join(table.header)}")
@@ -200,11 +260,12 @@ def gather(source: Path, options: ImportOptions) -> SourceContent:
             continue
         candidate = Candidate(
             where=where,
-            images=tuple(resolve(root, row[name]) for name in files),
+            images=tuple(resolve(root, row[name]) for name in files) or (Path(where),),
             label=row[roles["label"]] if roles["label"] else None,
             subject=(row[roles["subject"]] or None) if roles["subject"] else None,
             split=row[roles["split"]] if roles["split"] else None,
-            extra={name: row[name] for name in options.keep if row[name]},
+            extra={name: row[name] for name in options.keep if row[name]}
+            | ({ROW: read_cells(row, own, options.table)} if options.table else {}),
         )
         content.candidates.append(candidate if kind == "class" else with_label_file(candidate, root))
     return content

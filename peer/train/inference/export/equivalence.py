@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peer.train.data.datalist import inspect_datalist
+from peer.train.data.datalist import Sample
 from peer.train.errors import UnusableConfigurationError
 from peer.train.inference.predict import image_reader
+from peer.train.samples import inspect_samples
 from peer.train.settings import TrainingSettings
+from peer.train.targets import encode_row
 
 TOLERANCE = 1e-4
 """Maximum absolute difference of a probability, or of an intensity relative to the largest one. Runtimes sum float32 in
@@ -36,21 +38,29 @@ class Samples:
     source: str
 
 
+def preparer(settings: TrainingSettings) -> Callable[[Sample], Tensor]:
+    """Return the function that prepares a sample as for a prediction."""
+    if settings.task.kind == "tabular":
+        return lambda sample: encode_row(settings.task.columns, sample.row)
+    load, finish = image_reader(settings.task, settings.data)
+    return lambda sample: finish(load(sample.images))
+
+
 def choose_samples(settings: TrainingSettings) -> Samples:
     """Return the first readable test images, prepared as for a prediction, or else images drawn from a seed.
 
     Super-resolution accepts images of any size; they are cropped to ``input_size``.
     """
     data, task = settings.data, settings.task
-    datalist = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
-    load, finish = image_reader(task, data)
+    datalist = inspect_samples(task, data)
     images: list[Tensor] = []
     files: list[tuple[Path, ...]] = []
+    prepare = preparer(settings)
     for sample in datalist.test:
         if len(images) == SAMPLES:
             break
         try:
-            image = finish(load(sample.images))
+            image = prepare(sample)
         except Exception:  # any error of a reader: the site's own metrics also leave the image out
             continue
         window = (slice(None), *(slice(side) for side in data.input_size))

@@ -176,7 +176,9 @@ def _require(*modules: str) -> None:
 
 def _texts(card: Mapping[str, Any]) -> dict[str, str]:
     """Return the card's plain values as texts, for readers with another program."""
-    return {key: str(value) for key, value in card.items() if isinstance(value, str | int | float)}
+    texts = {key: str(value) for key, value in card.items() if isinstance(value, str | int | float)}
+    names = card.get("task", {}).get("class_names")
+    return texts | ({"class_names": json.dumps(names)} if names else {})
 
 
 def _cannot_export(name: str, form: str, error: Exception) -> str:

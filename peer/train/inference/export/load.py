@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from peer.core.limits import ARTIFACT_BYTES_MAX
 from peer.train.errors import UnusableConfigurationError
 from peer.train.inference.export import graph, model_card, monai_bundle
 from peer.train.inference.export.predictor import Predictor, Shares, build, find_problem
+from peer.train.tensors import load_checkpoint_file, refuse_expanded
 
 BLOCK_BYTES = 1 << 20
 
@@ -116,9 +116,8 @@ def _load_bundle(path: Path) -> tuple[str, Callable[[Tensor], Tensor]]:
     description = facts["network"]
     if (problem := find_problem(description)) is not None:
         raise ValueError(f"its network is not built here: {problem}; export it as ONNX")
-    weights = torch.load(
-        io.BytesIO(_read_member(path, monai_bundle.WEIGHTS, ARTIFACT_BYTES_MAX)), map_location="cpu", weights_only=True
-    )
+    weights = load_checkpoint_file(_read_member(path, monai_bundle.WEIGHTS, ARTIFACT_BYTES_MAX))
+    refuse_expanded(weights)
     plain = facts["definition"] != monai_bundle.BUILD
     with torch.device("meta"):  # allocate the card's network only once its weights are known to fit
         expected = _weighted_module(build(**description), plain).state_dict()

@@ -6,15 +6,18 @@ Every exported file contains the facts; ``read`` returns them with the settings 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from peer.core.columns import TableColumn
 from peer.core.worker_protocol import from_json
+from peer.site.config.site_tables import DataConfig
 from peer.train.data.datalist import Datalist
 from peer.train.settings import DataSettings, IntensitySettings, TaskSettings, TrainingSettings
 
@@ -65,7 +68,7 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
     Args:
         facts: from the site's journal and configuration: ``form``, ``site``, ``federation``,
             ``method``, ``generation``, ``round``, ``choice``, ``rounds``, ``metrics``, ``contributors``,
-            ``left_out``, ``precision``, ``licence`` and ``exported``.
+            ``samples``, ``left_out``, ``precision``, ``licence`` and ``exported``.
     """
     task, data = settings.task, settings.data
     free = task.kind == "super_resolution"
@@ -79,7 +82,11 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
             + (f", {facts['choice']}" if facts.get("choice") else "")
             + f", trained with {settings.method}."
         ),
-        "task": {key: getattr(task, key) for key in ("kind", "spatial_dims", "in_channels", "classes")},
+        "task": {
+            **{key: getattr(task, key) for key in ("kind", "spatial_dims", "in_channels", "classes")},
+            **({"class_names": list(task.class_names)} if task.class_names else {}),
+            **({"columns": [dataclasses.asdict(column) for column in task.columns]} if task.columns else {}),
+        },
         "input": {
             "size": list(data.input_size),
             "axes": AXES,
@@ -89,6 +96,7 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
             "orientation": data.orientation or "stored",
             "spacing": None if data.spacing is None else list(data.spacing),
             "intensity": None if data.intensity is None else dataclasses.asdict(data.intensity),
+            "nan": data.nan,
             "steps": list(_steps(task, data)),
         },
         "data": {
@@ -99,6 +107,7 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
             }
             for split in ("training", "test")
         },
+        "datalist_sha256": hashlib.sha256(data.datalist.read_bytes()).hexdigest(),
         "versions": versions(),
         "intended_use": INTENDED_USE,
         "limits": LIMITS,
@@ -142,17 +151,9 @@ def read(text: str, file: Path) -> tuple[dict[str, Any], CardFacts]:
     except (KeyError, TypeError) as error:
         raise ValueError(f"its model card is incomplete: {error}") from error
     # The model has no datalist of its own: paths in a predicted datalist are relative to its folder.
-    data = DataSettings(
-        file,
-        file.parent,
-        size,
-        normalise=input_facts["normalise"],
-        scale=input_facts.get("scale"),
-        orientation=input_facts.get("orientation"),
-        spacing=spacing,
-        intensity=intensity,
-    )
-    return card, CardFacts(task, data)
+    keys = {key: input_facts.get(key) for key in ("normalise", "scale", "orientation", "nan")}
+    table = DataConfig(datalist=file.name, input_size=size, spacing=spacing, **keys)
+    return card, CardFacts(task, replace(DataSettings.of(table, file.parent), intensity=intensity))
 
 
 def render_markdown(card: Mapping[str, Any]) -> str:
@@ -180,7 +181,7 @@ def render_markdown(card: Mapping[str, Any]) -> str:
         ("Input", [f"{index}. {step}" for index, step in enumerate(card["input"]["steps"], start=1)]),
         ("Output", [OUTPUTS[task["kind"]], *_form(card)]),
         ("Other sites", _others(card)),
-        ("Data of this site", _data(card["data"])),
+        ("Data of this site", _data(card)),
         ("Metrics", _metrics(card)),
         ("Checks", [f"- {_check(check)}" for check in card["checks"]]),
         ("Intended use", [card["intended_use"]]),
@@ -205,6 +206,7 @@ _SHARES = "A probability for each class, on dimension 1; they sum to 1."
 OUTPUTS = {
     "classification": _SHARES,
     "time_series": _SHARES,
+    "tabular": _SHARES,
     "segmentation": (
         f"{_SHARES} On the grid of the input size: interpolate them linearly to the image's own grid, then take the "
         "largest."
@@ -214,6 +216,11 @@ OUTPUTS = {
 
 
 def _steps(task: TaskSettings, data: DataSettings) -> Iterator[str]:
+    if task.kind == "tabular":
+        yield f"Make a row of {task.in_channels} float32 channels and one place; these are the columns in order:"
+        for column in task.columns:
+            yield _channels(column)
+        return
     yield (
         f"Read {task.in_channels} channel(s) with {task.spatial_dims} spatial dimension(s), float32, channels first, "
         "with slope and intercept of the file applied; axes of pictures are rows, columns (height, width), those "
@@ -231,6 +238,8 @@ def _steps(task: TaskSettings, data: DataSettings) -> Iterator[str]:
         yield "Values are in [0, 1]; those of 8-bit pictures are divided by 255."
         yield f"Give it the image at its own size, for which it makes one {data.scale} times as large."
         return
+    if data.nan is not None:
+        yield "Replace each NaN by the lowest other value of its channel."
     if data.intensity is not None:
         of_each = " of each channel of each image" if data.intensity.percentiles else ""
         yield f"Bring {data.intensity.describe()}{of_each} to [0, 1], and clip what lies beyond."
@@ -248,6 +257,18 @@ def _steps(task: TaskSettings, data: DataSettings) -> Iterator[str]:
             f"centre to {size}, with the least value of each channel."
         )
     yield NORMALISED[data.normalise]
+
+
+def _channels(column: TableColumn) -> str:
+    """Say what the channels of a column are."""
+    missing = "and 1 where the value is missing, whose other channels are then 0"
+    if column.kind == "category":
+        return f"{column.name}: 1 for the level that it has, else 0, of {', '.join(column.levels)}; {missing}."
+    if column.range is None:
+        return f"{column.name}: 1 for yes, -1 for no; {missing}."
+    low, high = column.range
+    unit = f" in {column.unit}" if column.unit else ""
+    return f"{column.name}{unit}: (2 x - {low + high:g}) / {high - low:g}; {missing}."
 
 
 def _form(card: Mapping[str, Any]) -> list[str]:
@@ -294,10 +315,17 @@ def _others(card: Mapping[str, Any]) -> list[str]:
     return lines or ["No other site had a part in it."]
 
 
-def _data(data: Mapping[str, Any]) -> list[str]:
-    lines = []
-    for split, counts in data.items():
-        classes = "".join(f"; class {index}: {count}" for index, count in counts["classes"].items())
+def _data(card: Mapping[str, Any]) -> list[str]:
+    names, lines = card["task"].get("class_names", ()), []
+    if used := {split: count for split, count in card.get("samples", {}).items() if count}:
+        lines.append(f"- In use, those held out for validation apart: {_pairs(used)}")
+    if digest := card.get("datalist_sha256"):
+        lines.append(f"- Datalist, when it was exported: SHA-256 `{digest}`")
+    for split, counts in card["data"].items():
+        classes = "".join(
+            f"; class {index}{f' ({names[int(index)]})' if names else ''}: {count}"
+            for index, count in counts["classes"].items()
+        )
         subjects = f" of {counts['subjects']} subjects" if counts["subjects"] else ""
         lines.append(f"- {split}: {counts['samples']} samples{subjects}{classes}")
     return lines

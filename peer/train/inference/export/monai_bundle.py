@@ -131,7 +131,7 @@ def write_new(folder: Path, name: str, content: bytes) -> None:
 def network_def(
     predictor: Predictor, description: Mapping[str, Any], size: Sequence[int]
 ) -> tuple[Config, dict[str, Tensor]]:
-    """The configuration of the network, and the weights under the names in that network.
+    """Return the configuration of the network, and the weights under the names in that network.
 
     A network of MONAI's own is configured as itself, unless it returns no plain tensor: an inferer
     needs one.
@@ -158,7 +158,7 @@ def read_config(folder: Path) -> ConfigParser:
 
 
 def load(folder: Path) -> tuple[nn.Module, Any]:
-    """The network that MONAI's tools build from the bundle, with weights; and the preprocessing."""
+    """Load the network that MONAI's tools build from the bundle, with weights; and the preprocessing."""
     files = {"meta_file": str(folder / METADATA), "config_file": str(folder / INFERENCE)}
     with quiet():
         verify_net_in_out(net_id="network_def", **files, device="cpu", any=FREE_SIDE)
@@ -214,7 +214,7 @@ _TABLE = {"_target_": "CSVSaver", "output_dir": "@output_dir", "filename": "pred
 
 
 def preprocessing(card: Mapping[str, Any], *, arrays: str) -> Config:
-    """The transform with the steps of ``peer.train.images.Preparation``, in MONAI's and torch's functions."""
+    """Return the transform with the steps of ``peer.train.images.Preparation``, in MONAI's and torch's functions."""
     input_facts, dims = card["input"], card["task"]["spatial_dims"]
     options = {"NumpyReader": {"npz_keys": arrays}}
     readers: list[Any] = [{"_target_": reader, **options.get(reader, {})} for reader in READERS]
@@ -230,7 +230,11 @@ def preprocessing(card: Mapping[str, Any], *, arrays: str) -> Config:
     if input_facts["free_size"]:
         steps.append(_function(f"$lambda image: image.float() / ({BYTE_MAX} if image.dtype == torch.uint8 else 1)"))
         return {"_target_": "Compose", "transforms": steps}
-    steps += [_function("$lambda image: image.float()"), *_intensity(input_facts["intensity"])]
+    steps.append(_function("$lambda image: image.float()"))
+    if input_facts.get("nan") is not None:
+        lowest = f"image.nan_to_num(float('inf')).flatten(1).amin(1).reshape({[-1, *[1] * dims]})"
+        steps.append(_function(f"$lambda image: torch.where(image.isnan(), {lowest}, image)"))
+    steps += _intensity(input_facts["intensity"])
     size, spacing = list(input_facts["size"]), input_facts["spacing"]
     grid = str(size)
     if spacing is not None:
@@ -269,7 +273,7 @@ def _intensity(intensity: Mapping[str, Any] | None) -> list[Config]:
 
 
 def _order_axes(card: Mapping[str, Any], key: str) -> list[Config]:
-    """The steps from the axes of MONAI's readers to the network's (``image``), or back (``pred``)."""
+    """Return the steps from the axes of MONAI's readers to the network's (``image``), or back (``pred``)."""
     input_facts, dims = card["input"], card["task"]["spatial_dims"]
     if input_facts["orientation"] != "stored":
         turn = "monai.transforms.Orientation(axcodes={}, labels=None)(x)"
@@ -289,7 +293,7 @@ def _order_axes(card: Mapping[str, Any], key: str) -> list[Config]:
 
 
 def _place(card: Mapping[str, Any]) -> list[Config]:
-    """The step that gives a prediction, turned back, the affine of its image's file."""
+    """Return the step that gives a prediction, turned back, the affine of its image's file."""
     if card["input"]["orientation"] == "stored":
         return []
     source = "$lambda x: monai.data.MetaTensor(x.as_tensor(), affine=x.meta['original_affine'], meta=x.meta)"
@@ -317,7 +321,7 @@ def _postprocessing(card: Mapping[str, Any]) -> list[Config]:
 
 
 def _saving(card: Mapping[str, Any]) -> tuple[list[Config], list[str]]:
-    """The transforms that save predictions, and the expressions that MONAI runs over the data."""
+    """Return the transforms that save predictions, and the expressions that MONAI runs over the data."""
     kind = card["task"]["kind"]
     if kind in CLASSIFYING:
         return [], [
@@ -356,7 +360,8 @@ def _function(source: str, *, keys: str = "image") -> Config:
 def _metadata(card: Mapping[str, Any]) -> Config:
     task, input_facts, versions = card["task"], card["input"], card["versions"]
     version = f"{card['generation']}.{card['round']}.0"
-    named = "channel" if task["kind"] == "super_resolution" else "class"
+    kind = "channel" if task["kind"] == "super_resolution" else "class"
+    unnamed = [f"{kind} {index}" for index in range(task["classes"])]
     free = [*["*"] * task["spatial_dims"]]
     image = {
         "type": "series" if task["kind"] == "time_series" else "image",
@@ -378,7 +383,7 @@ def _metadata(card: Mapping[str, Any]) -> Config:
         "dtype": "float32",
         "value_range": [],
         "is_patch_data": False,
-        "channel_def": {str(index): f"{named} {index}" for index in range(task["classes"])},
+        "channel_def": dict(zip(map(str, range(task["classes"])), task.get("class_names") or unnamed, strict=True)),
     }
     return {
         "schema": SCHEMA,

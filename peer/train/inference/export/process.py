@@ -24,13 +24,13 @@ from torch import Tensor
 from peer.core.commands import Source
 from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.files import remove_folder, write_file
-from peer.train.data.datalist import inspect_datalist
 from peer.train.errors import UnusableConfigurationError, reason_of
 from peer.train.inference.export import graph, model_card, monai_bundle
 from peer.train.inference.export.equivalence import Run, Samples, choose_samples, compare, compare_pairs
 from peer.train.inference.export.load import digest
 from peer.train.inference.export.predictor import Predictor, Shares, build_predictor
 from peer.train.inference.predict import image_reader
+from peer.train.samples import inspect_samples
 from peer.train.settings import TrainingSettings
 from peer.train.trainer import Trainer
 
@@ -56,7 +56,7 @@ def export(
     """
     settings = trainer.settings
     samples = choose_samples(settings)
-    datalist = inspect_datalist(settings.data.datalist, root=settings.data.root, task=settings.task.kind)
+    datalist = inspect_samples(settings.task, settings.data)
     card = model_card.collect_facts({**facts, "form": form}, settings, datalist)
     trainer.load(state, sources)
     if facts["left_out"]:  # the newest metrics are those of the whole mixture
@@ -79,6 +79,8 @@ def export(
     pairs = [(reference(image[None]), before) for image, before in zip(samples.images, own_outputs, strict=True)]
     subject = "this model beside the site's networks, both in PyTorch"
     card["checks"].append(compare_pairs(subject, pairs, samples=len(pairs), source=samples.source))
+    if form == "bundle" and settings.task.kind == "tabular":
+        raise UnusableConfigurationError("a MONAI bundle is for images; export a table's model as onnx or pt2")
     if form == "bundle":
         _bundle(out, predictor, card, reference, samples, settings)
     else:
@@ -180,9 +182,9 @@ def in_float32(setting: WorkerSetting) -> WorkerSetting:
     On the CPU the runtimes agree to the sixth digit; a GPU with reduced precision would hide an error of that size. The
     export caches nothing on disk, because the cache would lie in the temporary folder.
     """
-    training = {**(setting.site.get("training") or {}), "device": "cpu", "precision": "fp32"}
+    training = {**setting.site["training"], "device": "cpu", "precision": "fp32"}
     data = dict(setting.site["data"])
-    if data.get("cache") == "disk":
+    if data["cache"] == "disk":
         data["cache"] = "none"
     return dataclasses.replace(setting, site={**setting.site, "training": training, "data": data})
 

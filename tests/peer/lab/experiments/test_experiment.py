@@ -230,6 +230,14 @@ def test_a_row_has_the_batch_size_of_its_paper_with_the_papers_work_alone(experi
     assert site["training"]["batch_size"] == 2
 
 
+def test_a_run_supervises_as_the_experiment_says(experiment: Write) -> None:
+    keys = "class_weights = [1.0, 3.0]\nlabel_smoothing = 0.1\nclip_norm = 1.0\n"
+    loaded = Experiment.load(experiment(replace={"[training]\n": f"[training]\n{keys}"}))
+    site = toml.parse(loaded.site_text("asia", "mixed", "fedskd", root=None, regions=None), "text")
+    training = toml.validate(SiteConfig, site, "text").training
+    assert (training.class_weights, training.label_smoothing, training.clip_norm) == ((1.0, 3.0), 0.1, 1.0)
+
+
 def test_a_row_may_use_older_artifacts_where_its_method_can(experiment: Write) -> None:
     rows = '[methods.fedskd]\n[methods.older]\nmethod = "fedskd"\nstaleness = 1\n'
     loaded = Experiment.load(experiment(rows))
@@ -253,3 +261,30 @@ def test_only_the_larger_clients_of_fed_isic_set_samples_aside() -> None:
     texts = [loaded.site_text(site, "heterogeneous", "feddal", root=None, regions=None) for site in partition.sites]
     shares = [toml.parse(text, "text")["data"]["validation_share"] for text in texts]
     assert shares == [0.125, 0.125, 0.125, 0.0, 0.0, 0.0]
+
+
+def test_a_row_s_rule_is_its_federation_s_and_those_without_weights_ignore_the_samples(experiment: Write) -> None:
+    rows = "".join(
+        f'[methods.{rule}]\nmethod = "fedavg"\naggregate = "{rule}"\n' for rule in ("mean", "capped", "median")
+    )
+    loaded = Experiment.load(experiment(rows, replace={"rounds = 2\n": 'rounds = 2\nweighting = "samples"\n'}))
+    parsed = {
+        label: FederationConfig.parse(loaded.federation_text(label, "mixed", ("africa", "asia"), seed=0), label)
+        for label in loaded.methods
+    }
+    assert {label: (each.aggregate.rule, each.weighting) for label, each in parsed.items()} == {
+        "mean": ("mean", "samples"),
+        "capped": ("capped", "samples"),
+        "median": ("median", "uniform"),
+    }
+
+
+def test_a_boost_is_a_backdoor_s_alone(experiment: Write) -> None:
+    links = '[links.bad]\ninsider = "asia"\nact = "{}"\nboost = 2\n'
+    assert Experiment.load(experiment(LOCAL + links.format("backdoor"))).links["bad"].boost == 2
+    with pytest.raises(ConfigError, match=r"links.bad.act: a backdoor is a mark on images, which have one class each"):
+        Experiment.load(
+            experiment(LOCAL + links.format("backdoor"), replace={'kind = "classification"': 'kind = "segmentation"'})
+        )
+    with pytest.raises(ConfigError, match=r'links.bad.boost: is of the act "backdoor" alone'):
+        Experiment.load(experiment(LOCAL + links.format("zero")))

@@ -12,12 +12,14 @@ import pytest
 
 from peer.core import commands
 from peer.core.limits import CHECKPOINTS_KEPT
+from peer.core.metrics import validation_loss
 from peer.core.roster import SiteName
 from peer.core.site_memory import recover, used_sources
 from peer.errors import DataError, LockedError, ModelError
 from peer.lab.experiments import simulation
 from peer.lab.experiments.collect import evaluate, execute
-from peer.lab.experiments.experiment import Act, Experiment
+from peer.lab.experiments.experiment import Experiment
+from peer.lab.experiments.experiment_tables import Act
 from peer.lab.experiments.pool import gather
 from peer.lab.experiments.runs import Run, build_runs
 from peer.lab.experiments.simulation import Simulation
@@ -94,8 +96,9 @@ def test_the_best_round_on_validation_data_can_be_taken_home(prepared: Prepare) 
     result = execute(run.folder, keep=True)
     best_rounds = []
     for name in SITES:
-        values = [record["metrics"].get("validation_auc", -1.0) for record in result["sites"][name]["rounds"]]
-        best = 1 + values.index(max(values))
+        measured = [record["metrics"] for record in result["sites"][name]["rounds"]]
+        values = [metrics.get("validation_auc", -1.0) for metrics in measured]
+        best = max(range(1, 8), key=lambda round: (values[round - 1], -validation_loss(measured[round - 1]), round))
         best_rounds.append(best)
         kept = {path.name for path in (run.folder / f"sites/{name}/gen-0001/checkpoints").glob("round-*")}
         assert f"round-{best:06d}" in kept
@@ -174,9 +177,19 @@ def test_an_insider_sends_something_else_and_the_others_go_on(prepared: Prepare,
     links = f'[links.bad]\ninsider = "asia"\nact = "{act}"\n'
     (run,) = [each for each in prepared("out", f"[methods.feddal]\n{links}") if each.document["links"] == "bad"]
     sites = execute(run.folder)["sites"]
-    expected = [] if act in ("samples", "steps") else ["asia"]
+    expected = [] if act in ("samples", "steps", "backdoor") else ["asia"]
     for name in ("africa", "europe"):
         assert [sorted(row["cut"]) for row in sites[name]["rounds"]] == [expected] * 2
+
+
+def test_a_backdoor_is_measured_in_every_run_of_its_experiment(prepared: Prepare) -> None:
+    links = '[links.bad]\ninsider = "asia"\nact = "backdoor"\nboost = 3\n'
+    runs = prepared("out", f"[methods.feddal]\n{links}")
+    assert [run.document.get("insider") for run in runs] == [None, ["asia", "backdoor", 3.0]]
+    for run in runs:
+        matrix = execute(run.folder)["matrix"]
+        assert all(0 <= matrix[name][name]["attack_success"] <= 1 for name in SITES)
+        assert "attack_success" not in matrix["africa"]["europe"]
 
 
 @pytest.mark.nightly
@@ -189,9 +202,9 @@ def test_the_last_host_of_a_forged_copy_is_named_and_the_copy_before_gets_its_ro
         missing[run.id] = [row["missing"] for name in ("africa", "europe") for row in sites[name]["rounds"]]
         assert all(sites[name]["steps"] >= 8 for name in ("africa", "europe")), "of twelve"
     assert not any(missing[honest.id])
-    refused = [each for each in missing[bad.id] if each]
-    assert refused
-    assert all(each == {"asia": "refused"} for each in refused)
+    reasons = {pair for each in missing[bad.id] for pair in each.items()}
+    # A site that leaves out the forged copy, and has no earlier one, has nothing to hand on.
+    assert {("asia", "refused")} <= reasons <= {("asia", "refused"), ("africa", "skipped"), ("europe", "skipped")}
 
 
 @pytest.mark.nightly

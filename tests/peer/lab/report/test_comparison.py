@@ -7,7 +7,7 @@ import pytest
 
 from fakes.json_documents import change_documents
 from fakes.report_folders import SETTING, cells, texts
-from peer.lab.report.comparison import compare, spread_of_steps, summary
+from peer.lab.report.comparison import compare, spread_of_steps, summary, verdict
 from peer.lab.report.measurements import Measurements
 from peer.lab.report.published import choose_comparison, reference_tables
 from peer.lab.report.results import Results, read
@@ -41,7 +41,7 @@ def test_published_rows_stand_below_ours_and_what_was_not_run_at_the_end(make) -
 def test_where_sites_have_other_names_only_the_published_mean_stands_beside(make) -> None:
     _, comparison = compare_methods(make(methods=THREE, reference=ASD, classes=2))
     row = cells(comparison.table)["FedSKD (published)"]
-    assert row[:5] == ["–", "–", "–", "–", "76.66 ± 2.70"]
+    assert row[:5] == ["76.66 ± 2.70", "–", "–", "–", "–"]
     assert any("other names than ours" in note for note in comparison.table.notes)
 
 
@@ -50,7 +50,7 @@ def test_numbered_clients_are_known_by_the_names_of_their_centres(make) -> None:
     polyp = {"paper": "dFLMoE", "table": "5", "dataset": "Polyp (4 centres)", "setting": "heterogeneous"}
     folder = make(kind="segmentation", sites=centres, methods={"dFLMoE": "dflmoe"}, reference=polyp)
     _, comparison = compare_methods(folder, "dice", "fraction")
-    assert cells(comparison.table)["dFLMoE (published)"][:5] == ["0.8709", "0.7945", "0.6859", "0.7710", "0.7806"]
+    assert cells(comparison.table)["dFLMoE (published)"][:5] == ["0.7806", "0.8709", "0.7945", "0.6859", "0.7710"]
 
 
 def test_a_row_takes_its_own_published_figures_and_no_others(make) -> None:
@@ -71,13 +71,24 @@ def test_the_pooled_bound_is_shown_and_does_not_compete(make) -> None:
 
 def test_the_best_mean_carries_a_sign_where_folds_agree(make) -> None:
     _, comparison = compare_methods(make(methods=THREE, folds=5, seeds=(0,)))
-    assert cells(comparison.table)["FedSKD"][4].endswith("*")
-    assert not cells(comparison.table)["Local"][4].endswith("*")
+    assert cells(comparison.table)["FedSKD"][0].endswith("*")
+    assert not cells(comparison.table)["Local"][0].endswith("*")
+
+
+def test_the_verdict_names_the_best_method_the_bounds_and_the_worst_site(make) -> None:
+    _, comparison = compare_methods(make(methods=THREE, folds=5, seeds=(0,)))
+    text = verdict(comparison) or ""
+    best = comparison.best("global")[0]
+    assert text.startswith(f"{best} has the best mean of the Global Test, {comparison.unit.axis}: ")
+    assert "; the pooled bound " in text
+    worst = comparison.scores.by_test["global"].xs(best).mean().idxmin()
+    assert f"; its worst site is {worst} with " in text
+    assert f"training alone {cells(comparison.table)['Local'][6].split(' ')[0]}" in text
 
 
 def test_one_run_has_no_deviation_and_no_test(make) -> None:
     _, comparison = compare_methods(make(methods=THREE, seeds=(0,)))
-    assert "±" not in cells(comparison.table)["FedSKD"][4]
+    assert "±" not in cells(comparison.table)["FedSKD"][0]
     assert not any("t-test" in note for note in comparison.table.notes)
     assert comparison.table.notes[0].startswith("One run; ")
 
@@ -95,8 +106,8 @@ def test_a_global_test_that_no_federation_would_make_is_called_simulated(make) -
 def test_one_model_for_all_has_one_global_value(make) -> None:
     _, comparison = compare_methods(make(methods={"Local": "local", "FedAvg": "fedavg"}))
     row = cells(comparison.table)["FedAvg"]
-    assert row[5:9] == ["–"] * 4
-    assert row[9] != "–"
+    assert row[6:10] == ["–"] * 4
+    assert row[5] != "–"
 
 
 def test_a_method_without_a_run_and_one_with_fewer_folds_are_named(make) -> None:

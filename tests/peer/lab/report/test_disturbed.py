@@ -67,6 +67,24 @@ def test_every_act_is_a_row_beside_the_federation_with_and_without_the_insider(m
     assert disturbed.lost_links(comparison, name="d") is None, "an insider is no lost link"
 
 
+def test_what_a_backdoor_achieves_stands_beside_the_accuracy(make) -> None:
+    folder = make(methods={"FedAvg": "fedavg", "FedSKD": "fedskd"}, links=ACTS, insight=False)
+    for result in change_documents(folder, "runs/*.FedAvg.*/result.json"):
+        for site, by_split in result["matrix"].items():
+            by_split[site]["attack_success"] = (
+                1.0 if site == "asia" else {"all": 0.1, "flipped": 0.5}.get(result["links"])
+            )
+    (shown, _) = disturbed.insiders(compared(folder)[1], name="i")
+    assert [(column.group, column.name) for column in shown.columns] == [
+        ("method", "FedAvg"),
+        ("method", "FedSKD"),
+        (disturbed.TAKEN, "FedAvg"),
+    ]
+    assert [row.cells[2].value for row in shown.rows] == [pytest.approx(0.1), None, pytest.approx(0.5)], (
+        "of honest sites"
+    )
+
+
 def test_who_stayed_and_who_joined_late_each_beside_the_whole_federation(make) -> None:
     folder = make(methods=TWO, links=LATE, insight=False)
     values = {("all", 0): 0.8, ("all", 1): 0.9, ("late", 0): 0.7, ("late", 1): 0.85}

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sklearn.metrics import cohen_kappa_score
 
 from fakes.json_documents import change_documents
-from fakes.report_folders import SETTING, set_values
+from fakes.report_folders import SETTING, TWO, compared, set_values
 from peer.lab.report.measurements import Measurements, Scores, mean_cells
 from peer.lab.report.results import read
 
@@ -112,3 +113,26 @@ def test_some_sites_can_be_left_out(make) -> None:
 def test_nothing_ran(make) -> None:
     folder = make(methods=LOCAL, insight=False)
     assert scores_of(folder, links="half").means["global"].empty
+
+
+def test_further_metrics_of_classes_come_from_the_predictions(make) -> None:
+    folder = make(methods={"Local": "local"}, seeds=(0,), classes=2, further_metrics=["kappa"])
+    results = read(folder)
+    (run,) = results.runs
+    values = Measurements(results).values(SETTING, "kappa").set_index(["model", "split"])["value"]
+    predictions = run.predictions("africa", "asia")
+    assert values["africa", "asia"] == pytest.approx(cohen_kappa_score(predictions[1], predictions[0].argmax(1)))
+    assert results.metrics == ["auc", "accuracy", "f1_macro", "kappa"]
+
+
+def test_a_further_metric_of_label_maps_is_better_where_it_is_lower_and_says_what_is_undefined(make) -> None:
+    folder = make(methods=TWO, seeds=(0,), kind="segmentation", further_metrics=["hd95"])
+    set_values(folder, lambda result, model, site: 2.0 if result["method"] == "Local" else 1.0, "hd95")
+    set_values(folder, lambda result, model, site: 3.0, "hd95_undefined")
+    _, comparison = compared(folder, "hd95")
+    assert comparison.best("local") == ["FedSKD", "Local"]
+    assert comparison.table.title == "HD95, voxels"
+    assert not comparison.has_bounds
+    notes = " ".join(comparison.table.notes)
+    assert "of the classes that truth and prediction both have" in notes
+    assert "Of 288 values of the sites' own test samples 24 are undefined" in notes

@@ -28,6 +28,16 @@ def test_on_the_page_it_has_the_pages_colours_and_in_a_file_its_own() -> None:
     assert 'fill="#ffffff"' in picture.file
 
 
+def test_a_pdf_has_true_type_fonts_and_the_colours_of_a_file() -> None:
+    content = draw_example().pdf()
+    assert content == draw_example().pdf()
+    assert b"/FontFile2" in content
+    operands = re.findall(rb"([\d.]+) ([\d.]+) ([\d.]+) +(?:rg|RG)", content)
+    colours = {"#" + bytes(round(255 * float(part)) for part in parts).hex() for parts in operands}
+    assert {*plotting.PAPER.values(), "#d55e00"} <= colours
+    assert not colours & plotting.PAPER.keys()
+
+
 def test_identifiers_are_the_pictures_own_and_all_resolve() -> None:
     text = draw_example().inline
     known = set(re.findall(r'\bid="([^"]+)"', text))

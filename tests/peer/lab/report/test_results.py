@@ -104,3 +104,23 @@ def test_what_the_experiment_does_not_name_any_more_is_not_reported(make) -> Non
     results = read(folder)
     assert {run.seed for run in results.runs} == {0, 1}
     assert results.repeats == "2 seeds"
+
+
+def test_chosen_rows_have_their_order_and_their_names(make) -> None:
+    folder = make(methods={**TWO, "FedDAL": "feddal"}, seeds=(0,))
+    for label in ("FedDAL", "FedSKD"):
+        shutil.rmtree(folder / f"runs/sites.heterogeneous.all.{label}.fold-0.seed-0")
+    all_results = read(folder)
+    results = all_results.with_rows({"FedSKD": "ours", "Local": "alone"})
+    assert results.methods == ["ours", "alone"]
+    assert [run.method for run in results.runs] == ["alone"]
+    assert results.method_of("ours") == "fedskd"
+    assert all_results.with_rows({}) is all_results
+
+
+def test_a_row_that_is_none_and_two_with_one_name_are_refused(make) -> None:
+    results = read(make(methods=TWO))
+    with pytest.raises(UsageError, match=r"no row 'fedskd' in .*; it has Local, FedSKD"):
+        results.with_rows({"fedskd": "ours"})
+    with pytest.raises(UsageError, match="two rows would have one name"):
+        results.with_rows({"FedSKD": "ours", "Local": "ours"})

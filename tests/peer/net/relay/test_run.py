@@ -36,7 +36,7 @@ class Relay:
     def chain(self, *changes: object) -> bytes:
         """The chain after another amendment of the founder."""
         file, words = self.folder.path.parent / "chain.json", ("--home", self.federation.home, "federation")
-        run_json(*words, "amend", "--ca", self.federation.ca, "--site", "asia", *changes)
+        run_json(*words, "amend", "--yes", "--ca", self.federation.ca, "--site", "asia", *changes)
         run_json(*words, "show", "--site", "asia", "--chain", file)
         return file.read_bytes()
 

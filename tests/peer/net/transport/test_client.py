@@ -28,6 +28,7 @@ from peer.net.transport import client as peer_client
 from peer.net.transport import tls, wire
 from peer.net.transport.bounds import WireError
 from peer.net.transport.client import Misbehaved, Refused, Unreachable
+from peer.net.transport.header import read_tensors
 from peer.net.transport.manifest import sign_manifest
 from peer.net.transport.transfer import ARRIVED
 from peer.net.transport.wire import ArtifactRequest
@@ -390,8 +391,8 @@ async def test_other_bytes_than_promised_are_refused_and_deleted(network, wanted
 
 async def test_a_file_with_other_tensors_than_the_manifest_is_refused_and_deleted(network, europe, africa, wanted):
     sample = network.sample()
-    tensor = replace(sample.artifact.tensors[0], name="v")
-    europe.service.publish(replace(sample, artifact=replace(sample.artifact, tensors=(tensor,))))
+    (tensor,) = read_tensors(sample.path)
+    europe.service.publish(sample, tensors=(replace(tensor, name="v"),))
     offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
     with pytest.raises(Misbehaved, match="europe: tensor 'v' is missing in the file"):
         await africa.fetch(offer, network.inbox())

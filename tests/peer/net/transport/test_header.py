@@ -3,16 +3,15 @@
 import json
 import struct
 import tracemalloc
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from peer.core import limits
-from peer.core.messages import Artifact, TensorSpec
+from peer.core.messages import Artifact, Manifest, TensorSpec
 from peer.net.transport.bounds import WireError
-from peer.net.transport.header import check_safetensors_header
+from peer.net.transport.header import check_safetensors_header, read_tensors
 
 TENSORS = (TensorSpec("a", "F32", (2, 3)), TensorSpec("b", "U8", (4,)), TensorSpec("none", "F16", (0, 5)))
 ENTRIES = {
@@ -22,10 +21,10 @@ ENTRIES = {
 }
 
 
-@pytest.fixture
-def artifact():
-    """The manifest's artifact; its size is set from the file."""
-    return Artifact("model", "europe", "ab" * 32, 1, 0, {}, TENSORS)
+def check(path, tensors=TENSORS, *, size=None):
+    """Check a file against a manifest with these tensors, by default of the file's size."""
+    artifact = Artifact("model", "europe", "ab" * 32, path.stat().st_size if size is None else size, 0, {})
+    check_safetensors_header(path, Manifest("fe" * 32, 1, "fedskd", "europe", 3, artifact, tensors))
 
 
 def written(folder, header, *, data=bytes(28), length=None):
@@ -35,11 +34,12 @@ def written(folder, header, *, data=bytes(28), length=None):
     return path
 
 
-def test_what_the_format_s_own_library_writes_is_accepted(tmp_path, artifact):
+def test_what_the_format_s_own_library_writes_is_accepted(tmp_path):
     path = tmp_path / "file"
     arrays = {"b": np.ones(4, np.uint8), "a": np.zeros((2, 3), np.float32), "none": np.zeros((0, 5), np.float16)}
     save_file(arrays, path, metadata={"format": "pt"})
-    check_safetensors_header(path, replace(artifact, bytes=path.stat().st_size))
+    check(path)
+    assert read_tensors(path) == TENSORS
 
 
 def with_b(**changes):
@@ -70,36 +70,36 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_header_that_differs_is_refused(tmp_path, artifact, fault):
+def test_a_header_that_differs_is_refused(tmp_path, fault):
     header, reason = FAULTS[fault]
     path = written(tmp_path, header)
     with pytest.raises(WireError, match=reason):
-        check_safetensors_header(path, replace(artifact, bytes=path.stat().st_size))
+        check(path)
 
 
-def test_bytes_behind_the_last_tensor_are_refused(tmp_path, artifact):
+def test_bytes_behind_the_last_tensor_are_refused(tmp_path):
     path = written(tmp_path, ENTRIES, data=bytes(29))
     size = path.stat().st_size
     with pytest.raises(WireError, match=f"the tensors end at byte {size - 1} of {size}"):
-        check_safetensors_header(path, replace(artifact, bytes=size))
+        check(path, size=size)
 
 
-def test_a_file_of_another_size_is_refused(tmp_path, artifact):
+def test_a_file_of_another_size_is_refused(tmp_path):
     path = written(tmp_path, ENTRIES)
     size = path.stat().st_size
-    check_safetensors_header(path, replace(artifact, bytes=size))
+    check(path, size=size)
     with pytest.raises(WireError, match=f"the file has {size} bytes, the manifest says {size + 1}"):
-        check_safetensors_header(path, replace(artifact, bytes=size + 1))
+        check(path, size=size + 1)
     path.write_bytes(b"\x01")  # shorter than the length of a header
     with pytest.raises(WireError, match="safetensors header"):
-        check_safetensors_header(path, replace(artifact, bytes=1))
+        check(path, size=1)
 
 
 @pytest.mark.parametrize("length", [10_000, limits.SAFETENSORS_HEADER_BYTES_MAX + 1, (1 << 64) - 1])
-def test_a_header_longer_than_the_file_is_not_read(tmp_path, artifact, length):
+def test_a_header_longer_than_the_file_is_not_read(tmp_path, length):
     path = written(tmp_path, ENTRIES, length=length)
     with pytest.raises(WireError, match=f"safetensors header has {length} bytes, over the limit of"):
-        check_safetensors_header(path, replace(artifact, bytes=path.stat().st_size))
+        check(path)
 
 
 EMPTY_LISTS = b'{"a":[' + b"[]," * 1_390_000 + b"[]]}"
@@ -116,13 +116,12 @@ LONG_NAME = "[" * (limits.TENSOR_NAME_BYTES_MAX - 2)
     ],
     ids=["empty lists", "empty lists, many tensors", "objects, many tensors", "metadata"],
 )
-def test_a_header_that_no_manifest_allows_is_refused_before_it_is_parsed(tmp_path, artifact, tensors, header):
+def test_a_header_that_no_manifest_allows_is_refused_before_it_is_parsed(tmp_path, tensors, header):
     path = written(tmp_path, header)
     manifest = tuple(TensorSpec(f"t{number}", "F32", (1,)) for number in range(tensors))
-    artifact = replace(artifact, tensors=manifest, bytes=path.stat().st_size)
     tracemalloc.start()
     with pytest.raises(WireError, match=r"safetensors header has .* over the limit of"):
-        check_safetensors_header(path, artifact)
+        check(path, manifest)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 8 << 20
@@ -130,7 +129,7 @@ def test_a_header_that_no_manifest_allows_is_refused_before_it_is_parsed(tmp_pat
 
 @pytest.mark.parametrize("name", [LONG_NAME, "é" * 126, "😀" * 60, '"' * 200, ":,{" * 80])
 @pytest.mark.parametrize("indent", [None, 1])
-def test_long_and_strange_names_of_a_manifest_are_allowed(tmp_path, artifact, name, indent):
+def test_long_and_strange_names_of_a_manifest_are_allowed(tmp_path, name, indent):
     """A writer may escape every character, and may put spaces between them."""
     shape = (1,) * limits.TENSOR_DIMS_MAX
     names = [f"{number}{name}" for number in range(50)]
@@ -140,4 +139,14 @@ def test_long_and_strange_names_of_a_manifest_are_allowed(tmp_path, artifact, na
     }
     path = written(tmp_path, json.dumps(header, indent=indent).encode(), data=bytes(200))
     manifest = tuple(TensorSpec(each, "F32", shape) for each in names)
-    check_safetensors_header(path, replace(artifact, tensors=manifest, bytes=path.stat().st_size))
+    check(path, manifest)
+
+
+@pytest.mark.parametrize("fault", ["shape", "entry", "list", "not JSON", "not UTF-8", "twice", "no file", "long"])
+def test_the_list_of_an_own_artifact_that_cannot_be_read_is_not_signed(tmp_path, fault):
+    header = with_b(shape=[1.5]) if fault == "shape" else FAULTS.get(fault, [ENTRIES])[0]
+    path = written(tmp_path, header, length=1 << 62 if fault == "long" else None)
+    if fault == "no file":
+        path.unlink()
+    with pytest.raises(WireError, match=r"the header of file cannot be read: .+"):
+        read_tensors(path)

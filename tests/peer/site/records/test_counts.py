@@ -14,6 +14,7 @@ from peer.site.records.counts import OTHER, STRANGER, Counts, TransferLabels
 from peer.site.records.journal import Journal
 from peer.site.records.ledger import UNKNOWN, Ledger
 
+EUROPE = SiteName("europe")
 ROSTER = Roster(tuple(map(SiteName, ("africa", "asia", "europe"))))
 SHA = "ab" * 32
 
@@ -85,7 +86,7 @@ def test_a_visiting_model_that_did_not_come_home_counts_as_missing(records: Site
     counts.read_more()
     assert counts.last is not None
     assert counts.last.missing == {"asia": "slow"}
-    assert counts.last.fresh == {"africa"}
+    assert counts.last.fresh(EUROPE) == {"africa"}
     assert counts.missed[("asia", "slow")] == 1
 
 
@@ -94,8 +95,8 @@ def test_who_contributed_and_who_was_missing_is_told_apart(records: SiteRecords,
     records.commit(2, "africa", missing={"asia": "silent"}, stale=("asia",), below_quorum=True)
     records.commit(3, "africa", missing={"asia": "a reason of a newer program"})
     counts.read_more()
-    assert (counts.last.number, counts.last.contributors, counts.last.fresh) == (3, 2, {"africa"})
-    assert counts.last.missing == {"asia": OTHER}
+    assert (counts.last.row.round, len(counts.last.row.contributors)) == (3, 2)
+    assert counts.last.fresh(EUROPE) == {"africa"}
     assert counts.contributed == {"africa": 3, "asia": 1}, "an old artifact in its place is no contribution"
     assert counts.missed == {("asia", "silent"): 1, ("asia", OTHER): 1}
     assert counts.missed_last == {"africa": 0, "asia": 2}
@@ -103,7 +104,7 @@ def test_who_contributed_and_who_was_missing_is_told_apart(records: SiteRecords,
     records.commit(4, "asia")
     counts.read_more()
     assert counts.missed_last["asia"] == 0
-    assert counts.last.fresh == {"asia"}
+    assert counts.last.fresh(EUROPE) == {"asia"}
 
 
 def test_an_evaluation_belongs_to_its_round_before_and_after_the_commit(records: SiteRecords, counts: Counts) -> None:

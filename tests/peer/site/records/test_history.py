@@ -12,6 +12,7 @@ from peer.errors import StateError
 from peer.site.config.site_folder import SiteFolder
 from peer.site.records.history import (
     PACE_ROUNDS,
+    RECENT_ROUNDS,
     CommittedRound,
     History,
     HistoryReader,
@@ -51,6 +52,26 @@ def test_the_last_round_says_who_contributed() -> None:
     recent = RecentRounds([row(1, 0.0), row(2, 10.0)])
     missing = {"missing": {"europe": "silent"}, "missing_returns": {}}
     assert recent.last == {"round": 2, "contributors": ["asia"], "duration_s": 2.5, **missing}
+
+
+def test_refused_and_declined_contributions_are_counted_among_those_expected() -> None:
+    used = {"site": "rome", "round": 1, "sha256": "ab" * 32}
+    bodies = [
+        round_body(sources=[used], missing={"europe": "refused", "africa": "absent"}),
+        round_body(sources=[{**used, "fallback": "ab" * 32}], missing={"rome": "declined", "europe": "silent"}),
+        round_body(returned=[used], missing_returns={"europe": "refused"}, cut={"africa": "far away"}),
+    ]
+    recent = RecentRounds(CommittedRound.of_row(number, body, time_s=0.0) for number, body in enumerate(bodies, 1))
+    assert recent.contributions(["africa", "europe", "oslo", "rome"]) == {
+        "africa": {"expected": 1, "refused": 1, "last_refused": 3},
+        "europe": {"expected": 3, "refused": 2, "last_refused": 3},
+        "rome": {"expected": 3, "refused": 1, "last_refused": 2},
+    }
+    for number in range(4, 4 + RECENT_ROUNDS):
+        recent.add(row(number, 0.0))
+    assert recent.contributions(["africa", "europe"]) == {
+        "europe": {"expected": RECENT_ROUNDS, "refused": 0, "last_refused": None}
+    }
 
 
 @pytest.mark.parametrize(("now_s", "left_s"), [(30.0, 40.0), (36.0, 34.0), (1e6, 30.0)])
@@ -93,13 +114,21 @@ def test_a_row_that_lacks_a_key_is_damage_that_names_the_journal(tmp_path: Path)
     folder = SiteFolder(tmp_path, "trial", SiteName("asia"))
     folder.path.mkdir(parents=True)
     append_rows(folder, ("committed", 1, {"metrics": {}}))
-    with pytest.raises(StateError, match=r"journal\.db is damaged: row 1 \('committed'\): 'generation' is "):
+    with pytest.raises(StateError, match=r"journal\.db is damaged: row 1: a row 'committed' .*: 'generation' is "):
         History(folder, rounds=True).read_all()
     with (
         contextlib.closing(Journal(folder.generation(1) / "journal.db", read_only=True)) as journal,
         pytest.raises(StateError, match=r"journal\.db is damaged"),
     ):
         recent_rounds(journal)
+
+
+def test_a_later_row_that_lacks_a_key_is_damage_as_well(tmp_path: Path) -> None:
+    folder = SiteFolder(tmp_path, "trial", SiteName("asia"))
+    folder.path.mkdir(parents=True)
+    append_rows(folder, ("committed", 1, round_body()), ("compared", 1, {"site": "europe"}))
+    with pytest.raises(StateError, match=r"journal\.db is damaged: row 2 \('compared'\): 'agrees'"):
+        History(folder, rounds=True).read_all()
 
 
 def test_rows_are_read_a_few_at_a_time_one_generation_after_the_other_and_then_the_ledger(books: Any) -> None:

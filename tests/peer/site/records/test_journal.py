@@ -11,34 +11,21 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fakes.databases import edit
+from fakes.databases import edit, write_as_0_3_0
 from peer import errors
-from peer.core.rows import BeganRow
+from peer.core.rows import BeganRow, decode
 from peer.core.site_memory import REMEMBERED, recover
-from peer.site.records.journal import SCHEMA_VERSION, Journal
+from peer.site.records.journal import SCHEMA, SCHEMA_VERSION, Journal, open_database
 
-FIRST_SCHEMA = """
-CREATE TABLE row (
-    seq INTEGER PRIMARY KEY,
-    time_s REAL NOT NULL,
-    kind TEXT NOT NULL,
-    round INTEGER NOT NULL,
-    body TEXT NOT NULL
-) STRICT;
-CREATE INDEX row_kind ON row (kind, seq);
-"""
-"""Of a journal that 0.1 wrote."""
-FIRST_ROWS = (
-    ("configured", 0, {"federation": "ab" * 32, "model.name": "resnet18"}),
+ROWS = (
     ("began", 0, {"generation": 1}),
     ("initialised", 0, {"state": "s", "artifact": None, "samples": {}, "threads": 1, "device": "cpu", "publish": None}),
     ("opened", 1, {"sources": []}),
-    ("refused", 1, {"origin": "europe", "reason": "digest"}),
 )
-
 WRITER = """
 import sys
 from pathlib import Path
@@ -176,17 +163,6 @@ def test_a_newer_schema_is_refused_and_left_alone(path: Path) -> None:
             Journal(path, read_only=read_only)
 
 
-def write_first_schema(path: Path, *, number: int = 1) -> None:
-    """A journal as 0.1 left it after a kill: its rows are in the write-ahead log."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.executescript(f"{FIRST_SCHEMA} PRAGMA user_version = {number};")
-    for kind, round, body in FIRST_ROWS:
-        text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
-        connection.execute("INSERT INTO row (time_s, kind, round, body) VALUES (5.0, ?, ?, ?)", (kind, round, text))
-    connection.close()
-
-
 def version(path: Path) -> int:
     connection = sqlite3.connect(path)
     stored: int = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -194,47 +170,86 @@ def version(path: Path) -> int:
     return stored
 
 
-@pytest.mark.parametrize("number", [0, 1])  # 0: killed between the tables and the number
-def test_a_journal_of_the_first_schema_is_taken_over_with_a_backup(path: Path, number: int) -> None:
-    write_first_schema(path, number=number)
-    path.with_name("journal.db.before-3.part").write_bytes(b"of a backup that was killed")
-    before = [(row["seq"], row["time"]) for row in Journal(path, read_only=True).records()]
-    journal = Journal(path)
-    assert list(journal.rows()) == list(FIRST_ROWS)
-    assert [(row["seq"], row["time"]) for row in journal.records()] == before
-    memory = journal.fold(recover, REMEMBERED)
-    assert memory.open is not None
-    assert (memory.open.number, memory.state) == (1, "s")
-    journal.append("began", 0, {"generation": 1}, {"event_number": 1, "event": "Began", "peer": ""})
-    journal.verify()
-    assert [row["cause"] and row["cause"]["event"] for row in journal.of_round(1)] == [*[None] * 5, "Began"]
-    journal.close()
-    assert version(path) == SCHEMA_VERSION == 3
-
-    backup = path.with_name("journal.db.before-3")
-    assert stat.S_IMODE(backup.stat().st_mode) == 0o600
-    assert version(backup) == number
-    assert list(Journal(backup, read_only=True).rows()) == list(FIRST_ROWS)
-    assert not path.with_name("journal.db.before-3.part").exists()
+def write(path: Path) -> None:
+    """Write a journal of the present schema; its rows are in the write-ahead log."""
+    with contextlib.closing(Journal(path)) as journal:
+        for row in ROWS:
+            journal.append(*row)
 
 
-def test_a_journal_of_the_first_schema_is_read_and_left_alone(path: Path) -> None:
-    write_first_schema(path)
-    reader = Journal(path, read_only=True)
-    assert list(reader.rows()) == list(FIRST_ROWS)
-    assert [row["round"] for row in reader.since(3, ("opened", "refused"))] == [1, 1]
-    assert [row["cause"] for row in reader.of_round(1)] == [None] * 5
-    reader.close()
-    assert version(path) == 1
-    assert not path.with_name("journal.db.before-3").exists()
+NEXT: dict[str, Any] = {
+    "version": SCHEMA_VERSION + 1,
+    "migrations": {SCHEMA_VERSION: "ALTER TABLE row ADD COLUMN mood TEXT;"},
+}
+"""How the next program would open a journal."""
 
 
-def test_a_journal_is_taken_over_only_with_a_backup(path: Path) -> None:
-    write_first_schema(path)
-    path.with_name("journal.db.before-3").mkdir()
+def test_a_database_is_migrated_in_one_step_after_a_copy(path: Path) -> None:
+    write(path)
+    backup = path.with_name(f"journal.db.before-{SCHEMA_VERSION + 1}")
+    part = backup.with_name(f"{backup.name}.part")
+    part.write_bytes(b"of a backup that was killed")
+    with contextlib.closing(open_database(path, SCHEMA, read_only=True, **NEXT)) as reader:
+        assert reader.execute("SELECT count(*) FROM row").fetchone() == (len(ROWS),)
+    assert (version(path), backup.exists()) == (SCHEMA_VERSION, False), "a reader changes nothing"
+    with contextlib.closing(open_database(path, SCHEMA, **NEXT)) as connection:
+        assert connection.execute("SELECT mood FROM row").fetchall() == [(None,)] * len(ROWS)
+    assert version(path) == SCHEMA_VERSION + 1
+    assert (stat.S_IMODE(backup.stat().st_mode), version(backup), part.exists()) == (0o600, SCHEMA_VERSION, False)
+    assert list(Journal(backup, read_only=True).rows()) == list(ROWS)
+
+
+def test_a_database_is_migrated_only_with_a_copy_and_wholly(path: Path) -> None:
+    write(path)
+    fault = {**NEXT, "migrations": {SCHEMA_VERSION: f"{NEXT['migrations'][SCHEMA_VERSION]} ALTER TABLE none ADD x;"}}
+    with pytest.raises(errors.PeerError, match=r"journal\.db"):
+        open_database(path, SCHEMA, **fault)
+    assert version(path) == SCHEMA_VERSION
+    with contextlib.closing(Journal(path)) as journal:
+        journal.verify()
+        assert list(journal.rows()) == list(ROWS)
+    backup = path.with_name(f"journal.db.before-{SCHEMA_VERSION + 1}")
+    backup.unlink()
+    backup.mkdir()
     with pytest.raises(errors.DiskError, match=r"journal\.db"):
-        Journal(path)
-    assert version(path) == 1
+        open_database(path, SCHEMA, **NEXT)
+    assert version(path) == SCHEMA_VERSION
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_journal_of_an_older_release_is_refused_and_left_alone(path: Path, read_only: bool) -> None:
+    write(path)
+    edit(path, f"PRAGMA user_version = {SCHEMA_VERSION - 1}")
+    with pytest.raises(errors.StateError, match=r"before release 0\.3\.0 \(schema 2, .* with release 0\.3\.0"):
+        Journal(path, read_only=read_only)
+    assert version(path) == SCHEMA_VERSION - 1
+
+
+def test_rows_of_the_release_before_are_read_without_the_lists_of_tensors_and_stay_as_they_are(path: Path) -> None:
+    model = {"kind": "model", "owner": "asia", "sha256": "ab" * 32, "bytes": 9, "steps": 0, "training_samples": None}
+    model["spec"] = {"name": "net", "hyper": {"tensors": 3}}
+    source = {"origin": "asia", "round": 1, "artifact": model, "fallback": ""}
+    trained = {"position": 1, "stage": "train", "state": "s", "artifact": None, "metrics": {}, "threads": 1}
+    bodies: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("published", {"artifact": model}),
+        ("opened", {"sources": [source, source]}),
+        ("arrived", {"source": source, "origin_generation": 1}),
+        ("trained", {**trained, "duration_s": 1.0, "publish": None, "returned": [model]}),
+    )
+    with contextlib.closing(Journal(path)) as journal:
+        for kind, body in bodies:
+            journal.append(kind, 1, body)
+    write_as_0_3_0(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        stored = connection.execute("SELECT body, version, hash FROM row").fetchall()
+    assert [text.count('"dtype":"F32"') for text, _, _ in stored] == [1, 2, 1, 1]
+    assert {number for _, number, _ in stored} == {1}
+    with contextlib.closing(Journal(path)) as journal:
+        journal.verify()
+        assert [(kind, body) for kind, _, body in journal.rows()] == list(bodies)
+        assert [decode(*row).body() for row in journal.rows()] == [body for _, body in bodies]
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT body, version, hash FROM row").fetchall() == stored
 
 
 def test_a_row_of_a_newer_program_is_refused_by_name(path: Path) -> None:
@@ -288,32 +303,6 @@ def test_a_row_that_was_changed_or_removed_is_named(path: Path, statement: str, 
             journal.verify()
         assert f"journal.db is damaged: {problem}" in named.value.message
         assert f"move {path.parent} away and begin anew with `mhfl-peer start --resume fresh`" in named.value.remedy
-
-
-def test_rows_of_an_earlier_schema_are_chained_once(path: Path) -> None:
-    write_first_schema(path)
-    reader = Journal(path, read_only=True)
-    reader.verify()
-    reader.close()
-    Journal(path).close()
-    edit(path, "UPDATE row SET round = 7 WHERE seq = 2")
-    with (
-        contextlib.closing(Journal(path)) as journal,
-        pytest.raises(errors.StateError, match="row 2 was changed"),
-    ):
-        journal.verify()
-
-
-def test_a_journal_of_the_second_schema_is_taken_over(path: Path) -> None:
-    with contextlib.closing(Journal(path)) as journal:
-        journal.append("began", 0, {"generation": 1}, {"event_number": 1, "event": "Began", "peer": ""})
-        before = journal.records()
-    edit(path, "ALTER TABLE row DROP COLUMN hash; PRAGMA user_version = 2;")
-    with contextlib.closing(Journal(path)) as journal:
-        journal.append("left", 0, {"fault": "", "reason": ""})
-        journal.verify()
-        assert journal.records()[:1] == before
-    assert version(path.with_name("journal.db.before-3")) == 2
 
 
 @pytest.mark.parametrize("body", ["[]", "1", "null", "{}", '{"generation": "one"}', "[" * 100_000, "1" * 5000])

@@ -29,7 +29,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> GovernedFederation:
     csr = federation.ca / "oslo.csr"
     csr.write_bytes(certificates.signing_request(certificates.new_key(), SiteName("oslo")))
     words = ("--add", "oslo", "--request", csr, "--rounds", 80, "--from-round", FROM_ROUND)
-    run_json("--home", federation.home, "federation", "amend", "--ca", federation.ca, "--site", "asia", *words)
+    federation.amend("asia", *words)
     return federation
 
 

@@ -7,7 +7,7 @@ import pytest
 from fakes.snapshots import HEARD, NOW_S, SITES, federation, link, site_snapshot
 from peer.core.status import RefusedEntry
 from peer.documents.records import FederationOverview, OverviewRow
-from peer.site.records.snapshot import group_refusals, overview, room_taken
+from peer.site.records.snapshot import overview, room_taken
 
 
 def rows(document: FederationOverview) -> dict[str, OverviewRow]:
@@ -108,12 +108,12 @@ def test_links_of_another_round_are_left_out() -> None:
 
 def test_equal_refusals_are_one_group_with_their_number() -> None:
     refusals: list[RefusedEntry] = [
-        {"site": "europe", "round": 4, "reason": "too large"},
-        {"site": "africa", "round": 4, "reason": "too large"},
-        {"site": "europe", "round": 6, "reason": "too large"},
-        {"site": "europe", "round": 6, "reason": "late"},
+        {"site": "europe", "round": 4, "reason": "too large", "declined": False},
+        {"site": "africa", "round": 4, "reason": "too large", "declined": False},
+        {"site": "europe", "round": 6, "reason": "too large", "declined": False},
+        {"site": "europe", "round": 6, "reason": "late", "declined": False},
     ]
-    groups = group_refusals("asia", refusals)
+    groups = site_snapshot("asia", refusals=refusals)["refusals"]
     assert [(group["of"], group["reason"], group["times"]) for group in groups] == [
         ("africa", "too large", 1),
         ("europe", "too large", 2),
@@ -138,14 +138,17 @@ def test_attention_says_why_a_site_departed_and_not_that_it_should_be_started() 
 def test_attention_names_what_is_urgent_first() -> None:
     silent = {name: {**HEARD} for name in SITES if name != "asia"}
     silent["europe"] |= {"state": "silent", "last_seen_s": 90.0}
-    refused: list[RefusedEntry] = [{"site": "africa", "round": round, "reason": "late"} for round in (3, 5)]
-    refusals = group_refusals("asia", [{"site": "africa", "round": 2, "reason": "too large"}, *refused])
+    refused: list[RefusedEntry] = [
+        {"site": "africa", "round": 2, "reason": "too large", "declined": False},
+        *({"site": "africa", "round": round, "reason": "late", "declined": False} for round in (3, 5)),
+        {"site": "europe", "round": 5, "reason": "europe's policy sends no model to asia", "declined": True},
+    ]
     snapshot = site_snapshot(
         "asia",
         peers=silent,
         certificate_days=12,
         failure="out of memory",
-        refusals=refusals,
+        refusals=refused,
         certificates={"africa": -1},
     )
     items = overview([snapshot], time_s=NOW_S)["attention"]
@@ -158,8 +161,25 @@ def test_attention_names_what_is_urgent_first() -> None:
         "asia False its certificate expires in 12 days",
         "africa False asia refused it (in round 2): too large",
         "africa False asia refused it (2 times, last in round 5): late",
+        "europe False it declined to asia (in round 5): europe's policy sends no model to asia",
     ):
         assert any(text.startswith(start) for text in texts), (start, texts)
+
+
+def test_a_refusal_of_long_ago_needs_no_attention() -> None:
+    refusals = [{"site": "africa", "round": 2, "reason": "late", "declined": False}]
+    for round, committed, shown in ((6, 5, True), (7, 6, False), (4, 10, False)):
+        snapshot = site_snapshot("asia", round=round, committed=committed, refusals=refusals)
+        document = overview([snapshot], time_s=NOW_S)
+        assert any("refused it" in item["text"] for item in document["attention"]) == shown
+        assert rows(document)["asia"]["refuses"] == ({"africa": 1} if shown else {})
+
+
+def test_a_row_says_what_a_site_lost_by_refusals() -> None:
+    lost = {"expected": 3, "refused": 1, "last_refused": 2}
+    document = overview([site_snapshot("asia", contributions={"africa": lost}), site_snapshot("europe")], time_s=NOW_S)
+    words = "asia went on without 1 of 3 contributions, the last in round 2: africa 1 of 3"
+    assert [row["losses"] for row in document["sites"]] == ["", "", words, ""]
 
 
 def test_a_healthy_federation_needs_no_attention() -> None:
@@ -177,3 +197,52 @@ def test_a_site_that_cannot_be_read_is_a_row_with_its_reason() -> None:
     document = federation(site_snapshot("asia"), problems={"europe": "journal.db is damaged"}).overview
     assert rows(document)["europe"]["state"] == "unreadable"
     assert document["attention"][0] == {"site": "europe", "urgent": True, "text": "journal.db is damaged"}
+
+
+# The verdict.
+
+
+def curve(tag: str, *values: float) -> dict[str, Any]:
+    return {"tag": tag, "points": list(enumerate(values, 1))}
+
+
+def verdict(*snapshots: Any, **options: Any) -> str:
+    return federation(*snapshots, **options).overview["verdict"]
+
+
+def test_a_running_federation_says_how_far_it_is_and_what_the_rounds_gave() -> None:
+    sites = [
+        site_snapshot("asia", curves=[curve("test/auc", 0.5, 0.75)], samples={"test": 18}),
+        site_snapshot("europe", curves=[curve("test/auc", 0.625, 0.875)], samples={"test": 40}),
+    ]
+    assert verdict(*sites) == (
+        "Round 3 of 10, about 60 s left. AUC on own test data: 0.812 on average after round 2, 0.562 after round 1; "
+        "the lowest is asia with 0.750 on 18 samples."
+    )
+
+
+def test_a_finished_one_says_what_comes_next() -> None:
+    done = {"daemon": "down", "phase": "done", "committed": 10, "round": 10, "left_s": None}
+    text = verdict(site_snapshot("asia", **done, curves=[curve("global_test/dice", 0.9), curve("test/dice", 0.1)]))
+    assert text == (
+        "Finished: 10 of 10 rounds. Dice on every site's test data: 0.900 after round 1. "
+        "Next: `mhfl-peer predict` or `mhfl-peer export`."
+    )
+
+
+def test_a_site_that_trains_no_more_is_named_first() -> None:
+    failed = site_snapshot("asia", failure="no images", curves=[], left_s=None)
+    assert verdict(failed, site_snapshot("europe", left_s=None), problems={"africa": "unreadable"}) == (
+        "Round 3 of 10. africa, asia need attention."
+    )
+
+
+def test_only_a_split_that_all_sites_have_measured_is_compared() -> None:
+    sites = [
+        site_snapshot("asia", curves=[curve("global_test/auc", 0.9), curve("validation/psnr", 20.0, 30.0)]),
+        site_snapshot("europe", curves=[curve("validation/psnr", 10.0, 40.0)]),
+    ]
+    assert (
+        "PSNR on own validation data: 35.0 dB on average after round 2, 15.0 dB after round 1; the lowest is asia"
+        in verdict(*sites)
+    )

@@ -43,6 +43,25 @@ def test_a_good_datalist_is_read_whole(folder: Path) -> None:
     assert datalist.subjects("test") == set()
 
 
+@pytest.mark.parametrize(
+    ("labels", "problems"),
+    [
+        ({"0": "Benign", "1": "malignant "}, 0),
+        ({"0": "malignant", "1": "benign"}, 2),
+        ({"1": "malign"}, 1),
+        ({"7": "other", "background": 0}, 0),
+        (["benign"], 0),
+    ],
+)
+def test_a_datalist_that_numbers_the_classes_otherwise_is_refused(folder: Path, labels: object, problems: int) -> None:
+    document = {**GOOD, "labels": labels}
+    assert inspect(folder, document).problems == ()
+    refusals = inspect(folder, document, class_names=("benign", "malignant")).problems
+    assert len(refusals) == problems
+    for problem in refusals:
+        assert "in class_names of federation.toml; give the classes the federation's numbers" in problem
+
+
 def test_paths_are_relative_to_the_root(folder: Path, tmp_path: Path) -> None:
     elsewhere = folder / "lists"
     elsewhere.mkdir()
@@ -84,6 +103,14 @@ def test_an_image_without_a_label_is_its_own_target_in_super_resolution_alone(fo
         ({"image": "a.png", "label": True}, "'label' of a.png must be a class number (0, 1, ...), not True"),
         ({"image": "a.png"}, "a.png has no 'label'; write a class number (0, 1, ...)"),
         ({"image": "a.png", "label": 0, "subject": [1]}, "'subject' of a.png must be a text or a number, not [1]"),
+        (
+            {"image": "a.png", "label": 0, "label_values": {"255": -1}},
+            "'label_values' of a.png must map values to classes, such as {\"255\": 1}, not {'255': -1}",
+        ),
+        (
+            {"image": "a.png", "label": 0, "label_values": {"x": 1}},
+            "'label_values' of a.png must map whole numbers, not 'x'",
+        ),
     ],
 )
 def test_a_malformed_entry_is_named(folder: Path, entry: object, problem: str) -> None:

@@ -1,19 +1,25 @@
 """A phantom with marked corners in every format and with every property; the table of deploy/data.md."""
 
 import gzip
+import os
 import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import nibabel
 import numpy as np
 import pydicom
 import pytest
 from PIL import Image
+from pydicom.pixels.decoders import JPEGExtended12BitDecoder, JPEGLSLosslessDecoder
 
-from peer.train.data.image_files import PAGES_MAX, SURPLUS_BYTES_MAX, open_image
+from peer.errors import ConfigError
+from peer.train.data.copies import copy_problems
+from peer.train.data.datalist import Datalist, Sample
+from peer.train.data.image_files import PAGES_MAX, SURPLUS_BYTES_MAX, open_image, read_values
 from peer.train.images import load_placed
 from tests.fakes import phantoms
 from tests.fakes.phantoms import PHANTOM, SPACING
@@ -398,6 +404,33 @@ def test_what_stands_behind_the_values_of_a_compressed_volume_is_bounded(tmp_pat
 def test_a_picture_that_exif_turns_has_a_note(tmp_path: Path) -> None:
     rotated(tmp_path / "a.jpg")
     assert open_image(tmp_path / "a.jpg").notes == ("is turned as its EXIF tag 6 says: see that its label map is, too",)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "name", "kind"),
+    [
+        (JPEGLSLosslessDecoder, "MR_small_jpeg_ls_lossless.dcm", "JPEG-LS Lossless Image Compression"),
+        (JPEGExtended12BitDecoder, "JPGExtended.dcm", r"JPEG Extended \(Process 2 and 4\)"),
+    ],
+)
+def test_a_compression_that_nothing_here_decodes_is_named_with_the_extra(
+    monkeypatch: pytest.MonkeyPatch, decoder: Any, name: str, kind: str
+) -> None:
+    monkeypatch.setattr(decoder, "_available", {key: use for key, use in decoder._available.items() if key == "pillow"})
+    path = Path(pydicom.__file__).parent / "data" / "test_files" / name
+    image = open_image(path)
+    with pytest.raises(ConfigError, match=rf"^reading DICOM files in {kind} needs .*; run `pip .*\[decoders\]'`$"):
+        read_values(path, image)
+
+
+def test_a_named_pipe_is_no_image_and_no_copy_of_another(tmp_path: Path) -> None:
+    pipes = [tmp_path / "a.npy", tmp_path / "b.npy"]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+        with pytest.raises(ValueError, match="is no regular file"):
+            open_image(pipe)
+    samples = tuple(Sample(pipe.name, (pipe,), label) for label, pipe in enumerate(pipes))
+    assert copy_problems(Datalist(samples)) == []
 
 
 def test_the_page_has_the_table() -> None:

@@ -1,10 +1,10 @@
 """The page of a contact sheet: self-contained, escaped, with letters where they are known."""
 
 import re
+from html import unescape
 
 from fakes.contact_sheets import PICTURES, page, sample
 from fakes.html_elements import PageParser
-from peer.train.data.sheet_page import WARNING
 
 
 def test_the_page_loads_nothing_runs_nothing_and_warns() -> None:
@@ -13,8 +13,8 @@ def test_the_page_loads_nothing_runs_nothing_and_warns() -> None:
     assert sources
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert not re.search(r"<script|<link|<iframe|@import|url\(|\son\w+=|\sstyle=", html)
-    assert re.search(r"Content-Security-Policy\" content=\"default-src &#x27;none&#x27;.*img-src data:", html)
-    assert WARNING.replace("'", "&#x27;") in html
+    assert re.search(r"Content-Security-Policy\" content=\"default-src &#39;none&#39;.*img-src data:", html)
+    assert "This page shows patients' images. It stays in the hospital" in unescape(html)
 
 
 def test_names_are_escaped_and_long_paths_shortened() -> None:
@@ -49,7 +49,7 @@ def test_values_classes_and_subjects_are_told() -> None:
     for text in (
         "stored 1x6x8x10, −1024 to 3071, mean −3.5",
         "<h3>class 1, malignant</h3>",
-        "<td class=none>0",
+        '<td class="none">0',
         "2 <small>of 1 subject</small>",
     ):
         assert text in html

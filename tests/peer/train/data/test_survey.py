@@ -144,7 +144,9 @@ def test_survey_counts_samples_subjects_classes_and_shapes(images: Path) -> None
                 "orientations": {"RAS": 1}, "spacings": {"1x1x1": 1}, "labels": 0, "label_shapes": {},
             },
         },
-        "unlabelled": 1,
+        "class_names": {},
+        "columns": [],
+            "unlabelled": 1,
         "problems": [
             "images are of another kind than most, which have 3 dimensions and 1 channel: "
             f"{images / 'copy.nii'} (3 dimensions and 3 channels), {images / 'two.nii'} (3 dimensions and 2 "
@@ -233,9 +235,33 @@ def test_a_label_map_lies_on_its_images_grid(
 
 
 @pytest.mark.parametrize(
+    ("values", "nan", "problem"),
+    [
+        ([1, 2, np.nan], None, 'take them out of the datalist, or set [data] nan = "background"'),
+        ([1, 2, np.nan], "background", None),
+        ([1, 1, np.nan], "background", "images are constant: "),
+        ([np.nan] * 3, "background", "(holds NaN alone); "),
+    ],
+)
+def test_a_nan_is_a_fault_unless_it_is_background(
+    images: Path, values: list[float], nan: str | None, problem: str | None
+) -> None:
+    np.save(images / "image.npy", np.array(values))
+    entry = {"image": "image.npy", "label": 0}
+    problems = survey_entries(images, entry, whole=True, nan=nan)["problems"]
+    texts = [text for text in problems if "one class only" not in text]
+    assert len(texts) == (problem is not None)
+    assert problem is None or problem in texts[0]
+
+
+@pytest.mark.parametrize(
     ("labels", "classes", "problem"),
     [
-        ([0, 2], 2, "label maps hold other values than 0 to 1: {} (2); map them or correct [task] classes"),
+        (
+            [0, 2],
+            2,
+            "label maps hold other values than 0 to 1: {} (2); map them with `data import --map 2=1` or",
+        ),
         ([0, -1], None, "label maps hold other values than 0, 1, ...: {} (-1); map them or correct [task] classes"),
         ([0, 0.5], None, "label maps hold other values than 0, 1, ...: {} (0.5); map them or correct [task] classes"),
         ([0, np.nan], 2, "files cannot be read: {} (holds a NaN or an infinity); replace them or take them out of the"),
@@ -364,3 +390,18 @@ def test_a_label_map_may_be_stored_in_another_direction_than_its_image(tmp_path:
     phantoms.nifti(tmp_path / "label.nii", codes, values=(phantoms.turned(codes)[0] > 10).astype(np.int16))
     answer = survey_entries(tmp_path, {"image": "image.nii", "label": "label.nii"}, task="segmentation", whole=True)
     assert answer["problems"] == []
+
+
+def test_no_warning_advises_to_set_a_key_that_the_site_has_set(tmp_path: Path) -> None:
+    for name, codes, length, dtype in (("a", "RAS", 1.0, np.int16), ("b", "LPS", 2.0, np.float32)):
+        values = np.arange(64, dtype=dtype).reshape(4, 4, 4)
+        image = nibabel.Nifti1Image(values, np.diag([length, length, length, 1.0]))
+        turn = nibabel.orientations.ornt_transform(*map(nibabel.orientations.axcodes2ornt, ("RAS", codes)))
+        nibabel.save(image.as_reoriented(turn), tmp_path / f"{name}.nii.gz")
+    entries = [{"image": f"{name}.nii.gz", "label": label, "subject": name} for label, name in enumerate("ab")]
+    (tmp_path / "list.json").write_text(json.dumps({"training": entries, "test": []}))
+    warnings = survey(tmp_path / "list.json")["warnings"]
+    assert len(warnings) == 3
+    for settled in ("orientation", "spacing", "intensity"):
+        assert len(survey(tmp_path / "list.json", settled=[settled])["warnings"]) == 2
+    assert survey(tmp_path / "list.json", settled=["orientation", "spacing", "normalise"])["warnings"] == []

@@ -95,7 +95,8 @@ def brains(tmp_path: Path) -> Path:
 
 def volumes(folder: Path, data: Mapping[str, Any]) -> WorkerSetting:
     kind = {"kind": "segmentation", "spatial_dims": 3, "in_channels": 1, "classes": 3}
-    federation = {"name": "test", "task": kind, "method": {"name": "local"}}
+    roster = [{"name": "alpha"}]
+    federation = {"name": "test", "rounds": 1, "task": kind, "method": {"name": "local"}, "site": roster}
     site = {"data": {"input_size": [6, 8, 10], **data}, "model": {"name": "unet"}}
     return WorkerSetting("alpha", "ab" * 32, federation, site, str(folder), str(folder))
 

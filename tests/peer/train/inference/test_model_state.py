@@ -33,7 +33,7 @@ def newest_state(folder: SiteFolder) -> ModelState:
 def test_the_newest_generation_counts_and_its_last_commit(folder: SiteFolder) -> None:
     source = {"origin": "europe", "round": 1, "fallback": ""}
     source["artifact"] = {
-        "kind": "model", "owner": "europe", "sha256": "ab" * 32, "bytes": 9, "steps": 0, "spec": {}, "tensors": [],
+        "kind": "model", "owner": "europe", "sha256": "ab" * 32, "bytes": 9, "steps": 0, "spec": {},
     }  # fmt: skip
     begin_generation(folder, INITIALISED, committed(7, "round-000007/train"))
     begin_generation(

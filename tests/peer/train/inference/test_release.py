@@ -34,20 +34,21 @@ CARD = {"network": {"network": {"name": "resnet10"}}, "parameters": 7, "checks":
 def source(origin: str, number: int) -> Source:
     """A head of a site."""
     spec = {"name": "resnet10", "spatial_dims": 1, "in_channels": 1, "classes": 2, "hyper": {}}
-    tensors = (TensorSpec("fc.weight", "F32", (2,)),)
-    artifact = Artifact("head", SiteName(origin), Sha256(f"{number:02x}" * 32), 90, 1, spec, tensors)
+    artifact = Artifact("head", SiteName(origin), Sha256(f"{number:02x}" * 32), 90, 1, spec)
     return Source(SiteName(origin), 1, artifact)
 
 
 def received(source: Source, **manifest: Any) -> tuple[str, int, dict[str, Any]]:
     """The row of an artifact that came, with its manifest."""
-    signed = Manifest(Sha256("cd" * 32), 1, "dflmoe", source.origin, source.round, source.artifact, **manifest)
+    about = ("dflmoe", source.origin, source.round, source.artifact)
+    signed = Manifest(Sha256("cd" * 32), 1, *about, (TensorSpec("fc.weight", "F32", (2,)),), **manifest)
     body = base64.b64encode(encode_manifest(signed)).decode()
     return "received", 1, {"peer": source.origin, "sha256": source.artifact.sha256, "body": body}
 
 
+SAMPLES = {"training": 40, "validation": 10, "test": 20, "unreadable": 0}
 ROWS = (
-    INITIALISED,
+    ("initialised", 0, {**INITIALISED[2], "samples": SAMPLES}),
     committed(1, STATE),
     ("evaluated", 2, {"metrics": {"auc": 0.75}}),
     committed(2, STATE),
@@ -122,6 +123,7 @@ def test_a_file_its_card_and_a_row_of_the_ledger(folder: SiteFolder, answering: 
     assert facts["federation"]["digest"] == FederationConfig.load(folder.federation_toml).digest
     assert (facts["method"]["name"], facts["rounds"], facts["licence"]) == ("fedskd", 3, "CC-BY-4.0")
     assert facts["precision"] == "fp32"
+    assert facts["samples"] == SAMPLES
 
 
 def test_an_export_is_among_what_left_and_no_part_of_a_rounds_bound(

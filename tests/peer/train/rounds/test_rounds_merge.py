@@ -13,6 +13,7 @@ from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.messages import Artifact
 from peer.core.roster import SiteName
+from peer.train.aggregation import cap_change
 
 pytestmark = pytest.mark.e2e
 
@@ -86,6 +87,21 @@ def test_the_merge_is_the_weighted_average_of_the_own_model_and_the_returns(home
     together.state["alpha"] = "round-000001/train"
     assert merge(together).contributors == ("alpha",)
     assert all(torch.equal(value, together.state_of("alpha", "dam")[name]) for name, value in own.items())
+
+
+def test_capped_a_return_that_moved_farther_than_the_model_that_stayed_counts_with_its_direction(home: Any) -> None:
+    together, beta, _ = home(aggregate={"rule": "capped"})
+    left, own = state(together, together.sent["alpha"].artifact), together.state_of("alpha", "dam")
+    trained = [name for name, value in own.items() if value.is_floating_point() and "running" not in name]
+    boosted = forge(together, beta, lambda name, value: left[name].lerp(value, 4.0) if name in trained else value)
+    merge(together, boosted)
+    far = state(together, boosted.artifact)
+    copy = cap_change(left, own, far)
+    merged = together.state_of("alpha", "dam")
+    assert copy is not far
+    for name in trained:
+        expected = ((own[name].double() + 0.5 * copy[name].double()) / 1.5).to(own[name].dtype)
+        assert torch.equal(merged[name], expected), name
 
 
 def test_a_return_that_is_none_is_refused_and_the_others_are_merged(home: Any) -> None:

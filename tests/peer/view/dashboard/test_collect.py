@@ -27,7 +27,7 @@ def rows_of(*rows: Any) -> list[tuple[str, int, dict[str, Any]]]:
 
 
 def source(origin: str) -> Source:
-    artifact = Artifact("model", SiteName(origin), Sha256("cd" * 32), 4096, 1, {"name": "resnet10"}, ())
+    artifact = Artifact("model", SiteName(origin), Sha256("cd" * 32), 4096, 1, {"name": "resnet10"})
     return Source(SiteName(origin), 1, artifact)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fakes.snapshots import HEARD, NOW_S, SITES, federation, link, site_snapshot
-from peer.site.records.snapshot import group_refusals, room_taken
+from peer.site.records.snapshot import room_taken
 from peer.view.dashboard.page import write_page, write_problem
 
 EVIL = "<img src=x onerror=alert(1)>\x1b[2J\"'`&"
@@ -47,7 +47,7 @@ def busy(**changes: Any) -> str:
     snapshot = site_snapshot(
         "asia", peers=peers, waiting_for=[wait], failure=EVIL,
         links=[link("america", "asia", state="missing", reason=EVIL)],
-        refusals=group_refusals("asia", [{"site": "europe", "round": 3, "reason": EVIL}] * 2),
+        refusals=[{"site": "europe", "round": 3, "reason": EVIL}] * 2,
         stories=[{"round": 3, "state": "open", "sentences": [(NOW_S, f"{EVIL} arrived.")]}], **changes,
     )  # fmt: skip
     return write_page([federation(snapshot)], version="1.2.3")
@@ -82,6 +82,22 @@ def test_it_says_who_waits_for_whom_what_left_and_what_happened() -> None:
         assert words in text
 
 
+def test_old_refusals_are_folded_away_and_what_was_lost_is_said() -> None:
+    refusals = [
+        {"site": "europe", "round": round, "reason": reason} for round, reason in ((2, "was late"), (8, "grew"))
+    ]
+    lost = {"expected": 12, "refused": 3, "last_refused": 8}
+    none = {"expected": 11, "refused": 0, "last_refused": None}
+    snapshot = site_snapshot("asia", round=10, refusals=refusals, contributions={"africa": none, "europe": lost})
+    page = write_page([federation(snapshot)], version="1")
+    assert "asia went on without 3 of 23 contributions, none since round 8: europe 3 of 12." in page
+    recent, folded = page.split('<details id="refusals-trial"><summary>1 of earlier rounds</summary>')
+    assert "grew" in recent
+    assert "was late" not in recent
+    assert "was late" in folded.split("</details>")[0]
+    assert "Who refuses whom" not in write_page([federation(site_snapshot("asia"))], version="1")
+
+
 def test_all_sites_of_a_machine_have_a_line_in_each_chart() -> None:
     page = write_page([federation(*map(site_snapshot, SITES))], version="1.2.3")
     assert page.count('class="curve"') == 2 * len(SITES)
@@ -103,3 +119,29 @@ def test_a_site_that_has_done_nothing_yet_has_a_page(changes: dict[str, Any]) ->
     assert "Nothing." in text
     assert "no site sends to another" in text
     assert "Round 0" not in text
+
+
+def figures(*snapshots: Any) -> list[str]:
+    page = write_page([federation(*snapshots)], version="1")
+    return re.findall(r"<li><span>[^<]*</span><b>(.*?)</b>", page)
+
+
+def test_the_figures_are_rounds_sites_quality_and_bytes() -> None:
+    sites = [site_snapshot(site, committed=number) for number, site in enumerate(SITES, 2)]
+    assert figures(*sites) == ["2 of 10", "4 of 4", "0.750", "8.0 KiB"]
+    silent = {"europe": {**HEARD, "state": "silent"}}
+    assert figures(site_snapshot("asia", curves=[], sent=[], peers=silent)) == ["2 of 10", "1 of 2", "–", "0 B"]
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_transfers_are_a_matrix_of_sender_and_receiver_unless_there_are_many_sites(many: bool) -> None:
+    sites = tuple(f"site{number}" for number in range(9)) if many else SITES
+    links = [
+        link(sites[0], sites[1], state="arrived", bytes=2048),
+        link(sites[2], sites[1], state="missing", reason="was late"),
+    ]
+    page = write_page([federation(site_snapshot(sites[1], sites=sites, links=links))], version="1")
+    assert ('<th scope="col">to america</th>' in page) != many
+    assert (f'<td data-label="way">{sites[0]} → {sites[1]}' in page) == many
+    assert ">arrived, 2.0 KiB</td>" in page
+    assert f">did without: {sites[2]} was late</td>" in page

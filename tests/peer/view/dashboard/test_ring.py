@@ -6,13 +6,15 @@ from xml.etree import ElementTree
 import pytest
 
 from fakes.snapshots import federation, link, site_snapshot
-from peer.view.dashboard.ring import NAMED_MAX, draw_ring
+from fakes.templates import render_macro
+from peer.view.dashboard.ring import NAMED_MAX, arrange_ring
 
 SVG = ElementTree.Element
 
 
 def drawing(*names: str, **changes: object) -> tuple[str, SVG]:
-    text = draw_ring(federation(site_snapshot(names[0], sites=names, **changes)).overview)
+    ring = arrange_ring(federation(site_snapshot(names[0], sites=names, **changes)).overview)
+    text = render_macro("charts.html.j2", "ring", ring)
     return text, ElementTree.fromstring(text)
 
 

@@ -37,7 +37,7 @@ def folder(enrolled: LocalFederation) -> SiteFolder:
 
 
 def collect(folder: SiteFolder, **options: Any) -> dict[str, bytes]:
-    return bug_report.collect(folder, lambda: FINDINGS, **options)
+    return bug_report.collect(folder, lambda: FINDINGS, **{"with_logs": True, **options})
 
 
 def test_no_key_no_patient_no_path_and_no_address_is_in_any_file(folder: SiteFolder) -> None:
@@ -66,6 +66,12 @@ def test_it_has_versions_settings_status_rows_logs_and_findings(folder: SiteFold
         assert f"{name}: " in members["README.txt"].decode()
     with zipfile.ZipFile(io.BytesIO(bug_report.pack(members))) as archive:
         assert {name: archive.read(name) for name in archive.namelist()} == members
+
+
+def test_logs_are_in_it_only_where_wanted(folder: SiteFolder) -> None:
+    members = collect(folder, with_logs=False)
+    assert not [name for name in members if name.startswith("logs/")]
+    assert "--with-logs adds them" in members["README.txt"].decode()
 
 
 def test_addresses_are_in_it_only_where_wanted(folder: SiteFolder) -> None:

@@ -17,17 +17,17 @@ from typing import Any
 
 import pytest
 
-from fakes.cli import run_json
 from fakes.founder_amendments import amend
 from fakes.governed import GovernedFederation
 from fakes.sites import append_rows, round_body
+from fakes.trained_site import TrainedSite
 from peer.core.limits import DESCRIPTORS_RESERVED
 from peer.core.roster import Sha256, SiteName
 from peer.daemon import startup
 from peer.daemon.dispatch import now
 from peer.lab.demo.local_federation import LocalFederation, free_ports
 from peer.methods.registry import PLANS
-from peer.site.config.schema import FederationConfig, NamedParameters
+from peer.site.config.schema import FederationConfig, NamedParameters, SiteConfig
 from peer.site.config.site_folder import SiteFolder
 from peer.site.identity import certificates, enrolment
 from peer.site.identity.bundle import Bundle
@@ -96,6 +96,26 @@ def test_of_many_problems_the_first_is_shown_and_the_others_are_counted(
     finding = run_check()["data"]
     assert finding.message == f"{folder.path}/datalist.json: training[2]: must be an object with 'image' and 'label'"
     assert "2 more with `mhfl-peer data validate`" in finding.remedy
+
+
+def test_names_of_classes_that_only_the_datalist_has_are_to_be_compared(
+    run_check: RunCheck, folder: SiteFolder, write_data: Callable[..., None]
+) -> None:
+    write_data(folder, labels={"0": "benign", "1": "malignant"})
+    finding = run_check()["data"]
+    assert finding.verdict == "warning"
+    assert "compare the classes' numbers with the other sites (0 benign, 1 malignant)" in finding.remedy
+
+
+def test_names_of_classes_in_another_order_than_the_federation_s_are_a_failure(
+    enrolled: LocalFederation, folder: SiteFolder, write_data: Callable[..., None]
+) -> None:
+    write_data(folder, labels={"0": "benign", "1": "malignant"})
+    federation, site, _ = startup.load(folder)
+    task = federation.task.model_copy(update={"class_names": ("malignant", "benign")})
+    finding, *_ = local.check_data(federation.model_copy(update={"task": task}), site)
+    assert finding.verdict == "failure"
+    assert "class 0 is 'benign' in 'labels', and 'malignant' in class_names" in finding.message
 
 
 def test_copies_in_both_splits_and_lists_that_are_not_used_are_named(
@@ -229,11 +249,10 @@ def test_a_bound_that_lets_no_artifact_out_is_a_failure(
 def test_newcomers_that_get_nothing_yet_are_named_with_the_command(tmp_path: Path) -> None:
     founded = GovernedFederation.create(tmp_path, "asia", "europe")
     folder = founded.folder("asia")
-    amend = ("--home", founded.home, "federation", "amend", "--ca", founded.ca, "--site", "asia")
     for port, name in enumerate(("lima", "oslo"), start=3):
         csr = tmp_path / f"{name}.csr"
         csr.write_bytes(certificates.signing_request(certificates.new_key(), SiteName(name)))
-        run_json(*amend, "--add", f"{name}=127.0.0.1:{port}", "--request", csr)
+        founded.amend("asia", "--add", f"{name}=127.0.0.1:{port}", "--request", csr)
     federation, site, _ = startup.load(folder)
 
     def policy(**egress: object) -> Finding:
@@ -259,24 +278,30 @@ def test_visits_need_a_model_for_each_host_and_a_return_for_each_visitor(folder:
     method = NamedParameters(name="fedvisit", **PLANS["fedvisit"].defaults())
     federation = federation.model_copy(update={"method": method})
     hosts = min(2, len(federation.site) - 1)
-    limited = site.model_copy(
-        update={"egress": site.egress.model_copy(update={"bytes_per_round_max": 200 * hosts - 1})}
-    )
-    finding = local.check_policy(federation, limited, 100)
-    assert finding.verdict == "warning"
-    assert finding.message.startswith("a model and a return may leave for every site")
-    assert f"to at least {200 * hosts}" in finding.remedy
+    limited = site.model_copy(update={"egress": site.egress.model_copy(update={"bytes_per_round_max": 400 * hosts})})
+    unknown = local.check_policy(federation, limited, 100)
+    assert unknown.verdict == "warning"
+    assert unknown.message.startswith("a model and a return may leave for every site")
+    assert "for returns, 1 times the largest model of the others (not known here yet)" in unknown.message
+    assert local.check_policy(federation, limited, 100, visitor_bytes=300).verdict == "ok"
+    larger = local.check_policy(federation, limited, 100, visitor_bytes=301)
+    assert larger.verdict == "failure"
+    assert f"to at least {401 * hosts}" in larger.remedy
+    assert local.largest_received(folder) is None
 
 
 def test_a_site_that_takes_no_part_in_the_global_test_is_told_so(folder: SiteFolder) -> None:
     federation, site, _ = startup.load(folder)
-    assert not list(local.check_global_test(federation, site))
+    assert not list(local.check_global_test(federation, site, 10))
     measured = federation.model_copy(update={"global_test": True})
-    (finding,) = local.check_global_test(measured, site)
+    (finding,) = local.check_global_test(measured, site, 10)
     assert (finding.subject, finding.verdict) == ("global test", "warning")
     allowed = site.model_copy(update={"egress": site.egress.model_copy(update={"evaluate": True})})
-    (finding,) = local.check_global_test(measured, allowed)
+    (finding,) = local.check_global_test(measured, allowed, 10)
     assert finding.verdict == "ok"
+    (finding,) = local.check_global_test(measured, allowed, 9)
+    assert finding.verdict == "warning"
+    assert "9 test samples, fewer than [egress] evaluation_samples_min = 10" in finding.message
 
 
 def test_distillation_that_moves_nothing_is_worth_a_warning(run_check: RunCheck, folder: SiteFolder) -> None:
@@ -294,3 +319,15 @@ def test_whether_the_kernel_can_confine_the_worker_is_said(monkeypatch: pytest.M
     finding = local.check_confinement()
     assert finding.verdict == "warning"
     assert "could read the private key" in finding.message
+
+
+def test_people_who_left_the_datalist_are_worth_a_warning(tmp_path: Path) -> None:
+    site = TrainedSite(tmp_path / "sites")
+    config = SiteConfig.load(site.folder.site_toml)
+    site.list("p1", "p2")
+    site.train(1, ["p1", "p2"])
+    assert list(local.check_people(site.folder, config)) == []
+    site.list("p1")
+    (finding,) = local.check_people(site.folder, config)
+    assert (finding.verdict, finding.message) == ("warning", "the datalist changed since round 1: 1 subject fewer")
+    assert "mhfl-peer withdraw" in finding.remedy

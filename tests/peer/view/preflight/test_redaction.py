@@ -33,12 +33,21 @@ def redaction() -> Redaction:
         "-----BEGIN EC KEY-----\nMIGHAgEA\n-----END EC KEY-----",
         "peer at 10.20.30.40:7443 and at [2001:db8::17]:7443 refused",
         "ehealth.example answers, node7 does not",
+        "folder MÜLLER ANNA holds two series",
+        "folder Mu\u0308ller Anna holds two series",
+        'folder M\\xfcller Anna, {\\"M\\u00fcller Anna\\": 1}',
+        "GET M%C3%BCller%20Anna and M%C3%BCller+Anna",
+        "unreadable: /users/anna b/John Smith/x y",
+        "unreadable: C:\\data\\Anna Smith\\x, and \\\\pacs\\share\\Anna Smith",
+        "PatientName: 'Smith^John', (0010,0020) PatientID = 0042",
+        "study 1.2.840.10008.20.30.40",
+        "dials pacs.ehealth.de",
     ],
 )
 def test_names_paths_keys_and_addresses_are_taken_out(redaction: Redaction, text: str) -> None:
     said = redaction.text(text)
     for word in ("Müller", "Anna", "scan one", "0042", "S10482", "Smith", "John", "Lee", "anna", "/users", "MIGH",
-                 "10.20.30.40", "2001:db8", "ehealth", "node7"):  # fmt: skip
+                 "10.20.30.40", "2001:db8", "ehealth", "node7", "ANNA", "ller", "10008"):  # fmt: skip
         assert word not in said, said
 
 
@@ -52,6 +61,8 @@ def test_names_paths_keys_and_addresses_are_taken_out(redaction: Redaction, text
         ('  File "/opt/env/lib/python3.11/site-packages/torch/nn.py", line 3, in forward', '  File "<packages>/site-'),
         ("2026-11-23T01:10:38.780+00:00", None),
         ("weights/2 of the artifacts", None),
+        ("site.toml and journal.db of torch.nn", None),
+        ("/var/lib/mhfl/trial/asia/site.toml cannot be read here", "<site>/site.toml cannot be read here"),
     ],
 )
 def test_what_helps_a_maintainer_stays(redaction: Redaction, text: str, said: str | None) -> None:
@@ -78,6 +89,23 @@ def test_the_user_of_a_url_is_taken_out_and_values_of_secret_keys() -> None:
 )
 def test_only_what_no_text_has_by_chance_is_looked_for(secret: bytes, distinctive: bool) -> None:
     assert is_distinctive(secret) == distinctive
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2VjcmV0", "ghp_secretsecretsecret", "Authorization: Bearer secret.x",
+     "password=secret", '{"api_key": "secret"}', "hf_secretsecretsecret"],
+)  # fmt: skip
+def test_tokens_are_known_by_their_shape(redaction: Redaction, text: str) -> None:
+    said = redaction.text(text)
+    assert "secret" not in said.replace("secret_", "")
+    assert "c2Vjc" not in said
+
+
+def test_keys_and_initials_that_name_a_sample_are_taken_out(tmp_path: Path) -> None:
+    redaction = Redaction(FOLDER, ["MK", "no", "images/pat-0042.png"], kept=(), hosts=None)
+    value = {"pat-0042": {"MK": "no sample of MK"}, "round": 3}
+    assert redaction.value(value) == {"<sample>": {"<sample>": "no sample of <sample>"}, "round": 3}
 
 
 def test_a_log_line_stays_json(redaction: Redaction) -> None:

@@ -109,12 +109,17 @@ def test_the_decathlon_has_all_channels_in_one_file(nnunet: Path, tmp_path: Path
     assert training(tmp_path)[0]["image"] == "Dataset001_Liver/imagesTr/liver_001.nii.gz"
 
 
+def test_mapped_labels_of_the_decathlon_keep_their_names(nnunet: Path, import_source: Import) -> None:
+    describe(nnunet, labels={"0": "background", "2": "liver"})
+    assert import_source(nnunet, label_values=((2, 1),))["classes"] == {"0": "background", "1": "liver"}
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
         ({"labels": {"background": 0, "whole": [1, 2]}}, "regions of several values"),
         ({"labels": {"background": 0, "ignore": 1}}, "`ignore` would be trained as a class"),
-        ({"labels": {"background": 0, "liver": 2}}, "labels are 0, 2; number them"),
+        ({"labels": {"background": 0, "liver": 2}}, "labels are 0, 2; number them .* or give --map 2=1"),
         ({"channel_names": {"0": "CT", "1": "PET", "2": "MR"}}, "liver_001 has 2 of 3 channels"),
         ({"file_ending": ".mha"}, r"holds no file \*.mha"),
     ],

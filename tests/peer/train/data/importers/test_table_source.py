@@ -6,10 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from peer.core.columns import TableColumn
 from peer.documents.data import DatalistImported
 from peer.errors import DataError, PeerError, StateError, UsageError
+from peer.train.data.survey import survey
 
 Import = Callable[..., DatalistImported]
 
@@ -60,7 +63,8 @@ def test_given_splits_are_kept_and_validation_is_training(pictures: Path, import
     answer = import_source(table)
     assert [entry["image"] for entry in entries(pictures)["training"]] == ["0.npy", "1.npy"]
     assert answer["drawn"] is None
-    assert "validation_share" in answer["notes"][0]
+    assert "3 samples have no subject" in answer["notes"][0]
+    assert "validation_share" in answer["notes"][1]
 
 
 def test_drawn_splits_divide_no_subject_and_have_every_class(pictures: Path, import_source: Import) -> None:
@@ -154,11 +158,49 @@ def test_an_unknown_byte_is_refused_with_its_line(pictures: Path, import_source:
         import_source(pictures / "labels.csv")
 
 
-def test_labels_of_segmentation_are_files_of_the_table(pictures: Path, import_source: Import) -> None:
-    table = write(pictures, "file,label", "0.npy,1.npy", "2.npy,", "4.npy,5.npy")
-    answer = import_source(table, task="segmentation", test_share=0.0)
-    assert [entry["label"] for entry in entries(pictures)["training"]] == ["1.npy", "5.npy"]
-    assert answer["left_out"][0]["examples"] == ["labels.csv line 3"]
+@pytest.fixture
+def masks(pictures: Path) -> Path:
+    """A table of four pictures, of which the last has no mask; masks hold 0 and 255, the third 128, too."""
+    for number, values in enumerate(([0, 255, 0], [255, 0, 0], [128, 255, 255])):
+        np.save(pictures / f"mask-{number}.npy", np.array([values] * 2, dtype=np.uint8))
+    return write(pictures, "file,mask", *(f"{number}.npy,mask-{number}.npy" for number in range(3)), "3.npy,")
+
+
+def test_masks_of_a_table_are_label_maps_whose_values_are_mapped(
+    masks: Path, pictures: Path, import_source: Import
+) -> None:
+    answer = import_source(masks, columns={"label": ("mask",)}, label_values=((128, 1), (255, 2)), test_share=0.0)
+    assert (answer["task"], list(answer["classes"])) == ("segmentation", ["0", "1", "2"])
+    assert answer["left_out"][0]["examples"] == ["labels.csv line 5"]
+    assert entries(pictures)["training"][0] == {
+        "image": "0.npy", "label": "mask-0.npy", "label_values": {"128": 1, "255": 2}
+    }  # fmt: skip
+    document = survey(pictures / "datalist.json", task="segmentation", classes=3, whole=True)
+    assert document["splits"]["training"]["classes"] == {"0": 2, "1": 1, "2": 3}
+    assert [problem for problem in document["problems"] if "label" in problem] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"hold the classes 0, 128, 255 and not 0, 1, .*; map them, such as with --map 128=1 --map 255=2, or name"),
+        ({"label_values": ((255, 1),)}, "hold the classes 0, 1, 128 .* such as with --map 128=1 --map 255=2,"),
+        ({"classes": ("a", "b")}, r"line 2: \S+ holds the value 255, none of 0 to 1 \(--map 255=1 maps it\)"),
+        ({"task": "classification", "label_values": ((255, 1),), "classes": ("mask-0.npy", "mask-1.npy")},
+         "--map: the labels of classification are no label maps"),
+    ],
+)  # fmt: skip
+def test_values_of_masks_that_are_no_classes_are_refused_with_the_option_that_maps_them(
+    masks: Path, import_source: Import, options: Any, message: str
+) -> None:
+    with pytest.raises(PeerError, match=message):
+        import_source(masks, columns={"label": ("mask",)}, leaves_out_faulty="task" in options, **options)
+
+
+def test_masks_in_shades_of_grey_are_no_label_maps(pictures: Path, import_source: Import) -> None:
+    np.save(pictures / "shades.npy", np.arange(48).reshape(2, 24) * 2)
+    with pytest.raises(DataError, match="shades of grey"):
+        import_source(write(pictures, "file,label", "0.npy,shades.npy"))
 
 
 def test_the_file_that_cannot_be_read_is_named(pictures: Path, import_source: Import) -> None:
@@ -201,3 +243,73 @@ def test_a_name_that_is_almost_right_is_proposed(
     with pytest.raises(DataError, match="is not there") as refused:
         import_source(write(pictures, "file,label", f"{typed},0", "1.npy,1"))
     assert (f"did you mean {near}?" in refused.value.message) == (near is not None)
+
+
+# --- tables of values -------------------------------------------------------------------------------------------------
+COLUMNS = (
+    TableColumn("age", "number", (20.0, 90.0)),
+    TableColumn("sex", "category", levels=("female", "male")),
+    TableColumn("fasting", "flag"),
+)
+PATIENTS = [
+    "id;Alter;sex;fasting;outcome",
+    "a;63,5;Male;yes;1",
+    "b;50;female;;0",
+    "c;41;female;no;healthy",
+    "d;70;?;no;1",
+]
+VALUES = {"table": COLUMNS, "agreed_classes": ("healthy", "ill"), "own_columns": {"age": "alter"}}
+ROLES = {"label": ("outcome",), "subject": ("id",)}
+
+
+def test_a_table_of_values_becomes_rows_by_the_federations_names(tmp_path: Path, import_source: Import) -> None:
+    source = write(tmp_path, *PATIENTS, encoding="cp1252")
+    answer = import_source(source, columns=ROLES, test_share=0.0, **VALUES)
+    assert (answer["task"], answer["classes"], answer["shapes"]) == ("tabular", {"0": "healthy", "1": "ill"}, {})
+    assert answer["columns"]["age"] == "Alter"
+    first, second, third, fourth = entries(tmp_path)["training"]
+    row = {"age": 63.5, "sex": "male", "fasting": True}
+    assert first == {"image": "labels.csv line 2", "row": row, "label": 1, "subject": "a"}
+    assert second["row"] == {"age": 50.0, "sex": "female", "fasting": None}
+    assert (third["label"], fourth["row"]["sex"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "message"),
+    [
+        (PATIENTS, {"own_columns": {}}, r"line 1: there is no column age; it has id, Alter, sex"),
+        (PATIENTS, {"columns": {**ROLES, "fasting": ("fastin",)}}, r"no column fastin \(did you mean 'fasting'\?\)"),
+        (
+            [*PATIENTS, "e;44;male;no;maybe"],
+            {},
+            "line 6: the label 'maybe' is none of the federation's classes",
+        ),
+        ([*PATIENTS, "e;44;male;no;2"], {}, "line 6: the label '2' is none of the federation's classes healthy, ill"),
+        (
+            [line.replace("63,5", "635") for line in PATIENTS],
+            {},
+            "column age: 1 of 4 values do not fit .*635 is outside",
+        ),
+    ],
+)
+def test_a_table_of_values_that_does_not_fit_is_refused_with_its_line(
+    tmp_path: Path, import_source: Import, lines: list[str], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        import_source(write(tmp_path, *lines), test_share=0.0, **{"columns": ROLES, **VALUES, **options})
+    assert not (tmp_path / "datalist.json").exists()
+
+
+def test_a_site_without_a_column_says_so(tmp_path: Path, import_source: Import) -> None:
+    lines = [";".join(cell for index, cell in enumerate(line.split(";")) if index != 1) for line in PATIENTS]
+    options = {**VALUES, "own_columns": {"age": ""}}
+    answer = import_source(write(tmp_path, *lines), columns=ROLES, test_share=0.0, **options)
+    assert "columns without any value here: age" in answer["notes"]
+    assert [entry["row"]["age"] for entry in entries(tmp_path)["training"]] == [None] * 4
+
+
+def test_labels_of_images_have_the_classes_that_the_sites_have_agreed_on(pictures: Path, import_source: Import) -> None:
+    rows = [row.replace(",0,", ",healthy,") if ",0," in row else row for row in ROWS]
+    answer = import_source(write(pictures, *rows), agreed_classes=("healthy", "ill"), task="classification")
+    assert answer["classes"] == {"0": "healthy", "1": "ill"}
+    assert {entry["label"] for entry in entries(pictures)["training"]} == {0, 1}

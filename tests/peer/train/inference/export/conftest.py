@@ -46,7 +46,7 @@ MakeHospital = Callable[[str], Hospital]
 
 @pytest.fixture
 def make_hospital(make_setting: Callable[..., WorkerSetting], signals: Path) -> MakeHospital:
-    """Makes a site whose task is ``time_series``, ``segmentation`` (of volumes, of volumes that are
+    """Makes a site whose task is ``time_series``, ``tabular``, ``segmentation`` (of volumes, of volumes that are
     ``turned`` to RAS, or of pictures as ``planes``) or ``super_resolution``.
     """
 
@@ -58,7 +58,7 @@ def make_hospital(make_setting: Callable[..., WorkerSetting], signals: Path) -> 
             task |= {"kind": "segmentation", "spatial_dims": 3, "in_channels": 1}
             data = {"input_size": [8, 8, 8], "normalise": "unit"}
             if kind == "turned":
-                data |= {"orientation": "RAS", "intensity": ["percentiles", 5, 90]}
+                data |= {"orientation": "RAS", "intensity": ["percentiles", 5, 90], "nan": "background"}
             model = MONAI_UNET
             volumes(signals)
         elif kind == "planes":
@@ -66,6 +66,11 @@ def make_hospital(make_setting: Callable[..., WorkerSetting], signals: Path) -> 
             data = {"input_size": [8, 12], "normalise": "unit"}
             model = MONAI_UNET
             planes(signals)
+        elif kind == "tabular":
+            task = {"kind": kind, "spatial_dims": 1, "in_channels": 5, "classes": 2, "column": TABLE}
+            data = {"input_size": []}
+            model = {"name": "ft_transformer", "parameters": {"width": 4}}
+            rows(signals)
         elif kind == "super_resolution":
             task |= {"spatial_dims": 2, "in_channels": 3, "classes": 3}
             data = {"input_size": [6, 6], "scale": 2}
@@ -78,6 +83,21 @@ def make_hospital(make_setting: Callable[..., WorkerSetting], signals: Path) -> 
         return Hospital(setting, signals)
 
     return make
+
+
+TABLE = [
+    {"name": "age", "kind": "number", "range": [20.0, 90.0]},
+    {"name": "sex", "kind": "category", "levels": ["female", "male"]},
+]
+
+
+def rows(folder: Path) -> None:
+    """Rows of a table, of which some lack a value."""
+    entries = [
+        {"image": f"row {age}", "label": age % 2, "row": {"age": age, "sex": "male" if age % 3 else None}}
+        for age in range(30, 42)
+    ]
+    (folder / "datalist.json").write_text(json.dumps({"training": entries[:8], "test": entries[8:]}))
 
 
 def volumes(folder: Path) -> None:

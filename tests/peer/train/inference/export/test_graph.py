@@ -25,9 +25,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "rnn": {"spatial_dims": 1, "side": 24, "width": 4},
     "transformer": {"spatial_dims": 1, "side": 24, "width": 4},
     "unet": {"spatial_dims": 2, "side": 16, "width": 4, "depth": 2},
+    "dynunet": {"spatial_dims": 3, "side": 9, "width": 4, "depth": 2},
 }
 """A network of each kind of operator: convolutions and pooling in 3-D, recurrence, attention,
-skips. All of ``models.MODELS`` take minutes.
+skips, instance norm. All of ``models.MODELS`` take minutes.
 """
 
 
@@ -64,7 +65,7 @@ def test_a_network_is_a_pt2_file(name: str) -> None:
         expect_no_place(b"".join(map(archive.read, archive.namelist())))
 
 
-@pytest.mark.parametrize("name", [pytest.param("rnn", marks=pytest.mark.nightly), "unet"])
+@pytest.mark.parametrize("name", [pytest.param("rnn", marks=pytest.mark.nightly), "unet", "dynunet"])
 def test_a_network_is_an_onnx_file(name: str) -> None:
     module, image = make_module(name, **KINDS[name])
     program = graph.trace(module, image, free_space=False, name=name)

@@ -1,6 +1,7 @@
 """The model card: its facts, its text, and the settings for a prediction."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from fakes.json_documents import change_documents
 from peer.train.data.datalist import inspect_datalist
-from peer.train.inference.export import model_card
+from peer.train.inference.export import graph, model_card, monai_bundle
 
 
 @pytest.fixture
@@ -20,7 +21,9 @@ def card_facts(make_hospital: Callable[[str], Any], facts: dict[str, Any]) -> di
         datalist["test"] = [entry for entry in datalist["test"] if entry["label"] == 0]
     settings = hospital.trainer().settings
     known = model_card.collect_facts(
-        {**facts, "form": "onnx"}, settings, inspect_datalist(settings.data.datalist, task="time_series")
+        {**facts, "form": "onnx", "samples": {"training": 8, "validation": 2, "unreadable": 0}},
+        settings,
+        inspect_datalist(settings.data.datalist, task="time_series"),
     )
     check = {"what": "a beside b", "difference": 1.25e-7, "tolerance": 1e-4, "samples": 4, "source": "test samples"}
     more = {"network": {"network": {"name": "resnet10"}}, "parameters": 7298, "output": "probabilities"}
@@ -46,6 +49,8 @@ def test_the_text_tells_them_all(card_facts: dict[str, Any]) -> None:
         "Resize to 24: first average",
         "subtract the mean and divide by the standard deviation",
         "Round 1: contributors alpha; missing beta",
+        "In use, those held out for validation apart: training 8, validation 2",
+        f"SHA-256 `{card_facts['datalist_sha256']}`",
         "training: 10 samples of 10 subjects; class 0: 5; class 1: 5",
         "after round 1: auc 0.5",
         "a beside b: largest absolute difference 1.25e-07, tolerance 0.0001, on 4 test samples",
@@ -54,6 +59,16 @@ def test_the_text_tells_them_all(card_facts: dict[str, Any]) -> None:
     ):
         assert sentence in text, sentence
     assert "Left out" not in text
+
+
+def test_classes_have_the_names_of_the_federation(card_facts: dict[str, Any], tmp_path: Path) -> None:
+    card_facts["task"]["class_names"] = ["long", "short"]
+    assert "class 0 (long): 5; class 1 (short): 5" in model_card.render_markdown(card_facts)
+    _, settings = model_card.read(json.dumps(card_facts), tmp_path / "model.onnx")
+    assert settings.task.class_names == ("long", "short")
+    assert json.loads(graph._texts(card_facts)["class_names"]) == ["long", "short"]
+    metadata = monai_bundle._metadata({**card_facts, "versions": defaultdict(str)})
+    assert metadata["network_data_format"]["outputs"]["pred"]["channel_def"] == {"0": "long", "1": "short"}
 
 
 def test_reduced_precision_of_the_site_is_told(card_facts: dict[str, Any]) -> None:

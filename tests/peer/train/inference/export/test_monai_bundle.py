@@ -199,6 +199,16 @@ def test_a_bundle_turns_and_resamples_as_the_site_does(tmp_path: Path, codes: st
         assert np.allclose(image, site([tmp_path / name]), atol=1e-5), name
 
 
+def test_a_bundle_fills_nan_as_the_site_does(tmp_path: Path) -> None:
+    values = phantoms.PHANTOM.astype(np.float32)
+    values[0, 0, 0] = values[1, 2, 3] = np.nan
+    nibabel.save(nibabel.Nifti1Image(values, phantoms.turned("RAS")[1]), tmp_path / "a.nii.gz")
+    site = Preparation(1, (6, 6, 6), orientation="RAS", nan="background")
+    with quiet():
+        image = preprocessing(nan="background")({"image": str(tmp_path / "a.nii.gz")})["image"]
+    assert np.allclose(image, site([tmp_path / "a.nii.gz"]), atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["frames.dcm", "palette.png", "inverted.dcm", "unplaced.nii"])
 def test_a_bundle_refuses_what_monai_would_read_otherwise(tmp_path: Path, name: str) -> None:
     path, size = tmp_path / name, [6, 6] if name in ("palette.png", "inverted.dcm") else [6, 6, 6]

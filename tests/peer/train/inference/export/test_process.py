@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from peer.core.worker_protocol import to_json
+from peer.train.errors import UnusableConfigurationError
+from peer.train.inference import predict
 from peer.train.inference.export import monai_bundle
 from peer.train.inference.export.load import digest
 from peer.train.inference.export.process import export, in_float32, main
@@ -58,6 +60,38 @@ def test_a_state_that_is_not_there_is_one_line(
     with pytest.raises(SystemExit, match="checkpoint 'round-000009/train' is not in"):
         answer_of(main, request)
     assert not (tmp_path / "m.onnx").exists()
+
+
+@pytest.mark.parametrize("form", ["onnx", "pt2"])
+def test_the_model_of_a_table_predicts_its_rows_as_the_site_does(
+    make_hospital: Callable[[str], Any], facts: dict[str, Any], tmp_path: Path, answer_of: Any, form: str
+) -> None:
+    hospital, out = make_hospital("tabular"), tmp_path / f"m.{form}"
+    card = export(Trainer(hospital.setting), INITIAL, (), form=form, out=out, facts=facts)
+    assert card["input"]["steps"][1] == (
+        "age: (2 x - 110) / 70; and 1 where the value is missing, whose other channels are then 0."
+    )
+    table = tmp_path / "new.csv"
+    table.write_text("AGE,sex\n45,male\n46,\n450,female\n")
+    inputs = {"inputs": [str(table)], "out": "unused"}
+    site = answer_of(predict.main, {"setting": to_json(hospital.setting), "state": INITIAL, "sources": [], **inputs})
+    exported = answer_of(predict.main, {"model": str(out), "sha256": digest(out)[0], **inputs})
+    assert [row["file"] for row in site["predictions"]] == ["new.csv line 2", "new.csv line 3"]
+    for own, other in zip(site["predictions"], exported["predictions"], strict=True):
+        assert own["probabilities"] == pytest.approx(other["probabilities"], rel=1e-4)
+    assert site["skipped"] == exported["skipped"]
+    (skipped,) = site["skipped"]
+    assert skipped["file"] == "new.csv line 4"
+    assert "450 is outside 20 to 90" in skipped["reason"]
+
+
+def test_a_bundle_is_refused_for_a_table(
+    make_hospital: Callable[[str], Any], facts: dict[str, Any], tmp_path: Path
+) -> None:
+    trainer = Trainer(make_hospital("tabular").setting)
+    with pytest.raises(UnusableConfigurationError, match="export a table's model as onnx or pt2"):
+        export(trainer, INITIAL, (), form="bundle", out=tmp_path / "m", facts=facts)
+    assert not (tmp_path / "m").exists()
 
 
 def test_what_was_left_out_makes_the_export_be_measured_itself(

@@ -7,6 +7,7 @@ records (EDF+D) is refused.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 from peer.errors import DataError
 
 HEADER_BYTES = 256  # of the file, and again of each signal
+VOLTS = {"v": 1e6, "mv": 1e3, "uv": 1.0, "\N{MICRO SIGN}v": 1.0, "nv": 1e-3}
+"""Unit of a voltage in lower case -> microvolts."""
 SIGNALS_MAX = 512  # the format allows 9999, but a file with more than 512 is damaged
 ANNOTATIONS = "EDF Annotations"
 FIELDS = (16, 80, 8, 8, 8, 8, 8, 80, 8, 32)
@@ -52,6 +55,7 @@ class Header:
     Attributes:
         patient: the local identification, in EDF+ ``code sex birthdate name``.
         offset: bytes before the first record.
+        records: their number; -1 if the recording did not end.
     """
 
     patient: str
@@ -59,6 +63,7 @@ class Header:
     record_s: float
     signals: tuple[Signal, ...]
     offset: int
+    records: int
 
     def rate_hz(self, signal: Signal) -> float:
         """Return the signal's samples a second."""
@@ -86,13 +91,58 @@ def read_header(path: Path) -> Header:
         signals, first = [], 0
         for label, _, unit, low, high, lowest, highest, _, samples, _ in zip(*columns, strict=True):
             gain = (float(high) - float(low)) / (int(highest) - int(lowest))
+            if not math.isfinite(gain):
+                raise ValueError(f"has a signal from {low} to {high}")
             signals.append(Signal(label, unit, gain, float(low) - gain * int(lowest), first, int(samples)))
             first += int(samples)
-        return Header(head[8:88].strip(), f"{head[168:176]} {head[176:184]}", record_s, tuple(signals), offset)
+        begins, records = f"{head[168:176]} {head[176:184]}", int(head[236:244])
+        return Header(head[8:88].strip(), begins, record_s, tuple(signals), offset, records)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", REMEDY) from error
     except (ValueError, ZeroDivisionError) as error:
         raise DataError(f"{path} is no EDF file that can be used: {error}", REMEDY) from error
+
+
+def open_recording(path: Path) -> tuple[Header, tuple[Signal, ...]]:
+    """Read the header of a recording whose signals are the channels of one sample; annotations are none.
+
+    Raises:
+        DataError: there is no signal, the rates differ, or the file does not hold the records of its header.
+    """
+    header = read_header(path)
+    signals = tuple(signal for signal in header.signals if signal.label != ANNOTATIONS)
+    if not signals or not header.record_s:
+        raise DataError(f"{path} holds annotations and no signal", "name the file of the signals")
+    if len({signal.samples for signal in signals}) > 1:
+        rates = ", ".join(f"{signal.label} {header.rate_hz(signal):g} Hz" for signal in signals)
+        raise DataError(f"{path} has signals of different rates: {rates}", "write a file of the signals of one rate")
+    size = path.stat().st_size
+    expected = header.offset + 2 * header.records * sum(signal.samples for signal in header.signals)
+    if header.records < 1 or size != expected:
+        raise DataError(
+            f"{path} has {size} bytes and a header of {header.records} records: it is cut short, or did not end", REMEDY
+        )
+    return header, signals
+
+
+def read_recording(path: Path) -> NDArray[np.float32]:
+    """Read the signals ``(channels, steps)`` of a recording: voltages in microvolts, others in their units.
+
+    Raise ``DataError`` like ``open_recording``.
+    """
+    header, signals = open_recording(path)
+    stored = _records(path, header)
+    rows = []
+    for signal in signals:
+        values = stored[:, signal.start : signal.start + signal.samples].reshape(-1).astype(np.float64)
+        rows.append((values * signal.gain + signal.shift) * VOLTS.get(signal.unit.lower(), 1.0))
+    return np.stack(rows).astype(np.float32)
+
+
+def describe_signals(header: Header, signals: tuple[Signal, ...]) -> str:
+    """Describe the labels, units and the rate, which all recordings of a datalist should share."""
+    labels = ", ".join(f"{s.label} [{'uV' if s.unit.lower() in VOLTS else s.unit}]" for s in signals)
+    return f"{labels} at {header.rate_hz(signals[0]):g} Hz"
 
 
 def read_signal(path: Path, label: str) -> tuple[NDArray[np.float32], float, str]:

@@ -1,0 +1,70 @@
+"""The samples that a site would leave out, by its own settings: what `data validate --site` adds to the survey."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+
+from fakes.hospital import MakeSetting
+from peer.core.worker_protocol import WorkerSetting
+from peer.train.inference.sample_check import check_samples
+from peer.train.settings import TrainingSettings
+
+
+def answer(setting: WorkerSetting) -> dict[str, Any]:
+    return check_samples(TrainingSettings.of(setting))
+
+
+def test_every_sample_that_cannot_be_read_is_named_although_training_would_go_on(
+    make_setting: MakeSetting, signals: Path
+) -> None:
+    assert answer(make_setting()) == {"left_out": {}, "refusal": None}
+    (signals / "training3.npz").write_bytes(b"nothing")
+    np.savez(signals / "test0.npz", image=np.full((2, 24), np.nan, np.float32))
+    checked = answer(make_setting())
+    assert checked["left_out"].keys() == {"training3.npz", "test0.npz"}
+    assert checked["refusal"] is None
+
+
+def test_what_training_could_not_begin_with_has_its_reason_and_the_samples_theirs(
+    make_setting: MakeSetting, signals: Path
+) -> None:
+    for index in range(0, 10, 2):
+        (signals / f"training{index}.npz").write_bytes(b"nothing")
+    checked = answer(make_setting())
+    assert len(checked["left_out"]) == 5
+    assert "has one class only" in checked["refusal"]
+
+
+@pytest.fixture
+def volumes(tmp_path: Path) -> Path:
+    """Two volumes in different directions, with a lesion of one voxel."""
+    for name, codes in (("a", "RAS"), ("b", "LPS")):
+        for part, dtype in (("image", np.float32), ("mask", np.uint8)):
+            values = np.random.default_rng(0).random((8, 8, 8)) if part == "image" else np.zeros((8, 8, 8))
+            values[3, 3, 3] = 1
+            image = nibabel.Nifti1Image(values.astype(dtype), np.eye(4))
+            turn = nibabel.orientations.ornt_transform(*map(nibabel.orientations.axcodes2ornt, ("RAS", codes)))
+            nibabel.save(image.as_reoriented(turn), tmp_path / f"{name}-{part}.nii.gz")
+    entries = [{"image": f"{name}-image.nii.gz", "label": f"{name}-mask.nii.gz", "subject": name} for name in "ab"]
+    (tmp_path / "datalist.json").write_text(json.dumps({"training": entries[:1], "test": entries[1:]}))
+    return tmp_path
+
+
+def setting(folder: Path, data: Mapping[str, Any]) -> WorkerSetting:
+    kind = {"kind": "segmentation", "spatial_dims": 3, "in_channels": 1, "classes": 2}
+    federation = {"name": "t", "rounds": 1, "task": kind, "method": {"name": "local"}, "site": [{"name": "alpha"}]}
+    site = {"data": {"input_size": [8, 8, 8], **data}, "model": {"name": "unet"}}
+    return WorkerSetting("alpha", "ab" * 32, federation, site, str(folder), str(folder))
+
+
+def test_the_site_s_settings_decide(volumes: Path) -> None:
+    assert "run in different directions" in answer(setting(volumes, {}))["refusal"]
+    assert answer(setting(volumes, {"orientation": "RAS"})) == {"left_out": {}, "refusal": None}
+    small = answer(setting(volumes, {"orientation": "RAS", "input_size": [2, 2, 2]}))
+    assert small["left_out"].keys() == {"a-image.nii.gz", "b-image.nii.gz"}
+    assert "nothing" in small["refusal"] or "foreground" in small["refusal"]
