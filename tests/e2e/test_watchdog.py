@@ -36,7 +36,7 @@ def test_a_stopped_worker_is_started_again_and_the_round_ends_with_the_same_bits
     tools.start(calm, sites)
     tools.finish_well(calm)
     site_toml = hung.folder("asia").site_toml
-    site_toml.write_text(site_toml.read_text().replace("[training]\n", "[training]\nhang_s = 15.0\n"))
+    site_toml.write_text(site_toml.read_text().replace("[training]\n", "[training]\nhang_s = 40.0\n"))
     hung.daemons[SiteName("asia")] = StoppingLocalFederation(hung.home, hung.federation).start("asia")
     hung.start("europe")
     tools.finish_well(hung)
