@@ -22,6 +22,7 @@ def tidy(site: SiteState, needed_before: set[Sha256]) -> None:
     for source in memory.received.values():
         if source.round <= memory.committed:  # one of a later round arrived early, and replaces nothing yet
             newest[source.artifact.owner] = max(newest.get(source.artifact.owner, 0), source.round)
+    awaited = _awaited_digests(site)
     for digest, source in list(memory.received.items()):
         last = source.round == newest.get(source.artifact.owner)
         cached = last and (rules.plan.keeps_last_received or memory.committed < rules.circulating)
@@ -29,7 +30,7 @@ def tidy(site: SiteState, needed_before: set[Sha256]) -> None:
         may_replace = last and epoch.fallback == "stale" and age < epoch.staleness_rounds_max
         used = age >= 0 or (memory.model_is_home and source.artifact.owner == rules.site)
         kept = cached or may_replace or (last and source.origin in repeated)
-        if source.origin in expelled or (used and not kept):
+        if (source.origin in expelled or (used and not kept)) and digest not in awaited:
             site.persist(rows.DiscardedRow(memory.committed, sha256=digest))
     old = memory.committed - epoch.pace.artifact_rounds_max
     away = rules.circulating > 0 and not memory.model_is_home
@@ -46,10 +47,18 @@ def drop_expelled(site: SiteState) -> None:
     """Delete artifacts of expelled sites, except those that the open round selected or the worker is loading."""
     memory, expelled = site.memory, site.rules.epochs.head.expelled
     used = () if memory.open is None else (*memory.open.sources, *memory.open.returned)
-    kept = {source.artifact.sha256 for source in used}
+    kept = {source.artifact.sha256 for source in used} | _awaited_digests(site)
     for digest, source in list(memory.received.items()):
         adopts = site.phase == Phase.ADOPT and source.artifact.owner == site.rules.site
         if source.origin in expelled and digest not in kept and not adopts:
             site.persist(rows.DiscardedRow(site.number, sha256=digest))
             if digest not in memory.needed_digests():
                 site.emit(commands.Discard(digest))
+
+
+def _awaited_digests(site: SiteState) -> set[Sha256]:
+    """Return the digests that arrived for an open exchange from members; memory may have them under another origin."""
+    expelled = site.rules.epochs.head.expelled
+    exchanges = (*site.early, *([] if site.exchange is None else [site.exchange]))
+    wants = [want for each in exchanges for origin, want in each.wants.items() if origin not in expelled]
+    return {want.received.artifact.sha256 for want in wants if want.received is not None}

@@ -263,8 +263,9 @@ class Operators:
         return missing + [f"{one} to {two}" for one, two in pairs if (one, two) not in reached and {one, two} <= same]
 
     def has_left(self, name: str) -> bool:
-        """Whether the site's operator took it out."""
-        return name in self._left
+        """Whether the site's operator took it out; the program may have ended once the notice was on its disk."""
+        keeper = self._run.sites[name].keeper
+        return name in self._left or (keeper is not None and name in keeper.notices)
 
     def _takes_part(self, site: Site) -> bool:
         """Whether an honest site is one that nobody sent away, and is not yet done."""
@@ -273,7 +274,7 @@ class Operators:
     def _may_take_part(self, site: Site) -> bool:
         """Whether an honest site is one that nobody sent away."""
         expelled = {name for each in self._run.sites.values() for name in each.expelled}
-        return site.liar is None and site.name not in self._left | expelled
+        return site.liar is None and not self.has_left(site.name) and site.name not in expelled
 
     def _members(self) -> list[Site]:
         return [site for site in self._run.sites.values() if self._takes_part(site) and site.keeper is not None]
