@@ -1,4 +1,4 @@
-"""Metrics of class probabilities, without torch: training and reports share them."""
+"""Metrics of the probabilities of classes and labels, without torch: training and reports share them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,22 @@ class ClassScores:
     f1_macro_all: float
     auc: float | None
     auc_undefined: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class LabelScores:
+    """The metrics of several labels that may hold at once, computed from the known labels alone.
+
+    ``auc`` is the mean of the defined ``areas``; an area is ``None`` for a label without known positives or without
+    known negatives. ``accuracy`` is over all known labels together. ``f1_macro`` is the mean F1 over the labels that
+    occur among known truths or their predictions. Each is ``None`` where nothing defines it.
+    """
+
+    auc: float | None
+    areas: list[float | None]
+    accuracy: float | None
+    f1_macro: float | None
     samples: int
 
 
@@ -76,6 +92,55 @@ def class_areas(probabilities: Probabilities, labels: Labels) -> list[float | No
 def auc(probabilities: Probabilities, labels: Labels) -> float | None:
     """Return the AUC as in :func:`class_scores`; ``None`` if no class has one, or there are no samples."""
     return class_scores(probabilities, labels).auc if len(labels) else None
+
+
+def brier(probabilities: Probabilities, labels: Labels) -> float:
+    """Compute the mean squared difference of the probabilities from the truth, 0 for a perfect prediction.
+
+    Of more than two classes it is summed over the classes, in [0, 2]. Of two it is that of class 1 alone, in [0, 1] and
+    half of that sum, as scikit-learn's ``brier_score_loss``.
+
+    Source: Brier 1950.
+
+    Raises:
+        ValueError: as :func:`class_scores`.
+    """
+    _, classes = _check_shapes(probabilities, labels)
+    total = np.mean(((probabilities - np.eye(classes)[labels]) ** 2).sum(axis=1))
+    return float(total if classes > 2 else total / 2)
+
+
+def label_scores(probabilities: Probabilities, labels: NDArray[np.float64]) -> LabelScores:
+    """Compute the metrics of several labels that may hold at once; a label is predicted above a probability of 0.5.
+
+    Args:
+        probabilities: ``(n, labels)``, each in [0, 1].
+        labels: ``(n, labels)`` of 0, 1, or NaN where it is not known.
+
+    Raises:
+        ValueError: there is no sample or label, the shapes do not fit, or a value is none of these.
+    """
+    if probabilities.ndim != 2 or probabilities.shape != labels.shape or not labels.size:
+        raise ValueError(f"probabilities of shape {probabilities.shape} do not fit labels of shape {labels.shape}")
+    known, positive, predicted = ~np.isnan(labels), labels == 1, probabilities > 0.5
+    if not (positive | (labels == 0) | ~known).all():
+        raise ValueError("labels must be 0, 1, or NaN where they are not known")
+    if not ((probabilities >= 0) & (probabilities <= 1)).all():
+        raise ValueError("probabilities must be in [0, 1]")
+    areas = [area_under_curve(p[k], y[k]) for p, y, k in zip(probabilities.T, positive.T, known.T, strict=True)]
+    defined = [area for area in areas if area is not None]
+    occurring = (positive | predicted & known).any(axis=0)
+    f1 = [
+        _f1(p[k].astype(np.int64), y[k].astype(np.int64), 1)
+        for p, y, k in zip(predicted.T[occurring], positive.T[occurring], known.T[occurring], strict=True)
+    ]
+    return LabelScores(
+        auc=float(np.mean(defined)) if defined else None,
+        areas=areas,
+        accuracy=float(np.mean((predicted == positive)[known])) if known.any() else None,
+        f1_macro=float(np.mean(f1)) if f1 else None,
+        samples=len(labels),
+    )
 
 
 def area_under_curve(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float | None:
