@@ -203,15 +203,9 @@ def _ask_data(interview: Interview, folder: SiteFolder, federation: FederationCo
     from peer.train.data.survey import survey
 
     task, ask = federation.task, interview.ask
-    columns = [column.to_column() for column in task.column]
     root = interview.current("data.root")
-    sizes: dict[str, Any] = {
-        "root": folder.path / _locate(folder, root) if root is not None else None,
-        "task": task.kind,
-        "classes": task.classes,
-        "class_names": task.class_names,
-        "columns": columns,
-    }
+    sizes: dict[str, Any] = {"root": folder.path / _locate(folder, root) if root is not None else None}
+    sizes |= task.labelling()
 
     def datalist(value: Any) -> str:
         located = _locate(folder, value)
@@ -226,7 +220,7 @@ def _ask_data(interview: Interview, folder: SiteFolder, federation: FederationCo
     path = ask("data.datalist", "The datalist of this site's samples", former or "datalist.json", datalist)
     if federation.plan.public:
         ask("data.public", f"The datalist of {federation.method.name}'s public set", interview.current("data.public"),
-            lambda value: _public_datalist(folder, value, columns))  # fmt: skip
+            lambda value: _public_datalist(folder, value, sizes["columns"]))  # fmt: skip
     with output.working("reading the headers of the images"):
         surveyed = survey(folder.path / path, **sizes)
     notes = [*surveyed["problems"], *surveyed["warnings"]]

@@ -163,10 +163,7 @@ def survey_arguments(setting: WorkerSetting) -> dict[str, Any]:
     return {
         "path": base / data["datalist"],
         "root": None if root is None else base / root,
-        "task": task.kind,
-        "classes": task.classes,
-        "class_names": task.class_names,
-        "columns": [column.to_column() for column in task.column],
+        **task.labelling(),
     }
 
 

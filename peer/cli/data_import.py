@@ -13,6 +13,7 @@ import click
 
 from peer.cli import GIVEN_FILE, GIVEN_PATH, output
 from peer.cli.site_command import SiteCall, site_command
+from peer.core.targets import CLASS
 from peer.errors import UsageError
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.train.data.datalist import SPLITS
@@ -168,7 +169,8 @@ def _table_options(call: SiteCall, file: Path | None, options: Mapping[str, Any]
         federation = FederationConfig.load(call.folder.federation_toml)
         own_columns = SiteConfig.load(call.folder.site_toml).data.columns
     columns = [] if federation is None else [column.to_column() for column in federation.task.column]
-    roles = (*ROLES, *(column.name for column in columns))
+    target = CLASS if federation is None else federation.task.to_target()
+    roles = (*ROLES, *target.roles, *(column.name for column in columns))
     for role in options["columns"].keys() - set(roles):
         raise UsageError(f"--column {role}=...: there is no role {role!r}", f"roles are {', '.join(roles)}")
     if options["task"] == "tabular" and not columns:
@@ -179,6 +181,7 @@ def _table_options(call: SiteCall, file: Path | None, options: Mapping[str, Any]
         "table": tuple(columns),
         "own_columns": own_columns or {},
         "agreed_classes": federation.task.class_names,
+        "target": target,
         "task": options["task"] or federation.task.kind,
     }
 

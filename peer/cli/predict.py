@@ -12,7 +12,7 @@ import click
 
 from peer.cli import chosen_round, output, round_option
 from peer.cli.site_command import SiteCall, site_command
-from peer.core.tasks import CLASSIFYING, names_or_numbers
+from peer.core.tasks import VECTORS, names_or_numbers
 from peer.documents.commands import PredictionsWritten
 from peer.errors import DataError, UsageError
 from peer.extras import require_extra
@@ -47,7 +47,7 @@ def predict(
     INPUT is a file, a folder of files, or a datalist: of a datalist, the command reads the images
     in `test`, or in `training` where `test` is empty. It writes classes to one CSV, and label maps
     and enlarged images to one file an input. It leaves out files that it cannot read, and lists
-    them. The site may be training meanwhile.
+    them. The site may be training meanwhile. Labels, numbers and survival are rows of the CSV, too.
 
     --model needs no site: an exported file itself says how images are prepared. Opening a .pt2 can
     run code that somebody put into it, so its digest must be given; a bundle's configuration is
@@ -83,15 +83,15 @@ def _predict_with_site(folder: SiteFolder, inputs: Sequence[Path], out: Path, wh
 
     with model_state.exit_on_sigterm(), model_state.open_trained(folder, chosen_round(which)) as (federation, state):
         task = federation.task
-        classes = task.kind in CLASSIFYING
-        if out.suffix == ".csv" and not classes:
+        as_table = task.objective in VECTORS
+        if out.suffix == ".csv" and not as_table:
             raise UsageError(f"--out {out}: {task.kind} writes one file an input", "name a folder")
-        _make_room(out, table=classes)
-        result = _table(out) if classes else out
+        _make_room(out, table=as_table)
+        result = _table(out) if as_table else out
         answer = _run_prediction(state.document(), inputs, out)
-    if classes and answer["predictions"]:
-        names = names_or_numbers(task.class_names, task.classes)
-        site_folder.write_atomically(result, _format_csv(answer["predictions"], names))
+    if as_table and answer["predictions"]:
+        columns = task.to_target().columns or names_or_numbers(task.class_names, task.classes)
+        site_folder.write_atomically(result, _format_csv(answer["predictions"], columns))
     return {
         "site": folder.site,
         "generation": state.generation,
@@ -117,10 +117,10 @@ def _predict_with_file(model: Path, sha256: str, inputs: Sequence[Path], out: Pa
         require_extra("export", f"--model {model}", ("onnxruntime",))
     _make_room(out, table=out.suffix == ".csv")
     answer = _run_prediction({"model": str(model), "sha256": sha256}, inputs, out)
-    classes = answer.pop("classes")
-    result = _table(out) if answer["task"] in CLASSIFYING else out
-    if answer["task"] in CLASSIFYING and answer["predictions"]:
-        site_folder.write_atomically(result, _format_csv(answer["predictions"], classes))
+    columns = answer.pop("columns")
+    result = _table(out) if columns else out
+    if columns and answer["predictions"]:
+        site_folder.write_atomically(result, _format_csv(answer["predictions"], columns))
     return {
         "site": answer["site"],
         "generation": answer["generation"],
@@ -156,16 +156,26 @@ def _run_prediction(document: Mapping[str, Any], inputs: Sequence[Path], out: Pa
     return answer
 
 
-def _format_csv(predictions: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> bytes:
-    """Write a column of probabilities for each class, and the number, and the name if any, of the likeliest."""
-    named = "class_name" in predictions[0]
+def _format_csv(predictions: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
+    """Write a column for each class, label, number or time, and of classes the number and name of the likeliest."""
+    named, likeliest = "class_name" in predictions[0], "class" in predictions[0]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    columns = [f"p({name})" for name in classes] if named else list(classes)
-    writer.writerow(["file", *columns, "predicted", *(["predicted_name"] if named else [])])
+    of_shares = named or ("probabilities" in predictions[0] and not likeliest)
+    headings = [f"p({name})" for name in columns] if of_shares else list(columns)
+    further = [name for name, shown in (("predicted", likeliest), ("predicted_name", named)) if shown]
+    writer.writerow(["file", *headings, *further])
     for row in predictions:
-        writer.writerow([row["file"], *row["probabilities"], row["class"], *([row["class_name"]] if named else [])])
+        further = [row[key] for key in ("class", "class_name") if key in row]
+        writer.writerow([row["file"], *_values(row), *further])
     return text.getvalue().encode(errors="surrogateescape")
+
+
+def _values(row: Mapping[str, Any]) -> list[object]:
+    """Return what a prediction says, but for the likeliest class."""
+    if "survival" in row:
+        return [*row["survival"], "" if row["median"] is None else row["median"]]
+    return [row["value"]] if "value" in row else list(row["probabilities"])
 
 
 def _render(document: Mapping[str, Any]) -> output.RenderableType:
@@ -180,6 +190,10 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
             for row in predictions
         ]
         parts.append(_render_first_rows(("file", "class", "probability"), rows))
+    elif predictions and "output" not in predictions[0]:
+        numbers = ("  ".join(f"{value:.3g}" for value in _values(row) if value != "") for row in predictions)
+        answers = list(zip((row["file"] for row in predictions), numbers, strict=True))
+        parts.append(_render_first_rows(("file", "prediction"), answers))
     elif predictions:
         parts.append(_render_first_rows(("file", "result"), [(row["file"], row["output"]) for row in predictions]))
     if skipped:

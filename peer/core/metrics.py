@@ -9,8 +9,13 @@ from typing import Literal
 
 from peer.core.tasks import CLASSIFYING
 
-MetricName = Literal["auc", "accuracy", "f1_macro", "dice", "pixel_accuracy", "psnr", "ssim"]
-"""The metrics, of which a higher value is better; a task's first one is its main one."""
+MetricName = Literal[
+    "auc", "accuracy", "f1_macro", "dice", "pixel_accuracy", "psnr", "ssim", "r2", "rmse", "mae",
+    "c_index", "auc_at_horizon", "integrated_brier",
+]  # fmt: skip
+"""The metrics; a task's first one is its main one, of which a higher value is better."""
+UNITS = "units"
+"""The unit of a metric in the unit of what is predicted."""
 VALIDATION = "validation_"
 """Prefix of a metric on the site's validation split; metrics without it are of its test split."""
 
@@ -20,12 +25,13 @@ class Metric:
     """The properties of a metric that a program needs to show or compare it.
 
     Attributes:
-        tasks: the kinds of tasks that have it.
+        tasks: the objectives that have it: kinds of tasks, or targets.
         title: its name in a sentence and above a chart.
         heading: its name above a column.
         unit: of its values; empty for a share.
         upper_bound: the highest possible value; ``None`` without one.
         chance: the value of a guess, at which a chart begins; ``None`` where it depends on the data.
+        higher_is_better: the direction.
     """
 
     tasks: frozenset[str]
@@ -34,16 +40,23 @@ class Metric:
     unit: str = ""
     upper_bound: float | None = 1.0
     chance: float | None = None
+    higher_is_better: bool = True
 
 
 METRICS: Mapping[str, Metric] = {
-    "auc": Metric(CLASSIFYING, "AUC", "AUC", chance=0.5),
-    "accuracy": Metric(CLASSIFYING, "Accuracy", "ACC"),
-    "f1_macro": Metric(CLASSIFYING, "macro F1", "MF1"),
+    "auc": Metric(CLASSIFYING | {"labels"}, "AUC", "AUC", chance=0.5),
+    "accuracy": Metric(CLASSIFYING | {"labels"}, "Accuracy", "ACC"),
+    "f1_macro": Metric(CLASSIFYING | {"labels"}, "macro F1", "MF1"),
     "dice": Metric(frozenset({"segmentation"}), "Dice", "Dice"),
     "pixel_accuracy": Metric(frozenset({"segmentation"}), "pixel accuracy", "pixel ACC"),
     "psnr": Metric(frozenset({"super_resolution"}), "PSNR", "PSNR", unit="dB", upper_bound=None),
     "ssim": Metric(frozenset({"super_resolution"}), "SSIM", "SSIM"),
+    "r2": Metric(frozenset({"number"}), "R²", "R²"),
+    "rmse": Metric(frozenset({"number"}), "RMSE", "RMSE", unit=UNITS, upper_bound=None, higher_is_better=False),
+    "mae": Metric(frozenset({"number"}), "mean absolute error", "MAE", UNITS, None, higher_is_better=False),
+    "c_index": Metric(frozenset({"survival"}), "C-index", "C-index", chance=0.5),
+    "auc_at_horizon": Metric(frozenset({"survival"}), "AUC at the horizon", "AUC(t)", chance=0.5),
+    "integrated_brier": Metric(frozenset({"survival"}), "integrated Brier score", "IBS", higher_is_better=False),
 }
 SPLITS: Mapping[str, str] = {
     "validation": "own validation data",
@@ -51,13 +64,13 @@ SPLITS: Mapping[str, str] = {
     "global_test": "every site's test data",
 }
 """The words for each split on which a site's model is measured."""
-ROOM_MIN: Mapping[str, float] = {"": 0.01, "dB": 0.1}
+ROOM_MIN: Mapping[str, float] = {"": 0.01, "dB": 0.1, UNITS: 0.1}
 """By unit, the smallest room (from training alone to all data pooled) of which a report states a share."""
 METRICS_OF: Mapping[str, tuple[str, ...]] = {
     kind: tuple(name for name, metric in METRICS.items() if kind in metric.tasks)
     for kind in dict.fromkeys(kind for metric in METRICS.values() for kind in sorted(metric.tasks))
 }
-"""By kind of task, the metrics that a report shows; the first is the main one."""
+"""By objective, the metrics that a report shows; the first is the main one."""
 
 
 def metric_title(name: str) -> str:

@@ -111,7 +111,7 @@ class Plan:
         shared: what ``[shared_model]`` is: a network ``beside`` the local one, the local one ``itself``, or (``maybe``)
             the local one if the federation chooses to be homogeneous.
         shared_default: by task, the network for a missing ``[shared_model]``.
-        not_for: the tasks for which the method is not defined.
+        not_for: the kinds of tasks, and the targets, for which the method is not defined.
         stays: the part of a site's prediction that cannot be lent, if the model that may leave is only a part of it.
         fixed_sites: whether networks have a place for each site of federation.toml, and none for a site that an
             amendment adds.

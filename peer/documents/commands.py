@@ -447,7 +447,10 @@ class Prediction(TypedDict):
     file: Annotated[str, "the input"]
     output: Annotated[NotRequired[str], "the file that was written"]
     class_name: Annotated[NotRequired[str], "the name of the likeliest class, where federation.toml names them"]
-    probabilities: Annotated[NotRequired[list[float]], "one for each class"]
+    probabilities: Annotated[NotRequired[list[float]], "one for each class or label"]
+    value: Annotated[NotRequired[float], "the number, in the federation's unit"]
+    survival: Annotated[NotRequired[list[float]], "the probability of no event until each of `times`"]
+    median: Annotated[NotRequired[float | None], "the time at which survival is a half, if it comes to that"]
 
 
 class SkippedInput(TypedDict):

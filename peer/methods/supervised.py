@@ -1,14 +1,16 @@
-"""The supervised loss of each kind of task, and the stage that minimises only this loss."""
+"""The supervised loss of each objective, what predictions are compared by, and the stage of this loss alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from losses import dice_ce_loss, dice_loss
+from losses import dice_ce_loss, dice_loss, label_loss, survival_loss
+from peer.core.tasks import ANSWERS
 from peer.methods.method import Batch, Forward, Stage, StageContext, Supervision, Term, one_step_stage
 
 PLAIN = Supervision()
@@ -27,8 +29,11 @@ SUPERVISED: dict[str, Supervised] = {
     "tabular": Supervised("ce", F.cross_entropy),
     "segmentation": Supervised("dice_ce", dice_ce_loss),
     "super_resolution": Supervised("l1", F.l1_loss),
+    "labels": Supervised("bce", label_loss),
+    "number": Supervised("mse", F.mse_loss),
+    "survival": Supervised("hazard", survival_loss),
 }
-"""By task kind; for segmentation the default of the methods' parameter ``segmentation_loss``."""
+"""By objective; for segmentation the default of the methods' parameter ``segmentation_loss``."""
 
 SEGMENTATION_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "dice_ce": dice_ce_loss,
@@ -56,6 +61,9 @@ def supervised_loss(task: str, segmentation: str = "dice_ce", supervision: Super
     chosen = Supervised(segmentation, SEGMENTATION_LOSSES[segmentation]) if task == "segmentation" else SUPERVISED[task]
     if supervision == PLAIN:
         return chosen
+    if task == "labels" and not supervision.label_smoothing:
+        return Supervised(chosen.name, lambda prediction, targets: label_loss(
+            prediction, targets, weight=prediction.new_tensor(supervision.class_weights)))  # fmt: skip
     if chosen.name not in WITH_CROSS_ENTROPY:
         raise ValueError(f"{chosen.name} has no cross-entropy, which class weights and label smoothing are for")
     loss: Callable[..., Tensor] = chosen.loss
@@ -70,6 +78,19 @@ def supervised_loss(task: str, segmentation: str = "dice_ce", supervision: Super
 def stage_loss(context: StageContext) -> Supervised:
     """Return the loss of the context's task with its supervision and, for segmentation, of its parameters."""
     return supervised_loss(context.task, context.parameters["segmentation_loss"], context.supervision)
+
+
+def has_classes(task: str) -> bool:
+    """Return whether predictions of this objective say what is likely; others are images or numbers."""
+    return task not in ("super_resolution", "number")
+
+
+def class_logits(task: str, prediction: Tensor) -> Tensor:
+    """Return a prediction as logits of classes on dimension 1, by which two networks are compared.
+
+    Each label, and each interval of survival, is a place with two classes: ``(b, n)`` becomes ``(b, 2, n)``.
+    """
+    return torch.stack([torch.zeros_like(prediction), prediction], 1) if task in ANSWERS else prediction
 
 
 def class_weights(chosen: str | Sequence[float] | None, counts: Mapping[int, int], classes: int) -> tuple[float, ...]:

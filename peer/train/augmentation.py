@@ -76,10 +76,10 @@ def warp(images: Tensor, maps: Tensor, *, mode: str = "bilinear") -> Tensor:
 def warp_targets(targets: Tensor, maps: Tensor) -> Tensor:
     """Apply the maps of their images to targets; each place takes the value nearest to its source.
 
-    Classes ``(b,)`` are unchanged; integer label maps ``(b, *space)`` and images ``(b, c, *space)``, on any grid, are
-    mapped.
+    Classes ``(b,)`` and numbers ``(b, n)`` are unchanged; integer label maps ``(b, *space)`` and images
+    ``(b, c, *space)``, on any grid, are mapped.
     """
-    if targets.ndim == 1:
+    if targets.ndim == 1 or (targets.ndim == 2 and targets.is_floating_point()):
         return targets
     if targets.is_floating_point():
         return warp(targets, maps, mode="nearest")

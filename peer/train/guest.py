@@ -112,5 +112,11 @@ def evaluate_split(
         split: any site's split.
     """
     chosen = settings.parameters.get("segmentation_loss", "dice_ce")
-    loss = supervised_loss(settings.task.kind, str(chosen)).loss
-    return measure(predict, loss, split.batches(settings.training.batch_size), task=settings.task.kind)
+    loss = supervised_loss(settings.task.objective, str(chosen)).loss
+    return measure(
+        predict,
+        loss,
+        split.batches(settings.training.batch_size),
+        task=settings.task.objective,
+        target=settings.task.target,
+    )

@@ -1,15 +1,24 @@
-"""Accuracy, macro F1 and AUC of classes, Dice of label maps, PSNR and SSIM of images."""
+"""Accuracy, macro F1 and AUC of classes and labels, Dice of label maps, PSNR and SSIM of images, errors of numbers,
+concordance of survival.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peer.classification import Labels, Probabilities, class_scores
+from losses import survival_curves
+from peer.classification import Labels, Probabilities, class_scores, label_scores
+from peer.core.targets import CLASS, Target
+from peer.core.tasks import CLASSIFYING
+from peer.regression import mae, r2, rmse
+from peer.survival import position_time, survival_scores
+from peer.train.outputs import number_range
 
 Counts = NDArray[np.int64]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -22,7 +31,12 @@ K1, K2 = 0.01, 0.03
 
 
 def measure(
-    predict: Callable[[Tensor], Tensor], supervised_loss: Loss, batches: Pairs, *, task: str
+    predict: Callable[[Tensor], Tensor],
+    supervised_loss: Loss,
+    batches: Pairs,
+    *,
+    task: str,
+    target: Target = CLASS,
 ) -> dict[str, float]:
     """Compute the task's metrics over all batches, and the mean ``loss`` per sample; empty without samples.
 
@@ -32,22 +46,25 @@ def measure(
         predict: returns logits ``(b, classes)`` or ``(b, classes, *space)``, or images, for images
             ``(b, c, *space)``; on any device.
         supervised_loss: returns the mean over a batch of predictions and targets.
-        task: the task's kind, which selects :func:`classification`, :func:`segmentation` or
-            :func:`super_resolution`.
+        task: the objective, which selects :func:`classification`, :func:`segmentation`,
+            :func:`super_resolution`, :func:`labels`, :func:`number` or :func:`survival`.
+        target: what is predicted, if it is no class.
     """
-    return MEASURES[task](((predict(images).float(), targets) for images, targets in batches), supervised_loss)
+    pairs = ((predict(images).float(), targets) for images, targets in batches)
+    if task in OF_VECTORS:
+        return _vectors(pairs, supervised_loss, partial(OF_VECTORS[task], target))
+    return MEASURES[task](pairs, supervised_loss)
 
 
-def _classes(pairs: Pairs, loss: Loss) -> dict[str, float]:
+def _vectors(pairs: Pairs, loss: Loss, score: Callable[[Tensor, Tensor], dict[str, float]]) -> dict[str, float]:
     predictions, targets = [], []
     for prediction, labels in pairs:
         predictions.append(prediction.cpu())
         targets.append(labels)
     if not predictions:
         return {}
-    logits, labels = torch.cat(predictions), torch.cat(targets)
-    metrics = classification(logits.double().softmax(dim=1).numpy(), labels.numpy())
-    return metrics | {"loss": float(loss(logits, labels))}
+    outputs, answers = torch.cat(predictions), torch.cat(targets)
+    return score(outputs.double(), answers) | {"loss": float(loss(outputs, answers))}
 
 
 def _label_maps(pairs: Pairs, loss: Loss) -> dict[str, float]:
@@ -78,13 +95,87 @@ def _images(pairs: Pairs, loss: Loss) -> dict[str, float]:
 
 
 MEASURES: Mapping[str, Callable[[Pairs, Loss], dict[str, float]]] = {
-    "classification": _classes,
-    "time_series": _classes,
-    "tabular": _classes,
     "segmentation": _label_maps,
     "super_resolution": _images,
 }
 """Task kind -> function that computes metrics and loss of predictions and targets."""
+
+
+def _score_classes(target: Target, logits: Tensor, answers: Tensor) -> dict[str, float]:
+    return classification(logits.softmax(dim=1).numpy(), answers.numpy())
+
+
+def labels(target: Target, logits: Tensor, answers: Tensor) -> dict[str, float]:
+    """Compute the metrics of several labels, each yes or no.
+
+    Args:
+        logits: ``(n, labels)``, float64.
+        answers: ``(n, labels)`` of 0, 1, or NaN where a label is not known.
+
+    Returns:
+        ``auc``, the mean over the labels that have both answers, ``auc_undefined``, the number of others,
+        ``accuracy`` of all known labels, ``f1_macro``, the mean over the labels, and ``samples``.
+    """
+    scores = label_scores(logits.sigmoid().numpy(), answers.double().numpy())
+    return _defined(
+        auc=scores.auc,
+        accuracy=scores.accuracy,
+        f1_macro=scores.f1_macro,
+        auc_undefined=scores.areas.count(None),
+        samples=len(answers),
+    )
+
+
+def number(target: Target, outputs: Tensor, answers: Tensor) -> dict[str, float]:
+    """Compute the metrics of a number, in the federation's unit.
+
+    Args:
+        outputs: ``(n, 1)``, float64, in [-1, 1] over the target's range like ``answers``.
+
+    Returns:
+        ``r2``, absent where all answers are equal, ``rmse``, ``mae`` and ``samples``.
+    """
+    low, high = number_range(target)
+    predicted, true = (((each.double() * (high - low) + high + low) / 2).numpy()[:, 0] for each in (outputs, answers))
+    return _defined(r2=r2(predicted, true), rmse=rmse(predicted, true), mae=mae(predicted, true), samples=len(true))
+
+
+def survival(target: Target, logits: Tensor, answers: Tensor) -> dict[str, float]:
+    """Compute the metrics of the time to an event.
+
+    Args:
+        logits: of the hazards, ``(n, intervals)``, float64.
+        answers: ``(n, 2)``: time in units of the intervals, and 1 for an event.
+
+    Returns:
+        ``c_index`` of Harrell and ``c_index_uno`` by the predicted risk at the horizon, ``auc_at_horizon``,
+        ``integrated_brier``, ``events`` and ``samples``; those that are not defined are absent.
+    """
+    ends = np.array(target.times)
+    times, events = position_time(answers[:, 0].double().numpy(), ends), answers[:, 1].numpy() > 0
+    curves = survival_curves(logits).numpy()
+    scores = survival_scores(times, events, curves, ends, target.horizon)
+    return _defined(
+        c_index=scores.c_index,
+        c_index_uno=scores.uno,
+        auc_at_horizon=scores.auc,
+        integrated_brier=scores.ibs,
+        events=int(events.sum()),
+        samples=len(events),
+    )
+
+
+def _defined(**values: float | None) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+OF_VECTORS: Mapping[str, Callable[[Target, Tensor, Tensor], dict[str, float]]] = {
+    **dict.fromkeys(CLASSIFYING, _score_classes),
+    "labels": labels,
+    "number": number,
+    "survival": survival,
+}
+"""Objective -> function that computes the metrics of all predictions and targets."""
 
 
 def classification(probabilities: Probabilities, labels: Labels) -> dict[str, float]:

@@ -10,7 +10,7 @@ from torch import nn
 
 import models
 from models import Network, Output
-from peer.core.tasks import CLASSIFYING
+from peer.core.tasks import VECTORS
 from peer.train.errors import UnusableConfigurationError
 from peer.train.settings import TaskSettings, TrainingSettings
 from peer.train.tensors import State
@@ -86,7 +86,7 @@ def probe(network: nn.Module, task: TaskSettings, input_size: tuple[int, ...], *
     network.eval()
     with torch.no_grad():
         output: Output = network(torch.zeros(1, task.in_channels, *input_size))
-    space = () if task.kind in CLASSIFYING else tuple(scale * side for side in input_size)
+    space = () if task.objective in VECTORS else tuple(scale * side for side in input_size)
     check_prediction(output, (1, task.classes, *space))
     return output
 

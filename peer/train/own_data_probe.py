@@ -20,7 +20,7 @@ import models
 from models import Network
 from models.moe import Expert
 from peer.core.commands import Source
-from peer.methods.supervised import supervised_loss
+from peer.methods.supervised import has_classes, supervised_loss
 from peer.train.aggregation import STATISTICS
 from peer.train.errors import UnusableArtifact
 from peer.train.samples import DataSplit, SiteData
@@ -219,10 +219,10 @@ class OwnDataProbe:
         """
         images, targets = self._samples()
         loss = supervised_loss(
-            self._settings.task.kind, str(self._settings.parameters.get("segmentation_loss", "dice_ce"))
+            self._settings.task.objective, str(self._settings.parameters.get("segmentation_loss", "dice_ce"))
         ).loss
         prediction = _run(network, images, self._device).prediction.float().cpu()
-        if self._settings.task.kind != "super_resolution" and float(prediction.abs().max()) > LOGIT_MAX:
+        if has_classes(self._settings.task.objective) and float(prediction.abs().max()) > LOGIT_MAX:
             return torch.full((len(images),), math.inf)  # the model may be right, but outvotes every other one
         nothing = torch.zeros_like(prediction)
         losses, none = (

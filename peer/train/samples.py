@@ -23,6 +23,7 @@ from peer.cohorts import Cohorts, person_of
 from peer.core.plan import Work
 from peer.core.roster import Sha256
 from peer.core.seeds import derive
+from peer.core.targets import stratum
 from peer.core.tasks import CLASSIFYING
 from peer.errors import ConfigError
 from peer.files import clear_unfinished, write_file
@@ -63,7 +64,7 @@ class DataSplit:
         load: returns the image and the target of sample ``k``, prepared, on the CPU; labels in any integer
             type.
         in_memory: whether ``load`` reads no file.
-        class_counts: the samples of each class that occurs, in segmentation the places; empty in super-resolution.
+        class_counts: the samples of each class that occurs, in segmentation the places; empty without classes.
         targets_sha256: the digest of all targets when first read, in the order of the samples.
     """
 
@@ -78,7 +79,7 @@ class DataSplit:
 
     @property
     def present(self) -> frozenset[int]:
-        """The classes that occur in the targets; empty in super-resolution."""
+        """The classes that occur in the targets; empty without classes."""
         return frozenset(self.class_counts)
 
     def context_fields(self, settings: TrainingSettings) -> dict[str, Any]:
@@ -97,7 +98,7 @@ class DataSplit:
         """Read images ``(b, c, *space)`` and their targets; raise ``UnusableDataError`` like ``read_one``.
 
         Targets are classes ``(b,)`` or label maps ``(b, *space)``, int64, or large images, float32,
-        ``(b, classes, *(scale * space))``.
+        ``(b, classes, *(scale * space))``, or the numbers of ``peer.train.targets``, float32 ``(b, n)``.
         """
         return self.stack([self.read_one(index) for index in indices])
 
@@ -153,6 +154,7 @@ def inspect_samples(task: TaskSettings, data: DataSettings) -> Datalist:
         classes=task.classes,
         class_names=task.class_names,
         columns=task.columns,
+        target=task.target,
     )
 
 
@@ -206,7 +208,7 @@ def load_data(
             "log has the other reasons",
             f"{len(unreadable)} of {total} samples cannot be read",
         )
-    lack = _find_lack(splits["training"], task.kind)
+    lack = _find_lack(splits["training"], task.objective)
     if lack is not None:
         raise UnusableDataError(f"{data.datalist}: what can be read for training {lack}")
     masks = None
@@ -244,14 +246,14 @@ def _check_orientations(samples: Sequence[Sample], settings: TrainingSettings) -
 def validation_names(samples: Sequence[Sample], share: float, seed: Seed) -> set[str]:
     """Return the names of the held-out training samples: the same share of each class's subjects, drawn by the seed.
 
-    A subject is never divided; a sample without a subject counts as a subject of its own. Samples whose labels are
-    files count as one class.
+    A subject is never divided; a sample without a subject counts as a subject of its own. Persons with an event count
+    as one class, and samples whose labels are files or numbers as one.
     """
     subjects: dict[int | None, dict[str, list[str]]] = {}
     first_labels: dict[str, int | None] = {}
     for sample in samples:
         subject = person_of(sample.name, sample.subject)
-        first_label = first_labels.setdefault(subject, sample.label if isinstance(sample.label, int) else None)
+        first_label = first_labels.setdefault(subject, stratum(sample.label))
         subjects.setdefault(first_label, {}).setdefault(subject, []).append(sample.name)
     names: set[str] = set()
     for members in subjects.values():

@@ -16,6 +16,8 @@ from typing import Any
 from peer.core.columns import TableColumn
 from peer.core.plan import Plan, Value, Wire, Work
 from peer.core.roster import Sha256, SiteName
+from peer.core.targets import CLASS, Target
+from peer.core.tasks import objective_of
 from peer.core.worker_protocol import WorkerSetting
 from peer.site.config import toml
 from peer.site.config.schema import AggregateConfig, FederationConfig, SiteConfig
@@ -42,11 +44,18 @@ class TaskSettings:
     classes: int
     class_names: tuple[str, ...] = ()
     columns: tuple[TableColumn, ...] = ()
+    target: Target = CLASS
 
     @classmethod
     def of(cls, table: TaskConfig) -> TaskSettings:
         columns = tuple(column.to_column() for column in table.column)
-        return cls(**table.model_dump(exclude={"same_input_size", "column"}), columns=columns)
+        keys = ("kind", "spatial_dims", "in_channels", "classes", "class_names")
+        return cls(**{key: getattr(table, key) for key in keys}, columns=columns, target=table.to_target())
+
+    @property
+    def objective(self) -> str:
+        """What decides losses and metrics: the kind, or the target where that is no class."""
+        return objective_of(self.kind, self.target.kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ class SiteNetworks:
 
         return BuildContext(
             site=settings.site,
-            task=settings.task.kind,
+            task=settings.task.objective,
             classes=settings.task.classes,
             parameters=settings.parameters,
             output=self.output,

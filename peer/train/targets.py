@@ -1,4 +1,11 @@
-"""Read a sample's image and target: one reader for each kind of task."""
+"""Read a sample's image and target: one reader for each kind of task.
+
+A target that is no class, label map or image becomes numbers that losses and metrics take:
+
+- several labels: float32 ``(labels,)`` of 0, 1 or NaN;
+- a number: float32 ``(1,)``, in [-1, 1] over its range;
+- the time to an event: float32 ``(2,)``, the time in units of the agreed intervals, and 1 for an event.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from peer.core.columns import TableColumn
+from peer.core.targets import CLASS, Target, TimeToEvent
 from peer.core.tasks import CLASSIFYING
+from peer.survival import interval_position
 from peer.train.data.datalist import Sample
 from peer.train.data.label_maps import not_classes, propose_map, to_classes
 from peer.train.errors import UnusableConfigurationError
@@ -28,6 +38,7 @@ from peer.train.images import (
     load_placed,
     resize,
 )
+from peer.train.outputs import number_range
 from peer.train.settings import DataSettings, TaskSettings
 
 Example: TypeAlias = tuple[Tensor, Tensor]
@@ -46,20 +57,34 @@ def sample_reader(task: TaskSettings, data: DataSettings) -> SampleReader:
             raise UnusableConfigurationError("[data] scale is missing; super-resolution needs 2, 4 or 8")
         return LargeImage(task.in_channels, task.classes, data.input_size, data.scale, data.orientation)
     if task.kind == "tabular":
-        return RowValues(task.columns)
+        return RowValues(task.columns, task.target)
     preparation = Preparation.of(task, data)
-    return ClassIndex(preparation) if task.kind in CLASSIFYING else LabelMap(preparation, task.classes)
+    if task.kind in CLASSIFYING:
+        return ImageAndLabel(preparation, task.target)
+    return LabelMap(preparation, task.classes)
+
+
+def encode_label(label: object, target: Target) -> Tensor:
+    """Return a sample's label as a tensor: a class int64 ``()``, or numbers, as this module says."""
+    if isinstance(label, TimeToEvent):
+        position = interval_position(np.array([label.time]), np.array(target.times))[0]
+        return torch.tensor([position, float(label.event and label.time <= target.times[-1])])
+    if target.kind == "number" and isinstance(label, int | float):
+        low, high = number_range(target)
+        return torch.tensor([(2 * label - low - high) / (high - low)])
+    return torch.tensor(label, dtype=torch.float32 if target.kind == "labels" else torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class RowValues:
-    """The input has the channels of the columns at one place; the target is the class, int64 ``()``."""
+    """The input has the channels of the columns at one place; the target is the label."""
 
     columns: tuple[TableColumn, ...]
+    target: Target
 
     def __call__(self, sample: Sample) -> Example:
-        """Return the row ``(channels, 1)`` and its class."""
-        return encode_row(self.columns, sample.row), torch.tensor(sample.label, dtype=torch.int64)
+        """Return the row ``(channels, 1)`` and its label."""
+        return encode_row(self.columns, sample.row), encode_label(sample.label, self.target)
 
 
 def encode_row(columns: Sequence[TableColumn], row: Sequence[float]) -> Tensor:
@@ -71,16 +96,17 @@ def encode_row(columns: Sequence[TableColumn], row: Sequence[float]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassIndex:
-    """The target is the class that the datalist gives, int64 ``()``."""
+class ImageAndLabel:
+    """The target is the label that the datalist gives."""
 
     preparation: Preparation
+    target: Target = CLASS
 
     def __call__(self, sample: Sample) -> Example:
-        """Return the image ``(c, *input_size)`` and its class."""
+        """Return the image ``(c, *input_size)`` and its label."""
         image = self.preparation.load(sample.images)
         check_not_constant(image.values)
-        return self.preparation.finish(image), torch.tensor(sample.label, dtype=torch.int64)
+        return self.preparation.finish(image), encode_label(sample.label, self.target)
 
 
 @dataclass(frozen=True, slots=True)

@@ -486,7 +486,7 @@ class Trainer:
         settings = self.settings
         return StageContext(
             settings.site,
-            settings.task.kind,
+            settings.task.objective,
             settings.parameters,
             self.site_networks.networks,
             received,

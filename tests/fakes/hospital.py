@@ -15,6 +15,7 @@ from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.train.data.datalist import inspect_datalist
 from peer.train.public_set import digest_images
 
+SIGNALS: dict[str, Any] = {"kind": "time_series", "spatial_dims": 1, "in_channels": 2, "classes": 2}
 LENGTH = 24
 SIZES = {"training": 10, "test": 6}
 
@@ -73,7 +74,7 @@ def make_setting(signals: Path, tmp_path: Path) -> MakeSetting:
         }
         for table, keys in parts.items():
             document[table] = {**document.get(table, {}), **keys}
-        kind = {"kind": "time_series", "spatial_dims": 1, "in_channels": 2, "classes": 2, **(task or {})}
+        kind = task if task and task.get("kind") == "tabular" else SIGNALS | (task or {})
         chosen = dict(method or {"name": "fedskd"})
         if PLANS[chosen["name"]].public and "public_sha256" not in chosen:
             document["data"] = {"public": "datalist.json", **document["data"]}

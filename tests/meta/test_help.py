@@ -162,5 +162,8 @@ def test_documents_have_the_keys_of_their_types(call: Callable[..., Any]) -> Non
 
 
 def test_optional_keys_are_told_apart() -> None:
-    assert keys(list[Prediction]) == ({"file"}, {"class_name", "output", "probabilities"})
+    assert keys(list[Prediction]) == (
+        {"file"},
+        {"class_name", "median", "output", "probabilities", "survival", "value"},
+    )
     assert keys(DatasetPrepared)[0] == {"folder"}

@@ -27,7 +27,7 @@ from torch import Tensor
 from models.footprint import describe
 from peer import __version__
 from peer.core.roster import SiteName
-from peer.core.tasks import CLASSIFYING
+from peer.core.tasks import CLASSIFYING, VECTORS
 from peer.errors import LockedError
 from peer.lab.experiments.diagnosis import diagnose
 from peer.lab.experiments.insider import Insider, attack_success
@@ -39,6 +39,7 @@ from peer.lab.statistics.means import mean
 from peer.site.config.site_folder import write_atomically
 from peer.site.records.history import Transfer, committed_rounds
 from peer.train.guest import evaluate_split
+from peer.train.outputs import final_outputs
 from peer.train.samples import DataSplit
 from peer.train.trainer import Trainer
 
@@ -179,7 +180,7 @@ def collect(
         **{
             key: run_document[key] for key in ("id", "partition", "models", "links", "method", "fold", "seed", "metric")
         },
-        "task": simulation.federation.task.kind,
+        "task": simulation.federation.task.objective,
         "sites": sites,
         "matrix": run_files.matrix,
         "single_model": len(digests) > 1 and len(set(digests.values())) == 1 and not run_document["pooled"],
@@ -206,21 +207,22 @@ def _evaluate_everywhere(
         outsiders: sites that did not take part; the model is also tested on their data.
     """
     run_files.matrix[name] = {}
-    classifies = trainer.settings.task.kind in CLASSIFYING
+    task = trainer.settings.task
+    classifies, is_vector = task.objective in CLASSIFYING, task.objective in VECTORS
     for other, owner in {**own_trainers, **outsiders}.items():
         if owner.settings.data.scale != trainer.settings.data.scale:
             run_files.matrix[name][other] = {}
             continue
-        run_files.matrix[name][other], outputs = evaluate(trainer, owner.data.test, keep_outputs=classifies)
+        run_files.matrix[name][other], outputs = evaluate(trainer, owner.data.test, keep_outputs=is_vector)
         if outputs:
-            run_files.predictions[f"p/{name}/{other}"] = torch.cat(outputs).double().softmax(1).numpy()
+            run_files.predictions[f"p/{name}/{other}"] = final_outputs(torch.cat(outputs).double(), task).numpy()
     own = own_trainers[name].data.test
     if classifies:
         for other, owner in {name: own_trainers[name], **outsiders}.items():
             labels = [sample.label for sample in owner.data.test.samples]
             run_files.predictions[f"y/{other}"] = np.array(labels, dtype=np.int64)
         _collect_features(run_files.features, name, trainer, own_trainers)
-    else:
+    elif not is_vector:
         run_files.scores[name] = [
             evaluate(trainer, _single_sample(own, index), keep_outputs=False)[0] for index in range(len(own))
         ]
@@ -323,7 +325,7 @@ def _site_document(
         "classes": {
             purpose: dict(sorted(Counter(str(sample.label) for sample in split.samples).items()))
             for purpose, split in splits.items()
-            if settings.task.kind in CLASSIFYING
+            if settings.task.objective in CLASSIFYING
         },
         "steps": member.steps,
         "sent_bytes": sum(transfer.bytes for transfer in sent),

@@ -152,7 +152,7 @@ class Experiment(StrictTable):
 
     @property
     def metric(self) -> str:
-        return METRICS_OF[self.task.kind][0]
+        return METRICS_OF[self.task.objective][0]
 
     @property
     def links_by_name(self) -> dict[str, Links]:
@@ -391,8 +391,8 @@ class Experiment(StrictTable):
         parameters = plan.defaults() | method.__pydantic_extra__
         if method.staleness and (problem := plan.staleness_problem(parameters)) is not None:
             raise key_problem(f"methods.{label}.staleness", f"{name} {problem}; leave it out")
-        if self.task.kind in plan.not_for:
-            raise key_problem(f"methods.{label}", f"{name} is not defined for {self.task.kind}")
+        if undefined := {self.task.kind, self.task.target} & set(plan.not_for):
+            raise key_problem(f"methods.{label}", f"{name} is not defined for {undefined.pop()}")
         if (plan.artifact, plan.shared) == ("proxy", "beside") and self.proxy is None and method.shared_model is None:
             raise key_problem(f"methods.{label}", "needs the table [proxy]: the small network that all sites share")
 

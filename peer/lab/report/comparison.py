@@ -75,7 +75,7 @@ class Comparison:
     @property
     def has_bounds(self) -> bool:
         """Whether training alone and the pooled bound both have runs, so that there is a room of a task's metric."""
-        return self.local is not None and self.pooled is not None and self.metric in METRICS
+        return self.local is not None and self.pooled is not None and self.metric in METRICS and self.unit.higher
 
     @cached_property
     def scores(self) -> Scores:

@@ -39,22 +39,22 @@ class Unit:
     @property
     def point(self) -> tuple[float, str, int]:
         """The unit of differences: its factor from measured values, its name, and its digits."""
-        return (1.0, "dB", 2) if self.suffix == "dB" else (100.0, "points", 1)
+        return (1.0, self.suffix, 2) if self.suffix in ROOM_MIN and self.suffix else (100.0, "points", 1)
 
     @property
     def room_min(self) -> float:
         """The smallest room whose share is shown, in measured values: a point, or 0.1 dB."""
-        return ROOM_MIN["dB" if self.suffix == "dB" else ""]
+        return ROOM_MIN.get(self.suffix, ROOM_MIN[""])
 
     @property
     def room_words(self) -> str:
-        return "0.1 dB" if self.suffix == "dB" else "one point (0.01)"
+        return "one point (0.01)" if self.point[0] > 1 else f"{self.room_min} {self.suffix}"
 
 
 def unit_of(metric: str, published: str | None = None) -> Unit:
     """Return the unit of a metric; shares take the published ``percent`` or ``fraction``."""
     if (known := METRICS.get(metric)) is not None:
-        unit = Unit(known.heading, known.unit, digits=2 if known.unit else 3)
+        unit = Unit(known.heading, known.unit, digits=2 if known.unit else 3, higher=known.higher_is_better)
     elif metric in further_metric_names():
         further = find_further_metric(metric)
         digits = 2 if further.unit else 3

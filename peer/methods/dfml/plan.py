@@ -35,6 +35,6 @@ DFML = Plan(
         ),
         **CE,
     },
-    not_for=("super_resolution",),
+    not_for=("super_resolution", "number"),
     source="DFML, arXiv 2402.01863",
 )

@@ -22,6 +22,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ from peer.methods.method import (
     one_step_stage,
     visitor_name,
 )
-from peer.methods.supervised import stage_loss
+from peer.methods.supervised import class_logits, stage_loss
 
 PEAK = "peak"
 """The local model's state after the last round with the largest weight."""
@@ -75,6 +76,8 @@ def train(context: StageContext) -> Stage:
     sizes = {name: sum(parameter.numel() for parameter in each.parameters()) for name, each in models.items()}
     present = sorted(context.classes_present) if parameters["absent_classes"] == "left_out" else []
 
+    classes = partial(class_logits, context.task)
+
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         predictions = {name: forward(name, batch.images).prediction.float() for name in models}
         terms = {}
@@ -84,7 +87,7 @@ def train(context: StageContext) -> Stage:
             others = [other for other in models if other != name]
             total = sum(sizes[other] for other in others)
             for other in others:
-                divergence = forward_kl(predictions[other], prediction)
+                divergence = forward_kl(classes(predictions[other]), classes(prediction))
                 terms[f"kl_{name}_from_{other}"] = Term(divergence, alpha * sizes[other] / total)
         return terms
 

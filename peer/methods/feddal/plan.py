@@ -28,6 +28,6 @@ FEDDAL = Plan(
         **CE,
     },
     shared="beside",
-    not_for=("super_resolution",),
+    not_for=("super_resolution", "number"),
     source="FedDAL",
 )

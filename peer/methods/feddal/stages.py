@@ -14,6 +14,7 @@ names the rest.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from losses import consensus, feeding_loss, forward_kl, transfer_loss
 from models import Output
+from peer.core.tasks import ANSWERS
 from peer.methods.method import (
     DAM,
     PROXY,
@@ -33,21 +35,22 @@ from peer.methods.method import (
     Term,
     build_shared_network,
 )
-from peer.methods.supervised import stage_loss
+from peer.methods.supervised import class_logits, stage_loss
 
 
 def train(context: StageContext) -> Stage:
     """Train proxy and private model in turn, on each batch or (not ``alternating``) on all."""
     parameters = context.parameters
-    loss, top = stage_loss(context), int(parameters["top"])
+    loss, top = stage_loss(context), 1 if context.task in ANSWERS else int(parameters["top"])
     alpha, mutual = float(parameters["proxy_supervision"]), bool(parameters["forward_kl_updates_private"])
     backward = transfer_loss if parameters["backward"] == "transfer" else feeding_loss
+    classes = partial(class_logits, context.task)
 
     def proxy_losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         with torch.no_grad():
             private = forward(DAM, batch.images).prediction
         proxy = forward(PROXY, batch.images).prediction
-        terms = {"forward_kl": Term(forward_kl(private, proxy))}
+        terms = {"forward_kl": Term(forward_kl(classes(private), classes(proxy)))}
         if alpha > 0:
             terms[f"{loss.name}_{PROXY}"] = Term(loss.loss(proxy.float(), batch.targets), alpha)
         return terms
@@ -56,15 +59,15 @@ def train(context: StageContext) -> Stage:
         with torch.no_grad():
             proxy = forward(PROXY, batch.images).prediction
         private = forward(DAM, batch.images).prediction
-        agreement = consensus(private, proxy, top=top)
+        agreement = consensus(classes(private), classes(proxy), top=top)
         weights: Tensor | float = 1.0 if parameters["consensus"] == "one" else agreement
         terms = {
             f"{loss.name}_{DAM}": Term(loss.loss(private.float(), batch.targets)),
-            "feeding": Term(backward(private, proxy, top=top, weights=weights)),
+            "feeding": Term(backward(classes(private), classes(proxy), top=top, weights=weights)),
             "consensus": Term(agreement.mean(), 0.0),
         }
         if mutual:
-            terms["forward_kl_private"] = Term(forward_kl(private, proxy, updates_private=True))
+            terms["forward_kl_private"] = Term(forward_kl(classes(private), classes(proxy), updates_private=True))
         return terms
 
     proxy_step, private_step = Step((PROXY,), proxy_losses), Step((DAM,), private_losses)

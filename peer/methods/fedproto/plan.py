@@ -22,7 +22,7 @@ FEDPROTO = Plan(
         ),
         **CE,
     },
-    not_for=("segmentation", "super_resolution"),
+    not_for=("segmentation", "super_resolution", "labels", "number", "survival"),
     takes_older=True,
     source="FedProto, AAAI 2022, without its server",
 )

@@ -35,7 +35,7 @@ from losses import distillation_l1, forward_kl
 from models import Network, Output
 from peer.methods.fedskd import stages as fedskd
 from peer.methods.method import DAM, VISITOR, Batch, Forward, Method, Stage, StageContext, Step, Term, visitor_name
-from peer.methods.supervised import stage_loss, supervised_stage
+from peer.methods.supervised import class_logits, has_classes, stage_loss, supervised_stage
 
 COMPARED = {
     "terms": ("batch", "position", "region"),
@@ -76,11 +76,11 @@ def _losses(context: StageContext, name: str) -> Callable[[Batch, Forward], Mapp
             f"{loss.name}_{DAM}": Term(loss.loss(dam.prediction.float(), batch.targets)),
             f"{loss.name}_{VISITOR}": Term(loss.loss(visitor.prediction.float(), batch.targets)),
         }
-        if kd > 0 and context.task == "super_resolution":
+        if kd > 0 and not has_classes(context.task):
             terms["l1_from_visitor"] = Term(distillation_l1(visitor.prediction, dam.prediction), kd)
             terms["l1_from_dam"] = Term(distillation_l1(dam.prediction, visitor.prediction), kd)
         elif kd > 0:
-            own, other = dam.prediction / temperature, visitor.prediction / temperature
+            own, other = (class_logits(context.task, each.prediction) / temperature for each in (dam, visitor))
             terms["kl_from_visitor"] = Term(forward_kl(other, own), kd * temperature**2)
             terms["kl_from_dam"] = Term(forward_kl(own, other), kd * temperature**2)
         if gamma > 0:

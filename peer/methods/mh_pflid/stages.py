@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ from peer.methods.method import (
     Term,
     one_step_stage,
 )
-from peer.methods.supervised import stage_loss
+from peer.methods.supervised import class_logits, has_classes, stage_loss
 
 
 def inject(context: StageContext) -> Stage:
@@ -68,7 +69,8 @@ def distill(context: StageContext) -> Stage:
     """Train the messenger and the transmitter; the local model is frozen and a constant."""
     loss = stage_loss(context)
     weight, temperature = float(context.parameters["distillation"]), _temperature(context)
-    divergence = distillation_l1 if context.task == "super_resolution" else distillation_kl
+    divergence = distillation_kl if has_classes(context.task) else distillation_l1
+    classes = partial(class_logits, context.task)
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         with torch.no_grad():
@@ -81,7 +83,7 @@ def distill(context: StageContext) -> Stage:
             f"{loss.name}_{MESSENGER}": Term(
                 loss.loss(messenger_prediction.float() / temperature, batch.targets), weight
             ),
-            "distillation": Term(divergence(local.prediction, messenger_prediction), 1 - weight),
+            "distillation": Term(divergence(classes(local.prediction), classes(messenger_prediction)), 1 - weight),
         }
 
     return one_step_stage(_networks(context, TRANSMITTER), (MESSENGER, TRANSMITTER), losses)
@@ -138,8 +140,8 @@ def _problem_of_positions(own: Tensor, shared: Output) -> str | None:
 
 
 def _temperature(context: StageContext) -> float:
-    """Return the divisor of outputs in the supervised losses; 1 for images."""
-    return 1.0 if context.task == "super_resolution" else float(context.parameters["temperature"])
+    """Return the divisor of outputs in the supervised losses; 1 for images and numbers."""
+    return float(context.parameters["temperature"]) if has_classes(context.task) else 1.0
 
 
 @contextmanager

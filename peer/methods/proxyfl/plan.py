@@ -16,6 +16,6 @@ PROXYFL = Plan(
     never_leaves=("model", "head"),
     parameters={"alpha": Parameter(0.5, "weight of learning from the other network", 0.0, 1.0), **CE},
     shared="beside",
-    not_for=("super_resolution",),
+    not_for=("super_resolution", "number"),
     source="ProxyFL, Nature Communications 2023",
 )

@@ -14,6 +14,7 @@ that receives its own proxy keeps it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from losses import forward_kl
 from peer.methods.method import (
@@ -28,20 +29,21 @@ from peer.methods.method import (
     build_shared_network,
     one_step_stage,
 )
-from peer.methods.supervised import stage_loss
+from peer.methods.supervised import class_logits, stage_loss
 
 
 def train(context: StageContext) -> Stage:
     """Train both networks on the labels and on each other's predictions."""
     loss, alpha = stage_loss(context), float(context.parameters["alpha"])
+    classes = partial(class_logits, context.task)
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         private, shared = forward(DAM, batch.images).prediction, forward(PROXY, batch.images).prediction
         return {
             f"{loss.name}_{DAM}": Term(loss.loss(private.float(), batch.targets), 1 - alpha),
             f"{loss.name}_{PROXY}": Term(loss.loss(shared.float(), batch.targets), 1 - alpha),
-            f"kl_{DAM}": Term(forward_kl(shared, private), alpha),
-            f"kl_{PROXY}": Term(forward_kl(private, shared), alpha),
+            f"kl_{DAM}": Term(forward_kl(classes(shared), classes(private)), alpha),
+            f"kl_{PROXY}": Term(forward_kl(classes(private), classes(shared)), alpha),
         }
 
     return one_step_stage({DAM: context.dam, PROXY: context.networks[PROXY]}, (DAM, PROXY), losses)

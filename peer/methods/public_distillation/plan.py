@@ -36,6 +36,7 @@ KT_PFL = replace(
         "sharpness": Parameter(5.0, "factor of the coefficients in the softmax that renormalises them", 0.0),
         **CE,
     },
+    not_for=(*FEDMD.not_for, "number"),
     fixed_sites=True,
     source="KT-pFL, NeurIPS 2021, without its server",
 )

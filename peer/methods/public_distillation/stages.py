@@ -21,6 +21,7 @@ share in that round.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from losses import forward_kl
 from peer.methods.local.stages import train
 from peer.methods.method import DAM, Batch, BuildContext, Forward, Method, Stage, StageContext, Term, one_step_stage
 from peer.methods.public_distillation.tables import KnowledgeCoefficients, PredictionTable, PublicImages
+from peer.methods.supervised import class_logits
 
 PUBLIC, PREDICTIONS, COEFFICIENTS = "public", "predictions", "coefficients"
 """Names of networks: the public images; the predictions of them; the site's coefficients."""
@@ -69,18 +71,25 @@ def digest_mixture(context: StageContext) -> Stage:
     logits = torch.stack([tables[site] for site in sites])
     places = [coefficients.sites.index(site) for site in sites]
     shares = coefficients.shares[places] / coefficients.shares[places].sum()
-    shares = step_coefficients(shares, own, logits, context.parameters)
+    classes = partial(class_logits, context.task)
+    shares = step_coefficients(shares, own, logits, context.parameters, classes)
     coefficients.shares.zero_()
     coefficients.shares[places] = shares
     _table(context.networks[PREDICTIONS]).logits.copy_(torch.einsum("j,jnc->nc", shares, logits))
-    return _digest(context, lambda prediction, target: forward_kl(target, prediction), learns=True)
+    return _digest(context, lambda prediction, target: forward_kl(classes(target), classes(prediction)), learns=True)
 
 
-def step_coefficients(shares: Tensor, own: Tensor, logits: Tensor, parameters: Mapping[str, Any]) -> Tensor:
+def step_coefficients(
+    shares: Tensor,
+    own: Tensor,
+    logits: Tensor,
+    parameters: Mapping[str, Any],
+    classes: Callable[[Tensor], Tensor] = lambda logits: logits,
+) -> Tensor:
     """Take one step of a site's coefficients ``(j,)`` on its logits ``(n, c)`` and all sites' ``(j, n, c)``."""
     with torch.enable_grad():
         shares = shares.detach().clone().requires_grad_(True)
-        divergence = forward_kl(own, torch.einsum("j,jnc->nc", shares, logits))
+        divergence = forward_kl(classes(own), classes(torch.einsum("j,jnc->nc", shares, logits)))
         pull = (shares - 1 / len(shares)).square().mean()
         (gradient,) = torch.autograd.grad(divergence + float(parameters["rho"]) * pull, shares)
     stepped = shares.detach() - float(parameters["coefficient_rate"]) * gradient

@@ -17,6 +17,7 @@ from peer.core.epochs import PaceRules
 from peer.core.metrics import METRICS_OF
 from peer.core.plan import METHOD_KEYS, AggregateRule, Plan, Unit, Value, Wire, Work
 from peer.core.roster import Roster, Sha256, SiteName
+from peer.core.tasks import UNCLASSED
 from peer.errors import ConfigError
 from peer.methods.registry import PLANS, find_plan, method_names
 from peer.site.config import toml
@@ -311,8 +312,8 @@ class FederationConfig(StrictTable):
             raise key_problem("governance", problem)
         if self.quorum is not None and self.quorum >= len(self.site):
             raise key_problem("quorum", f"{self.quorum} is more than the {len(self.site) - 1} other sites")
-        if self.task.kind in self.plan.not_for:
-            raise key_problem("method.name", f"{self.method.name} is not defined for {self.task.kind}")
+        if undefined := {self.task.kind, self.task.target} & set(self.plan.not_for):
+            raise key_problem("method.name", f"{self.method.name} is not defined for {undefined.pop()}")
         if self.fallback.kind == "stale" and "aggregate" in self.plan.phases:
             raise key_problem("fallback.kind", f"{self.method.name} averages, and a mean takes no stale artifact")
         if self.plan.public and not DIGEST.fullmatch(str(self.parameters["public_sha256"])):
@@ -511,9 +512,9 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str, *, new
         problems.append(
             f"data.input_size: {len(site.data.input_size)} sizes for spatial_dims = {federation.task.spatial_dims}"
         )
-    metrics = METRICS_OF[federation.task.kind]
+    metrics = METRICS_OF[federation.task.objective]
     if site.reference is not None and site.reference.metric not in metrics:
-        problems.append(f"reference.metric: {federation.task.kind} has {', '.join(metrics)}")
+        problems.append(f"reference.metric: {federation.task.objective} has {', '.join(metrics)}")
     problems += _scale_problems(federation.task.kind, site)
     problems += geometry_problems(federation.task, site.data)
     problems += _supervision_problems(federation, site.training)
@@ -538,16 +539,18 @@ def _scale_problems(kind: str, site: SiteConfig) -> Iterator[str]:
 
 def _supervision_problems(federation: FederationConfig, training: TrainingConfig) -> Iterator[str]:
     """Problems with the keys that change the cross-entropy with own labels."""
-    kind, weights = federation.task.kind, training.class_weights
+    kind, weights = federation.task.objective, training.class_weights
     loss = federation.parameters.get("segmentation_loss")
     for key in ("class_weights", "label_smoothing"):
         if not getattr(training, key):
             continue
-        if kind == "super_resolution":
+        if kind in UNCLASSED or (kind == "labels" and key == "label_smoothing"):
             yield f"training.{key}: {kind} has no classes; leave it out"
+        elif kind == "labels" and isinstance(weights, str):
+            yield "training.class_weights: write a number for each label, by which a present one counts more"
         elif kind == "segmentation" and loss == "dice":
             yield f'training.{key}: segmentation_loss = "dice" of federation.toml has no cross-entropy; leave it out'
-    if isinstance(weights, tuple) and kind != "super_resolution" and len(weights) != federation.task.classes:
+    if isinstance(weights, tuple) and kind not in UNCLASSED and len(weights) != federation.task.classes:
         yield f"training.class_weights: {len(weights)} numbers for {federation.task.classes} classes"
     if training.label_smoothing and federation.parameters.get("absent_classes") == "left_out":
         yield (

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from peer.core import limits
 from peer.core.columns import TableColumn, count_channels
+from peer.core.targets import Target, TargetKind
+from peer.core.tasks import CLASSIFYING, objective_of
 from peer.site.config.site_tables import DataConfig
-from peer.site.config.toml import Count, Loose, StrictTable, key_problem, suggestion
+from peer.site.config.toml import Count, Loose, Positive, StrictTable, key_problem, suggestion
 from peer.site.config.value_types import Finite, Text
+
+TARGET_KEYS = ("target", "range", "unit", "times", "horizon")
+"""Keys of ``[task]`` that a target other than a class needs."""
 
 
 class ColumnConfig(StrictTable):
@@ -54,16 +59,28 @@ class TaskConfig(StrictTable):
 
     kind: Literal["classification", "segmentation", "time_series", "super_resolution", "tabular"]
     """ "classification", "segmentation", "time_series" (spatial_dims = 1), "super_resolution" or "tabular" (the rows of
-    a table, of one class each)."""
+    a table)."""
+    target: TargetKind = "class"
+    """What is predicted of an image, a signal or a row: "class" (one of `classes`), "labels" (several, each yes or no,
+    named by `class_names`), "number" (in `range`) or "survival" (the time to an event, in the intervals of `times`)."""
     spatial_dims: Annotated[int, Field(ge=1, le=3)]
     """1, 2 or 3; leave it out where kind is "tabular"."""
     in_channels: Count
     """Channels of one sample; leave it out where kind is "tabular"."""
     classes: Count
-    """Classes; of super-resolution: output channels."""
+    """Classes; of super-resolution: output channels. Leave it out with another target than "class"."""
     class_names: Annotated[tuple[Text, ...], Loose] = ()
-    """The classes' names, in the order of their numbers at every site: a datalist with other names for them is refused,
-    and predictions and exports have them."""
+    """The names of classes or labels, in the order of their numbers at every site: a datalist with other names for
+    classes is refused, and predictions and exports have them."""
+    range: Annotated[tuple[Finite, Finite], Loose] | None = None
+    """Of a number to predict: the lowest and the highest value that may occur."""
+    unit: Text | None = None
+    """Of a number to predict or of `times`, for people."""
+    times: Annotated[tuple[Positive, ...], Loose, Field(max_length=limits.INTERVALS_MAX)] = ()
+    """Of survival: the ends of the intervals, rising, such as [6, 12, 24] in months. A person who is observed for
+    longer counts as observed until the last one."""
+    horizon: Positive | None = None
+    """Of survival: the one of `times` at which predictions are compared with what happened; default: the last one."""
     same_input_size: bool = True
     """Whether all sites use one input size; only then can models with position-bound layers move."""
     column: Annotated[tuple[ColumnConfig, ...], Loose, Field(max_length=limits.COLUMNS_MAX)] = ()
@@ -72,13 +89,33 @@ class TaskConfig(StrictTable):
     def document(self) -> dict[str, Any]:
         """Return the table as federation.toml has it."""
         columns = [column.model_dump(exclude_defaults=True) for column in self.column]
-        return self.model_dump(exclude={"column"}) | ({"column": columns} if columns else {})
+        default = {key for key in TARGET_KEYS if getattr(self, key) == TaskConfig.model_fields[key].default}
+        return self.model_dump(exclude={"column", *default}) | ({"column": columns} if columns else {})
+
+    @property
+    def objective(self) -> str:
+        """What decides losses and metrics: the kind, or the target where that is no class."""
+        return objective_of(self.kind, self.target)
+
+    def labelling(self) -> dict[str, Any]:
+        """Return what a reader of datalists takes of the task, by its arguments' names."""
+        columns = tuple(column.to_column() for column in self.column)
+        names = {"task": self.kind, "classes": self.classes, "class_names": self.class_names}
+        return names | {"columns": columns, "target": self.to_target()}
+
+    def to_target(self) -> Target:
+        names = self.class_names if self.target == "labels" else ()
+        horizon = self.horizon or (self.times[-1] if self.times else 0.0)
+        return Target(self.target, names, self.range, self.unit or "", self.times, horizon)
 
     @model_validator(mode="before")
     @classmethod
     def _with_sizes(cls, document: Any) -> Any:
-        """Fill in the sizes of a table's row, which follow from its columns."""
-        if not isinstance(document, dict) or document.get("kind") != "tabular":
+        """Fill in the sizes of a table's row, which follow from its columns, and of a prediction without classes."""
+        if not isinstance(document, dict):
+            return document
+        document = _with_outputs(document)
+        if document.get("kind") != "tabular":
             return document
         columns = document.get("column")
         if not columns or not isinstance(columns, list | tuple):
@@ -97,8 +134,10 @@ class TaskConfig(StrictTable):
         names = [column.name.strip().casefold() for column in self.column]
         if repeated := next((name for name in names if names.count(name) > 1), None):
             raise key_problem("column", f"{repeated!r} stands there {names.count(repeated)} times")
-        if self.kind != "super_resolution" and self.classes < 2:
+        if self.kind != "super_resolution" and self.target == "class" and self.classes < 2:
             raise key_problem("classes", f"{self.kind} needs at least 2, not {self.classes}")
+        if (problem := _target_problem(self)) is not None:
+            raise key_problem(*problem)
         if self.kind == "time_series" and self.spatial_dims != 1:
             raise key_problem("spatial_dims", f"a time series has 1, not {self.spatial_dims}")
         if self.class_names:
@@ -106,6 +145,43 @@ class TaskConfig(StrictTable):
             if len(self.class_names) != self.classes or len(different) != self.classes:
                 raise key_problem("class_names", f"needs {self.classes} different names, one a class")
         return self
+
+
+def _with_outputs(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill in ``classes``, the outputs of a network, where they follow from the target."""
+    keys = {"labels": "class_names", "survival": "times"}
+    target = document.get("target")
+    listed = document.get(keys.get(str(target), ""))
+    outputs = 1 if target == "number" else len(listed) if isinstance(listed, list | tuple) else None
+    if outputs is None:
+        return dict(document)
+    if document.get("classes", outputs) != outputs:
+        raise key_problem("classes", f"is {outputs} for this target; leave it out")
+    return dict(document) | {"classes": outputs}
+
+
+def _target_problem(task: TaskConfig) -> tuple[str, str] | None:
+    """Return a key that does not fit the target, and why; ``None`` if all do."""
+    if task.target != "class" and task.kind not in CLASSIFYING:
+        return "target", f"{task.kind} predicts a map or an image; leave it out"
+    takes = {"number": {"range", "unit"}, "survival": {"times", "unit", "horizon"}}.get(task.target, set())
+    for key in TARGET_KEYS[1:]:
+        if key not in takes and getattr(task, key):
+            return key, f"target = {task.target!r} has none; leave it out"
+    if task.target == "number" and (task.range is None or task.range[0] >= task.range[1]):
+        return "range", "a number needs the lowest and the highest value that may occur, in this order"
+    if task.target == "number" and task.class_names:
+        return "class_names", "a number has no classes; leave it out"
+    if task.target == "labels" and not task.class_names:
+        return "class_names", "several labels need their names"
+    if task.target == "survival":
+        if not task.times or list(task.times) != sorted(set(task.times)):
+            return "times", "needs the ends of the intervals, each later than the one before"
+        if task.horizon is not None and task.horizon not in task.times:
+            return "horizon", f"is none of times = {list(task.times)}"
+        if task.class_names:
+            return "class_names", "survival has no classes; leave it out"
+    return None
 
 
 def table_problems(task: TaskConfig, data: DataConfig) -> Iterator[str]:

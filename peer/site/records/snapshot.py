@@ -109,9 +109,9 @@ def group_refusals(status: SiteStatus) -> list[RefusalGroup]:
 
 def room_taken(metric: str, *, alone: float, pooled: float, round: int, value: float) -> RoomTaken:
     """Return the share of the room that a value has taken; none of a room that is too small to divide by."""
-    room = pooled - alone
-    has_room = room >= ROOM_MIN[METRICS[metric].unit]
-    share = (value - alone) / room if has_room else None
+    higher = METRICS[metric].higher_is_better
+    has_room = (pooled - alone if higher else alone - pooled) >= ROOM_MIN[METRICS[metric].unit]
+    share = (value - alone) / (pooled - alone) if has_room else None
     return {"metric": metric, "alone": alone, "pooled": pooled, "round": round, "value": value, "share": share}
 
 

@@ -10,6 +10,9 @@ itself, from which the trainer makes the small one. In the other tasks, ``test``
 writes them as bare paths) cannot be evaluated and are only counted. ``label_values``, such as ``{"255": 1}``, has the
 classes of values in the label map that are no classes themselves.
 
+Where the federation predicts no class, a ``label`` is a number; a list with 0, 1 or null for each of several labels; or
+``{"time": 12.5, "event": true}``.
+
 A row of a table is ``{"image": "patients.csv line 2", "row": {"age": 63, "sex": "male"}, "label": 0}``: ``image`` names
 it, and ``row`` has the cells by the federation's names of the columns.
 """
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from peer.core.columns import TableColumn
+from peer.core.targets import CLASS, Label, Target, check_targets
 from peer.core.tasks import CLASSIFYING
 from peer.train.data.file_names import NAMES_SHOWN_MAX, describe_missing, named, plain_name
 from peer.train.data.table_rows import TableRows
@@ -47,14 +51,14 @@ LabelValues: TypeAlias = tuple[tuple[int, int], ...]
 class Sample:
     """One entry to train on or to evaluate.
 
-    ``name`` is the image as written in the datalist. ``label`` is a class, a file, or None if the image is its own
-    target. ``label_values`` has the classes of a label map's values. ``row`` has the values of a table's columns, as
-    :meth:`TableColumn.parse` returns them; its ``images`` are empty.
+    ``name`` is the image as written in the datalist. ``label`` is a class or what another target has, a file, or None
+    if the image is its own target. ``label_values`` has the classes of a label map's values. ``row`` has the values of
+    a table's columns, as :meth:`TableColumn.parse` returns them; its ``images`` are empty.
     """
 
     name: str
     images: tuple[Path, ...]
-    label: int | Path | None
+    label: Label | Path | None
     subject: str | None = None
     label_values: LabelValues = ()
     row: tuple[float, ...] = ()
@@ -94,6 +98,7 @@ def inspect_datalist(
     classes: int | None = None,
     class_names: Sequence[str] = (),
     columns: Sequence[TableColumn] = (),
+    target: Target = CLASS,
     with_labels: bool = True,
 ) -> Datalist:
     """Read and check a datalist.
@@ -104,6 +109,7 @@ def inspect_datalist(
         classes: number of classes; None leaves the labels' upper bound unchecked.
         class_names: the names that the sites have agreed on; a datalist with other ones has a problem.
         columns: the table's columns that the sites have agreed on, if the samples are its rows.
+        target: what the federation predicts of a sample, if it classifies.
         with_labels: whether the samples have labels; otherwise labels are ignored.
 
     Returns:
@@ -138,7 +144,7 @@ def inspect_datalist(
         for index, entry in labelled:
             if not with_labels and isinstance(entry, Mapping):
                 entry = {key: value for key, value in entry.items() if key != "label"}
-            sample = _parse_entry(entry, folder, task, table)
+            sample = _parse_entry(entry, folder, task, target, table)
             if isinstance(sample, Sample):
                 samples.append(sample)
             else:
@@ -146,7 +152,8 @@ def inspect_datalist(
         splits[split] = tuple(samples)
     if len(problems) > NAMES_SHOWN_MAX:
         problems = [*problems[:NAMES_SHOWN_MAX], f"and {len(problems) - NAMES_SHOWN_MAX} more entries of this kind"]
-    problems += _check_samples(splits["training"], splits["test"], task, classes)
+    problems += _check_samples(splits["training"], splits["test"], task, classes if target.kind == "class" else None)
+    problems += check_targets(target, [sample.label for sample in splits["training"]])
     own_names = _class_names(document)
     problems += _other_names(own_names, class_names)
     problems += table.problems()
@@ -215,7 +222,7 @@ def _has_label(entry: Any) -> bool:
     return isinstance(entry, Mapping) and "label" in entry
 
 
-def _parse_entry(entry: Any, folder: Path, task: str, table: TableRows) -> Sample | str:
+def _parse_entry(entry: Any, folder: Path, task: str, target: Target, table: TableRows) -> Sample | str:
     """Return the entry as a sample, or a text that says what is wrong with it."""
     if isinstance(entry, str) and task in SELF_LABELLED:
         entry = {"image": entry}
@@ -228,9 +235,12 @@ def _parse_entry(entry: Any, folder: Path, task: str, table: TableRows) -> Sampl
     label, subject = entry.get("label"), entry.get("subject")
     if task in CLASSIFYING:
         if "label" not in entry:
-            return f"{images[0]} has no 'label'; write a class number (0, 1, ...)"
-        if not isinstance(label, int) or isinstance(label, bool):
-            return f"'label' of {images[0]} must be a class number (0, 1, ...), not {label!r}"
+            wanted = "a class number (0, 1, ...)" if target.kind == "class" else f"what target = {target.kind!r} has"
+            return f"{images[0]} has no 'label'; write {wanted}"
+        try:
+            label = target.parse(label)
+        except ValueError as error:
+            return f"'label' of {images[0]} {error}"
     elif not (isinstance(label, str) and label) and not (label is None and task in SELF_LABELLED):
         return f"'label' of {images[0]} must be a path, not {label!r}"
     if subject is not None and not isinstance(subject, str | int):
@@ -276,7 +286,7 @@ def _check_samples(training: tuple[Sample, ...], test: tuple[Sample, ...], task:
     missing = [describe_missing(path) for _, path in files if not path.exists()]
     if missing:
         problems.append(f"files are missing: {named(missing)}; correct the paths or set [data] root")
-    if task in CLASSIFYING:
+    if task in CLASSIFYING and any(isinstance(sample.label, int) for sample in training):
         problems += _check_classes(training, test, classes)
     shared = sorted({s.subject for s in training if s.subject} & {s.subject for s in test if s.subject})
     if shared:

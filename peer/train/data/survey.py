@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.core.columns import TableColumn
+from peer.core.targets import CLASS, Target
 from peer.documents.commands import DatalistSurvey, SplitSurvey
 from peer.train.data.consistency import Consistency, distance_of, turn_like
 from peer.train.data.copies import copy_problems
@@ -76,6 +77,7 @@ def survey(
     classes: int | None = None,
     class_names: Sequence[str] = (),
     columns: Sequence[TableColumn] = (),
+    target: Target = CLASS,
     whole: bool = False,
     nan: str | None = None,
     settled: Collection[str] = (),
@@ -87,6 +89,7 @@ def survey(
         classes: number of classes; None leaves the labels' upper bound unchecked.
         class_names: the names that the sites have agreed on.
         columns: the table's columns that they have agreed on.
+        target: what they predict of a sample, if they classify.
         whole: read every value of every image; otherwise only the headers. Label maps are
             always read to the end.
         nan: as ``[data] nan``.
@@ -100,7 +103,9 @@ def survey(
         between the splits. ``classes`` counts the samples of each class, or the label maps in which
         a label occurs. ``labels`` counts label files.
     """
-    listed = inspect_datalist(path, root=root, task=task, classes=classes, class_names=class_names, columns=columns)
+    listed = inspect_datalist(
+        path, root=root, task=task, classes=classes, class_names=class_names, columns=columns, target=target
+    )
     faults, consistency = _Faults(), Consistency()
     samples = (*listed.training, *listed.test)
     splits = {
@@ -110,7 +115,9 @@ def survey(
         "datalist": str(path),
         "splits": splits,
         "class_names": {str(number): name for number, name in listed.class_names.items()},
-        "columns": survey_columns(columns, [sample.row for sample in samples]),
+        "columns": survey_columns(
+            [*columns, *target.table], [(*sample.row, *target.row(sample.label)) for sample in samples]
+        ),
         "unlabelled": listed.unlabelled,
         "problems": [
             *listed.problems,
@@ -122,7 +129,7 @@ def survey(
             *listed.notes,
             *consistency.warnings(settled),
             *_lengths(splits, task),
-            *column_warnings(columns, [(sample.row, sample.label) for sample in listed.training]),
+            *column_warnings(columns, [(sample.row, sample.label) for sample in listed.training], target),
         ],
     }
 

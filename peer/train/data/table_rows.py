@@ -6,10 +6,11 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from peer.core.columns import TableColumn
+from peer.core.targets import Target
 from peer.documents.commands import ColumnSurvey
 from peer.train.data.file_names import named
 
@@ -106,24 +107,32 @@ def _survey(column: TableColumn, values: Sequence[float]) -> ColumnSurvey:
     }
 
 
-def column_warnings(columns: Sequence[TableColumn], rows: Iterable[tuple[Sequence[float], object]]) -> Iterator[str]:
-    """Say of each column whether it is constant, or tells the class of every row by itself.
+def column_warnings(
+    columns: Sequence[TableColumn], rows: Sequence[tuple[Sequence[float], Any]], target: Target
+) -> Iterator[str]:
+    """Say of each column whether it is constant, or tells what is to be predicted of every row by itself.
 
     Args:
-        rows: values and class of the training rows.
+        rows: values and label of the training rows.
     """
-    rows = list(rows)
+    answers = [(column.name, column.kind == "number") for column in target.table] or [("class", False)]
+    labels = [target.row(label) or (label,) for _, label in rows]
     for index, column in enumerate(columns):
-        known = [(values[index], label) for values, label in rows if not math.isnan(values[index])]
-        distinct = {value for value, _ in known}
+        values = [row[index] for row, _ in rows]
+        known = [number for number, value in enumerate(values) if not math.isnan(value)]
+        distinct = {values[number] for number in known}
         if len(distinct) == 1 and len(known) > 1:
-            value = column.show(known[0][0])
+            value = column.show(values[known[0]])
             yield f"column {column.name} is constant: {value!r} in all {len(known)} rows that have it"
-        elif len(known) >= TELLING_ROWS_MIN and _tells_label(known):
-            yield (
-                f"column {column.name} tells the class of all {len(known)} rows with a value by itself: is it known "
-                "before the outcome is?"
-            )
+            continue
+        for place, (answer, is_number) in enumerate(answers):
+            pairs = [(values[number], labels[number][place]) for number in known]
+            pairs = [pair for pair in pairs if not (isinstance(pair[1], float) and math.isnan(pair[1]))]
+            if len(pairs) >= TELLING_ROWS_MIN and (_rises_alike(pairs) if is_number else _tells_label(pairs)):
+                yield (
+                    f"column {column.name} tells the {answer} of all {len(pairs)} rows with a value by itself: is it "
+                    "known before the outcome is?"
+                )
 
 
 def _tells_label(known: Sequence[tuple[float, object]]) -> bool:
@@ -133,3 +142,11 @@ def _tells_label(known: Sequence[tuple[float, object]]) -> bool:
     is_function = all(values[value] == label for value, label in known)
     changes = sum(one != other for one, other in itertools.pairwise(classes))
     return is_function and changes == len(set(classes)) - 1 > 0
+
+
+def _rises_alike(known: Sequence[tuple[float, float]]) -> bool:
+    """Return whether a number rises, or falls, with every step of the column's values."""
+    distinct = sorted(set(known))
+    steps = [(one[0] < two[0], two[1] - one[1]) for one, two in itertools.pairwise(distinct)]
+    rises, falls = (all(apart and sign * step > 0 for apart, step in steps) for sign in (1, -1))
+    return bool(steps) and (rises or falls)

@@ -29,7 +29,7 @@ from peer.train.errors import UnusableConfigurationError, UnusableDataError, rea
 from peer.train.inference import sheet_pictures
 from peer.train.samples import Batches, DataSplit, SiteData, inspect_samples, site_seed, validation_names
 from peer.train.settings import TrainingSettings
-from peer.train.targets import ClassIndex, Example, LabelMap, SampleReader, sample_reader
+from peer.train.targets import Example, ImageAndLabel, LabelMap, SampleReader, sample_reader
 
 SHOWN_MAX = 96
 """Maximum number of samples on a sheet: a page of about 10 MB."""
@@ -209,7 +209,7 @@ def _stored(sample: Sample, read: SampleReader) -> tuple[ValueRange, str | None]
     """Return the range of the first file's values, and the directions of the network's axes, if the file has any."""
     path = sample.images[0]
     stored = open_image(path)
-    if not isinstance(read, ClassIndex | LabelMap):
+    if not isinstance(read, ImageAndLabel | LabelMap):
         return _value_range(read_values(path, stored), stored.shape), None
     loaded = read.preparation.load(sample.images)
     is_placed = loaded.affine is not None and not stored.doubts

@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peer.core.commands import Source
-from peer.core.tasks import CLASSIFYING
+from peer.core.tasks import CLASSIFYING, VECTORS
 from peer.core.worker_protocol import WorkerSetting
 from peer.train.data.image_files import fill_nan
 from peer.train.images import PlacedImage, in_unit_range
 from peer.train.inference.export.predictor import Predictor, build_predictor
 from peer.train.inference.predict import (
     PredictionInput,
-    describe_classes,
     existing_files,
     find_images,
     image_reader,
     on_own_grid,
     predict_image,
 )
+from peer.train.outputs import describe_output
 from peer.train.settings import TrainingSettings
 from peer.train.trainer import Trainer
 
@@ -66,7 +66,8 @@ def predict_inputs(trainer: Trainer, inputs: Sequence[Input]) -> list[dict[str, 
         ``file`` (for an array, its index in the inputs) and ``problem`` (why there is no
         prediction, else empty). Classification adds ``predicted`` and the probabilities
         ``class_0``, ``class_1`` …; segmentation adds ``labels``, an array ``(*space)`` on the
-        image's own grid; super-resolution adds ``image``, an array ``(c, *space)``.
+        image's own grid; super-resolution adds ``image``, an array ``(c, *space)``; another target adds
+            its numbers by label or time, or as ``value``.
     """
     settings = trainer.settings
     read, _ = image_reader(settings.task, settings.data)
@@ -132,11 +133,18 @@ def _array(values: Tensor, settings: TrainingSettings) -> PlacedImage:
     return PlacedImage(image, tuple(image.shape[1:]))
 
 
-def _answer(image: PlacedImage, prediction: Tensor, settings: TrainingSettings) -> dict[str, Any]:
-    kind = settings.task.kind
-    if kind in CLASSIFYING:
-        prediction_of_classes = describe_classes(prediction)
-        shares = {f"class_{index}": share for index, share in enumerate(prediction_of_classes["probabilities"])}
-        return {"predicted": prediction_of_classes["class"], **shares}
-    values = on_own_grid(prediction, image, settings.task, settings.data)
-    return {"labels": values[0]} if kind == "segmentation" else {"image": values}
+def _answer(image: PlacedImage, output: Tensor, settings: TrainingSettings) -> dict[str, Any]:
+    task = settings.task
+    if task.objective in CLASSIFYING:
+        answer = describe_output(output, task)
+        return {"predicted": answer["class"], **_numbered("class", answer["probabilities"])}
+    if task.objective in VECTORS:
+        answer = describe_output(output, task)
+        columns = [*answer.get("survival", ()), answer["median"]] if "median" in answer else answer.get("probabilities")
+        return {"value": answer["value"]} if columns is None else dict(zip(task.target.columns, columns, strict=True))
+    values = on_own_grid(output, image, task, settings.data)
+    return {"labels": values[0]} if task.kind == "segmentation" else {"image": values}
+
+
+def _numbered(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {f"{name}_{index}": value for index, value in enumerate(values)}

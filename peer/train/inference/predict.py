@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peer.core.commands import Source
-from peer.core.tasks import CLASSIFYING, names_or_numbers
+from peer.core.tasks import VECTORS, names_or_numbers
 from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.errors import DataError
 from peer.train.data.datalist import read_json
@@ -32,15 +32,13 @@ from peer.train.errors import UnusableConfigurationError, reason_of
 from peer.train.images import PlacedImage, Preparation, in_unit_range, load_images, undo_turn
 from peer.train.inference import output_files
 from peer.train.inference.export.load import Exported, open_model
+from peer.train.outputs import describe_output, final_outputs
 from peer.train.settings import DataSettings, TaskSettings
 from peer.train.targets import encode_row
 from peer.train.trainer import Trainer
 
 SINGLE = (*ARRAYS, *(ending for ending in FORMATS if ending not in DICOM))
 """Suffixes of files that are one image each."""
-DIGITS = 6
-"""Significant digits of a probability; float32 has no more."""
-
 Read: TypeAlias = Callable[[Sequence[Path]], PlacedImage]
 Finish: TypeAlias = Callable[[PlacedImage], Tensor]
 
@@ -97,8 +95,8 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
             skipped.append({"file": item.name, "reason": result})
             continue
         image, prediction = result
-        if task.kind in CLASSIFYING:
-            answer = describe_classes(prediction, task.class_names)
+        if task.objective in VECTORS:
+            answer = describe_output(prediction, task)
         else:
             used_paths[target] = item.name
             values = on_own_grid(prediction, image, task, model.settings.data)
@@ -128,7 +126,7 @@ def predict_rows(model: Trainer | Exported, inputs: Iterable[Path]) -> dict[str,
             except ValueError as error:
                 skipped.append({"file": name, "reason": str(error)})
                 continue
-            predictions.append({"file": name, **describe_classes(model.predict(row[None])[0], task.class_names)})
+            predictions.append({"file": name, **describe_output(compute_outputs(model, row), task)})
     return {"predictions": predictions, "skipped": skipped}
 
 
@@ -210,18 +208,26 @@ def _in_datalist(path: Path, root: Path) -> Iterator[PredictionInput]:
 
 
 def predict_image(model: Trainer | Exported, load: Callable[[], PlacedImage]) -> tuple[PlacedImage, Tensor] | str:
-    """Return the image on its own grid and its prediction, or the reason why there is none.
+    """Return the image on its own grid and its final output, or the reason why there is none.
 
     Raise ``UnusableConfigurationError`` if this installation cannot predict any image.
     """
     _, finish = image_reader(model.settings.task, model.settings.data)
     try:
         image = load()
-        return image, model.predict(finish(image)[None])[0]
+        return image, compute_outputs(model, finish(image))
     except UnusableConfigurationError:
         raise
     except Exception as error:  # any error of a reader, or a lack of memory for this image
         return " ".join((str(error) or repr(error)).split())
+
+
+def compute_outputs(model: Trainer | Exported, image: Tensor) -> Tensor:
+    """Return the final outputs of one sample; probabilities of vectors in float64."""
+    if isinstance(model, Exported):
+        return model.outputs(image[None])[0]
+    prediction, task = model.predict(image[None]), model.settings.task
+    return final_outputs(prediction.double() if task.objective in VECTORS else prediction, task)[0]
 
 
 def existing_files(item: PredictionInput) -> tuple[Path, ...]:
@@ -242,12 +248,12 @@ def image_reader(task: TaskSettings, data: DataSettings) -> tuple[Read, Finish]:
     return preparation.load, preparation.finish
 
 
-def on_own_grid(prediction: Tensor, image: PlacedImage, task: TaskSettings, data: DataSettings) -> NDArray[Any]:
+def on_own_grid(output: Tensor, image: PlacedImage, task: TaskSettings, data: DataSettings) -> NDArray[Any]:
     """Return a label map ``(1, *space)`` or a larger image ``(c, *space)`` with the axes of the image's file."""
     if task.kind == "super_resolution":
-        values: NDArray[Any] = undo_turn(prediction, image).numpy()
+        values: NDArray[Any] = undo_turn(output, image).numpy()
         return values
-    shares = Preparation.of(task, data).restore(prediction.softmax(dim=0), image)
+    shares = Preparation.of(task, data).restore(output, image)
     return output_files.label_map(shares, image.space)[None]
 
 
@@ -263,17 +269,6 @@ def _unit_image(paths: Sequence[Path], *, task: TaskSettings, data: DataSettings
     )
     in_unit_range(image.values)
     return image
-
-
-def describe_classes(logits: Tensor, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the most likely class, with its name if it has one, and all probabilities for logits ``(classes,)``."""
-    shares = logits.double().softmax(dim=0)
-    number = int(shares.argmax())
-    return {
-        "class": number,
-        **({"class_name": names[number]} if names else {}),
-        "probabilities": [float(f"{share:.{DIGITS}g}") for share in shares.tolist()],
-    }
 
 
 def main() -> None:
@@ -297,10 +292,11 @@ def _from_file(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any
     model = open_model(Path(request["model"]), sha256=request["sha256"])
     facts = {key: model.card[key] for key in ("site", "generation", "round")}
     task = model.settings.task
-    if task.kind not in CLASSIFYING and out.suffix == ".csv":
+    if task.objective not in VECTORS and out.suffix == ".csv":
         raise UnusableConfigurationError(f"--out {out}: {task.kind} gives a file an input; name a folder")
-    names = names_or_numbers(task.class_names, task.classes)
-    return {**facts, "task": task.kind, "classes": names, **predict(model, inputs, out)}
+    columns = list(task.target.columns) or names_or_numbers(task.class_names, task.classes)
+    columns = columns if task.objective in VECTORS else []
+    return {**facts, "task": task.kind, "columns": columns, **predict(model, inputs, out)}
 
 
 def _from_site(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any]:

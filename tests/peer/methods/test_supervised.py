@@ -13,6 +13,9 @@ from peer.methods.supervised import SEGMENTATION_LOSSES, SUPERVISED, class_weigh
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS, CLASSES = torch.randn(4, 3, generator=GENERATOR), torch.tensor([0, 2, 1, 1])
 MAPS, LABELS = torch.randn(4, 3, 5, 6, generator=GENERATOR), torch.randint(0, 3, (4, 5, 6), generator=GENERATOR)
+KNOWN = torch.tensor([[0.0, 1, 1], [1, 0, 0], [0, 0, 1], [1, 1, 1]])
+PEOPLE = torch.tensor([[0.5, 1.0], [3.0, 0.0], [1.5, 0.0], [2.1, 1.0]])
+"""Time in units of the intervals, and 1 for an event."""
 SMALL, LARGE = torch.rand(2, 4, 1, 5, 6, generator=GENERATOR)
 SAMPLES = {
     "classification": (LOGITS, CLASSES),
@@ -20,6 +23,9 @@ SAMPLES = {
     "tabular": (LOGITS, CLASSES),
     "segmentation": (MAPS, LABELS),
     "super_resolution": (SMALL, LARGE),
+    "labels": (LOGITS, KNOWN),
+    "number": (LOGITS[:, :1], LOGITS[:, 1:2]),
+    "survival": (LOGITS, PEOPLE),
 }
 
 
@@ -34,6 +40,16 @@ def dice(logits: Tensor, labels: Tensor) -> float:
             inside = (truth == k).float()
             losses.append(1 - (2 * (image[k] * inside).sum() + 1) / (image[k].sum() + inside.sum() + 1))
     return torch.stack(losses).mean().item()
+
+
+def hazard(logits: Tensor, people: Tensor) -> float:
+    survived = (-logits).sigmoid().cumprod(1)
+    events = [(0, 0, True), (1, 2, False), (2, 1, False), (3, 2, True)]  # person, interval, event
+    before = [survived[row, k - 1] if k else torch.tensor(1.0) for row, k, _ in events]
+    shares = [
+        before[n] * logits[row, k].sigmoid() if event else survived[row, k] for n, (row, k, event) in enumerate(events)
+    ]
+    return -torch.stack(shares).log().mean().item()
 
 
 @pytest.mark.parametrize("task", SUPERVISED)
@@ -53,6 +69,9 @@ def test_a_supervised_loss_is_a_mean_over_the_batch(task: str) -> None:
         ("time_series", "ce", ce(LOGITS, CLASSES)),
         ("segmentation", "dice_ce", dice(MAPS, LABELS) + ce(MAPS, LABELS)),
         ("super_resolution", "l1", (SMALL - LARGE).abs().mean().item()),
+        ("labels", "bce", F.binary_cross_entropy(LOGITS.sigmoid(), KNOWN).item()),
+        ("number", "mse", (LOGITS[:, 0] - LOGITS[:, 1]).square().mean().item()),
+        ("survival", "hazard", hazard(LOGITS, PEOPLE)),
     ],
 )
 def test_the_loss_of_a_task(task: str, name: str, expected: float) -> None:

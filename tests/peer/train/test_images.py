@@ -15,7 +15,7 @@ from peer.train.errors import UnusableConfigurationError, UnusableDataError
 from peer.train.images import Preparation, load_image, load_regions
 from peer.train.inference.output_files import label_map
 from peer.train.settings import IntensitySettings
-from peer.train.targets import ClassIndex, LabelMap
+from peer.train.targets import ImageAndLabel, LabelMap
 from tests.fakes import phantoms
 from tests.fakes.image_files import FRAMES, PIXELS, nifti, picture, volume
 
@@ -295,7 +295,7 @@ def test_an_atlas_is_turned_like_the_images(tmp_path: Path) -> None:
 
 def test_an_image_of_which_preparation_leaves_nothing_is_no_sample(tmp_path: Path) -> None:
     phantoms.nifti(tmp_path / "a.nii")
-    read = ClassIndex(Preparation(1, (5, 3, 4), orientation="RAS", spacing=(900.0, 900.0, 900.0)))
+    read = ImageAndLabel(Preparation(1, (5, 3, 4), orientation="RAS", spacing=(900.0, 900.0, 900.0)))
     with pytest.raises(ValueError, match=r"is constant once it is brought to \[data\] input_size = \[5, 3, 4\]"):
         read(Sample("a", (tmp_path / "a.nii",), 1))
 
@@ -331,4 +331,4 @@ def test_a_nan_is_background_where_the_site_says_so(tmp_path: Path) -> None:
 def test_an_image_without_contrast_is_no_sample(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.full((2, 3), 7.0))
     with pytest.raises(ValueError, match="is constant: every value is 7"):
-        ClassIndex(Preparation(1, (2, 3)))(Sample("a", (tmp_path / "a.npy",), 1))
+        ImageAndLabel(Preparation(1, (2, 3)))(Sample("a", (tmp_path / "a.npy",), 1))

@@ -15,7 +15,7 @@ from peer.train.data.datalist import Sample
 from peer.train.errors import UnusableConfigurationError
 from peer.train.images import Preparation
 from peer.train.settings import DataSettings, TaskSettings
-from peer.train.targets import ClassIndex, LabelMap, LargeImage, sample_reader
+from peer.train.targets import ImageAndLabel, LabelMap, LargeImage, sample_reader
 
 SIZES = [(6,), (4, 6), (4, 6, 2)]
 
@@ -44,8 +44,8 @@ def data(folder: Path, **keys: Any) -> DataSettings:
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("classification", ClassIndex(Preparation(2, (8,), "unit"))),
-        ("time_series", ClassIndex(Preparation(2, (8,), "unit"))),
+        ("classification", ImageAndLabel(Preparation(2, (8,), "unit"))),
+        ("time_series", ImageAndLabel(Preparation(2, (8,), "unit"))),
         ("segmentation", LabelMap(Preparation(2, (8,), "unit"), 3)),
     ],
 )
@@ -64,7 +64,7 @@ def test_super_resolution_needs_a_scale(tmp_path: Path) -> None:
 
 def test_a_class_comes_from_the_datalist(tmp_path: Path) -> None:
     sample = Sample("a", (saved(tmp_path / "a.npy", [[1.0, 3.0]]),), 2)
-    image, target = ClassIndex(Preparation(1, (2,), "unit"))(sample)
+    image, target = ImageAndLabel(Preparation(1, (2,), "unit"))(sample)
     assert image.tolist() == [[0, 1]]
     assert (target.dtype, target.shape, int(target)) == (torch.int64, (), 2)
 

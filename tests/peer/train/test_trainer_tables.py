@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,21 +25,37 @@ COLUMNS = [
 
 QUICK = frozenset({"dflmoe", "fedmd", "fedproto", "fedskd", "fedvisit", "mh_pflid"})
 """One method of each kind of artifact; the others are tried at night."""
+QUICK_TARGETS = frozenset({("fedmd", "number"), ("feddal", "labels"), ("fedvisit", "survival"), ("mh_pflid", "number")})
+TARGETS: dict[str, tuple[dict[str, Any], Callable[[int], Any]]] = {
+    "class": ({"classes": 2}, lambda age: age % 2),
+    "labels": ({"class_names": ["pain", "fever", "cough"]}, lambda age: [age % 2, None if age % 3 else 1, 0]),
+    "number": ({"range": [0, 60], "unit": "days"}, lambda age: age - 20.5),
+    "survival": ({"times": [6, 12, 24]}, lambda age: {"time": age - 28, "event": age % 2 == 0}),
+}
+"""By target, the keys of ``[task]`` and the label of a person of an age."""
 
 
 @pytest.mark.parametrize(
-    "method",
+    ("method", "target"),
     [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.nightly)
+        pytest.param(
+            name,
+            target,
+            marks=()
+            if (name in QUICK if target == "class" else (name, target) in QUICK_TARGETS)
+            else pytest.mark.nightly,
+        )
         for name, plan in sorted(PLANS.items())
-        if "tabular" not in plan.not_for
+        for target in TARGETS
+        if not {"tabular", target} & set(plan.not_for)
     ],
 )
 def test_every_stage_of_every_method_takes_rows(
-    make_setting: Callable[..., WorkerSetting], signals: Path, method: str
+    make_setting: Callable[..., WorkerSetting], signals: Path, method: str, target: str
 ) -> None:
+    keys, label = TARGETS[target]
     rows = [
-        {"image": f"row {age}", "label": age % 2, "row": {"age": age, "sex": "male" if age % 3 else None}}
+        {"image": f"row {age}", "label": label(age), "row": {"age": age, "sex": "male" if age % 3 else None}}
         for age in range(30, 46)
     ]
     path = signals / "datalist.json"
@@ -54,7 +71,7 @@ def test_every_stage_of_every_method_takes_rows(
     trainer = Trainer(
         make_setting(
             method=chosen,
-            task={"kind": "tabular", "spatial_dims": 1, "in_channels": 5, "classes": 2, "column": COLUMNS},
+            task={"kind": "tabular", "target": target, "column": COLUMNS, **keys},
             data={"input_size": [], **({"public": "datalist.json"} if plan.public else {})},
             model={"name": "mlp", "parameters": {"width": 4, "projection": 6}},
             shared_model=shared,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from peer.core.columns import TableColumn
+from peer.core.targets import CLASS, Target, stratum
 from peer.core.tasks import CLASSIFYING
 from peer.documents.data import DrawnSplits, LeftOutSamples
 from peer.errors import DataError
@@ -48,7 +49,10 @@ class Candidate:
         label: a class in the source's words, a file, or None.
         split: the split in the source's words; None: the source has none.
         links: the links that have to be made for ``images``, each with its target.
-        class_number: the class that a federation knows, once ``number_classes`` has given it.
+        cells: of another target than a class, the cells of its columns.
+        answer: what they say, as a datalist has it, once ``read_answers`` has read it.
+        class_number: the class that a federation knows, once ``number_classes`` has given it; of survival, whether
+            there was an event.
         fault: why the sample cannot be used, as its source shows.
     """
 
@@ -59,6 +63,8 @@ class Candidate:
     split: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     links: tuple[tuple[Path, Path], ...] = ()
+    cells: Mapping[str, str] = field(default_factory=dict)
+    answer: Any = None
     class_number: int | None = None
     fault: str = ""
 
@@ -103,7 +109,7 @@ class SourceContent:
 class ImportOptions:
     """The options of ``data import``; see its help.
 
-    ``table`` and ``agreed_classes`` are the columns and the classes of a federation's table, and ``own_columns`` is
+    ``table``, ``agreed_classes`` and ``target`` are what a federation has agreed on, and ``own_columns`` is
     ``[data] columns`` of site.toml.
     """
 
@@ -126,6 +132,7 @@ class ImportOptions:
     subject_pattern: str | None = None
     table: tuple[TableColumn, ...] = ()
     agreed_classes: tuple[str, ...] = ()
+    target: Target = CLASS
     own_columns: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -273,6 +280,22 @@ def number_classes(candidates: Sequence[Candidate], options: ImportOptions, faul
         labelled.append(replace(candidate, class_number=number))
     if texts and not names:
         raise _no_numbers(texts, {candidate.class_number or 0 for candidate in labelled})
+    return labelled
+
+
+def read_answers(candidates: Sequence[Candidate], target: Target, faults: Faults) -> list[Candidate]:
+    """Return the candidates with a label that fits the target, and that label."""
+    labelled: list[Candidate] = []
+    for candidate in candidates:
+        try:
+            answer = target.read(candidate.cells)
+        except ValueError as error:
+            faults.add(candidate, "label does not fit", f"the label {error}")
+            continue
+        if answer is None:
+            faults.left_out.add("no label", candidate.where)
+            continue
+        labelled.append(replace(candidate, answer=answer, class_number=stratum(target.parse(answer))))
     return labelled
 
 

@@ -34,6 +34,7 @@ from peer.train.data.importers.candidates import (
     divide,
     label_kind,
     number_classes,
+    read_answers,
     without_repetitions,
 )
 
@@ -63,6 +64,9 @@ def import_datalist(source: Path, out: Path, options: ImportOptions, layout: str
         if path.exists():
             raise StateError(f"{path} exists", "remove it, or name another file with --out")
     layout = layout or _recognise(source)
+    if options.target.kind != "class" and layout != "table":
+        kind = {"survival": "times and events", "number": "numbers"}.get(options.target.kind, "several labels")
+        raise UsageError(f"--layout {layout}: only a table has {kind}", "write a table with a column of files")
     if layout != "table" and not source.is_dir():
         raise DataError(f"{source} is no folder", "name a folder, or leave --layout out")
     try:
@@ -79,7 +83,8 @@ def import_datalist(source: Path, out: Path, options: ImportOptions, layout: str
             write_file(out, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode(), 0o600)
         except OSError as error:
             raise DiskError(f"{out} cannot be written: {error.strerror}") from error
-        listed = inspect_datalist(out, task=content.task, classes=len(answer["classes"]) or None, columns=options.table)
+        classes = len(answer["classes"]) or None
+        listed = inspect_datalist(out, task=content.task, classes=classes, columns=options.table, target=options.target)
         if listed.problems:
             reasons = "; ".join(filter(None, [*listed.problems, content.left_out.describe()]))
             raise DataError(f"{source} gives no usable datalist: {reasons}", "correct the source")
@@ -125,7 +130,10 @@ def _draft(
         str(number): name
         for number, name in enumerate(options.classes or options.agreed_classes or content.class_names)
     }
-    if by_class:
+    if options.target.kind != "class":
+        classes = {"0": "no event", "1": "event"} if options.target.kind == "survival" else {}
+        candidates = read_answers(candidates, options.target, faults)
+    elif by_class:
         candidates = number_classes(candidates, options, faults)
     holds_maps = content.task == "segmentation"
     if options.label_values and not holds_maps:
@@ -136,7 +144,7 @@ def _draft(
         classes = classes or {str(number): "" for number in range(count)}
     splits, drawn = divide(candidates, options, faults, content)
     faults.refuse()
-    if by_class and not (options.classes or options.agreed_classes):
+    if by_class and options.target.kind == "class" and not (options.classes or options.agreed_classes):
         present = {candidate.class_number for candidate in candidates if candidate.class_number is not None}
         classes = {str(number): "" for number in range(max(present, default=-1) + 1)}
         absent = [number for number in classes if int(number) not in present]
@@ -150,7 +158,7 @@ def _draft(
     entries = {
         split: [_entry(candidate, out.parent, options) for candidate in samples] for split, samples in splits.items()
     }
-    named = any(classes.values())
+    named = any(classes.values()) and options.target.kind == "class"
     document: dict[str, Any] = {
         "source": str(source),
         **({"labels": classes} if named else {}),
@@ -178,7 +186,9 @@ def _entry(candidate: Candidate, folder: Path, options: ImportOptions) -> dict[s
     is_row = ROW in candidate.extra
     images = [str(path) if is_row else _relative(path, folder) for path in candidate.images]
     entry: dict[str, Any] = {"image": images[0] if len(images) == 1 else images}
-    if candidate.class_number is not None:
+    if candidate.answer is not None:
+        entry["label"] = candidate.answer
+    elif candidate.class_number is not None:
         entry["label"] = candidate.class_number
     elif isinstance(candidate.label, Path):
         entry["label"] = _relative(candidate.label, folder)

@@ -6,6 +6,7 @@ import codecs
 import csv
 import difflib
 import io
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "label": ("label", "class", "diagnosis"),
     "subject": ("subject", "subject_id", "patient", "patient_id", "participant_id"),
     "split": ("split",),
+    "time": ("time", "duration", "follow_up"),
+    "event": ("event", "status"),
 }
 """Role -> column names that need no ``--column``."""
 
@@ -235,15 +238,19 @@ def gather(source: Path, options: ImportOptions) -> SourceContent:
             f"{source} line 1: none of the columns {', '.join(table.header)} is named file",
             "name the columns in the first line, or give --column file=COLUMN",
         )
-    roles = {role: table.column(role, options, ALIASES[role]) for role in ("label", "subject", "split")}
+    answers = options.target.roles
+    roles = {
+        role: table.column(role, options, ALIASES.get(role, (role.casefold(),)))
+        for role in (*answers, "subject", "split")
+    }
     task = "tabular" if options.table else options.task or _task(table, roles["label"])
     content = SourceContent("table", task, encoding=table.encoding)
     content.notes += table.notes
     kind = label_kind(content.task)
-    if roles["label"] is None and kind != "file or none":
+    if (lacking := [role for role in answers if roles[role] is None]) and kind != "file or none":
         raise DataError(
-            f"{source} line 1: none of the columns {', '.join(table.header)} is named label",
-            "give --column label=COLUMN",
+            f"{source} line 1: none of the columns {', '.join(table.header)} is named {lacking[0]}",
+            f"give --column {shlex.quote(f'{lacking[0]}=COLUMN')}",
         )
     content.columns = {
         **({"file": ", ".join(files)} if files else {}),
@@ -261,7 +268,8 @@ def gather(source: Path, options: ImportOptions) -> SourceContent:
         candidate = Candidate(
             where=where,
             images=tuple(resolve(root, row[name]) for name in files) or (Path(where),),
-            label=row[roles["label"]] if roles["label"] else None,
+            label=row[label] if (label := roles.get("label")) else None,
+            cells={role: row[name] for role in answers if (name := roles[role])},
             subject=(row[roles["subject"]] or None) if roles["subject"] else None,
             split=row[roles["split"]] if roles["split"] else None,
             extra={name: row[name] for name in options.keep if row[name]}

@@ -18,7 +18,7 @@ from peer.errors import ConfigError
 from peer.extras import require_extra
 from peer.train.errors import UnusableConfigurationError
 
-INPUT, PROBABILITIES, ENLARGED = "image", "probabilities", "enlarged"
+INPUT, PROBABILITIES = "image", "probabilities"
 """Names of the input, and of the output with and without classes."""
 
 OPSET = 20

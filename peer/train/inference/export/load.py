@@ -66,10 +66,9 @@ class Exported:
     card: Mapping[str, Any]
     _run: Callable[[Tensor], Tensor]
 
-    def predict(self, images: Tensor) -> Tensor:
-        """Return logits or images, like a site's own model."""
-        output = self._run(images)
-        return output if self.settings.task.kind == "super_resolution" else output.log()
+    def outputs(self, images: Tensor) -> Tensor:
+        """Return the file's outputs: see ``peer.train.outputs.final_outputs``."""
+        return self._run(images)
 
 
 def open_model(path: Path, *, sha256: str = "") -> Exported:
@@ -112,7 +111,7 @@ def _check_digest(actual: str, expected: str) -> None:
 def _load_bundle(path: Path) -> tuple[str, Callable[[Tensor], Tensor]]:
     """Return the card's text, and the function of a bundle's network."""
     text = _read_member(path, monai_bundle.CARD, CARD_BYTES_MAX).decode()
-    facts, _ = model_card.read(text, path)
+    facts, settings = model_card.read(text, path)
     description = facts["network"]
     if (problem := find_problem(description)) is not None:
         raise ValueError(f"its network is not built here: {problem}; export it as ONNX")
@@ -125,7 +124,7 @@ def _load_bundle(path: Path) -> tuple[str, Callable[[Tensor], Tensor]]:
         raise ValueError("its weights are not those of the network that its model card describes")
     predictor = build(**description)
     _weighted_module(predictor, plain).load_state_dict(weights)
-    module = Shares(predictor, classes=facts["task"]["kind"] != "super_resolution").eval()
+    module = Shares(predictor, settings.task).eval()
 
     def run(images: Tensor) -> Tensor:
         with torch.no_grad():

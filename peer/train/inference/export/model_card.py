@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.core.columns import TableColumn
+from peer.core.tasks import objective_of
 from peer.core.worker_protocol import from_json
 from peer.site.config.site_tables import DataConfig
 from peer.train.data.datalist import Datalist
@@ -72,7 +73,7 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
     """
     task, data = settings.task, settings.data
     free = task.kind == "super_resolution"
-    kind = task.kind.replace("_", " ")
+    kind = task.kind.replace("_", " ") + ("" if task.target.kind == "class" else f", {task.target.kind}")
     return {
         "schema": SCHEMA,
         **facts,
@@ -86,6 +87,7 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
             **{key: getattr(task, key) for key in ("kind", "spatial_dims", "in_channels", "classes")},
             **({"class_names": list(task.class_names)} if task.class_names else {}),
             **({"columns": [dataclasses.asdict(column) for column in task.columns]} if task.columns else {}),
+            **({"target": dataclasses.asdict(task.target)} if task.target.kind != "class" else {}),
         },
         "input": {
             "size": list(data.input_size),
@@ -137,7 +139,7 @@ def read(text: str, file: Path) -> tuple[dict[str, Any], CardFacts]:
     try:
         task: TaskSettings = from_json(TaskSettings, card["task"], path="task")
         input_facts = card["input"]
-        if task.kind not in OUTPUTS or input_facts["normalise"] not in NORMALISED or input_facts["axes"] != AXES:
+        if task.objective not in OUTPUTS or input_facts["normalise"] not in NORMALISED or input_facts["axes"] != AXES:
             raise ValueError("its task, its normalisation or its order of axes is unknown to this version")
         size = from_json(tuple[int, ...], input_facts["size"], path="input.size")
         if len(size) != task.spatial_dims or min(size) < 1:
@@ -179,7 +181,7 @@ def render_markdown(card: Mapping[str, Any]) -> str:
             ),
         ),
         ("Input", [f"{index}. {step}" for index, step in enumerate(card["input"]["steps"], start=1)]),
-        ("Output", [OUTPUTS[task["kind"]], *_form(card)]),
+        ("Output", [OUTPUTS[objective_of(task["kind"], task.get("target", {}).get("kind", "class"))], *_form(card)]),
         ("Other sites", _others(card)),
         ("Data of this site", _data(card)),
         ("Metrics", _metrics(card)),
@@ -212,7 +214,12 @@ OUTPUTS = {
         "largest."
     ),
     "super_resolution": "The enlarged image, on dimension 1 its channels, with values about [0, 1].",
+    "labels": "A probability for each label, on dimension 1; each is between 0 and 1 by itself.",
+    "number": "The number, in the unit of the task, on dimension 1.",
+    "survival": "The probability of no event until each of the task's times, on dimension 1.",
 }
+OUTPUT_NAMES = {"super_resolution": "enlarged", "number": "value", "survival": "survival"}
+"""By objective, the name of a graph's output, where it is not that of probabilities."""
 
 
 def _steps(task: TaskSettings, data: DataSettings) -> Iterator[str]:

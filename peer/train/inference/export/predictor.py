@@ -17,6 +17,8 @@ from peer.core.commands import Source
 from peer.methods.dflmoe import stages as dflmoe
 from peer.methods.method import DAM, MIXTURE, StageContext, predict_locally
 from peer.train.errors import UnusableConfigurationError
+from peer.train.outputs import final_outputs
+from peer.train.settings import TaskSettings
 from peer.train.trainer import Trainer
 
 HEAD, WHOLE = "head", "model"
@@ -55,20 +57,15 @@ class Predictor(nn.Module):
 
 
 class Shares(nn.Module):
-    """A predictor with final outputs: class probabilities, or the image unchanged.
+    """A predictor with the final outputs of its task."""
 
-    Args:
-        classes: whether the predictor's outputs are logits of classes on dimension 1.
-    """
-
-    def __init__(self, predictor: nn.Module, *, classes: bool) -> None:
+    def __init__(self, predictor: nn.Module, task: TaskSettings) -> None:
         super().__init__()
-        self.predictor, self.classes = predictor, classes
+        self.predictor, self.task = predictor, task
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return probabilities on dimension 1, or images, float32."""
-        prediction: Tensor = self.predictor(image).float()
-        return prediction.softmax(dim=1) if self.classes else prediction
+        """Return what ``final_outputs`` computes, float32."""
+        return final_outputs(self.predictor(image).float(), self.task)
 
 
 def build_predictor(trainer: Trainer, state: str, sources: tuple[Source, ...]) -> tuple[Predictor, dict[str, Any]]:

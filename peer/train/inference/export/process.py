@@ -30,6 +30,7 @@ from peer.train.inference.export.equivalence import Run, Samples, choose_samples
 from peer.train.inference.export.load import digest
 from peer.train.inference.export.predictor import Predictor, Shares, build_predictor
 from peer.train.inference.predict import image_reader
+from peer.train.outputs import final_outputs
 from peer.train.samples import inspect_samples
 from peer.train.settings import TrainingSettings
 from peer.train.trainer import Trainer
@@ -61,15 +62,14 @@ def export(
     trainer.load(state, sources)
     if facts["left_out"]:  # the newest metrics are those of the whole mixture
         card["metrics"] = {**card["metrics"], "exported": trainer.evaluate(trainer.data.test)}
-    classes = settings.task.kind != "super_resolution"
 
     def predict_as_site(images: Tensor) -> Tensor:
-        return _shares(trainer.predict(images), classes)
+        return final_outputs(trainer.predict(images).float(), settings.task)
 
     own_outputs = [predict_as_site(image[None]) for image in samples.images]
     predictor, description = build_predictor(trainer, state, sources)
     card |= {"network": description, "parameters": sum(tensor.numel() for tensor in predictor.parameters())}
-    module = Shares(predictor, classes=classes).eval()
+    module = Shares(predictor, settings.task).eval()
 
     def reference(images: Tensor) -> Tensor:
         with torch.no_grad():
@@ -79,8 +79,8 @@ def export(
     pairs = [(reference(image[None]), before) for image, before in zip(samples.images, own_outputs, strict=True)]
     subject = "this model beside the site's networks, both in PyTorch"
     card["checks"].append(compare_pairs(subject, pairs, samples=len(pairs), source=samples.source))
-    if form == "bundle" and settings.task.kind == "tabular":
-        raise UnusableConfigurationError("a MONAI bundle is for images; export a table's model as onnx or pt2")
+    if form == "bundle" and (settings.task.kind == "tabular" or settings.task.target.kind != "class"):
+        raise UnusableConfigurationError("a MONAI bundle has images and classes; export this model as onnx or pt2")
     if form == "bundle":
         _bundle(out, predictor, card, reference, samples, settings)
     else:
@@ -91,7 +91,7 @@ def export(
 def _graph(out: Path, module: Shares, card: dict[str, Any], reference: Run, samples: Samples, *, form: str) -> None:
     """Write a ``.pt2`` or ONNX file, and the card beside it."""
     name = card["network"]["network"]["name"]
-    card["output"] = graph.PROBABILITIES if module.classes else graph.ENLARGED
+    card["output"] = model_card.OUTPUT_NAMES.get(module.task.objective, graph.PROBABILITIES)
     try:
         program = graph.trace(module, samples.images[0], free_space=card["input"]["free_size"], name=name)
     except UnusableConfigurationError:
@@ -127,11 +127,10 @@ def _bundle(
     definition = monai_bundle.write(folder, predictor, card, arrays=_array_name(samples))
     card["definition"] = definition
     network, preprocessing = monai_bundle.load(folder)
-    classes = settings.task.kind != "super_resolution"
 
     def run(images: Tensor) -> Tensor:
         with torch.no_grad():
-            return _shares(network(images), classes)
+            return final_outputs(network(images).float(), settings.task)
 
     card["checks"].append(
         compare(
@@ -170,10 +169,6 @@ def _array_name(samples: Samples) -> str:
             with np.load(files[0], allow_pickle=False) as arrays:
                 return "image" if "image" in arrays else str(arrays.files[0])
     return "image"
-
-
-def _shares(prediction: Tensor, classes: bool) -> Tensor:
-    return prediction.float().softmax(dim=1) if classes else prediction.float()
 
 
 def in_float32(setting: WorkerSetting) -> WorkerSetting:

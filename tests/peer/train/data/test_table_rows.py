@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from peer.core.columns import TableColumn
+from peer.core.targets import CLASS, Target, TimeToEvent
 from peer.train.data.datalist import Datalist, inspect_datalist
 from peer.train.data.survey import survey
 from peer.train.data.table_rows import column_warnings
@@ -98,6 +99,37 @@ def test_a_column_that_is_constant_or_tells_the_class_is_named(
     values: list[float], labels: list[int], expected: str
 ) -> None:
     column = TableColumn("x", "number", (0.0, 100.0))
-    warnings = list(column_warnings([column], [((value,), label) for value, label in zip(values, labels, strict=True)]))
+    rows = [((value,), label) for value, label in zip(values, labels, strict=True)]
+    warnings = list(column_warnings([column], rows, CLASS))
+    assert len(warnings) == bool(expected)
+    assert all(expected in warning for warning in warnings)
+
+
+NUMBER, LABELS = Target("number", range=(0.0, 99.0)), Target("labels", ("pain", "fever"))
+SURVIVAL = Target("survival", times=(30.0,))
+
+
+@pytest.mark.parametrize(
+    ("target", "labels", "expected"),
+    [
+        (NUMBER, [float(2 * age) for age in range(24)], "tells the label of all 24 rows"),
+        (NUMBER, [float(7 * age % 24) for age in range(24)], ""),
+        (
+            Target("labels", ("pain", "fever")),
+            [(age % 2, float(age > 9)) for age in range(24)],
+            "tells the fever of all",
+        ),
+        (
+            Target("survival", times=(30.0,)),
+            [TimeToEvent(age + 1.0, age % 2 == 0) for age in range(24)],
+            "tells the time",
+        ),
+    ],
+)
+def test_a_column_that_repeats_what_is_to_be_predicted_is_named(
+    target: Target, labels: list[Any], expected: str
+) -> None:
+    column = TableColumn("x", "number", (0.0, 100.0))
+    warnings = list(column_warnings([column], [((float(age),), label) for age, label in enumerate(labels)], target))
     assert len(warnings) == bool(expected)
     assert all(expected in warning for warning in warnings)

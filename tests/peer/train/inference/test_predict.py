@@ -224,7 +224,7 @@ def test_an_exported_file_answers_for_the_site_it_came_from(
     (row,), (expected,) = answer.pop("predictions"), site["predictions"]
     assert row["probabilities"] == pytest.approx(expected["probabilities"], rel=1e-4)
     assert answer == {
-        "site": "alpha", "generation": 1, "round": 1, "task": "time_series", "classes": ["class_0", "class_1"],
+        "site": "alpha", "generation": 1, "round": 1, "task": "time_series", "columns": ["class_0", "class_1"],
         "skipped": [],
     }  # fmt: skip
     with pytest.raises(SystemExit, match="its SHA-256 is"):

@@ -16,6 +16,7 @@ import models
 from peer.train.errors import UnusableConfigurationError
 from peer.train.inference.export import graph
 from peer.train.inference.export.predictor import Predictor, Shares
+from peer.train.settings import TaskSettings
 
 pytestmark = pytest.mark.e2e
 
@@ -37,7 +38,7 @@ def make_module(name: str, **hyper: Any) -> tuple[Shares, Tensor]:
     dims, side = hyper.pop("spatial_dims"), hyper.pop("side")
     torch.manual_seed(0)
     network = models.create_model(name, spatial_dims=dims, in_channels=2, classes=3, **hyper)
-    return Shares(Predictor(network), classes=True).eval(), torch.randn(2, *[side] * dims)
+    return Shares(Predictor(network), TaskSettings("classification", 2, 1, 2)).eval(), torch.randn(2, *[side] * dims)
 
 
 def expect_equal(run: graph.Run, module: nn.Module, image: Tensor) -> None:
@@ -87,10 +88,10 @@ def test_a_network_is_an_onnx_file(name: str) -> None:
 def test_super_resolution_takes_images_of_any_size() -> None:
     torch.manual_seed(0)
     network = models.create_model("srcnn", spatial_dims=2, in_channels=1, classes=1, width=4, scale=2)
-    module, image = Shares(Predictor(network), classes=False).eval(), torch.rand(1, 8, 8)
+    module, image = Shares(Predictor(network), TaskSettings("super_resolution", 2, 1, 1)).eval(), torch.rand(1, 8, 8)
     program = graph.trace(module, image, free_space=True, name="srcnn")
     runs = [graph.run_pt2(graph.to_pt2(program, {}))[0]]
-    runs.append(graph.run_onnx(graph.to_onnx(program, output=graph.ENLARGED, name="srcnn"))[0])
+    runs.append(graph.run_onnx(graph.to_onnx(program, output="enlarged", name="srcnn"))[0])
     for run in runs:
         expect_equal(run, module, torch.rand(1, 11, 6))
 

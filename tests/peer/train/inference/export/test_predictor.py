@@ -59,7 +59,7 @@ def test_a_method_that_does_not_mix_gives_its_local_network(make_hospital: Calla
     predictor, description = build_predictor(trainer, INITIAL, ())
     with torch.no_grad():
         assert torch.equal(predictor(IMAGES), expected)
-        shares = Shares(predictor, classes=True)(IMAGES)
+        shares = Shares(predictor, trainer.settings.task)(IMAGES)
     assert torch.allclose(shares, expected.softmax(dim=1))
     assert description.keys() == {"network"}
 

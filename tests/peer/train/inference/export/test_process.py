@@ -89,7 +89,7 @@ def test_a_bundle_is_refused_for_a_table(
     make_hospital: Callable[[str], Any], facts: dict[str, Any], tmp_path: Path
 ) -> None:
     trainer = Trainer(make_hospital("tabular").setting)
-    with pytest.raises(UnusableConfigurationError, match="export a table's model as onnx or pt2"):
+    with pytest.raises(UnusableConfigurationError, match="export this model as onnx or pt2"):
         export(trainer, INITIAL, (), form="bundle", out=tmp_path / "m", facts=facts)
     assert not (tmp_path / "m").exists()
 
