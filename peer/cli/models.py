@@ -13,14 +13,13 @@ import click
 from models.spec import HYPER, OF_ROWS, ONE_DIMENSIONAL, suggestion
 from peer.cli import output, rendering, shared_options
 from peer.cli.layers import SIDE, describe_layers, render_layers
-from peer.core.metrics import METRICS_OF
-from peer.core.tasks import CLASSIFYING
+from peer.core.tasks import CLASSIFYING, KINDS
 from peer.documents.models import ModelDescription, ModelLayers, ModelList
 from peer.errors import UsageError
 from peer.site.config.monai_bundle import is_bundle, read_bundle
 
 FAMILIES = {
-    kind: CLASSIFYING - {"tabular"} if kind in CLASSIFYING - {"tabular"} else frozenset({kind}) for kind in METRICS_OF
+    kind: CLASSIFYING - {"tabular"} if kind in CLASSIFYING - {"tabular"} else frozenset({kind}) for kind in KINDS
 }
 """Task kind -> fitting families; those of images and of time series differ only in dimensions."""
 WIDTHS = {

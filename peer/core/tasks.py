@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+KINDS = ("classification", "segmentation", "time_series", "super_resolution", "tabular")
 CLASSIFYING = frozenset({"classification", "time_series", "tabular"})
 """Kinds of tasks whose labels are one class a sample, unless they have another target."""
 ANSWERS = frozenset({"labels", "survival"})

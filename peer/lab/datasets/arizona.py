@@ -15,15 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from peer.core.columns import TableColumn
+from peer.core.targets import CLASS, Target
 from peer.errors import UsageError
-from peer.lab.datasets.hospital_table import (
-    HospitalTable,
-    Line,
-    Target,
-    class_target,
-    number_target,
-    read_archived_lines,
-)
+from peer.lab.datasets.hospital_table import HospitalTable, Line, read_archived_lines
 
 DATA = "COUNT/azpro.csv"
 CODES = (
@@ -34,7 +28,10 @@ CODES = (
 SITES = {code: f"hospital-{number}" for number, code in enumerate(CODES, start=1)}
 LONG_DAYS = 8
 """A stay of more days is long; it is the median of all patients."""
-TARGETS: Mapping[str, Target] = {"days": number_target(0.0, 100.0, "days"), "long": class_target("short", "long")}
+TARGETS: Mapping[str, Mapping[str, Any]] = {
+    "days": {"target": Target("number", range=(0.0, 100.0), unit="days")},
+    "long": {"target": CLASS, "classes": ("short", "long")},
+}
 COLUMNS: Mapping[str, TableColumn] = {
     "procedure": TableColumn("procedure", "category", levels=("angioplasty", "bypass")),
     "sex": TableColumn("sex", "category", levels=("female", "male")),
@@ -44,7 +41,7 @@ COLUMNS: Mapping[str, TableColumn] = {
 TABLE = HospitalTable(
     dataset="arizona-cardiac",
     task="length of stay after a cardiac procedure in 17 hospitals",
-    target=TARGETS["days"],
+    **TARGETS["days"],
     sites=tuple(SITES.values()),
     columns=COLUMNS,
     codes={"procedure": {"0": "angioplasty", "1": "bypass"}, "sex": {"0": "female", "1": "male"}},
@@ -65,7 +62,7 @@ def prepare(out: Path, *, target: str = "days", seed: int = 0) -> dict[str, Any]
     if target not in TARGETS:
         raise UsageError(f"target is {target!r}, none of {', '.join(TARGETS)}")
     lines, path = read_archived_lines(DATA)
-    table = dataclasses.replace(TABLE, target=TARGETS[target])
+    table = dataclasses.replace(TABLE, **TARGETS[target])
     entries = table.read_entries(lines, path, key="", site=_site, label=_days if target == "days" else _long)
     counts = [("patients", 3589, len(entries)), ("hospitals", 17, len({entry["site"] for entry in entries}))]
     return table.write(out, entries, counts=counts)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from peer.core.columns import TableColumn
-from peer.lab.datasets.hospital_table import HospitalTable, Line, read_archived_lines, survival_target
+from peer.core.targets import Target
+from peer.lab.datasets.hospital_table import HospitalTable, Line, read_archived_lines
 
 DATA = "KMsurv/bmt.csv"
 SITES = {"1": "ohio-state", "2": "alfred", "3": "st-vincents", "4": "hahnemann"}
@@ -39,7 +40,7 @@ SEXES = {"0": "female", "1": "male"}
 TABLE = HospitalTable(
     dataset="bone-marrow",
     task="relapse or death after transplantation of bone marrow in four hospitals",
-    target=survival_target(60.0, 120.0, 180.0, 365.0, 730.0, 1460.0, unit="days"),
+    target=Target("survival", times=(60.0, 120.0, 180.0, 365.0, 730.0, 1460.0), unit="days"),
     sites=tuple(SITES.values()),
     columns=COLUMNS,
     codes={"group": {"1": "ALL", "2": "AML low risk", "3": "AML high risk"}, "z3": SEXES, "z4": SEXES},

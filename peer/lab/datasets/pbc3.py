@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from peer.core.columns import TableColumn
+from peer.core.targets import Target
 from peer.lab.datasets.hospital_table import (
     HospitalTable,
     Line,
     debian_file,
     debian_remedy,
     read_lines,
-    survival_target,
 )
 
 PACKAGE, DATA = "r-cran-pec", "usr/lib/R/site-library/pec/data/Pbc3.csv"
@@ -44,7 +44,7 @@ COLUMNS: Mapping[str, TableColumn] = {
 TABLE = HospitalTable(
     dataset="pbc3",
     task="transplantation or death of patients with primary biliary cirrhosis of six hospitals",
-    target=survival_target(365.0, 730.0, 1095.0, 1460.0, 1825.0, unit="days"),
+    target=Target("survival", times=(365.0, 730.0, 1095.0, 1460.0, 1825.0), unit="days"),
     sites=tuple(SITES.values()),
     columns=COLUMNS,
     codes={"tment": {"0": "placebo", "1": "cyclosporin A"}, "sex": {"0": "female", "1": "male"}},

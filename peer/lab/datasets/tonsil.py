@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from peer.core.columns import TableColumn
-from peer.lab.datasets.hospital_table import HospitalTable, Line, read_lines, survival_target
+from peer.core.targets import Target
+from peer.lab.datasets.hospital_table import HospitalTable, Line, read_lines
 from peer.train.data import prepared_folder
 
 PACKAGE, DATA = "oncodatasets", "oncodatasets/data/tonsil_cancer_survival.csv"
@@ -45,7 +46,7 @@ CODES: Mapping[str, Mapping[str, str]] = {
 TABLE = HospitalTable(
     dataset="tonsil-cancer",
     task="death of patients with carcinoma of the oropharynx of six institutions",
-    target=survival_target(180.0, 365.0, 545.0, 730.0, 1095.0, 1825.0, unit="days"),
+    target=Target("survival", times=(180.0, 365.0, 545.0, 730.0, 1095.0, 1825.0), unit="days"),
     sites=tuple(SITES.values()),
     columns=COLUMNS,
     codes=CODES,

@@ -150,7 +150,7 @@ def test_an_exported_file_needs_no_site(tmp_path: Path, answering: Callable[[dic
         "generation": 2,
         "round": 9,
         "task": "time_series",
-        "classes": ["class_0", "class_1"],
+        "columns": ["class_0", "class_1"],
     }
     request_file = answering({**exported_by, "predictions": predictions, "skipped": []})
     (tmp_path / "asia.onnx").touch()

@@ -1,28 +1,28 @@
 """A line that does not fit, a person who is there twice and an absent file are named, with what to do."""
 
 import tarfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from peer.core.columns import TableColumn
+from peer.core.targets import Target
 from peer.errors import DataError, StateError
 from peer.lab.datasets import hospital_table
 from peer.lab.datasets.hospital_table import (
     HospitalTable,
     Line,
-    class_target,
     debian_file,
-    number_target,
     read_archived_lines,
-    survival_target,
 )
 from peer.lab.datasets.public_set import Entry
 
 TABLE = HospitalTable(
     dataset="fever-chart",
     task="fever",
-    target=class_target("well", "ill"),
+    classes=("well", "ill"),
     sites=("north", "south"),
     columns={
         "t": TableColumn("temperature", "number", (30.0, 45.0)),
@@ -86,12 +86,26 @@ def test_the_summary_counts_by_site_and_a_folder_with_files_is_refused(tmp_path:
         TABLE.write(tmp_path / "out", read(*LINES), counts=[])
 
 
-def test_numbers_and_times_have_facts_and_counts_of_their_own() -> None:
-    assert number_target(0.0, 9.0, "days").facts == {"range": [0.0, 9.0], "unit": "days"}
-    assert number_target(0.0, 9.0, "days").describe([1.0, 2.0, 9.0]) == {"median": 2.0}
-    assert survival_target(1.0, 2.0, unit="years").facts == {"times": [1.0, 2.0], "unit": "years"}
-    labels = [{"time": 1.0, "event": True}, {"time": 2.0, "event": False}]
-    assert survival_target(1.0, 2.0, unit="years").describe(labels) == {"events": 1}
+@pytest.mark.parametrize(
+    ("target", "labels", "facts", "described"),
+    [
+        (Target("number", range=(0.0, 9.0), unit="days"), (1.0, 9.0), {"range": [0.0, 9.0]}, {"median": 5.0}),
+        (
+            Target("survival", times=(1.0, 2.0), unit="days"),
+            ({"time": 1.0, "event": True}, {"time": 2.0, "event": False}),
+            {"times": [1.0, 2.0]},
+            {"events": 1},
+        ),
+    ],
+)
+def test_numbers_and_times_have_facts_and_counts_of_their_own(
+    tmp_path: Path, target: Target, labels: Any, facts: dict[str, Any], described: dict[str, int | float]
+) -> None:
+    entries = [{**entry, "site": "north", "label": label} for entry, label in zip(read(*LINES), labels, strict=True)]
+    summary = replace(TABLE, target=target, classes=(), sites=("north",)).write(tmp_path / "out", entries, counts=[])
+    assert summary | facts | {"unit": "days"} == summary
+    assert "classes" not in summary
+    assert summary["sites"]["north"] == {"training": {"samples": 2, "subjects": 2, **described}}
 
 
 @pytest.mark.parametrize("source", ["", "usr/lib/data", DATA])

@@ -63,6 +63,73 @@ def test_wrong_columns(changes: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "classes", "keys"),
+    [
+        ("labels", 2, {"class_names": ["pain", "fever"]}),
+        ("number", 1, {"range": [0, 60], "unit": "days"}),
+        ("survival", 3, {"times": [6, 12, 24], "unit": "months", "horizon": 12}),
+    ],
+)
+def test_the_outputs_of_a_network_follow_from_the_target(target: str, classes: int, keys: dict[str, Any]) -> None:
+    tables = ({"column": [AGE], "kind": "tabular"}, {"kind": "classification", "spatial_dims": 2, "in_channels": 1})
+    for table in tables:
+        task = federation(task={**table, "target": target, **keys}).task
+        assert (task.classes, task.objective) == (classes, target)
+        assert federation(task=task.document()).task == task
+    assert "target" not in federation(**tabular()).task.document(), "digests of other federations stay"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"target": "number"}, "task.range: a number needs the lowest and the highest value"),
+        ({"target": "number", "range": [9, 1]}, "task.range: a number needs the lowest and the highest value"),
+        ({"target": "number", "range": [0, 1], "classes": 2}, "task.classes: is 1 for this target; leave it out"),
+        ({"target": "number", "range": [0, 1], "times": [1]}, "task.times: target = 'number' has none; leave it out"),
+        ({"target": "number", "range": [0, 1], "class_names": ["a"]}, "task.class_names: a number has no classes"),
+        ({"target": "labels", "classes": 2}, "task.class_names: several labels need their names"),
+        ({"target": "survival", "classes": 2}, "task.times: needs the ends of the intervals"),
+        ({"target": "survival", "times": [6, 6]}, "task.times: needs the ends of the intervals"),
+        ({"target": "survival", "times": [6, 12], "horizon": 7}, "task.horizon: is none of times"),
+        ({"target": "class", "classes": 2, "horizon": 7}, "task.horizon: target = 'class' has none"),
+    ],
+)
+def test_keys_that_do_not_fit_the_target(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^federation.toml: {message}"):
+        federation(task={"kind": "tabular", "column": [AGE], **keys})
+
+
+def test_a_map_has_no_other_target_and_some_methods_have_none() -> None:
+    with pytest.raises(ConfigError, match=r"task.target: segmentation predicts a map or an image"):
+        federation(task={**BASE["task"], "kind": "segmentation", "target": "number", "range": [0, 1], "classes": 1})
+    with pytest.raises(ConfigError, match=r"method.name: fedproto is not defined for survival"):
+        federation(**tabular(AGE, target="survival", times=[6]) | {"method": {"name": "fedproto"}})
+
+
+@pytest.mark.parametrize(
+    ("target", "training", "message"),
+    [
+        ({"target": "number", "range": [0, 9]}, {"class_weights": [1.0]}, "number has no classes; leave it out"),
+        ({"target": "survival", "times": [9]}, {"label_smoothing": 0.1}, "survival has no classes; leave it out"),
+        ({"target": "labels", "class_names": ["a"]}, {"label_smoothing": 0.1}, "labels has no classes; leave it out"),
+        ({"target": "labels", "class_names": ["a"]}, {"class_weights": "balanced"}, "write a number for each label"),
+        ({"target": "labels", "class_names": ["a"]}, {"class_weights": [1.0, 2.0]}, "2 numbers for 1 classes"),
+        ({"target": "labels", "class_names": ["a"]}, {"class_weights": [2.0]}, ""),
+    ],
+)
+def test_the_keys_of_training_fit_the_target(
+    tmp_path: Path, target: dict[str, Any], training: dict[str, Any], message: str
+) -> None:
+    config = SiteConfig.parse(toml.text({"data": {}, "training": training}), tmp_path / "site.toml")
+    founded = federation(task={"kind": "tabular", "column": [AGE], **target})
+    if not message:
+        check_site(founded, config, "europe")
+        return
+    with pytest.raises(ConfigError, match=message):
+        check_site(founded, config, "europe")
+
+
+@pytest.mark.parametrize(
     ("data", "message"),
     [
         ({"input_size": [8]}, "data.input_size: is for images and signals"),

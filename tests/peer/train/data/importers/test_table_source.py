@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from peer.core.columns import TableColumn
+from peer.core.targets import Target
 from peer.documents.data import DatalistImported
 from peer.errors import DataError, PeerError, StateError, UsageError
 from peer.train.data.survey import survey
@@ -272,6 +273,46 @@ def test_a_table_of_values_becomes_rows_by_the_federations_names(tmp_path: Path,
     assert first == {"image": "labels.csv line 2", "row": row, "label": 1, "subject": "a"}
     assert second["row"] == {"age": 50.0, "sex": "female", "fasting": None}
     assert (third["label"], fourth["row"]["sex"]) == (0, None)
+
+
+FOLLOWED = [
+    "id;Alter;sex;fasting;months;died;pain;fever",
+    "a;63,5;male;yes;7,5;1;yes;no",
+    "b;50;female;;120;alive;;1",
+    "c;41;female;no;;0;;",
+]
+TARGETS = {
+    "survival": (
+        Target("survival", times=(6.0, 12.0)),
+        {"time": ("months",), "event": ("died",)},
+        [{"time": 7.5, "event": True}, {"time": 120.0, "event": False}],
+    ),
+    "number": (Target("number", range=(0.0, 200.0)), {"label": ("months",)}, [7.5, 120]),
+    "labels": (Target("labels", ("pain", "Fever")), {}, [[1, 0], [None, 1]]),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_table_has_other_targets_than_classes(tmp_path: Path, import_source: Import, name: str) -> None:
+    target, columns, labels = TARGETS[name]
+    values = {**VALUES, "agreed_classes": (), "target": target}
+    answer = import_source(write(tmp_path, *FOLLOWED), columns={"subject": ("id",), **columns}, test_share=0, **values)
+    assert [entry["label"] for entry in entries(tmp_path)["training"]] == labels
+    assert [(row["reason"], row["count"]) for row in answer["left_out"]] == [("no label", 1)]
+    assert "labels" not in entries(tmp_path)
+    assert (tmp_path / "datalist.json").read_text().count('"subject"') == 2
+
+
+def test_a_cell_that_is_no_label_of_the_target_is_named(tmp_path: Path, import_source: Import) -> None:
+    target, columns, _ = TARGETS["survival"]
+    values = {**VALUES, "agreed_classes": (), "target": target, "columns": {"subject": ("id",), **columns}}
+    wrong = [*FOLLOWED, "d;41;female;no;-2;1;;", "e;41;female;no;0;1;;"]
+    with pytest.raises(DataError, match=r"line 5: the label has the negative time -2.*line 6: .*an event at time 0"):
+        import_source(write(tmp_path, *wrong), **values)
+    values["columns"] = {"time": ("months",)}
+    with pytest.raises(DataError, match=r"none of the columns .* is named event") as raised:
+        import_source(write(tmp_path, *FOLLOWED), **values)
+    assert raised.value.remedy == "give --column event=COLUMN"
 
 
 @pytest.mark.parametrize(
