@@ -103,7 +103,9 @@ def test_a_map_has_no_other_target_and_some_methods_have_none() -> None:
     with pytest.raises(ConfigError, match=r"task.target: segmentation predicts a map or an image"):
         federation(task={**BASE["task"], "kind": "segmentation", "target": "number", "range": [0, 1], "classes": 1})
     with pytest.raises(ConfigError, match=r"method.name: fedproto is not defined for survival"):
-        federation(**tabular(AGE, target="survival", times=[6]) | {"method": {"name": "fedproto"}})
+        federation(
+            task={"kind": "tabular", "column": [AGE], "target": "survival", "times": [6]}, method={"name": "fedproto"}
+        )
 
 
 @pytest.mark.parametrize(
