@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from peer.core.targets import Target
@@ -31,7 +32,7 @@ def final_outputs(prediction: Tensor, task: TaskSettings) -> Tensor:
     if task.objective == "labels":
         return prediction.sigmoid()
     if task.objective == "survival":
-        return (-prediction).sigmoid().cumprod(1)
+        return F.logsigmoid(-prediction).cumsum(1).exp()  # a product along the intervals has no form in ONNX
     return prediction.softmax(1)
 
 
@@ -65,5 +66,6 @@ def median_time(survival: Sequence[float], times: Sequence[float]) -> float | No
     points = [(0.0, 1.0), *zip(times, survival, strict=True)]
     for (before, above), (after, below) in itertools.pairwise(points):
         if below <= 0.5 < above:
-            return before + (after - before) * (above - 0.5) / (above - below)
+            time = before + (after - before) * (above - 0.5) / (above - below)
+            return float(f"{time:.{DIGITS}g}")
     return None

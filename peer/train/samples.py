@@ -280,7 +280,7 @@ def _read_split(
     check_halt: Callable[[], None],
 ) -> DataSplit:
     """Read the samples once; log and leave out those that fail, and add their reasons to ``unreadable``."""
-    cache = settings.data.cache
+    cache = "memory" if settings.task.kind == "tabular" else settings.data.cache  # to encode a row takes longer
     if cache == "disk":
         read = _cache_on_disk(read, _cache_folder(settings))
     readable: list[Sample] = []

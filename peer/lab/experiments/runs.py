@@ -19,6 +19,7 @@ from typing import Any
 
 from peer import __version__
 from peer.core.roster import RoundKey, SiteName
+from peer.core.targets import Target, check_targets
 from peer.core.tasks import CLASSIFYING
 from peer.errors import DataError, StateError
 from peer.lab.experiments.experiment import Experiment
@@ -153,6 +154,9 @@ def _check_splits(experiment: Experiment, splits: Splits, where: str) -> None:
             )
         if kind not in CLASSIFYING:
             continue
+        if experiment.task.target != "class":
+            _check_answers(experiment.task.to_target(), splits_of_site["training"], test_entries, f"{where}: {site!r}")
+            continue
         for entry in (*splits_of_site["training"], *test_entries):
             label = class_of(entry)
             if label is None or not 0 <= label < classes:
@@ -166,6 +170,19 @@ def _check_splits(experiment: Experiment, splits: Splits, where: str) -> None:
                 f"{where}: all samples that {site!r} would train on have one class",
                 "divide the samples otherwise, or leave this site out",
             )
+
+
+def _check_answers(target: Target, training: Sequence[Entry], test: Sequence[Entry], where: str) -> None:
+    """Refuse labels that are none of the target, or from which a site could learn nothing."""
+    labels = []
+    for entry in (*training, *test):
+        try:
+            labels.append(target.parse(entry.get("label")))
+        except ValueError as error:
+            reason = f"{where}: the label of {image_names(entry)[0]} {error}"
+            raise DataError(reason, "correct it, or the target in [task]") from error
+    for problem in check_targets(target, labels[: len(training)]):
+        raise DataError(f"{where}: {problem}", "divide the samples otherwise, or leave this site out")
 
 
 def _split_folds(

@@ -49,8 +49,10 @@ def image_names(entry: Entry) -> tuple[str, ...]:
 
 
 def class_of(entry: Entry) -> Label:
-    """Return the entry's class; None if its label is a file or absent."""
+    """Return the entry's class, or whether there was an event; None if its label is another one or absent."""
     label = entry.get("label")
+    if isinstance(label, dict):
+        return int(bool(label.get("event")))
     return label if isinstance(label, int) and not isinstance(label, bool) else None
 
 

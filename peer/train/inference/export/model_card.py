@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.core.columns import TableColumn
+from peer.core.targets import TimeToEvent
 from peer.core.tasks import objective_of
 from peer.core.worker_protocol import from_json
 from peer.site.config.site_tables import DataConfig
@@ -41,7 +42,7 @@ LIBRARIES = (
     "onnxscript",
 )
 INTENDED_USE = (
-    "Research on the task above, with images like this site's. It is not a medical device: no authority has approved "
+    "Research on the task above, with data like this site's. It is not a medical device: no authority has approved "
     "it, and no patient's care may depend on what it says."
 )
 LIMITS = (
@@ -106,6 +107,7 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
                 "samples": len(getattr(datalist, split)),
                 "classes": {str(index): count for index, count in datalist.counts(split).items()},
                 "subjects": len(datalist.subjects(split)),
+                **_events(datalist, split),
             }
             for split in ("training", "test")
         },
@@ -116,6 +118,13 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
         "privacy": PRIVACY,
         "checks": [],
     }
+
+
+def _events(datalist: Datalist, split: str) -> dict[str, int]:
+    """Count the events of a split's persons, if they are followed until one."""
+    labels = [sample.label for sample in getattr(datalist, split)]
+    people = [label for label in labels if isinstance(label, TimeToEvent)]
+    return {"events": sum(person.event for person in people)} if people else {}
 
 
 def versions() -> dict[str, str]:
@@ -173,7 +182,8 @@ def render_markdown(card: Mapping[str, Any]) -> str:
                     "Method": f"{method['name']}, {_pairs(method['parameters'])}",
                     "Rounds": f"{card['round']} of {card['rounds']} finished, generation {card['generation']}",
                     "Network": f"`{json.dumps(card['network'], sort_keys=True)}`, {card['parameters']} parameters",
-                    "Task": _pairs(task),
+                    "Task": _pairs({key: value for key, value in task.items() if key not in ("columns", "target")}),
+                    **({"Target": _target(task["target"])} if "target" in task else {}),
                     "Exported": f"{card['exported']}, as {card['form']}",
                     "Licence": card["licence"],
                     "Made with": _pairs(card["versions"]),
@@ -220,6 +230,17 @@ OUTPUTS = {
 }
 OUTPUT_NAMES = {"super_resolution": "enlarged", "number": "value", "survival": "survival"}
 """By objective, the name of a graph's output, where it is not that of probabilities."""
+
+
+def _target(target: Mapping[str, Any]) -> str:
+    """Say what is predicted, where it is no class."""
+    unit = f" {target['unit']}" if target["unit"] else ""
+    if target["kind"] == "survival":
+        times = ", ".join(f"{time:g}" for time in target["times"])
+        return f"time to an event; survival at {times}{unit}, compared with what happened at {target['horizon']:g}"
+    if target["kind"] == "number":
+        return "a number from {:g} to {:g}".format(*target["range"]) + unit
+    return f"several labels, each yes or no: {', '.join(target['names'])}"
 
 
 def _steps(task: TaskSettings, data: DataSettings) -> Iterator[str]:
@@ -334,6 +355,7 @@ def _data(card: Mapping[str, Any]) -> list[str]:
             for index, count in counts["classes"].items()
         )
         subjects = f" of {counts['subjects']} subjects" if counts["subjects"] else ""
+        subjects += f", {counts['events']} with an event" if "events" in counts else ""
         lines.append(f"- {split}: {counts['samples']} samples{subjects}{classes}")
     return lines
 
