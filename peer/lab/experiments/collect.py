@@ -222,6 +222,10 @@ def _evaluate_everywhere(
             labels = [sample.label for sample in owner.data.test.samples]
             run_files.predictions[f"y/{other}"] = np.array(labels, dtype=np.int64)
         _collect_features(run_files.features, name, trainer, own_trainers)
+    elif task.objective == "survival":
+        for other, owner in {name: own_trainers[name], **outsiders}.items():
+            people = [sample.label for sample in owner.data.test.samples]
+            run_files.predictions[f"t/{other}"] = np.array(people, dtype=np.float64).reshape(-1, 2)
     elif not is_vector:
         run_files.scores[name] = [
             evaluate(trainer, _single_sample(own, index), keep_outputs=False)[0] for index in range(len(own))

@@ -28,6 +28,7 @@ from peer.lab.report import (
     rounds_to_target,
     site_samples,
     subgroups,
+    survival_curves,
     tsne,
     worst_site,
 )
@@ -248,6 +249,7 @@ def _disconnection(source: SectionSource) -> Iterator[ReportPart | None]:
 def _calibration(source: SectionSource) -> Iterator[ReportPart | None]:
     yield calibration.table(source.main, name=source.name("calibration"))
     yield calibration.diagram(source.main, source.styles, name=source.name("reliability"))
+    yield survival_curves.figure(source.main, source.styles, name=source.name("survival"))
 
 
 def _subgroups(source: SectionSource) -> Iterator[ReportPart | None]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peer.core.metrics import METRICS_OF
+from peer.core.tasks import objective_of
 from peer.errors import StateError, UsageError
 from peer.lab.experiments.result_files import CENTRALISED, FORMAT, UNDISTURBED
 
@@ -180,7 +181,8 @@ class Results:
 
     @property
     def kind(self) -> str:
-        return str(self.experiment["task"]["kind"])
+        task = self.experiment["task"]
+        return objective_of(str(task["kind"]), str(task.get("target", "class")))
 
     @property
     def metric(self) -> str:

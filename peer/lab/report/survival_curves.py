@@ -1,0 +1,104 @@
+"""Survival in the report: Kaplan-Meier curves of persons by predicted risk, beside what was predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peer.lab.report import plotting
+from peer.lab.report.comparison import Comparison
+from peer.lab.report.plotting import ReportFigure, Style
+from peer.lab.report.results import RunResult
+from peer.survival import censor_at, interpolate_survival, kaplan_meier
+
+COLUMNS_MAX = 4
+HALVES = ("higher risk", "lower risk")
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """The test persons of all sites whose model gives them a risk above its median, or not above it.
+
+    ``curves`` are the predicted survival at the agreed times, ``(n, times)``.
+    """
+
+    times: NDArray[np.float64]
+    events: NDArray[np.bool_]
+    curves: NDArray[np.float64]
+
+
+def figure(comparison: Comparison, styles: Mapping[str, Style], *, name: str) -> ReportFigure | None:
+    """Plot for each method the survival of both halves; ``None`` if no time to an event is predicted."""
+    results = comparison.results
+    if results.kind != "survival":
+        return None
+    task = results.experiment["task"]
+    ends, horizon = np.array(task["times"], dtype=np.float64), float(task.get("horizon") or task["times"][-1])
+    halves = {
+        label: both
+        for label in comparison.labels
+        if (both := split_by_risk(results.select(comparison.setting, label), ends, horizon)) is not None
+    }
+    if not halves:
+        return None
+    columns = min(COLUMNS_MAX, len(halves))
+    rows = -(-len(halves) // columns)
+    drawing, grid = plotting.new_figure(
+        0.6 + 1.9 * columns, 0.5 + 2.0 * rows, rows=rows, columns=columns, sharex=True, sharey=True
+    )
+    all_axes = [axes for line in grid for axes in line]
+    for axes, (label, both) in zip(all_axes, halves.items(), strict=False):
+        for half, words, line in zip(both, HALVES, ("-", "--"), strict=True):
+            estimate = kaplan_meier(*censor_at(half.times, half.events, float(ends[-1])))
+            moments = np.concatenate([[0.0], estimate.times])
+            survived = np.concatenate([[1.0], estimate.survival])
+            axes.step(
+                moments, survived, where="post", color=styles[label].colour, linestyle=line, linewidth=1.2, label=words
+            )
+            axes.scatter(ends, half.curves.mean(axis=0), s=9, color=styles[label].colour, linewidth=0, alpha=0.7)
+        axes.axvline(horizon, color=plotting.INK, linewidth=0.7, linestyle=":")
+        axes.set_title(label, fontsize=8.5)
+        axes.set_ylim(0, 1.02)
+        axes.set_xlim(0, float(ends[-1]))
+    for axes in all_axes[len(halves) :]:
+        axes.set_visible(False)
+    all_axes[0].legend(fontsize=7, loc="upper right", frameon=False)
+    drawing.supxlabel(f"time{', ' + task['unit'] if task.get('unit') else ''}", fontsize=9)
+    drawing.supylabel("share without the event", fontsize=9)
+    return plotting.render(
+        drawing,
+        name=name,
+        title="Survival by predicted risk",
+        caption="Local Test, all sites and runs together; repeated runs test the same persons again. Each site's model "
+        "divides its own test persons at the median of the risk that it predicts until the horizon, the dotted line. "
+        "Lines: Kaplan-Meier; discs: the mean of the predicted survival at the agreed times.",
+    )
+
+
+def split_by_risk(runs: Sequence[RunResult], ends: NDArray[np.float64], horizon: float) -> tuple[Half, Half] | None:
+    """Divide the test persons of each site at the median of their predicted risk; ``None`` without predictions."""
+    parts: list[list[tuple[NDArray[np.float64], NDArray[np.float64]]]] = [[], []]
+    for run in runs:
+        arrays = run.arrays("predictions")
+        for site in sorted(run.sites):
+            if f"p/{site}/{site}" not in arrays or f"t/{site}" not in arrays:
+                continue
+            curves, people = arrays[f"p/{site}/{site}"].astype(np.float64), arrays[f"t/{site}"]
+            risks = 1 - interpolate_survival(curves, ends, horizon)
+            higher = risks > np.median(risks)
+            for part, chosen in zip(parts, (higher, ~higher), strict=True):
+                part.append((curves[chosen], people[chosen]))
+    if not all(sum(len(people) for _, people in part) for part in parts):
+        return None
+    higher_half, lower_half = (
+        Half(
+            np.concatenate([people[:, 0] for _, people in part]),
+            np.concatenate([people[:, 1] for _, people in part]) > 0,
+            np.concatenate([curves for curves, _ in part]),
+        )
+        for part in parts
+    )
+    return higher_half, lower_half
