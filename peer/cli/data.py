@@ -162,7 +162,8 @@ def validate(
     problems = document["problems"]
     if not call.as_json and not problems:
         warned = "; see the warnings above" if document["warnings"] else ": a site could train on all of them"
-        click.echo(f"Every image could be read{warned}.")
+        read = "image" if any(split["shapes"] for split in document["splits"].values()) else "row"
+        click.echo(f"Every {read} could be read{warned}.")
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise DataError(f"{datalist} has {count}", "correct the problems listed above")
