@@ -184,7 +184,7 @@ class Operators:
                     self._act(site, "enact", proposal=signed.encode().decode())
                     former = site.keeper.chain.head.keys.get(SiteName(site.name))
                     if former not in (None, best.head.keys.get(SiteName(site.name))):
-                        self._amend_best(best, soon=False, rekey={SiteName(site.name): former})
+                        self._amend_best(best, rekey={SiteName(site.name): former})
         self._add_again(best)
         self._enact_again(best)
         self._rekey_again(best)
@@ -221,13 +221,13 @@ class Operators:
             _, key = renewed(subject.name) if subject.key_is_new else ({}, None)
             if key is None or best.head.keys.get(SiteName(subject.name)) in (None, key):
                 continue
-            if self._amend_best(best, soon=False, rekey={SiteName(subject.name): key}):
+            if self._amend_best(best, rekey={SiteName(subject.name): key}):
                 return
 
-    def _amend_best(self, best: Chain, *, soon: bool = True, **changes: Any) -> bool:
-        """Amend that chain at the first member that follows it and can; not ``soon``, from its next round on."""
+    def _amend_best(self, best: Chain, **changes: Any) -> bool:
+        """Amend that chain at the first member that follows it and can, with what is never late."""
         return any(
-            self.amend(site, best.head.from_round if soon else site.daemon.machine.number + 1, **changes)
+            self.amend(site, best.head.from_round, **changes)
             for site in self._members()
             if same_head(site, best) and self._can(site.name)
         )

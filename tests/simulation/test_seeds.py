@@ -51,6 +51,7 @@ FOUND = (
     197888992,
     197892732,
     3759813783,
+    1256487219,
 )
 """Seeds that found a fault, which is mended."""
 
