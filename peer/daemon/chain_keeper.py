@@ -142,6 +142,7 @@ class ChainKeeper:
         self._lies: set[tuple[SiteName, Sha256]] = set()
         self._lived: set[Sha256] = set()
         self._missed: set[SiteName] = set()
+        self._seen: set[ChainHead | None] = set()
         self._site, self._keys, self._pin = own().name, folder.round_keys(), folder.joined()
         self._notices: dict[SiteName, SignedNotice] = {}
         self._adopted(folder.chain(self._genesis.config))
@@ -404,7 +405,8 @@ class ChainKeeper:
             self._compare_pin(chain)
             notices = reply.notices
             self._take_keys(chain, reply.keys)
-        if head is not None and not _has(chain, head) and not self._is_kept_from(chain):
+        self._seen.update(link.after.head for link in chain.links)
+        if head is not None and head not in self._seen and not self._is_kept_from(chain):
             if peer in self._missed:
                 raise AmendmentRefused(
                     f"states amendment {head.number} ({head.digest[:12]}…) and does not have it", "tell its operator"
@@ -458,6 +460,7 @@ class ChainKeeper:
     def _adopted(self, chain: Chain) -> None:
         """Follow the chain: keys, expulsions and CAs apply at once, whatever their round."""
         self.chain = chain
+        self._seen.update(link.after.head for link in chain.links)  # a peer with another chain may have had it, too
         keys = dict(chain.genesis.keys)
         for link in chain.links:
             keys.update(link.after.keys)

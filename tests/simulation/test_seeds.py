@@ -52,6 +52,7 @@ FOUND = (
     197892732,
     3759813783,
     1256487219,
+    7002042,
 )
 """Seeds that found a fault, which is mended."""
 
