@@ -329,14 +329,14 @@ class ChainKeeper:
         )
 
     async def follow(self, peer: SiteName, head: ChainHead | None, source: AmendmentsSource) -> bool:
-        """Fetch a peer's amendments up to a chain tip that this site lacks; return whether the chain changed.
+        """Fetch a peer's amendments up to a chain tip that this site lacks; return whether this changed the chain.
 
         If the peer has this site's chain, request the round keys that are missing here. ``QuestionTimes`` limits the
         rate.
         """
         if head is None or not self.follows(peer, head):
             return False
-        missing, before, times = self._missing_key(), self.chain, self._times
+        missing, choice, times = self._missing_key(), Choice.SAME, self._times
         times.begin(peer)
         try:
             if self.is_news(head):
@@ -356,9 +356,9 @@ class ChainKeeper:
         except BaseException:
             times.unanswered(peer)
             raise
-        if self.chain is not before:
+        if choice == Choice.TAKEN:
             times.ask_again(peer)
-        return self.chain is not before
+        return choice == Choice.TAKEN
 
     async def ask(self, peer: SiteName, source: AmendmentsSource) -> None:
         """Fetch the chain of a peer that stated no chain tip; a site that an amendment adds starts this way."""

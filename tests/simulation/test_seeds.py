@@ -53,6 +53,7 @@ FOUND = (
     3759813783,
     1256487219,
     7002042,
+    7006917,
 )
 """Seeds that found a fault, which is mended."""
 

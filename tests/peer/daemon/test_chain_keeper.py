@@ -228,6 +228,25 @@ def test_a_peer_is_not_named_for_an_amendment_that_this_site_has_seen(site: Make
     assert any("does not have it" in reason for reason in africa.refusals()) != fetched
 
 
+def test_an_answer_without_the_stated_head_delays_the_next_question_though_another_one_changed_the_chain(
+    site: MakeSite,
+) -> None:
+    """Statements that the peer sent before it took another chain may still be under way."""
+    africa, claim = site("africa"), HOLDS.head.head
+
+    class Meanwhile:
+        async def get_amendments(self, peer: SiteName, *, after: int) -> AmendmentsReply:
+            africa.keeper.enact(EXPULSION.links[0].signed)
+            return AmendmentsReply((), (), ())
+
+    assert not asyncio.run(africa.keeper.follow(EUROPE, claim, Meanwhile()))
+    africa.now_s += ASK_S
+    assert not africa.keeper.follows(EUROPE, claim)
+    africa.now_s += ASK_S
+    assert africa.keeper.follows(EUROPE, claim)
+    assert africa.refusals() == []
+
+
 def test_a_peer_that_shows_this_site_s_own_chain_again_and_again_ends_the_question(
     site: MakeSite,
 ) -> None:
