@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from peer import errors
 from peer.core.machine import SiteMachine
-from peer.core.messages import SignedAmendment
+from peer.core.messages import SignedAmendment, SignedNotice
 from peer.core.phases import Phase
 from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.daemon.governance import MembershipActions
@@ -138,6 +138,7 @@ class Operators:
     def __init__(self, run: Simulation, acts: Sequence[Act], rng: random.Random) -> None:
         self._run, self._acts, self._rng = run, acts, rng
         self._left: set[str] = set()
+        self._notices: set[SignedNotice] = set()
         self._drawn: dict[Sha256, tuple[str, Proposal]] = {}
 
     async def play(self) -> None:
@@ -263,9 +264,9 @@ class Operators:
         return missing + [f"{one} to {two}" for one, two in pairs if (one, two) not in reached and {one, two} <= same]
 
     def has_left(self, name: str) -> bool:
-        """Whether the site's operator took it out; the program may have ended once the notice was on its disk."""
+        """Whether the site's operator took it out; the program may have ended once that notice was on its disk."""
         keeper = self._run.sites[name].keeper
-        return name in self._left or (keeper is not None and name in keeper.notices)
+        return name in self._left or (keeper is not None and keeper.notices.get(SiteName(name)) in self._notices)
 
     def _takes_part(self, site: Site) -> bool:
         """Whether an honest site is one that nobody sent away, and is not yet done."""
@@ -362,6 +363,7 @@ class Operators:
         head = site.keeper.chain.head
         own = identity(leaver.name, head.keys.get(leaver.name))
         notice = sign_notice(own, federation=head.federation, issued=ISSUED)
+        self._notices.add(notice)
         if not self._act(leaver, "leave", notice=notice_to_base64(notice)):
             return False
         self._left.add(leaver.name)
