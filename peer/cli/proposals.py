@@ -44,7 +44,7 @@ from peer.site.membership.proposal import (
     check_settings,
     count_by_genesis,
     count_signatures,
-    ends_hold_only,
+    is_never_late,
 )
 from peer.site.membership.shown import words_of
 from peer.site.membership.signatures import FOUNDER
@@ -280,7 +280,7 @@ def _judge_at_site(settings: Settings, site_name: str | None, genesis: Genesis, 
 
 def _until_round(amendment: Amendment) -> int | None:
     """Return the last round in which a site can enact the amendment; ``None`` if there is no limit."""
-    return None if ends_hold_only(amendment) else amendment.from_round - 1
+    return None if is_never_late(amendment) else amendment.from_round - 1
 
 
 def _time_left(site: SiteChain, amendment: Amendment) -> tuple[int | None, float | None]:

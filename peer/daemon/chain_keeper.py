@@ -142,6 +142,7 @@ class ChainKeeper:
         self._lies: set[tuple[SiteName, Sha256]] = set()
         self._lived: set[Sha256] = set()
         self._missed: set[SiteName] = set()
+        self._seen: set[ChainHead | None] = set()
         self._site, self._keys, self._pin = own().name, folder.round_keys(), folder.joined()
         self._notices: dict[SiteName, SignedNotice] = {}
         self._adopted(folder.chain(self._genesis.config))
@@ -328,14 +329,14 @@ class ChainKeeper:
         )
 
     async def follow(self, peer: SiteName, head: ChainHead | None, source: AmendmentsSource) -> bool:
-        """Fetch a peer's amendments up to a chain tip that this site lacks; return whether the chain changed.
+        """Fetch a peer's amendments up to a chain tip that this site lacks; return whether this changed the chain.
 
         If the peer has this site's chain, request the round keys that are missing here. ``QuestionTimes`` limits the
         rate.
         """
         if head is None or not self.follows(peer, head):
             return False
-        missing, before, times = self._missing_key(), self.chain, self._times
+        missing, choice, times = self._missing_key(), Choice.SAME, self._times
         times.begin(peer)
         try:
             if self.is_news(head):
@@ -355,9 +356,9 @@ class ChainKeeper:
         except BaseException:
             times.unanswered(peer)
             raise
-        if self.chain is not before:
+        if choice == Choice.TAKEN:
             times.ask_again(peer)
-        return self.chain is not before
+        return choice == Choice.TAKEN
 
     async def ask(self, peer: SiteName, source: AmendmentsSource) -> None:
         """Fetch the chain of a peer that stated no chain tip; a site that an amendment adds starts this way."""
@@ -404,7 +405,8 @@ class ChainKeeper:
             self._compare_pin(chain)
             notices = reply.notices
             self._take_keys(chain, reply.keys)
-        if head is not None and not _has(chain, head) and not self._is_kept_from(chain):
+        self._seen.update(link.after.head for link in chain.links)
+        if head is not None and head not in self._seen and not self._is_kept_from(chain):
             if peer in self._missed:
                 raise AmendmentRefused(
                     f"states amendment {head.number} ({head.digest[:12]}…) and does not have it", "tell its operator"
@@ -458,6 +460,7 @@ class ChainKeeper:
     def _adopted(self, chain: Chain) -> None:
         """Follow the chain: keys, expulsions and CAs apply at once, whatever their round."""
         self.chain = chain
+        self._seen.update(link.after.head for link in chain.links)  # a peer with another chain may have had it, too
         keys = dict(chain.genesis.keys)
         for link in chain.links:
             keys.update(link.after.keys)

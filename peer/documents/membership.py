@@ -101,7 +101,7 @@ class ProposalSigned(TypedDict):
     digest: Annotated[str, "SHA-256 of its body"]
     from_round: Annotated[int, "the first round that it holds for"]
     enact_until_round: Annotated[
-        int | None, "the last round in which a site can enact it; null where its only change is the end of a hold"
+        int | None, "the last round in which a site can enact it; null for the end of a hold and new keys alone"
     ]
     enact_left_s: Annotated[
         float | None, "about how many seconds are left for that, by this site's recent rounds; null if not known"

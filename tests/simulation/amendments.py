@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from peer import errors
 from peer.core.machine import SiteMachine
-from peer.core.messages import SignedAmendment
+from peer.core.messages import SignedAmendment, SignedNotice
 from peer.core.phases import Phase
 from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.daemon.governance import MembershipActions
@@ -138,6 +138,7 @@ class Operators:
     def __init__(self, run: Simulation, acts: Sequence[Act], rng: random.Random) -> None:
         self._run, self._acts, self._rng = run, acts, rng
         self._left: set[str] = set()
+        self._notices: set[SignedNotice] = set()
         self._drawn: dict[Sha256, tuple[str, Proposal]] = {}
 
     async def play(self) -> None:
@@ -184,7 +185,7 @@ class Operators:
                     self._act(site, "enact", proposal=signed.encode().decode())
                     former = site.keeper.chain.head.keys.get(SiteName(site.name))
                     if former not in (None, best.head.keys.get(SiteName(site.name))):
-                        self._amend_best(best, soon=False, rekey={SiteName(site.name): former})
+                        self._amend_best(best, rekey={SiteName(site.name): former})
         self._add_again(best)
         self._enact_again(best)
         self._rekey_again(best)
@@ -221,13 +222,13 @@ class Operators:
             _, key = renewed(subject.name) if subject.key_is_new else ({}, None)
             if key is None or best.head.keys.get(SiteName(subject.name)) in (None, key):
                 continue
-            if self._amend_best(best, soon=False, rekey={SiteName(subject.name): key}):
+            if self._amend_best(best, rekey={SiteName(subject.name): key}):
                 return
 
-    def _amend_best(self, best: Chain, *, soon: bool = True, **changes: Any) -> bool:
-        """Amend that chain at the first member that follows it and can; not ``soon``, from its next round on."""
+    def _amend_best(self, best: Chain, **changes: Any) -> bool:
+        """Amend that chain at the first member that follows it and can, with what is never late."""
         return any(
-            self.amend(site, best.head.from_round if soon else site.daemon.machine.number + 1, **changes)
+            self.amend(site, best.head.from_round, **changes)
             for site in self._members()
             if same_head(site, best) and self._can(site.name)
         )
@@ -263,9 +264,9 @@ class Operators:
         return missing + [f"{one} to {two}" for one, two in pairs if (one, two) not in reached and {one, two} <= same]
 
     def has_left(self, name: str) -> bool:
-        """Whether the site's operator took it out; the program may have ended once the notice was on its disk."""
+        """Whether the site's operator took it out; the program may have ended once that notice was on its disk."""
         keeper = self._run.sites[name].keeper
-        return name in self._left or (keeper is not None and name in keeper.notices)
+        return name in self._left or (keeper is not None and keeper.notices.get(SiteName(name)) in self._notices)
 
     def _takes_part(self, site: Site) -> bool:
         """Whether an honest site is one that nobody sent away, and is not yet done."""
@@ -362,6 +363,7 @@ class Operators:
         head = site.keeper.chain.head
         own = identity(leaver.name, head.keys.get(leaver.name))
         notice = sign_notice(own, federation=head.federation, issued=ISSUED)
+        self._notices.add(notice)
         if not self._act(leaver, "leave", notice=notice_to_base64(notice)):
             return False
         self._left.add(leaver.name)

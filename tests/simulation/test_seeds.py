@@ -51,6 +51,9 @@ FOUND = (
     197888992,
     197892732,
     3759813783,
+    1256487219,
+    7002042,
+    7006917,
 )
 """Seeds that found a fault, which is mended."""
 

@@ -196,19 +196,19 @@ def _check_addresses(amendment: Amendment, after: Membership) -> None:
 
 def check_not_past(amendment: Amendment, reached_round: int, reason: str) -> None:
     """Raise ``AmendmentRefused`` if the amendment's first round is past."""
-    if amendment.from_round <= reached_round and not ends_hold_only(amendment):
+    if amendment.from_round <= reached_round and not is_never_late(amendment):
         raise AmendmentRefused(
             f"round {amendment.from_round} is past: {reason}",
             f"let the amendment begin with round {reached_round + 1} or later",
         )
 
 
-def ends_hold_only(amendment: Amendment) -> bool:
-    """Return whether the end of a hold is the only change.
+def is_never_late(amendment: Amendment) -> bool:
+    """Return whether the end of a hold and new keys are the only changes.
 
-    It may come at any time: it changes no order, and only the last round may remain.
+    They may come at any time: they change no order, and only the last round may remain.
     """
-    return amendment.hold is False and amendment.changes == {"hold"}
+    return amendment.hold is not True and amendment.changes <= {"hold", "rekey"}
 
 
 def first_round(chain: Chain, *, reached_round: int, lead_rounds_max: int, signing_rounds: int = 0) -> int:

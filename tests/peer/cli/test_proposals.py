@@ -130,6 +130,16 @@ def test_the_end_of_a_hold_is_never_late(governed: GovernedFederation, tmp_path:
     assert (proposed["from_round"], proposed["enact_until_round"], proposed["enact_left_s"]) == (45, None, None)
 
 
+def test_a_new_key_is_pinned_also_after_the_last_round_began(governed: GovernedFederation, file: Path) -> None:
+    for site in ("africa", "asia", "europe"):
+        append_rows(governed.folder(site), ("opened", 100, {"sources": [], "jumped": False}))
+    proposed = run_json(*at(governed, "africa", "propose", "--rekey", f"oceania={'5' * 64}", "--out", file))
+    assert (proposed["from_round"], proposed["enact_until_round"]) == (100, None)
+    for site in ("asia", "europe"):
+        run_json(*at(governed, site, "approve", "--yes", file))
+    assert run_json(*at(governed, "asia", "enact", file))["number"] == 1
+
+
 def test_copies_that_members_signed_apart_count_together(
     governed: GovernedFederation, tmp_path: Path, file: Path
 ) -> None:

@@ -214,6 +214,39 @@ def test_a_peer_that_took_another_chain_since_it_stated_its_head_is_not_named(si
     assert africa.keeper.chain == EXPULSION
 
 
+@pytest.mark.parametrize("fetched", [True, False])
+def test_a_peer_is_not_named_for_an_amendment_that_this_site_has_seen(site: MakeSite, fetched: bool) -> None:
+    """The peer followed it, and took this site's chain before its earlier statements were compared."""
+    chains = HOLDS, chain({"hold": True, "settings": {"rounds": 90}})
+    own, other = sorted(chains, key=lambda each: each.head.digest)
+    africa, europe = site("africa").have(own), site("europe").have(other)
+    if fetched:
+        assert not africa.follow(europe)
+    europe.have(own)
+    for _ in range(2):
+        assert not africa.follow(europe, other.head.head, after_s=ASK_S_MAX)
+    assert any("does not have it" in reason for reason in africa.refusals()) != fetched
+
+
+def test_an_answer_without_the_stated_head_delays_the_next_question_though_another_one_changed_the_chain(
+    site: MakeSite,
+) -> None:
+    """Statements that the peer sent before it took another chain may still be under way."""
+    africa, claim = site("africa"), HOLDS.head.head
+
+    class Meanwhile:
+        async def get_amendments(self, peer: SiteName, *, after: int) -> AmendmentsReply:
+            africa.keeper.enact(EXPULSION.links[0].signed)
+            return AmendmentsReply((), (), ())
+
+    assert not asyncio.run(africa.keeper.follow(EUROPE, claim, Meanwhile()))
+    africa.now_s += ASK_S
+    assert not africa.keeper.follows(EUROPE, claim)
+    africa.now_s += ASK_S
+    assert africa.keeper.follows(EUROPE, claim)
+    assert africa.refusals() == []
+
+
 def test_a_peer_that_shows_this_site_s_own_chain_again_and_again_ends_the_question(
     site: MakeSite,
 ) -> None:

@@ -24,7 +24,7 @@ from tests.fakes.chains import AmendedFederation, identity, newcomer, pin, round
 
 MEMBERS = AmendedFederation("africa", "asia", "europe", "oceania", members=2)
 GENESIS = Genesis.parse(MEMBERS.toml)
-OCEANIA = SiteName("oceania")
+ASIA, OCEANIA = SiteName("asia"), SiteName("oceania")
 
 
 def drawn(chain: Chain, *, reached: int = 5, **changes: Any) -> Amendment:
@@ -98,6 +98,16 @@ def test_a_hold_can_be_ended_when_only_rounds_are_left_that_somebody_began() -> 
     assert drawn(held, reached=100, from_round=100, hold=False).hold is False
     with pytest.raises(AmendmentRefused, match="round 100 is past"):
         drawn(held, reached=100, from_round=100, hold=False, settings={"rounds": 120})
+
+
+def test_a_new_key_can_be_pinned_when_only_rounds_are_left_that_somebody_began() -> None:
+    """A key whose amendment lost to another one of its number needs another amendment, also in the last round."""
+    chain, key = MEMBERS.chain(), pin("asia", 1)
+    for changes in ({"rekey": {ASIA: key}}, {"rekey": {ASIA: key}, "hold": False}):
+        assert drawn(chain, reached=100, from_round=100, **changes).rekey == {ASIA: key}
+    for other in ({"hold": True}, {"settings": {"rounds": 120}}, {"add": (newcomer("america"),)}):
+        with pytest.raises(AmendmentRefused, match="round 100 is past"):
+            drawn(chain, reached=100, from_round=100, rekey={ASIA: key}, **other)
 
 
 def test_a_hold_can_be_ended_when_the_federation_ends_before_the_amendment_s_own_round() -> None:
