@@ -118,6 +118,11 @@ class ArtifactExchange:
         except Exception as error:
             raise refuse(source, error) from error
 
+    @property
+    def stages_receive(self) -> bool:
+        """Whether stages take the received artifacts; if not, the aggregate has already taken everything from them."""
+        return self._method.keeps_heads is None and self._settings.plan.artifact != "sums"
+
     def receive_all(self, sources: Sequence[Source]) -> dict[str, nn.Module]:
         """Read the sources' networks or heads, by origin; raise ``UnusableArtifact`` if the method cannot use one."""
         modules = {}

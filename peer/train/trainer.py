@@ -443,15 +443,11 @@ class Trainer:
         """Build the method's stage, or a visitor's supervised training in a circulating round."""
         owner, settings = command.circulate, self.settings
         if owner is None:
-            received = self.artifact_exchange.receive_all(command.sources) if self._stages_receive else {}
+            exchange = self.artifact_exchange
+            received = exchange.receive_all(command.sources) if exchange.stages_receive else {}
             if probe is not None and received and self.settings.plan.artifact != "prediction":
                 probe.check_received(command.sources, received, self.site_networks.dam)
-            fields = self.data.training.context_fields(settings)
-            fields |= {
-                "samples": functools.partial(self.data.training.batches, 1),
-                "validation_samples": functools.partial(self.data.validation.batches, 1),
-            }
-            context = self._stage_context(received, round=command.round, **fields)
+            context = self._stage_context(received, round=command.round, **self.data.context_fields(settings))
             return self.method.stages[command.stage](context)
         if not command.sources and owner != self.settings.site:
             raise UnusableConfigurationError(
@@ -465,11 +461,6 @@ class Trainer:
             visitor = copy.deepcopy(self.site_networks.dam)
         context = self._stage_context({}, **self.data.training.context_fields(settings))
         return supervised_stage(context, VISITOR, visitor)
-
-    @property
-    def _stages_receive(self) -> bool:
-        """Whether stages take the received artifacts; if not, the aggregate has already taken everything from them."""
-        return self.method.keeps_heads is None and self.settings.plan.artifact != "sums"
 
     def _probe_copy(
         self, probe: OwnDataProbe, command: commands.Train | commands.Adopt, source: Source, copy: nn.Module
@@ -546,7 +537,7 @@ class Trainer:
 
     def _blame(self, command: commands.Train, reason: str) -> Exception:
         """Blame a divergence on the received artifact with the largest values, or on this site."""
-        if command.sources and self._stages_receive:
+        if command.sources and self.artifact_exchange.stages_receive:
             source = max(command.sources, key=self.artifact_exchange.max_abs)
             return UnusableArtifact(source, f"training with it diverged: {reason}")
         return DivergenceError(
