@@ -175,10 +175,11 @@ def _ask_all(interview: Interview, folder: SiteFolder, federation: FederationCon
 
 def _ask_policy(interview: Interview, federation: FederationConfig) -> None:
     """Ask for permissions that the federation counts on; --yes alone gives none that the file does not have."""
-    if federation.weighting == "samples":
+    tells = 'weighting = "samples"' if federation.weighting == "samples" else f"the sums of {federation.method.name}"
+    if federation.weighting == "samples" or federation.plan.artifact == "sums":
         interview.ask(
             "egress.training_set_size",
-            'weighting = "samples" in federation.toml: may the others learn how many samples this site trains on?',
+            f"{tells} in federation.toml: may the others learn how many samples this site trains on?",
             interview.current("egress.training_set_size"),
             lambda value: _one_of(value, (True,), "the federation needs true"),
         )

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Literal
 
 Pattern = Literal["permutation", "circulate", "all_to_all", "visit", "none"]
-Kind = Literal["model", "head", "proxy", "messenger", "return", "prototype", "prediction"]
+Kind = Literal["model", "head", "proxy", "messenger", "return", "prototype", "prediction", "sums"]
 Unit = Literal["step", "epoch"]
 AggregateRule = Literal["mean", "capped", "trimmed_mean", "median"]
 Wire = Literal["float32", "bfloat16"]
@@ -25,7 +25,7 @@ Value = bool | int | float | str | tuple[int, ...] | tuple[str, ...]
 SHARE_SLACK = 1e-9
 """0.29 of 100 rounds are 29 rounds, although the floating-point product is slightly less."""
 
-KINDS: tuple[Kind, ...] = ("model", "head", "proxy", "messenger", "return", "prototype", "prediction")
+KINDS: tuple[Kind, ...] = ("model", "head", "proxy", "messenger", "return", "prototype", "prediction", "sums")
 METHOD_KEYS = ("name", "package")
 """Keys of the table ``[method]`` that are not parameters."""
 OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")

@@ -34,6 +34,7 @@ WaitKind = Literal[
     "return",
     "prototype",
     "prediction",
+    "sums",
 ]
 WAIT_KINDS: tuple[WaitKind, ...] = get_args(WaitKind)
 """Every kind of wait: five for a peer's messages, then the kinds of artifacts."""

@@ -7,7 +7,7 @@ the parameters) to a ``Stage`` (the networks that run, the optimiser steps on a 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -53,6 +53,10 @@ class Term:
 
     value: Tensor
     weight: float = 1.0
+
+
+Samples = Iterable[tuple[Tensor, Tensor]]
+"""Images and targets, as in a batch."""
 
 
 class Forward(Protocol):
@@ -170,6 +174,9 @@ class StageContext:
         seed_torch: seeds torch's global generator before a stage builds layers; the arguments name
             the purpose.
         supervision: of the cross-entropy with own labels; without effect in a prediction.
+        samples: yields the training samples once, in order and as prepared, without augmentation, as images
+            ``(1, c, *space)`` and targets on the CPU; none in a prediction.
+        validation_samples: the same of the validation samples.
     """
 
     site: str
@@ -181,6 +188,8 @@ class StageContext:
     round: int = 0
     classes_present: Collection[int] = ()
     supervision: Supervision = Supervision()
+    samples: Callable[[], Samples] = tuple
+    validation_samples: Callable[[], Samples] = tuple
 
     @property
     def dam(self) -> Network:
@@ -201,6 +210,11 @@ def accept_any_local(own: Output, shared: Output | None, parameters: Mapping[str
 
 def accept_any_received(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
     """Accept any received network."""
+    return None
+
+
+def accept_any_state(state: Mapping[str, Tensor]) -> str | None:
+    """Accept any state that has the right form."""
     return None
 
 
@@ -260,6 +274,7 @@ class Method:
             there are region masks, returns why the method cannot work here, or None.
         check_received: given outputs of the local and of the received model (of a received head:
             for a feature of zeros) and the parameters, returns why the method cannot use it, or None.
+        check_state: returns why a received state must not enter the aggregate, or None.
     """
 
     stages: Mapping[str, Callable[[StageContext], Stage]]
@@ -273,6 +288,7 @@ class Method:
     one_network: Callable[[Mapping[str, Any], Mapping[str, Any]], Network] | None = None
     check_local: Callable[..., str | None] = accept_any_local
     check_received: Callable[[Output, Output, Mapping[str, Any]], str | None] = accept_any_received
+    check_state: Callable[[Mapping[str, Tensor]], str | None] = accept_any_state
 
     @classmethod
     def of(cls, plan: Plan) -> Method:

@@ -27,6 +27,7 @@ from peer.methods.finetuning.plan import FEDAVG_FT, FEDCROSS_FT, FEDPROX_FT
 from peer.methods.lc_fed.plan import LC_FED
 from peer.methods.local.plan import LOCAL
 from peer.methods.mh_pflid.plan import MH_PFLID
+from peer.methods.pooled_head.plan import POOLED_HEAD
 from peer.methods.proxyfl.plan import PROXYFL
 from peer.methods.public_distillation.plan import FEDMD, KT_PFL
 from peer.methods.scaffold.plan import SCAFFOLD, SCAFFOLD_FT
@@ -53,6 +54,7 @@ PLANS: dict[str, Plan] = {
     "fedrep": FEDREP,
     "lc_fed": LC_FED,
     "fedproto": FEDPROTO,
+    "pooled_head": POOLED_HEAD,
     "scaffold": SCAFFOLD,
     "scaffold_ft": SCAFFOLD_FT,
     "apfl": APFL,

@@ -40,6 +40,8 @@ class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Kind.ValueType],
     """the mean feature of each class"""
     KIND_PREDICTION: _Kind.ValueType  # 7
     """logits for each image of a public set"""
+    KIND_SUMS: _Kind.ValueType  # 8
+    """products of features and targets, added up over samples"""
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
 
@@ -54,6 +56,8 @@ KIND_PROTOTYPE: Kind.ValueType  # 6
 """the mean feature of each class"""
 KIND_PREDICTION: Kind.ValueType  # 7
 """logits for each image of a public set"""
+KIND_SUMS: Kind.ValueType  # 8
+"""products of features and targets, added up over samples"""
 Global___Kind: _TypeAlias = Kind  # noqa: Y015
 
 class _Purpose:

@@ -29,6 +29,10 @@ PAIR_RATIO_MAX = 100.0
 """Maximum size of one of two contributions, in multiples of the other: with two, neither has a majority."""
 SAMPLES_RATIO_MAX = 10.0
 """Upper bound on a claimed number of samples, in multiples of the median claim."""
+SITE_RATIO_MAX = 100.0
+"""Upper bound on the samples in a site's sums, in multiples of the median: hospitals differ, but not that much."""
+SAMPLES = "count"
+"""Suffix of the tensor in a table of sums with the number of samples."""
 TABLE = ("prototypes", "counts")
 """Suffixes of the tensors in a table of prototypes."""
 STATISTICS = ("running_mean", "running_var")
@@ -81,8 +85,7 @@ def aggregate(
     cut = find_outliers(states) if bounds else {}
     copies = find_copies(states) if bounds else {}
     contributors = sorted(site for site in states if site not in cut and copies.get(site, site) == site)
-    equal = {site: [other for other in copies if other != site and copies[other] == copies[site]] for site in copies}
-    cut = {site: f"is equal to that of {', '.join(others)}" for site, others in equal.items() if others} | cut
+    cut = _name_copies(copies) | cut
     kept = [states[site] for site in contributors]
     if rule not in ("mean", "capped"):
         trimmed = (len(kept) - 1) // 2 if rule == "median" else math.ceil(len(kept) / 4) if len(kept) > 2 else 0
@@ -131,6 +134,34 @@ def aggregate_prototypes(
         contributors |= set(of_class.contributors)
         cut |= {site: f"class {number}: {reason}" for site, reason in of_class.cut.items() if site not in cut}
     return Aggregation(mean_of, sorted(contributors), cut)
+
+
+def aggregate_sums(
+    states: Mapping[SiteName, State],
+    samples: Mapping[SiteName, int | None],
+    *,
+    rule: AggregateRule = "mean",
+    bounds: bool = True,
+    weighted: bool = False,
+) -> Aggregation:
+    """Add up tables of sums, which are integers: the order of the sites does not change a bit.
+
+    With bounds, of equal tables one counts, and a table of many times the samples of the others is excluded: a sum has
+    no other bound on the share of one site. The federation's rule and weighting have no effect.
+    """
+    (count_name,) = (name for name in next(iter(states.values())) if name.endswith(SAMPLES))
+    counts = {site: int(state[count_name]) for site, state in states.items()}
+    largest = SITE_RATIO_MAX * max(1.0, statistics.median(counts.values())) if bounds else math.inf
+    copies = find_copies(states) if bounds else {}
+    large = {
+        site: f"is of {count} samples, more than {largest:.0f}: {SITE_RATIO_MAX:g} medians"
+        for site, count in counts.items()
+        if count > largest
+    }
+    contributors = sorted(site for site in states if site not in large and copies.get(site, site) == site)
+    kept = [states[site] for site in contributors]
+    total = {name: torch.stack([state[name] for state in kept]).sum(0) for name in kept[0]}
+    return Aggregation(total, contributors, _name_copies(copies) | large)
 
 
 def capped_mean(states: Sequence[State], weights: Sequence[float]) -> State:
@@ -189,6 +220,12 @@ def find_copies(states: Mapping[SiteName, State]) -> dict[SiteName, SiteName]:
             digest.update(states[site][name].contiguous().flatten().view(torch.uint8).numpy().tobytes())
         firsts[site] = first_of.setdefault(digest.digest(), site)
     return {site: first for site, first in firsts.items() if 1 < len(first_of) < len(states)}
+
+
+def _name_copies(copies: Mapping[SiteName, SiteName]) -> dict[SiteName, str]:
+    """Return for each site whose state another has, too, the reason that names the others."""
+    equal = {site: [other for other in copies if other != site and copies[other] == copies[site]] for site in copies}
+    return {site: f"is equal to that of {', '.join(others)}" for site, others in equal.items() if others}
 
 
 def find_outliers(states: Mapping[SiteName, State]) -> dict[SiteName, str]:

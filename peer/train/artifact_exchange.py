@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,14 @@ from peer.core.plan import Kind
 from peer.core.roster import SiteName
 from peer.files import artifact_path
 from peer.methods.method import Method
-from peer.train.aggregation import Aggregation, aggregate, aggregate_prototypes, cap_change, find_leap
+from peer.train.aggregation import (
+    Aggregation,
+    aggregate,
+    aggregate_prototypes,
+    aggregate_sums,
+    cap_change,
+    find_leap,
+)
 from peer.train.artifact import read_head, read_network, read_state, write_artifact
 from peer.train.errors import UnusableArtifact, UnusableConfigurationError, refuse
 from peer.train.network import probe, probe_head
@@ -34,6 +41,8 @@ from peer.train.settings import TrainingSettings
 from peer.train.site_networks import SiteNetworks
 from peer.train.tensors import State, as_received, as_sent, mean, state_of, unpack
 
+COMBINE: Mapping[Kind | None, Callable[..., Aggregation]] = {"prototype": aggregate_prototypes, "sums": aggregate_sums}
+"""How artifacts are aggregated that are no weights."""
 CLASS_COUNTS = "counts"
 """Name of the tensor of sample counts in a table of prototypes."""
 BATCH_COUNTER = "num_batches_tracked"
@@ -109,6 +118,11 @@ class ArtifactExchange:
         except Exception as error:
             raise refuse(source, error) from error
 
+    @property
+    def stages_receive(self) -> bool:
+        """Whether stages take the received artifacts; if not, the aggregate has already taken everything from them."""
+        return self._method.keeps_heads is None and self._settings.plan.artifact != "sums"
+
     def receive_all(self, sources: Sequence[Source]) -> dict[str, nn.Module]:
         """Read the sources' networks or heads, by origin; raise ``UnusableArtifact`` if the method cannot use one."""
         modules = {}
@@ -146,10 +160,12 @@ class ArtifactExchange:
             states[settings.site] = as_received(as_sent(state, settings.wire), state)  # all average the same bits
             counts[settings.site] = samples if settings.tells_samples else None
         for source in sources:
-            states[source.origin] = self._read_state(source, allow=allow)
+            state = states[source.origin] = self._read_state(source, allow=allow)
+            if (reason := self._method.check_state(state)) is not None:
+                raise UnusableArtifact(source, reason)
             counts[source.origin] = source.artifact.training_samples
         heads = {site: self._take_kept_head(state) for site, state in states.items()}
-        combine = aggregate_prototypes if settings.plan.artifact == "prototype" else aggregate
+        combine = COMBINE.get(settings.plan.artifact, aggregate)
         aggregation = combine(
             states,
             counts,

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,12 @@ class SiteData:
         """Number of samples by purpose, as reported in ``Initialised``."""
         counts = {"training": len(self.training), "test": len(self.test), "unreadable": self.unreadable}
         return counts | ({"validation": len(self.validation)} if len(self.validation) else {})
+
+    def context_fields(self, settings: TrainingSettings) -> dict[str, Any]:
+        """Return the fields of a stage's context that depend on the samples."""
+        samples = {"samples": partial(self.training.batches, 1)}
+        samples["validation_samples"] = partial(self.validation.batches, 1)
+        return self.training.context_fields(settings) | samples
 
 
 def inspect_samples(task: TaskSettings, data: DataSettings) -> Datalist:

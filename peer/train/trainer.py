@@ -443,12 +443,11 @@ class Trainer:
         """Build the method's stage, or a visitor's supervised training in a circulating round."""
         owner, settings = command.circulate, self.settings
         if owner is None:
-            # If heads are kept, the aggregate has already taken everything from the sources.
-            kept = self.method.keeps_heads is not None
-            received = {} if kept else self.artifact_exchange.receive_all(command.sources)
+            exchange = self.artifact_exchange
+            received = exchange.receive_all(command.sources) if exchange.stages_receive else {}
             if probe is not None and received and self.settings.plan.artifact != "prediction":
                 probe.check_received(command.sources, received, self.site_networks.dam)
-            context = self._stage_context(received, round=command.round, **self.data.training.context_fields(settings))
+            context = self._stage_context(received, round=command.round, **self.data.context_fields(settings))
             return self.method.stages[command.stage](context)
         if not command.sources and owner != self.settings.site:
             raise UnusableConfigurationError(
@@ -538,7 +537,7 @@ class Trainer:
 
     def _blame(self, command: commands.Train, reason: str) -> Exception:
         """Blame a divergence on the received artifact with the largest values, or on this site."""
-        if command.sources and self.method.keeps_heads is None:
+        if command.sources and self.artifact_exchange.stages_receive:
             source = max(command.sources, key=self.artifact_exchange.max_abs)
             return UnusableArtifact(source, f"training with it diverged: {reason}")
         return DivergenceError(

@@ -19,7 +19,19 @@ SHARED: Mapping[str, str] = {
     "proxyfl": '[shared_model]\nname = "resnet10"\nwidth = 4\nstem_stride = 2',
     "mh_pflid": '[shared_model]\nname = "messenger_classification"\nwidth = 4',
     **dict.fromkeys(
-        ("fedavg", "fedprox", "fedbn", "fedavg_ft", "fedprox_ft", "ditto", "fedrep", "scaffold", "scaffold_ft", "apfl"),
+        (
+            "fedavg",
+            "fedprox",
+            "fedbn",
+            "fedavg_ft",
+            "fedprox_ft",
+            "ditto",
+            "fedrep",
+            "scaffold",
+            "scaffold_ft",
+            "apfl",
+            "pooled_head",
+        ),
         '[shared_model]\nname = "resnet10"\nwidth = 8\nstem_stride = 2',
     ),
     "lc_fed": '[shared_model]\nname = "unet"\nwidth = 4\ndepth = 2',
@@ -40,7 +52,19 @@ THREE_SITES = frozenset({"dflmoe", "fedcross", "feddal", "fedskd", "fedvisit", "
 
 
 PAIRS = frozenset(
-    {"dflmoe", "fedavg", "fedcross", "feddal", "fedproto", "fedskd", "fedvisit", "kt_pfl", "mh_pflid", "proxyfl"}
+    {
+        "dflmoe",
+        "fedavg",
+        "fedcross",
+        "feddal",
+        "fedproto",
+        "fedskd",
+        "fedvisit",
+        "kt_pfl",
+        "mh_pflid",
+        "pooled_head",
+        "proxyfl",
+    }
 )
 """One method of each pair of pattern and artifacts: that daemons and simulator agree is a property of the pair."""
 
@@ -65,6 +89,7 @@ def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[..., Loca
         options = {"stages": stages, "shared": SHARED.get(method, "") + schedule, "models": models, "top": top}
         options["cold"] = method == COLD and not schedule
         options |= {"kind": "segmentation"} if dense else {}
+        options |= {"site": "[egress]\ntraining_set_size = true\n"} if PLANS[method].artifact == "sums" else {}
         with found(sites=sites, method=method, rounds=ROUNDS, **options) as loopback:
             tools.start(loopback, sites)
             tools.finish_well(loopback)

@@ -464,6 +464,9 @@ class Experiment(StrictTable):
             shared = self.proxy if plan.artifact == "proxy" else self.messenger
         return None if shared is None else shared.model_dump()
 
+    def _tells_samples(self, label: str) -> bool:
+        return self.weighting == "samples" or self.plan(label).artifact == "sums"
+
     def site_text(
         self,
         site: str,
@@ -494,7 +497,7 @@ class Experiment(StrictTable):
             "data": data_keys,
             "model": {"name": model.name, **layers, "parameters": hyper},
             "training": self.training.model_dump() | {"batch_size": self.batch_size(label)},
-            "egress": {"training_set_size": True if self.weighting == "samples" else None},
+            "egress": {"training_set_size": True if self._tells_samples(label) else None},
         }
         return toml.text(
             {

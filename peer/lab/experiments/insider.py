@@ -104,6 +104,7 @@ class Insider:
         generator = torch.Generator().manual_seed(derive("insider", settings.seed, artifact.sha256))
 
         def redraw(value: Tensor) -> Tensor:
+            value = value.double() if artifact.kind == "sums" else value
             spread = value.std() if value.numel() > 1 else value.abs().sum()
             drawn: Tensor = value.mean() + spread * torch.randn(value.shape, generator=generator)
             return drawn.to(value.dtype)
@@ -117,8 +118,9 @@ class Insider:
         }
         state = unpack(artifact_path(settings.artifacts, artifact.sha256).read_bytes())
         for name in sorted(state):
-            if state[name].is_floating_point() and (self.act == "scale" or not name.endswith(STATISTICS)):
-                state[name] = changes[self.act](state[name])
+            value, learns = state[name], state[name].is_floating_point() or artifact.kind == "sums"
+            if learns and (self.act == "scale" or not name.endswith(STATISTICS)):
+                state[name] = changes[self.act](value).to(value.dtype)
         return _write(settings, artifact, state)
 
 

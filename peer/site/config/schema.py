@@ -326,8 +326,8 @@ class FederationConfig(StrictTable):
             raise key_problem("aggregate.rule", problem)
         if (problem := self._shared_model_problem()) is not None:
             raise key_problem("shared_model", problem)
-        if self.wire != "float32" and self.plan.artifact in (None, "prototype", "prediction"):
-            sent = "nothing" if self.plan.artifact is None else f"{self.plan.artifact}s and no weights"
+        if self.wire != "float32" and self.plan.artifact in (None, "prototype", "prediction", "sums"):
+            sent = "nothing" if self.plan.artifact is None else f"{self.plan.artifact.rstrip('s')}s and no weights"
             raise key_problem("wire", f"{self.method.name} sends {sent}; leave it out")
         if self.plan.pattern == "visit" and self.schedule.kind not in ("ring", ScheduleConfig().kind):
             raise key_problem("schedule.kind", f"{self.method.name} visits along a ring; leave it out")
@@ -372,6 +372,8 @@ class FederationConfig(StrictTable):
             return None
         if "aggregate" not in plan.phases:
             return f"{self.method.name} averages nothing; leave it out"
+        if plan.artifact == "sums":
+            return f"{self.method.name} adds up sums, which have no robust mean; leave it out"
         if plan.pattern == "visit" and rule == "capped":
             return None
         if plan.pattern == "visit":
@@ -505,6 +507,8 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str, *, new
             problems.append(f"model: {federation.method.name} trains one model, [shared_model] {shared.name} {hyper}")
     if federation.weighting == "samples" and not egress.training_set_size:
         problems.append('egress.training_set_size: weighting = "samples" tells it to the others, but it is false')
+    if plan.artifact == "sums" and not egress.training_set_size:
+        problems.append(f"egress.training_set_size: the sums of {federation.method.name} tell it, but it is false")
     problems += table_problems(federation.task, site.data)
     if federation.task.kind != "tabular" and not site.data.input_size:
         problems.append("data.input_size is missing; write, for example, input_size = [224, 224]")

@@ -38,7 +38,7 @@ class EgressConfig(StrictTable):
 
     kinds: Annotated[tuple[Kind, ...], Loose] | None = None
     """Artifact kinds: "model", "head", "proxy", "messenger", "return" (a model that visited this site, for its owner
-    alone), "prototype", "prediction"; left out: those that the method sends."""
+    alone), "prototype", "prediction", "sums"; left out: those that the method sends."""
     receivers: Annotated[tuple[str, ...], Loose] = ("*",)
     """Site names, or "*" for the whole roster."""
     newcomers: Literal["ask", "accept"] = "ask"

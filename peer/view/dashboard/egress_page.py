@@ -31,6 +31,7 @@ KIND_WORDS: Mapping[str, str] = {
     "return": "the weights of another site's network that trained here, back to its owner alone",
     "prototype": "the mean feature of each class, over this site's training samples",
     "prediction": "what the network predicts for a public set of images, which all sites have",
+    "sums": "products of features and targets, added up over this site's training samples, whose number they tell",
     "metrics": "figures of this site's test split, such as an AUC, with the number of its samples",
 }
 MEMBERSHIP: Mapping[str, float] = {
@@ -41,6 +42,7 @@ MEMBERSHIP: Mapping[str, float] = {
     "return": 0.59,
     "prototype": 0.52,
     "prediction": 0.56,
+    "sums": 1.0,
 }
 """By kind, how well a membership inference attack did after the last round: the largest AUC in guarantees.md."""
 PURPOSE_WORDS: Mapping[str, str] = {

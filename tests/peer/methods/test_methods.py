@@ -80,7 +80,7 @@ def test_methods_are_those_of_the_plans() -> None:
     for name, method in METHODS.items():
         assert method.stages.keys() == PLANS[name].stages.keys()
         assert method.artifact_network == DAM or method.artifact_network in method.local_networks
-        beside = PLANS[name].shared == "beside" or PLANS[name].artifact in ("proxy", "prototype", "prediction")
+        beside = PLANS[name].shared == "beside" or PLANS[name].artifact in ("proxy", "prototype", "prediction", "sums")
         assert beside == (method.artifact_network in method.local_networks)
 
 

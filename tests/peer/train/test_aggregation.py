@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from peer.core.roster import SiteName
-from peer.train.aggregation import Aggregation, aggregate, aggregate_prototypes, cap_change, find_leap, find_outliers
+from peer.train.aggregation import (
+    Aggregation,
+    aggregate,
+    aggregate_prototypes,
+    aggregate_sums,
+    cap_change,
+    find_leap,
+    find_outliers,
+)
 from peer.train.tensors import VALUES_AT_ONCE_MAX
 
 State = dict[str, Tensor]
@@ -48,6 +56,31 @@ def test_of_equal_contributions_one_counts_unless_all_are_equal() -> None:
     assert aggregate(copied, NO_SAMPLES, bounds=False).cut == {}
     untrained = {site: trained(0) for site in SITES}
     assert aggregate(untrained, NO_SAMPLES).contributors == list(SITES)
+
+
+def test_sums_are_added_up_a_copy_counts_once_and_a_site_of_too_many_samples_not_at_all() -> None:
+    counts = dict(zip(SITES, (40, 30, 20, 10), strict=True))
+    tables = {
+        site: {"t.gram": torch.tensor([(1 << 52) + k, k]), "t.count": torch.tensor(counts[site])}
+        for k, site in enumerate(SITES)
+    }
+    aggregation = aggregate_sums(tables, NO_SAMPLES, rule="median", weighted=True)
+    assert {name: value.tolist() for name, value in aggregation.state.items()} == {
+        "t.gram": [(4 << 52) + 6, 6],
+        "t.count": 100,
+    }
+    assert (aggregation.contributors, aggregation.cut) == (list(SITES), {})
+    tables[ASIA] = dict(tables[SITES[0]])
+    tables[SITES[3]] = {"t.gram": torch.zeros(2, dtype=torch.int64), "t.count": torch.tensor(4001)}
+    aggregation = aggregate_sums(tables, NO_SAMPLES)
+    assert aggregation.contributors == [*SITES[:2]]
+    assert int(aggregation.state["t.count"]) == 70
+    assert aggregation.cut == {
+        ASIA: "is equal to that of africa",
+        SITES[0]: "is equal to that of asia",
+        SITES[3]: "is of 4001 samples, more than 4000: 100 medians",
+    }
+    assert aggregate_sums(tables, NO_SAMPLES, bounds=False).contributors == list(SITES)
 
 
 ACTS = {

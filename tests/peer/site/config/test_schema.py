@@ -47,6 +47,9 @@ def site(tmp_path: Path, **changes: Any) -> SiteConfig:
     return SiteConfig.load(path)
 
 
+POOLED: dict[str, Any] = {"method": {"name": "pooled_head"}, "shared_model": {"name": "resnet10"}}
+
+
 def task(**changes: Any) -> dict[str, Any]:
     return {"task": {**BASE["task"], **changes}}
 
@@ -133,6 +136,18 @@ def test_large_federations_beat_less_often() -> None:
             {"wire": "bfloat16", "method": {"name": "fedproto"}},
             "wire: fedproto sends prototypes and no weights; leave it out",
         ),
+        (
+            {"wire": "bfloat16", **POOLED},
+            "wire: pooled_head sends sums and no weights; leave it out",
+        ),
+        (
+            {"aggregate": {"rule": "median"}, **POOLED},
+            "aggregate.rule: pooled_head adds up sums, which have no robust mean; leave it out",
+        ),
+        (
+            {**POOLED, "method": {"name": "pooled_head", "ridge": 0}},
+            "method.ridge: 0 is below 1e-06",
+        ),
         ({"quorum": 3}, "quorum: 3 is more than the 2 other sites"),
         (task(kind="regression"), "task.kind: expected 'classification', 'segmentation'"),
         (task(spatial_dims=4), "task.spatial_dims: expected at most 3, found 4"),
@@ -211,7 +226,7 @@ def test_what_a_method_is_not_defined_for_is_refused() -> None:
         federation(method={"name": "proxyfl"}, **stale)
 
 
-OLDER = frozenset({"dflmoe", "dflmoe_models", "fedmd", "fedproto", "fedskd", "kt_pfl"})
+OLDER = frozenset({"dflmoe", "dflmoe_models", "fedmd", "fedproto", "fedskd", "kt_pfl", "pooled_head"})
 """The methods in which a site may use artifacts that are a round older."""
 
 
@@ -231,6 +246,13 @@ OLDER = frozenset({"dflmoe", "dflmoe_models", "fedmd", "fedproto", "fedskd", "kt
 def test_a_method_that_needs_the_artifacts_of_the_round_refuses_older_ones(method: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=rf"schedule.staleness: .*{reason}.*; leave it out"):
         federation(method=method, schedule={"staleness": 1}, shared_model={"name": "resnet10"})
+
+
+def test_sums_leave_only_where_the_number_of_samples_may(tmp_path: Path) -> None:
+    config, model = federation(**POOLED), {"name": "resnet10", "parameters": {}}
+    with pytest.raises(ConfigError, match=r"egress.training_set_size: the sums of pooled_head tell it"):
+        check_site(config, site(tmp_path, model=model), "europe")
+    check_site(config, site(tmp_path, model=model, egress={"training_set_size": True}), "europe")
 
 
 def test_the_methods_that_take_older_artifacts_are_these() -> None:

@@ -24,6 +24,7 @@ METHOD_OF = {
     "return": "fedvisit",
     "prototype": "fedproto",
     "prediction": "fedmd",
+    "sums": "pooled_head",
 }
 
 
