@@ -19,7 +19,6 @@ from peer.lab.statistics.calibration import BINS, brier_score, expected_calibrat
 
 Score = Callable[[Probabilities, Labels], float | None]
 SCORES: Mapping[str, Score] = {"ECE": expected_calibration_error, "Brier": brier_score}
-COLUMNS_MAX = 4
 
 
 def table(comparison: Comparison, *, name: str) -> Table | None:
@@ -59,13 +58,8 @@ def diagram(comparison: Comparison, styles: Mapping[str, Style], *, name: str) -
     pooled = {label: pair for label, pair in pairs_by_label.items() if pair is not None}
     if not pooled:
         return None
-    columns = min(COLUMNS_MAX, len(pooled))
-    rows = -(-len(pooled) // columns)
-    figure, grid = plotting.new_figure(
-        0.6 + 1.9 * columns, 0.5 + 2.0 * rows, rows=rows, columns=columns, sharex=True, sharey=True
-    )
-    all_axes = [axes for line in grid for axes in line]
-    for axes, (label, pair) in zip(all_axes, pooled.items(), strict=False):
+    figure, panels = plotting.new_panels(len(pooled))
+    for axes, (label, pair) in zip(panels, pooled.items(), strict=True):
         curve = reliability(*pair)
         known = curve.counts > 0
         axes.plot([0, 1], [0, 1], color=plotting.INK, linewidth=0.7, linestyle=":", zorder=1)
@@ -80,8 +74,6 @@ def diagram(comparison: Comparison, styles: Mapping[str, Style], *, name: str) -
         axes.set_xlim(0, 1.02)
         axes.set_ylim(0, 1.02)
         axes.set_box_aspect(1)
-    for axes in all_axes[len(pooled) :]:
-        axes.set_visible(False)
     figure.supxlabel("probability of the predicted class", fontsize=9)
     figure.supylabel("share of right predictions", fontsize=9)
     return plotting.render(

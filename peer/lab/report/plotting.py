@@ -45,6 +45,7 @@ CLASS_COLOURS = (
 )  # fmt: skip
 """For classes and sites; of medium lightness, for both backgrounds."""
 HEAT, DIVERGING = "viridis", "RdBu_r"
+PANELS_IN_ROW = 4
 DOTS_PER_INCH = 150
 """For the rasterised parts of a figure."""
 
@@ -158,6 +159,19 @@ def new_figure(
     """Make an empty figure, with width and height in inches, and its axes by row and column."""
     figure = blank_figure(width, height)
     return figure, figure.subplots(rows, columns, squeeze=False, **options).tolist()
+
+
+def new_panels(count: int) -> tuple[Figure, list[Any]]:
+    """Make a figure of so many panels with common axes, at most ``PANELS_IN_ROW`` in a row; return both."""
+    columns = min(PANELS_IN_ROW, count)
+    rows = -(-count // columns)
+    figure, grid = new_figure(
+        0.6 + 1.9 * columns, 0.5 + 2.0 * rows, rows=rows, columns=columns, sharex=True, sharey=True
+    )
+    all_axes = [axes for line in grid for axes in line]
+    for axes in all_axes[count:]:
+        axes.set_visible(False)
+    return figure, all_axes[:count]
 
 
 def blank_figure(width: float, height: float) -> Figure:

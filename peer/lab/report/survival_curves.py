@@ -14,7 +14,6 @@ from peer.lab.report.plotting import ReportFigure, Style
 from peer.lab.report.results import RunResult
 from peer.survival import censor_at, interpolate_survival, kaplan_meier
 
-COLUMNS_MAX = 4
 HALVES = ("higher risk", "lower risk")
 
 
@@ -44,13 +43,8 @@ def figure(comparison: Comparison, styles: Mapping[str, Style], *, name: str) ->
     }
     if not halves:
         return None
-    columns = min(COLUMNS_MAX, len(halves))
-    rows = -(-len(halves) // columns)
-    drawing, grid = plotting.new_figure(
-        0.6 + 1.9 * columns, 0.5 + 2.0 * rows, rows=rows, columns=columns, sharex=True, sharey=True
-    )
-    all_axes = [axes for line in grid for axes in line]
-    for axes, (label, both) in zip(all_axes, halves.items(), strict=False):
+    drawing, panels = plotting.new_panels(len(halves))
+    for axes, (label, both) in zip(panels, halves.items(), strict=True):
         for half, words, line in zip(both, HALVES, ("-", "--"), strict=True):
             estimate = kaplan_meier(*censor_at(half.times, half.events, float(ends[-1])))
             moments = np.concatenate([[0.0], estimate.times])
@@ -63,9 +57,7 @@ def figure(comparison: Comparison, styles: Mapping[str, Style], *, name: str) ->
         axes.set_title(label, fontsize=8.5)
         axes.set_ylim(0, 1.02)
         axes.set_xlim(0, float(ends[-1]))
-    for axes in all_axes[len(halves) :]:
-        axes.set_visible(False)
-    all_axes[0].legend(fontsize=7, loc="upper right", frameon=False)
+    panels[0].legend(fontsize=7, loc="upper right", frameon=False)
     drawing.supxlabel(f"time{', ' + task['unit'] if task.get('unit') else ''}", fontsize=9)
     drawing.supylabel("share without the event", fontsize=9)
     return plotting.render(
