@@ -94,22 +94,6 @@ def auc(probabilities: Probabilities, labels: Labels) -> float | None:
     return class_scores(probabilities, labels).auc if len(labels) else None
 
 
-def brier(probabilities: Probabilities, labels: Labels) -> float:
-    """Compute the mean squared difference of the probabilities from the truth, 0 for a perfect prediction.
-
-    Of more than two classes it is summed over the classes, in [0, 2]. Of two it is that of class 1 alone, in [0, 1] and
-    half of that sum, as scikit-learn's ``brier_score_loss``.
-
-    Source: Brier 1950.
-
-    Raises:
-        ValueError: as :func:`class_scores`.
-    """
-    _, classes = _check_shapes(probabilities, labels)
-    total = np.mean(((probabilities - np.eye(classes)[labels]) ** 2).sum(axis=1))
-    return float(total if classes > 2 else total / 2)
-
-
 def label_scores(probabilities: Probabilities, labels: NDArray[np.float64]) -> LabelScores:
     """Compute the metrics of several labels that may hold at once; a label is predicted above a probability of 0.5.
 

@@ -1,4 +1,4 @@
-"""The Brier score, and metrics of several labels, beside scikit-learn's and values by hand."""
+"""Metrics of several labels, beside scikit-learn's and values by hand."""
 
 import numpy as np
 import pytest
@@ -6,28 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from peer.classification import LabelScores, brier, label_scores
+from peer.classification import LabelScores, label_scores
 
 NAN = np.nan
-
-
-@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(2, 5))
-def test_brier_is_that_of_scikit_learn(seed: int, samples: int, classes: int) -> None:
-    draw = np.random.default_rng(seed)
-    probabilities = draw.dirichlet(np.ones(classes), size=samples)
-    labels = draw.integers(0, classes, size=samples)
-    if classes == 2:
-        expected = reference.brier_score_loss(labels, probabilities[:, 1], pos_label=1)
-    else:
-        expected = reference.brier_score_loss(labels, probabilities, labels=range(classes))
-    assert brier(probabilities, labels) == pytest.approx(expected)
-
-
-def test_brier_by_hand() -> None:
-    assert brier(np.array([[0.4, 0.6], [0.9, 0.1]]), np.array([1, 1])) == pytest.approx((0.16 + 0.81) / 2)
-    assert brier(np.array([[0.5, 0.3, 0.2]]), np.array([0])) == pytest.approx(0.25 + 0.09 + 0.04)
-    with pytest.raises(ValueError, match="no sample"):
-        brier(np.ones((0, 2)), np.array([], dtype=int))
 
 
 @given(st.integers(0, 2**32), st.integers(2, 30))
