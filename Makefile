@@ -18,7 +18,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.run ## four daemons on loopback, real data, one table at the end
-	$(BIN)/mhfl-peer demo
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/mhfl-peer demo
 
 test: $(VENV)/.test ## the quick tests
 	$(PYTEST) --numprocesses $$(($(CORES) + 1)) -m 'not e2e and not nightly'

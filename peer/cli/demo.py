@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +15,18 @@ import click
 
 from peer.cli import output, rendering, shared_options
 from peer.errors import UsageError
-from peer.lab.demo.presets import STUDIES, PresetSize, problem
+from peer.lab.demo.presets import DEFAULT_STUDY, STUDIES, defaults_of, problem
 from peer.lab.experiments.result_files import CENTRALISED
 from peer.methods.registry import PLANS
 from peer.site.config.toml import suggestion
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from peer.lab.demo.run import DemoProgress
 
 SITE_COLUMNS = ("site", "training", "test", "model", "sent")
 METHODS = tuple(name for name in PLANS if name != "local")
-SIZE = PresetSize()
 NAMES = {CENTRALISED: "pooled bound"}
 
 
@@ -32,7 +35,7 @@ NAMES = {CENTRALISED: "pooled bound"}
 @click.option(
     "--study",
     type=click.Choice(list(STUDIES)),
-    default="blinks",
+    default=DEFAULT_STUDY,
     show_default=True,
     help="Data set and networks.",
 )
@@ -40,22 +43,21 @@ NAMES = {CENTRALISED: "pooled bound"}
     "--method",
     "methods",
     multiple=True,
-    default=("fedvisit",),
-    show_default=True,
     type=click.Choice(METHODS),
-    help="A method to compare with `local`; may be repeated.",
+    help="A method to compare with `local`; may be repeated  [default: the study's].",
 )
 @click.option(
     "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a method's parameter; may be repeated."
 )
+@click.option("--rounds", type=click.IntRange(1), help="Rounds of a federation  [default: the study's].")
+@click.option("--steps", type=click.IntRange(1), help="Optimiser steps a round  [default: the study's].")
+@click.option("--seed", type=click.IntRange(0), help="Of data split and training  [default: 0].")
+@click.option("--learning-rate", type=float, help="Learning rate of all methods  [default: the study's].")
 @click.option(
-    "--rounds", default=SIZE.rounds, show_default=True, type=click.IntRange(1), help="Rounds of a federation."
+    "--splits",
+    type=click.IntRange(1),
+    help="Splits into training and test samples over which the simulator repeats all methods  [default: the study's].",
 )
-@click.option("--steps", default=SIZE.steps, show_default=True, type=click.IntRange(1), help="Optimiser steps a round.")
-@click.option(
-    "--seed", default=SIZE.seed, show_default=True, type=click.IntRange(0), help="Of data split and training."
-)
-@click.option("--learning-rate", default=SIZE.learning_rate, show_default=True, help="Learning rate of all methods.")
 @output.json_option
 @shared_options
 def demo(
@@ -63,35 +65,44 @@ def demo(
     study: str,
     methods: tuple[str, ...],
     settings: tuple[str, ...],
-    rounds: int,
-    steps: int,
-    seed: int,
-    learning_rate: float,
+    rounds: int | None,
+    steps: int | None,
+    seed: int | None,
+    learning_rate: float | None,
+    splits: int | None,
     as_json: bool,
 ) -> None:
     """Run four daemons on this machine with real data, and show what joining gives each site.
 
     One federation after the other trains on the same data, with the same seeds and steps: first
     `local`, in which no site sends anything, then each method. The pooled bound comes last: each
-    site's network, trained on the data of all sites, as no federation can. Tables, a page with
-    learning curves and visits, and all files stay in one folder.
+    site's network, trained on the data of all sites, as no federation can. The simulator repeats all
+    of it on further splits into training and test samples, for means with intervals. Tables, a page
+    with learning curves and visits, and all files stay in one folder.
 
     \b
     mhfl-peer demo
     mhfl-peer demo --method fedskd --set gamma=10
+    mhfl-peer demo --study blinks
     mhfl-peer demo --study eeg-blink --method dflmoe --method mh_pflid
     """
     from peer.lab.demo import run as demonstration
 
+    defaults = defaults_of(study)
+    methods = methods or defaults.methods
     for method in methods:
         if (reason := problem(study, method)) is not None:
             raise UsageError(f"--study {study} --method {method}: {reason}")
     parameters = _parse_settings(settings, methods)
     folder = out or Path(f"mhfl-demo-{time.strftime('%Y%m%d-%H%M%S')}")
-    size = PresetSize(rounds, steps, seed, learning_rate)
+    given: dict[str, Any] = {"rounds": rounds, "steps": steps, "seed": seed, "learning_rate": learning_rate}
+    size = dataclasses.replace(defaults.size, **{key: value for key, value in given.items() if value is not None})
+    split_count = splits or defaults.splits
     compared = ("local", *dict.fromkeys(methods))
     if as_json:
-        document = demonstration.run(folder, study, compared, size, parameters, lambda progress: None)
+        document = demonstration.run(
+            folder, study, compared, size, parameters, lambda progress: None, split_count=split_count
+        )
     else:
         from rich.live import Live
 
@@ -103,6 +114,7 @@ def demo(
                 size,
                 parameters,
                 lambda progress: live.update(_render_progress(progress), refresh=True),
+                split_count=split_count,
             )
     output.emit(document, as_json=as_json, render=_render)
 
@@ -163,6 +175,8 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
         cells = [(name, _format(_mean(values)), share, *map(_format, values)) for name, share, values in rows]
         title = f"{metric}, {test.title()} Test"
         tables.append(output.table(("", "mean", "room taken", *sites), cells, title=title))
+    if document["splits"] is not None:
+        tables += _split_tables(document["splits"])
     bound = (
         " Pooled bound: each site's network, trained as long on the data of all sites; no federation. Room taken: a "
         "method's gain over `local` in shares of the pooled bound's."
@@ -183,6 +197,36 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
         f"Everything is in {document['folder']} ({document['seconds']:.0f} s). Look around:\n{commands}"
     )
     return Group(*tables, Text(note, style="dim"), Text(document["conclusion"], style="bold"), Text(where))
+
+
+def _split_tables(over_splits: Mapping[str, Any]) -> Iterator[Table]:
+    """Yield the tables of the main metric's tests, and of a further metric's Local Test, with their intervals."""
+    from peer.lab.report.table import unit_of
+
+    main = next(iter(over_splits["metrics"]))
+    for (metric, tests), test in itertools.product(over_splits["metrics"].items(), ("local", "global")):
+        if test == "global" and metric != main:
+            continue
+        unit, rows = unit_of(metric), list[tuple[str, ...]]()
+        for label, sites in tests[test].items():
+            rows.append(
+                (NAMES.get(label, label), *(_format_interval(each, "mean", "low", "high") for each in sites.values()))
+            )
+            if label != "local":
+                gains = (_format_interval(each, "gain", "gain_low", "gain_high", "+") for each in sites.values())
+                rows.append(("  minus local", *gains))
+        splits = len(over_splits["seeds"])
+        title = f"{unit.name}, {test.title()} Test: mean of {splits} splits (95 % interval)"
+        yield output.table(("", *tests[test]["local"]), rows, title=title)
+
+
+def _format_interval(interval: Mapping[str, Any], middle: str, low: str, high: str, sign: str = "") -> str:
+    mean, ends = interval[middle], (interval[low], interval[high])
+    if mean is None:
+        return "-"
+    if None in ends:
+        return f"{mean:{sign}.3f}"
+    return f"{mean:{sign}.3f} ({ends[0]:{sign}.3f} to {ends[1]:{sign}.3f})"
 
 
 def _site_row(name: str, data: Mapping[str, Any], site: Mapping[str, Any]) -> tuple[str, ...]:

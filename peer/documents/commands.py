@@ -492,6 +492,28 @@ class DemoGain(TypedDict):
     share: Annotated[NotRequired[float | None], "gain divided by room; null where there is hardly any room"]
 
 
+class DemoInterval(TypedDict):
+    """A method at a site, over splits into training and test samples; an interval is Student's, of 95 %."""
+
+    splits: Annotated[int, "in how many it is defined"]
+    mean: Annotated[float | None, "mean over them"]
+    low: Annotated[float | None, "lower end of the mean's interval"]
+    high: Annotated[float | None, "upper end of the mean's interval"]
+    gain: Annotated[float | None, "mean difference from `local` on the same splits"]
+    gain_low: Annotated[float | None, "lower end of the difference's interval"]
+    gain_high: Annotated[float | None, "upper end of the difference's interval"]
+
+
+class DemoSplits(TypedDict):
+    """The methods over several splits, in the simulator; the splits share samples, so that intervals are too narrow."""
+
+    folder: Annotated[str, "folder of the experiment, for `mhfl-peer report`"]
+    seeds: Annotated[list[int], "a seed for each split"]
+    metrics: Annotated[
+        dict[str, dict[str, dict[str, dict[str, DemoInterval]]]], "by metric, test (`local`, `global`), method and site"
+    ]
+
+
 class DemoResult(TypedDict):
     """The demonstration's table."""
 
@@ -504,6 +526,7 @@ class DemoResult(TypedDict):
     data: Annotated[Mapping[str, Any], "samples of each site, and floors"]
     methods: Annotated[dict[str, DemoMethod], "by name; `centralised` is the pooled bound"]
     gains: Annotated[dict[str, dict[str, DemoGain]], "by test (`local`, `global`) and method"]
+    splits: Annotated[DemoSplits | None, "the same over several splits; null with `--splits 1`"]
     conclusion: Annotated[str, "what joining gave each site"]
     picture: Annotated[str, "the HTML page with learning curves and visits"]
     seconds: Annotated[float, "duration"]

@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 STEPS_AHEAD = 2
 """Steps whose samples are read while one trains; the second helps if a single file takes long."""
 
-WAIT_SHARE_MAX = 0.1
-"""Share of a stage's duration that training may wait for samples before the log says so."""
+WAIT_SHARE_MAX, WAIT_MAX_S = 0.1, 1.0
+"""Share of a stage's duration, and seconds, that training may wait for samples before the log says so."""
 WAITED = (
     "training waits for its samples: stage=%s waited_s=%.1f duration_s=%.1f; raise [training] readers, or set [data] "
     'cache = "memory" or "disk"'
@@ -190,7 +190,7 @@ def load_data(
     if datalist.problems:
         raise UnusableDataError(f"{data.datalist}: " + "; ".join(datalist.problems))
     for note in datalist.notes:
-        logger.warning("%s: %s", data.datalist, note)
+        logger.info("%s: %s", data.datalist, note)
     if datalist.unlabelled:
         logger.warning("test entries without label are not evaluated: count=%d", datalist.unlabelled)
     if data.cache == "disk" and not training_only:  # the rank that reads all samples also cleans up
@@ -434,7 +434,7 @@ class Batches:
 
     def warn_of_waits(self, stage: str, duration_s: float) -> None:
         """Log a warning if a stage of this duration waited long for its samples."""
-        if self.waited_s > WAIT_SHARE_MAX * duration_s:
+        if self.waited_s > max(WAIT_SHARE_MAX * duration_s, WAIT_MAX_S):
             logger.warning(WAITED, stage, self.waited_s, duration_s)
 
     def close(self) -> None:

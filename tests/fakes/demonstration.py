@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from peer.documents.commands import DemoMethod, DemoResult
+from peer.documents.commands import DemoInterval, DemoMethod, DemoResult, DemoSplits
 from peer.lab.demo import gains
 from peer.lab.experiments.result_files import CENTRALISED
 
 SITES = ("africa", "asia")
 ROUNDS = 3
+NUMBERS = ("mean", "low", "high", "gain", "gain_low", "gain_high")
 
 
-def demonstration(*, pooled: float | None = 0.8, rounds: int = ROUNDS) -> DemoResult:
+def demonstration(*, pooled: float | None = 0.8, rounds: int = ROUNDS, over_splits: bool = False) -> DemoResult:
     """Local 0.6, FedVisit 0.7 and the pooled bound, if any; asia's model is 0.1 better than africa's
     on its own data, and as much worse on all.
     """
+    shown = splits(("local", "fedvisit", CENTRALISED)) if over_splits else None
     methods: dict[str, DemoMethod] = {
         "local": federation("local", 0.6, rounds),
         "fedvisit": federation("fedvisit", 0.7, rounds),
@@ -37,9 +39,29 @@ def demonstration(*, pooled: float | None = 0.8, rounds: int = ROUNDS) -> DemoRe
         },
         "methods": methods,
         "gains": gains.compare(methods, "auc"),
-        "conclusion": gains.conclude(methods, "auc"),
+        "splits": shown,
+        "conclusion": gains.conclude(methods, "auc", shown),
         "picture": "out/picture.html",
         "seconds": 99.6,
+    }
+
+
+def splits(labels: tuple[str, ...]) -> DemoSplits:
+    """Three splits; each method is 0.1 above the one before it, and has no values at the last site's own data."""
+
+    def interval(mean: float) -> DemoInterval:
+        ends = {"mean": mean, "low": mean - 0.05, "high": mean + 0.05}
+        return {"splits": 3, **ends, "gain": mean - 0.6, "gain_low": mean - 0.62, "gain_high": mean - 0.58}  # type: ignore[typeddict-item]
+
+    nothing: DemoInterval = {"splits": 0, **dict.fromkeys(NUMBERS)}  # type: ignore[typeddict-item]
+    values = {
+        label: {site: interval(0.6 + position / 10) if site != SITES[-1] else nothing for site in SITES}
+        for position, label in enumerate(labels)
+    }
+    return {
+        "folder": "out/splits",
+        "seeds": [0, 1, 2],
+        "metrics": {"auc": {"local": values, "global": values}, "brier": {"local": values, "global": values}},
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from peer.documents.commands import DemoGain, DemoMethod
+from peer.documents.commands import DemoGain, DemoMethod, DemoSplits
 from peer.lab.experiments.result_files import CENTRALISED
 from peer.lab.report.table import unit_of
 from peer.lab.statistics.room import Values, share_of_room
@@ -17,9 +17,28 @@ def compare(methods: Mapping[str, DemoMethod], metric: str) -> dict[str, dict[st
     return {test: {label: _compare(methods, label, test, metric) for label in joined(methods)} for test in TESTS}
 
 
-def conclude(methods: Mapping[str, DemoMethod], metric: str) -> str:
-    """Write one sentence for each method: each site's gain from joining, on its own test data."""
-    return " ".join(_conclude(methods, label, metric) for label in joined(methods))
+def conclude(methods: Mapping[str, DemoMethod], metric: str, over_splits: DemoSplits | None = None) -> str:
+    """Write one sentence for each method: each site's gain from joining, on its own test data, over splits if known."""
+    if over_splits is None:
+        return " ".join(_conclude(methods, label, metric) for label in joined(methods))
+    return " ".join(_conclude_splits(label, over_splits, metric) for label in joined(methods))
+
+
+def _conclude_splits(label: str, over_splits: DemoSplits, metric: str) -> str:
+    unit, tests = unit_of(metric), over_splits["metrics"][metric]
+    factor, point, digits = unit.point
+
+    def write(test: str) -> str:
+        gains = {site: interval["gain"] for site, interval in tests[test][label].items()}
+        return ", ".join(
+            f"{site} {'–' if gain is None else f'{factor * gain:+.{digits}f}'}" for site, gain in gains.items()
+        )
+
+    splits = len(over_splits["seeds"])
+    return (
+        f"Joining by {label} gave, in {point} of {unit.name} and as means of {splits} splits, on each site's own "
+        f"test data {write('local')}; on the test data of all sites {write('global')}."
+    )
 
 
 def joined(methods: Mapping[str, DemoMethod]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The demonstration's picture: one HTML page without external resources.
 
-It shows each site's learning curves, and which models each site hosted in every round.
+It shows what each site has alone, together and pooled over several splits, each site's learning
+curves, and which models each site hosted in every round.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from peer.documents.commands import DemoResult
+from peer.documents.commands import DemoResult, DemoSplits
 from peer.lab.demo import gains
 from peer.lab.experiments.result_files import CENTRALISED
 from peer.lab.report import plotting
@@ -22,6 +23,9 @@ PANEL_INCHES = (3.6, 2.2)
 """Width and height of a site's panel, which a screen of 400 pixels shows at full size."""
 ROUND_INCHES = 0.21
 """Width of a round in the figure of visits."""
+METHOD_INCHES = 0.14
+"""Height of a method's row in the figures over splits."""
+VALUE_KEYS, GAIN_KEYS = ("mean", "low", "high"), ("gain", "gain_low", "gain_high")
 MARKER_ROWS_INCHES = 0.19
 """Height of a visitor's marker."""
 
@@ -29,7 +33,9 @@ MARKER_ROWS_INCHES = 0.19
 def write(document: DemoResult, path: Path) -> None:
     """Draw the page of a finished demonstration."""
     styles = plotting.assign_styles({label: label for label in document["methods"]})
+    over_splits = document["splits"]
     with plotting.plot_style():
+        comparisons = [] if over_splits is None else list(_comparisons(over_splits, document["metric"], styles))
         panels = [_learning(document, site, styles) for site in _sites(document)]
         visits = [_visits(document, label) for label in gains.joined(document["methods"])]
     page = render_page(
@@ -38,6 +44,7 @@ def write(document: DemoResult, path: Path) -> None:
         styles=["demo.css"],
         strict=False,
         document=document,
+        comparisons=comparisons,
         methods=[
             {"name": "pooled bound", "line": "┅┅", "colour": styles[label].colour}
             if label == CENTRALISED
@@ -53,6 +60,57 @@ def write(document: DemoResult, path: Path) -> None:
 
 def _sites(document: DemoResult) -> list[str]:
     return sorted(document["methods"]["local"]["sites"])
+
+
+def _comparisons(over_splits: DemoSplits, main: str, styles: Mapping[str, Style]) -> Iterator[ReportFigure]:
+    """Draw the methods at each site: values on its own test data, and gains over training alone on both tests."""
+    for metric in over_splits["metrics"]:
+        unit = unit_of(metric)
+        axis = unit.axis if unit.higher else f"{unit.axis}, lower is better"
+        yield _forest(over_splits, metric, "local", VALUE_KEYS, styles, title=f"{unit.name}, own test data", axis=axis)
+    for test, words in (("local", "own test data"), ("global", "test data of all sites")):
+        title = f"{unit_of(main).name} minus that of training alone, {words}"
+        yield _forest(over_splits, main, test, GAIN_KEYS, styles, title=title, axis=f"gain in {unit_of(main).axis}")
+
+
+def _forest(
+    over_splits: DemoSplits,
+    metric: str,
+    test: str,
+    keys: tuple[str, str, str],
+    styles: Mapping[str, Style],
+    *,
+    title: str,
+    axis: str,
+) -> ReportFigure:
+    """Draw a mean and its interval for each method at each site: a row a method, beside its site's name."""
+    is_gain = keys == GAIN_KEYS
+    methods = {
+        label: sites
+        for label, sites in over_splits["metrics"][metric][test].items()
+        if not (is_gain and label == "local")
+    }
+    sites = list(next(iter(methods.values())))
+    row = len(methods) + 1
+    figure, ((axes,),) = plotting.new_figure(PANEL_INCHES[0], 0.7 + METHOD_INCHES * row * len(sites))
+    for position, (label, intervals) in enumerate(methods.items()):
+        for index, site in enumerate(sites):
+            mean, low, high = (intervals[site][key] for key in keys)  # type: ignore[literal-required]
+            height, colour = index * row + position, styles[label].colour
+            if low is not None:
+                axes.plot([low, high], [height, height], color=colour, linewidth=1.4)
+            if mean is not None:
+                axes.scatter([mean], [height], s=20, color=colour, zorder=3)
+    if is_gain:
+        axes.axvline(0.0, color=INK, linewidth=0.7)
+    for index in range(1, len(sites)):
+        axes.axhline(index * row - 1, color=RULE, linewidth=0.6)
+    axes.grid(visible=False, axis="y")
+    axes.set_yticks([index * row + (row - 2) / 2 for index in range(len(sites))], sites)
+    axes.set_ylim(row * len(sites) - 1, -1)
+    axes.set_xlabel(axis)
+    kind = "gain" if is_gain else "value"
+    return plotting.render(figure, name=f"splits-{metric}-{test}-{kind}", title=title, caption="")
 
 
 def _learning(document: DemoResult, site: str, styles: Mapping[str, Style]) -> ReportFigure:

@@ -7,10 +7,13 @@ and all methods have one learning rate.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from peer.core.columns import TableColumn
+from peer.lab.datasets import heart_disease
 from peer.lab.experiments.experiment import EVERY_SITE, Experiment
 from peer.lab.experiments.result_files import CENTRALISED
 from peer.methods.registry import PLANS
@@ -34,20 +37,45 @@ class PresetSize:
     learning_rate: float = 1e-3
 
 
+@dataclass(frozen=True, slots=True)
+class StudyDefaults:
+    """What the demonstration of a study does where the command line does not say it.
+
+    Attributes:
+        methods: beside ``local``.
+        splits: how many divisions into training and test samples the simulator goes through; 1: only that of the
+            daemons.
+    """
+
+    methods: tuple[str, ...] = ("fedvisit",)
+    size: PresetSize = PresetSize()
+    splits: int = 1
+
+
+DEFAULT_STUDY = "heart-disease"
+ONE_ROUND = frozenset({"pooled_head"})
+"""Methods that have nothing to add in a second round."""
+
+
 def study(name: str, methods: Iterable[str], size: PresetSize, settings: Mapping[str, Any] | None = None) -> Experiment:
+    """Check the study's experiment. Raise ``ConfigError`` if a setting has a wrong value."""
+    return toml.validate(Experiment, study_document(name, methods, size, settings), f"the study {name}")
+
+
+def study_document(
+    name: str, methods: Iterable[str], size: PresetSize, settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Build the study's experiment: one partition, one seed, a row for each method, and one for the pooled bound.
 
     The row of the pooled bound is absent if the sites' samples cannot be pooled.
 
     Args:
         settings: parameters of the methods; each goes to all methods that have it.
-
-    Raises:
-        ConfigError: a setting has a wrong value.
     """
     rows = {
         method: {
             "models": [networks(method)],
+            **({"rounds": 1} if method in ONE_ROUND else {}),
             **{key: value for key, value in (settings or {}).items() if key in PLANS[method].parameters},
         }
         for method in methods
@@ -56,7 +84,7 @@ def study(name: str, methods: Iterable[str], size: PresetSize, settings: Mapping
     data = document["data"]
     if "input_sizes" not in data:  # images of different sizes cannot be one site's
         rows[CENTRALISED] = {"models": [FAMILIES]}
-    document |= {
+    return document | {
         "rounds": size.rounds,
         "seeds": [size.seed],
         "evaluation_every": 1,
@@ -68,7 +96,6 @@ def study(name: str, methods: Iterable[str], size: PresetSize, settings: Mapping
         "methods": rows,
         "data": {**data, "options": {**data.get("options", {}), "seed": size.seed}},
     }
-    return toml.validate(Experiment, document, f"the study {name}")
 
 
 def networks(method: str) -> str:
@@ -171,7 +198,36 @@ def _eeg(
     )
 
 
+def _columns(columns: Iterable[TableColumn]) -> list[dict[str, Any]]:
+    """Write columns as the tables ``[[task.column]]``."""
+    return [
+        {key: value for key, value in dataclasses.asdict(column).items() if value not in (None, (), "")}
+        for column in columns
+    ]
+
+
 STUDIES: Mapping[str, Mapping[str, Any]] = {
+    "heart-disease": _study(
+        "Heart disease: 920 patients of Cleveland, Hungary, Switzerland and VA Long Beach, a row each.",
+        task={
+            "kind": "tabular",
+            "classes": 2,
+            "class_names": heart_disease.TABLE.classes,
+            "column": _columns(heart_disease.COLUMNS.values()),
+        },
+        data={"dataset": "heart-disease"},
+        networks={
+            "cleveland": {"name": "tabular_resnet", "width": 32, "projection": 16},
+            "hungary": {"name": "mlp", "width": 32, "projection": 16},
+            "switzerland": {"name": "linear", "projection": 16},
+            "va-long-beach": {"name": "ft_transformer", "width": 16, "projection": 16},
+        },
+        shared_network={"name": "linear", "projection": 16},
+        proxy={"name": "mlp", "width": 8, "projection": 16},
+        messenger={"name": "messenger_tabular", "width": 16},
+        test_share=0.4,
+        batch_size=16,
+    ),
     # Small sites with one task, and no trivial number that separates the classes: there is room.
     "blinks": _eeg(
         "EEG of six persons: was the blink short or long (Blink)?",
@@ -237,6 +293,15 @@ STUDIES: Mapping[str, Mapping[str, Any]] = {
     ),
 }
 """The studies' documents, which ``study`` completes."""
+
+DEFAULTS: Mapping[str, StudyDefaults] = {
+    "heart-disease": StudyDefaults(("fedvisit", "pooled_head"), PresetSize(rounds=12, steps=15), splits=5)
+}
+"""Of the studies that have some of their own."""
+
+
+def defaults_of(study: str) -> StudyDefaults:
+    return DEFAULTS.get(study, StudyDefaults())
 
 
 def problem(study: str, method: str) -> str | None:

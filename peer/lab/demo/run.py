@@ -21,9 +21,9 @@ from peer.documents.commands import DemoMethod, DemoResult
 from peer.documents.records import RoundRecord
 from peer.extras import require_extra
 from peer.lab.datasets.baselines import baseline_aucs
-from peer.lab.demo import gains, picture
+from peer.lab.demo import gains, picture, splits
 from peer.lab.demo.local_federation import LocalFederation
-from peer.lab.demo.presets import PresetSize, study
+from peer.lab.demo.presets import PresetSize, study, study_document
 from peer.lab.experiments.experiment import Experiment
 from peer.lab.experiments.pool import SamplePool, gather
 from peer.lab.experiments.result_files import CENTRALISED
@@ -55,7 +55,14 @@ Watch = Callable[[DemoProgress], None]
 
 
 def run(
-    folder: Path, name: str, methods: Sequence[str], size: PresetSize, settings: Mapping[str, Any], watch: Watch
+    folder: Path,
+    name: str,
+    methods: Sequence[str],
+    size: PresetSize,
+    settings: Mapping[str, Any],
+    watch: Watch,
+    *,
+    split_count: int = 1,
 ) -> DemoResult:
     """Prepare the data, run the federations and the pooled bound, evaluate them; return `demo --json`'s document.
 
@@ -63,6 +70,8 @@ def run(
         folder: of all data and results; it must be empty or not exist.
         settings: parameters of the methods.
         watch: called about twice a second.
+        split_count: the number of splits into training and test samples over which the simulator repeats all
+            methods; 1: none beside that of the daemons.
 
     Raises:
         PeerError: a package or data is missing, or a daemon failed.
@@ -83,6 +92,14 @@ def run(
             results[label] = _run_federation(folder, experiment, runs[label], pool, watch)
     for label in gains.joined(results):
         write_references(folder / label, experiment.metric, results)
+    over_splits = None
+    if split_count > 1:
+        over_splits = splits.run_splits(
+            study_document(name, methods, size, settings),
+            range(size.seed, size.seed + split_count),
+            folder / "splits",
+            lambda progress: watch(DemoProgress(_describe_sweep(progress, split_count))),
+        )
     document: DemoResult = {
         "folder": str(folder),
         "study": name,
@@ -93,13 +110,18 @@ def run(
         "data": _describe_data(experiment, runs["local"], folder),
         "methods": results,
         "gains": gains.compare(results, experiment.metric),
-        "conclusion": gains.conclude(results, experiment.metric),
+        "splits": over_splits,
+        "conclusion": gains.conclude(results, experiment.metric, over_splits),
         "picture": str(folder / "picture.html"),
         "seconds": round(time.monotonic() - started_s, 1),
     }
     picture.write(document, folder / "picture.html")
     (folder / "result.json").write_text(json.dumps(document, indent=2) + "\n")
     return document
+
+
+def _describe_sweep(progress: SweepProgress, split_count: int) -> str:
+    return f"all methods on {split_count} splits, in the simulator: run {progress.finished} of {progress.total}"
 
 
 def write_references(folder: Path, metric: str, results: Mapping[str, DemoMethod]) -> None:
@@ -129,7 +151,9 @@ def _describe_data(experiment: Experiment, run: Run, folder: Path) -> dict[str, 
         if all(key in entry for test in tests.values() for entry in test)
     }
     return {
-        "constructed": summary["constructed"] if partition.kind == "key" else "the sites, equal parts of all samples",
+        "constructed": summary.get("constructed", "nothing: the sites are the hospitals")
+        if partition.kind == "key"
+        else "the sites, equal parts of all samples",
         "floors": summary.get("floors", {}) if partition.kind == "key" else floors,
         "sites": {
             site: {split: _count(entries) for split, entries in splits.items()} for site, splits in lists.items()
@@ -178,7 +202,7 @@ def train_simulated(experiment: Experiment, run: Run, watch: Watch) -> DemoMetho
     return {
         "sites": {
             name: {
-                "model": f"{site['model']['name']}, width {site['model']['width']}",
+                "model": _describe_network(site["model"]),
                 **_test_values(result["matrix"], name, metric),
                 "curve": _curve(site["rounds"], metric),
                 "training_s": round(site["training_s"], 1),
@@ -244,7 +268,7 @@ def _site_result(local_federation: LocalFederation, metric: str, name: str, matr
     history = History(folder, rounds=True, received=True, sent=True).read_all()
     rounds = [committed.document() for committed in history.rounds]
     return {
-        "model": f"{site.model.name}, width {site.model.parameters['width']}",
+        "model": _describe_network({"name": site.model.name, **site.model.parameters}),
         **_test_values(matrix, name, metric),
         "curve": _curve(rounds, metric),
         "received_from": {str(record["round"]): [source["site"] for source in record["sources"]] for record in rounds},
@@ -254,6 +278,10 @@ def _site_result(local_federation: LocalFederation, metric: str, name: str, matr
         "fallbacks": sum(bool(record["missing"]) for record in rounds),
         "training_s": round(sum(record["duration_s"] for record in rounds), 1),
     }
+
+
+def _describe_network(model: Mapping[str, Any]) -> str:
+    return f"{model['name']}, width {model['width']}" if "width" in model else str(model["name"])
 
 
 def _test_values(matrix: Mapping[str, Mapping[str, Mapping[str, float]]], name: str, metric: str) -> dict[str, Any]:

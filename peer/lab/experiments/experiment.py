@@ -73,8 +73,8 @@ class Experiment(StrictTable):
     evaluation_every: Annotated[int, Field(ge=0)] = 0
     metrics: Annotated[tuple[str, ...], Loose] = ()
     """Metrics beside the task's own, on test samples after the last round. Of classes: "sensitivity_at_90" and
-    "sensitivity_at_95" (per cent specificity), "kappa", "kappa_quadratic"; of label maps "hd95"; and those of installed
-    packages."""
+    "sensitivity_at_95" (per cent specificity), "kappa", "kappa_quadratic", "brier"; of label maps "hd95"; and those of
+    installed packages."""
     leave_one_site_out: bool = False
     """Whether each method is also trained without each site in turn; its samples then test the others' models."""
     schedule: Literal["permutation", "derangement", "ring"] = "permutation"
@@ -413,7 +413,7 @@ class Experiment(StrictTable):
         document: dict[str, Any] = {
             "name": self.name,
             "description": self.title,
-            "rounds": self.rounds,
+            "rounds": method.rounds or self.rounds,
             "seed": seed,
             "evaluation_every": self.evaluation_every,
             **({} if self.weighting == "uniform" or not weighs else {"weighting": self.weighting}),

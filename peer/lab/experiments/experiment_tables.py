@@ -167,6 +167,8 @@ class MethodSettings(StrictTable):
     """The installed package of a method that is not built in, with its version."""
     models: Annotated[tuple[str, ...], Loose] = ()
     """Only with these sets of networks; left out: all."""
+    rounds: Count | None = None
+    """The row's own number of rounds, such as the one that sums need; left out: the experiment's."""
     candidate_of: str = ""
     """The row that the report shows in place of this one and its other candidates: the best on validation samples."""
     budget: RowBudget = RowBudget()

@@ -268,6 +268,7 @@ def _experiment_document(experiment: Experiment) -> dict[str, Any]:
             "models": list(row.models),
             "one_network": experiment.plan(label).shared == "itself",
             **({"candidate_of": row.candidate_of} if row.candidate_of else {}),
+            **({"rounds": row.rounds} if row.rounds else {}),
             "stages": {
                 stage: {**dataclasses.asdict(work), **experiment.stages(label).get(stage, {})}
                 for stage, work in experiment.plan(label).stages.items()

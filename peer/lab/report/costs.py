@@ -57,13 +57,14 @@ def traffic_figure(sent_bytes: pd.DataFrame, styles: Mapping[str, Style], *, nam
 def traffic_table(measured: Measurements, setting: Setting, *, name: str) -> Table:
     results, facts = measured.results, measured.facts_of(setting)
     labels, rounds = results.labels(setting), results.experiment["rounds"]
+    own_rounds = pd.Series({label: results.experiment["methods"][label].get("rounds", rounds) for label in labels})
     means = facts.groupby("label")[COSTS].agg(fmean)
     sent_bytes, received_bytes = means["sent_bytes"], means["received_bytes"]
     sites = pd.Series({label: len(results.select(setting, label)[0].sites) for label in labels})
     columns = [
         (Column("sent", "MiB by a site", 2), sent_bytes / MIB),
         (Column("received", "MiB by a site", 2), received_bytes / MIB),
-        (Column("sent in a round", "MiB by a site", 3), sent_bytes / max(int(rounds), 1) / MIB),
+        (Column("sent in a round", "MiB by a site", 3), sent_bytes / own_rounds / MIB),
         (Column("sent by all", "MiB", 1), sites * sent_bytes / MIB),
         (Column("steps", digits=0), means["steps"]),
         (Column("training, s", digits=1), means["training_s"]),

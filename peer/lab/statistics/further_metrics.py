@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from peer.core.metrics import METRICS
 from peer.core.tasks import CLASSIFYING
 from peer.errors import ConfigError
+from peer.lab.statistics.calibration import brier_score
 
 ENTRY_POINTS = "mhfl_peer.metrics"
 """The group in which an installed package names its metrics: ``name = "module:METRIC"``."""
@@ -115,6 +116,15 @@ FURTHER_METRICS: Mapping[str, FurtherMetric] = {
     "kappa": FurtherMetric(CLASSIFYING, "Cohen's kappa", kappa, bounds=(-1.0, 1.0)),
     "kappa_quadratic": FurtherMetric(
         CLASSIFYING, "quadratic kappa", partial(kappa, quadratic=True), bounds=(-1.0, 1.0)
+    ),
+    "brier": FurtherMetric(
+        CLASSIFYING,
+        "Brier score",
+        brier_score,
+        higher_is_better=False,
+        bounds=(0.0, 2.0),
+        remark="Brier score: "
+        "the squared distance of the probabilities from the truth, summed over classes, from 0 to 2.",
     ),
     "hd95": FurtherMetric(
         frozenset({"segmentation"}),

@@ -48,6 +48,15 @@ def test_the_tables_have_all_methods_their_means_the_floors_and_the_room() -> No
     assert "mhfl-peer --home out/fedvisit/sites rounds --site asia" in text
 
 
+def test_the_tables_over_splits_have_intervals() -> None:
+    text = drawn(_render(demonstration(over_splits=True)))
+    rows = [line.split() for line in text.partition("AUC, Local Test: mean of")[2].splitlines()]
+    assert ["fedvisit", "0.700", "(0.650", "to", "0.750)", "-"] in rows
+    assert ["minus", "local", "+0.100", "(+0.080", "to", "+0.120)", "-"] in rows
+    assert ["pooled", "bound", "0.800", "(0.750", "to", "0.850)", "-"] in rows
+    assert "Joining by fedvisit gave, in points of AUC and as means of 3 splits" in " ".join(text.split())
+
+
 def test_what_cannot_be_compared_is_a_dash() -> None:
     result = demonstration(pooled=None)
     for site in result["methods"]["local"]["sites"].values():

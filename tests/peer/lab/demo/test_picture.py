@@ -40,6 +40,22 @@ def test_the_page_needs_nothing_from_elsewhere(page: str) -> None:
     assert "prefers-color-scheme: dark" in page
 
 
+def test_the_page_shows_each_site_over_the_splits_first(tmp_path: Path) -> None:
+    picture.write(demonstration(over_splits=True), tmp_path / "picture.html")
+    page = (tmp_path / "picture.html").read_text()
+    assert re.findall(r'<p class="name">(.*?)</p>', page)[:4] == [
+        "AUC, own test data",
+        "Brier score, own test data",
+        "AUC minus that of training alone, own test data",
+        "AUC minus that of training alone, test data of all sites",
+    ]
+    first = re.search(r"<svg .*?</svg>", page, re.DOTALL)
+    assert first is not None
+    assert len(re.findall(r"<use [^>]*fill: #[^>]*>", first[0])) == 3  # a disc for each method, at the site with values
+    assert "Mean of 3 splits" in page
+    assert "on each site&#39;s own test data africa +10.0, asia –; on the test data of all sites" in page
+
+
 def test_a_site_without_values_and_a_study_without_the_bound_are_drawn(tmp_path: Path) -> None:
     document = demonstration(pooled=None)
     for method in document["methods"].values():

@@ -18,5 +18,5 @@ pytestmark = [
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark"), (360, "light")])
 def test_the_page_is_legible(width: int, scheme: Literal["light", "dark"], tmp_path: Path) -> None:
-    picture.write(demonstration(rounds=40), tmp_path / "picture.html")
+    picture.write(demonstration(rounds=40, over_splits=True), tmp_path / "picture.html")
     chromium.assert_legible((tmp_path / "picture.html").read_text(), tmp_path, width=width, scheme=scheme)
