@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.core.columns import TableColumn
+from peer.core.metrics import metric_title
 from peer.core.targets import TimeToEvent
 from peer.core.tasks import objective_of
 from peer.core.worker_protocol import from_json
@@ -91,8 +92,8 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
             **({"target": dataclasses.asdict(task.target)} if task.target.kind != "class" else {}),
         },
         "input": {
-            "size": list(data.input_size),
             "name": "columns" if task.kind == "tabular" else "image",
+            "size": list(data.input_size),
             "axes": AXES,
             "free_size": free,
             "normalise": data.normalise,
@@ -321,7 +322,6 @@ def _form(card: Mapping[str, Any]) -> list[str]:
     return [*lines, f"The bundle's network, `{named}`, gives {gives}. {needed}", "", *RUN]
 
 
-NEEDED = "Loading the network takes the package mhfl-peer beside MONAI; the same model as ONNX or `.pt2` needs neither."
 OPENED = {
     "onnx": (
         ("import onnxruntime",),
@@ -372,6 +372,7 @@ def _plausible_value(column: Mapping[str, Any]) -> object:
     return True if column["range"] is None else sum(column["range"]) / 2
 
 
+NEEDED = "Loading the network takes the package mhfl-peer beside MONAI; the same model as ONNX or `.pt2` needs neither."
 RUN = (
     "To run it over a folder of images, in the bundle's folder, with MONAI and the package `fire`:",
     "",
@@ -422,11 +423,15 @@ def _metrics(card: Mapping[str, Any]) -> list[str]:
     if metrics["site"]:
         lines.append(
             f"- What the site predicts with, on its test split, after round {metrics['round']}: "
-            f"{_pairs(metrics['site'])}"
+            f"{_figures(metrics['site'])}"
         )
     if metrics.get("exported"):
-        lines.append(f"- This export, on the same split: {_pairs(metrics['exported'])}")
+        lines.append(f"- This export, on the same split: {_figures(metrics['exported'])}")
     return lines or ["Not measured."]
+
+
+def _figures(metrics: Mapping[str, float]) -> str:
+    return _pairs({metric_title(name): value for name, value in metrics.items()})
 
 
 def _check(check: Mapping[str, Any]) -> str:
