@@ -43,9 +43,10 @@ class DatalistImported(TypedDict):
     source: Annotated[str, "the table or folder"]
     layout: Annotated[str, '"table", "folders", "arrays", "bids", "nnunet" or "dicom"']
     task: Annotated[str, "the learning task"]
+    target: Annotated[str, 'what is predicted: "class", "labels", "number" or "survival"']
     encoding: Annotated[str | None, "of the table"]
     columns: Annotated[dict[str, str], "by role, the column of the table"]
-    classes: Annotated[dict[str, str], "names by number; empty where the source has none"]
+    classes: Annotated[dict[str, str], "names by number; empty where the source has none; of survival its two groups"]
     splits: Annotated[dict[str, ImportedSplit], "`training` and `test`"]
     drawn: Annotated[DrawnSplits | None, "null: the source has the splits"]
     shapes: Annotated[dict[str, int], "images by shape"]
@@ -107,7 +108,6 @@ class SheetSplit(TypedDict):
     class_subjects: Annotated[Mapping[str, int], "subjects of each class"]
 
 
-class ContactSheet(TypedDict):
 class SheetDistribution(TypedDict):
     """How the values of a column are distributed in one split and group."""
 
@@ -131,6 +131,7 @@ class SheetColumn(TypedDict):
     distributions: Annotated[list[SheetDistribution], "by split and group"]
 
 
+class ContactSheet(TypedDict):
     """The facts on the page that `--html` writes."""
 
     page: Annotated[str, "the file, which shows patients' images, or distributions of their values"]
