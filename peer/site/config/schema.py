@@ -554,10 +554,8 @@ def _supervision_problems(federation: FederationConfig, training: TrainingConfig
     for key in ("class_weights", "label_smoothing"):
         if not getattr(training, key):
             continue
-        if kind in UNCLASSED or (kind == "labels" and key == "label_smoothing"):
+        if kind in UNCLASSED:
             yield f"training.{key}: {kind} has no classes; leave it out"
-        elif kind == "labels" and isinstance(weights, str):
-            yield "training.class_weights: write a number for each label, by which a present one counts more"
         elif kind == "segmentation" and loss == "dice":
             yield f'training.{key}: segmentation_loss = "dice" of federation.toml has no cross-entropy; leave it out'
     if isinstance(weights, tuple) and kind not in UNCLASSED and len(weights) != federation.task.classes:
