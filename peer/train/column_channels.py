@@ -11,9 +11,6 @@ from torch import Tensor, nn
 
 from peer.core.columns import TableColumn, parse_number
 
-SCALED, GAP = -1, -2
-"""What a channel says instead of a level: the column's value, or that it is missing."""
-
 
 class ColumnChannels(nn.Module):
     """Computes the channels of rows: a number from -1 to 1 over its range, a flag -1 or 1, a channel for each level.
@@ -21,57 +18,63 @@ class ColumnChannels(nn.Module):
     The last channel of a column is 1 where the value is missing; the others are then 0. A number outside the range or
     equal to one of the column's words for a missing value, a flag that is neither 0 nor 1, and a level that the column
     does not have are missing.
+
+    Every buffer but ``gaps`` has an entry for each channel: its column, the limits of that column's values, whether
+    they are whole numbers, which values mean that nothing was measured; whether the channel is the scaled value, else
+    the level for which it is 1 (NaN for none), and its value where there is no value.
     """
 
-    columns: Tensor
-    levels: Tensor
+    column: Tensor
     lowest: Tensor
     highest: Tensor
     is_whole: Tensor
     absent: Tensor
+    is_scaled: Tensor
+    level: Tensor
+    gap: Tensor
     gaps: Tensor
 
     def __init__(self, columns: Sequence[TableColumn]) -> None:
         super().__init__()
-        channels = [
-            (index, level)
-            for index, column in enumerate(columns)
-            for level in (*(range(len(column.levels)) if column.levels else (SCALED,)), GAP)
-        ]
-        ranges = [column.range or (0.0, float(max(len(column.levels) - 1, 1))) for column in columns]
         absent = [[] if column.levels else _numbers(column.missing) for column in columns]
         length = max(map(len, absent))
-        buffers = {
-            "columns": [index for index, _ in channels],
-            "levels": [level for _, level in channels],
-            "lowest": [low for low, _ in ranges],
-            "highest": [high for _, high in ranges],
-            "is_whole": [column.kind != "number" for column in columns],
-            "gaps": [place for place, (_, level) in enumerate(channels) if level == GAP],
-            "absent": [[*numbers, *[math.nan] * (length - len(numbers))] for numbers in absent],
+        entries: list[dict[str, object]] = []
+        for index, column in enumerate(columns):
+            lowest, highest = column.range or (0.0, float(max(len(column.levels) - 1, 1)))
+            shared = {
+                "column": index,
+                "lowest": lowest,
+                "highest": highest,
+                "is_whole": column.kind != "number",
+                "absent": absent[index] + [math.nan] * (length - len(absent[index])),
+            }
+            values = [{"level": float(level), "is_scaled": False, "gap": 0.0} for level in range(len(column.levels))]
+            values = values or [{"level": math.nan, "is_scaled": True, "gap": 0.0}]
+            entries += [{**shared, **each} for each in (*values, {"level": math.nan, "is_scaled": False, "gap": 1.0})]
+        buffers = {name: [entry[name] for entry in entries] for name in entries[0]}
+        buffers["gaps"] = [place for place, entry in enumerate(entries) if entry["gap"]]
+        dtypes = {
+            **dict.fromkeys(("column", "gaps"), torch.int64),
+            **dict.fromkeys(("is_whole", "is_scaled"), torch.bool),
         }
-        dtypes = {"columns": torch.int64, "levels": torch.int64, "gaps": torch.int64, "is_whole": torch.bool}
-        for name, values in buffers.items():
-            tensor = torch.tensor(values, dtype=dtypes.get(name, torch.float64), device="cpu")
+        for name, numbers in buffers.items():
+            tensor = torch.tensor(numbers, dtype=dtypes.get(name, torch.float64), device="cpu")
             self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return the channels ``(b, channels, 1)``, float32, computed in the dtype of the rows.
+        """Return the channels ``(b, channels, 1)``, float32, computed in the precision of the rows.
 
         Args:
             rows: ``(b, columns)``: numbers in their units, flags as 0 or 1, the indices of levels; NaN where missing.
         """
-        lowest, highest = self.lowest.to(rows.dtype), self.highest.to(rows.dtype)
-        fits = (rows >= lowest) & (rows <= highest) & ((rows == rows.round()) | ~self.is_whole)
+        values, lowest, highest = rows[:, self.column], self.lowest.to(rows.dtype), self.highest.to(rows.dtype)
+        nearest = torch.where(self.is_whole, values.round(), values).clamp(lowest, highest)
+        present = values == nearest
         for numbers in self.absent.to(rows.dtype).unbind(1):
-            fits = fits & (rows != numbers)
-        values = torch.where(fits, rows, lowest)
+            present = present & (values != numbers)
         scaled = (2 * values - lowest - highest) / (highest - lowest)
-        present = fits[:, self.columns]
-        is_level = (values[:, self.columns] == self.levels.to(rows.dtype)).to(rows.dtype)
-        known = torch.where(self.levels == SCALED, scaled[:, self.columns], is_level)
-        known = torch.where(present, known, torch.zeros_like(known))
-        return torch.where(self.levels == GAP, (~present).to(rows.dtype), known).float()[:, :, None]
+        known = torch.where(self.is_scaled, scaled, (values == self.level.to(rows.dtype)).to(rows.dtype))
+        return torch.where(present, known, self.gap.to(rows.dtype)).float()[:, :, None]
 
     def without_value(self, channels: Tensor) -> Tensor:
         """Return of each row's channels ``(b, channels, 1)`` whether every column is missing, ``(b, 1)``."""
