@@ -23,6 +23,11 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
+RISK_FLOOR = 1e-6
+"""A predicted probability is kept so far from 0 and 1 where its logarithm is taken."""
+NEWTON_STEPS = 50
+NEWTON_PRECISION = 1e-10
+"""Steps of a maximisation, which ends after one this small."""
 BLOCK = 256
 """Persons whose pairs are compared at once: 5 MB for each comparison with 20,000 others."""
 
@@ -67,6 +72,21 @@ class CalibrationGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class SurvivalCalibration:
+    """How predicted survival agrees with observed survival at the horizon, each figure ``None`` where it is undefined.
+
+    ``observed_expected`` is :func:`observed_expected_ratio`, ``slope`` :func:`calibration_slope`, ``log_rank`` the
+    p-value of the two halves by predicted risk, and ``halves`` their predicted and observed survival, the lower risk
+    first; one alone where too many predictions are equal.
+    """
+
+    observed_expected: float | None
+    slope: float | None
+    log_rank: float | None
+    halves: tuple[CalibrationGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SurvivalScores:
     """The metrics of predicted survival curves on one set of persons, each ``None`` where it is undefined.
 
@@ -107,6 +127,25 @@ def survival_scores(
         auc=auc_at(times, events, risks, horizon),
         persons=len(times),
         events=int(events.sum()),
+    )
+
+
+def survival_calibration(
+    times: ArrayLike, events: ArrayLike, curves: ArrayLike, ends: ArrayLike, horizon: float
+) -> SurvivalCalibration:
+    """Compare predicted survival curves with what happened until the horizon.
+
+    The arguments are those of :func:`survival_scores`. The log-rank test has the follow-up until the last end.
+    """
+    times, events = _check_persons(times, events)
+    curves, ends = _check_curves(curves, ends, len(times))
+    times, events = censor_at(times, events, float(ends[-1]))
+    predicted = interpolate_survival(curves, ends, horizon)
+    return SurvivalCalibration(
+        observed_expected=observed_expected_ratio(times, events, predicted, horizon),
+        slope=calibration_slope(times, events, predicted, horizon),
+        log_rank=log_rank(times, events, risk_groups(predicted, 2)),
+        halves=tuple(calibration_at(times, events, predicted, horizon, 2)),
     )
 
 
@@ -288,6 +327,53 @@ def integrated_brier_score(times: ArrayLike, events: ArrayLike, curves: ArrayLik
     return float(np.trapezoid(scores, np.append(0.0, ends)) / ends[-1])
 
 
+def observed_expected_ratio(times: ArrayLike, events: ArrayLike, survival_at: ArrayLike, at: float) -> float | None:
+    """Return the observed probability of an event by one time over the mean of the predicted ones (O/E ratio).
+
+    1 is right on average; above 1 there are more events than predicted. The observed one is Kaplan-Meier's. Return
+    ``None`` where that has no value, or no event is predicted.
+
+    Args:
+        survival_at: predicted probability of survival at this time, ``(n,)``.
+
+    Source: McLernon et al. 2023, for a fixed time.
+    """
+    times, events = _check_persons(times, events)
+    predicted = _check_values("probabilities of survival", survival_at, len(times), 0.0, 1.0)
+    _check_moment(at)
+    observed, expected = kaplan_meier(times, events).at(at), float((1 - predicted).mean())
+    return None if observed is None or expected == 0 else (1 - observed[0]) / expected
+
+
+def calibration_slope(times: ArrayLike, events: ArrayLike, survival_at: ArrayLike, at: float) -> float | None:
+    """Return the slope of the observed risk until one time over the predicted one, 1 where both differ alike.
+
+    It is the coefficient of log(-log S) in a Cox model of the persons, censored at this time, with S the predicted
+    probability of survival at it. Below 1 the predictions are too extreme, as of an overfitted model. Return ``None``
+    where it is not determined: without events, without different predictions, or if these part the events entirely.
+
+    Args:
+        survival_at: predicted probability of survival at this time, ``(n,)``.
+
+    Source: van Houwelingen 2000; Austin, Harrell and van Klaveren 2020 for the transformation; ties as Efron 1977.
+    """
+    times, events = _check_persons(times, events)
+    predicted = _check_values("probabilities of survival", survival_at, len(times), 0.0, 1.0)
+    _check_moment(at)
+    return _cox_coefficient(
+        *censor_at(times, events, at), np.log(-np.log(np.clip(predicted, RISK_FLOOR, 1 - RISK_FLOOR)))
+    )
+
+
+def risk_groups(survival_at: ArrayLike, groups: int) -> NDArray[np.int64]:
+    """Return each person's group of equal size, ``(n,)``, 0 for the lowest risk; equal predictions share a group."""
+    predicted = np.asarray(survival_at, dtype=np.float64)
+    if groups < 1:
+        raise ValueError(f"calibration needs at least one group, not {groups}")
+    rank = np.searchsorted(np.sort(-predicted), -predicted, side="left")
+    return rank * groups // len(predicted)
+
+
 def calibration_at(
     times: ArrayLike, events: ArrayLike, survival_at: ArrayLike, at: float, groups: int
 ) -> list[CalibrationGroup]:
@@ -298,16 +384,43 @@ def calibration_at(
     times, events = _check_persons(times, events)
     predicted = _check_values("probabilities of survival", survival_at, len(times), 0.0, 1.0)
     _check_moment(at)
-    if groups < 1:
-        raise ValueError(f"calibration needs at least one group, not {groups}")
-    rank = np.searchsorted(np.sort(-predicted), -predicted, side="left")
-    number = rank * groups // len(times)
+    number = risk_groups(predicted, groups)
     compared = []
     for members in (number == k for k in np.unique(number)):
         observed = kaplan_meier(times[members], events[members]).at(at) or (math.nan,) * 3
         limits = (None if math.isnan(value) else value for value in observed)
         compared.append(CalibrationGroup(int(members.sum()), float(predicted[members].mean()), *limits))
     return compared
+
+
+def _cox_coefficient(times: Floats, events: Flags, covariate: Floats) -> float | None:
+    """Maximise Cox's partial likelihood of one covariate; ``None`` if it has no maximum."""
+    if not events.any():
+        return None
+    order = np.argsort(times, kind="stable")
+    times, events, x = times[order], events[order], covariate[order] - covariate.mean()
+    moments, moment_of, tied = np.unique(times[events], return_inverse=True, return_counts=True)
+    first = np.repeat(np.searchsorted(times, moments, side="left"), tied)
+    # Efron: of d events at a time, the k-th one's risk set has lost k/d of their weight.
+    lost = (np.arange(len(first)) - np.repeat(np.cumsum(tied) - tied, tied)) / np.repeat(tied, tied)
+    slope = 0.0
+    for _ in range(NEWTON_STEPS):
+        weights = np.exp(slope * x - (slope * x).max())
+        sums = []
+        for power in range(3):
+            terms = weights * x**power
+            at_risk = np.cumsum(terms[::-1])[::-1][first]
+            of_events = np.repeat(np.bincount(moment_of, weights=terms[events]), tied)
+            sums.append(at_risk - lost * of_events)
+        mean = sums[1] / sums[0]
+        information = float((sums[2] / sums[0] - mean**2).sum())
+        if information <= NEWTON_PRECISION:
+            return None
+        step = float(np.clip((x[events].sum() - mean.sum()) / information, -1, 1))
+        slope += step
+        if abs(step) < NEWTON_PRECISION:
+            return slope
+    return None
 
 
 def _weighted_concordance(times: Floats, events: Flags, risks: Floats, weights: Floats) -> float | None:

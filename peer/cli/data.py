@@ -86,9 +86,10 @@ def inspect(
     read.
 
     --html also writes one page with some samples of each split and class: read, prepared and
-    augmented by the trainer, with labels, orientation, histograms and gaps. The page shows
-    patients' images and stays in the hospital. With --site, the site's own settings and datalist
-    count; without one, the options.
+    augmented by the trainer, with labels, orientation, histograms and gaps; of a table with the
+    distribution of each column by split and class. The page shows patients' images or values and
+    stays in the hospital. With --site, the site's own settings and datalist count; without one, the
+    options.
 
     \b
     mhfl-peer data inspect datalist.json
@@ -112,8 +113,6 @@ def inspect(
     else:
         _refuse_table(task)
         arguments = {"path": datalist, "root": root, "task": task, "classes": classes}
-    if page is not None and arguments["task"] == "tabular":
-        raise UsageError("--html shows images, and a table has none", "leave it out: `data inspect` describes columns")
     document = survey(**arguments)
     if page is not None:
         if setting is None:
@@ -122,7 +121,8 @@ def inspect(
         document["sheet"] = contact_sheet.write(page, setting, document, samples=samples)
     call.emit(document, _render_survey)
     if page is not None:
-        click.echo(f"{page} shows patients' images: it stays in the hospital.", err=True)
+        shown = "distributions of patients' values" if arguments["task"] == "tabular" else "patients' images"
+        click.echo(f"{page} shows {shown}: it stays in the hospital.", err=True)
     if not any(split["samples"] for split in document["splits"].values()):
         raise DataError(f"{arguments['path']} holds no usable sample", "correct the problems listed above")
 

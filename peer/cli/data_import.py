@@ -201,7 +201,8 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
             for split in SPLITS
         )
         if any(number in splits[split]["classes"] for split in SPLITS):
-            rows.append((f"class {number} {name}".strip(), *counts))
+            is_class = document["target"] == "class"
+            rows.append((f"class {number} {name}".strip() if is_class else name, *counts))
     facts: list[tuple[str, object]] = [("layout", document["layout"]), ("task", document["task"])]
     if document["encoding"]:
         facts.append(("encoding", document["encoding"]))
@@ -216,7 +217,7 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
         facts.append(("left out", f"{row['count']}: {row['reason']} ({examples}{', ...' * (row['count'] > 5)})"))
     facts += [("note", note) for note in document["notes"]]
     names = list(document["classes"].values())
-    if len(set(names)) > 1 and all(names) and document["task"] != "tabular":
+    if len(set(names)) > 1 and all(names) and document["task"] != "tabular" and document["target"] == "class":
         facts.append(
             ("for [task]", f"class_names = {json.dumps(names, ensure_ascii=False)}, in this order at every site")
         )
@@ -225,7 +226,7 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
 
 
 def _validation(document: Mapping[str, Any]) -> str:
-    if document["task"] == "tabular":
+    if document["task"] == "tabular" or document["target"] != "class":
         return "mhfl-peer data validate --site SITE"
     count = len(document["classes"])
     classes = f" --classes {count}" if count > 1 else ""

@@ -8,6 +8,7 @@ from typing import Any
 from peer.cli import output
 from peer.cli.site_command import SiteCall, site_command
 from peer.cli.watch import show, watch_option
+from peer.core.metrics import metric_title
 
 NOT_SHOWN = "loss"
 """The metric that the table omits; ``--json`` includes it."""
@@ -50,4 +51,4 @@ def _rows(document: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[object]]:
 
 
 def _format_metrics(values: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in sorted(values.items()) if name != NOT_SHOWN)
+    return "  ".join(f"{metric_title(name)} {value:.4g}" for name, value in sorted(values.items()) if name != NOT_SHOWN)

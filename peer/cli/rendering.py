@@ -9,6 +9,7 @@ from typing import Any
 
 from peer.cli import output
 from peer.core.limits import CERTIFICATE_DAYS_MIN
+from peer.core.metrics import metric_title
 from peer.core.status import describe_losses, is_old_refusal
 from peer.errors import one_line
 from peer.quantities import duration
@@ -141,7 +142,7 @@ def _best_round(best: Mapping[str, Any]) -> output.RenderableType:
     """Render the best round on validation data beside the newest one, and how to use it."""
     from rich.text import Text
 
-    metric = best["metric"].replace("_", " ")
+    metric = metric_title(best["metric"])
     if best["round"] == best["newest_round"]:
         return Text(f"Round {best['round']} is the best so far: {metric} {best['value']:.4f}.")
     newest = f"{best['newest_value']:.4f} after round {best['newest_round']}"

@@ -23,8 +23,8 @@ DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T].*)?")
 class TableColumn:
     """A column of the federation's table.
 
-    The network gets a number as (2 x - low - high) / (high - low), a flag as -1 or 1, a category as one channel a
-    level; a last channel is 1 where the value is missing, and the others are then 0.
+    ``peer.train.column_channels`` computes the channels that the network gets: one for a number or a flag, one for
+    each level of a category, and a last one for missing values.
 
     Attributes:
         kind: ``number``, ``category`` or ``flag``.
@@ -69,15 +69,6 @@ class TableColumn:
         if not low <= number <= high:
             raise ValueError(f"{text} is outside {low:g} to {high:g}{self.unit and f' {self.unit}'}")
         return number
-
-    def encode(self, value: float) -> list[float]:
-        """Return the channels of a value that ``parse`` returned."""
-        if math.isnan(value):
-            return [0.0] * (self.channels - 1) + [1.0]
-        if self.kind == "category":
-            return [float(level == value) for level in range(len(self.levels))] + [0.0]
-        low, high = self.range or (0.0, 1.0)
-        return [(2 * value - low - high) / (high - low), 0.0]
 
     def show(self, value: float) -> float | bool | str | None:
         """Return a value that ``parse`` returned as a datalist has it; None if it is missing."""

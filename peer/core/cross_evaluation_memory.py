@@ -16,6 +16,7 @@ from typing import Any
 from peer.core import rows
 from peer.core.commands import Source
 from peer.core.messages import Artifact, EvaluationResult, Unmeasured
+from peer.core.metrics import NOT_AVERAGED
 from peer.core.roster import Sha256, SiteName
 
 BorrowedKey = tuple[SiteName, int, int]
@@ -24,7 +25,7 @@ BorrowedKey = tuple[SiteName, int, int]
 FAILURES_MAX = 2
 """A model whose measurement failed is fetched once more: file or process may be lost by accident."""
 OTHER_SPLIT = "validation_"
-COUNTS = frozenset({"samples", "auc_undefined", "psnr_undefined", "empty"})
+COUNTS = frozenset({"samples", "auc_undefined", "psnr_undefined", "empty", "events"})
 """Metrics that are counts; a mean of them says nothing."""
 REASONS: Mapping[Unmeasured, str] = {
     "withheld": "withheld: too few test samples to say",
@@ -195,7 +196,7 @@ def evaluation_records(
 
     Returns:
         ``round``; ``cells``: by site either ``metrics`` and ``counts``, or a ``reason``; ``mean``:
-        of each metric the unweighted mean over the ``sites`` that gave it; ``global_test``: the
+        of each metric but p-values the unweighted mean over the ``sites`` that gave it; ``global_test``: the
         same, only for metrics that all sites gave, and ``None`` where a cell has no metrics.
     """
     cells: dict[int, dict[str, dict[str, Any]]] = {}
@@ -219,7 +220,8 @@ def record(round: int, cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
     values: dict[str, list[float]] = {}
     for _, cell in sorted(cells.items()):
         for name, value in cell.get("metrics", {}).items():
-            values.setdefault(name, []).append(value)
+            if name not in NOT_AVERAGED:
+                values.setdefault(name, []).append(value)
     mean = {name: {"value": sum(given) / len(given), "sites": len(given)} for name, given in sorted(values.items())}
     everywhere = {name: entry["value"] for name, entry in mean.items() if entry["sites"] == len(cells)}
     complete = all("metrics" in cell for cell in cells.values())

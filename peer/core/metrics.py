@@ -58,6 +58,19 @@ METRICS: Mapping[str, Metric] = {
     "auc_at_horizon": Metric(frozenset({"survival"}), "AUC at the horizon", "AUC(t)", chance=0.5),
     "integrated_brier": Metric(frozenset({"survival"}), "integrated Brier score", "IBS", higher_is_better=False),
 }
+TITLES: Mapping[str, str] = {
+    "c_index_uno": "Uno's C-index",
+    "observed_expected": "observed/expected events at the horizon",
+    "calibration_slope": "calibration slope",
+    "log_rank_p": "log-rank p of both halves by risk",
+    "predicted_lower_risk": "predicted survival of the lower risk",
+    "observed_lower_risk": "observed survival of the lower risk",
+    "predicted_higher_risk": "predicted survival of the higher risk",
+    "observed_higher_risk": "observed survival of the higher risk",
+}
+"""The words for further figures of an evaluation, which no report compares."""
+NOT_AVERAGED = frozenset({"log_rank_p"})
+"""Figures of which a mean over sites says nothing."""
 SPLITS: Mapping[str, str] = {
     "validation": "own validation data",
     "test": "own test data",
@@ -74,8 +87,10 @@ METRICS_OF: Mapping[str, tuple[str, ...]] = {
 
 
 def metric_title(name: str) -> str:
-    """Return a metric's name in words, also for a metric without a record."""
-    return METRICS[name].title if name in METRICS else name.replace("_", " ")
+    """Return a metric's name in words, also on the validation split, and for a metric without a record."""
+    if name.startswith(VALIDATION):
+        return f"validation {metric_title(name.removeprefix(VALIDATION))}"
+    return METRICS[name].title if name in METRICS else TITLES.get(name, name.replace("_", " "))
 
 
 def validation_loss(metrics: Mapping[str, float]) -> float:

@@ -112,6 +112,7 @@ class Plan:
             the local one if the federation chooses to be homogeneous.
         shared_default: by task, the network for a missing ``[shared_model]``.
         not_for: the kinds of tasks, and the targets, for which the method is not defined.
+        why_not: by some of them, the reason.
         stays: the part of a site's prediction that cannot be lent, if the model that may leave is only a part of it.
         fixed_sites: whether networks have a place for each site of federation.toml, and none for a site that an
             amendment adds.
@@ -137,6 +138,7 @@ class Plan:
     shared: Shared = "maybe"
     shared_default: Mapping[str, str] = field(default_factory=dict)
     not_for: tuple[str, ...] = ()
+    why_not: Mapping[str, str] = field(default_factory=dict)
     stays: str = ""
     fixed_sites: bool = False
     public: bool = False

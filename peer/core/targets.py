@@ -17,6 +17,10 @@ EVENTS = FLAGS | {
 """Cells of a column that says whether the event happened."""
 
 
+EVENT_NAMES = {"0": "censored", "1": "with the event"}
+"""The two groups of persons who are followed until an event, by :func:`stratum`."""
+
+
 class TimeToEvent(NamedTuple):
     """How long a person was observed, and whether that ended with the event."""
 

@@ -43,9 +43,10 @@ class DatalistImported(TypedDict):
     source: Annotated[str, "the table or folder"]
     layout: Annotated[str, '"table", "folders", "arrays", "bids", "nnunet" or "dicom"']
     task: Annotated[str, "the learning task"]
+    target: Annotated[str, 'what is predicted: "class", "labels", "number" or "survival"']
     encoding: Annotated[str | None, "of the table"]
     columns: Annotated[dict[str, str], "by role, the column of the table"]
-    classes: Annotated[dict[str, str], "names by number; empty where the source has none"]
+    classes: Annotated[dict[str, str], "names by number; empty where the source has none; of survival its two groups"]
     splits: Annotated[dict[str, ImportedSplit], "`training` and `test`"]
     drawn: Annotated[DrawnSplits | None, "null: the source has the splits"]
     shapes: Annotated[dict[str, int], "images by shape"]
@@ -107,18 +108,42 @@ class SheetSplit(TypedDict):
     class_subjects: Annotated[Mapping[str, int], "subjects of each class"]
 
 
+class SheetDistribution(TypedDict):
+    """How the values of a column are distributed in one split and group."""
+
+    split: Annotated[str, '"training", "validation" or "test"']
+    group: Annotated[int | None, "the class; of survival 1 with the event, else 0; null: there are no groups"]
+    rows: Annotated[int, "number of rows"]
+    missing: Annotated[int, "rows without a value"]
+    shares: Annotated[list[float], "of the rows, by bin or level"]
+
+
+class SheetColumn(TypedDict):
+    """A column of a table on the page."""
+
+    name: Annotated[str, "the federation's"]
+    kind: Annotated[str, '"number", "category" or "flag"']
+    unit: Annotated[str, "of a number"]
+    is_target: Annotated[bool, "whether it is to be predicted"]
+    levels: Annotated[list[str], "of a category; of a flag no and yes"]
+    lowest: Annotated[float | None, "of a number: where the first bin begins"]
+    highest: Annotated[float | None, "of a number: where the last bin ends; later times count in it"]
+    distributions: Annotated[list[SheetDistribution], "by split and group"]
+
+
 class ContactSheet(TypedDict):
     """The facts on the page that `--html` writes."""
 
-    page: Annotated[str, "the file, which shows patients' images"]
+    page: Annotated[str, "the file, which shows patients' images, or distributions of their values"]
     site: Annotated[str | None, "whose settings prepared the samples; null: those of the options"]
     task: Annotated[str, "the learning task"]
-    classes: Annotated[Mapping[str, str], "names by number, where the datalist has them"]
+    classes: Annotated[Mapping[str, str], "names by number, where there are any; of survival of its two groups"]
     preparation: Annotated[Mapping[str, Any], "how a file becomes the network's input"]
     splits: Annotated[Mapping[str, SheetSplit], "`training`, `validation` and `test`, as the trainer divides them"]
     gaps: Annotated[list[str], "what the data lacks"]
     histograms: Annotated[Mapping[str, SheetHistogram], "of the shown samples, by split"]
-    samples: Annotated[list[SheetSample], "the shown samples"]
+    samples: Annotated[list[SheetSample], "the shown samples; of a table none"]
+    columns: Annotated[list[SheetColumn], "of a table: its columns, then what is to be predicted"]
 
 
 class DatalistInspected(DatalistSurvey):

@@ -43,7 +43,7 @@ SEGMENTATION_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """By value of the methods' parameter ``segmentation_loss``."""
 
 
-WITH_CROSS_ENTROPY = ("ce", "dice_ce")
+WITH_CROSS_ENTROPY = ("ce", "dice_ce", "bce")
 """The losses that take class weights and label smoothing."""
 
 
@@ -53,7 +53,7 @@ def supervised_loss(task: str, segmentation: str = "dice_ce", supervision: Super
     Args:
         segmentation: a key of ``SEGMENTATION_LOSSES``.
         supervision: class weights and label smoothing, as ``torch.nn.functional.cross_entropy`` applies them: a
-            mean is one over the weights of the samples.
+            mean is one over the weights of the samples. Of several labels, as ``losses.label_loss`` applies them.
 
     Raises:
         ValueError: class weights or label smoothing for a loss without cross-entropy.
@@ -61,9 +61,6 @@ def supervised_loss(task: str, segmentation: str = "dice_ce", supervision: Super
     chosen = Supervised(segmentation, SEGMENTATION_LOSSES[segmentation]) if task == "segmentation" else SUPERVISED[task]
     if supervision == PLAIN:
         return chosen
-    if task == "labels" and not supervision.label_smoothing:
-        return Supervised(chosen.name, lambda prediction, targets: label_loss(
-            prediction, targets, weight=prediction.new_tensor(supervision.class_weights)))  # fmt: skip
     if chosen.name not in WITH_CROSS_ENTROPY:
         raise ValueError(f"{chosen.name} has no cross-entropy, which class weights and label smoothing are for")
     loss: Callable[..., Tensor] = chosen.loss
@@ -106,6 +103,19 @@ def class_weights(chosen: str | Sequence[float] | None, counts: Mapping[int, int
     inverse = {label: 1 / count for label, count in counts.items()}
     mean = sum(inverse.values()) / len(inverse)
     return tuple(inverse.get(label, mean) / mean for label in range(classes))
+
+
+def label_weights(chosen: str | Sequence[float] | None, counts: Sequence[tuple[int, int]]) -> tuple[float, ...]:
+    """Return ``[training] class_weights`` of several labels as the weight of each label's positives; none where all 1.
+
+    Args:
+        chosen: the numbers themselves, or ``balanced``: a label's negatives over its positives, so that both weigh
+            alike; 1 where one of them does not occur.
+        counts: negatives and positives of each label among the training samples.
+    """
+    if not isinstance(chosen, str):
+        return tuple(chosen or ())
+    return tuple(negatives / positives if negatives and positives else 1.0 for negatives, positives in counts)
 
 
 def supervised_stage(context: StageContext, name: str, network: nn.Module) -> Stage:

@@ -180,6 +180,17 @@ def read_head(
     return head, (others[0] if others else None)
 
 
+def _spec_difference(theirs: Mapping[str, Any], ours: Mapping[str, Any], meanings: Mapping[str, str]) -> str:
+    """Name the keys in which two specs differ, those of ``hyper`` singly, or say what such a difference means."""
+    flat = [
+        {**spec, **{f"hyper.{key}": value for key, value in spec.get("hyper", {}).items()}, "hyper": None}
+        for spec in (theirs, ours)
+    ]
+    keys = sorted(key for key in flat[0].keys() | flat[1].keys() if flat[0].get(key) != flat[1].get(key))
+    known = [meanings[key] for key in keys if key in meanings]
+    return "; ".join(known) or f"{', '.join(keys)} differ"
+
+
 def read_state(
     folder: Path,
     source: Source,
@@ -200,9 +211,9 @@ def read_state(
     with _blame_artifact(source):
         if not any_body and source.artifact.spec != own.spec:
             theirs, ours = source.artifact.spec, own.spec
-            keys = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
             raise ValueError(
-                f"its spec is not this site's {ours['name']}, with which it is averaged: {', '.join(keys)} differ"
+                f"its spec is not this site's {ours['name']}, with which it is averaged: "
+                + _spec_difference(theirs, ours, getattr(own.network, "differences", {}))
             )
         if any_body:
             prefix, head = _build_head_on_meta(source.artifact, task, allow)

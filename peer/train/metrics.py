@@ -17,12 +17,15 @@ from peer.classification import Labels, Probabilities, class_scores, label_score
 from peer.core.targets import CLASS, Target
 from peer.core.tasks import CLASSIFYING
 from peer.regression import mae, r2, rmse
-from peer.survival import position_time, survival_scores
+from peer.survival import position_time, survival_calibration, survival_scores
 from peer.train.outputs import number_range
 
 Counts = NDArray[np.int64]
 Loss = Callable[[Tensor, Tensor], Tensor]
 Pairs = Iterable[tuple[Tensor, Tensor]]
+
+HALVES = ("lower_risk", "higher_risk")
+"""The test persons of a site by their predicted risk, as metrics name them."""
 
 # Constants of the structural similarity, from Wang et al. 2004.
 WINDOW = 11  # places along an axis
@@ -149,12 +152,18 @@ def survival(target: Target, logits: Tensor, answers: Tensor) -> dict[str, float
 
     Returns:
         ``c_index`` of Harrell and ``c_index_uno`` by the predicted risk at the horizon, ``auc_at_horizon``,
-        ``integrated_brier``, ``events`` and ``samples``; those that are not defined are absent.
+        ``integrated_brier``, ``events`` and ``samples``; of the calibration ``observed_expected`` and
+        ``calibration_slope``, and of the two halves by predicted risk ``log_rank_p`` and, at the horizon,
+        ``predicted_lower_risk``, ``observed_lower_risk``, ``predicted_higher_risk`` and ``observed_higher_risk``.
+        Those that are not defined are absent.
     """
     ends = np.array(target.times)
     times, events = position_time(answers[:, 0].double().numpy(), ends), answers[:, 1].numpy() > 0
     curves = survival_curves(logits).numpy()
     scores = survival_scores(times, events, curves, ends, target.horizon)
+    calibration = survival_calibration(times, events, curves, ends, target.horizon)
+    both = len(calibration.halves) == len(HALVES)
+    known = dict(zip(HALVES, calibration.halves, strict=True)) if both else {}
     return _defined(
         c_index=scores.c_index,
         c_index_uno=scores.uno,
@@ -162,6 +171,11 @@ def survival(target: Target, logits: Tensor, answers: Tensor) -> dict[str, float
         integrated_brier=scores.ibs,
         events=int(events.sum()),
         samples=len(events),
+        observed_expected=calibration.observed_expected,
+        calibration_slope=calibration.slope,
+        log_rank_p=calibration.log_rank,
+        **{f"predicted_{half}": group.predicted for half, group in known.items()},
+        **{f"observed_{half}": group.observed for half, group in known.items()},
     )
 
 

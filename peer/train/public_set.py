@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from models.spec import SIZE_MAX
+from peer.train.column_channels import encode_row
 from peer.train.data.datalist import Sample, inspect_datalist
 from peer.train.errors import UnusableConfigurationError
 from peer.train.images import Preparation
 from peer.train.settings import TrainingSettings
-from peer.train.targets import encode_row
 
 
 def load_public_images(settings: TrainingSettings) -> Tensor:

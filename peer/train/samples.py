@@ -29,7 +29,7 @@ from peer.core.tasks import CLASSIFYING
 from peer.errors import ConfigError
 from peer.files import clear_unfinished, write_file
 from peer.methods.method import Batch, Supervision
-from peer.methods.supervised import class_weights
+from peer.methods.supervised import class_weights, label_weights
 from peer.train.augmentation import affine_maps, warp, warp_targets
 from peer.train.data.consistency import mixed_orientations
 from peer.train.data.datalist import UNREADABLE, Datalist, Sample, inspect_datalist
@@ -66,6 +66,7 @@ class DataSplit:
             type.
         in_memory: whether ``load`` reads no file.
         class_counts: the samples of each class that occurs, in segmentation the places; empty without classes.
+        label_counts: negatives and positives of each label, where there are several; those not known count in neither.
         targets_sha256: the digest of all targets when first read, in the order of the samples.
     """
 
@@ -73,6 +74,7 @@ class DataSplit:
     load: Callable[[int], Example]
     in_memory: bool
     class_counts: Mapping[int, int]
+    label_counts: Sequence[tuple[int, int]] = ()
     targets_sha256: str = ""
 
     def __len__(self) -> int:
@@ -86,7 +88,10 @@ class DataSplit:
     def context_fields(self, settings: TrainingSettings) -> dict[str, Any]:
         """Return the fields of a stage's context that depend on the labels of these samples."""
         training = settings.training
-        weights = class_weights(training.class_weights, self.class_counts, settings.task.classes)
+        if settings.task.objective == "labels":
+            weights = label_weights(training.class_weights, self.label_counts)
+        else:
+            weights = class_weights(training.class_weights, self.class_counts, settings.task.classes)
         return {"classes_present": self.present, "supervision": Supervision(weights, training.label_smoothing)}
 
     @property
@@ -293,6 +298,7 @@ def _read_split(
     readable: list[Sample] = []
     examples: list[Example] = []
     class_counts: Counter[int] = Counter()
+    answers: list[Tensor] = []
     targets = hashlib.sha256()
     for sample in samples:
         check_halt()
@@ -310,11 +316,22 @@ def _read_split(
         if not target.is_floating_point():
             classes, counts = torch.unique(target, return_counts=True)
             class_counts.update(dict(zip(classes.tolist(), counts.tolist(), strict=True)))
+        if settings.task.objective == "labels":
+            answers.append(target)
         if cache == "memory":
             examples.append(example)
     in_memory = cache == "memory"
     load = examples.__getitem__ if in_memory else lambda k: read(readable[k])
-    return DataSplit(readable, load, in_memory, class_counts, targets.hexdigest())
+    return DataSplit(readable, load, in_memory, class_counts, _count_answers(answers), targets.hexdigest())
+
+
+def _count_answers(answers: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Count the negatives and positives of each label in targets ``(labels,)``."""
+    if not answers:
+        return []
+    stacked = torch.stack(list(answers))
+    counts = zip((stacked == 0).sum(0).tolist(), (stacked == 1).sum(0).tolist(), strict=True)
+    return [(int(negatives), int(positives)) for negatives, positives in counts]
 
 
 def _cache_folder(settings: TrainingSettings) -> Path:

@@ -9,7 +9,6 @@ A target that is no class, label map or image becomes numbers that losses and me
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from peer.core.columns import TableColumn
 from peer.core.targets import CLASS, Target, TimeToEvent
 from peer.core.tasks import CLASSIFYING
 from peer.survival import interval_position
+from peer.train.column_channels import encode_row
 from peer.train.data.datalist import Sample
 from peer.train.data.label_maps import not_classes, propose_map, to_classes
 from peer.train.errors import UnusableConfigurationError
@@ -85,14 +85,6 @@ class RowValues:
     def __call__(self, sample: Sample) -> Example:
         """Return the row ``(channels, 1)`` and its label."""
         return encode_row(self.columns, sample.row), encode_label(sample.label, self.target)
-
-
-def encode_row(columns: Sequence[TableColumn], row: Sequence[float]) -> Tensor:
-    """Return the network's input for a row, float32 ``(channels, 1)``; raise ``ValueError`` if it has no value."""
-    if all(math.isnan(value) for value in row):
-        raise ValueError("has no value in any column")
-    channels = [channel for column, value in zip(columns, row, strict=True) for channel in column.encode(value)]
-    return torch.tensor(channels, dtype=torch.float32)[:, None]
 
 
 @dataclass(frozen=True, slots=True)

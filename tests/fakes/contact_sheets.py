@@ -1,9 +1,14 @@
 """The page of a contact sheet with samples that were never painted."""
 
+import math
 from typing import Any
 
+from peer.core.columns import TableColumn
+from peer.core.targets import CLASS
 from peer.documents.data import ContactSheet, DatalistInspected, SheetSample
+from peer.train.data.datalist import Sample
 from peer.train.data.sheet_page import render
+from peer.train.data.table_sheet import describe_columns
 
 EDGES = {"left": "L", "right": "R", "top": "A", "bottom": "P"}
 
@@ -49,6 +54,7 @@ def page(
         "gaps": ["test has no sample of class 0"],
         "histograms": {"training": {"lowest": -1.0, "highest": 2.0, "shares": [0.5, 0.5]}},
         "samples": list(samples),
+        "columns": [],
     }  # type: ignore[typeddict-item]
     survey = {"samples": 2, "subjects": 1, "unnamed": 0, "classes": {"1": 2}, "shapes": {}, "labels": 0}
     document: DatalistInspected = {
@@ -59,6 +65,28 @@ def page(
         "warnings": ["volumes run in different directions"],
     }  # type: ignore[typeddict-item]
     return render(document, sheet, pictures)
+
+
+def table_page(*columns: TableColumn) -> str:
+    """The page of a table of two classes with these columns, and one row that has no value of them."""
+    rows = [tuple(float(place % 2) for place in range(len(columns))), (math.nan,) * len(columns)]
+    samples = [Sample(f"row {number}", (), number, row=row) for number, row in enumerate(rows)]
+    splits = {"training": samples, "test": samples[:1]}
+    part = {"samples": 2, "subjects": 0, "unnamed": 2, "classes": {"0": 1, "1": 1}, "class_subjects": {"0": 0, "1": 0}}
+    sheet: ContactSheet = {
+        "page": "sheet.html",
+        "site": "alpha",
+        "task": "tabular",
+        "classes": {"0": "<b>well</b>", "1": "ill"},
+        "preparation": {"channels": 9, "classes": 2, "columns": len(columns)},
+        "splits": dict.fromkeys(splits, part),
+        "gaps": [],
+        "histograms": {},
+        "samples": [],
+        "columns": describe_columns(columns, splits, CLASS),
+    }  # type: ignore[typeddict-item]
+    document: DatalistInspected = {"datalist": "list.json", "problems": [], "warnings": []}  # type: ignore[typeddict-item]
+    return render(document, sheet, [])
 
 
 PICTURES = {"image": ["aW1n", "aW1n"], "augmented": ["YXVn", "YXVn"]}

@@ -46,6 +46,19 @@ def test_the_loss_is_that_of_a_reference_with_and_without_weights():
     assert weighted != pytest.approx(reference(logits, targets, np.ones(5)), rel=1e-2)
 
 
+def test_by_hand_smoothing_spreads_a_label_over_yes_and_no():
+    logits, targets = torch.tensor([[math.log(3), math.log(3), 0.0]]), torch.tensor([[1.0, 0.0, NAN]])
+    yes, no = math.log(4 / 3), math.log(4)  # what 3/4 for yes costs
+    expected = ((0.9 * yes + 0.1 * no) + (0.1 * yes + 0.9 * no)) / 2
+    assert label_loss(logits, targets, label_smoothing=0.2).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0])
+def test_a_smoothing_outside_its_range_is_named(smoothing):
+    with pytest.raises(ValueError, match=r"the label smoothing must be in \[0, 1\), not"):
+        label_loss(torch.zeros(1, 1), torch.ones(1, 1), label_smoothing=smoothing)
+
+
 def test_gradcheck_and_no_gradient_where_the_label_is_not_known():
     logits, targets = labelled(6, 4)
     weight = torch.arange(1, 5, dtype=torch.float64)

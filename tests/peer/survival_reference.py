@@ -31,7 +31,8 @@ def draw(seed: int, *, separate: bool, persons: int = 40) -> dict[str, Any]:
 
 
 def compute(data: dict[str, Any]) -> dict[str, Any]:
-    from lifelines import KaplanMeierFitter
+    import pandas
+    from lifelines import CoxPHFitter, KaplanMeierFitter
     from lifelines.statistics import logrank_test
     from lifelines.utils import concordance_index
     from sksurv import metrics
@@ -41,6 +42,9 @@ def compute(data: dict[str, Any]) -> dict[str, Any]:
     one, second = Surv.from_arrays(events == 1, times), group == 1
     curve = KaplanMeierFitter(alpha=0.1).fit(times, events)
     limits = curve.confidence_interval_.iloc[1:]
+    risk = np.log(-np.log(curves[:, 2]))
+    until = pandas.DataFrame({"risk": risk, "time": np.minimum(times, ends[2]), "event": events * (times <= ends[2])})
+    observed = 1 - float(curve.predict(ends[2]))
     brier = metrics.brier_score(one, one, curves, ends)[1]
     return {
         "km_times": curve.timeline[1:].tolist(),
@@ -48,6 +52,8 @@ def compute(data: dict[str, Any]) -> dict[str, Any]:
         "km_at_risk": curve.event_table["at_risk"].iloc[1:].tolist(),
         "km_lower_90": limits.iloc[:, 0].tolist(),
         "km_upper_90": limits.iloc[:, 1].tolist(),
+        "slope_12": float(CoxPHFitter().fit(until, "time", "event", fit_options={"precision": 1e-12}).params_["risk"]),
+        "observed_expected_12": observed / float((1 - curves[:, 2]).mean()),
         "log_rank": logrank_test(times[second], times[~second], events[second], events[~second]).p_value,
         "harrell": concordance_index(times, -risks, events),
         "harrell_sksurv": metrics.concordance_index_censored(events == 1, times, risks)[0],

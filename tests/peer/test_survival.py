@@ -18,6 +18,7 @@ from peer.survival import (
     auc_at,
     brier_score,
     calibration_at,
+    calibration_slope,
     censor_at,
     concordance,
     concordance_ipcw,
@@ -26,7 +27,9 @@ from peer.survival import (
     interval_position,
     kaplan_meier,
     log_rank,
+    observed_expected_ratio,
     position_time,
+    survival_calibration,
     survival_scores,
 )
 
@@ -61,6 +64,60 @@ def test_what_does_not_depend_on_ties_is_that_of_both_libraries(name: str) -> No
     assert log_rank(known["times"], known["events"], known["group"]) == exactly(known["log_rank"])
     c_index = concordance(known["times"], known["events"], known["risks"])
     assert c_index == exactly(known["harrell"]) == exactly(known["harrell_sksurv"])
+
+
+@pytest.mark.parametrize("name", ["separate", "mixed"])
+def test_calibration_in_numbers_is_that_of_lifelines(name: str) -> None:
+    known = reference(name)
+    times, events, curves = known["times"], known["events"], known["curves"]
+    slope = calibration_slope(times, events, curves[:, 2], 12)
+    assert slope == pytest.approx(known["slope_12"], rel=1e-6), "lifelines' steps end at its precision"
+    ratio = observed_expected_ratio(times, events, curves[:, 2], 12)
+    assert ratio == exactly(known["observed_expected_12"])
+
+
+def test_the_slope_by_hand() -> None:
+    # Of covariates 1, 0, 1 the derivative is 1 - 2u / (2u + 1) - u / (u + 1) with u = exp(slope).
+    survival = np.exp(-np.exp([1.0, 0.0, 1.0]))
+    assert calibration_slope([1, 2, 3], [1, 1, 1], survival, 9) == pytest.approx(-math.log(2) / 2)
+    # The same persons, of whom the last two are last seen at the horizon: 1 - 2u / (2u + 1) has no root.
+    assert calibration_slope([1, 2, 3], [1, 1, 1], survival, 1.5) is None
+    assert calibration_slope([1, 2], [0, 0], [0.2, 0.9], 9) is None
+    assert calibration_slope([1, 2], [1, 1], [0.5, 0.5], 9) is None, "all predictions are equal"
+    assert calibration_slope([1, 2, 3, 4], [1, 1, 1, 1], [0.0, 0.2, 0.9, 1.0], 9) is None, "they part the events"
+
+
+def test_right_curves_have_a_slope_of_one_and_too_extreme_ones_a_smaller() -> None:
+    random = np.random.default_rng(0)
+    hazards = np.exp(random.normal(size=20_000))
+    times, survival = random.exponential(1 / hazards), np.exp(-hazards)
+    events = np.ones(len(times))
+    assert calibration_slope(times, events, survival, 1) == pytest.approx(1, abs=0.03)
+    assert observed_expected_ratio(times, events, survival, 1) == pytest.approx(1, abs=0.02)
+    extreme = np.exp(-(hazards**2))
+    assert calibration_slope(times, events, extreme, 1) == pytest.approx(0.5, abs=0.03)
+    assert observed_expected_ratio(times, events, survival**0.5, 1) > 1.2
+
+
+def test_the_ratio_by_hand_and_where_there_is_none() -> None:
+    assert observed_expected_ratio([1, 9, 9, 9], [1, 0, 0, 0], [0.5] * 4, 5) == 0.5
+    assert observed_expected_ratio([1, 3], [1, 0], [0.5] * 2, 5) is None, "nobody is followed for so long"
+    assert observed_expected_ratio([9, 9], [0, 0], [1.0, 1.0], 5) is None
+
+
+def test_calibration_has_both_halves_by_risk_and_their_log_rank_test() -> None:
+    times, events = np.array([1.0, 2.0, 6.0, 9.0]), [1, 1, 1, 0]
+    curves = np.array([[0.5, 0.3, 0.1], [0.4, 0.2, 0.2], [0.9, 0.8, 0.7], [1.0, 0.9, 0.8]])
+    figures = survival_calibration(times, events, curves, ENDS, 3)
+    censored = censor_at(times, events, 7.0)
+    assert figures.halves == tuple(calibration_at(*censored, curves[:, 1], 3, 2))
+    assert [half.predicted for half in figures.halves] == pytest.approx([0.85, 0.25])
+    assert [half.observed for half in figures.halves] == [1.0, 0.0]
+    assert figures.log_rank == log_rank(*censored, [1, 1, 0, 0])
+    assert figures.observed_expected == pytest.approx(0.5 / 0.45)
+    assert figures.slope == calibration_slope(*censored, curves[:, 1], 3)
+    equal = survival_calibration(times, events, np.ones((4, 3)), ENDS, 3)
+    assert (len(equal.halves), equal.log_rank, equal.observed_expected) == (1, None, None)
 
 
 def test_weighted_metrics_are_those_of_scikit_survival() -> None:
@@ -211,6 +268,9 @@ METRICS = {
     "concordance": lambda t, e: concordance(t, e, t),
     "brier_score": lambda t, e: brier_score(t, e, np.ones(np.shape(t)), 1),
     "log_rank": lambda t, e: log_rank(t, e, e),
+    "calibration": lambda t, e: survival_calibration(t, e, np.ones((np.size(t), 3)), ENDS, 1),
+    "slope": lambda t, e: calibration_slope(t, e, np.ones(np.shape(t)), 1),
+    "ratio": lambda t, e: observed_expected_ratio(t, e, np.ones(np.shape(t)), 1),
     "scores": lambda t, e: survival_scores(t, e, np.ones((np.size(t), 3)), ENDS, 1),
 }
 
@@ -242,6 +302,8 @@ def test_persons_that_do_not_fit_are_refused(metric: Any, times: Any, events: An
         (lambda: concordance_ipcw([1], [1], [1], math.inf), "the time inf must be finite"),
         (lambda: brier_score([1], [1], [1.1], 1), r"in \[0.0, 1.0\]"),
         (lambda: calibration_at([1], [1], [1], 1, 0), "at least one group"),
+        (lambda: calibration_slope([1], [1], [1.1], 1), r"in \[0.0, 1.0\]"),
+        (lambda: observed_expected_ratio([1], [1], [0.5], -1), "the time -1 must be finite"),
         (lambda: log_rank([1, 2], [1, 1], [1, 2]), "groups must be 0 or 1"),
         (lambda: survival_scores([1], [1], np.ones((1, 2)), ENDS, 1), r"curves of shape \(1, 2\) do not fit 1 persons"),
         (lambda: survival_scores([1], [1], np.full((1, 3), 1.5), ENDS, 1), "curves must be probabilities"),

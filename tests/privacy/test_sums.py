@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 from peer.lab.datasets import heart_disease
 from peer.methods.pooled_head.ridge import SumTable, default_bound, encode_targets, scale_features, solve_ridge
-from peer.train.targets import encode_row
+from peer.train.column_channels import encode_row
 
 DRAWS = 20
 FLOOR = 1e-6  # of the eigenvalues of G, below which rounding is all there is

@@ -250,6 +250,7 @@ def _calibration(source: SectionSource) -> Iterator[ReportPart | None]:
     yield calibration.table(source.main, name=source.name("calibration"))
     yield calibration.diagram(source.main, source.styles, name=source.name("reliability"))
     yield survival_curves.figure(source.main, source.styles, name=source.name("survival"))
+    yield survival_curves.calibration_table(source.main, name=source.name("survival-calibration"))
 
 
 def _subgroups(source: SectionSource) -> Iterator[ReportPart | None]:

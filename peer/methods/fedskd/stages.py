@@ -58,7 +58,10 @@ def train(context: StageContext) -> Stage:
 def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
     """Demand stage features of the local model, and masks if the region term is the only one."""
     if not own.taps:
-        return "fedskd compares stage features, but the model shows none; name its layers in [model] features"
+        return (
+            "fedskd compares stage features, but the model shows none; name its layers in [model] features, or take a "
+            "network that has stages, which linear has not"
+        )
     if tuple(parameters["terms"]) == ("region",) and not masks:
         return "[method] terms = ['region'] needs masks; set [data] regions"
     return None

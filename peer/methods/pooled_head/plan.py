@@ -33,5 +33,6 @@ POOLED_HEAD = Plan(
     takes_older=True,
     shared="itself",
     not_for=("segmentation", "super_resolution", "survival"),
+    why_not={"survival": "sums of squares know no persons who were seen for a time alone"},
     source="ours; ridge regression (Hoerl and Kennard, 1970) on sums of sites",
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -32,8 +33,15 @@ class SumTable(nn.Module):
     Args:
         features: of a sample, the constant 1 included.
         encoder: the SHA-256 of the body that computes them; tables of different bodies do not add up.
+
+    Attributes:
+        differences: by key of a spec, what it means that another site's table differs in it.
     """
 
+    differences: ClassVar[Mapping[str, str]] = {
+        "hyper.encoder": "its sums are over the features of another body; give [shared_model] and the [model] of all "
+        "sites the same name, parameters and file of weights"
+    }
     gram: Tensor
     moments: Tensor
     count: Tensor

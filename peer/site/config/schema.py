@@ -313,7 +313,7 @@ class FederationConfig(StrictTable):
         if self.quorum is not None and self.quorum >= len(self.site):
             raise key_problem("quorum", f"{self.quorum} is more than the {len(self.site) - 1} other sites")
         if undefined := {self.task.kind, self.task.target} & set(self.plan.not_for):
-            raise key_problem("method.name", f"{self.method.name} is not defined for {undefined.pop()}")
+            raise key_problem("method.name", _undefined_for(undefined.pop(), self.method.name, self.plan))
         if self.fallback.kind == "stale" and "aggregate" in self.plan.phases:
             raise key_problem("fallback.kind", f"{self.method.name} averages, and a mean takes no stale artifact")
         if self.plan.public and not DIGEST.fullmatch(str(self.parameters["public_sha256"])):
@@ -389,6 +389,12 @@ class FederationConfig(StrictTable):
         plan, method = self.plan, self.method.name
         needed = plan.shared != "maybe" and self.task.kind not in plan.shared_default
         return f"{method} needs one: the network that all sites share" if needed and self.shared_model is None else None
+
+
+def _undefined_for(what: str, method: str, plan: Plan) -> str:
+    """Say that a method is not defined for a kind of task or a target, why, and what to do."""
+    why = f": {plan.why_not[what]}" if what in plan.why_not else ""
+    return f"{method} is not defined for {what}{why}; take another method, such as fedvisit or fedavg"
 
 
 def _plan(method: str, package: object) -> Plan:
@@ -548,10 +554,8 @@ def _supervision_problems(federation: FederationConfig, training: TrainingConfig
     for key in ("class_weights", "label_smoothing"):
         if not getattr(training, key):
             continue
-        if kind in UNCLASSED or (kind == "labels" and key == "label_smoothing"):
+        if kind in UNCLASSED:
             yield f"training.{key}: {kind} has no classes; leave it out"
-        elif kind == "labels" and isinstance(weights, str):
-            yield "training.class_weights: write a number for each label, by which a present one counts more"
         elif kind == "segmentation" and loss == "dice":
             yield f'training.{key}: segmentation_loss = "dice" of federation.toml has no cross-entropy; leave it out'
     if isinstance(weights, tuple) and kind not in UNCLASSED and len(weights) != federation.task.classes:

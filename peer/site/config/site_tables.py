@@ -259,9 +259,11 @@ class TrainingConfig(StrictTable):
     class_weights: Literal["balanced"] | Annotated[tuple[Positive, ...], Loose] | None = None
     """What each class weighs in the cross-entropy with own labels: "balanced" is one over the class's number of
     training samples here (in segmentation: of places), so scaled that the mean is 1; or a number for each class, in
-    the order of [task] class_names. Left out: all weigh 1."""
+    the order of [task] class_names. Of several labels: what a present one weighs; "balanced" is the number of absent
+    ones over that of present ones here. Left out: all weigh 1."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The share of a label's weight in the cross-entropy that is spread evenly over all classes."""
+    """The share of a label's weight in the cross-entropy that is spread evenly over all classes; of several labels over
+    yes and no."""
     clip_norm: Positive | None = None
     """The largest L2 norm of the gradient of a step, over all tensors that the step trains together; a longer one is
     scaled down to it. Left out: gradients stay as they are."""

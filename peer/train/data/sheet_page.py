@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from peer.documents.data import ContactSheet, DatalistInspected, SheetHistogram, SheetSample, SheetView
+from peer.core.targets import EVENT_NAMES
+from peer.documents.data import ContactSheet, DatalistInspected, SheetColumn, SheetHistogram, SheetSample, SheetView
+from peer.train.data.table_sheet import BINS
 from peer.web_page import render_page
 
 OUTLINES = 7
@@ -35,6 +37,9 @@ def render(document: DatalistInspected, sheet: ContactSheet, pictures: Sequence[
         pooled=_pooled(sheet["histograms"]),
         outlines=[((label - 1) % OUTLINES + 1, _class_name(sheet, str(label))) for label in labels],
         groups=_groups(sheet, pictures),
+        columns=[_column(column, sheet) for column in sheet["columns"]],
+        strata=_strata(sheet),
+        bins=BINS,
         version=version("mhfl-peer"),
     )
 
@@ -46,9 +51,12 @@ def number(value: float) -> str:
 
 def _facts(sheet: ContactSheet) -> Iterator[tuple[str, str]]:
     preparation = sheet["preparation"]
-    size = " x ".join(map(str, preparation["input_size"]))
     yield "settings of", sheet["site"] or "the command's options"
     yield "task", sheet["task"]
+    if sheet["columns"]:
+        yield "the network gets", f"{preparation['channels']} channels of {preparation['columns']} columns"
+        return
+    size = " x ".join(map(str, preparation["input_size"]))
     yield "the network gets", f"{preparation['channels']} channel{'s' * (preparation['channels'] > 1)} of {size}"
     for key, value in preparation.items():
         if key not in HIDDEN:
@@ -99,6 +107,8 @@ def _counts(document: DatalistInspected, sheet: ContactSheet) -> list[tuple[str,
 
 def _class_name(sheet: ContactSheet, label: str) -> str:
     name = sheet["classes"].get(label)
+    if sheet["classes"] == EVENT_NAMES:
+        return EVENT_NAMES[label]
     return f"class {label}, {name}" if name else f"class {label}"
 
 
@@ -154,6 +164,53 @@ def _card(sample: SheetSample, shown: Mapping[str, Any], sheet: ContactSheet) ->
         "lines": list(_lines(sample, sheet)),
         "histogram": _heights(sample["histogram"]),
     }
+
+
+def _strata(sheet: ContactSheet) -> list[tuple[int, str]]:
+    """Return colour and name of each class, or of persons with and without the event, of a table's rows."""
+    groups = {part["group"] for column in sheet["columns"] for part in column["distributions"]} - {None}
+    return [(_colour(group), _class_name(sheet, str(group))) for group in sorted(groups, key=lambda group: group or 0)]
+
+
+def _colour(group: int | None) -> int:
+    return (group or 0) % OUTLINES + 1
+
+
+def _column(column: SheetColumn, sheet: ContactSheet) -> dict[str, object]:
+    """Return the drawings of a column: a histogram or bars of the levels, and the missing share, split by split."""
+    parts = {
+        split: [part for part in column["distributions"] if part["split"] == split and part["rows"]]
+        for split in sheet["splits"]
+    }
+    top = max((max(part["shares"]) for each in parts.values() for part in each), default=0.0) or 1.0
+    missing = [
+        [(_colour(part["group"]), 100 * part["missing"] / part["rows"]) for part in each] for each in parts.values()
+    ]
+    levels = [
+        (level, [[(_colour(part["group"]), 100 * part["shares"][place]) for part in each] for each in parts.values()])
+        for place, level in enumerate(column["levels"])
+    ]
+    return {
+        "name": column["name"],
+        "unit": column["unit"],
+        "is_target": column["is_target"],
+        "splits": list(parts),
+        "histograms": [
+            [(_colour(part["group"]), _steps(part["shares"], top)) for part in each] for each in parts.values()
+        ]
+        if column["kind"] == "number"
+        else [],
+        "ends": [number(end) for end in (column["lowest"], column["highest"]) if end is not None],
+        "rows": [*levels, ("missing", missing)],
+    }
+
+
+def _steps(shares: Sequence[float], top: float) -> str:
+    """Return the outline of a histogram, closed along its base, in a picture of 100 by 100."""
+    width = 100 / len(shares)
+    heights = [100 - 96 * share / top for share in shares]
+    points = [(edge, height) for place, height in enumerate(heights) for edge in (width * place, width * (place + 1))]
+    return " ".join(f"{x:.4g},{y:.1f}" for x, y in [(0.0, 100.0), *points, (100.0, 100.0)])
 
 
 def _short(name: str) -> str:

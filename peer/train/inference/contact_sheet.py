@@ -1,4 +1,4 @@
-"""Samples as the network sees them: read, prepared and augmented by the trainer's own code.
+"""Samples as the network sees them: read, prepared and augmented by the trainer's own code; of a table distributions.
 
 Run as ``python -m peer.train.inference.contact_sheet``, the module reads one JSON document from standard input, with
 the worker's ``setting`` and the number of ``samples``. It writes one to standard output, so that the caller does not
@@ -19,12 +19,14 @@ import nibabel
 import numpy as np
 import torch
 
+from peer.core.targets import EVENT_NAMES, stratum
 from peer.core.tasks import CLASSIFYING
 from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.documents.data import ContactSheet, SheetHistogram, SheetSample, SheetSplit, ValueRange
 from peer.train.data.datalist import Datalist, Sample
 from peer.train.data.image_files import open_image, read_values
 from peer.train.data.prepared_folder import shuffle
+from peer.train.data.table_sheet import describe_columns
 from peer.train.errors import UnusableConfigurationError, UnusableDataError, reason_of
 from peer.train.inference import sheet_pictures
 from peer.train.samples import Batches, DataSplit, SiteData, inspect_samples, site_seed, validation_names
@@ -52,6 +54,8 @@ def make_sheet(settings: TrainingSettings, *, samples: int) -> tuple[ContactShee
     task, data = settings.task, settings.data
     listed = inspect_samples(task, data)
     splits = _splits(listed, settings)
+    if task.kind == "tabular":
+        return _sheet_of_table(listed, splits, settings), []
     read = sample_reader(task, data)
     names = {str(number): name for number, name in (listed.class_names or dict(enumerate(task.class_names))).items()}
     shown, pictures, pooled = [], [], {name: [np.empty(0)] for name in splits}
@@ -75,8 +79,31 @@ def make_sheet(settings: TrainingSettings, *, samples: int) -> tuple[ContactShee
         "gaps": _gaps(listed, described, settings, shown),
         "histograms": _histograms({name: np.concatenate(values) for name, values in pooled.items()}),
         "samples": shown,
+        "columns": [],
     }
     return sheet, pictures
+
+
+def _sheet_of_table(listed: Datalist, splits: dict[str, list[Sample]], settings: TrainingSettings) -> ContactSheet:
+    """Return the facts of a table's sheet, which has distributions in place of samples."""
+    task = settings.task
+    if not any(splits.values()):
+        raise UnusableDataError(f"{settings.data.datalist}: {'; '.join(listed.problems) or 'it lists no row'}")
+    described = {name: _describe(members) for name, members in splits.items()}
+    names = {str(number): name for number, name in enumerate(task.class_names)} if task.target.kind == "class" else {}
+    groups = {"class": task.classes, "survival": len(EVENT_NAMES)}.get(task.target.kind, 0)
+    return {
+        "page": "",
+        "site": str(settings.site) or None,
+        "task": task.kind,
+        "classes": EVENT_NAMES if task.target.kind == "survival" else names,
+        "preparation": {"channels": task.in_channels, "classes": groups, "columns": len(task.columns)},
+        "splits": described,
+        "gaps": _gaps(listed, described, settings, []),
+        "histograms": {},
+        "samples": [],
+        "columns": describe_columns(task.columns, splits, task.target),
+    }
 
 
 def _splits(listed: Datalist, settings: TrainingSettings) -> dict[str, list[Sample]]:
@@ -245,8 +272,8 @@ def _histograms(pooled: dict[str, np.ndarray]) -> dict[str, SheetHistogram]:
 
 
 def _describe(members: Sequence[Sample]) -> SheetSplit:
-    labels = sorted({sample.label for sample in members if isinstance(sample.label, int)})
-    of_class = {str(label): [sample for sample in members if sample.label == label] for label in labels}
+    labels = sorted({label for sample in members if (label := stratum(sample.label)) is not None})
+    of_class = {str(label): [sample for sample in members if stratum(sample.label) == label] for label in labels}
     return {
         "samples": len(members),
         "subjects": len({sample.subject for sample in members} - {None}),
@@ -266,7 +293,9 @@ def _gaps(
     for name, split in splits.items():
         if not split["samples"]:
             gaps.append(f"no sample is for {name}")
-        elif settings.task.kind in CLASSIFYING:
+        elif settings.task.objective == "survival":
+            gaps += [f"{name} has nobody {EVENT_NAMES['1']}"] if "1" not in split["classes"] else []
+        elif settings.task.objective in CLASSIFYING:
             absent = [str(number) for number in range(settings.task.classes) if str(number) not in split["classes"]]
             if absent:
                 gaps.append(f"{name} has no sample of class {', '.join(absent)}")

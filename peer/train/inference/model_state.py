@@ -21,6 +21,7 @@ from typing import Any, Literal
 from peer import errors
 from peer.core import site_memory
 from peer.core.commands import Source
+from peer.core.metrics import metric_title
 from peer.core.site_memory import BestRound
 from peer.core.worker_protocol import WorkerSetting, to_json
 from peer.site.config.rules import worker_setting
@@ -66,7 +67,7 @@ class ModelState:
         if not self.is_best or self.best is None:
             return ""
         samples = f" on {self.validation_samples} samples" if self.validation_samples else ""
-        return f"the best of its evaluated rounds by {self.best.metric}, {self.best.value:.4f}{samples}"
+        return f"the best of its evaluated rounds by {metric_title(self.best.metric)}, {self.best.value:.4f}{samples}"
 
     def document(self) -> dict[str, Any]:
         """Return the JSON values ``setting``, ``state`` and ``sources``, for a process with torch."""

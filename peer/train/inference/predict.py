@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from peer.core.commands import Source
 from peer.core.tasks import VECTORS, names_or_numbers
 from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.errors import DataError
+from peer.train.column_channels import encode_row
 from peer.train.data.datalist import read_json
 from peer.train.data.image_files import ARRAYS, DICOM, FORMATS
 from peer.train.data.importers.table_source import own_names, read_cells, read_table
@@ -34,7 +36,6 @@ from peer.train.inference import output_files
 from peer.train.inference.export.load import Exported, open_model
 from peer.train.outputs import describe_output, final_outputs
 from peer.train.settings import DataSettings, TaskSettings
-from peer.train.targets import encode_row
 from peer.train.trainer import Trainer
 
 SINGLE = (*ARRAYS, *(ending for ending in FORMATS if ending not in DICOM))
@@ -120,13 +121,16 @@ def predict_rows(model: Trainer | Exported, inputs: Iterable[Path]) -> dict[str,
         for name, cells in rows:
             table = TableRows(task.columns)
             try:
-                row = encode_row(task.columns, table.parse(name, cells))
+                row = table.parse(name, cells)
+                channels = encode_row(task.columns, row)
                 if problems := table.misfits():
                     raise ValueError("; ".join(problems))
             except ValueError as error:
                 skipped.append({"file": name, "reason": str(error)})
                 continue
-            predictions.append({"file": name, **describe_output(compute_outputs(model, row), task)})
+            # The graph of an exported file computes the channels itself.
+            sample = torch.tensor(row, dtype=torch.float32) if isinstance(model, Exported) else channels
+            predictions.append({"file": name, **describe_output(compute_outputs(model, sample), task)})
     return {"predictions": predictions, "skipped": skipped}
 
 
@@ -223,7 +227,11 @@ def predict_image(model: Trainer | Exported, load: Callable[[], PlacedImage]) ->
 
 
 def compute_outputs(model: Trainer | Exported, image: Tensor) -> Tensor:
-    """Return the final outputs of one sample; probabilities of vectors in float64."""
+    """Return the final outputs of one sample; probabilities of vectors in float64.
+
+    Args:
+        image: a prepared image or a row's channels; for an exported file a row's values.
+    """
     if isinstance(model, Exported):
         return model.outputs(image[None])[0]
     prediction, task = model.predict(image[None]), model.settings.task

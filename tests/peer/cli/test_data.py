@@ -257,7 +257,7 @@ if intensity := preparation.pop("intensity", None):
     preparation["intensity"] = {"low": low, "high": high, "percentiles": kind == "percentiles"}
 sheet = {
     "page": "", "site": setting["site_name"] or None, "task": task["kind"], "classes": {}, "preparation": preparation,
-    "splits": {}, "gaps": [f"{samples} samples"], "histograms": {}, "samples": [],
+    "splits": {}, "gaps": [f"{samples} samples"], "histograms": {}, "samples": [], "columns": [],
 }
 json.dump({"sheet": sheet, "pictures": []}, sys.stdout)
 """
@@ -355,6 +355,23 @@ def test_a_contact_sheet_has_the_settings_of_the_site(datalist: Path) -> None:
         "unit",
         [8, 8, 8],
     )
+
+
+@pytest.mark.usefixtures("sheet_module")
+def test_a_table_has_a_contact_sheet_at_a_site(tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "trial" / "alpha"
+    folder.mkdir(parents=True)
+    column = {"name": "age", "kind": "number", "range": [20, 90]}
+    task = {"kind": "tabular", "classes": 2, "column": [column]}
+    (folder / "federation.toml").write_text(draft("trial", method="local", site=[{"name": "alpha"}], task=task))
+    datalist, page = tmp_path / "rows.json", tmp_path / "sheet.html"
+    entries = [{"image": f"row {age}", "label": age % 2, "row": {"age": age}} for age in (40, 41)]
+    datalist.write_text(json.dumps({"training": entries, "test": entries}))
+    (folder / "site.toml").write_text(f'[data]\ndatalist = "{datalist}"\n')
+    result = run("inspect", "--home", tmp_path / "home", "--site", "alpha", "--html", page, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert "shows distributions of patients' values: it stays in the hospital" in result.stderr
+    assert page.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(("shape", "problem"), [((2, 6), "2 shapes: 2x5, 2x6"), (None, "an array of 3x2x5 may be")])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fakes.cli import refused_in_one_line, run, run_json
+from fakes.drafts import draft
 
 
 @pytest.fixture
@@ -72,3 +73,18 @@ def test_masks_of_0_and_255_are_mapped_and_a_nan_may_be_background(tmp_path: Pat
     check = ("data", "validate", out, "--task", "segmentation", "--classes", "2")
     assert 'or set [data] nan = "background"' in " ".join(run(*check).stdout.split())
     assert run(*check, "--nan", "background").exit_code == 0
+
+
+def test_persons_are_counted_by_their_event(tmp_path: Path) -> None:
+    table, federation = tmp_path / "patients.csv", tmp_path / "federation.toml"
+    lines = [f"P{number},{40 + number},{number + 1},{'yes' if number % 3 else 'no'}" for number in range(12)]
+    table.write_text("\n".join(["patient,age,months,died", *lines]))
+    column = {"name": "age", "kind": "number", "range": [20, 90]}
+    task = {"kind": "tabular", "target": "survival", "times": [6, 12], "unit": "months", "column": [column]}
+    federation.write_text(draft("trial", method="local", site=[{"name": "alpha"}], task=task))
+    columns = ("--column", "time=months", "--column", "event=died", "--column", "subject=patient")
+    arguments = ("data", "import", table, "--out", tmp_path / "datalist.json", "--federation", federation, *columns)
+    text = " ".join(run(*arguments).stdout.split())
+    assert "censored 3 of 3 subjects 1 of 1 subjects" in text
+    assert "with the event 6 of 6 subjects 2 of 2 subjects" in text
+    assert "class" not in text

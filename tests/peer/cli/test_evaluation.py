@@ -29,9 +29,17 @@ def shown(enrolled: LocalFederation) -> Any:
 
 def test_a_whole_row_ends_in_its_global_test(shown: Any) -> None:
     lines = [line.split() for line in shown(OWN, THEIRS).splitlines()]
-    assert ["1", "asia", "30", "auc", "0.5"] in lines
-    assert ["1", "europe", "20", "auc", "0.7"] in lines
-    assert ["1", "mean", "(Global", "Test)", "-", "auc", "0.6"] in lines
+    assert ["1", "asia", "30", "AUC", "0.5"] in lines
+    assert ["1", "europe", "20", "AUC", "0.7"] in lines
+    assert ["1", "mean", "(Global", "Test)", "-", "AUC", "0.6"] in lines
+
+
+def test_calibration_of_survival_is_in_words(shown: Any) -> None:
+    figures = {"c_index": 0.7, "observed_expected": 1.25, "calibration_slope": 0.8, "log_rank_p": 0.0123}
+    halves = {"predicted_higher_risk": 0.4, "observed_higher_risk": 0.35}
+    text = " ".join(shown(("evaluated", 1, {"metrics": {**figures, **halves, "samples": 30.0}})).split())
+    for words in ("C-index 0.7", "observed/expected events", "1.25", "calibration slope 0.8", "log-rank p", "0.0123"):
+        assert words in text
 
 
 def test_a_missing_cell_has_its_reason_and_the_mean_its_count(shown: Any) -> None:

@@ -119,8 +119,9 @@ def test_a_status_tells_the_time_left_and_who_took_part(
 def test_a_status_tells_the_best_round_beside_the_newest() -> None:
     best = {"metric": "validation_auc", "round": 2, "value": 0.75, "newest_round": 3, "newest_value": 0.7}
     text = status(best_round=best)
-    assert "Best is round 2: validation auc 0.7500, 0.7000 after round 3. `predict` and `export` take it" in text
-    assert "Round 3 is the best so far: validation auc 0.7000." in status(best_round={**best, "round": 3, "value": 0.7})
+    assert "Best is round 2: validation AUC 0.7500, 0.7000 after round 3. `predict` and `export` take it" in text
+    assert "Round 3 is the best so far: validation AUC 0.7000." in status(best_round={**best, "round": 3, "value": 0.7})
+    assert "validation C-index 0.7500" in status(best_round={**best, "metric": "validation_c_index"})
     assert "best" not in status()
 
 

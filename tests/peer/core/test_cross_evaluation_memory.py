@@ -116,6 +116,15 @@ def test_every_cell_gives_the_unweighted_mean_over_the_sites() -> None:
     }
 
 
+def test_a_p_value_is_shown_and_not_averaged() -> None:
+    figures = {"c_index": 0.6, "log_rank_p": 0.02, "events": 9.0}
+    reports = [("report", 4, told(site, "ab" * 32, metrics=figures)) for site in ("asia", "africa")]
+    (record,) = table(("evaluated", 4, OWN), *reports)
+    assert record["cells"]["asia"]["metrics"] == {"c_index": 0.6, "log_rank_p": 0.02}
+    assert record["cells"]["asia"]["counts"] == {"events": 9, "samples": 20}
+    assert "log_rank_p" not in record["mean"].keys() | (record["global_test"] or {}).keys()
+
+
 def test_without_all_cells_there_is_a_mean_with_its_count_and_no_global_test() -> None:
     rows = [
         ("evaluated", 4, OWN),

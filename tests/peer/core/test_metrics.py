@@ -2,7 +2,7 @@
 
 import typing
 
-from peer.core.metrics import METRICS, METRICS_OF, MetricName, metric_title, validation_metric
+from peer.core.metrics import METRICS, METRICS_OF, TITLES, MetricName, metric_title, validation_metric
 from peer.view.dashboard.chart import choose_tags
 
 
@@ -20,3 +20,10 @@ def test_the_main_metric_of_each_task_is_the_first_chart_and_what_the_best_round
 
 def test_a_metric_without_a_record_is_named_by_its_key() -> None:
     assert (metric_title("f1_macro"), metric_title("pixel_error")) == ("macro F1", "pixel error")
+
+
+def test_the_words_for_a_metric_are_the_same_on_every_split_and_for_further_figures() -> None:
+    assert (metric_title("validation_c_index"), metric_title("c_index")) == ("validation C-index", "C-index")
+    assert metric_title("validation_loss") == "validation loss"
+    assert metric_title("c_index_uno") == "Uno's C-index"
+    assert not METRICS.keys() & TITLES.keys()

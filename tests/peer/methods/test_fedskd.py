@@ -119,7 +119,8 @@ def output(stages: int) -> Output:
 
 def test_what_does_not_fit_is_said() -> None:
     defaults = PLANS["fedskd"].defaults()
-    assert "name its layers in [model] features" in str(check_local(output(0), None, defaults, masks=False))
+    refusal = str(check_local(output(0), None, defaults, masks=False))
+    assert "name its layers in [model] features, or take a network that has stages, which linear has not" in refusal
     regions = {**defaults, "terms": ("region",)}
     assert "set [data] regions" in str(check_local(output(4), None, regions, masks=False))
     assert check_local(output(4), None, regions, masks=True) is None

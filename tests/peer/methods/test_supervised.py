@@ -8,7 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peer.methods.method import StageContext, Supervision
-from peer.methods.supervised import SEGMENTATION_LOSSES, SUPERVISED, class_weights, stage_loss, supervised_loss
+from peer.methods.supervised import (
+    SEGMENTATION_LOSSES,
+    SUPERVISED,
+    class_weights,
+    label_weights,
+    stage_loss,
+    supervised_loss,
+)
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS, CLASSES = torch.randn(4, 3, generator=GENERATOR), torch.tensor([0, 2, 1, 1])
@@ -133,6 +140,25 @@ def test_a_class_weighs_by_the_samples_of_its_label() -> None:
     each = torch.tensor([ce(LOGITS[k : k + 1], CLASSES[k : k + 1]) for k in range(4)])
     weights = torch.tensor([1.0, 2.0, 3.0, 3.0])
     assert weighted.item() == pytest.approx(((each * weights).sum() / weights.sum()).item())
+
+
+def test_labels_take_weights_and_smoothing_as_two_classes_of_cross_entropy_do() -> None:
+    logits, answers = torch.tensor([[0.5, -1.0], [2.0, 0.3]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    supervised = supervised_loss("labels", supervision=Supervision((3.0, 0.5), 0.2)).loss(logits, answers)
+    each = [
+        F.cross_entropy(
+            torch.stack([torch.zeros(2), logits[:, label]], 1), answers[:, label].long(), reduction="none",
+            weight=torch.tensor([1.0, weight]), label_smoothing=0.2,
+        )
+        for label, weight in enumerate((3.0, 0.5))
+    ]  # fmt: skip
+    assert supervised.item() == pytest.approx(torch.stack(each).mean().item())
+
+
+def test_balanced_labels_weigh_their_positives_as_much_as_their_negatives() -> None:
+    assert label_weights("balanced", [(90, 10), (2, 8), (5, 0), (0, 5)]) == (9.0, 0.25, 1.0, 1.0)
+    assert label_weights((2.0,), [(1, 1)]) == (2.0,)
+    assert label_weights(None, [(1, 1)]) == ()
 
 
 def test_a_loss_without_cross_entropy_takes_neither() -> None:

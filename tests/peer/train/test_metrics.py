@@ -12,8 +12,10 @@ from monai.metrics import SSIMMetric
 from sklearn import metrics as reference
 from torch import Tensor
 
-from losses import dice_ce_loss
+from losses import dice_ce_loss, survival_curves
 from peer.classification import class_scores
+from peer.core.targets import Target, TimeToEvent
+from peer.survival import survival_calibration
 from peer.train.metrics import (
     MEASURES,
     classification,
@@ -22,7 +24,9 @@ from peer.train.metrics import (
     segmentation,
     structural_similarity,
     super_resolution,
+    survival,
 )
+from peer.train.targets import encode_label
 
 
 @given(st.integers(0, 2**32), st.integers(2, 60), st.integers(2, 5))
@@ -193,3 +197,28 @@ def test_images_are_measured_with_their_loss() -> None:
 def test_a_smaller_window_is_told(size: tuple[int, ...], window: int) -> None:
     image = torch.rand(2, 1, *size)
     assert measure(lambda x: x, F.l1_loss, [(image, image)], task="super_resolution")["ssim_window"] == window
+
+
+def test_survival_is_measured_with_its_calibration_at_the_horizon() -> None:
+    target = Target("survival", times=(2.0, 4.0, 8.0), horizon=4.0)
+    draw = torch.Generator().manual_seed(5)
+    logits = torch.randn(40, 3, generator=draw, dtype=torch.float64)
+    times = 1 + 8 * torch.rand(40, generator=draw)
+    events = torch.rand(40, generator=draw) < 0.6
+    answers = torch.stack(
+        [encode_label(TimeToEvent(float(time), bool(event)), target) for time, event in zip(times, events, strict=True)]
+    )
+    metrics = survival(target, logits, answers)
+    curves = survival_curves(logits).numpy()
+    figures = survival_calibration(times.double().numpy(), events.numpy(), curves, target.times, 4.0)
+    lower, higher = figures.halves
+    expected = {
+        "observed_expected": figures.observed_expected, "calibration_slope": figures.slope,
+        "log_rank_p": figures.log_rank, "predicted_lower_risk": lower.predicted,
+        "observed_lower_risk": lower.observed, "predicted_higher_risk": higher.predicted,
+        "observed_higher_risk": higher.observed,
+    }  # fmt: skip
+    assert None not in expected.values()
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    alike = survival(target, torch.zeros(40, 3, dtype=torch.float64), answers)
+    assert alike.keys() & expected.keys() == {"observed_expected"}, "equal predictions have neither halves nor a slope"

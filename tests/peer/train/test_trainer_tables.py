@@ -13,6 +13,7 @@ from peer.core.roster import SiteName
 from peer.core.worker_protocol import WorkerSetting
 from peer.methods.registry import PLANS
 from peer.train.data.datalist import inspect_datalist
+from peer.train.errors import UnusableConfigurationError
 from peer.train.public_set import digest_images
 from peer.train.trainer import Trainer
 
@@ -33,6 +34,56 @@ TARGETS: dict[str, tuple[dict[str, Any], Callable[[int], Any]]] = {
     "survival": ({"times": [6, 12, 24]}, lambda age: {"time": age - 28, "event": age % 2 == 0}),
 }
 """By target, the keys of ``[task]`` and the label of a person of an age."""
+
+
+def test_fedskd_refuses_a_network_without_stages_before_the_first_round(
+    make_setting: Callable[..., WorkerSetting], signals: Path
+) -> None:
+    keys, label = TARGETS["class"]
+    rows = [{"image": f"row {age}", "label": label(age), "row": {"age": age}} for age in range(30, 42)]
+    (signals / "datalist.json").write_text(json.dumps({"training": rows[:10], "test": rows[10:]}))
+    trainer = Trainer(
+        make_setting(
+            method={"name": "fedskd"},
+            task={"kind": "tabular", "target": "class", "column": COLUMNS, **keys},
+            data={"input_size": []},
+            model={"name": "linear", "parameters": {}},
+        )
+    )
+    with pytest.raises(UnusableConfigurationError, match="take a network that has stages, which linear has not"):
+        trainer.perform(commands.Initialise(1, 1))
+
+
+def test_balanced_labels_weigh_by_the_known_ones_of_this_sites_training(
+    make_setting: Callable[..., WorkerSetting], signals: Path
+) -> None:
+    keys, label = TARGETS["labels"]
+    rows = [{"image": f"row {age}", "label": label(age), "row": {"age": age}} for age in range(30, 42)]
+    (signals / "datalist.json").write_text(json.dumps({"training": rows[:10], "test": rows[10:]}))
+
+    def trained(**training: Any) -> tuple[Any, float]:
+        trainer = Trainer(
+            make_setting(
+                method={"name": "local"},
+                task={"kind": "tabular", "target": "labels", "column": COLUMNS, **keys},
+                data={"input_size": []},
+                model={"name": "linear", "parameters": {}},
+                training=training,
+            )
+        )
+        state = trainer.perform(commands.Initialise(1, 1)).state
+        event = trainer.perform(commands.Train(1, 1, 2, "train", state, ()))
+        supervision = trainer.data.training.context_fields(trainer.settings)["supervision"]
+        return supervision, event.metrics["train_bce_dam"]
+
+    weighted, balanced = trained(class_weights="balanced")
+    assert weighted.class_weights == (1.0, 1.0, 1.0), "five of ten have pain; fever is all yes, cough all no"
+    (signals / "datalist.json").write_text(json.dumps({"training": rows[:9] + rows[10:11], "test": rows[11:]}))
+    weighted, balanced = trained(class_weights="balanced", label_smoothing=0.1)
+    assert weighted.class_weights == (1.5, 1.0, 1.0), "six without pain, four with"
+    assert weighted.label_smoothing == 0.1
+    assert trained(class_weights=[1.5, 1.0, 1.0], label_smoothing=0.1)[1] == balanced
+    assert len({balanced, trained(label_smoothing=0.1)[1], trained()[1]}) == 3
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from peer.core.targets import EVENT_NAMES
 from peer.documents.data import DatalistImported, ImportedSplit
 from peer.errors import DataError, DiskError, StateError, UsageError
 from peer.files import write_file
@@ -131,7 +132,7 @@ def _draft(
         for number, name in enumerate(options.classes or options.agreed_classes or content.class_names)
     }
     if options.target.kind != "class":
-        classes = {"0": "no event", "1": "event"} if options.target.kind == "survival" else {}
+        classes = dict(EVENT_NAMES) if options.target.kind == "survival" else {}
         candidates = read_answers(candidates, options.target, faults)
     elif by_class:
         candidates = number_classes(candidates, options, faults)
@@ -170,6 +171,7 @@ def _draft(
         "source": str(source),
         "layout": content.layout,
         "task": content.task,
+        "target": options.target.kind,
         "encoding": content.encoding,
         "columns": content.columns,
         "classes": classes,

@@ -18,8 +18,8 @@ from peer.errors import ConfigError
 from peer.extras import require_extra
 from peer.train.errors import UnusableConfigurationError
 
-INPUT, PROBABILITIES = "image", "probabilities"
-"""Names of the input, and of the output with and without classes."""
+PROBABILITIES = "probabilities"
+"""Name of the output with classes."""
 
 OPSET = 20
 """ONNX opset of 2023: the first with complete GridSample and Gelu, supported by every runtime in use."""
@@ -34,13 +34,15 @@ Run: TypeAlias = Callable[[Tensor], Tensor]
 """Returns the output ``(b, classes, ...)`` for images ``(b, c, *space)``, float32 on the CPU."""
 
 
-def trace(module: nn.Module, image: Tensor, *, free_space: bool, name: str) -> ExportedProgram:
+def trace(module: nn.Module, image: Tensor, *, free_space: bool, name: str, remedy: str = "") -> ExportedProgram:
     """Trace the module into a graph of operators, for any batch size.
 
     Args:
         module: in evaluation mode, on the CPU; takes one tensor and returns one.
-        image: a prepared image ``(c, *space)``; without ``free_space`` the graph takes its size only.
+        image: a prepared image ``(c, *space)`` or a table's row ``(columns,)``; without ``free_space`` the graph takes
+            its size only.
         free_space: whether the graph takes every size that the network takes.
+        remedy: what else to do, for the message.
 
     Raises:
         UnusableConfigurationError: a graph cannot represent the network; the message says why.
@@ -55,7 +57,7 @@ def trace(module: nn.Module, image: Tensor, *, free_space: bool, name: str) -> E
             module(example)  # a network's one-time checks run before the trace
             program = torch.export.export(module, (example,), dynamic_shapes=(free,), strict=False)
     except Exception as error:
-        raise UnusableConfigurationError(_cannot_export(name, "pt2", error)) from error
+        raise UnusableConfigurationError(_cannot_export(name, "a graph", error, remedy)) from error
     _forget_sources(program)
     return program
 
@@ -88,7 +90,7 @@ def run_pt2(content: bytes) -> tuple[Run, str]:
     return run, text.decode() if isinstance(text, bytes) else text
 
 
-def to_onnx(program: ExportedProgram, *, output: str, name: str) -> bytes:
+def to_onnx(program: ExportedProgram, *, input_name: str = "image", output: str, name: str) -> bytes:
     """Encode the graph in ONNX, weights included.
 
     Raise ``UnusableConfigurationError`` if ONNX lacks one of its operators, the file would exceed ONNX's limit of 2
@@ -99,7 +101,7 @@ def to_onnx(program: ExportedProgram, *, output: str, name: str) -> bytes:
         with quiet(), torch.no_grad():
             onnx_program = torch.onnx.export(
                 program,
-                input_names=[INPUT],
+                input_names=[input_name],
                 output_names=[output],
                 dynamic_shapes=(_free_axes(program),),
                 opset_version=OPSET,
@@ -110,7 +112,7 @@ def to_onnx(program: ExportedProgram, *, output: str, name: str) -> bytes:
             assert onnx_program is not None
             content: bytes = onnx_program.model_proto.SerializeToString()
     except Exception as error:
-        raise UnusableConfigurationError(_cannot_export(name, "onnx", error)) from error
+        raise UnusableConfigurationError(_cannot_export(name, "onnx", error, "export it as pt2")) from error
     return content
 
 
@@ -177,14 +179,14 @@ def _require(*modules: str) -> None:
 def _texts(card: Mapping[str, Any]) -> dict[str, str]:
     """Return the card's plain values as texts, for readers with another program."""
     texts = {key: str(value) for key, value in card.items() if isinstance(value, str | int | float)}
-    names = card.get("task", {}).get("class_names")
-    return texts | ({"class_names": json.dumps(names)} if names else {})
+    task = card.get("task", {})
+    return texts | {key: json.dumps(task[key]) for key in ("class_names", "columns", "target") if task.get(key)}
 
 
-def _cannot_export(name: str, form: str, error: Exception) -> str:
+def _cannot_export(name: str, form: str, error: Exception, remedy: str) -> str:
     lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
-    return f"{name} cannot be exported to {form}: {reason}; export it as a bundle"
+    return f"{name} cannot be exported to {form}: {reason}" + (f"; {remedy}" if remedy else "")
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.core.columns import TableColumn
+from peer.core.metrics import metric_title
 from peer.core.targets import TimeToEvent
 from peer.core.tasks import objective_of
 from peer.core.worker_protocol import from_json
@@ -91,6 +92,7 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
             **({"target": dataclasses.asdict(task.target)} if task.target.kind != "class" else {}),
         },
         "input": {
+            "name": "columns" if task.kind == "tabular" else "image",
             "size": list(data.input_size),
             "axes": AXES,
             "free_size": free,
@@ -245,9 +247,16 @@ def _target(target: Mapping[str, Any]) -> str:
 
 def _steps(task: TaskSettings, data: DataSettings) -> Iterator[str]:
     if task.kind == "tabular":
-        yield f"Make a row of {task.in_channels} float32 channels and one place; these are the columns in order:"
+        yield (
+            f"Make a row of {len(task.columns)} float32 numbers, in the order of the columns below; NaN where a value "
+            "is missing. The graph scales them and makes channels of them itself."
+        )
         for column in task.columns:
-            yield _channels(column)
+            yield _cell(column)
+        yield (
+            "Check the values before: the graph takes each that does not fit as missing, as training did. The output "
+            "of a row without any value is NaN."
+        )
         return
     yield (
         f"Read {task.in_channels} channel(s) with {task.spatial_dims} spatial dimension(s), float32, channels first, "
@@ -287,16 +296,14 @@ def _steps(task: TaskSettings, data: DataSettings) -> Iterator[str]:
     yield NORMALISED[data.normalise]
 
 
-def _channels(column: TableColumn) -> str:
-    """Say what the channels of a column are."""
-    missing = "and 1 where the value is missing, whose other channels are then 0"
+def _cell(column: TableColumn) -> str:
+    """Say what the graph takes of a column."""
     if column.kind == "category":
-        return f"{column.name}: 1 for the level that it has, else 0, of {', '.join(column.levels)}; {missing}."
+        return f"{column.name}: {', '.join(f'{index} for {level}' for index, level in enumerate(column.levels))}."
     if column.range is None:
-        return f"{column.name}: 1 for yes, -1 for no; {missing}."
+        return f"{column.name}: 1 for yes, 0 for no."
     low, high = column.range
-    unit = f" in {column.unit}" if column.unit else ""
-    return f"{column.name}{unit}: (2 x - {low + high:g}) / {high - low:g}; {missing}."
+    return f"{column.name}: a number from {low:g} to {high:g}{column.unit and f' {column.unit}'}."
 
 
 def _form(card: Mapping[str, Any]) -> list[str]:
@@ -304,15 +311,65 @@ def _form(card: Mapping[str, Any]) -> list[str]:
     if card["precision"] != "fp32":
         lines += [f"It computes in float32; the site itself trains and predicts in {card['precision']}.", ""]
     if card["form"] != "bundle":
-        return [
-            *lines,
-            f"One input, `image` (batch, channels, space), float32; one output, `{card['output']}`; any batch.",
-        ]
+        is_table = card["input"]["name"] == "columns"
+        shape = f"`columns` (batch, {len(card['task']['columns'])})" if is_table else "`image` (batch, channels, space)"
+        lines.append(f"One input, {shape}, float32; one output, `{card['output']}`; any batch.")
+        return [*lines, *(_example(card) if is_table else ())]
     named = card["definition"]
     enlarges = card["task"]["kind"] == "super_resolution"
     gives = "the image" if enlarges else "logits, of which its postprocessing makes probabilities"
     needed = "Nothing but MONAI is needed to load it." if named.startswith("monai.") else NEEDED
     return [*lines, f"The bundle's network, `{named}`, gives {gives}. {needed}", "", *RUN]
+
+
+OPENED = {
+    "onnx": (
+        ("import onnxruntime",),
+        ('model = onnxruntime.InferenceSession("model.onnx")',),
+        'json.loads(model.get_modelmeta().custom_metadata_map["columns"])',
+        'print(model.run(None, {"columns": row})[0])',
+    ),
+    "pt2": (
+        ("import torch",),
+        ('facts = {"card.json": ""}', 'model = torch.export.load("model.pt2", extra_files=facts).module()'),
+        'json.loads(facts["card.json"])["task"]["columns"]',
+        "print(model(torch.from_numpy(row)).tolist())",
+    ),
+}
+"""By form, how a program opens a file, reads its columns, and runs it: imports, lines, and two expressions."""
+SHOWN_COLUMNS = 3
+"""Columns of the example that have a value."""
+
+
+def _example(card: Mapping[str, Any]) -> list[str]:
+    """Return a program that predicts one patient's row, as a block of Markdown."""
+    imports, opened, columns, run = OPENED[card["form"]]
+    shown = card["task"]["columns"][:SHOWN_COLUMNS]
+    patient = {column["name"]: _plausible_value(column) for column in shown}
+    return [
+        "",
+        "```python",
+        "import json",
+        "import numpy as np",
+        *imports,
+        "",
+        *opened,
+        f"columns = {columns}",
+        f"patient = {patient!r}  # any other column is missing",
+        'row = np.full((1, len(columns)), np.nan, dtype="float32")',
+        "for place, column in enumerate(columns):",
+        '    if (value := patient.get(column["name"])) is not None:',
+        '        row[0, place] = column["levels"].index(value) if column["levels"] else value',
+        run,
+        "```",
+    ]
+
+
+def _plausible_value(column: Mapping[str, Any]) -> object:
+    """Return a value that fits a column: the middle of its range, its first level, or yes."""
+    if column["levels"]:
+        return column["levels"][0]
+    return True if column["range"] is None else sum(column["range"]) / 2
 
 
 NEEDED = "Loading the network takes the package mhfl-peer beside MONAI; the same model as ONNX or `.pt2` needs neither."
@@ -366,11 +423,15 @@ def _metrics(card: Mapping[str, Any]) -> list[str]:
     if metrics["site"]:
         lines.append(
             f"- What the site predicts with, on its test split, after round {metrics['round']}: "
-            f"{_pairs(metrics['site'])}"
+            f"{_figures(metrics['site'])}"
         )
     if metrics.get("exported"):
-        lines.append(f"- This export, on the same split: {_pairs(metrics['exported'])}")
+        lines.append(f"- This export, on the same split: {_figures(metrics['exported'])}")
     return lines or ["Not measured."]
+
+
+def _figures(metrics: Mapping[str, float]) -> str:
+    return _pairs({metric_title(name): value for name, value in metrics.items()})
 
 
 def _check(check: Mapping[str, Any]) -> str:

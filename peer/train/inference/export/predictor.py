@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from models.spec import HEAD_KEY, LEARNING_KEYS, remote_spec_problem
 from peer.core.commands import Source
 from peer.methods.dflmoe import stages as dflmoe
 from peer.methods.method import DAM, MIXTURE, StageContext, predict_locally
+from peer.train.column_channels import ColumnChannels
 from peer.train.errors import UnusableConfigurationError
 from peer.train.outputs import final_outputs
 from peer.train.settings import TaskSettings
@@ -66,6 +68,28 @@ class Shares(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """Return what ``final_outputs`` computes, float32."""
         return final_outputs(self.predictor(image).float(), self.task)
+
+
+class RowShares(nn.Module):
+    """The same for the rows of a table, with the preparation of the columns inside."""
+
+    def __init__(self, predictor: nn.Module, task: TaskSettings) -> None:
+        super().__init__()
+        self.channels, self.shares = ColumnChannels(task.columns).float(), Shares(predictor, task)
+
+    def forward(self, columns: Tensor) -> Tensor:
+        """Return the outputs of rows ``(b, columns)``, float32, which :class:`ColumnChannels` describes.
+
+        A row without any value has NaN: a site refuses to predict it.
+        """
+        channels = self.channels(columns)
+        outputs: Tensor = self.shares(channels)
+        return outputs.masked_fill(self.channels.without_value(channels), math.nan)
+
+
+def graph_module(predictor: nn.Module, task: TaskSettings) -> Shares | RowShares:
+    """Return what an exported graph computes, in evaluation mode."""
+    return (RowShares if task.kind == "tabular" else Shares)(predictor, task).eval()
 
 
 def build_predictor(trainer: Trainer, state: str, sources: tuple[Source, ...]) -> tuple[Predictor, dict[str, Any]]:

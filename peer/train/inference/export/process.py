@@ -14,6 +14,7 @@ import logging
 import sys
 import zipfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,11 @@ from peer.train.errors import UnusableConfigurationError, reason_of
 from peer.train.inference.export import graph, model_card, monai_bundle
 from peer.train.inference.export.equivalence import Run, Samples, choose_samples, compare, compare_pairs
 from peer.train.inference.export.load import digest
-from peer.train.inference.export.predictor import Predictor, Shares, build_predictor
+from peer.train.inference.export.predictor import Predictor, RowShares, Shares, build_predictor, graph_module
 from peer.train.inference.predict import image_reader
 from peer.train.outputs import final_outputs
 from peer.train.samples import inspect_samples
-from peer.train.settings import TrainingSettings
+from peer.train.settings import TaskSettings, TrainingSettings
 from peer.train.trainer import Trainer
 
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)
@@ -56,6 +57,8 @@ def export(
         OSError: the file cannot be written.
     """
     settings = trainer.settings
+    if form == "bundle" and not _has_bundle(settings.task):
+        raise UnusableConfigurationError("a MONAI bundle has images and classes; export this model as onnx or pt2")
     samples = choose_samples(settings)
     datalist = inspect_samples(settings.task, settings.data)
     card = model_card.collect_facts({**facts, "form": form}, settings, datalist)
@@ -69,31 +72,40 @@ def export(
     own_outputs = [predict_as_site(image[None]) for image in samples.images]
     predictor, description = build_predictor(trainer, state, sources)
     card |= {"network": description, "parameters": sum(tensor.numel() for tensor in predictor.parameters())}
-    module = Shares(predictor, settings.task).eval()
+    module = graph_module(predictor, settings.task)
 
-    def reference(images: Tensor) -> Tensor:
+    def reference(inputs: Tensor) -> Tensor:
         with torch.no_grad():
-            output: Tensor = module(images)
+            output: Tensor = module(inputs)
         return output
 
-    pairs = [(reference(image[None]), before) for image, before in zip(samples.images, own_outputs, strict=True)]
+    pairs = [(reference(each[None]), before) for each, before in zip(samples.inputs, own_outputs, strict=True)]
     subject = "this model beside the site's networks, both in PyTorch"
     card["checks"].append(compare_pairs(subject, pairs, samples=len(pairs), source=samples.source))
-    if form == "bundle" and (settings.task.kind == "tabular" or settings.task.target.kind != "class"):
-        raise UnusableConfigurationError("a MONAI bundle has images and classes; export this model as onnx or pt2")
     if form == "bundle":
         _bundle(out, predictor, card, reference, samples, settings)
     else:
-        _graph(out, module, card, reference, samples, form=form)
+        card["output"] = model_card.OUTPUT_NAMES.get(settings.task.objective, graph.PROBABILITIES)
+        _graph(out, module, card, reference, samples, settings.task, form=form)
     return card
 
 
-def _graph(out: Path, module: Shares, card: dict[str, Any], reference: Run, samples: Samples, *, form: str) -> None:
+def _graph(
+    out: Path,
+    module: Shares | RowShares,
+    card: dict[str, Any],
+    reference: Run,
+    samples: Samples,
+    task: TaskSettings,
+    *,
+    form: str,
+) -> None:
     """Write a ``.pt2`` or ONNX file, and the card beside it."""
     name = card["network"]["network"]["name"]
-    card["output"] = model_card.OUTPUT_NAMES.get(module.task.objective, graph.PROBABILITIES)
+    remedy = "export it as a bundle" if _has_bundle(task) else "predict with it here, with `mhfl-peer predict`"
+    trace = partial(graph.trace, module, samples.inputs[0], name=name, remedy=remedy)
     try:
-        program = graph.trace(module, samples.images[0], free_space=card["input"]["free_size"], name=name)
+        program = trace(free_space=card["input"]["free_size"])
     except UnusableConfigurationError:
         if not card["input"]["free_size"]:
             raise
@@ -103,9 +115,9 @@ def _graph(out: Path, module: Shares, card: dict[str, Any], reference: Run, samp
             "free_size": False,
             "steps": [*card["input"]["steps"][:-1], f"It takes images of {size} alone."],
         }
-        program = graph.trace(module, samples.images[0], free_space=False, name=name)
+        program = trace(free_space=False)
     if form == "onnx":
-        content = graph.to_onnx(program, output=card["output"], name=name)
+        content = graph.to_onnx(program, input_name=card["input"]["name"], output=card["output"], name=name)
         run, _ = graph.run_onnx(content)
         card["checks"].append(compare("ONNX, run by onnxruntime on the CPU, beside PyTorch", run, reference, samples))
         content = graph.add_card(content, card)
@@ -115,6 +127,11 @@ def _graph(out: Path, module: Shares, card: dict[str, Any], reference: Run, samp
         content = graph.to_pt2(program, card)
     write_file(out, content)
     write_file(out.with_name(f"{out.name}.md"), model_card.render_markdown(card).encode())
+
+
+def _has_bundle(task: TaskSettings) -> bool:
+    """Return whether a MONAI bundle can represent the task."""
+    return task.kind != "tabular" and task.target.kind == "class"
 
 
 def _bundle(

@@ -11,9 +11,9 @@ from peer.lab.experiments.collect import execute
 from peer.lab.experiments.experiment import Experiment
 from peer.lab.experiments.pool import gather
 from peer.lab.experiments.runs import build_runs
+from peer.train.column_channels import encode_row
 from peer.train.data.datalist import inspect_datalist
 from peer.train.metrics import classification
-from peer.train.targets import encode_row
 
 pytestmark = [pytest.mark.e2e, pytest.mark.data]
 PRESET = Path(__file__).parents[4] / "deploy/examples/experiments/heart-disease.toml"

@@ -4,10 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fakes.report_folders import compared
 from peer.lab.report import plotting, survival_curves
-from peer.lab.report.survival_curves import split_by_risk
+from peer.lab.report.survival_curves import log_rank_p, split_by_risk
+from peer.survival import log_rank
 
 ENDS = np.array([6.0, 12.0])
 
@@ -57,3 +59,36 @@ def test_the_figure_has_a_panel_a_method_and_classes_have_none(make: Any) -> Non
     assert figure is not None
     assert figure.drawing.count('id="t-axes_') == 1
     assert "months" in figure.drawing
+    assert "p = " in figure.drawing or "p &lt; " in figure.drawing
+
+
+def test_the_log_rank_test_is_that_of_each_runs_halves_and_repeated_runs_do_not_sharpen_it() -> None:
+    both = split_by_risk([RUN], ENDS, 12.0)
+    assert both is not None
+    expected = log_rank([2, 5, 1, 12, 9, 11], [1, 1, 1, 0, 1, 0], [0, 0, 0, 1, 1, 1])
+    assert log_rank_p(both, ENDS) == pytest.approx(expected)
+    assert expected is not None
+    words = f", p = {expected:.3f}"
+    assert survival_curves._log_rank_words([RUN], ENDS, 12.0) == words
+    assert survival_curves._log_rank_words([RUN] * 20, ENDS, 12.0) == words
+    assert survival_curves._log_rank_words([run(a=[(0.5, 0.1, 2.0, 1)])], ENDS, 12.0) == ""
+
+
+def test_the_calibration_table_has_what_simulate_measured(make: Any) -> None:
+    _, comparison = compared(make(methods={"Local": "local"}, seeds=(0,), sites=("a", "b")))
+    assert survival_curves.calibration_table(comparison, name="t") is None
+    results = comparison.results
+    results.experiment["task"]["target"] = "survival"
+    results.experiment["task"]["times"] = [6, 12]
+    for each in results.runs:
+        for row in each.matrix.values():
+            for values in row.values():
+                values.update(observed_expected=1.25, calibration_slope=0.5, observed_higher_risk=0.375)
+    table = survival_curves.calibration_table(comparison, name="t")
+    assert table is not None
+    (row,) = table.rows
+    shown = {(column.group, column.name): cell.value for column, cell in zip(table.columns, row.cells, strict=True)}
+    assert shown["Local Test", "O/E"] == 1.25
+    assert shown["Local Test", "slope"] == 0.5
+    assert shown["survival, higher risk", "observed"] == 0.375
+    assert shown["survival, lower risk", "predicted"] is None

@@ -102,7 +102,10 @@ def test_keys_that_do_not_fit_the_target(keys: dict[str, Any], message: str) -> 
 def test_a_map_has_no_other_target_and_some_methods_have_none() -> None:
     with pytest.raises(ConfigError, match=r"task.target: segmentation predicts a map or an image"):
         federation(task={**BASE["task"], "kind": "segmentation", "target": "number", "range": [0, 1], "classes": 1})
-    with pytest.raises(ConfigError, match=r"method.name: fedproto is not defined for survival"):
+    survival = {"kind": "tabular", "column": [AGE], "target": "survival", "times": [6]}
+    with pytest.raises(ConfigError, match=r"pooled_head is not defined for survival: sums .*; take another"):
+        federation(task=survival, method={"name": "pooled_head"}, shared_model={"name": "linear"})
+    with pytest.raises(ConfigError, match=r"method.name: fedproto is not defined for survival; take another method"):
         federation(
             task={"kind": "tabular", "column": [AGE], "target": "survival", "times": [6]}, method={"name": "fedproto"}
         )
@@ -113,8 +116,8 @@ def test_a_map_has_no_other_target_and_some_methods_have_none() -> None:
     [
         ({"target": "number", "range": [0, 9]}, {"class_weights": [1.0]}, "number has no classes; leave it out"),
         ({"target": "survival", "times": [9]}, {"label_smoothing": 0.1}, "survival has no classes; leave it out"),
-        ({"target": "labels", "class_names": ["a"]}, {"label_smoothing": 0.1}, "labels has no classes; leave it out"),
-        ({"target": "labels", "class_names": ["a"]}, {"class_weights": "balanced"}, "write a number for each label"),
+        ({"target": "labels", "class_names": ["a"]}, {"label_smoothing": 0.1}, ""),
+        ({"target": "labels", "class_names": ["a"]}, {"class_weights": "balanced"}, ""),
         ({"target": "labels", "class_names": ["a"]}, {"class_weights": [1.0, 2.0]}, "2 numbers for 1 classes"),
         ({"target": "labels", "class_names": ["a"]}, {"class_weights": [2.0]}, ""),
     ],

@@ -3,8 +3,9 @@
 import re
 from html import unescape
 
-from fakes.contact_sheets import PICTURES, page, sample
+from fakes.contact_sheets import PICTURES, page, sample, table_page
 from fakes.html_elements import PageParser
+from peer.core.columns import TableColumn
 
 
 def test_the_page_loads_nothing_runs_nothing_and_warns() -> None:
@@ -63,6 +64,38 @@ def test_signals_are_curves_and_label_maps_have_a_key() -> None:
     assert '<i class="label1">' in html
 
 
+COLUMNS = (
+    TableColumn("<i>age</i>", "number", (0.0, 100.0), unit="years"),
+    TableColumn("pain", "category", levels=("none", "<u>some</u>")),
+    TableColumn("smokes", "flag"),
+)
+
+
+def test_a_table_has_distributions_in_place_of_pictures() -> None:
+    html = table_page(*COLUMNS)
+    assert html.count("<polygon") == 3, "training of two classes, and the test of one"
+    assert html.count('class="card distribution"') == 3
+    text = unescape(html)
+    for words in ("9 channels of 3 columns", '<i class="stratum2"></i>class 1, ill', "<span>100</span>", "in 20 bins"):
+        assert words in text
+    assert html.count("<td>missing</td>") == 3
+    assert "patients' values. It stays in the hospital" in text
+    assert "Each picture is" not in html
+    assert not re.search(r"<script|\sstyle=|<i>age|<u>some|<b>well", html)
+
+
+def test_the_bars_are_as_long_as_the_shares() -> None:
+    smokes = table_page(COLUMNS[2])
+    widths = re.findall(r'rect class="stratum(\d)" width="([\d.]+)"', smokes)
+    # no, yes, missing: training of both classes, then the test, which holds the first row alone
+    assert widths == [
+        ("1", "100.0"), ("2", "0.0"), ("1", "100.0"),
+        ("1", "0.0"), ("2", "0.0"), ("1", "0.0"),
+        ("1", "0.0"), ("2", "100.0"), ("1", "0.0"),
+    ]  # fmt: skip
+
+
 def test_every_element_is_closed() -> None:
     whole = PageParser(page(sample(), sample(label=0), sample(split="test"), pictures=[PICTURES] * 3))
     assert whole.stack == []
+    assert PageParser(table_page(*COLUMNS)).stack == []

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from fakes import chromium
-from fakes.contact_sheets import page, sample
+from fakes.contact_sheets import page, sample, table_page
+from peer.core.columns import TableColumn
 
 pytestmark = [
     pytest.mark.e2e,
@@ -28,3 +29,13 @@ def test_the_sheet_is_legible(width: int, scheme: Literal["light", "dark"], tmp_
     intensity = {"low": -160.0, "high": 240.0, "percentiles": False}
     whole = page(*shown, pictures=[pictures, pictures, {}], intensity=intensity, orientation="RAS")
     chromium.assert_legible(whole, tmp_path, width=width, scheme=scheme)
+
+
+@pytest.mark.timeout(300)
+def test_the_distributions_of_a_table_are_legible(tmp_path: Path) -> None:
+    columns = [
+        TableColumn("age", "number", (-1000.0, 100000.0), unit="years"),
+        TableColumn("a-long-name" * 8, "category", levels=("a long level " * 6, "x" * 60, "none")),
+        TableColumn("smokes", "flag"),
+    ]
+    chromium.assert_legible(table_page(*columns), tmp_path, width=400, scheme="dark")

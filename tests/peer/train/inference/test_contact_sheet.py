@@ -74,6 +74,50 @@ def test_a_datalist_without_a_readable_sample_is_refused(make_setting: MakeSetti
         sheet_of(make_setting(task={"in_channels": 3}))
 
 
+COLUMNS = [
+    {"name": "age", "kind": "number", "range": [20.0, 90.0]},
+    {"name": "sex", "kind": "category", "levels": ["female", "male"]},
+]
+
+
+def table_setting(make_setting: MakeSetting, signals: Path, label: Any, **task: Any) -> WorkerSetting:
+    """A site whose table has eight rows for training and four for the test."""
+    entries = [
+        {"image": f"row {age}", "label": label(age), "row": {"age": age, "sex": "male"}} for age in range(30, 42)
+    ]
+    (signals / "datalist.json").write_text(json.dumps({"training": entries[:8], "test": entries[8:]}))
+    return make_setting(
+        method={"name": "local"},
+        task={"kind": "tabular", "spatial_dims": 1, "in_channels": 5, "column": COLUMNS, **task},
+        data={"input_size": [], "validation_share": 0.25},
+        model={"name": "linear", "parameters": {}},
+    )
+
+
+def test_a_table_is_shown_by_its_columns_in_the_trainers_splits(make_setting: MakeSetting, signals: Path) -> None:
+    setting = table_setting(make_setting, signals, lambda age: age % 2, classes=2, class_names=["well", "ill"])
+    sheet, pictures = sheet_of(setting)
+    assert (sheet["samples"], pictures, sheet["classes"]) == ([], [], {"0": "well", "1": "ill"})
+    assert {name: split["samples"] for name, split in sheet["splits"].items()} == {
+        "training": 6, "validation": 2, "test": 4,
+    }  # fmt: skip
+    age, sex = sheet["columns"]
+    assert [(part["split"], part["group"]) for part in age["distributions"]][::5] == [("training", 0), ("test", 1)]
+    assert all(part["shares"] == [0.0, 1.0] for part in sex["distributions"])
+    assert sheet["preparation"] == {"channels": 5, "classes": 2, "columns": 2}
+
+
+def test_a_table_of_persons_says_where_nobody_had_the_event(make_setting: MakeSetting, signals: Path) -> None:
+    def label(age: int) -> dict[str, Any]:
+        return {"time": age - 29.5, "event": age < 38}
+
+    sheet, _ = sheet_of(table_setting(make_setting, signals, label, target="survival", times=[6, 12], classes=2))
+    assert "test has nobody with the event" in sheet["gaps"]
+    assert not any("class" in gap for gap in sheet["gaps"])
+    assert sheet["splits"]["test"]["classes"] == {"0": 4}
+    assert [column["name"] for column in sheet["columns"]] == ["age", "sex", "time"]
+
+
 @pytest.fixture
 def brains(tmp_path: Path) -> Path:
     """Volumes with a marked corner and a label; the second lies in other directions."""

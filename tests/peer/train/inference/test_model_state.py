@@ -218,7 +218,7 @@ def test_the_best_round_is_opened_and_says_why(folder: SiteFolder) -> None:
     with_checkpoints(folder, *STATES)
     with open_trained(folder, "best") as (_, state):
         assert (state.committed, state.checkpoint) == (2, STATES[2])
-        assert state.choice == "the best of its evaluated rounds by validation_auc, 0.7500"
+        assert state.choice == "the best of its evaluated rounds by validation AUC, 0.7500"
         assert (Path(state.setting.home) / "checkpoints" / STATES[2] / "record.json").exists()
     with open_trained(folder) as (_, state):
         assert (state.committed, state.choice) == (3, "")

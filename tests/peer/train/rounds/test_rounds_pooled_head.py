@@ -135,4 +135,6 @@ def test_a_table_that_no_site_can_have_is_refused_with_its_reason(tables: Any) -
     other = write_artifact(
         path.parent, state, spec=spec, kind="sums", owner=artifact.owner, steps=1, training_samples=None
     )
-    assert "hyper differ" in refused(together, dataclasses.replace(source, artifact=other))
+    reason = refused(together, dataclasses.replace(source, artifact=other))
+    assert "its sums are over the features of another body; give [shared_model] and the [model] of all sites" in reason
+    assert "differ" not in reason

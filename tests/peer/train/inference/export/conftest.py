@@ -41,16 +41,28 @@ class Hospital:
         return trainer
 
 
-MakeHospital = Callable[[str], Hospital]
+MakeHospital = Callable[..., Hospital]
+TARGETS: dict[str, tuple[dict[str, Any], Callable[[int], Any]]] = {
+    "class": ({"classes": 2}, lambda age: age % 2),
+    "labels": (
+        {"target": "labels", "classes": 2, "class_names": ["pain", "fever"]}, lambda age: [age % 2, age // 2 % 2]
+    ),
+    "number": ({"target": "number", "classes": 1, "range": [0, 60]}, lambda age: age - 20.5),
+    "survival": (
+        {"target": "survival", "classes": 2, "times": [6, 12], "unit": "months"},
+        lambda age: {"time": age - 29, "event": age % 2 == 0},
+    ),
+}  # fmt: skip
+"""What the rows of a table are labelled with: keys of ``[task]``, and the label by age."""
 
 
 @pytest.fixture
 def make_hospital(make_setting: Callable[..., WorkerSetting], signals: Path) -> MakeHospital:
-    """Makes a site whose task is ``time_series``, ``tabular``, ``segmentation`` (of volumes, of volumes that are
-    ``turned`` to RAS, or of pictures as ``planes``) or ``super_resolution``.
+    """Makes a site whose task is ``time_series``, ``tabular`` with one of ``TARGETS``, ``segmentation`` (of volumes, of
+    volumes that are ``turned`` to RAS, or of pictures as ``planes``) or ``super_resolution``.
     """
 
-    def make(kind: str) -> Hospital:
+    def make(kind: str, target: str = "class") -> Hospital:
         data: dict[str, Any] = {}
         task: dict[str, Any] = {"kind": kind}
         model: dict[str, Any] = {}
@@ -67,10 +79,11 @@ def make_hospital(make_setting: Callable[..., WorkerSetting], signals: Path) -> 
             model = MONAI_UNET
             planes(signals)
         elif kind == "tabular":
-            task = {"kind": kind, "spatial_dims": 1, "in_channels": 5, "classes": 2, "column": TABLE}
+            keys, label = TARGETS[target]
+            task = {"kind": kind, "spatial_dims": 1, "in_channels": 9, "column": TABLE, **keys}
             data = {"input_size": []}
             model = {"name": "ft_transformer", "parameters": {"width": 4}}
-            rows(signals)
+            rows(signals, label)
         elif kind == "super_resolution":
             task |= {"spatial_dims": 2, "in_channels": 3, "classes": 3}
             data = {"input_size": [6, 6], "scale": 2}
@@ -86,17 +99,21 @@ def make_hospital(make_setting: Callable[..., WorkerSetting], signals: Path) -> 
 
 
 TABLE = [
-    {"name": "age", "kind": "number", "range": [20.0, 90.0]},
+    {"name": "age", "kind": "number", "range": [20.0, 90.0], "unit": "years"},
     {"name": "sex", "kind": "category", "levels": ["female", "male"]},
+    {"name": "smoker", "kind": "flag"},
+    {"name": "base excess", "kind": "number", "range": [-20.0, 20.0], "unit": "mmol/l", "missing": ["-9"]},
 ]
 
 
-def rows(folder: Path) -> None:
-    """Rows of a table, of which some lack a value."""
+def rows(folder: Path, label: Callable[[int], Any]) -> None:
+    """Rows of a table, of which some lack a value; the label follows from the age."""
     entries = [
-        {"image": f"row {age}", "label": age % 2, "row": {"age": age, "sex": "male" if age % 3 else None}}
+        {"image": f"row {age}", "label": label(age), "row": {
+            "age": age, "sex": "male" if age % 3 else None, "smoker": age % 5 == 0, "base excess": age / 7 - 5,
+        }}
         for age in range(30, 42)
-    ]
+    ]  # fmt: skip
     (folder / "datalist.json").write_text(json.dumps({"training": entries[:8], "test": entries[8:]}))
 
 

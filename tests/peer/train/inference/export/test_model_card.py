@@ -52,7 +52,7 @@ def test_the_text_tells_them_all(card_facts: dict[str, Any]) -> None:
         "In use, those held out for validation apart: training 8, validation 2",
         f"SHA-256 `{card_facts['datalist_sha256']}`",
         "training: 10 samples of 10 subjects; class 0: 5; class 1: 5",
-        "after round 1: auc 0.5",
+        "after round 1: AUC 0.5",
         "a beside b: largest absolute difference 1.25e-07, tolerance 0.0001, on 4 test samples",
         "It is not a medical device",
         "Weights can reveal",
@@ -86,7 +86,7 @@ def test_who_was_left_out_is_named_and_what_that_means(card_facts: dict[str, Any
     text = model_card.render_markdown({**some, "metrics": {**card_facts["metrics"], "exported": {"auc": 0.25}}})
     assert "Networks of other sites inside, whose manifests allow it: gamma" in text
     assert "the local expert alone" not in text
-    assert "This export, on the same split: auc 0.25" in text
+    assert "This export, on the same split: AUC 0.25" in text
 
 
 def test_a_bundle_says_what_it_takes_to_load_it(card_facts: dict[str, Any]) -> None:
