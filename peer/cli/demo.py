@@ -160,9 +160,9 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
     from rich.text import Text
 
     data, methods, metric, size = document["data"], document["methods"], document["metric"].upper(), document["size"]
-    homes = [method for method in methods.values() if "home" in method]
-    sites = list(homes[-1]["sites"])
-    site_rows = [_site_row(name, data, homes[-1]["sites"][name]) for name in sites]
+    home = next(method for label, method in methods.items() if label not in ("local", CENTRALISED))
+    sites = list(home["sites"])
+    site_rows = [_site_row(name, data, home["sites"][name]) for name in sites]
     tables = [output.table(SITE_COLUMNS, site_rows, title="Sites")]
     for test in ("local", "global"):
         rows = [
@@ -189,7 +189,7 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
         f"Constructed: {data['constructed']}. Differs from the papers: {document['differs']}."
     )
     commands = "\n".join(
-        f"  mhfl-peer --home {homes[-1]['home']} {command} --site {sites[-1]}"
+        f"  mhfl-peer --home {home['home']} {command} --site {sites[-1]}"
         for command in ("rounds", "egress", "plan", "events")
     )
     where = (

@@ -295,9 +295,13 @@ STUDIES: Mapping[str, Mapping[str, Any]] = {
 """The studies' documents, which ``study`` completes."""
 
 DEFAULTS: Mapping[str, StudyDefaults] = {
-    "heart-disease": StudyDefaults(("fedvisit", "pooled_head"), PresetSize(rounds=12, steps=15), splits=5)
+    "heart-disease": StudyDefaults(("fedvisit", "pooled_head"), PresetSize(rounds=8, steps=15), splits=5)
 }
-"""Of the studies that have some of their own."""
+"""Of the studies that have some of their own.
+
+Of heart disease, rounds and learning rate were chosen on validation samples of the splits 100 to 103: neither training
+alone nor the pooled bound became better after round 8.
+"""
 
 
 def defaults_of(study: str) -> StudyDefaults:
