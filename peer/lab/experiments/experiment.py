@@ -413,7 +413,7 @@ class Experiment(StrictTable):
         document: dict[str, Any] = {
             "name": self.name,
             "description": self.title,
-            "rounds": self.rounds,
+            "rounds": self.rounds if self.plan(label).predicts else 1,
             "seed": seed,
             "evaluation_every": self.evaluation_every,
             **({} if self.weighting == "uniform" or not weighs else {"weighting": self.weighting}),
