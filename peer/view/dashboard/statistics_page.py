@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from peer.web_page import Badge, Bar, PageTable, render_page
+from peer.web_page import Bar, PageTable, render_page
 
 UNLIKE = 0.1
 """Standardised mean difference from which two groups count as unlike (Austin 2009)."""
 SIDES = ("own", "all")
+STYLES = ("dashboard.css",)
+SAME = "\N{NO-BREAK SPACE}"
+"""A cell of which the row above has the value."""
 
 
 def write_page(document: Mapping[str, Any], *, version: str) -> str:
@@ -18,6 +21,7 @@ def write_page(document: Mapping[str, Any], *, version: str) -> str:
     return render_page(
         "statistics.html.j2",
         title=f"Statistics of {document['federation']} – mhfl-peer",
+        styles=STYLES,
         document=document,
         unlike=UNLIKE,
         numbers=PageTable(
@@ -62,14 +66,14 @@ def _numbers(document: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
             figures, own = variable[side], side == "own"
             between = " to ".join(f"{end:g}" for end in variable["range"] or ())
             yield (
-                " ".join(filter(None, (variable["name"], variable["unit"]))) if own else None,
+                " ".join(filter(None, (variable["name"], variable["unit"]))) if own else SAME,
                 side,
                 figures["known"],
                 describe_missing(figures, document[side]["samples"]),
                 _rounded(figures["mean"]),
                 _rounded(figures["deviation"]),
-                between if own else None,
-                _difference(variable["difference"]) if own else None,
+                between if own else SAME,
+                _difference(variable["difference"]) if own else SAME,
             )
 
 
@@ -84,8 +88,8 @@ def _cells(variable: Mapping[str, Any]) -> PageTable:
     return PageTable(("value", "own", "share of own", "all", "share of all"), rows)
 
 
-def _difference(value: float | None) -> object:
-    return None if value is None else Badge(f"{value:.2f}", "warn") if value >= UNLIKE else f"{value:.2f}"
+def _difference(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2f}{' unlike' if value >= UNLIKE else ''}"
 
 
 def _rounded(value: float | None) -> str | None:
