@@ -25,7 +25,7 @@ def write_page(document: Mapping[str, Any], *, version: str) -> str:
         document=document,
         unlike=UNLIKE,
         numbers=PageTable(
-            ("variable", "", "known", "missing", "mean", "standard deviation", "range", "difference"),
+            ("variable", "group", "known", "missing", "mean", "standard deviation", "range", "difference"),
             list(_numbers(document)),
             numbers=["known", "missing", "mean", "standard deviation", "difference"],
         ),
