@@ -12,6 +12,8 @@ from pathlib import Path
 UNFINISHED = ".unfinished-"
 """Prefix of files being written; at startup, a file with this prefix is left over from a crash."""
 ARTIFACT_SUFFIX = ".safetensors"
+STATISTICS_FILE = "statistics.json"
+"""In a generation's folder: what the method `statistics` counted."""
 STRAY_FOLDER = "stray"
 """Beside ``artifacts/``: artifacts that no journal row names."""
 STRAYS_MAX = 64

@@ -59,6 +59,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("peer.cli.watch:status", "Show the current round, what it waits for, and every peer."),
     "rounds": ("peer.cli.watch:rounds", "List the committed rounds: sources, contributors, metrics."),
     "evaluation": ("peer.cli.evaluation:evaluation", "Show this site's model on every site's test data."),
+    "statistics": (
+        "peer.cli.statistics:statistics",
+        "Show what the sites counted together before training, beside this site's own.",
+    ),
     "peers": ("peer.cli.watch:peers", "Show the other sites as this one sees them."),
     "transfers": ("peer.cli.watch:transfers", "List every artifact that was received or sent."),
     "egress": ("peer.cli.egress:egress", "List what left this site, verify the ledger, write files for auditors."),

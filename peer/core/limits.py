@@ -48,6 +48,7 @@ DESCRIPTORS_RESERVED = 128  # journal, ledger, artifacts, worker and log keep th
 SPEC_DEPTH_MAX = 6  # a list in a list in a network's parameters is at depth 4
 METRICS_MAX = 1000  # names of one evaluation; a hundred classes in five metrics and their means fit
 EVALUATION_SAMPLES_MIN = 10  # a site's default: sums over fewer test samples could tell of one of them
+COUNT_MIN = 10  # a site's default: offices of statistics withhold counts below 5 to 10 people
 LENT_MODELS_PER_ROUND_MAX = 3  # generations of one site's model of a round: each costs a transfer and journal rows
 MEASURE_S_MAX = 3600.0  # a lent model that takes longer on a test split than a slow round is given up
 REPORT_WAIT_S = 4.0  # until an evaluation is journalled; under HELLO_TIMEOUT_S, so that the caller hears of it

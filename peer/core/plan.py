@@ -117,6 +117,7 @@ class Plan:
         fixed_sites: whether networks have a place for each site of federation.toml, and none for a site that an
             amendment adds.
         public: whether sites predict a public set of images, of which each has a copy.
+        predicts: whether sites have a model to predict with afterwards; a method without one has one round.
         source: the paper.
     """
 
@@ -142,6 +143,7 @@ class Plan:
     stays: str = ""
     fixed_sites: bool = False
     public: bool = False
+    predicts: bool = True
     source: str = ""
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The documents that ``data import`` and ``data inspect`` print with ``--json``.
+"""The documents that ``data import``, ``data inspect`` and ``statistics`` print with ``--json``.
 
 ``peer.documents`` says how they are described.
 """
@@ -152,5 +152,76 @@ class DatalistInspected(DatalistSurvey):
     sheet: Annotated[NotRequired[ContactSheet], "with `--html`: the facts on the page"]
 
 
-DOCUMENTS: Mapping[str, Any] = {"data import": DatalistImported, "data inspect": DatalistInspected}
+class GroupSize(TypedDict):
+    """How many a group has; 0 of a site with fewer people than its `[egress] count_min`."""
+
+    samples: Annotated[int, "labelled samples, of training, validation and test"]
+    people: Annotated[int, "subjects; a sample without one counts as its own"]
+
+
+class VariableFigures(TypedDict):
+    """What is counted of a variable in a group, after the sites withheld what is of few people."""
+
+    known: Annotated[int, "samples with a value"]
+    missing: Annotated[int | None, "samples without one, or whose value was left out; null of times"]
+    withheld: Annotated[int, "sites that left out values, because few people have one or few have none"]
+    mean: Annotated[float | None, "of a number, in its unit"]
+    deviation: Annotated[float | None, "standard deviation of a number, in its unit; divides by n - 1"]
+    counts: Annotated[list[int], "samples in each cell; the rest of `known` is withheld"]
+    small: Annotated[list[int], "for each cell, the sites that sent 0 because it has few people"]
+
+
+class VariableStatistics(TypedDict):
+    """A column of the table, or what would be predicted."""
+
+    role: Annotated[str, '"column" or "target"']
+    name: Annotated[str, "its name; of a class `class`, of survival `event` and two times"]
+    kind: Annotated[str, '"number", "category", "flag" or "time"']
+    unit: Annotated[str, "of a number or a time"]
+    range: Annotated[list[float] | None, "the agreed range of a number"]
+    cells: Annotated[list[str], "levels, no and yes, or ranges of equal width"]
+    own: Annotated[VariableFigures, "of this site, as it was sent"]
+    all: Annotated[VariableFigures, "of all members"]
+    difference: Annotated[
+        float | None, "standardised mean difference of this site from the others; null where it has none"
+    ]
+
+
+class SurvivalInterval(TypedDict):
+    """A row of a Kaplan-Meier table; `at_risk` and `survival` are null from the first withheld count on."""
+
+    interval: Annotated[str, "from and to, in the unit of the times"]
+    end: Annotated[float, "where it ends"]
+    at_risk: Annotated[int | None, "under observation at its beginning"]
+    events: Annotated[int, "in it"]
+    censored: Annotated[int, "in it; in the last one, also who was observed longer"]
+    survival: Annotated[float | None, "Kaplan-Meier's estimate at its end"]
+
+
+class FederationStatistics(TypedDict):
+    """What the method `statistics` counted: this site's own figures beside those of all members.
+
+    Also the content of `statistics.json` in the folder of the site's generation, and of a run of `simulate` in
+    `sites/NAME`.
+    """
+
+    federation: Annotated[str, "its name"]
+    site: Annotated[str, "this site"]
+    round: Annotated[int, "in which the members sent their tables"]
+    members: Annotated[list[str], "whose tables were added up, this site's included"]
+    count_min: Annotated[int, "this site's `[egress] count_min`"]
+    own: Annotated[GroupSize, "of this site, as it was sent"]
+    all: Annotated[GroupSize, "of all members"]
+    variables: Annotated[list[VariableStatistics], "the columns, then what would be predicted"]
+    survival: Annotated[
+        Mapping[str, list[SurvivalInterval] | None], "by `own` and `all`; null unless survival would be predicted"
+    ]
+    page: Annotated[NotRequired[str], "with `--out`: the file"]
+
+
+DOCUMENTS: Mapping[str, Any] = {
+    "data import": DatalistImported,
+    "data inspect": DatalistInspected,
+    "statistics": FederationStatistics,
+}
 """By command, the type of the document that ``--json`` prints."""

@@ -7,7 +7,7 @@ the parameters) to a ``Stage`` (the networks that run, the optimiser steps on a 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from models import Network, Output
+from peer.core.columns import TableColumn
 from peer.core.plan import Plan
+from peer.core.targets import CLASS, Label, Target
 
 DAM, KTM, VISITOR = "dam", "ktm", "visitor"
 """Names of networks: the local model; FedSKD's received one; another site's visiting model."""
@@ -57,6 +59,18 @@ class Term:
 
 Samples = Iterable[tuple[Tensor, Tensor]]
 """Images and targets, as in a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the datalist says of one sample: the person, the values of a table's row, and the label.
+
+    A number of the row is in its unit, a level its position, a flag 0 or 1, a missing value NaN.
+    """
+
+    person: str
+    row: tuple[float, ...]
+    label: Label | None
 
 
 class Forward(Protocol):
@@ -131,6 +145,9 @@ class BuildContext:
         sites: the roster.
         public_images: returns the images ``(n, c, *space)`` of the public set.
         build_shared: builds that network, with weights from torch's global generator.
+        columns: of the table that the sites have agreed on, if samples are its rows.
+        target: what the federation predicts of a sample.
+        class_names: of the classes, as far as the sites have agreed on them.
     """
 
     site: str
@@ -144,6 +161,9 @@ class BuildContext:
     in_channels: int = 1
     sites: tuple[str, ...] = ()
     public_images: Callable[[], Tensor] = lambda: torch.empty(0)
+    columns: tuple[TableColumn, ...] = ()
+    target: Target = CLASS
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +197,9 @@ class StageContext:
         samples: yields the training samples once, in order and as prepared, without augmentation, as images
             ``(1, c, *space)`` and targets on the CPU; none in a prediction.
         validation_samples: the same of the validation samples.
+        records: returns what the datalist says of every readable sample: training, validation and test.
+        target: what the federation predicts of a sample.
+        count_min: no count of fewer people may leave the site.
     """
 
     site: str
@@ -190,6 +213,9 @@ class StageContext:
     supervision: Supervision = Supervision()
     samples: Callable[[], Samples] = tuple
     validation_samples: Callable[[], Samples] = tuple
+    records: Callable[[], Sequence[Record]] = tuple
+    target: Target = CLASS
+    count_min: int = 1
 
     @property
     def dam(self) -> Network:
@@ -213,7 +239,7 @@ def accept_any_received(own: Output, received: Output, parameters: Mapping[str, 
     return None
 
 
-def accept_any_state(state: Mapping[str, Tensor]) -> str | None:
+def accept_any_state(state: Mapping[str, Tensor], network: Network) -> str | None:
     """Accept any state that has the right form."""
     return None
 
@@ -274,7 +300,11 @@ class Method:
             there are region masks, returns why the method cannot work here, or None.
         check_received: given outputs of the local and of the received model (of a received head:
             for a feature of zeros) and the parameters, returns why the method cannot use it, or None.
-        check_state: returns why a received state must not enter the aggregate, or None.
+        check_state: given a received state and this site's network of that form, returns why the state must not
+            enter the aggregate, or None.
+        bounded: whether the federation's bounds hold for the aggregate; not where honest states may be equal, or of
+            any size.
+        describe_aggregate: of a method without a model, returns from the site's networks what the aggregate says.
     """
 
     stages: Mapping[str, Callable[[StageContext], Stage]]
@@ -288,7 +318,9 @@ class Method:
     one_network: Callable[[Mapping[str, Any], Mapping[str, Any]], Network] | None = None
     check_local: Callable[..., str | None] = accept_any_local
     check_received: Callable[[Output, Output, Mapping[str, Any]], str | None] = accept_any_received
-    check_state: Callable[[Mapping[str, Tensor]], str | None] = accept_any_state
+    check_state: Callable[[Mapping[str, Tensor], Network], str | None] = accept_any_state
+    bounded: bool = True
+    describe_aggregate: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
     @classmethod
     def of(cls, plan: Plan) -> Method:

@@ -31,6 +31,7 @@ from peer.methods.pooled_head.plan import POOLED_HEAD
 from peer.methods.proxyfl.plan import PROXYFL
 from peer.methods.public_distillation.plan import FEDMD, KT_PFL
 from peer.methods.scaffold.plan import SCAFFOLD, SCAFFOLD_FT
+from peer.methods.statistics.plan import STATISTICS
 
 PLANS: dict[str, Plan] = {
     "local": LOCAL,
@@ -55,6 +56,7 @@ PLANS: dict[str, Plan] = {
     "lc_fed": LC_FED,
     "fedproto": FEDPROTO,
     "pooled_head": POOLED_HEAD,
+    "statistics": STATISTICS,
     "scaffold": SCAFFOLD,
     "scaffold_ft": SCAFFOLD_FT,
     "apfl": APFL,

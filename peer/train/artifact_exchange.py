@@ -24,7 +24,7 @@ from peer.core.limits import RECEIVED_OPERATIONS_FLOOR, STEPS_MAX
 from peer.core.messages import Artifact
 from peer.core.plan import Kind
 from peer.core.roster import SiteName
-from peer.files import artifact_path
+from peer.files import STATISTICS_FILE, artifact_path, write_file
 from peer.methods.method import Method
 from peer.train.aggregation import (
     Aggregation,
@@ -161,7 +161,7 @@ class ArtifactExchange:
             counts[settings.site] = samples if settings.tells_samples else None
         for source in sources:
             state = states[source.origin] = self._read_state(source, allow=allow)
-            if (reason := self._method.check_state(state)) is not None:
+            if (reason := self._method.check_state(state, own)) is not None:
                 raise UnusableArtifact(source, reason)
             counts[source.origin] = source.artifact.training_samples
         heads = {site: self._take_kept_head(state) for site, state in states.items()}
@@ -170,7 +170,7 @@ class ArtifactExchange:
             states,
             counts,
             rule=settings.aggregate.rule,
-            bounds=settings.aggregate.bounds,
+            bounds=settings.aggregate.bounds and self._method.bounded,
             weighted=settings.weighted,
         )
         others = (site for site in aggregation.contributors if site != settings.site)
@@ -255,8 +255,11 @@ class ArtifactExchange:
             wire=settings.wire,
         )
 
-    def load(self, aggregation: Aggregation) -> None:
-        """Load an aggregate into the networks whose states it averages, and keep its heads."""
+    def load(self, aggregation: Aggregation, *, round: int) -> None:
+        """Load a round's aggregate into the networks whose states it averages, and keep its heads.
+
+        Write what it says, where the method has no model.
+        """
         state = aggregation.state
         self._networks.artifact_network.load_state_dict(state, strict=False)
         if (name := self._method.sent_beside) is not None:
@@ -266,6 +269,12 @@ class ArtifactExchange:
             keeper: Any = self._networks.networks[self._method.keeps_heads]
             for site, head in aggregation.heads.items():
                 keeper.keep(site, head)
+        if self._method.describe_aggregate is not None:
+            document = self._method.describe_aggregate(self._networks.networks)
+            settings, members = self._settings, list(aggregation.contributors)
+            of_what = {"federation": settings.federation_name, "site": settings.site, "round": round}
+            document = {**of_what, "members": members, "count_min": settings.count_min, **document}
+            write_file(settings.home / STATISTICS_FILE, json.dumps(document, indent=1).encode(), 0o600)
 
     def _take_kept_head(self, state: State) -> State:
         """Remove the head from a state and return it, if the method keeps heads and averages the rest."""

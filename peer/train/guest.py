@@ -104,13 +104,17 @@ class GuestEvaluator:
 def evaluate_split(
     predict: Callable[[Tensor], Tensor], split: DataSplit, settings: TrainingSettings
 ) -> dict[str, float]:
-    """Compute the metrics of predictions on a split, with the federation's loss; empty for a split without samples.
+    """Compute the metrics of predictions on a split, with the federation's loss.
+
+    Return nothing for a split without samples, or where the method trains no model.
 
     Args:
         predict: returns logits or images for images ``(b, c, *space)``; see
             ``peer.train.metrics.measure``.
         split: any site's split.
     """
+    if not settings.plan.predicts:
+        return {}
     chosen = settings.parameters.get("segmentation_loss", "dice_ce")
     loss = supervised_loss(settings.task.objective, str(chosen)).loss
     return measure(

@@ -28,7 +28,7 @@ from peer.core.targets import stratum
 from peer.core.tasks import CLASSIFYING
 from peer.errors import ConfigError
 from peer.files import clear_unfinished, write_file
-from peer.methods.method import Batch, Supervision
+from peer.methods.method import Batch, Record, Supervision
 from peer.methods.supervised import class_weights, label_weights
 from peer.train.augmentation import affine_maps, warp, warp_targets
 from peer.train.data.consistency import mixed_orientations
@@ -152,13 +152,26 @@ class SiteData:
 
     def context_fields(self, settings: TrainingSettings) -> dict[str, Any]:
         """Return the fields of a stage's context that depend on the samples."""
-        samples = {"samples": partial(self.training.batches, 1)}
+        samples: dict[str, Any] = {"samples": partial(self.training.batches, 1)}
         samples["validation_samples"] = partial(self.validation.batches, 1)
-        return self.training.context_fields(settings) | samples
+        return (
+            self.training.context_fields(settings)
+            | samples
+            | {"records": self.records, "target": settings.task.target, "count_min": settings.count_min}
+        )
+
+    def records(self) -> list[Record]:
+        """Return what the datalist says of every sample."""
+        samples = (*self.training.samples, *self.validation.samples, *self.test.samples)
+        return [
+            Record(person_of(sample.name, sample.subject), sample.row, sample.label)
+            for sample in samples
+            if not isinstance(sample.label, Path)
+        ]
 
 
-def inspect_samples(task: TaskSettings, data: DataSettings) -> Datalist:
-    """Read and check the site's datalist."""
+def inspect_samples(task: TaskSettings, data: DataSettings, *, learns: bool = True) -> Datalist:
+    """Read and check the site's datalist; unless a network ``learns``, its labels may all be alike."""
     return inspect_datalist(
         data.datalist,
         root=data.root,
@@ -167,6 +180,7 @@ def inspect_samples(task: TaskSettings, data: DataSettings) -> Datalist:
         class_names=task.class_names,
         columns=task.columns,
         target=task.target,
+        learns=learns,
     )
 
 
@@ -191,7 +205,7 @@ def load_data(
             samples cannot be read, or the training samples allow no learning.
     """
     data, task = settings.data, settings.task
-    datalist = inspect_samples(task, data)
+    datalist = inspect_samples(task, data, learns=settings.plan.predicts)
     if datalist.problems:
         raise UnusableDataError(f"{data.datalist}: " + "; ".join(datalist.problems))
     for note in datalist.notes:
@@ -220,7 +234,7 @@ def load_data(
             "log has the other reasons",
             f"{len(unreadable)} of {total} samples cannot be read",
         )
-    lack = _find_lack(splits["training"], task.objective)
+    lack = _find_lack(splits["training"], task.objective) if settings.plan.predicts else None
     if lack is not None:
         raise UnusableDataError(f"{data.datalist}: what can be read for training {lack}")
     masks = None

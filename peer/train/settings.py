@@ -170,6 +170,7 @@ class TrainingSettings:
     training: TrainingConfig
     aggregate: AggregateConfig
     tells_samples: bool
+    count_min: int
     hides_counters: bool
     weighted: bool
     wire: Wire
@@ -197,6 +198,7 @@ class TrainingSettings:
             *(f"{key} = {value}" for key in SUPERVISION_KEYS if (value := getattr(training, key))),
             *(["NaN is background"] if self.data.nan else []),
             *([f"{training.processes} processes"] if training.processes > 1 else []),
+            *([] if self.plan.predicts else [f"count_min = {self.count_min}"]),
         )
         text = json.dumps([self.federation, self.site, *map(repr, fixed_by), *parts])
         return hashlib.sha256(text.encode()).hexdigest()
@@ -228,6 +230,7 @@ class TrainingSettings:
             training=site.training,
             aggregate=federation.aggregate,
             tells_samples=weighted and tells_size,
+            count_min=site.egress.count_min,
             hides_counters=not tells_size and any(work.unit == "epoch" for work in works.values()),
             weighted=weighted,
             wire=federation.wire,

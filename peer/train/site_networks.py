@@ -139,6 +139,9 @@ class SiteNetworks:
             in_channels=settings.task.in_channels,
             sites=settings.sites,
             public_images=lambda: self._public_images,
+            columns=settings.task.columns,
+            target=settings.task.target,
+            class_names=settings.task.class_names,
         )
 
     @cached_property

@@ -210,7 +210,7 @@ class Trainer:
             except UnusableArtifact as error:
                 return self._reject(command, error)
             self.site_networks.invalidate()
-            self.artifact_exchange.load(aggregate)
+            self.artifact_exchange.load(aggregate, round=command.round)
             digest = hashlib.sha256(pack(aggregate.state)).hexdigest()
             record = {"work": work, "steps": base["steps"], "artifact": None, "sha256": digest}
             record |= {"contributors": aggregate.contributors, "cut": aggregate.cut}

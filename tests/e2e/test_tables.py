@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fakes.cli import run_json
+from fakes.cli import refused, run, run_json
 from peer.lab.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -98,3 +98,53 @@ def test_every_target_comes_to_the_simulators_bits_and_to_predictions(
     assert [line[0] for line in lines] == ["new.csv line 2", "new.csv line 3"]
     (skipped,) = answer["skipped"]
     assert skipped["reason"] == "column age: new.csv line 4: 120 is outside 20 to 90"
+
+
+STATISTICS = """
+[egress]
+training_set_size = true
+count_min = 3
+"""
+
+
+def test_sites_count_together_and_have_no_model(
+    warm: type[LocalFederation],
+    tools: Any,
+    assert_simulated: Callable[[LocalFederation], None],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    root, texts = tmp_path_factory.mktemp("statistics"), {}
+    keys, label, _ = TARGETS["survival"]
+    for name, first in (("asia", 30), ("europe", 50)):
+        rows = [
+            {"image": f"row {age}", "label": label(age), "row": {"age": age, "sex": "male" if age % 3 else None}}
+            for age in range(first, first + 18)
+        ]
+        path = root / f"{name}.json"
+        path.write_text(json.dumps({"training": rows[:12], "test": rows[12:]}))
+        texts[name] = SITE.format(datalist=path, network="linear") + STATISTICS
+    draft = DRAFT.format(rounds=1, target=keys).replace(
+        '"fedvisit"\n[stages.train]\ncount = 4', '"statistics"\nbins = 7\n[stages.count]'
+    )
+    with warm.create(root, draft, texts) as loopback:
+        options = ("--home", loopback.home, "--site", "asia")
+        assert "the round is not over" in refused("StateError", "statistics", *options)
+        tools.start(loopback, ("asia", "europe"))
+        tools.finish_well(loopback)
+    assert_simulated(loopback)
+    documents = {name: run_json("statistics", "--home", loopback.home, "--site", name) for name in texts}
+    asia, europe = documents["asia"], documents["europe"]
+    assert (asia["all"], asia["members"]) == (europe["all"], ["asia", "europe"])
+    assert asia["all"] == {"samples": 36, "people": 36}
+    for variable, other in zip(asia["variables"], europe["variables"], strict=True):
+        assert variable["all"] == other["all"]
+        added = [one + two for one, two in zip(variable["own"]["counts"], other["own"]["counts"], strict=True)]
+        assert variable["all"]["counts"] == added
+    age, sex = asia["variables"][:2]
+    assert age["all"]["mean"] == pytest.approx(48.5, abs=1e-5)
+    assert (sex["own"]["known"], sex["own"]["counts"]) == (12, [0, 12])
+    (record,) = tools.records(loopback, "asia")
+    assert all(name.startswith("count_") for name in record["metrics"]), "nothing is evaluated"
+    assert "has no model" in refused("StateError", "predict", *options, root / "asia.json", "--out", root / "out.csv")
+    assert "has no model" in refused("StateError", "export", *options, "--format", "onnx", "--out", root / "out.onnx")
+    assert run("status", *options).exit_code == run("rounds", *options).exit_code == 0

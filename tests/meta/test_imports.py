@@ -72,7 +72,7 @@ MAY_IMPORT = {
     "preflight": f"{OPERATION} spec",
     "tracking": "ground core config records",
     "dashboard": f"{SITE} audit tracking",
-    "methods": "peer.core.plan peer.core.tasks models losses",
+    "methods": "peer.core.columns peer.core.plan peer.core.targets peer.core.tasks models losses",
     "training": "ground core config plans methods models spec losses "
     "peer.train.data.consistency peer.train.data.datalist peer.train.data.file_names peer.train.data.image_files "
     "peer.train.data.label_maps",

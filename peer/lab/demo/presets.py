@@ -313,6 +313,8 @@ def problem(study: str, method: str) -> str | None:
     plan, kind = PLANS[method], STUDIES[study]["task"]["kind"]
     if study == "dermoscopy" and (plan.shared != "maybe" or plan.artifact == "model"):
         return f"{method} does not fit sites that enlarge by different factors; dflmoe and local do"
+    if not plan.predicts:
+        return f"{method} trains no model"
     if plan.public:
         return f"{method} needs a public set of images"
     return f"{method} is not defined for {kind}" if kind in plan.not_for else None

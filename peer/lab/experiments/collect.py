@@ -29,6 +29,7 @@ from peer import __version__
 from peer.core.roster import SiteName
 from peer.core.tasks import CLASSIFYING, VECTORS
 from peer.errors import LockedError
+from peer.files import STATISTICS_FILE
 from peer.lab.experiments.diagnosis import diagnose
 from peer.lab.experiments.insider import Insider, attack_success
 from peer.lab.experiments.result_files import ATTACK_SUCCESS, FORMAT
@@ -91,6 +92,10 @@ def _execute(folder: Path, *, keep: bool) -> dict[str, Any]:
             progress.write_text(f"{committed} {rounds}")
 
     members = simulation.run(watch)
+    for name in members:  # what sites counted, where the method has no model
+        counted = simulation.home(name) / STATISTICS_FILE
+        if counted.exists():
+            write_atomically(folder / "sites" / name / STATISTICS_FILE, counted.read_bytes(), 0o644)
     result = collect(simulation, members, run_document, folder, seconds=time.monotonic() - started_s)
     progress.unlink(missing_ok=True)
     if not keep:

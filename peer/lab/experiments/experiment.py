@@ -413,7 +413,7 @@ class Experiment(StrictTable):
         document: dict[str, Any] = {
             "name": self.name,
             "description": self.title,
-            "rounds": method.rounds or self.rounds,
+            "rounds": method.rounds or (self.rounds if self.plan(label).predicts else 1),
             "seed": seed,
             "evaluation_every": self.evaluation_every,
             **({} if self.weighting == "uniform" or not weighs else {"weighting": self.weighting}),

@@ -115,7 +115,7 @@ def square(gram: Tensor, features: int) -> Tensor:
     return matrix
 
 
-def find_impossible(state: Mapping[str, Tensor]) -> str | None:
+def find_impossible(state: Mapping[str, Tensor], network: object = None) -> str | None:
     """Return why no samples have the sums of a received table; ``None`` if some may have.
 
     Rounding moves an entry by half a unit for each sample.

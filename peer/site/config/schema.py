@@ -322,6 +322,11 @@ class FederationConfig(StrictTable):
                 f"{self.method.name} needs the digest of its public set, 64 hexadecimal digits; `check` says which a "
                 "site's set has",
             )
+        if not self.plan.predicts and self.rounds > 1:
+            again = "a second round would tell what changed of single people"
+            raise key_problem("rounds", f"{self.method.name} has one round: {again}; set rounds = 1")
+        if not self.plan.predicts and self.weighting == "samples":
+            raise key_problem("weighting", f"{self.method.name} adds up sums; leave it out")
         if (problem := self._aggregate_problem()) is not None:
             raise key_problem("aggregate.rule", problem)
         if (problem := self._shared_model_problem()) is not None:

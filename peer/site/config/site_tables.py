@@ -51,6 +51,9 @@ class EgressConfig(StrictTable):
     global_test."""
     evaluation_samples_min: Count = limits.EVALUATION_SAMPLES_MIN
     """Of a smaller test split no figure leaves, nor its size: the others read "withheld"."""
+    count_min: Count = limits.COUNT_MIN
+    """Of the method `statistics`: no count of fewer people leaves this site, nor one that would tell such a count; 1
+    withholds nothing."""
     training_set_size: bool = False
     """Whether the others may learn how many samples this site trains on."""
     reexport: bool = False

@@ -100,6 +100,7 @@ def inspect_datalist(
     columns: Sequence[TableColumn] = (),
     target: Target = CLASS,
     with_labels: bool = True,
+    learns: bool = True,
 ) -> Datalist:
     """Read and check a datalist.
 
@@ -111,6 +112,7 @@ def inspect_datalist(
         columns: the table's columns that the sites have agreed on, if the samples are its rows.
         target: what the federation predicts of a sample, if it classifies.
         with_labels: whether the samples have labels; otherwise labels are ignored.
+        learns: whether a network learns from the labels; otherwise they may all be alike.
 
     Returns:
         The well-formed samples and all problems. No content of the file raises an error.
@@ -152,11 +154,10 @@ def inspect_datalist(
         splits[split] = tuple(samples)
     if len(problems) > NAMES_SHOWN_MAX:
         problems = [*problems[:NAMES_SHOWN_MAX], f"and {len(problems) - NAMES_SHOWN_MAX} more entries of this kind"]
-    problems += _check_samples(splits["training"], splits["test"], task, classes if target.kind == "class" else None)
-    problems += check_targets(target, [sample.label for sample in splits["training"]])
+    bound = classes if target.kind == "class" else None
+    problems += _check_samples(splits["training"], splits["test"], task, bound, target if learns else None)
     own_names = _class_names(document)
-    problems += _other_names(own_names, class_names)
-    problems += table.problems()
+    problems += [*_other_names(own_names, class_names), *table.problems()]
     notes = (*_unused_lists(document), *table.notes())
     return Datalist(splits["training"], splits["test"], unlabelled, tuple(problems), notes, own_names)
 
@@ -273,8 +274,14 @@ def _label_values(table: Any) -> LabelValues:
         raise ValueError(f"must map whole numbers, not {', '.join(map(repr, table))}") from None
 
 
-def _check_samples(training: tuple[Sample, ...], test: tuple[Sample, ...], task: str, classes: int | None) -> list[str]:
-    """Return the problems of the well-formed samples, one line for each kind of problem."""
+def _check_samples(
+    training: tuple[Sample, ...], test: tuple[Sample, ...], task: str, classes: int | None, target: Target | None
+) -> list[str]:
+    """Return the problems of the well-formed samples, one line for each kind of problem.
+
+    Args:
+        target: what a network learns of them; none where nothing is learnt.
+    """
     problems = []
     if not training:
         problems.append("'training' holds no usable sample")
@@ -287,17 +294,19 @@ def _check_samples(training: tuple[Sample, ...], test: tuple[Sample, ...], task:
     if missing:
         problems.append(f"files are missing: {named(missing)}; correct the paths or set [data] root")
     if task in CLASSIFYING and any(isinstance(sample.label, int) for sample in training):
-        problems += _check_classes(training, test, classes)
+        problems += _check_classes(training, test, classes, learns=target is not None)
     shared = sorted({s.subject for s in training if s.subject} & {s.subject for s in test if s.subject})
     if shared:
         problems.append(f"subjects are in training and in test: {named(shared)}; keep each on one side")
     common = {path for sample in training for path in sample.images} & {p for sample in test for p in sample.images}
     if common and not shared:
         problems.append(f"images are in training and in test: {named(sorted(map(str, common)))}; keep each on one side")
-    return problems
+    return problems if target is None else [*problems, *check_targets(target, [sample.label for sample in training])]
 
 
-def _check_classes(training: tuple[Sample, ...], test: tuple[Sample, ...], classes: int | None) -> list[str]:
+def _check_classes(
+    training: tuple[Sample, ...], test: tuple[Sample, ...], classes: int | None, *, learns: bool
+) -> list[str]:
     problems = []
     bound = float("inf") if classes is None else classes
     outside = [
@@ -309,6 +318,6 @@ def _check_classes(training: tuple[Sample, ...], test: tuple[Sample, ...], class
         allowed = "0 or more" if classes is None else f"0 to {classes - 1}"
         problems.append(f"labels are not {allowed}: {named(outside)}; correct them or [task] classes")
     present = {sample.label for sample in training}
-    if len(present) == 1:
+    if len(present) == 1 and learns:
         problems.append(f"'training' holds one class only ({next(iter(present))}); a classifier needs two")
     return problems

@@ -122,6 +122,11 @@ def open_trained(folder: SiteFolder, round: Round = None) -> Iterator[tuple[Fede
             on validation data, or the configuration has changed.
     """
     federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
+    if not federation.plan.predicts:
+        raise errors.StateError(
+            f"the federation {federation.name} has no model: its method {federation.method.name} only counts",
+            "`mhfl-peer statistics` shows what it counted; to train, found a federation with another method",
+        )
     newcomers = MembershipFolder(folder.membership).newcomers(federation, folder.site)
     check_site(federation, site, folder.site, newcomers=newcomers)
     problem = find_change(folder, federation, site)

@@ -31,7 +31,8 @@ KIND_WORDS: Mapping[str, str] = {
     "return": "the weights of another site's network that trained here, back to its owner alone",
     "prototype": "the mean feature of each class, over this site's training samples",
     "prediction": "what the network predicts for a public set of images, which all sites have",
-    "sums": "products of features and targets, added up over this site's training samples, whose number they tell",
+    "sums": "numbers added up over this site's samples, whose number they tell: counts, or products of features and "
+    "targets",
     "metrics": "figures of this site's test split, such as an AUC, with the number of its samples",
 }
 MEMBERSHIP: Mapping[str, float] = {

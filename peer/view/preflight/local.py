@@ -312,7 +312,7 @@ def check_data(federation: FederationConfig, site: SiteConfig) -> tuple[Finding,
     root = site.folder / site.data.root if site.data.root is not None else None
     try:
         task = federation.task
-        survey = inspect_datalist(path, root=root, **task.labelling())
+        survey = inspect_datalist(path, root=root, learns=federation.plan.predicts, **task.labelling())
     except (OSError, ValueError, RecursionError) as error:
         return Finding("data", "failure", f"{path}: {error}", "correct [data] in site.toml or the datalist"), 0, 0
     samples, tests = len(survey.training) + len(survey.test), len(survey.test)

@@ -16,15 +16,16 @@ from peer.train.data.datalist import inspect_datalist
 from peer.train.metrics import classification
 
 pytestmark = [pytest.mark.e2e, pytest.mark.data]
-PRESET = Path(__file__).parents[4] / "deploy/examples/experiments/heart-disease.toml"
+PRESET = Path(__file__).parents[4] / "deploy/examples/experiments/_heart-disease.toml"
 SITES = ("cleveland", "hungary", "switzerland", "va-long-beach")
 
 
 def test_four_hospitals_predict_as_the_regression_of_all_their_patients(tmp_path: Path) -> None:
-    text = PRESET.read_text().partition("[models.families]")[0]
-    text = text.replace("rounds = 12", "rounds = 2").replace("seeds = [10, 11, 12, 13, 14]", "seeds = [10]")
+    text = (
+        PRESET.read_text().replace("rounds = 12", "rounds = 2").replace("seeds = [10, 11, 12, 13, 14]", "seeds = [10]")
+    )
     path = tmp_path / "pooled.toml"
-    path.write_text(f'{text}[models.one]\n"*" = {{name = "linear"}}\n[methods]\npooled_head = {{}}\n')
+    path.write_text(f'name = "pooled"\n{text}[models.one]\n"*" = {{name = "linear"}}\n[methods]\npooled_head = {{}}\n')
     experiment = Experiment.load(path)
     (run,) = build_runs(experiment, gather(experiment, tmp_path / "data"), tmp_path / "runs")
     run.write()

@@ -144,6 +144,12 @@ def test_large_federations_beat_less_often() -> None:
             {"aggregate": {"rule": "median"}, **POOLED},
             "aggregate.rule: pooled_head adds up sums, which have no robust mean; leave it out",
         ),
+        ({"method": {"name": "statistics"}}, "rounds: statistics has one round: a second round would tell"),
+        (
+            {"method": {"name": "statistics"}, "rounds": 1, "weighting": "samples"},
+            "weighting: statistics adds up sums; leave it out",
+        ),
+        ({"method": {"name": "statistics", "bins": 1}}, "method.bins: 1 is below 2"),
         (
             {**POOLED, "method": {"name": "pooled_head", "ridge": 0}},
             "method.ridge: 0 is below 1e-06",
@@ -253,6 +259,14 @@ def test_sums_leave_only_where_the_number_of_samples_may(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"egress.training_set_size: the sums of pooled_head tell it"):
         check_site(config, site(tmp_path, model=model), "europe")
     check_site(config, site(tmp_path, model=model, egress={"training_set_size": True}), "europe")
+    config = federation(method={"name": "statistics"}, rounds=1)
+    for egress, reason in (
+        ({}, "egress.training_set_size: the sums of statistics tell it"),
+        ({"kinds": ["model"]}, "egress.kinds: statistics sends a sums, which is not listed"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            check_site(config, site(tmp_path, egress=egress), "europe")
+    check_site(config, site(tmp_path, egress={"training_set_size": True}), "europe")
 
 
 def test_the_methods_that_take_older_artifacts_are_these() -> None:
@@ -356,6 +370,7 @@ def test_refused_certificates_in_any_spelling(tmp_path: Path) -> None:
         ),
         ({"training": {"threads": 0}}, "training.threads: expected at least 1"),
         ({"egress": {"evaluation_samples_min": 0}}, "egress.evaluation_samples_min: expected at least 1"),
+        ({"egress": {"count_min": 0}}, "egress.count_min: expected at least 1"),
         ({"metrics": {"listen": "127.0.0.1"}}, "metrics.listen: '127.0.0.1' is not host:port"),
     ],
 )

@@ -1,0 +1,154 @@
+"""``mhfl-peer statistics``: what the sites counted together before training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from peer import __version__
+from peer.cli import GIVEN_FILE, output
+from peer.cli.site_command import SiteCall, site_command
+from peer.errors import StateError, UsageError
+from peer.files import STATISTICS_FILE
+from peer.site.config.schema import FederationConfig
+from peer.site.config.site_folder import SiteFolder, must_be_new, write_atomically
+from peer.view.dashboard.statistics_page import SIDES, UNLIKE, describe_count, describe_missing, write_page
+
+BARS = "·▁▂▃▄▅▆▇█"
+"""Heights of a histogram's bars; a dot where nobody is, or is shown."""
+
+
+@site_command()
+@click.option("--file", "file", type=GIVEN_FILE, help="A statistics.json, such as of a run of `simulate`.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Also write a page with bars: FILE.html.")
+def statistics(call: SiteCall, file: Path | None, out: Path | None) -> None:
+    """Show what the sites of a federation counted together, beside this site's own: how many have
+    the label, and whether the sites are alike.
+
+    The federation's method must be "statistics", and its one round over. Counts of few people are
+    withheld by each site before anything leaves it: [egress] count_min. The command reads a file
+    only, whether or not the daemon runs.
+
+    \b
+    mhfl-peer statistics --site europe
+    mhfl-peer statistics --site europe --out statistics.html
+    mhfl-peer statistics --file runs/RUN/sites/cleveland/statistics.json
+    """
+    if out is not None:
+        if out.suffix != ".html":
+            raise UsageError(f"--out {out}: the page is HTML", "name a file that ends with .html")
+        must_be_new(out)
+    document = _read(file if file is not None else _find(call.folder))
+    if out is not None:
+        write_atomically(out, write_page(document, version=__version__).encode())
+        document["page"] = str(out)
+    call.emit(document, _render)
+
+
+def _find(folder: SiteFolder) -> Path:
+    """Return the file of the newest generation that has one."""
+    federation = FederationConfig.load(folder.federation_toml)
+    if federation.plan.predicts:
+        raise UsageError(
+            f"{federation.name} trains with {federation.method.name} and counts nothing",
+            'found a federation with [method] name = "statistics": see `mhfl-peer help tables`',
+        )
+    files = [folder.generation(number) / STATISTICS_FILE for number in sorted(folder.generations(), reverse=True)]
+    for path in files:
+        if path.exists():
+            return path
+    raise StateError(
+        f"{folder.site} has no statistics yet: the round is not over",
+        f"run `mhfl-peer start --site {folder.site}`, or see with `mhfl-peer status` what it waits for",
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        if not isinstance(document, dict) or "variables" not in document:
+            raise ValueError("has no variables")
+    except (OSError, ValueError) as error:
+        raise StateError(f"{path} is no file of statistics: {error}", "name a statistics.json") from error
+    return document
+
+
+def _render(document: Mapping[str, Any]) -> output.RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    sizes = {side: f"{document[side]['samples']} samples of {document[side]['people']} people" for side in SIDES}
+    parts: list[output.RenderableType] = [
+        output.fields(
+            [
+                ("federation", document["federation"]),
+                (document["site"], sizes["own"]),
+                ("all", f"{sizes['all']}: {', '.join(document['members'])}"),
+            ]
+        ),
+        output.table(
+            ("variable", "", "known", "missing", "mean ± sd", "distribution", "difference"), _variables(document)
+        ),
+        output.table(("variable", "value", "own", "all"), _levels(document)),
+    ]
+    for side, rows in document["survival"].items():
+        if rows:
+            cells = [
+                (row["interval"], row["at_risk"], row["events"], row["censored"], _number(row["survival"], "withheld"))
+                for row in rows
+            ]
+            title = f"survival, {side}"
+            parts.append(output.table(("interval", "at risk", "events", "censored", "survival"), cells, title=title))
+    parts.append(
+        Text(
+            f"difference: standardised mean difference of {document['site']} from the others; from {UNLIKE} on (!), "
+            f"groups count as unlike. Counts of fewer than {document['count_min']} people did not leave "
+            f"{document['site']}.",
+            style="dim",
+        )
+    )
+    if "page" in document:
+        parts.append(Text(f"{document['page']} shows it in a browser."))
+    return Group(*parts)
+
+
+def _variables(document: Mapping[str, Any]) -> Iterator[Sequence[object]]:
+    """Yield two rows for each variable: this site's, and all members'."""
+    for variable in document["variables"]:
+        for side in SIDES:
+            figures, first = variable[side], side == "own"
+            spread = _number(figures["deviation"])
+            yield (
+                " ".join(filter(None, (variable["name"], variable["unit"]))) if first else "",
+                side,
+                figures["known"],
+                describe_missing(figures, document[side]["samples"]),
+                None if figures["mean"] is None else f"{_number(figures['mean'])} ± {spread}",
+                _bars(figures["counts"]),
+                _mark(variable["difference"]) if first else "",
+            )
+
+
+def _levels(document: Mapping[str, Any]) -> Iterator[Sequence[object]]:
+    """Yield a row for each value of the variables that are no numbers."""
+    for variable in document["variables"]:
+        for index, cell in enumerate(variable["cells"]) if variable["kind"] in ("category", "flag") else ():
+            counts = [describe_count(variable[side], index) for side in SIDES]
+            yield variable["name"] if not index else "", cell, *counts
+
+
+def _bars(counts: Sequence[int]) -> str:
+    highest = max(counts, default=0)
+    return "".join(BARS[-(-count * (len(BARS) - 1) // highest)] for count in counts) if highest else ""
+
+
+def _mark(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2f}{' !' if value >= UNLIKE else ''}"
+
+
+def _number(value: float | None, missing: str = "-") -> str:
+    return missing if value is None else f"{value:.4g}"
