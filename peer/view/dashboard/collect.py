@@ -18,7 +18,8 @@ from cryptography import x509
 from peer.core import rows, story
 from peer.core.plan import KINDS
 from peer.core.roster import NO_ROUND_KEY
-from peer.core.status import SiteStatus, plan_of
+from peer.core.status import plan_of
+from peer.core.status_document import SiteStatus
 from peer.documents.records import FederationOverview, PlannedRound, RoomTaken, Route
 from peer.errors import DaemonDown, PeerError
 from peer.net.transport.control import ControlClient

@@ -8,8 +8,7 @@ import pytest
 
 from fakes.sites import TRANSFER, append_rows
 from fakes.snapshots import link
-from peer.core.commands import Source
-from peer.core.messages import Artifact
+from peer.core.artifacts import Artifact, Source
 from peer.core.roster import Sha256, SiteName
 from peer.core.rows import ArrivedRow, ChosenRow, OpenedRow
 from peer.errors import ConfigError
