@@ -31,11 +31,11 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that rewrites transcripts and the page of mistakes."""
+    """Add the option that rewrites transcripts, documents and the page of mistakes."""
     parser.addoption(
         "--rewrite-scenarios",
         action="store_true",
-        help="write every transcript, and deploy/mistakes.md, as the program is now; read the difference first",
+        help="write transcripts, documents and deploy/mistakes.md as the program is now; read the difference first",
     )
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from cryptography import x509
 
 from peer.audit.evidence_files import SignedHead
-from peer.core.messages import PURPOSES, Manifest
+from peer.core.artifacts import PURPOSES
+from peer.core.messages import Manifest
 from peer.errors import StateError
 from peer.net.transport.manifest import decode_manifest, from_base64
 from peer.site.config.schema import FederationConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,10 +13,12 @@ from peer import __version__
 from peer.cli import GIVEN_FILE, output, rendering
 from peer.cli.site_command import SiteCall, site_command
 from peer.cli.watch import show, watch_option
-from peer.documents.commands import LedgerExported, WitnessWritten
-from peer.documents.records import EgressReported
 from peer.errors import LedgerBroken, UsageError
 from peer.site.config.site_folder import must_be_new, write_atomically
+
+if TYPE_CHECKING:
+    from peer.documents.commands import LedgerExported, WitnessWritten
+    from peer.documents.records import EgressReported
 
 PATH = click.Path(path_type=Path, dir_okay=False)
 witness_option = click.option(
@@ -93,18 +95,19 @@ def egress(
 
 def _check_peers(call: SiteCall, peers: tuple[str, ...]) -> None:
     """Reject a name that no site has or had: an empty list would claim that nothing was sent to it."""
+    if not peers:
+        return
     from peer.site.config.schema import FederationConfig
     from peer.site.config.toml import suggestion
     from peer.site.membership.folder import MembershipFolder
     from peer.site.records import folder_documents
 
-    if peers:
-        folder = call.folder
-        federation, membership = FederationConfig.load(folder.federation_toml), MembershipFolder(folder.membership)
-        sites = sorted({*folder_documents.sites(folder), *membership.newcomers(federation, folder.site)})
-        for peer in peers:
-            if peer not in sites:
-                raise UsageError(f"--peer {peer}: not a site of this federation{suggestion(peer, sites)}")
+    folder = call.folder
+    federation, membership = FederationConfig.load(folder.federation_toml), MembershipFolder(folder.membership)
+    sites = sorted({*folder_documents.sites(folder), *membership.newcomers(federation, folder.site)})
+    for peer in peers:
+        if peer not in sites:
+            raise UsageError(f"--peer {peer}: not a site of this federation{suggestion(peer, sites)}")
 
 
 @site_command(group=egress, short_help="Verify that the ledger is whole, and say what cannot be proven.")

@@ -10,7 +10,7 @@ from typing import Any
 from peer.cli import output
 from peer.core.limits import CERTIFICATE_DAYS_MIN
 from peer.core.metrics import metric_title
-from peer.core.status import describe_losses, is_old_refusal
+from peer.core.status_document import describe_losses, is_old_refusal
 from peer.errors import one_line
 from peer.quantities import duration
 from peer.quantities import size as size

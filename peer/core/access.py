@@ -5,7 +5,8 @@ The schedule decides, not the caller's claims.
 
 from __future__ import annotations
 
-from peer.core.messages import Artifact, EvaluationResult, Purpose, Unavailable
+from peer.core.artifacts import Artifact, EvaluationResult, Purpose
+from peer.core.messages import Unavailable
 from peer.core.plan import Kind
 from peer.core.roster import Sha256, SiteName
 from peer.core.rules import Rules

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peer.core import limits
-from peer.core.messages import Artifact, EvaluationResult, Purpose
+from peer.core.artifacts import Artifact, EvaluationResult, Purpose, Source
 from peer.core.plan import Kind
 from peer.core.roster import Sha256, SiteName
 
@@ -99,21 +99,6 @@ class Exit(Command):
 
     fault: str = ""
     reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """An artifact that a round uses: received in this round, from an earlier one, or the site's
-    own.
-
-    ``round`` is the round that it was published for; ``fallback`` is empty when it is the scheduled
-    artifact.
-    """
-
-    origin: SiteName
-    round: int
-    artifact: Artifact
-    fallback: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from peer.core import exchange, limits
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.site_memory import OpenRound
 from peer.core.state import SiteState
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from peer.core import access, commands, events, limits, rows
-from peer.core.commands import Source
+from peer.core.artifacts import EvaluationResult, Source, Unmeasured
 from peer.core.cross_evaluation_memory import FAILURES_MAX, BorrowedKey, BorrowedTask
 from peer.core.liveness import AWAY
-from peer.core.messages import EvaluationResult, Unavailable, Unmeasured
+from peer.core.messages import Unavailable
 from peer.core.phases import Phase
 from peer.core.roster import Sha256, SiteName
 from peer.core.state import SiteState

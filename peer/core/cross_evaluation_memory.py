@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peer.core import rows
-from peer.core.commands import Source
-from peer.core.messages import Artifact, EvaluationResult, Unmeasured
+from peer.core.artifacts import Artifact, EvaluationResult, Source, Unmeasured
 from peer.core.metrics import NOT_AVERAGED
 from peer.core.roster import Sha256, SiteName
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from peer.core import limits
+from peer.core.artifacts import Artifact, EvaluationResult, Purpose
 from peer.core.epochs import Epochs
-from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Purpose, Unavailable
+from peer.core.messages import Heartbeat, Hello, Unavailable
 from peer.core.roster import Sha256, SiteName
 
 FAULTS = ("memory", "data", "configuration", "divergence", "crash", "hang", "disk")

@@ -8,15 +8,14 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from peer.core import liveness
-from peer.core.commands import Source
+from peer.core.artifacts import Artifact, Purpose, Source
 from peer.core.liveness import Peers
-from peer.core.messages import Artifact, Heartbeat, Purpose, Unavailable
+from peer.core.messages import Heartbeat, Unavailable
 from peer.core.plan import Kind, Pattern
 from peer.core.roster import SiteName
+from peer.core.rows import ABSENT
 from peer.core.rules import Rules
 
-ABSENT = "absent"
-"""The reason if the operator named the peer with `start --without`."""
 GONE = "gone"
 """The reason if the peer left or was expelled, and also if it says that it is gone."""
 EQUAL = "sent the same artifact as "

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from peer.core import commands, copies, exchange, liveness
-from peer.core.commands import Source
+from peer.core import commands, copies, exchange, liveness, rows
+from peer.core.artifacts import Purpose, Source
 from peer.core.exchange import Exchange, Want
-from peer.core.messages import Purpose
 from peer.core.phases import Phase
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
@@ -139,7 +138,7 @@ def _want(
     if here is not None:
         wanted.arrive(here, site.now_s)
     if origin in site.rules.without:
-        wanted.drop(exchange.ABSENT, site.now_s)
+        wanted.drop(rows.ABSENT, site.now_s)
     elif here is None and not site.rules.has_peer(origin):
         wanted.drop(exchange.GONE, site.now_s)
     elif here is None and begun is None:

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from peer.core import commands, copies, cross_evaluation, exchange, fetches, liveness, peer_progress, retention, rows
-from peer.core.commands import Source
+from peer.core.artifacts import Artifact, Purpose, Source
 from peer.core.exchange import Exchange
-from peer.core.messages import Artifact, Purpose, Seen
+from peer.core.messages import Seen
 from peer.core.phases import BETWEEN, BUSY, Phase
 from peer.core.roster import Sha256, SiteName
 from peer.core.site_memory import later_generation

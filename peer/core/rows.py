@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from peer.core.commands import Source
+from peer.core.artifacts import Artifact, EvaluationResult, Purpose, Source
 from peer.core.journal_row import OMITTED, ON_DISK, ArtifactRow, values_of, without_tensors
 from peer.core.journal_row import Body as Body
 from peer.core.journal_row import Cause as Cause
 from peer.core.journal_row import JournalRow as JournalRow
 from peer.core.journal_row import RowError as RowError
 from peer.core.json_codec import to_json
-from peer.core.messages import Artifact, EvaluationResult, Purpose
 from peer.core.roster import Sha256, SiteName
+
+ABSENT = "absent"
+"""The reason in ``missing`` if the operator named the peer with `start --without`."""
 
 # The rounds.
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from peer.core import cross_evaluation_memory, limits, rows
-from peer.core.commands import Source
+from peer.core.artifacts import Artifact, Source
 from peer.core.cross_evaluation_memory import Evaluation, LentModel
-from peer.core.messages import Artifact, Seen
 from peer.core.metrics import validation_loss
 from peer.core.roster import Sha256, SiteName
+from peer.core.status_document import BestAndNewestRound
+
+if TYPE_CHECKING:
+    from peer.core.messages import Seen
 
 Row = tuple[str, int, Mapping[str, Any]]
 """Kind, round and body of a journal row, as stored; ``peer.core.rows`` has the typed rows."""
@@ -74,16 +77,6 @@ class BestRound:
         Few samples often give equal values. Then the lower loss decides, and after it the later round.
         """
         return value > self.value or (value == self.value and loss <= self.loss) or round == self.round
-
-
-class BestAndNewestRound(TypedDict):
-    """The best round on the site's own validation data, and the newest one beside it."""
-
-    metric: Annotated[str, "by which the rounds are compared"]
-    round: Annotated[int, "the best round so far: what `predict` and `export` take with `--round best`"]
-    value: Annotated[float, "the metric after that round"]
-    newest_round: Annotated[int, "the newest round that was evaluated"]
-    newest_value: Annotated[float, "the metric after it"]
 
 
 @dataclass(slots=True)

@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from peer.core import commands, events, limits, liveness, rows
-from peer.core.commands import Command, Source
+from peer.core.artifacts import Purpose, Source
+from peer.core.commands import Command
 from peer.core.cross_evaluation_memory import NO_ANSWER, EvaluationTasks, LentModel
 from peer.core.epochs import Epoch, PaceRules
 from peer.core.exchange import Exchange, Want
 from peer.core.json_codec import to_json
 from peer.core.liveness import AWAY, HeardPeers, Peers, Standing
-from peer.core.messages import ChainHead, Heartbeat, Purpose, Seen
+from peer.core.messages import ChainHead, Heartbeat, Seen
 from peer.core.phases import BUSY, NEXT, QUEUED, Phase
 from peer.core.roster import Sha256, SiteName
 from peer.core.rules import Rules

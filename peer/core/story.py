@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from peer.core import rows
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.exchange import SLOW_FACTOR
 from peer.core.json_codec import from_json
 

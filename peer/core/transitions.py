@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from peer.core import commands, cross_evaluation, events, membership, rounds, rows, worker_events
-from peer.core.commands import Source
+from peer.core.artifacts import Artifact, Source
 from peer.core.exchange import Exchange, Want
-from peer.core.messages import Artifact, Unavailable
+from peer.core.messages import Unavailable
 from peer.core.phases import BETWEEN, BUSY, Phase
 from peer.core.roster import SiteName
 from peer.core.state import HALT_S, SiteState

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from peer.core import commands, events, exchange, fetches, limits, rounds, rows
-from peer.core.messages import Artifact
+from peer.core.artifacts import Artifact, Source
 from peer.core.metrics import validation_loss, validation_metric
 from peer.core.phases import Phase
 from peer.core.roster import Sha256
@@ -249,7 +249,7 @@ def fail(site: SiteState, event: events.WorkFailed) -> None:
     _fail(site, event.fault, event.reason, suspect=_largest_received(site), detail=event.detail)
 
 
-def _fail(site: SiteState, fault: str, reason: str, *, suspect: commands.Source | None, detail: str = "") -> None:
+def _fail(site: SiteState, fault: str, reason: str, *, suspect: Source | None, detail: str = "") -> None:
     site.failures += 1
     site.persist(rows.WorkFailedRow(site.number, fault=fault, reason=reason, count=site.failures))
     if site.failures <= RESTARTS_MAX.get(fault, 0):
@@ -268,7 +268,7 @@ def _fail(site: SiteState, fault: str, reason: str, *, suspect: commands.Source 
         site.enter(Phase.FAILED)
 
 
-def _largest_received(site: SiteState) -> commands.Source | None:
+def _largest_received(site: SiteState) -> Source | None:
     """Return a peer's largest artifact among those that the present stage uses, or None."""
     if site.phase not in (Phase.TRAIN, Phase.AGGREGATE):
         return None

@@ -22,7 +22,6 @@ from cryptography import x509
 
 from peer import __version__, errors
 from peer.core import access, commands, events, rows, site_memory, worker_protocol
-from peer.core import status as status_document
 from peer.core.epochs import Epochs
 from peer.core.liveness import AWAY
 from peer.core.machine import SiteMachine
@@ -30,6 +29,8 @@ from peer.core.phases import Phase
 from peer.core.roster import NO_ROUND_KEY, Sha256, SiteName
 from peer.core.rules import Rules
 from peer.core.state import HALT_S
+from peer.core.status import status as machine_status
+from peer.core.status_document import PeerProgress, PeerStatus, SiteStatus
 from peer.daemon import proxies
 from peer.daemon.addresses import AddressBook, describe_route
 from peer.daemon.amendment_fetcher import AmendmentFetcher
@@ -520,9 +521,9 @@ class Daemon:
         loop = asyncio.get_running_loop()
         self._alarm = loop.call_at(at_s + 0.001, self.report, events.Ticked())
 
-    def status(self) -> status_document.SiteStatus:
+    def status(self) -> SiteStatus:
         now_s = asyncio.get_running_loop().time()
-        machine = status_document.status(self.machine, now_s=now_s)
+        machine = machine_status(self.machine, now_s=now_s)
         held = why_held(self.machine, self.chain.chain, is_added=self.chain.is_added, now_s=now_s)
         left_s = self._recent.left_s(machine["rounds"] - machine["committed"], now_s=time.time())
         return {
@@ -552,7 +553,7 @@ class Daemon:
         """How many people left the datalist since the last trained round; empty once the journal may be closed."""
         return "" if self.ended else datalist_change(self.journal, self.site.folder / self.site.data.datalist)
 
-    def _peer(self, name: SiteName, seen: status_document.PeerProgress) -> status_document.PeerStatus:
+    def _peer(self, name: SiteName, seen: PeerProgress) -> PeerStatus:
         """Return a peer's status: the state machine's view, and the connections' figures."""
         account = self.service.account(name)
         skew_s, greeting, address = account.clock_skew_s, account.greeting, self.addresses.address(name)

@@ -12,7 +12,7 @@ from peer.core import access, commands, events, limits, rows
 from peer.core.machine import SiteMachine
 from peer.core.messages import Manifest, SignedManifest, Unavailable
 from peer.core.roster import SiteName
-from peer.core.status import TransferInProgress
+from peer.core.status_document import TransferInProgress
 from peer.daemon.artifact_store import ArtifactStore
 from peer.daemon.service import PeerService
 from peer.net.transport import wire

@@ -16,7 +16,7 @@ from peer import __version__
 from peer.core.events import FAULTS
 from peer.core.liveness import slow_after_s
 from peer.core.phases import QUEUED, Phase
-from peer.core.status import PEER_STATES, WAIT_WORDS, SiteStatus
+from peer.core.status_document import PEER_STATES, WAIT_WORDS, SiteStatus
 from peer.daemon.dispatch import Daemon
 from peer.site.records.counts import Counts, TransferLabels, known_or_other
 

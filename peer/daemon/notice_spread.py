@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from peer.core import events
 from peer.core.messages import SignedNotice
 from peer.core.roster import SiteName
-from peer.core.status import PeerWait, peer_wait
+from peer.core.status_document import PeerWait, peer_wait
 from peer.net.transport.rates import loop_time
 
 log = logging.getLogger(__name__)

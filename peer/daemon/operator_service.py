@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from peer.core import events
-from peer.core import status as status_document
 from peer.core.messages import ChainHead
 from peer.core.roster import SiteName
+from peer.core.status import plan_of, unreported
 from peer.daemon.dispatch import Daemon
 from peer.daemon.governance import MembershipActions
 from peer.net.transport.control import MEMBERSHIP_ACTIONS
@@ -48,7 +48,7 @@ class OperatorService:
             rules = daemon.machine.rules
             if daemon.own.round_key is None:  # a newcomer without the chain: no order is drawn without a key
                 rules = rules.amended(daemon.chain.epochs())
-            plan = status_document.plan_of(rules, rounds=int(arguments["rounds"]), first=first)
+            plan = plan_of(rules, rounds=int(arguments["rounds"]), first=first)
             return {"federation": daemon.federation.name, **plan}
         if topic == "membership":
             return await asyncio.to_thread(membership_shown, daemon.folder, self._heads())
@@ -59,7 +59,7 @@ class OperatorService:
 
     def _with_reasons(self, document: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Add why cells are empty now; the journal has these reasons only after the site leaves."""
-        reasons = status_document.unreported(self._daemon.machine)
+        reasons = unreported(self._daemon.machine)
         for record in reversed(document):  # newest first: a round may occur in two generations
             for site, reason in reasons.pop(record["round"], {}).items():
                 if "reason" in record["cells"].get(site, {}):

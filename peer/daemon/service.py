@@ -21,23 +21,21 @@ from cryptography import x509
 
 from peer import __version__
 from peer.core import access, events, limits, rows
+from peer.core.artifacts import Artifact, EvaluationResult, Purpose
 from peer.core.machine import SiteMachine
 from peer.core.messages import (
     FEATURES,
     AmendmentsReply,
-    Artifact,
     ChainHead,
-    EvaluationResult,
     Heartbeat,
     Hello,
     Manifest,
-    Purpose,
     Seen,
     SignedManifest,
     Unavailable,
 )
 from peer.core.roster import Sha256, SiteName, round_key_tag
-from peer.core.status import TransferInProgress
+from peer.core.status_document import TransferInProgress
 from peer.daemon.artifact_store import ArtifactStore
 from peer.daemon.chain_keeper import ChainKeeper
 from peer.daemon.notice_spread import NoticeSpread

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypedDict
 
-from peer.core.status import PeerState, PeerStatus, PeerWait, SiteStatus
+from peer.core.status_document import PeerState, PeerStatus, PeerWait, SiteStatus
 from peer.documents.commands import LedgerHead
 
 RouteState = Literal["planned", "waiting", "moving", "arrived", "missing"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, TypedDict
 
-from peer.core.status import SiteTraffic
+from peer.core.status_document import SiteTraffic
 
 
 class RelayRequested(TypedDict):

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from peer.core import events
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.limits import TEXT_BYTES_MAX
 
 ALLOCATION = "can't allocate memory"  # torch's allocator on a CPU raises a bare RuntimeError with this text

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import models
 from models import Network
 from models.moe import Expert
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.methods.supervised import has_classes, supervised_loss
 from peer.train.aggregation import STATISTICS
 from peer.train.errors import UnusableArtifact

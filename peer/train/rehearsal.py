@@ -20,8 +20,7 @@ from torch import Tensor
 
 from models.footprint import padding_share
 from peer.core import commands, events
-from peer.core.commands import Source
-from peer.core.messages import Artifact
+from peer.core.artifacts import Artifact, Source
 from peer.core.plan import visits
 from peer.core.roster import SiteName
 from peer.train.artifact_exchange import ArtifactExchange

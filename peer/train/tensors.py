@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from peer.core.messages import TensorSpec
+from peer.core.artifacts import TensorSpec
 from peer.core.plan import Wire
 from peer.train.errors import UnusableConfigurationError
 

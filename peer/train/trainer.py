@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from models import Network
 from peer.core import commands, events
-from peer.core.commands import Source
-from peer.core.messages import Artifact
+from peer.core.artifacts import Artifact, Source
 from peer.core.metrics import VALIDATION
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import WorkerSetting, from_json, to_json

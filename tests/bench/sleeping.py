@@ -21,7 +21,7 @@ from still import FakeWorker, ignore_port, make_daemon, run_locked
 from transfer import write_artifact
 
 from peer.core import commands, events
-from peer.core.messages import Artifact
+from peer.core.artifacts import Artifact
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.dispatch import Daemon
 from peer.site.config.site_folder import SiteFolder

@@ -24,7 +24,7 @@ from transfer import write_artifact
 
 from peer import allocator
 from peer.core import commands, events
-from peer.core.messages import Artifact
+from peer.core.artifacts import Artifact
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import WorkerSetting
 from peer.daemon import startup

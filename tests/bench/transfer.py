@@ -29,7 +29,8 @@ import grpc
 from row import Row, at_least, below, peak_kib
 
 from peer import allocator
-from peer.core.messages import Artifact, Manifest, SignedManifest, TensorSpec
+from peer.core.artifacts import Artifact, TensorSpec
+from peer.core.messages import Manifest, SignedManifest
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.net.transport import tls
 from peer.net.transport.client import ExchangeClient, Offer

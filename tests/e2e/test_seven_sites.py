@@ -20,8 +20,9 @@ from adversary.attacks import METHODS
 from fakes.amended_daemons import LIMIT_S, AmendedDaemons
 from fakes.drafts import draft, site_text
 from fakes.transcript import Transcript
+from peer.core.artifacts import EvaluationResult
 from peer.core.limits import PROTOCOL_VERSION
-from peer.core.messages import EvaluationResult, Heartbeat, Hello
+from peer.core.messages import Heartbeat, Hello
 from peer.core.roster import Sha256, SiteName
 from peer.lab.demo.local_federation import free_ports
 from peer.net.transport.client import ExchangeClient, NotAdmitted, Offer

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from peer.core import commands, events
+from peer.core.artifacts import Artifact, EvaluationResult
 from peer.core.epochs import Epochs, PaceRules
 from peer.core.machine import SiteMachine
-from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Seen, Unavailable
+from peer.core.messages import Heartbeat, Hello, Seen, Unavailable
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rules import Rules
 from peer.core.site_memory import Row, recover

@@ -11,9 +11,10 @@ from typing import Any
 
 from fakes.core_site import amend, carry_out, greeting_of, make_rules
 from peer.core import access, commands, events
+from peer.core.artifacts import PURPOSES
 from peer.core.epochs import Epochs
 from peer.core.machine import SiteMachine
-from peer.core.messages import PURPOSES, Heartbeat, Unavailable
+from peer.core.messages import Heartbeat, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.core.rules import Rules
 from peer.core.site_memory import Row, recover

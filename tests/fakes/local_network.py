@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from peer.core.messages import Artifact, Heartbeat, Hello, Manifest, SignedManifest, Unavailable
+from peer.core.artifacts import Artifact
+from peer.core.messages import Heartbeat, Hello, Manifest, SignedManifest, Unavailable
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.net.transport.client import ExchangeClient
 from peer.net.transport.header import read_tensors

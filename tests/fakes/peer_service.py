@@ -15,8 +15,9 @@ from cryptography import x509
 
 from fakes.drafts import DERANGEMENT, draft
 from peer.core import events
+from peer.core.artifacts import Artifact
 from peer.core.machine import SiteMachine
-from peer.core.messages import Artifact, Heartbeat, SignedManifest
+from peer.core.messages import Heartbeat, SignedManifest
 from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.core.rows import decode
 from peer.core.worker_protocol import to_json

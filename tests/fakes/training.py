@@ -11,8 +11,7 @@ import pytest
 import safetensors.torch
 
 from peer.core import commands, events
-from peer.core.commands import Source
-from peer.core.messages import Artifact
+from peer.core.artifacts import Artifact, Source
 from peer.core.roster import Sha256
 from peer.core.worker_protocol import WorkerSetting
 from peer.train.artifact import read_tensors

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from fakes.drafts import DERANGEMENT, draft, site_text
-from peer.core.messages import Artifact, Manifest, SignedManifest, TensorSpec
+from peer.core.artifacts import Artifact, TensorSpec
+from peer.core.messages import Manifest, SignedManifest
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.dispatch import now
 from peer.errors import DaemonDown

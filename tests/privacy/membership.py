@@ -29,7 +29,7 @@ from torch import Tensor
 
 import models
 from peer.core import commands, events
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.roster import SiteName
 from peer.lab.datasets import digits
 from peer.lab.experiments.experiment import Experiment

@@ -13,8 +13,9 @@ import pytest
 
 from fakes.core_site import Solo, amend, greeting_of, make_rules, of
 from peer.core import commands, events
+from peer.core.artifacts import Artifact, EvaluationResult, Source
 from peer.core.epochs import PaceRules
-from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Seen, Unavailable
+from peer.core.messages import Heartbeat, Seen, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import to_json
 from simulation.audit import Audit
@@ -291,7 +292,7 @@ class Scenario(Solo):
 
     def _word(self, value: Any) -> str:
         """A value in the domain's words."""
-        if isinstance(value, commands.Source):
+        if isinstance(value, Source):
             value = {"origin": value.origin, "fallback": value.fallback, "sha256": value.artifact.sha256}
         if isinstance(value, Artifact):
             return self.labels[value.sha256]

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.train.trainer import Trainer
 

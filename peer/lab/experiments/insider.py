@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from peer.core import commands, events
-from peer.core.commands import Source
+from peer.core.artifacts import Artifact, Source
 from peer.core.limits import COUNT_MAX, STEPS_MAX
-from peer.core.messages import Artifact
 from peer.core.seeds import derive
 from peer.files import artifact_path
 from peer.lab.experiments.experiment_tables import Act

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from peer.core import access, commands, events, rows, site_memory
+from peer.core.artifacts import Artifact, Purpose
 from peer.core.liveness import HeardPeers
 from peer.core.machine import SiteMachine
-from peer.core.messages import Artifact, LastHeard, Purpose, Unavailable
+from peer.core.messages import LastHeard, Unavailable
 from peer.core.phases import Phase
 from peer.core.roster import SiteName
 from peer.core.rules import Rules

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.core import commands, events, site_memory
+from peer.core.artifacts import Artifact
 from peer.core.machine import SiteMachine
-from peer.core.messages import Artifact
 from peer.core.phases import Phase
 from peer.core.roster import RoundKey, SiteName
 from peer.core.seeds import derive

@@ -13,7 +13,7 @@ from typing import Any
 
 from peer.core import limits
 from peer.core.roster import SiteName
-from peer.core.status import RelayState
+from peer.core.status_document import RelayState
 from peer.errors import CertificateError
 from peer.net.relay import frames
 from peer.net.relay.frames import Frame

@@ -19,7 +19,7 @@ from typing import Any
 from cryptography import x509
 
 from peer.core.roster import Sha256, SiteName
-from peer.core.status import SiteTraffic
+from peer.core.status_document import SiteTraffic
 from peer.errors import PeerError
 from peer.net.relay import frames
 from peer.net.relay.client_hello import (

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 from peer.core import limits, roster
-from peer.core.messages import DTYPES, TensorSpec
+from peer.core.artifacts import DTYPES, TensorSpec
 from peer.core.roster import Sha256, SiteName
 
 SHOWN_CHARACTERS = 40  # of a bad value in an error message

@@ -24,15 +24,8 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from peer.core import limits
-from peer.core.messages import (
-    AmendmentsReply,
-    EvaluationResult,
-    Heartbeat,
-    Hello,
-    Manifest,
-    SignedManifest,
-    Unavailable,
-)
+from peer.core.artifacts import EvaluationResult
+from peer.core.messages import AmendmentsReply, Heartbeat, Hello, Manifest, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.errors import CertificateError, DiskError, one_line
 from peer.files import artifact_path

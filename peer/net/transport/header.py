@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from peer.core import limits
+from peer.core.artifacts import TensorSpec
 from peer.core.json_codec import from_json
-from peer.core.messages import Manifest, TensorSpec
+from peer.core.messages import Manifest
 from peer.net.transport.bounds import WireError, at_most, json_object, tensor_bytes
 
 LENGTH_BYTES = 8  # the format begins with the header's length, little-endian

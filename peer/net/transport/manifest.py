@@ -15,7 +15,8 @@ from cryptography import x509
 from google.protobuf.message import DecodeError
 
 from peer.core import limits
-from peer.core.messages import DTYPES, Artifact, Manifest, SignedManifest, TensorSpec
+from peer.core.artifacts import DTYPES, Artifact, TensorSpec
+from peer.core.messages import Manifest, SignedManifest
 from peer.core.roster import Sha256, SiteName
 from peer.net.transport.bounds import (
     WireError,

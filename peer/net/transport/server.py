@@ -29,7 +29,8 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from peer.core import limits
-from peer.core.messages import AmendmentsReply, EvaluationResult, Heartbeat, Hello, SignedManifest, Unavailable
+from peer.core.artifacts import EvaluationResult
+from peer.core.messages import AmendmentsReply, Heartbeat, Hello, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.errors import PortInUse
 from peer.net.transport import amendments, descriptors, tls, wire

@@ -10,20 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from peer.core import limits
-from peer.core.messages import (
-    PURPOSES,
-    UNMEASURED,
-    ChainHead,
-    EvaluationResult,
-    Heartbeat,
-    Hello,
-    Purpose,
-    Seen,
-    SignedManifest,
-    SignedRound,
-    Unavailable,
-    Unmeasured,
-)
+from peer.core.artifacts import PURPOSES, UNMEASURED, EvaluationResult, Purpose, Unmeasured
+from peer.core.messages import ChainHead, Heartbeat, Hello, Seen, SignedManifest, SignedRound, Unavailable
 from peer.core.plan import KINDS, Kind
 from peer.core.roster import Sha256, SiteName
 from peer.net.transport import amendments

@@ -27,6 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from peer.core.limits import CERTIFICATE_BYTES_MAX
 from peer.core.roster import RoundKey, Sha256, SiteName, round_key
 from peer.errors import CertificateError
+from peer.site.identity.validity import CERTIFICATE_FILE as CERTIFICATE_FILE
 
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """Order of the curve P-256, from FIPS 186-5."""
@@ -63,7 +64,6 @@ def _element(tag: bytes, content: bytes) -> bytes:
 
 KEY_FILE = "site.key"
 PENDING_KEY_FILE = "site.key.new"  # a renewed key; in use as soon as cert.pem belongs to it
-CERTIFICATE_FILE = "cert.pem"
 CA_FILE = "ca.pem"
 ROUND_KEY_FILE = "round.key"
 

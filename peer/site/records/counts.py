@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from peer.core.exchange import ABSENT, MISSING_REASONS
+from peer.core.exchange import MISSING_REASONS
 from peer.core.roster import Roster, SiteName
+from peer.core.rows import ABSENT
 from peer.site.config.site_folder import SiteFolder
 from peer.site.records.history import CommittedRound, HistoryReader, HistoryRow, Transfer
 

@@ -15,12 +15,13 @@ from peer.core.cross_evaluation_memory import evaluation_records
 from peer.core.limits import REFUSALS_SHOWN_MAX
 from peer.core.roster import federation_digest
 from peer.site.config.site_folder import SiteFolder
+from peer.site.identity.validity import days_left
 from peer.site.records.history import RECENT_ROUNDS, History, RecentRounds, open_journals, recent_rounds
 from peer.site.records.journal import Journal, storage
 from peer.site.records.trained_people import datalist_change
 
 if TYPE_CHECKING:
-    from peer.core.status import PeerStatus, RefusedEntry, SiteStatus
+    from peer.core.status_document import PeerStatus, RefusedEntry, SiteStatus
     from peer.documents.records import EvaluationRecord, EventRecord, RoundRecord, TransferRecord
     from peer.site.records.members import Members
 
@@ -193,7 +194,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "contributions": recent.contributions(peers),
         "held": "" if members is None else members.held(folder.site),
         "left_s": None,
-        "certificate_days": _certificate_days(folder),
+        "certificate_days": days_left(folder.pki, datetime.datetime.now(datetime.UTC)),
         "datalist": "" if journal is None else _datalist_change(folder, journal),
         "transfers": [],
         "listen": "",
@@ -250,14 +251,6 @@ def _read_federation(folder: SiteFolder) -> dict[str, Any]:
         raise errors.ConfigError(
             f"{path} is not a federation.toml: {error}", "get the founder's federation.toml"
         ) from error
-
-
-def _certificate_days(folder: SiteFolder) -> int | None:
-    """Whole days until the certificate on disk expires; ``None`` where none can be read."""
-    from peer.site.identity import certificates
-
-    certificate = certificates.find_certificate(folder.pki)
-    return certificates.certificate_days(certificate, datetime.datetime.now(datetime.UTC)) if certificate else None
 
 
 def _without_specs(body: Any) -> Any:

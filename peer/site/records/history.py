@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
 
 from peer.core import rows
-from peer.core.exchange import ABSENT
 from peer.core.json_codec import to_json
 from peer.core.roster import SiteName
 from peer.core.site_memory import Row
@@ -26,7 +25,7 @@ from peer.site.records.journal import Journal, damaged, storage
 from peer.site.records.ledger import UNKNOWN, Ledger
 
 if TYPE_CHECKING:
-    from peer.core.status import LastRound, PeerContributions
+    from peer.core.status_document import LastRound, PeerContributions
     from peer.documents.records import RoundRecord, TransferRecord
 
 ROWS_MAX = 2000
@@ -349,7 +348,7 @@ class RecentRounds:
             exchanges = (row.sources, {**row.missing, **left_out}), (row.returned or (), row.missing_returns or {})
             for sources, missing in exchanges:
                 fresh = {source.site for source in sources if not source.fallback}
-                for peer in fresh | {peer for peer, reason in missing.items() if reason != ABSENT}:
+                for peer in fresh | {peer for peer, reason in missing.items() if reason != rows.ABSENT}:
                     count = counts.setdefault(peer, {"expected": 0, "refused": 0, "last_refused": None})
                     count["expected"] += 1
                     if missing.get(peer) in LOST_BY_REFUSAL:

@@ -15,7 +15,7 @@ from typing import TypedDict
 
 from peer.core.limits import CERTIFICATE_DAYS_MIN
 from peer.core.metrics import METRICS, ROOM_MIN, SPLITS
-from peer.core.status import SiteStatus, describe_losses, is_old_refusal
+from peer.core.status_document import SiteStatus, describe_losses, is_old_refusal
 from peer.documents.records import (
     Attention,
     FederationOverview,

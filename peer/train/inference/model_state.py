@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from peer import errors
 from peer.core import site_memory
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.metrics import metric_title
 from peer.core.site_memory import BestRound
 from peer.core.worker_protocol import WorkerSetting, to_json

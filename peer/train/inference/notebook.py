@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.tasks import CLASSIFYING, VECTORS
 from peer.core.worker_protocol import WorkerSetting
 from peer.train.data.image_files import fill_nan

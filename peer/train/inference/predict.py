@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.tasks import VECTORS, names_or_numbers
 from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.errors import DataError

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from peer import errors
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.worker_protocol import to_json
 from peer.documents.commands import ModelExported
 from peer.extras import require_extra

@@ -18,7 +18,8 @@ from cryptography import x509
 from peer.core import rows, story
 from peer.core.plan import KINDS
 from peer.core.roster import NO_ROUND_KEY
-from peer.core.status import SiteStatus, plan_of
+from peer.core.status import plan_of
+from peer.core.status_document import SiteStatus
 from peer.documents.records import FederationOverview, PlannedRound, RoomTaken, Route
 from peer.errors import DaemonDown, PeerError
 from peer.net.transport.control import ControlClient
@@ -42,6 +43,8 @@ from peer.site.records.snapshot import (
 )
 from peer.view.tracking.scalars import EXPORT, read_runs, stamp
 
+LINK_KINDS = (rows.OpenedRow.kind, rows.ArrivedRow.kind, rows.ChosenRow.kind)
+"""Kinds of rows that name the artifacts of a round."""
 STORIES = 4
 """Rounds whose story a page tells: the current one and those before it."""
 RECEIVED_ROWS = 64
@@ -287,14 +290,16 @@ def _journal_links(
 ) -> Iterator[tuple[tuple[str, str, str], Route]]:
     """Return what arrived in a round, and what the site went on without."""
     for record in records:
-        if record["round"] != number or record["kind"] not in (rows.ArrivedRow.kind, rows.ChosenRow.kind):
+        if record["round"] != number or record["kind"] not in LINK_KINDS:
             continue
-        row = rows.decode(record["kind"], record["round"], record["body"])
-        if isinstance(row, rows.ArrivedRow):
-            sender, kind, size = row.source.origin, row.source.artifact.kind, row.source.artifact.bytes
-            route = planned_route(number, sender, own, kind)
-            yield (sender, own, kind), {**route, "state": "arrived", "bytes": size}
-        elif isinstance(row, rows.ChosenRow):
+        row: Any = rows.decode(record["kind"], record["round"], record["body"])
+        # An artifact may have arrived in the round before: then only the row that uses it is of this round.
+        for source in (row.source,) if isinstance(row, rows.ArrivedRow) else row.sources:
+            if source.origin != own and not source.fallback:
+                sender, kind = source.origin, source.artifact.kind
+                route = planned_route(number, sender, own, kind)
+                yield (sender, own, kind), {**route, "state": "arrived", "bytes": source.artifact.bytes}
+        if isinstance(row, rows.ChosenRow):
             missing_kind = "return" if row.purpose == "return" else artifact
             for peer, reason in row.missing.items():
                 route = planned_route(number, peer, own, missing_kind)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from peer.core.limits import CERTIFICATE_DAYS_MIN
 from peer.core.metrics import METRICS, SPLITS, metric_title
-from peer.core.status import PeerWait
+from peer.core.status_document import PeerWait
 from peer.documents.records import FederationOverview, OverviewRow, Route, RouteState
 from peer.quantities import duration
 from peer.site.records.snapshot import SiteSnapshot, read_quality

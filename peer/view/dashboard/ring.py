@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from peer.core.status import PeerState
+from peer.core.status_document import PeerState
 from peer.documents.records import FederationOverview, OverviewRow, OwnState, Route
 
 NAMED_MAX = 8

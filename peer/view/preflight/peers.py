@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 
 from peer import errors
 from peer.core import limits
-from peer.core.messages import EvaluationResult, Heartbeat, Hello, SignedManifest
+from peer.core.artifacts import EvaluationResult
+from peer.core.messages import Heartbeat, Hello, SignedManifest
 from peer.core.roster import NO_ROUND_KEY, SiteName, round_key_tag
 from peer.daemon import proxies
 from peer.daemon.addresses import DISCOVERED_MAX, AddressBook, describe_route

@@ -112,13 +112,14 @@ def test_a_status_loads_no_more_than_it_needs(program: Any, folder: SiteFolder) 
         script = "import sys, peer.cli as c\ntry: c.main(sys.argv[1:])\nexcept SystemExit: print(*sys.modules)"
         command = [sys.executable, "-c", script, "--home", str(folder.home), "status", "--site", "asia"]
         finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        return {name.partition(".")[0] for name in finished.stdout.splitlines()[-1].split()}
+        return set(finished.stdout.splitlines()[-1].split())
 
     down = loaded()
     program.start_and_wait("asia")
     up = loaded()
-    assert not {"asyncio", "google", "grpc", "jinja2", "numpy", "pydantic", "torch"} & (down | up)
-    assert not {"cryptography", "sqlite3"} & up
+    assert not {"asyncio", "cryptography", "google", "grpc", "jinja2", "numpy", "pydantic", "torch"} & (down | up)
+    assert not {"peer.core.commands", "peer.core.events", "peer.core.messages", "peer.core.state"} & (down | up)
+    assert not {"peer.core.rows", "sqlite3"} & up
 
 
 class Watch:

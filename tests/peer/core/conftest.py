@@ -9,7 +9,7 @@ import pytest
 
 from fakes.core_site import Solo, make_artifact, make_rules
 from fakes.core_world import SITES, Simulation
-from peer.core.messages import Artifact
+from peer.core.artifacts import Artifact
 from peer.core.phases import Phase
 from peer.core.rules import Rules
 from peer.core.site_memory import Row

@@ -11,9 +11,9 @@ from typing import Any, get_args
 import pytest
 
 from peer.core.access import CHANGE_NO_ANSWER, answer, denial, unasked
-from peer.core.commands import Source
+from peer.core.artifacts import EvaluationResult, Purpose, Source
 from peer.core.epochs import Epochs, PaceRules
-from peer.core.messages import EvaluationResult, Purpose, Unavailable
+from peer.core.messages import Unavailable
 from peer.core.roster import SiteName
 from peer.core.rows import ArrivedRow, ComparedRow, DiscardedRow, EvaluatedRow
 from peer.core.site_memory import Memory

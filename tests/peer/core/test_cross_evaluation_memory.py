@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peer.core.commands import Source
+from peer.core.artifacts import UNMEASURED, EvaluationResult, Source
 from peer.core.cross_evaluation_memory import (
     NO_ANSWER,
     REASONS,
@@ -16,7 +16,6 @@ from peer.core.cross_evaluation_memory import (
     evaluation_records,
     record,
 )
-from peer.core.messages import UNMEASURED, EvaluationResult
 from peer.core.rows import GuestRow, LapsedRow, MeasuredRow, MislaidRow, ReportRow, SettledRow
 from peer.core.worker_protocol import to_json
 

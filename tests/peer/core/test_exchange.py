@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.exchange import Exchange, Want, best_copy, fallback, last_received
 from peer.core.liveness import Peers
 from peer.core.messages import Heartbeat

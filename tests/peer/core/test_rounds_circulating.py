@@ -6,6 +6,7 @@ from typing import Any
 
 from fakes.core_site import discarded
 from peer.core import commands, copies, events, exchange
+from peer.core.artifacts import Source
 from peer.core.limits import LOST_FILES_MAX, WORKER_RESTARTS_MAX
 from peer.core.messages import Unavailable
 from peer.core.phases import Phase
@@ -102,7 +103,7 @@ def test_a_suspicious_copy_is_judged_without_the_copy_before_where_nobody_has_th
 
 def test_a_site_asks_itself_for_no_copy_that_it_has_no_more(solo: Any, artifact: Any) -> None:
     site = solo(**RING, method="fedcross", rounds=6)
-    source = commands.Source(site.site.rules.holder(4, "asia"), 4, artifact("asia", "x"))
+    source = Source(site.site.rules.holder(4, "asia"), 4, artifact("asia", "x"))
     assert exchange.holder_before(source, site.site.rules) == (3, "europe")
     assert copies.judges_finally(site.site, source)
 

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from peer.core import rows
-from peer.core.commands import Source
-from peer.core.messages import EvaluationResult
+from peer.core.artifacts import EvaluationResult, Source
 from peer.core.roster import Sha256
 from peer.core.rows import KINDS, MIGRATIONS, Cause, JournalRow, RowError, decode, upgrade
 from peer.core.worker_protocol import to_json

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from peer.core import commands, events, limits, status
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.epochs import PaceRules
 from peer.core.limits import FIRST_DIGESTS_PER_PEER_MAX
 from peer.core.messages import Seen

@@ -12,7 +12,8 @@ from peer.core.messages import Unavailable
 from peer.core.phases import Phase
 from peer.core.plan import KINDS
 from peer.core.rules import PaceRules
-from peer.core.status import WAIT_KINDS, plan_of, status, waiting_for
+from peer.core.status import plan_of, status, waiting_for
+from peer.core.status_document import WAIT_KINDS
 
 FOUR = ("africa", "america", "asia", "europe")
 DAEMON_ADDS = {"federation", "certificate_days"}

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from fakes.core_site import amend
 from peer.core import commands, events
+from peer.core.artifacts import UNMEASURED, EvaluationResult, Purpose
 from peer.core.epochs import Epochs
-from peer.core.messages import UNMEASURED, EvaluationResult, Heartbeat, Hello, Purpose, Seen, Unavailable
+from peer.core.messages import Heartbeat, Hello, Seen, Unavailable
 from peer.core.phases import Phase
 from peer.core.plan import Kind
 from peer.core.roster import SiteName

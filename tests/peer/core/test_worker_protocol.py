@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from peer.core import commands, events
-from peer.core.commands import Source
+from peer.core.artifacts import Artifact, Source
 from peer.core.limits import WORKER_LINE_BYTES_MAX
-from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import (
     FROM_WORKER,

@@ -1,4 +1,4 @@
-"""A daemon of an enrolled site that does not run, and its service to peers alone."""
+"""A daemon of an enrolled site that does not run, its service to peers alone, and its chain alone."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fakes.kept_sites import KeptSite, MakeSite
 from fakes.peer_service import SiteUnderTest
 from fakes.running_daemons import Running
 from peer.core import events
@@ -62,3 +63,9 @@ def open_site(tmp_path: Path) -> Iterator[Callable[..., SiteUnderTest]]:
 def site(open_site: Callable[..., SiteUnderTest]) -> SiteUnderTest:
     """Europe's service, with the policy that a site has unless it says another."""
     return open_site()
+
+
+@pytest.fixture
+def keep(tmp_path: Path) -> MakeSite:
+    """Makes sites whose chain a keeper keeps: ``keep("europe", opened=10)``."""
+    return lambda name, **options: KeptSite(tmp_path, name, **options)

@@ -18,9 +18,10 @@ from fakes.databases import write_as_0_3_0
 from fakes.drafts import DERANGEMENT, draft, site_text
 from fakes.running_daemons import LIMIT_S, Running, until
 from peer.core import commands, events, limits
-from peer.core.messages import EvaluationResult, Hello, Unavailable
+from peer.core.artifacts import EvaluationResult
+from peer.core.messages import Hello, Unavailable
 from peer.core.roster import Sha256, SiteName
-from peer.core.status import PeerStatus, SiteStatus
+from peer.core.status_document import PeerStatus, SiteStatus
 from peer.daemon.dispatch import Daemon, now
 from peer.errors import DiskError, PortInUse
 from peer.files import STRAYS_MAX

@@ -13,7 +13,8 @@ import pytest
 
 from peer.audit.equivocation import ManifestSubject, proofs_of
 from peer.core import events, limits, rows
-from peer.core.messages import FEATURES, Artifact, Hello, Manifest, SignedManifest, TensorSpec
+from peer.core.artifacts import Artifact, TensorSpec
+from peer.core.messages import FEATURES, Hello, Manifest, SignedManifest
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.evidence import EquivocationWatch
 from peer.daemon.peer_account import PeerAccount

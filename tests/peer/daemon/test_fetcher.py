@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from peer.core import events
+from peer.core.artifacts import Artifact, EvaluationResult, TensorSpec
 from peer.core.commands import Fetch, SendReport
 from peer.core.epochs import PaceRules
 from peer.core.machine import SiteMachine
-from peer.core.messages import Artifact, EvaluationResult, Manifest, SignedManifest, TensorSpec, Unavailable
+from peer.core.messages import Manifest, SignedManifest, Unavailable
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rules import Rules
 from peer.daemon.artifact_store import ArtifactStore

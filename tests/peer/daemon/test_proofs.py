@@ -13,9 +13,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from peer.core import limits, rows
+from peer.core.artifacts import Artifact, TensorSpec
 from peer.core.epochs import PaceRules
 from peer.core.machine import SiteMachine
-from peer.core.messages import Artifact, Heartbeat, Manifest, Seen, SignedManifest, SignedRound, TensorSpec
+from peer.core.messages import Heartbeat, Manifest, Seen, SignedManifest, SignedRound
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rules import Rules
 from peer.daemon.proofs import ClaimProofs

@@ -9,9 +9,10 @@ import pytest
 
 from fakes.peer_service import AFRICA, ASIA, NOW, SiteUnderTest, asked
 from peer.core import access
+from peer.core.artifacts import EvaluationResult
 from peer.core.epochs import Epochs
 from peer.core.limits import AMENDMENT_CALLS_BURST
-from peer.core.messages import AmendmentsReply, ChainHead, EvaluationResult, Unavailable
+from peer.core.messages import AmendmentsReply, ChainHead, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.net.transport.server import Refusal, Status
 

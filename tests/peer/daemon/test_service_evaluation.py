@@ -9,7 +9,8 @@ import pytest
 
 from fakes.peer_service import AFRICA, ASIA, FEDERATION, GLOBAL, SiteUnderTest, asked
 from peer.core import events
-from peer.core.messages import EvaluationResult, Unavailable
+from peer.core.artifacts import EvaluationResult
+from peer.core.messages import Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import to_json
 from peer.net.transport.server import Refusal, Status

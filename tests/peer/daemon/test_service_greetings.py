@@ -8,8 +8,9 @@ import pytest
 
 from fakes.peer_service import ASIA, EUROPE, KEY, NOW, SiteUnderTest, asked, make_artifact
 from peer.core import events
+from peer.core.artifacts import TensorSpec
 from peer.core.limits import PROTOCOL_VERSION
-from peer.core.messages import FEATURES, Hello, Manifest, Seen, TensorSpec
+from peer.core.messages import FEATURES, Hello, Manifest, Seen
 from peer.core.roster import Sha256, round_key_tag
 from peer.daemon.service import common_protocol
 from peer.net.transport.manifest import encode_manifest, sign_manifest

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from peer.core import commands, events, worker_protocol
-from peer.core.commands import Halt, Source
+from peer.core.artifacts import Artifact, Source
+from peer.core.commands import Halt
 from peer.core.limits import WORKER_LINE_BYTES_MAX
-from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.worker_process import LOG_BYTES_MAX, NICEST, WORKER, EvaluationProcess, WorkerProcess
 from peer.daemon.worker_watchdog import ProgressMonitor

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import models
-from peer.core.commands import Source
-from peer.core.messages import Artifact
+from peer.core.artifacts import Artifact, Source
 from peer.core.plan import Wire
 from peer.core.roster import Sha256, SiteName
 from peer.files import artifact_path

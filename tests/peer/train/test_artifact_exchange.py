@@ -19,8 +19,7 @@ import models
 from fakes.training import initialise, perform, tensor_names
 from models import Network
 from peer.core import commands, events
-from peer.core.commands import Source
-from peer.core.messages import Artifact
+from peer.core.artifacts import Artifact, Source
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import WorkerSetting
 from peer.methods.method import Method

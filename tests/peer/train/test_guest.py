@@ -11,7 +11,7 @@ import torch
 
 from fakes.training import artifact_path, copy_artifact, initialise, perform, spoil, train
 from peer.core import commands, events
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.worker_protocol import WorkerSetting
 from peer.train.errors import UnusableArtifact, UnusableConfigurationError
 from peer.train.guest import GuestEvaluator

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from peer.core import commands, events
+from peer.core.artifacts import Source
 from peer.core.roster import SiteName
 from peer.files import artifact_path
 from peer.train.artifact import write_artifact
@@ -26,7 +27,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 @pytest.fixture
-def probe(make_setting: Any) -> tuple[Trainer, OwnDataProbe, commands.Source]:
+def probe(make_setting: Any) -> tuple[Trainer, OwnDataProbe, Source]:
     """A trained site, its probe, and a source of its peer."""
     trainer = Trainer(make_setting(site="alpha", steps=40))
     start = trainer.perform(commands.Initialise(1, 1))
@@ -34,7 +35,7 @@ def probe(make_setting: Any) -> tuple[Trainer, OwnDataProbe, commands.Source]:
     trained = trainer.perform(commands.Train(1, 1, 2, "train", start.state, ()))
     assert isinstance(trained, events.Trained)
     assert trained.artifact is not None
-    source = commands.Source(SiteName("beta"), 1, dataclasses.replace(trained.artifact, owner=SiteName("beta")))
+    source = Source(SiteName("beta"), 1, dataclasses.replace(trained.artifact, owner=SiteName("beta")))
     return trainer, OwnDataProbe(trainer.settings, lambda: trainer.data, trainer.device), source
 
 
@@ -205,11 +206,11 @@ def test_a_trainer_refuses_a_forged_visitor_and_makes_up_for_the_lost_round(make
     trainer = Trainer(make_setting(site="alpha", steps=40, method={"name": "fedcross"}))
     start = trainer.perform(commands.Initialise(1, 1))
     trained = trainer.perform(commands.Train(1, 1, 2, "train", start.state, (), SiteName("alpha")))
-    earlier = commands.Source(SiteName("gamma"), 2, dataclasses.replace(trained.artifact, owner=SiteName("beta")))
+    earlier = Source(SiteName("gamma"), 2, dataclasses.replace(trained.artifact, owner=SiteName("beta")))
     state = unpack(artifact_path(trainer.settings.artifacts, earlier.artifact.sha256).read_bytes())
     state = {name: -value if value.ndim and "running" not in name else value for name, value in state.items()}
     kept = {name: getattr(earlier.artifact, name) for name in ("spec", "kind", "owner", "steps", "training_samples")}
-    bad = commands.Source(SiteName("beta"), 3, write_artifact(trainer.settings.artifacts, state, **kept))
+    bad = Source(SiteName("beta"), 3, write_artifact(trainer.settings.artifacts, state, **kept))
     order = commands.Train(1, 3, 3, "train", start.state, (bad,), SiteName("beta"), earlier=earlier)
     rejected = trainer.perform(order)
     assert isinstance(rejected, events.ArtifactRejected), rejected

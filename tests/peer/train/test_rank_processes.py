@@ -23,7 +23,7 @@ import torch
 from fakes.training import checkpoint_files, copy_artifact, initialise, train
 from peer import landlock
 from peer.core import commands, events
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import FROM_WORKER, StillWorking, WorkerSetting, decode, encode
 from peer.daemon.worker_process import WorkerProcess

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fakes.training import checkpoint_files, copy_artifact, initialise, interrupt, train
 from peer.core import commands
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import WorkerSetting
 from peer.methods.method import DAM, GLOBAL, MESSENGER, MIXTURE, PROXY, RECEIVER, TRANSMITTER, Method

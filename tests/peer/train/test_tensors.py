@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from peer.core.messages import DTYPES, TensorSpec
+from peer.core.artifacts import DTYPES, TensorSpec
 from peer.train.errors import UnusableConfigurationError
 from peer.train.tensors import DTYPE_NAMES, describe, mean, non_finite, pack, state_of, trimmed_mean, unpack
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from fakes.hospital import LENGTH
 from peer.core import commands, events
-from peer.core.messages import Artifact
+from peer.core.artifacts import Artifact
 from peer.core.worker_protocol import WorkerSetting, to_json
 from peer.train.trainer import Trainer
 

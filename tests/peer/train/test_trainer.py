@@ -28,7 +28,7 @@ from fakes.training import (
 )
 from peer.cohorts import Cohorts
 from peer.core import commands, events
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.limits import STEPS_MAX
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import FROM_WORKER, WorkerSetting, decode, encode

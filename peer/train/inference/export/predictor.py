@@ -14,7 +14,7 @@ from models import Network, Output, head_width
 from models.moe import Expert, Mixture
 from models.registry import build_head, merge_adapters
 from models.spec import HEAD_KEY, LEARNING_KEYS, remote_spec_problem
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.methods.dflmoe import stages as dflmoe
 from peer.methods.method import DAM, MIXTURE, StageContext, predict_locally
 from peer.train.column_channels import ColumnChannels

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.files import remove_folder, write_file
 from peer.train.errors import UnusableConfigurationError, reason_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.core.messages import TensorSpec
+from peer.core.artifacts import TensorSpec
 from peer.net.transport import bounds
 from peer.net.transport.bounds import WireError
 

@@ -13,10 +13,10 @@ import pytest
 from fakes.exchange_calls import serve_artifacts
 from fakes.two_sites import offered
 from peer.core import limits
+from peer.core.artifacts import EvaluationResult
 from peer.core.messages import (
     AmendmentsReply,
     Endorsement,
-    EvaluationResult,
     Heartbeat,
     Hello,
     SignedAmendment,

@@ -9,7 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from peer.core import limits
-from peer.core.messages import Artifact, Manifest, TensorSpec
+from peer.core.artifacts import Artifact, TensorSpec
+from peer.core.messages import Manifest
 from peer.net.transport.bounds import WireError
 from peer.net.transport.header import check_safetensors_header, read_tensors
 

@@ -14,7 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fakes.exchange_calls import exchange_stub
 from fakes.two_sites import offered
 from peer.core import limits
-from peer.core.messages import EvaluationResult, Heartbeat, Hello, Unavailable
+from peer.core.artifacts import EvaluationResult
+from peer.core.messages import Heartbeat, Hello, Unavailable
 from peer.errors import CertificateError, PortInUse
 from peer.net.transport import wire
 from peer.net.transport.client import Refused, Unreachable

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.core import limits
+from peer.core.artifacts import UNMEASURED, EvaluationResult
 from peer.core.limits import COUNT_MAX
-from peer.core.messages import UNMEASURED, EvaluationResult
 from peer.net.transport.bounds import WireError
 from peer.net.transport.manifest import decode_manifest
 from peer.net.transport.wire import decode_report, encode_report

@@ -16,7 +16,7 @@ import pytest
 
 from fakes.databases import edit
 from fakes.sites import TRANSFER, append_rows
-from peer.core.status import PeerStatus
+from peer.core.status_document import PeerStatus
 from peer.documents.records import DOCUMENTS
 from peer.errors import ConfigError, StateError
 from peer.lab.demo.local_federation import LocalFederation

@@ -8,7 +8,7 @@ import pytest
 from fakes.cli import run_json
 from fakes.governed import GovernedFederation
 from fakes.sites import append_rows
-from peer.core.messages import EvaluationResult
+from peer.core.artifacts import EvaluationResult
 from peer.core.roster import Sha256, SiteName
 from peer.core.rows import ReportRow
 from peer.site.config.schema import SiteConfig

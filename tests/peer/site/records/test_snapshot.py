@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fakes.snapshots import HEARD, NOW_S, SITES, federation, link, site_snapshot
-from peer.core.status import RefusedEntry
+from peer.core.status_document import RefusedEntry
 from peer.documents.records import FederationOverview, OverviewRow
 from peer.site.records.snapshot import overview, room_taken
 

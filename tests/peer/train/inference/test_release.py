@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fakes.sites import INITIALISED, append_rows, begin_generation, committed, replace_module
-from peer.core.commands import Source
-from peer.core.messages import Artifact, Manifest, TensorSpec
+from peer.core.artifacts import Artifact, Source, TensorSpec
+from peer.core.messages import Manifest
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import to_json
 from peer.errors import DiskError, StateError, UsageError, WorkerFailed

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fakes.training import artifact_path, initialise, perform
 from peer.core import commands, events
-from peer.core.commands import Source
-from peer.core.messages import Artifact
+from peer.core.artifacts import Artifact, Source
 from peer.core.plan import Plan
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import WorkerSetting

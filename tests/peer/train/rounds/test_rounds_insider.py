@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from peer.core import events
-from peer.core.messages import Artifact
+from peer.core.artifacts import Artifact
 from peer.core.plan import KINDS
 from peer.lab.experiments.experiment_tables import Act
 from peer.lab.experiments.insider import Insider, add_trigger, attack_success

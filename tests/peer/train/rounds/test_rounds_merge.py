@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from peer.core import commands, events
-from peer.core.commands import Source
-from peer.core.messages import Artifact
+from peer.core.artifacts import Artifact, Source
 from peer.core.roster import SiteName
 from peer.train.aggregation import cap_change
 

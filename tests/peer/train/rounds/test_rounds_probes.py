@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from peer.core import commands, events
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.roster import Sha256, SiteName
 
 pytestmark = pytest.mark.e2e

@@ -2,14 +2,14 @@
 
 import contextlib
 import datetime
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fakes.sites import TRANSFER, append_rows
+from fakes.sites import INITIAL, TRANSFER, append_rows, committed
 from fakes.snapshots import link
-from peer.core.commands import Source
-from peer.core.messages import Artifact
+from peer.core.artifacts import Artifact, Source
 from peer.core.roster import Sha256, SiteName
 from peer.core.rows import ArrivedRow, ChosenRow, OpenedRow
 from peer.errors import ConfigError
@@ -55,6 +55,20 @@ def test_routes_follow_the_journal_and_the_ledger(enrolled: LocalFederation) -> 
     states = {(route["sender"], route["receiver"]): (route["state"], route["bytes"]) for route in document["routes"]}
     assert states == {("europe", "asia"): ("arrived", 4096), ("asia", "europe"): ("arrived", 2048)}
     assert all(route.keys() == KEYS for route in document["routes"])
+
+
+@pytest.mark.parametrize("used_by", ["opened", "chosen"])
+def test_an_artifact_that_came_in_the_round_before_has_arrived(enrolled: LocalFederation, used_by: str) -> None:
+    folder, early = enrolled.folder("asia"), replace(source("europe"), round=2)
+    sources = (early, replace(source("asia"), round=2))
+    chosen = ChosenRow(2, position=0, sources=sources, missing={}, waited_s=0.0, below_quorum=False)
+    append_rows(folder, *rows_of(ArrivedRow(2, source=early, origin_generation=1)), committed(1, INITIAL))
+    uses = OpenedRow(2, sources=sources if used_by == "opened" else ())
+    append_rows(folder, *rows_of(*((uses, chosen) if used_by == "chosen" else (uses,))))
+    links = SiteReader(folder).read()["links"]
+    assert [link for link in links if link["round"] == 2] == [
+        link("europe", "asia", round=2, state="arrived", bytes=4096)
+    ]
 
 
 def test_a_peer_that_a_round_went_on_without_is_missing_with_the_reason(enrolled: LocalFederation) -> None:

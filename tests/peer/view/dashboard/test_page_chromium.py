@@ -8,7 +8,7 @@ import pytest
 
 from fakes import chromium
 from fakes.snapshots import HEARD, SITES, federation, link, site_snapshot
-from peer.core.status import RefusedEntry
+from peer.core.status_document import RefusedEntry
 from peer.lab.demo.local_federation import LocalFederation
 from peer.site.records.snapshot import room_taken
 from peer.view.dashboard import egress_page

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from peer.core import commands
-from peer.core.commands import Source
+from peer.core.artifacts import Source
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import WorkerSetting
 from peer.train.trainer import INITIAL, Trainer
