@@ -112,6 +112,7 @@ def _show_each(documents: Iterable[Any], render: Callable[[Any], output.Renderab
 @watch_option
 @click.option(
     "--html",
+    "--out",
     "page",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write this to a file instead, as one page for a browser.",
@@ -119,23 +120,24 @@ def _show_each(documents: Iterable[Any], render: Callable[[Any], output.Renderab
 def status(call: SiteCall, watch: bool, page: Path | None) -> None:
     """Show the current round, which peers it waits for and why, and the state of every peer.
 
-    The page of --html is that of `mhfl-peer dashboard` at this moment, without a script.
+    The page of --out is that of `mhfl-peer dashboard` at this moment, without a script.
 
     \b
     mhfl-peer status --site europe --watch
     mhfl-peer status --site europe --json
-    mhfl-peer status --site europe --html europe.html
+    mhfl-peer status --site europe --out europe.html
     """
     if page is None:
         show(call, "status", rendering.status, {}, watch=watch)
         return
     if watch:
-        raise UsageError("--html writes the page once", "leave --watch out, or use `mhfl-peer dashboard`")
+        raise UsageError("--out writes the page once", "leave --watch out, or use `mhfl-peer dashboard`")
     from peer.view.dashboard.collect import FederationReader
     from peer.view.dashboard.page import write_page
 
     folder = call.folder
     snapshots = FederationReader([folder]).read()
+    site_folder.must_be_new_or_page(page)
     site_folder.write_atomically(page, write_page(snapshots, version=__version__).encode())
     call.emit(snapshots[0].sites[0]["status"], lambda _: f"{folder.site}: {page} is written")
 

@@ -445,7 +445,7 @@ class SiteConfig(StrictTable):
     """What a monitoring system may see."""
     reference: ReferenceConfig | None = None
     """What this site's network reaches on the site's own test data, alone and with the data of all sites pooled, as
-    `mhfl-peer demo` or the report of an experiment has it. `overview`, `dashboard` and `status --html`
+    `mhfl-peer demo` or the report of an experiment has it. `overview`, `dashboard` and `status --out`
     then show how much of the room between them the newest evaluated round has taken; nothing else depends on it."""
 
     _path: Path = PrivateAttr(Path("site.toml"))

@@ -1,4 +1,4 @@
-"""The page of a federation: the same for the dashboard and for ``status --html``."""
+"""The page of a federation: the same for the dashboard and for ``status --out``."""
 
 from __future__ import annotations
 
