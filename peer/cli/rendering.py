@@ -93,6 +93,16 @@ def _progress(document: Mapping[str, Any]) -> output.RenderableType:
     return progress_line(f"round {document['round']}/{total}", done, total, f"{document['phase']}{left}")
 
 
+def ended(document: Mapping[str, Any], newest_row_s: float | None) -> str:
+    """Say what the peers of a site are known by whose daemon does not run, from its status."""
+    done = f"round {document['committed']} of {document['rounds']} was its last"
+    until = "" if newest_row_s is None else f" Its newest row is of {clock(newest_row_s)}, and {done}."
+    state = f"{_not_running(document)}{until}"
+    if all(peer["last_seen_s"] is None for peer in document["peers"].values()):
+        return f"{state} No artifact of a peer has arrived."
+    return f"{state} Round and last seen are of the newest artifact of each peer that arrived; `rounds` lists all."
+
+
 def _not_running(document: Mapping[str, Any]) -> str:
     journal = "nothing was begun yet" if document["phase"] == "new" else "this is what the journal says"
     if document["daemon"] == "down":

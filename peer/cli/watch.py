@@ -6,6 +6,7 @@ The daemon provides the document. While it is down, the command reads the journa
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -111,11 +112,11 @@ def _show_each(documents: Iterable[Any], render: Callable[[Any], output.Renderab
 @site_command()
 @watch_option
 @click.option(
-    "--html",
     "--out",
+    "--html",
     "page",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write this to a file instead, as one page for a browser.",
+    help="Write this to a file instead, as one page for a browser; an older page is replaced.",
 )
 def status(call: SiteCall, watch: bool, page: Path | None) -> None:
     """Show the current round, which peers it waits for and why, and the state of every peer.
@@ -136,8 +137,8 @@ def status(call: SiteCall, watch: bool, page: Path | None) -> None:
     from peer.view.dashboard.page import write_page
 
     folder = call.folder
-    snapshots = FederationReader([folder]).read()
     site_folder.must_be_new_or_page(page)
+    snapshots = FederationReader([folder]).read()
     site_folder.write_atomically(page, write_page(snapshots, version=__version__).encode())
     call.emit(snapshots[0].sites[0]["status"], lambda _: f"{folder.site}: {page} is written")
 
@@ -165,10 +166,25 @@ def rounds(call: SiteCall, last: int | None, watch: bool) -> None:
 def peers(call: SiteCall, watch: bool) -> None:
     """Show the other sites as this one sees them: heard or silent, round, phase, last seen.
 
+    While the daemon is down, as after the last round, it shows what the journal has of them.
+
     \b
     mhfl-peer peers --site europe
     """
-    show(call, "peers", rendering.peers, {}, watch=watch)
+    show(call, "peers", functools.partial(_render_peers, call), {}, watch=watch)
+
+
+def _render_peers(call: SiteCall, document: Mapping[str, Mapping[str, Any]]) -> output.RenderableType:
+    """Render the peers; below them, why all are unknown if the daemon does not run."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from peer.site.records import folder_documents
+
+    if any(peer["spoken"] is not None for peer in document.values()):  # a running daemon has counted its messages
+        return rendering.peers(document)
+    note = rendering.ended(folder_documents.status_when_down(call.folder), folder_documents.newest_row_s(call.folder))
+    return Group(rendering.peers(document), Text(note, style="yellow"))
 
 
 @site_command()
