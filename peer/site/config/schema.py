@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, create_model, mo
 from models.spec import HYPER
 from peer.core import limits, roster
 from peer.core.epochs import PaceRules
+from peer.core.limits import CONTACT_CHARACTERS_MAX
 from peer.core.metrics import METRICS_OF
 from peer.core.plan import METHOD_KEYS, AggregateRule, Plan, Unit, Value, Wire, Work
 from peer.core.roster import Roster, Sha256, SiteName
@@ -422,6 +423,9 @@ class SiteConfig(StrictTable):
     refuse_certificates: Annotated[tuple[Digest, ...], Loose] = ()
     """SHA-256 of certificates that are refused whatever their dates, as `federation admit --replace` prints them. A
     running daemon follows this list and [addresses], and reads nothing else of this file."""
+    contact: Annotated[str, Field(max_length=CONTACT_CHARACTERS_MAX)] = ""
+    """Whom to ask about this site's exported models, such as a department and its telephone: their model cards say it,
+    nothing else does. Left out: a card names the site alone."""
     allow_models: Annotated[tuple[ClassName, ...], Loose] = ()
     """Network classes beyond the registry that other sites may name, each "package.module:Class", installed here."""
     addresses: dict[Name, Addresses] = Field(default_factory=dict)
