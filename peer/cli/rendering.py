@@ -9,6 +9,7 @@ from typing import Any
 
 from peer.cli import output
 from peer.core.limits import CERTIFICATE_DAYS_MIN
+from peer.core.loss_terms import loss_title
 from peer.core.metrics import metric_title
 from peer.core.status_document import describe_losses, is_old_refusal
 from peer.errors import one_line
@@ -163,11 +164,13 @@ def _best_round(best: Mapping[str, Any]) -> output.RenderableType:
 
 
 def _training(training: Mapping[str, Any]) -> output.RenderableType:
-    """Render the stage's progress bar and the newest value of every loss term."""
-    losses = "  ".join(f"{name} {value:.4g}" for name, value in training["loss"].items())
-    return progress_line(
-        f"{training['stage']} {training['step']}/{training['steps']}", training["step"], training["steps"], losses
-    )
+    """Render the stage's progress bar and, a line each, the newest value of every loss term."""
+    from rich.console import Group
+    from rich.text import Text
+
+    name = f"{training['stage']} {training['step']}/{training['steps']}"
+    losses = (Text(f"  {loss_title(term)}: {value:.4g}") for term, value in training["loss"].items())
+    return Group(progress_line(name, training["step"], training["steps"], ""), *losses)
 
 
 def _transfer(transfer: Mapping[str, Any]) -> output.RenderableType:
