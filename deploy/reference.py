@@ -21,12 +21,14 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+import click
 from pydantic import BaseModel
 
 DEPLOY = Path(__file__).resolve().parent
 sys.path.insert(0, str(DEPLOY.parent))
 
-from peer.core.epochs import PaceRules  # noqa: E402 - found beside this script, whether installed or not
+from peer.cli import main as main_group  # noqa: E402 - found beside this script, whether installed or not
+from peer.core.epochs import PaceRules  # noqa: E402
 from peer.core.limits import COUNT_MAX, NUMBER_CONFIGURED_MAX  # noqa: E402
 from peer.core.plan import Parameter  # noqa: E402
 from peer.daemon.metrics import METRICS  # noqa: E402
@@ -52,6 +54,13 @@ EXIT_CODES_LEAD = """\
 An error is one line on standard error. It names the file, key or peer and says what to do;
 `--debug` shows the traceback. Exit code 0 is success; 1 is an internal error, which is worth a
 report.
+"""
+FILES_LEAD = """\
+Every command that writes a file or a folder for you takes `--out`. No command overwrites a file that
+is there: it is refused with exit code 6, and the message says to remove it or to name another with
+`--out`. A page for a browser may replace an older page. `simulate` goes on in a folder that it began,
+and `report` writes its folder anew. The other names are those of earlier releases; they stay.
+`backup FILE` is the same as `backup --out FILE`.
 """
 JSON_LEAD = """\
 Every command that shows something takes `--json` and prints one document; `--watch --json` prints
@@ -111,7 +120,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def render_page() -> str:
-    parts = [HEAD, "## Exit codes\n", EXIT_CODES_LEAD, exit_codes(), "## JSON\n", JSON_LEAD, *json_documents()]
+    parts = [HEAD, "## Exit codes\n", EXIT_CODES_LEAD, exit_codes(), "## Files\n", FILES_LEAD, output_files()]
+    parts += ["## JSON\n", JSON_LEAD, *json_documents()]
     parts += ["## Configuration\n", CONFIGURATION_LEAD]
     for name, model in FILES:
         parts += configuration(name, model)
@@ -130,6 +140,30 @@ def exit_codes() -> str:
     return table(
         ("code", "meaning", "what to do"), ((str(code), row.meaning, row.remedy) for code, row in EXIT_CODES.items())
     )
+
+
+def output_files() -> str:
+    """A table of the commands that take ``--out``."""
+    rows = {}
+    for name, command in commands(main_group):
+        for option in command.params:
+            if isinstance(option, click.Option) and "--out" in option.opts:
+                others = ", ".join(f"`{other}`" for other in option.opts if other != "--out")
+                words = "data prepare SET" if name.startswith("data prepare") else name
+                rows[words] = (f"`{words}`", option.help or "", others)
+    return table(("command", "`--out`", "other names"), rows.values())
+
+
+def commands(group: click.Group, lead: str = "") -> Iterator[tuple[str, click.Command]]:
+    """The words that call each command, and the command."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None, name
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{lead}{name} ")
+        else:
+            yield f"{lead}{name}", command
 
 
 # --- documents --------------------------------------------------------------------------------------------------------

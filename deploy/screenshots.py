@@ -192,7 +192,7 @@ def _write_sheet(folder: Path) -> Path:
         "test": [entries[number] for number in TESTED],
     }
     (volumes / "datalist.json").write_text(json.dumps(listed))
-    options = ["--task", "segmentation", "--normalise", "zscore", "--html", "sheet.html"]
+    options = ["--task", "segmentation", "--normalise", "zscore", "--out", "sheet.html"]
     command = [sys.executable, "-P", "-m", "peer.cli", "data", "inspect", "vol/datalist.json", *options]
     subprocess.run(command, check=True, cwd=folder, capture_output=True, timeout=LIMIT_S)
     return folder / "sheet.html"

@@ -87,7 +87,7 @@ class ManifestParts(EvidenceDocument):
 
 
 class EvidenceFile(EvidenceDocument):
-    """The file that ``evidence --export`` writes: each proof has two manifests."""
+    """The file that ``evidence --out`` writes: each proof has two manifests."""
 
     mhfl_equivocation: Literal[1]
     federation_digest: str

@@ -324,7 +324,7 @@ def read(path: Path, kind: type[AnyDocument]) -> AnyDocument:
     except OSError as error:
         raise DiskError(f"{path} cannot be read: {error.strerror}", "name the right file") from error
     known = {Export: "an egress export", Witness: "a witness of an egress ledger"}
-    expected = known.get(kind, "a file of `evidence --export`")
+    expected = known.get(kind, "a file of `evidence --out`")
     if len(content) > FILE_BYTES_MAX:
         raise PeerMisbehaved(f"{path} is over {FILE_BYTES_MAX} bytes", f"no such file is {expected}")
     try:

@@ -11,6 +11,7 @@ import click
 from peer.cli import GIVEN_FILE, output, rendering
 from peer.cli.site_command import SiteCall, site_command
 from peer.documents.commands import SiteBackedUp, SiteRestored
+from peer.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,27 +20,32 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @site_command()
-@click.argument("file", type=FILE)
+@click.argument("file", type=FILE, required=False)
+@click.option("--out", type=FILE, help="The file to write.")
 @click.option("--with-key", is_flag=True, help="Also write the private key and the round key: keep the file secret.")
-def backup(call: SiteCall, file: Path, with_key: bool) -> None:
-    """Write the site's journal, ledger, models and configuration to FILE, also while its daemon
-    runs.
+def backup(call: SiteCall, file: Path | None, out: Path | None, with_key: bool) -> None:
+    """Write the site's journal, ledger, models and configuration to FILE or --out, also while its
+    daemon runs.
 
     The file appears in one step and has no data of the site.
 
     \b
-    mhfl-peer backup --site europe /backup/europe.tar
-    mhfl-peer backup --site europe --with-key /safe/europe-with-key.tar
+    mhfl-peer backup --site europe --out /backup/europe.tar
+    mhfl-peer backup --site europe --with-key --out /safe/europe-with-key.tar
     """
     from peer.audit import backup as backups
 
+    if (file is None) == (out is None):
+        raise UsageError("the backup needs one file", "name it once, with --out FILE")
+    path = file or out
+    assert path is not None
     folder = call.folder
-    manifest = backups.back_up(folder, file, with_key=with_key)
+    manifest = backups.back_up(folder, path, with_key=with_key)
     document: SiteBackedUp = {
         "site": manifest.site,
         "federation": manifest.federation,
-        "file": str(file),
-        "bytes": file.stat().st_size,
+        "file": str(path),
+        "bytes": path.stat().st_size,
         "files": len(manifest.files),
         "generation": manifest.generation,
         "round": manifest.round,

@@ -1,4 +1,4 @@
-"""``mhfl-peer data``: the settings that prepare a site's samples, their check, and the page of `inspect --html`."""
+"""``mhfl-peer data``: the settings that prepare a site's samples, their check, and the page of `inspect --out`."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _first_images(datalist: Path, root: Path | None, task: str) -> list[StoredIm
     for sample in (*listed.training, *listed.test):
         with contextlib.suppress(ValueError):
             return [open_image(path) for path in sample.images]
-    raise DataError(f"{datalist}: no image can be read", "`data inspect` without --html says why")
+    raise DataError(f"{datalist}: no image can be read", "`data inspect` without --out says why")
 
 
 def _image_size(

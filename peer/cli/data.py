@@ -17,6 +17,7 @@ from peer.core.tasks import CLASSIFYING
 from peer.errors import DataError, UsageError
 from peer.extras import missing_package
 from peer.lab.datasets import PUBLISHED, dataset_module, installed_datasets
+from peer.site.config.site_folder import must_be_new_or_page
 
 PATH = click.Path(path_type=Path)
 COUNT_COLUMNS = (
@@ -58,7 +59,14 @@ data.add_command(import_command)
 @root_option
 @task_option
 @classes_option
-@click.option("--html", "page", metavar="FILE", type=PATH, help="Write a page of samples as the network sees them.")
+@click.option(
+    "--out",
+    "--html",
+    "page",
+    metavar="FILE",
+    type=PATH,
+    help="Write a page of samples as the network sees them; an older page is replaced.",
+)
 @click.option("--samples", default=3, show_default=True, type=click.IntRange(1, 20), help="Of each split and class.")
 @click.option("--input-size", metavar="NxN", help="Without a site: as [data] input_size  [default: the images' own].")
 @click.option("--in-channels", type=click.IntRange(min=1), help="Without a site  [default: the images' own].")
@@ -85,7 +93,7 @@ def inspect(
     """Show counts, classes, subjects and shapes of a datalist; of images, only the headers are
     read.
 
-    --html also writes one page with some samples of each split and class: read, prepared and
+    --out also writes one page with some samples of each split and class: read, prepared and
     augmented by the trainer, with labels, orientation, histograms and gaps; of a table with the
     distribution of each column by split and class. The page shows patients' images or values and
     stays in the hospital. With --site, the site's own settings and datalist count; without one, the
@@ -94,13 +102,15 @@ def inspect(
     \b
     mhfl-peer data inspect datalist.json
     mhfl-peer data inspect labels.json --task segmentation --json
-    mhfl-peer data inspect --site europe --html sheet.html
-    mhfl-peer data inspect datalist.json --html sheet.html
-    mhfl-peer data inspect ct.json --orientation RAS --spacing 1x1x2 --intensity window 40 400 --html sheet.html
+    mhfl-peer data inspect --site europe --out sheet.html
+    mhfl-peer data inspect datalist.json --out sheet.html
+    mhfl-peer data inspect ct.json --orientation RAS --spacing 1x1x2 --intensity window 40 400 --out sheet.html
     """
     from peer.cli import contact_sheet
     from peer.train.data.survey import survey
 
+    if page is not None:
+        must_be_new_or_page(page)
     samples = options.pop("samples")
     document: Any
     setting = None

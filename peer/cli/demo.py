@@ -31,7 +31,7 @@ NAMES = {CENTRALISED: "pooled bound"}
 
 
 @click.command(short_help="Run four daemons on this machine with real data, and show what joining gives each site.")
-@click.option("--out", type=click.Path(path_type=Path), help="The folder to make  [default: mhfl-demo-<time>].")
+@click.option("--out", type=click.Path(path_type=Path), help="The folder to make  [default: mhfl-demo-TIME].")
 @click.option(
     "--study",
     type=click.Choice(list(STUDIES)),

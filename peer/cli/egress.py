@@ -14,7 +14,7 @@ from peer.cli import GIVEN_FILE, output, rendering
 from peer.cli.site_command import SiteCall, site_command
 from peer.cli.watch import show, watch_option
 from peer.errors import LedgerBroken, UsageError
-from peer.site.config.site_folder import must_be_new, write_atomically
+from peer.site.config.site_folder import must_be_new, must_be_new_or_page, write_atomically
 
 if TYPE_CHECKING:
     from peer.documents.commands import LedgerExported, WitnessWritten
@@ -201,7 +201,7 @@ def export(call: SiteCall, out: Path, rounds: tuple[int, int] | None, since: dat
 
 
 @site_command(group=egress, short_help="Write one page about what may leave and what left, to read or to print.")
-@click.option("--html", "page", type=PATH, required=True, help="The file to write.")
+@click.option("--out", "--html", "page", type=PATH, required=True, help="The page; an older page is replaced.")
 @witness_option
 def report(call: SiteCall, page: Path, witnesses: tuple[Path, ...]) -> None:
     """Write one page for a data protection officer: what may leave this site, what left, to whom and
@@ -211,13 +211,14 @@ def report(call: SiteCall, page: Path, witnesses: tuple[Path, ...]) -> None:
     replaces an older page. Where the ledger is not whole, it says so, and this command exits with 18.
 
     \b
-    mhfl-peer egress report --site europe --html europe.html --witness from-asia.json
+    mhfl-peer egress report --site europe --out europe.html --witness from-asia.json
     """
     import time
 
     from peer.view.dashboard import egress_page
 
     folder = call.folder
+    must_be_new_or_page(page)
     content = egress_page.read_report(folder, witnesses, time_s=time.time())
     write_atomically(page, egress_page.write_report(content, version=__version__).encode(), 0o644)
     verified = content.verified

@@ -23,7 +23,7 @@ PATH = click.Path(path_type=Path, dir_okay=False)
 @site_command()
 @click.option("--verify", "file", type=GIVEN_FILE, help="Verify the proofs in a file of another site instead.")
 @click.option("--federation", type=GIVEN_FILE, help="With --verify: a federation.toml, where this machine has no site.")
-@click.option("--export", "out", type=PATH, help="Write the proofs to this file, for other sites and auditors.")
+@click.option("--out", "--export", "out", type=PATH, help="Write the proofs to this file, for others to verify.")
 def evidence(call: SiteCall, file: Path | None, federation: Path | None, out: Path | None) -> None:
     """Show proofs that a site signed two artifacts for one round.
 
@@ -32,7 +32,7 @@ def evidence(call: SiteCall, file: Path | None, federation: Path | None, out: Pa
     while no peer was reachable gives such a proof, too.
 
     \b
-    mhfl-peer evidence --site europe --export proofs.json
+    mhfl-peer evidence --site europe --out proofs.json
     mhfl-peer evidence --verify proofs.json --federation federation.toml
     """
     from peer.audit import evidence_files

@@ -80,7 +80,13 @@ def create(draft: Path, out: Path, days: int, as_json: bool) -> None:
 
 @site_command(group=federation)
 @click.argument("file", type=GIVEN_FILE, required=False)
-@click.option("--chain", type=PATH, help="Write the chain of amendments to this file, for `mhfl-peer relay amend`.")
+@click.option(
+    "--out",
+    "--chain",
+    "chain",
+    type=PATH,
+    help="Write the chain of amendments to this file, for `mhfl-peer relay amend`.",
+)
 def show(call: SiteCall, file: Path | None, chain: Path | None) -> None:
     """Show the digest, the roster, the method and every parameter of a federation.toml or a draft.
 
@@ -90,7 +96,7 @@ def show(call: SiteCall, file: Path | None, chain: Path | None) -> None:
     \b
     mhfl-peer federation show federation.toml
     mhfl-peer federation show --site europe
-    mhfl-peer federation show --site europe --chain chain.json
+    mhfl-peer federation show --site europe --out chain.json
     """
     if file is None:
         from peer.cli import rendering
@@ -98,6 +104,7 @@ def show(call: SiteCall, file: Path | None, chain: Path | None) -> None:
 
         folder = call.folder
         if chain is not None:
+            must_be_new(chain)
             write_atomically(chain, MembershipFolder(folder.membership).chain_file(), 0o644)
         document = read_document(folder, "membership", {})
         call.emit(document, rendering.membership)

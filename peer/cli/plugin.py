@@ -14,7 +14,7 @@ from models.spec import INTERFACE
 from peer.cli import output, shared_options
 from peer.cli.help import deploy_path
 from peer.documents.laboratory import PluginChecked, PluginCreated
-from peer.errors import ConfigError, DiskError, UsageError
+from peer.errors import ConfigError, DiskError, StateError, UsageError
 from peer.extras import require_extra
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -46,7 +46,7 @@ def new(name: str, out: Path | None, as_json: bool) -> None:
         raise UsageError(f"{name!r} is no name of a package", "take lower-case letters, digits and single hyphens")
     folder = out or Path(name)
     if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty", "name another folder with --out")
+        raise StateError(f"{folder} is not empty", "remove it, or name another folder with --out")
     example = deploy_path("examples/plugin")
     sources = sorted(path for path in example.rglob("*") if path.suffix in (".py", ".toml"))
     files = []

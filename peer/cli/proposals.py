@@ -155,7 +155,7 @@ def approve(call: SiteCall, file: Path, yes: bool, ca: Path | None, instead: boo
 def enact(call: SiteCall, files: tuple[Path, ...], instead: bool) -> None:
     """Make a proposal that enough members signed the next amendment of this site's chain. The other
     sites get it from this site's daemon. Several copies of one proposal count together. A file of
-    `federation show --chain` gives its first amendment that this site's chain lacks, even one whose
+    `federation show --out` gives its first amendment that this site's chain lacks, even one whose
     first round is past; name the proposal's file, too, if it brings a new round key.
 
     \b

@@ -101,7 +101,7 @@ def amend(chain: Path, folder: Path, as_json: bool) -> None:
     one that runs follows within seconds: a newcomer may park, and a site that is no member may not.
 
     \b
-    mhfl-peer federation show --site europe --chain chain.json
+    mhfl-peer federation show --site europe --out chain.json
     mhfl-peer relay amend chain.json
     """
     from peer.net.relay.folder import RelayFolder

@@ -9,6 +9,7 @@ from typing import Any
 
 from peer.cli import output
 from peer.core.limits import CERTIFICATE_DAYS_MIN
+from peer.core.loss_terms import loss_title
 from peer.core.metrics import metric_title
 from peer.core.status_document import describe_losses, is_old_refusal
 from peer.errors import one_line
@@ -93,6 +94,16 @@ def _progress(document: Mapping[str, Any]) -> output.RenderableType:
     return progress_line(f"round {document['round']}/{total}", done, total, f"{document['phase']}{left}")
 
 
+def ended(document: Mapping[str, Any], newest_row_s: float | None) -> str:
+    """Say what the peers of a site are known by whose daemon does not run, from its status."""
+    done = f"round {document['committed']} of {document['rounds']} was its last"
+    until = "" if newest_row_s is None else f" Its newest row is of {clock(newest_row_s)}, and {done}."
+    state = f"{_not_running(document)}{until}"
+    if all(peer["last_seen_s"] is None for peer in document["peers"].values()):
+        return f"{state} No artifact of a peer has arrived."
+    return f"{state} Round and last seen are of the newest artifact of each peer that arrived; `rounds` lists all."
+
+
 def _not_running(document: Mapping[str, Any]) -> str:
     journal = "nothing was begun yet" if document["phase"] == "new" else "this is what the journal says"
     if document["daemon"] == "down":
@@ -153,11 +164,13 @@ def _best_round(best: Mapping[str, Any]) -> output.RenderableType:
 
 
 def _training(training: Mapping[str, Any]) -> output.RenderableType:
-    """Render the stage's progress bar and the newest value of every loss term."""
-    losses = "  ".join(f"{name} {value:.4g}" for name, value in training["loss"].items())
-    return progress_line(
-        f"{training['stage']} {training['step']}/{training['steps']}", training["step"], training["steps"], losses
-    )
+    """Render the stage's progress bar and, a line each, the newest value of every loss term."""
+    from rich.console import Group
+    from rich.text import Text
+
+    name = f"{training['stage']} {training['step']}/{training['steps']}"
+    losses = (Text(f"  {loss_title(term)}: {value:.4g}") for term, value in training["loss"].items())
+    return Group(progress_line(name, training["step"], training["steps"], ""), *losses)
 
 
 def _transfer(transfer: Mapping[str, Any]) -> output.RenderableType:

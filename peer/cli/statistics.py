@@ -15,7 +15,7 @@ from peer.cli.site_command import SiteCall, site_command
 from peer.errors import StateError, UsageError
 from peer.files import STATISTICS_FILE
 from peer.site.config.schema import FederationConfig
-from peer.site.config.site_folder import SiteFolder, must_be_new, write_atomically
+from peer.site.config.site_folder import SiteFolder, must_be_new_or_page, write_atomically
 from peer.view.dashboard.statistics_page import SIDES, UNLIKE, describe_count, describe_missing, write_page
 
 BARS = "·▁▂▃▄▅▆▇█"
@@ -24,7 +24,11 @@ BARS = "·▁▂▃▄▅▆▇█"
 
 @site_command()
 @click.option("--file", "file", type=GIVEN_FILE, help="A statistics.json, such as of a run of `simulate`.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Also write a page with bars: FILE.html.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write a page with bars: FILE.html; an older page is replaced.",
+)
 def statistics(call: SiteCall, file: Path | None, out: Path | None) -> None:
     """Show what the sites of a federation counted together, beside this site's own: how many have
     the label, and whether the sites are alike.
@@ -41,7 +45,7 @@ def statistics(call: SiteCall, file: Path | None, out: Path | None) -> None:
     if out is not None:
         if out.suffix != ".html":
             raise UsageError(f"--out {out}: the page is HTML", "name a file that ends with .html")
-        must_be_new(out)
+        must_be_new_or_page(out)
     document = _read(file if file is not None else _find(call.folder))
     if out is not None:
         write_atomically(out, write_page(document, version=__version__).encode())

@@ -6,6 +6,7 @@ The daemon provides the document. While it is down, the command reads the journa
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -111,30 +112,32 @@ def _show_each(documents: Iterable[Any], render: Callable[[Any], output.Renderab
 @site_command()
 @watch_option
 @click.option(
+    "--out",
     "--html",
     "page",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write this to a file instead, as one page for a browser.",
+    help="Write this to a file instead, as one page for a browser; an older page is replaced.",
 )
 def status(call: SiteCall, watch: bool, page: Path | None) -> None:
     """Show the current round, which peers it waits for and why, and the state of every peer.
 
-    The page of --html is that of `mhfl-peer dashboard` at this moment, without a script.
+    The page of --out is that of `mhfl-peer dashboard` at this moment, without a script.
 
     \b
     mhfl-peer status --site europe --watch
     mhfl-peer status --site europe --json
-    mhfl-peer status --site europe --html europe.html
+    mhfl-peer status --site europe --out europe.html
     """
     if page is None:
         show(call, "status", rendering.status, {}, watch=watch)
         return
     if watch:
-        raise UsageError("--html writes the page once", "leave --watch out, or use `mhfl-peer dashboard`")
+        raise UsageError("--out writes the page once", "leave --watch out, or use `mhfl-peer dashboard`")
     from peer.view.dashboard.collect import FederationReader
     from peer.view.dashboard.page import write_page
 
     folder = call.folder
+    site_folder.must_be_new_or_page(page)
     snapshots = FederationReader([folder]).read()
     site_folder.write_atomically(page, write_page(snapshots, version=__version__).encode())
     call.emit(snapshots[0].sites[0]["status"], lambda _: f"{folder.site}: {page} is written")
@@ -163,10 +166,25 @@ def rounds(call: SiteCall, last: int | None, watch: bool) -> None:
 def peers(call: SiteCall, watch: bool) -> None:
     """Show the other sites as this one sees them: heard or silent, round, phase, last seen.
 
+    While the daemon is down, as after the last round, it shows what the journal has of them.
+
     \b
     mhfl-peer peers --site europe
     """
-    show(call, "peers", rendering.peers, {}, watch=watch)
+    show(call, "peers", functools.partial(_render_peers, call), {}, watch=watch)
+
+
+def _render_peers(call: SiteCall, document: Mapping[str, Mapping[str, Any]]) -> output.RenderableType:
+    """Render the peers; below them, why all are unknown if the daemon does not run."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from peer.site.records import folder_documents
+
+    if any(peer["spoken"] is not None for peer in document.values()):  # a running daemon has counted its messages
+        return rendering.peers(document)
+    note = rendering.ended(folder_documents.status_when_down(call.folder), folder_documents.newest_row_s(call.folder))
+    return Group(rendering.peers(document), Text(note, style="yellow"))
 
 
 @site_command()

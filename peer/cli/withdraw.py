@@ -19,7 +19,9 @@ from peer.site.config.site_folder import must_be_new, write_atomically
 @click.option("--subject", "subjects", multiple=True, metavar="ID", help="As in the datalist; may be repeated.")
 @click.option("--file", "listed", type=click.File(), help="A file of subjects, one a line; - reads standard input.")
 @click.option(
+    "--out",
     "--letter",
+    "letter",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Also write a letter to the receivers, with rounds and digests alone.",
 )

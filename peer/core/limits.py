@@ -57,6 +57,7 @@ CERTIFICATE_BYTES_MAX = 8 << 10  # a P-256 certificate with one name has under 1
 SIGNATURE_BYTES_MAX = 80  # an ECDSA P-256 signature in DER has at most 72
 COLUMNS_MAX = 2000  # of a table; with their levels they are channels, of which other sites take 4096
 LEVELS_MAX = 200  # of a category
+CONTACT_CHARACTERS_MAX = 200  # one line of a model card
 INTERVALS_MAX = 200  # of the time to an event; a year of weeks fits three times
 SITES_MAX = 1000  # the simulator's size; heartbeats grow with its square
 ROUNDS_MAX = 1_000_000  # a bound for sanity, not for use

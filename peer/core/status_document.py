@@ -111,7 +111,8 @@ class PeerProgress(TypedDict):
 
 
 class PeerStatus(PeerProgress):
-    """A peer as the daemon sees it; with the daemon down all values but `state` are null."""
+    """A peer as the daemon sees it. With the daemon down, `round` and `last_seen_s` are of the newest artifact of the
+    peer that arrived, `state` is `unknown`, and all other values are null."""
 
     spoken: Annotated[SentMessages | None, "messages sent to the peer beside artifacts, since the daemon started"]
     artifact_bytes: Annotated[ArtifactBytes | None, "artifacts received and sent since the daemon started"]

@@ -132,7 +132,7 @@ class SheetColumn(TypedDict):
 
 
 class ContactSheet(TypedDict):
-    """The facts on the page that `--html` writes."""
+    """The facts on the page that `--out` writes."""
 
     page: Annotated[str, "the file, which shows patients' images, or distributions of their values"]
     site: Annotated[str | None, "whose settings prepared the samples; null: those of the options"]
@@ -149,7 +149,7 @@ class ContactSheet(TypedDict):
 class DatalistInspected(DatalistSurvey):
     """The content of a datalist, and its problems."""
 
-    sheet: Annotated[NotRequired[ContactSheet], "with `--html`: the facts on the page"]
+    sheet: Annotated[NotRequired[ContactSheet], "with `--out`: the facts on the page"]
 
 
 class GroupSize(TypedDict):

@@ -63,7 +63,7 @@ class Withdrawal(TypedDict):
     figures_to: Annotated[list[str], "sites that got metrics over the whole test split while they were in it"]
     local: Annotated[list[LocalCopy], "what is on this machine"]
     again: Annotated[list[TrainingAgain], "ways to train again; empty where no weights hold them"]
-    letter: Annotated[str | None, "the file with the letter to the receivers; null without `--letter`"]
+    letter: Annotated[str | None, "the file with the letter to the receivers; null without `--out`"]
 
 
 class PrunedFiles(TypedDict):

@@ -106,6 +106,8 @@ def facts() -> dict[str, Any]:
     """What a journal tells of a site's first round."""
     return {
         "site": "alpha",
+        "contact": "",
+        "ledger": {"rows": 4, "hash": "cd" * 32},
         "federation": {"name": "test", "digest": "ab" * 32, "sites": ["alpha", "beta"]},
         "method": {"name": "local", "parameters": {}},
         "generation": 1,

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, create_model, mo
 from models.spec import HYPER
 from peer.core import limits, roster
 from peer.core.epochs import PaceRules
+from peer.core.limits import CONTACT_CHARACTERS_MAX
 from peer.core.metrics import METRICS_OF
 from peer.core.plan import METHOD_KEYS, AggregateRule, Plan, Unit, Value, Wire, Work
 from peer.core.roster import Roster, Sha256, SiteName
@@ -422,6 +423,9 @@ class SiteConfig(StrictTable):
     refuse_certificates: Annotated[tuple[Digest, ...], Loose] = ()
     """SHA-256 of certificates that are refused whatever their dates, as `federation admit --replace` prints them. A
     running daemon follows this list and [addresses], and reads nothing else of this file."""
+    contact: Annotated[str, Field(max_length=CONTACT_CHARACTERS_MAX)] = ""
+    """Whom to ask about this site's exported models, such as a department and its telephone: their model cards say it,
+    nothing else does. Left out: a card names the site alone."""
     allow_models: Annotated[tuple[ClassName, ...], Loose] = ()
     """Network classes beyond the registry that other sites may name, each "package.module:Class", installed here."""
     addresses: dict[Name, Addresses] = Field(default_factory=dict)
@@ -445,7 +449,7 @@ class SiteConfig(StrictTable):
     """What a monitoring system may see."""
     reference: ReferenceConfig | None = None
     """What this site's network reaches on the site's own test data, alone and with the data of all sites pooled, as
-    `mhfl-peer demo` or the report of an experiment has it. `overview`, `dashboard` and `status --html`
+    `mhfl-peer demo` or the report of an experiment has it. `overview`, `dashboard` and `status --out`
     then show how much of the room between them the newest evaluated round has taken; nothing else depends on it."""
 
     _path: Path = PrivateAttr(Path("site.toml"))

@@ -23,6 +23,7 @@ from peer.files import sync_folder, write_file
 
 SOCKET_PATH_BYTES_MAX = 100  # sun_path has 108 bytes on Linux and 104 on BSD, a terminating zero included
 GENERATION = re.compile(r"gen-([0-9]{4,})")
+PAGE_START = b"<!doctype html>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +283,17 @@ def must_be_new(path: Path) -> None:
     """``StateError`` where a file that a person named as output exists already."""
     if path.exists():
         raise StateError(f"{path} exists", "remove it, or name another file with --out")
+
+
+def must_be_new_or_page(path: Path) -> None:
+    """``StateError`` where the page that a person named as output exists and is no page: a page may be written anew."""
+    try:
+        with path.open("rb") as file:
+            is_page = file.read(len(PAGE_START)).lower() == PAGE_START
+    except OSError:
+        is_page = False
+    if not is_page:
+        must_be_new(path)
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:

@@ -110,7 +110,10 @@ class Authority:
         if (problem := federation.unpinned_problem) is not None:
             raise ConfigError(f"{where}: governance: {problem}")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise StateError(f"{folder} exists and is not an empty folder", "name another; a CA is never overwritten")
+            raise StateError(
+                f"{folder} exists and is not an empty folder",
+                "name another folder with --out; a CA is never overwritten",
+            )
         key, certificate = certificates.new_authority(federation.name, now=now, days=days)
         pem = certificates.certificate_pem(certificate)
         preface = PREFACE.format(pem=pem.decode("ascii"))

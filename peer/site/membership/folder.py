@@ -57,7 +57,7 @@ def decode_chain(content: bytes, federation: FederationConfig) -> Chain:
         raise
     except (ValueError, KeyError, TypeError, RecursionError):
         raise AmendmentRefused(
-            "the file holds no chain of amendments", "have a member write one: `mhfl-peer federation show --chain FILE`"
+            "the file holds no chain of amendments", "have a member write one: `mhfl-peer federation show --out FILE`"
         ) from None
 
 

@@ -53,7 +53,9 @@ UNKNOWN_PEER: PeerStatus = {
     "epoch": None,
     "called_s": None,
 }
-"""A peer of a site whose daemon is down."""
+"""A peer of a site whose daemon is down, and whose journal has no artifact of the peer."""
+ARRIVALS_PER_PEER = 4
+"""Number of newest arrivals that are read, by peer: of two rounds the artifact to train with and that to evaluate."""
 
 
 def document(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Any:
@@ -135,6 +137,26 @@ def status_when_down(folder: SiteFolder) -> SiteStatus:
         return _status(folder, federation, journal)
 
 
+def newest_row_s(folder: SiteFolder) -> float | None:
+    """Return the Unix time of the newest row of a site's journal; ``None`` before the first."""
+    with contextlib.ExitStack() as stack:
+        journals = [stack.enter_context(contextlib.closing(journal)) for journal in open_journals(folder)]
+        return next((row["time"] for journal in reversed(journals) for row in journal.records(last=1)), None)
+
+
+def _peers_when_down(journal: Journal | None, names: Sequence[str]) -> dict[str, PeerStatus]:
+    """Return the peers as the newest artifacts that arrived of each leave them: their round, and how long ago."""
+    peers = {name: UNKNOWN_PEER.copy() for name in names}
+    if journal is None:
+        return peers
+    now_s = datetime.datetime.now(datetime.UTC).timestamp()
+    for row in journal.records(("received",), last=ARRIVALS_PER_PEER * len(names), manifests=False):
+        if (peer := peers.get(row["body"]["peer"])) is not None:
+            peer["round"] = row["round"]
+            peer["last_seen_s"] = round(max(0.0, now_s - row["time"]), 1)
+    return peers
+
+
 def ended_in_order(folder: SiteFolder) -> bool:
     """Return whether the newest run of a site's daemon said why it ended: it was not killed, and had no fault."""
     with contextlib.ExitStack() as stack:
@@ -182,7 +204,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "rounds": federation["rounds"] if members is None else members.rounds,
         "committed": memory.committed,
         "waiting_for": [],
-        "peers": {name: UNKNOWN_PEER.copy() for name in peers},
+        "peers": _peers_when_down(journal, peers),
         "training": {},
         "samples": memory.samples,
         "weights": memory.weights,

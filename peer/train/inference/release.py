@@ -28,7 +28,7 @@ from peer.site.config.schema import FederationConfig
 from peer.site.config.site_folder import SiteFolder
 from peer.site.records.history import recent_rounds
 from peer.site.records.journal import Journal
-from peer.site.records.ledger import Ledger
+from peer.site.records.ledger import EMPTY, Head, Ledger
 from peer.train.inference import model_state
 from peer.train.inference.model_state import ModelState
 
@@ -82,6 +82,8 @@ def export_model(
         if not federation.plan.keeps_last_received:  # the predictor does not use received artifacts
             consent = Consent()
         facts = _facts(journal, federation, state, consent) | {"licence": licence}
+    head = _ledger_head(folder)
+    facts["ledger"] = {"rows": head.count, "hash": head.hash}
     with staging_folder(out) as staged:
         request = {**state.document(), "sources": to_json(consent.sources), "form": form, "facts": facts}
         answer = model_state.run_module(PROCESS, {**request, "out": str(staged / out.name)}, name="the export")
@@ -132,6 +134,14 @@ def collect_consent(journal: Journal, sources: Iterable[Source], *, own: str) ->
     return Consent(tuple(allowed_sources), tuple(left_out))
 
 
+def _ledger_head(folder: SiteFolder) -> Head:
+    """Return the head of the site's egress ledger, before the export is a row of it."""
+    if not folder.egress_db.exists():
+        return EMPTY
+    with contextlib.closing(Ledger(folder.egress_db, read_only=True)) as ledger:
+        return ledger.head
+
+
 def _refusal(body: bytes) -> str:
     """Return why a received manifest, whose signature is verified, allows no export; empty if it does."""
     try:
@@ -150,6 +160,7 @@ def _facts(journal: Journal, federation: FederationConfig, state: ModelState, co
     newest = evaluated[-1] if evaluated else {"round": None, "body": {"metrics": {}}}
     return {
         "site": str(state.setting.site_name),
+        "contact": state.setting.site["contact"],
         "federation": {"name": federation.name, "digest": federation.digest, "sites": list(federation.roster)},
         "method": {"name": federation.method.name, "parameters": to_json(federation.parameters)},
         "generation": state.generation,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from peer.core.loss_terms import loss_title
 from peer.core.metrics import METRICS, SPLITS, metric_title
 
 WIDTH, HEIGHT = 330.0, 190.0
@@ -14,7 +15,6 @@ COLOURS = 8
 TICKS = 5
 POINTS_MAX = 400
 """A longer curve is thinned out: a chart has no more pixels."""
-LOSSES: Mapping[str, str] = {"loss": "Loss", "total": "Training loss"}
 NO_CURVES = ("_undefined", "_last", "samples", "steps")
 
 HIGHEST: Mapping[str, float] = {
@@ -46,7 +46,9 @@ def title(tag: str, samples: Collection[int] = ()) -> str:
         samples: of each site's split, where they are known.
     """
     group, _, name = tag.rpartition("/")
-    words = LOSSES.get(name) or metric_title(name)
+    words = metric_title(name) if group in SPLITS else loss_title(name)
+    if name not in METRICS:
+        words = f"{words[:1].upper()}{words[1:]}"
     if group not in SPLITS:
         return f"{words} ({group})"
     counts = " to ".join(str(count) for count in sorted({min(samples), max(samples)})) if samples else ""

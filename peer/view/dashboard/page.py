@@ -1,10 +1,11 @@
-"""The page of a federation: the same for the dashboard and for ``status --html``."""
+"""The page of a federation: the same for the dashboard and for ``status --out``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from peer.core.limits import CERTIFICATE_DAYS_MIN
+from peer.core.loss_terms import loss_title
 from peer.core.metrics import METRICS, SPLITS, metric_title
 from peer.core.status_document import PeerWait
 from peer.documents.records import FederationOverview, OverviewRow, Route, RouteState
@@ -256,7 +257,9 @@ def _machine(sites: Sequence[SiteSnapshot]) -> PageTable:
     for snapshot in sites:
         status = snapshot["status"]
         samples = ", ".join(f"{count} {split}" for split, count in status["samples"].items() if count)
-        loss = ", ".join(f"{name} {value:.4g}" for name, value in status["training"].get("loss", {}).items())
+        loss = ", ".join(
+            f"{loss_title(term)} {value:.4g}" for term, value in status["training"].get("loss", {}).items()
+        )
         folder, free = size(snapshot["folder_bytes"]), size(snapshot["free_bytes"])
         rows.append((status["site"], status["listen"], samples, loss, folder, free))
     return PageTable(("site", "listens at", "samples", "loss now", "its folder", "free on its disk"), rows)

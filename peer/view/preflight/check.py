@@ -66,6 +66,7 @@ def check(
     begin("checking certificates and ports")
     yield from local.check_certificates(own, federation)
     yield local.check_confinement()
+    yield from local.check_environment(folder, site)
     ports = list(_check_ports(site, running is not None, status))
     yield from ports
     yield from local.check_descriptors(folder, federation, site)

@@ -10,10 +10,11 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import math
+import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from peer import landlock
@@ -27,7 +28,7 @@ from peer.net.relay.server import PARKED_PER_SITE_MAX
 from peer.net.transport import descriptors
 from peer.quantities import size
 from peer.site.config.schema import FederationConfig, SiteConfig
-from peer.site.config.site_folder import SiteFolder, sites
+from peer.site.config.site_folder import SiteFolder, home_folder, sites
 from peer.site.config.toml import split_address
 from peer.site.identity import certificates
 from peer.site.membership.folder import MembershipFolder
@@ -40,6 +41,9 @@ from peer.view.preflight.finding import Finding
 
 DISTRIBUTION = "mhfl-peer"
 NAMES = ("models", "losses")
+HOME_VARIABLES = ("MHFL_HOME", "XDG_STATE_HOME")
+PROXY_VARIABLES = ("https_proxy", "all_proxy", "no_proxy")
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 REMEDY = f"uninstall the other distribution, or use a virtual environment for {DISTRIBUTION} alone"
 
 
@@ -111,6 +115,31 @@ def check_confinement() -> Finding:
         return Finding("confinement", "ok", text)
     text = "this kernel has no Landlock: network code that the worker runs could read the private key"
     return Finding("confinement", "warning", text, "use a kernel from 5.13 on with landlock in `lsm=`, or trusted code")
+
+
+def check_environment(
+    folder: SiteFolder, site: SiteConfig, environ: Mapping[str, str] = os.environ
+) -> Iterator[Finding]:
+    """Return a finding that names the variables of this command's environment that set something, or seem to."""
+    remarks = []
+    if name := next((name for name in HOME_VARIABLES if environ.get(name)), ""):  # the first one hides the other
+        of_variable = home_folder(environ={name: environ[name]})
+        used = (
+            f"names the state folder, {of_variable}"
+            if folder.home == of_variable
+            else f"is not used: the state folder is {folder.home}"
+        )
+        remarks.append(f"{name} {used}")
+    proxies = sorted(name for name in environ if name.lower() in PROXY_VARIABLES and environ[name])
+    if proxies:
+        obeyed = "environment" in (site.connect.proxy, *site.connect.peers.values())
+        says = "used, by [connect]" if obeyed else 'not used: [connect] does not say proxy = "environment"'
+        remarks.append(f"{', '.join(proxies)} {says}")
+    if GPU_VARIABLE in environ:
+        remarks.append(f"{GPU_VARIABLE}={environ[GPU_VARIABLE]} limits the GPUs")
+    if remarks:
+        text = f"{'; '.join(remarks)}. A daemon that a service starts has its own environment"
+        yield Finding("environment", "ok", text)
 
 
 def check_disk(folder: SiteFolder, federation: FederationConfig, artifact_bytes: int | None) -> Iterator[Finding]:

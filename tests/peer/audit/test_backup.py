@@ -443,8 +443,10 @@ def test_what_does_not_fit_is_refused(enrolled: LocalFederation, asia: SiteFolde
         restore(tmp_path / "nowhere.tar", tmp_path / "elsewhere")
     edit(asia.generation(1) / "journal.db", "UPDATE row SET round = 9 WHERE seq = 1")
     assert "row 1 was changed" in refused(
-        "StateError", "--home", enrolled.home, "backup", tmp_path / "b", "--site", "asia"
+        "StateError", "--home", enrolled.home, "backup", "--out", tmp_path / "b", "--site", "asia"
     )
+    for words in ((), (tmp_path / "b", "--out", tmp_path / "b")):
+        assert "name it once, with --out FILE" in refused("UsageError", "backup", *words, "--site", "asia")
     assert [path.name for path in tmp_path.iterdir() if "asia.tar" in path.name or path.name == "b"] == ["asia.tar"]
 
 

@@ -114,5 +114,5 @@ def test_a_file_of_proofs_is_verified_by_whoever_reads_it(
     with pytest.raises(PeerMisbehaved, match="proves nothing: both manifests have the same artifact"):
         read_proofs(path, **known)
     path.write_text("{}")
-    with pytest.raises(PeerMisbehaved, match="is not a file of `evidence --export`"):
+    with pytest.raises(PeerMisbehaved, match="is not a file of `evidence --out`"):
         read_proofs(path, **known)

@@ -271,8 +271,8 @@ def sheet_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("sheet_module")
 def test_a_contact_sheet_is_for_this_user_alone_and_says_that_it_stays(datalist: Path) -> None:
     page = datalist.with_name("sheet.html")
-    page.write_text("an older one")
-    options = ("--input-size", "2x5", "--in-channels", 3, "--normalise", "zscore", "--html", page, "--samples", 4)
+    page.write_text("<!doctype html> an older one")
+    options = ("--input-size", "2x5", "--in-channels", 3, "--normalise", "zscore", "--out", page, "--samples", 4)
     result = run("inspect", datalist, *options, "--json")
     assert result.exit_code == 0, result.stderr
     assert "it stays in the hospital" in result.stderr

@@ -189,7 +189,7 @@ def test_the_officers_page_is_written_and_says_whether_the_ledger_is_whole(
     enrolled: LocalFederation, tmp_path: Path
 ) -> None:
     page = tmp_path / "asia.html"
-    document = run_json("egress", "report", "--site", "asia", "--html", page)
+    document = run_json("egress", "report", "--site", "asia", "--out", page)
     assert (document["file"], document["transfers"], document["problems"]) == (str(page), 0, [])
     assert "What left asia" in page.read_text()
     with contextlib.closing(Ledger(enrolled.folder("asia").egress_db)) as ledger:
@@ -198,3 +198,5 @@ def test_the_officers_page_is_written_and_says_whether_the_ledger_is_whole(
         connection.execute("DELETE FROM ledger WHERE seq = 1")
     answer = run("egress", "report", "--site", "asia", "--html", page)
     assert (answer.exit_code, "row 1 is missing" in page.read_text()) == (18, True)
+    page.write_text("site.toml, mistaken for a page")
+    assert "exists; remove it" in refused_in_one_line("StateError", "egress", "report", "--site", "asia", "--out", page)

@@ -40,7 +40,7 @@ def call(loopback: LocalFederation, *words: Any) -> Result:
 
 def test_the_proofs_of_a_site_are_listed_exported_and_verified(proven: LocalFederation, tmp_path: Path) -> None:
     out = tmp_path / "proofs.json"
-    document = json.loads(call(proven, "--site", "europe", "--export", out, "--json").stdout)
+    document = json.loads(call(proven, "--site", "europe", "--out", out, "--json").stdout)
     assert set(document) == set(DOCUMENTS["evidence"].__annotations__)
     (proof,) = document["proofs"]
     assert (proof["site"], proof["round"], proof["sha256"]) == ("asia", 5, [ONE, OTHER])

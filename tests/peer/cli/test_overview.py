@@ -48,17 +48,19 @@ def test_of_one_site_the_overview_is_that_sites_view() -> None:
 def test_the_status_is_written_to_a_page_again_and_again(tmp_path: Path) -> None:
     page = tmp_path / "asia.html"
     for _ in range(2):
-        answer = run("status", "--site", "asia", "--html", page)
+        answer = run("status", "--site", "asia", "--out", page)
         assert (answer.exit_code, answer.stdout.strip()) == (0, f"asia: {page} is written")
     text = page.read_text()
     assert "trial" in text
     assert "<script" not in text
-    document = run_json("status", "--site", "asia", "--html", page)
+    document = run_json("status", "--site", "asia", "--html", page)  # the option's earlier name
     assert document["site"] == "asia"
+    page.write_text("{}")
+    assert "exists; remove it" in refused_in_one_line("StateError", "status", "--site", "asia", "--out", page)
 
 
 def test_a_page_is_written_once(tmp_path: Path) -> None:
-    words = ("status", "--site", "asia", "--watch", "--html", tmp_path / "page.html")
+    words = ("status", "--site", "asia", "--watch", "--out", tmp_path / "page.html")
     assert "leave --watch out" in refused_in_one_line("UsageError", *words)
 
 

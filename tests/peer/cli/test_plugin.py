@@ -58,7 +58,7 @@ def test_a_name_that_is_none_of_a_package_is_refused(tmp_path: Path, name: str) 
 
 def test_a_folder_with_files_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "notes").touch()
-    assert "is not empty" in refused("UsageError", "plugin", "new", "my-method", "--out", tmp_path)
+    assert "is not empty" in refused("StateError", "plugin", "new", "my-method", "--out", tmp_path)
 
 
 def test_a_package_that_is_not_installed_is_refused_with_what_to_do() -> None:

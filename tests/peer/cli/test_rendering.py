@@ -214,7 +214,7 @@ def test_a_status_shows_training_transfers_failures_and_refusals() -> None:
         refusals=[{"site": "europe", "round": 2, "reason": "not\x1b[2J its turn", "declined": False}],
     )
     assert "train 5/20" in text
-    assert "total 1.235  ce nan" in text
+    assert "  training loss: 1.235\n  cross-entropy: nan\n" in text
     assert "model from europe" in text
     assert "3.0 MiB" in text
     assert "model to africa" in text

@@ -90,7 +90,9 @@ def test_it_shows_own_figures_beside_those_of_all(file: Path, tmp_path: Path) ->
         assert words in text
     document = run_json("statistics", "--file", file)
     assert document == json.loads(file.read_text())
-    assert "exists" in refused("StateError", "statistics", "--file", file, "--out", page)
+    assert run("statistics", "--file", file, "--out", page).exit_code == 0
+    (tmp_path / "other.html").write_text("{}")
+    assert "exists" in refused("StateError", "statistics", "--file", file, "--out", tmp_path / "other.html")
     assert "name a file that ends with .html" in refused("UsageError", "statistics", "--out", tmp_path / "page.pdf")
 
 

@@ -63,6 +63,31 @@ def test_a_stopped_site_shows_what_its_disk_knows(history: SiteFolder) -> None:
     assert [row["kind"] for row in shown("events", "--last", "1")] == ["left"]
 
 
+def test_the_peers_of_a_daemon_that_ended_are_as_their_newest_artifacts_left_them(folder: SiteFolder) -> None:
+    assert (
+        "The daemon is down: nothing was begun yet. No artifact of a peer has arrived."
+        in run("peers", "--site", "asia").stdout
+    )
+    body = {
+        "peer": "europe",
+        "purpose": "train",
+        "kind": "model",
+        "sha256": "ab" * 32,
+        "bytes": 7,
+        "outcome": "complete",
+    }
+    finished = ("finished", 2, {})
+    append_rows(folder, *(("received", number, body) for number in (1, 2)), ("committed", 2, round_body()), finished)
+    peer = shown("peers")["europe"]
+    assert (peer["state"], peer["round"], peer["phase"]) == ("unknown", 2, None)
+    assert 0 <= peer["last_seen_s"] < LIMIT_S
+    lines = [" ".join(line.split()) for line in run("peers", "--site", "asia").stdout.splitlines()]
+    assert any(line.startswith("europe unknown 2 - - ") and line.endswith(" ago - -") for line in lines)
+    text = " ".join(lines)
+    assert "The daemon is down: this is what the journal says. Its newest row is of 20" in text
+    assert "and round 2 of 3 was its last. Round and last seen are of the newest artifact of each peer" in text
+
+
 def test_what_others_say_is_shown_without_its_escapes(history: SiteFolder) -> None:
     for name, words in (("events", "not [2J its turn"), ("status", "Failed: data: no data")):
         text = run(name, "--site", "asia").stdout

@@ -31,7 +31,7 @@ def test_a_table_a_letter_and_a_document_name_nobody(site: TrainedSite, tmp_path
     for text in (result.stdout, letter.read_text(), str(document)):
         assert "patient" not in text
     assert letter.stat().st_mode & 0o777 == 0o600
-    assert "exists" in refused("StateError", *options, "--subject", "patient-18", "--letter", letter)
+    assert "exists" in refused("StateError", *options, "--subject", "patient-18", "--out", letter)
 
 
 def test_someone_who_was_never_trained_on_is_cleared(site: TrainedSite) -> None:

@@ -20,6 +20,7 @@ from peer.core.metrics import metric_title
 from peer.core.targets import TimeToEvent
 from peer.core.tasks import objective_of
 from peer.core.worker_protocol import from_json
+from peer.errors import one_line
 from peer.site.config.site_tables import DataConfig
 from peer.train.data.datalist import Datalist
 from peer.train.settings import DataSettings, IntensitySettings, TaskSettings, TrainingSettings
@@ -69,9 +70,9 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
     """Collect the facts that are known before the export writes a file.
 
     Args:
-        facts: from the site's journal and configuration: ``form``, ``site``, ``federation``,
-            ``method``, ``generation``, ``round``, ``choice``, ``rounds``, ``metrics``, ``contributors``,
-            ``samples``, ``left_out``, ``precision``, ``licence`` and ``exported``.
+        facts: from the site's journal and configuration: ``form``, ``site``, ``contact``,
+            ``federation``, ``ledger``, ``method``, ``generation``, ``round``, ``choice``, ``rounds``,
+            ``metrics``, ``contributors``, ``samples``, ``left_out``, ``precision``, ``licence`` and ``exported``.
     """
     task, data = settings.task, settings.data
     free = task.kind == "super_resolution"
@@ -178,7 +179,8 @@ def render_markdown(card: Mapping[str, Any]) -> str:
             "What it is",
             _list(
                 {
-                    "Site": card["site"],
+                    "Exported by": f"site {card['site']}"
+                    + (f"; contact: {one_line(card['contact'])}" if card["contact"] else ""),
                     "Federation": f"{federation['name']}, digest `{federation['digest']}`",
                     "Sites of the federation": ", ".join(federation["sites"]),
                     "Method": f"{method['name']}, {_pairs(method['parameters'])}",
@@ -187,6 +189,9 @@ def render_markdown(card: Mapping[str, Any]) -> str:
                     "Task": _pairs({key: value for key, value in task.items() if key not in ("columns", "target")}),
                     **({"Target": _target(task["target"])} if "target" in task else {}),
                     "Exported": f"{card['exported']}, as {card['form']}",
+                    "Egress ledger of the site before this export": (
+                        f"{card['ledger']['rows']} rows, head `{card['ledger']['hash']}`"
+                    ),
                     "Licence": card["licence"],
                     "Made with": _pairs(card["versions"]),
                 }

@@ -18,6 +18,7 @@ from peer.site.config.site_folder import (
     home_folder,
     make_private,
     must_be_new,
+    must_be_new_or_page,
     sites,
     write_atomically,
 )
@@ -155,6 +156,17 @@ def test_files_that_people_named_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "old").touch()
     with pytest.raises(StateError, match="old exists; remove it, or name another file"):
         must_be_new(tmp_path / "old")
+
+
+def test_a_page_replaces_a_page_and_no_other_file(tmp_path: Path) -> None:
+    must_be_new_or_page(tmp_path / "new")
+    (tmp_path / "page").write_text("<!DOCTYPE html>\n<html>")
+    must_be_new_or_page(tmp_path / "page")
+    (tmp_path / "datalist.json").write_text("{}")
+    (tmp_path / "folder").mkdir()
+    for name in ("datalist.json", "folder"):
+        with pytest.raises(StateError, match=f"{name} exists; remove it, or name another file"):
+            must_be_new_or_page(tmp_path / name)
 
 
 def test_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:

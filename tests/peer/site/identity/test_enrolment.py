@@ -160,7 +160,7 @@ def test_authority_does_not_show_its_secrets(authority: Authority) -> None:
 
 def test_founding_overwrites_nothing(authority: Authority, tmp_path: Path) -> None:
     before = contents(tmp_path / "ca")
-    with refused(StateError, r"ca exists and is not an empty folder; name another"):
+    with refused(StateError, r"ca exists and is not an empty folder; name another folder with --out"):
         Authority.create(tmp_path / "ca", DRAFT, "draft", now=NOW)
     assert contents(tmp_path / "ca") == before
     (tmp_path / "file").touch()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fakes.sites import INITIALISED, append_rows, begin_generation, committed, replace_module
+from fakes.sites import INITIALISED, TRANSFER, append_rows, begin_generation, committed, replace_module
 from peer.core.artifacts import Artifact, Source, TensorSpec
 from peer.core.messages import Manifest
 from peer.core.roster import Sha256, SiteName
@@ -105,6 +105,10 @@ def rows(folder: SiteFolder) -> list[dict[str, Any]]:
 # --- the file and the ledger ----------------------------------------------------------------------------------------
 def test_a_file_its_card_and_a_row_of_the_ledger(folder: SiteFolder, answering: Answering, tmp_path: Path) -> None:
     request_file, out = answering(WRITES), tmp_path / "taken" / "asia.onnx"
+    folder.site_toml.write_text('contact = "radiology, ext. 12"\n' + folder.site_toml.read_text())
+    with contextlib.closing(Ledger(folder.egress_db)) as ledger:
+        ledger.settle(ledger.intend(**TRANSFER, bytes=7), bytes=7, outcome="complete")
+        head = ledger.head
     document = exported(folder, out)
     assert (out.read_bytes(), (tmp_path / "taken" / "asia.onnx.md").read_text()) == (b"graph", "card")
     assert out.stat().st_mode & 0o777 == 0o600
@@ -114,7 +118,7 @@ def test_a_file_its_card_and_a_row_of_the_ledger(folder: SiteFolder, answering: 
         "card": f"{out}.md", "sha256": "ab" * 32, "bytes": 5, "network": "resnet10", "parameters": 7, "included": [],
         "left_out": {}, "checks": [], "licence": "CC-BY-4.0", "choice": "",
     }  # fmt: skip
-    (row,) = rows(folder)
+    _, row = rows(folder)
     assert (row["purpose"], row["kind"], row["peer"], row["outcome"]) == ("export", "onnx", "", "complete")
     assert (row["sha256"], row["bytes"], row["sent_bytes"], row["round"], row["generation"]) == ("ab" * 32, 5, 5, 2, 1)
     facts = json.loads(request_file.read_text())["facts"]
@@ -123,6 +127,8 @@ def test_a_file_its_card_and_a_row_of_the_ledger(folder: SiteFolder, answering: 
     assert facts["federation"]["digest"] == FederationConfig.load(folder.federation_toml).digest
     assert (facts["method"]["name"], facts["rounds"], facts["licence"]) == ("fedskd", 3, "CC-BY-4.0")
     assert facts["precision"] == "fp32"
+    assert facts["contact"] == "radiology, ext. 12"
+    assert facts["ledger"] == {"rows": head.count, "hash": head.hash}
     assert facts["samples"] == SAMPLES
 
 

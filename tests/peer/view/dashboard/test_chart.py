@@ -24,7 +24,7 @@ def test_a_measure_of_each_split_and_the_training_losses_come_first() -> None:
 
 def test_a_tag_is_shown_in_words() -> None:
     assert title("global_test/auc") == "AUC on every site's test data"
-    assert title("train/distillation_ratio") == "distillation ratio (train)"
+    assert title("train/distillation_ratio") == "Distillation over the loss on labels (train)"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,8 @@ def test_a_title_says_how_many_samples_a_value_is_of() -> None:
     assert title("test/auc", [18]) == "AUC on own test data (18 samples)"
     assert title("test/auc", [40, 18, 20]) == "AUC on own test data (18 to 40 samples)"
     assert title("train/total", [18]) == "Training loss (train)"
+    assert title("train/ce_dam") == "Cross-entropy of the local model (train)"
+    assert title("test/loss") == "Loss on own test data"
 
 
 def test_a_line_a_site_and_no_more_points_than_pixels() -> None:

@@ -1,6 +1,7 @@
 """Asia's folder with data, and `check` on it."""
 
 import json
+import os
 import re
 import socketserver
 import threading
@@ -14,8 +15,17 @@ from peer.lab.demo.local_federation import LocalFederation
 from peer.site.config.site_folder import SiteFolder
 from peer.view.preflight.check import check
 from peer.view.preflight.finding import Finding
+from peer.view.preflight.local import GPU_VARIABLE, HOME_VARIABLES, PROXY_VARIABLES
 
 Edit = Callable[[Path, str, str], None]
+
+
+@pytest.fixture(autouse=True)
+def _environment_sets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the findings independent of the variables that a developer's shell has set."""
+    for name in list(os.environ):
+        if name.lower() in PROXY_VARIABLES or name in (*HOME_VARIABLES, GPU_VARIABLE):
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture

@@ -321,6 +321,28 @@ def test_whether_the_kernel_can_confine_the_worker_is_said(monkeypatch: pytest.M
     assert "could read the private key" in finding.message
 
 
+def test_what_the_environment_sets_is_said(folder: SiteFolder) -> None:
+    site = SiteConfig.load(folder.site_toml)
+    assert list(local.check_environment(folder, site, {"PATH": "/bin", "MHFL_HOME": ""})) == []
+
+    def message(site: SiteConfig = site, **environ: str) -> str:
+        (finding,) = local.check_environment(folder, site, environ)
+        assert (finding.subject, finding.verdict) == ("environment", "ok")
+        return finding.message
+
+    home = str(folder.home)
+    assert message(MHFL_HOME=home, XDG_STATE_HOME="/x").startswith(
+        f"MHFL_HOME names the state folder, {home}. A daemon"
+    )
+    assert f"XDG_STATE_HOME is not used: the state folder is {home}" in message(XDG_STATE_HOME="/elsewhere")
+    proxy = {"HTTPS_PROXY": "http://user:secret@proxy:3128", "no_proxy": "localhost"}
+    assert 'HTTPS_PROXY, no_proxy not used: [connect] does not say proxy = "environment"' in message(**proxy)
+    obeying = site.model_copy(update={"connect": site.connect.model_copy(update={"proxy": "environment"})})
+    assert "HTTPS_PROXY, no_proxy used, by [connect]" in message(obeying, **proxy)
+    assert "secret" not in message(obeying, **proxy)
+    assert "CUDA_VISIBLE_DEVICES=1 limits the GPUs" in message(CUDA_VISIBLE_DEVICES="1")
+
+
 def test_people_who_left_the_datalist_are_worth_a_warning(tmp_path: Path) -> None:
     site = TrainedSite(tmp_path / "sites")
     config = SiteConfig.load(site.folder.site_toml)

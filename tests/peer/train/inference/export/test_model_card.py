@@ -42,6 +42,9 @@ def test_the_text_tells_them_all(card_facts: dict[str, Any]) -> None:
     text = model_card.render_markdown(card_facts)
     for sentence in (
         "# Model of alpha, test, round 1",
+        "Exported by: site alpha\n",
+        "Exported: 2026-11-22T10:00:00+00:00, as onnx",
+        f"Egress ledger of the site before this export: 4 rows, head `{'cd' * 32}`",
         f"digest `{'ab' * 32}`",
         "1 of 3 finished, generation 1",
         "7298 parameters",
@@ -59,6 +62,8 @@ def test_the_text_tells_them_all(card_facts: dict[str, Any]) -> None:
     ):
         assert sentence in text, sentence
     assert "Left out" not in text
+    card_facts["contact"] = "radiology, ext. 12"
+    assert "Exported by: site alpha; contact: radiology, ext. 12\n" in model_card.render_markdown(card_facts)
 
 
 def test_classes_have_the_names_of_the_federation(card_facts: dict[str, Any], tmp_path: Path) -> None:
