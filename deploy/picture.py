@@ -1,7 +1,7 @@
 """Draw ``deploy/picture.svg``, a round of FedVisit by its real schedule; ``--check`` only compares.
 
-Run it from anywhere: ``python deploy/picture.py``. It computes which models visit whom, as the sites of
-``deploy/examples/federation.toml`` would with the round key below, and draws the visits, the training and the returns.
+Run it from anywhere: ``python deploy/picture.py``. It computes which models visit whom, as the hospitals of
+``mhfl-peer demo`` would with the round key below, and draws the visits, the training and the returns.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ sys.path.insert(0, str(DEPLOY.parent))
 
 from peer.core.roster import RoundKey  # noqa: E402
 from peer.core.status import plan_of  # noqa: E402
+from peer.lab.demo.presets import DEFAULT_STUDY, FAMILIES, PresetSize, study  # noqa: E402
 from peer.site.config.rules import make_rules  # noqa: E402
 from peer.site.config.schema import FederationConfig  # noqa: E402 - found beside this script, whether installed or not
 
-PICTURE = DEPLOY / "picture.svg"
+METHOD, PICTURE = "fedvisit", DEPLOY / "picture.svg"
 ROUND_KEY = RoundKey(bytes([206]) * 32)
 NETWORKS = ((26, 20, 14, 8), (14, 14, 14), (24, 24, 16, 16, 8, 8), (20, 10))
 """The heights of each site's layers: every site has a network of its own."""
@@ -54,10 +55,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when the picture is stale")
     check = parser.parse_args(arguments).check
-    example = (
-        (DEPLOY / "examples" / "federation.toml").read_text("utf-8").replace('name = "fedskd"', 'name = "fedvisit"')
-    )
-    text = draw_round(FederationConfig.parse(example, where="federation.toml"))
+    experiment = study(DEFAULT_STUDY, [METHOD], PresetSize())
+    (partition,) = experiment.partitions.values()
+    example = experiment.federation_text(METHOD, FAMILIES, partition.sites, seed=0)
+    text = draw_round(FederationConfig.parse(example, where=DEFAULT_STUDY))
     if PICTURE.exists() and PICTURE.read_text("utf-8") == text:
         return 0
     if check:
@@ -79,7 +80,7 @@ def draw_round(federation: FederationConfig) -> str:
     words = "; ".join(f"{host} trains {' and '.join(owners)}" for host, owners in plan["receives_from"].items())
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" role="img">',
-        f"<title>A round of FedVisit at four sites: models visit, hosts train them, copies return. {words}</title>",
+        f"<title>A round of FedVisit at four hospitals: models visit, hosts train them, copies return. {words}</title>",
         f"<style>{STYLE}</style>",
         f'<rect width="{width}" height="{HEIGHT}" rx="8" fill="var(--page)"/>',  # readable on a page of another theme
     ]

@@ -31,7 +31,7 @@ from peer.core import rows, site_memory
 from peer.core.limits import ROUNDS_MAX
 from peer.core.roster import SITE_NAME, Sha256, SiteName
 from peer.errors import CertificateError, DiskError, StateError, UsageError
-from peer.files import ARTIFACT_SUFFIX, UNFINISHED, artifact_path, sync_folder
+from peer.files import ARTIFACT_SUFFIX, STATISTICS_FILE, UNFINISHED, artifact_path, sync_folder
 from peer.site.config.schema import FederationConfig
 from peer.site.config.site_folder import SiteFolder, make_private, must_be_new
 from peer.site.identity.certificates import (
@@ -58,7 +58,7 @@ ROUND_KEYS = "round_keys.json"
 """The one file of the folder ``membership`` that holds secrets."""
 PLACE = re.compile(
     r"membership/(chain|forks|notices|approvals|accepted|joined|round_keys)\.json|site\.toml|federation\.toml|egress\.db|pki/(site\.key|site\.key\.new|cert\.pem|ca\.pem|round\.key)"
-    r"|gen-[0-9]{4,}/(journal\.db|cohorts/(key|[0-9a-f]{64}\.json)|artifacts/[0-9a-f]{64}\.safetensors"
+    r"|gen-[0-9]{4,}/(journal\.db|statistics\.json|cohorts/(key|[0-9a-f]{64}\.json)|artifacts/[0-9a-f]{64}\.safetensors"
     r"|checkpoints/round-[0-9]{6,}/[a-z_-]+/(?!\.\.?$)[A-Za-z0-9_.-]+)"
 )
 """Paths, relative to the site's folder, that a file of a backup may have."""
@@ -237,6 +237,8 @@ def _places(
         if with_key or path.name != ROUND_KEYS:
             yield PurePosixPath("membership", path.name)
     home = PurePosixPath(folder.generation(generation).name)
+    if (folder.generation(generation) / STATISTICS_FILE).exists():
+        yield home / STATISTICS_FILE
     for path in sorted((folder.generation(generation) / COHORTS).glob("[!.]*") if with_key else ()):
         yield home / COHORTS / path.name
     artifacts = folder.generation(generation) / "artifacts"

@@ -207,11 +207,11 @@ class SiteChain:
 
     def _ask(self, call: Callable[[ControlClient], Any]) -> tuple[bool, Any]:
         """Return whether a daemon runs here, and its answer; raise ``DaemonDown`` if one listens without answering."""
-        from peer.net.transport.control import ControlClient, DaemonSilent
+        from peer.net.transport.control import AMENDING_S, ControlClient, DaemonSilent
 
         try:
             if (socket := self.folder.control_socket()).exists():
-                return True, call(ControlClient(socket))
+                return True, call(ControlClient(socket, answer_s=AMENDING_S))
         except DaemonSilent:
             raise
         except DaemonDown:

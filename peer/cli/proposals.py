@@ -155,19 +155,23 @@ def approve(call: SiteCall, file: Path, yes: bool, ca: Path | None, instead: boo
 def enact(call: SiteCall, files: tuple[Path, ...], instead: bool) -> None:
     """Make a proposal that enough members signed the next amendment of this site's chain. The other
     sites get it from this site's daemon. Several copies of one proposal count together. A file of
-    `federation show --out` gives its first amendment that this site's chain lacks.
+    `federation show --out` gives its first amendment that this site's chain lacks, even one whose
+    first round is past; name the proposal's file, too, if it brings a new round key.
 
     \b
     mhfl-peer federation enact expel-asia.json
     """
     site = SiteChain.open(call.folder)
     try:
-        proposal = functools.reduce(Proposal.merged, (_next_in_file(site, file) for file in files))
+        proposals = [_next_in_file(site, file) for file in files]
+        proposal = functools.reduce(Proposal.merged, (each for each, _ in proposals))
     except AmendmentRefused as error:
         raise MembershipError(error.message, error.remedy) from error
     notes = site.check_newest(besides=proposal.amendment.expel, instead=instead)
-    _check_in_time(site, proposal)
-    document = site.act("enact", proposal=proposal.encode().decode())
+    is_followed = any(followed for _, followed in proposals)
+    if not is_followed:
+        _check_in_time(site, proposal)
+    document = site.act("enact", proposal=proposal.encode().decode(), is_followed=is_followed)
     document["notes"][:0] = notes
     call.emit(document, render_enacted)
 
@@ -181,17 +185,20 @@ def _read(file: Path) -> Proposal:
         raise MembershipError(f"{file}: {error.message}", error.remedy) from error
 
 
-def _next_in_file(site: SiteChain, file: Path) -> Proposal:
-    """Return the proposal in a file, or the first amendment of the chain in it that the site's chain lacks."""
+def _next_in_file(site: SiteChain, file: Path) -> tuple[Proposal, bool]:
+    """Return the proposal in a file, or the first amendment of the chain in it that the site's chain lacks.
+
+    The second value is whether the file holds a chain, which a member follows.
+    """
     content = read_received_file(file)
     if FILES[CHAIN_FILE].encode() not in content:
-        return _read(file)
+        return _read(file), False
     theirs = decode_chain(content, site.genesis.config)
     if not theirs.links:
         raise AmendmentRefused(f"{file} holds no amendment", "ask a site that has one for the file")
     own = {link.after.digest for link in site.chain.links}
     lacking = [link for link in theirs.links if link.after.digest not in own]
-    return Proposal((lacking or theirs.links[-1:])[0].signed)
+    return Proposal((lacking or theirs.links[-1:])[0].signed), True
 
 
 def _sign(site: SiteChain, proposal: Proposal, *, instead: bool) -> Proposal:

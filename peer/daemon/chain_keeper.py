@@ -246,7 +246,7 @@ class ChainKeeper:
             return False
         return self.is_news(head) or (head == self.head and self._missing_key() is not None)
 
-    def enact(self, signed: SignedAmendment, *, sealed: bytes = b"") -> None:
+    def enact(self, signed: SignedAmendment, *, sealed: bytes = b"", is_followed: bool = False) -> None:
         """Append the operator's amendment to the chain; one that is in the chain already only adds its round key.
 
         Raises ``AmendmentRefused`` with the reason if it is invalid.
@@ -254,16 +254,19 @@ class ChainKeeper:
         Args:
             signed: the amendment with its signatures.
             sealed: the copy of its round key for this site, if it has a new one.
+            is_followed: whether it is of a member's chain; its first round may be past then, as if that member sent it.
         """
         amendment, digest, opened = decode(signed.body), body_digest(signed.body), self._opened_round()
+        keys = [SealedKey(amendment.number, sealed)] if sealed else []
         if any(link.after.digest == digest for link in self.chain.links):
-            self._take_keys(self.chain, [SealedKey(amendment.number, sealed)] if sealed else [])
+            self._take_keys(self.chain, keys)
             return
-        self._refuse_rival(amendment.number, signed)
+        self._refuse_rival(amendment.number, signed, keys)
         chain = self.chain.extended(signed)
-        check_not_past(amendment, opened, f"this site has opened round {opened}")
+        if not is_followed:
+            check_not_past(amendment, opened, f"this site has opened round {opened}")
         self._genesis.settings_after(chain.head)
-        self._take_keys(chain, [SealedKey(amendment.number, sealed)] if sealed else [])
+        self._take_keys(chain, keys)
         if amendment.round_key_tag not in self._keyring():
             raise AmendmentRefused(
                 f"amendment {amendment.number} names a round key that this site does not have",
@@ -271,8 +274,8 @@ class ChainKeeper:
             )
         self._adopt(chain)
 
-    def _refuse_rival(self, number: int, signed: SignedAmendment) -> None:
-        """Store an amendment that forks from the chain, for ``choose``; then raise ``AmendmentRefused``.
+    def _refuse_rival(self, number: int, signed: SignedAmendment, keys: Sequence[SealedKey]) -> None:
+        """Store an amendment that forks from the chain, and its key, for ``choose``; then refuse it.
 
         A site whose new key the other sites do not know gets the amendment only by its file.
         """
@@ -281,6 +284,7 @@ class ChainKeeper:
         except AmendmentRefused:  # it is the next one, or it was never valid in that place
             return
         self._folder.save_fork(fork, kept=fork.own)
+        self._take_keys(self.chain.until(number - 1).extended(signed), keys)
         raise AmendmentRefused(
             f"this site follows another amendment {number}; it keeps this one as a fork",
             f"take it with `mhfl-peer federation choose {body_digest(signed.body)[:12]}`, once the members agree",
@@ -309,7 +313,7 @@ class ChainKeeper:
                     raise AmendmentRefused(
                         f"this site does not have the round key of the amendment {digest[:12]}…, without which it has "
                         "no order for a round that it has opened",
-                        "let the daemon run until a peer with that chain has given it the key, and choose again",
+                        "let the daemon run until a peer with that chain gives the key, or enact the proposal's file",
                     )
                 back, _ = compare(chain, self.chain, opened_round=self._opened_round())
                 if back == Choice.TAKEN:

@@ -50,7 +50,8 @@ class MembershipActions:
 
     def _enact(self, arguments: Mapping[str, Any]) -> AmendmentEnacted:
         proposal = Proposal.decode(str(arguments["proposal"]).encode())
-        self._keeper.enact(proposal.signed, sealed=proposal.keys.get(self._folder.site, b""))
+        sealed, is_followed = proposal.keys.get(self._folder.site, b""), bool(arguments.get("is_followed"))
+        self._keeper.enact(proposal.signed, sealed=sealed, is_followed=is_followed)
         link = next(link for link in self._keeper.chain.links if link.after.digest == proposal.digest)
         before = self._keeper.chain.after(link.after.number - 1)
         valid, _ = signers(link.signed, authorities=before.authorities, keys=before.keys)

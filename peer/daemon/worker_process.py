@@ -249,9 +249,11 @@ class WorkerProcess:
 
     def _advance(self, event: events.Event) -> bool:
         """Record an event as a sign of progress; return whether the event is to be reported."""
-        self._began = True
-        if self._monitor is not None:
+        if self._monitor is not None and self._began:
             self._monitor.advance()
+        elif self._monitor is not None:
+            self._monitor.begin()  # the worker has imported its libraries: no step has to take as long
+        self._began = True
         if isinstance(event, worker_protocol.StillWorking):
             return False
         if not isinstance(event, events.Progressed):

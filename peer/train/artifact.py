@@ -212,7 +212,7 @@ def read_state(
             theirs, ours = source.artifact.spec, own.spec
             raise ValueError(
                 f"its spec is not this site's {ours['name']}, with which it is averaged: "
-                + _spec_difference(theirs, ours, getattr(own.network, "differences", {}))
+                + _spec_difference(theirs, ours, getattr(getattr(own, "network", own), "differences", {}))
             )
         if any_body:
             prefix, head = _build_head_on_meta(source.artifact, task, allow)

@@ -63,15 +63,24 @@ MODEL = 'name = "resnet10"\n[model.parameters]\nwidth = {width}\nstem_stride = 2
 
 
 @pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[LocalFederation]]:
-    """Federations of real daemons whose real workers a process forks that has imported torch and MONAI."""
+def warm_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], type[LocalFederation]]]:
+    """Federations of real daemons with this worker, which a process forks that has imported torch and MONAI."""
     workers = Warm(tmp_path_factory.mktemp("warm"))
 
-    class WarmLoopback(LocalFederation):
-        program = (sys.executable, "-P", str(DAEMON), json.dumps(workers.command("peer.train.worker")))
+    def make(worker: str) -> type[LocalFederation]:
+        class WarmLoopback(LocalFederation):
+            program = (sys.executable, "-P", str(DAEMON), json.dumps(workers.command(worker)))
 
-    yield WarmLoopback
+        return WarmLoopback
+
+    yield make
     workers.close()
+
+
+@pytest.fixture(scope="session")
+def warm(warm_daemons: Callable[[str], type[LocalFederation]]) -> type[LocalFederation]:
+    """Federations of real daemons with real workers that start at once."""
+    return warm_daemons("peer.train.worker")
 
 
 @pytest.fixture(scope="session")
@@ -171,7 +180,7 @@ def finish(loopback: LocalFederation, *, limit_s: float = END_S) -> dict[str, in
     wait_until(
         lambda: all(daemon.poll() is not None for daemon in loopback.daemons.values()),
         limit_s=limit_s,
-        what="\n".join(f"--- {name}\n{loopback.console(name)[-3000:]}" for name in loopback.daemons),
+        what=lambda: "\n".join(f"--- {name}\n{loopback.console(name)[-3000:]}" for name in loopback.daemons),
     )
     return {name: daemon.poll() for name, daemon in loopback.daemons.items()}
 

@@ -45,4 +45,4 @@ def test_a_demonstration_runs_daemons_and_the_pooled_bound_and_draws_its_page(tm
     assert document["gains"]["local"]["fedvisit"].keys() == {"gain", "room", "share"}
     page = Path(document["picture"]).read_text()
     assert document["conclusion"] in html.unescape(page)
-    assert page.count("<svg ") == 4 + len(names) + 2  # over the splits, of each site, of both methods' visits
+    assert page.count("<svg ") == 4 + len(names) + 1  # over the splits, of each site, of FedVisit's visits

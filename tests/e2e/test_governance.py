@@ -71,11 +71,15 @@ def test_a_founder_adds_a_hospital_and_another_leaves(federation: AmendedDaemons
 
 
 def test_members_take_over_and_expel_one(federation: AmendedDaemons, tmp_path: Path) -> None:
+    """The federation holds meanwhile, so that no round that an amendment begins with is past before it is enacted."""
+    held = federation.govern("europe", "hold", "--ca", federation.ca)
+    for name in FOUNDERS:
+        federation.until(name, lambda status: status["phase"] == "held")
     keys = {name: key_digest(read_key(federation.folder(name).pki / KEY_FILE).public_key()) for name in FOUNDERS}
     pins = [f"--rekey={name}={key}" for name, key in keys.items()]
     federation.govern("europe", "amend", "--ca", federation.ca, "--governance", "2", *pins)
-    federation.follow(1, *FOUNDERS)
-    file = tmp_path / "expel-asia.json"
+    federation.follow(2, *FOUNDERS)
+    file, resume = tmp_path / "expel-asia.json", tmp_path / "resume.json"
     proposed = federation.govern("europe", "propose", "--expel", "asia", "--out", file)
     assert proposed["keys_for"] == ["africa", "europe", "oceania"]
     for name in ("africa", "oceania"):
@@ -83,7 +87,11 @@ def test_members_take_over_and_expel_one(federation: AmendedDaemons, tmp_path: P
     enacted = federation.govern("oceania", "enact", file)
     assert enacted["signed_by"] == ["africa", "europe", "oceania"]
     remaining = ("africa", "europe", "oceania")
-    federation.follow(2, *remaining)
+    federation.follow(3, *remaining)
+    assert {federation.show(name, "status")["round"] for name in remaining} == {held["from_round"] - 1}
+    federation.govern("africa", "propose", "--resume", "--out", resume)
+    federation.govern("oceania", "approve", "--yes", resume)
+    federation.govern("oceania", "enact", resume)
     federation.end(*remaining)
     for name in remaining:
         assert set(federation.call("rounds", "--site", name)[-1]["contributors"]) == {*remaining}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,27 +14,24 @@ from peer.lab.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.nightly, pytest.mark.e2e, pytest.mark.timeout(600)]
 
-DAEMON = Path(__file__).parents[1] / "fakes" / "daemon.py"
 SCHEDULE = '[schedule]\nkind = "derangement"\n'
 
 
-class StoppingLocalFederation(LocalFederation):
-    """Sites whose workers stop themselves."""
-
-    program = (sys.executable, "-P", str(DAEMON), json.dumps([sys.executable, "-P", stopping_worker.__file__]))
-
-
 def test_a_stopped_worker_is_started_again_and_the_round_ends_with_the_same_bits(
-    found: Callable[..., LocalFederation], copied: Callable[[LocalFederation], LocalFederation], tools: Any
+    found: Callable[..., LocalFederation],
+    copied: Callable[[LocalFederation], LocalFederation],
+    warm_daemons: Callable[[str], type[LocalFederation]],
+    tools: Any,
 ) -> None:
     sites = ("asia", "europe")
-    enrolled = found(sites=sites, rounds=3, steps=60, top=SCHEDULE, cold=True)
+    enrolled = found(sites=sites, rounds=3, steps=60, top=SCHEDULE)
     calm, hung = copied(enrolled), copied(enrolled)
     tools.start(calm, sites)
     tools.finish_well(calm)
     site_toml = hung.folder("asia").site_toml
     site_toml.write_text(site_toml.read_text().replace("[training]\n", "[training]\nhang_s = 40.0\n"))
-    hung.daemons[SiteName("asia")] = StoppingLocalFederation(hung.home, hung.federation).start("asia")
+    stopping = warm_daemons(stopping_worker.__file__)
+    hung.daemons[SiteName("asia")] = stopping(hung.home, hung.federation).start("asia")
     hung.start("europe")
     tools.finish_well(hung)
     (failure,) = [body for kind, _, body in tools.rows(hung, "asia") if kind == "work_failed"]

@@ -24,7 +24,8 @@ def run(*words: object, answer: str = "") -> Result:
 def run_json(*words: object, answer: str = "") -> Any:
     """The document of a call that succeeds."""
     result = run(*words, "--json", answer=answer)
-    assert (result.exit_code, result.stderr) == (0, result.stderr if answer else "")
+    expected = (0, result.stderr if answer else "")
+    assert (result.exit_code, result.stderr) == expected, f"exit code {result.exit_code}: {result.output}"
     return json.loads(result.stdout)
 
 

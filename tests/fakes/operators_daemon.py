@@ -16,13 +16,15 @@ class OperatorsDaemon:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: SiteFolder, **heads: ChainHead) -> None:
         self.heads, self.silent = heads, False
+        self.answer_s: float | None = None
         self.actions: list[str] = []
         self.documents: dict[str, Any] = {}
         monkeypatch.setattr(SiteFolder, "control_socket", lambda other: other.path / "socket")  # of any length
         folder.control_socket().touch()
         monkeypatch.setattr("peer.net.transport.control.ControlClient", self._client)
 
-    def _client(self, path: object) -> "OperatorsDaemon":
+    def _client(self, path: object, *, answer_s: float | None = None) -> "OperatorsDaemon":
+        self.answer_s = answer_s
         return self
 
     def show(self, topic: str, **arguments: Any) -> Mapping[str, Any]:

@@ -55,12 +55,22 @@ def networks(experiment: Experiment) -> Iterator[NamedParameters]:
             yield shared
 
 
+def test_the_page_has_the_number_of_runs(experiment: Experiment) -> None:
+    page = (EXAMPLES / "experiments" / "README.md").read_text()
+    (row,) = re.findall(rf"^\| [^|]*`{re.escape(experiment.name)}`.*$", page, re.MULTILINE)
+    names, *cells = row.strip("|").split("|")
+    counts = next(cell for cell in cells if re.fullmatch(r" [\d, ]+(each )?", cell)).replace("each", "").split(", ")
+    place = re.findall(r"`([^`]+)`", names).index(experiment.name)
+    repetitions = max(experiment.folds, 1) * len(experiment.seeds)
+    assert int(counts[min(place, len(counts) - 1)]) == len(list(experiment.combinations())) * repetitions
+
+
 def test_a_preset_says_what_it_is(experiment: Experiment) -> None:
     assert experiment.name == experiment.path.stem
     assert f" {experiment.path.name} " in experiment.path.read_text().replace("experiments/", " ")
     assert experiment.title
     assert experiment.differs
-    paper = experiment.reference is not None
+    paper = experiment.reference is not None and experiment.reference.paper != "FLamby"  # a benchmark with own work
     assert paper == experiment.budget.paper
     assert experiment.data.dataset in (PUBLISHED if paper else PACKAGED)
 

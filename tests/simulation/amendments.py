@@ -32,7 +32,7 @@ from peer.site.membership.amendment import (
     body_digest,
     notice_to_base64,
 )
-from peer.site.membership.chain import Chain
+from peer.site.membership.chain import Chain, Link
 from peer.site.membership.folder import MembershipFolder
 from peer.site.membership.forks import Choice, compare
 from peer.site.membership.proposal import Proposal
@@ -181,8 +181,7 @@ class Operators:
                 if self._act(site, "choose", digest=best.after(number).digest):
                     self._run.referee.switched.add(site.name)
                 else:  # whoever has a new key that the others do not know cannot ask them: its operator gets a file
-                    signed = Proposal(best.links[number - 1].signed)
-                    self._act(site, "enact", proposal=signed.encode().decode())
+                    self._enact_file(site, best.links[number - 1])
                     former = site.keeper.chain.head.keys.get(SiteName(site.name))
                     if former not in (None, best.head.keys.get(SiteName(site.name))):
                         self._amend_best(best, rekey={SiteName(site.name): former})
@@ -194,14 +193,14 @@ class Operators:
 
     def _add_again(self, best: Chain) -> None:
         """Enact at a restored site what only those still have whom it does not know, or not with their new keys."""
-        knowing = [SiteName(site.name) for site in self._members() if same_head(site, best)]
+        knowing = [SiteName(site.name) for site in self._followers(best)]
         for site in self._members():
             chain = site.keeper.chain
             behind = len(chain.links) < len(best.links) and not first_difference(chain, best)
             hears = any(chain.head.keys.get(name) == best.head.keys.get(name) for name in knowing)
             if behind and self._can(site.name) and not hears:
                 link = best.links[len(chain.links)]
-                taken = self._act(site, "enact", proposal=Proposal(link.signed).encode().decode())
+                taken = self._enact_file(site, link)
                 past = link.after.from_round <= site.daemon.machine.number
                 if past and not taken and chain.head.keys.keys().isdisjoint(knowing):
                     self._left.update(knowing)  # the members have lived the round of those that alone know it
@@ -228,10 +227,19 @@ class Operators:
     def _amend_best(self, best: Chain, **changes: Any) -> bool:
         """Amend that chain at the first member that follows it and can, with what is never late."""
         return any(
-            self.amend(site, best.head.from_round, **changes)
-            for site in self._members()
-            if same_head(site, best) and self._can(site.name)
+            self.amend(site, best.head.from_round, **changes) for site in self._followers(best) if self._can(site.name)
         )
+
+    def _followers(self, best: Chain) -> list[Site]:
+        """The members whose newest amendment is that of this chain."""
+        return [site for site in self._members() if same_head(site, best)]
+
+    def _enact_file(self, site: Site, link: Link) -> bool:
+        """Enact what a member wrote of its chain, with the file of the author, if that has a new round key."""
+        _, proposal = self._drawn.get(link.after.round_key_tag or Sha256(""), ("", None))
+        if proposal is None or proposal.digest != link.after.digest:
+            proposal = Proposal(link.signed)
+        return self._act(site, "enact", proposal=proposal.encode().decode(), is_followed=True)
 
     def chain(self) -> Chain | None:
         """The chain that all members should follow: the preferred one of all sites, also of those that ended."""
@@ -258,7 +266,7 @@ class Operators:
         missing = [site.name for site in sites if site.daemon is None or site.daemon.machine.phase != Phase.DONE]
         reached = self._run.referee.reached_since_mended()
         pairs = [(one.name, two.name) for one in sites for two in sites if one is not two]
-        same = {site.name for site in self._members() if best is None or same_head(site, best)}
+        same = {site.name for site in (self._members() if best is None else self._followers(best))}
         relays = self._run.relays
         missing += [f"{site.name}, which has nothing parked" for site in sites if not relays.serves(site.name)]
         return missing + [f"{one} to {two}" for one, two in pairs if (one, two) not in reached and {one, two} <= same]
@@ -309,12 +317,14 @@ class Operators:
     def _enact(self, site: Site, chain: Chain, from_round: int, changes: Mapping[str, Any]) -> bool:
         head, expelled = chain.head, changes.get("expel")
         tag = head.round_key_tag or amendment_tag(genesis_key(), head.federation)
+        by = [name for name in head.keys if name != expelled]
         sealed = {}
         if expelled is not None:
             key = RoundKey(self._rng.randbytes(32))
             tag = amendment_tag(key, head.federation)
-            public = site.identity().key.public_key()
-            sealed = {SiteName(site.name): seal_key(key, public, federation=head.federation, site=SiteName(site.name))}
+            for name in (name for name in by if self._can(name)):
+                public = identity(name, head.keys[name]).key.public_key()
+                sealed[name] = seal_key(key, public, federation=head.federation, site=name)
         body = Amendment(
             federation=head.federation,
             number=head.number + 1,
@@ -324,7 +334,6 @@ class Operators:
             round_key_tag=tag,
             **changes,
         ).encode()
-        by = [name for name in head.keys if name != expelled]
         needed = quorum(len(head.keys), head.governance, expels=expelled is not None)
         if head.governance.members is None:
             signatures = [endorse_as_founder(authority()[0], body)]

@@ -54,6 +54,7 @@ FOUND = (
     1256487219,
     7002042,
     7006917,
+    2742519235,
 )
 """Seeds that found a fault, which is mended."""
 

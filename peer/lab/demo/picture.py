@@ -23,6 +23,8 @@ PANEL_INCHES = (3.6, 2.2)
 """Width and height of a site's panel, which a screen of 400 pixels shows at full size."""
 ROUND_INCHES = 0.21
 """Width of a round in the figure of visits."""
+NAME_INCHES = 1.05
+"""Width of a site's name in the figure of visits."""
 METHOD_INCHES = 0.14
 """Height of a method's row in the figures over splits."""
 VALUE_KEYS, GAIN_KEYS = ("mean", "low", "high"), ("gain", "gain_low", "gain_high")
@@ -37,7 +39,9 @@ def write(document: DemoResult, path: Path) -> None:
     with plotting.plot_style():
         comparisons = [] if over_splits is None else list(_comparisons(over_splits, document["metric"], styles))
         panels = [_learning(document, site, styles) for site in _sites(document)]
-        visits = [_visits(document, label) for label in gains.joined(document["methods"])]
+        visits = [
+            _visits(document, label) for label in gains.joined(document["methods"]) if _rounds(document, label) > 1
+        ]
     page = render_page(
         "demo.html.j2",
         title=f"mhfl-peer demo: {document['study']}",
@@ -126,13 +130,19 @@ def _learning(document: DemoResult, site: str, styles: Mapping[str, Style]) -> R
                 axes.axhline(figures["local_test"], color=styles[label].colour, linewidth=1.6, linestyle="--")
             continue
         rounds = [int(round) for round in figures["curve"]]
-        axes.plot(rounds, list(figures["curve"].values()), color=styles[label].colour, linewidth=2.0)
+        marker = "o" if len(rounds) == 1 else ""
+        axes.plot(rounds, list(figures["curve"].values()), color=styles[label].colour, linewidth=2.0, marker=marker)
     axes.set_ylim(min(every_value) - 0.05 * span, max(every_value) + 0.05 * span)
     axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
     axes.set_xlabel("round")
     axes.set_ylabel(f"Local Test {unit.axis}")
     model = document["methods"]["local"]["sites"][site]["model"]
     return plotting.render(figure, name=f"learning-{site}", title=f"{site} ({model})", caption="")
+
+
+def _rounds(document: DemoResult, label: str) -> int:
+    """Return the number of rounds in which a method's sites received something."""
+    return max(len(figures["received_from"]) for figures in document["methods"][label]["sites"].values())
 
 
 def _values(method: Mapping[str, Any]) -> Iterator[float]:
@@ -148,9 +158,11 @@ def _visits(document: DemoResult, label: str) -> ReportFigure:
     rounds, in_cell = document["size"]["rounds"], 1
     for figures in hosts.values():
         in_cell = max(in_cell, *(len(origins) for origins in figures["received_from"].values()), 1)
-    row = in_cell + 0.6
-    height = 0.75 + MARKER_ROWS_INCHES * row * len(sites)
-    figure, ((axes,),) = plotting.new_figure(max(2.0, 1.0 + ROUND_INCHES * rounds), height)
+    row, width = in_cell + 0.6, max(2.6, 1.0 + ROUND_INCHES * rounds)
+    names_in_row = max(1, min(len(sites), int(width / NAME_INCHES)))
+    legend_rows = -(-len(sites) // names_in_row)
+    height = 0.55 + 0.2 * legend_rows + MARKER_ROWS_INCHES * row * len(sites)
+    figure, ((axes,),) = plotting.new_figure(width, height)
     points: dict[str, list[tuple[int, float]]] = {site: [] for site in sites}
     for index, host in enumerate(sites):
         for round, origins in hosts[host]["received_from"].items():
@@ -175,7 +187,7 @@ def _visits(document: DemoResult, label: str) -> ReportFigure:
     axes.set_xlim(0.4, rounds + 0.6)
     axes.xaxis.get_major_locator().set_params(integer=True, nbins=8)
     axes.set_xlabel("round")
-    figure.legend(loc="outside upper left", ncols=min(4, len(sites)), handletextpad=0.1, columnspacing=0.9)
+    figure.legend(loc="outside upper left", ncols=names_in_row, handletextpad=0.1, columnspacing=0.9)
     return plotting.render(
         figure,
         name=f"visits-{label}",

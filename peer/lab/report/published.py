@@ -1,4 +1,4 @@
-"""The published figures of the four papers: the tables that an experiment refers to, and remarks on errors.
+"""The published figures of the papers and of FLamby: the tables that an experiment refers to, and remarks on errors.
 
 ``published.json`` holds numbers, names and table ids as printed. A cell is a number, or mean and
 standard deviation.

@@ -34,6 +34,7 @@ DOCUMENTS = (
 MEMBERSHIP_ACTIONS = ("enact", "approve", "leave", "accept", "choose")
 ACTIONS = ("pause", "resume", "stop", *MEMBERSHIP_ACTIONS)
 ANSWER_S = 5.0  # a daemon that takes longer hangs: training runs in another process
+AMENDING_S = 60.0  # an answer about the chain waits for its files, which a busy disk holds up for many seconds
 CONNECT_AGAIN_S = 0.02
 ANSWER_BYTES_MAX = 256 << 20  # a million transfers of 250 bytes
 READ_BYTES = 1 << 18
@@ -49,10 +50,14 @@ class ControlClient:
 
     Every method raises ``DaemonDown`` if no daemon answers, ``DaemonSilent`` if it takes too long, and otherwise the
     ``PeerError`` with which the daemon refused.
+
+    Args:
+        path: the socket.
+        answer_s: how long an answer to ``show`` or ``act`` may take; by default ``ANSWER_S``.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, answer_s: float | None = None) -> None:
+        self._path, self._answer_s = path, ANSWER_S if answer_s is None else answer_s
 
     def show(self, topic: str, **arguments: Any) -> Any:
         """Request one of ``DOCUMENTS``."""
@@ -71,7 +76,7 @@ class ControlClient:
         return self._answers("follow", topic, arguments, silence_s)
 
     def _ask(self, call: str, name: str, arguments: Mapping[str, Any]) -> Any:
-        with contextlib.closing(self._answers(call, name, arguments, ANSWER_S)) as answers:
+        with contextlib.closing(self._answers(call, name, arguments, self._answer_s)) as answers:
             return next(answers)
 
     def _answers(
@@ -87,16 +92,16 @@ class ControlClient:
                     yield answer["document"]
         except TimeoutError:
             raise DaemonSilent(
-                f"the daemon behind {self._path} runs, but did not answer within {silence_s or ANSWER_S:g} s",
+                f"the daemon behind {self._path} runs, but did not answer within {silence_s or self._answer_s:g} s",
                 "it is busy, stopped (SIGSTOP) or hung: look again, then see its log",
             ) from None
         except OSError:
             raise self._down() from None
 
     def _connect(self) -> socket.socket:
-        """Connect with the timeout ``ANSWER_S``; wait while the daemon's queue of connections is full."""
-        connection, ends_s = socket.socket(socket.AF_UNIX), time.monotonic() + ANSWER_S
-        connection.settimeout(ANSWER_S)
+        """Connect within the time of an answer; wait while the daemon's queue of connections is full."""
+        connection, ends_s = socket.socket(socket.AF_UNIX), time.monotonic() + self._answer_s
+        connection.settimeout(self._answer_s)
         try:
             while True:
                 try:

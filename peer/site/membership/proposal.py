@@ -83,12 +83,13 @@ class Proposal:
         return body_digest(self.signed.body)
 
     def merged(self, other: Proposal) -> Proposal:
-        """Add the signatures of another copy. Raise ``AmendmentRefused`` if that is another amendment."""
+        """Add another copy's signatures and sealed keys. Raise ``AmendmentRefused`` if it is another amendment."""
         if other.signed.body != self.signed.body:
             raise AmendmentRefused(
                 f"two proposals differ: {self.digest[:12]}… and {other.digest[:12]}…", "name copies of one proposal"
             )
-        return replace(self, signed=SignedAmendment(self.signed.body, (*self.signed.by, *other.signed.by)))
+        signed = SignedAmendment(self.signed.body, (*self.signed.by, *other.signed.by))
+        return Proposal(signed, {**other.keys, **self.keys})
 
     def with_signature(self, endorsement: Endorsement) -> Proposal:
         return replace(self, signed=SignedAmendment(self.signed.body, (*self.signed.by, endorsement)))

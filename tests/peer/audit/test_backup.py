@@ -108,6 +108,7 @@ def test_a_lost_site_goes_on_from_its_backup_as_a_new_generation(
 ) -> None:
     file = tmp_path / "asia.tar"
     (asia.generation(1) / "artifacts" / f"{'ab' * 32}.safetensors").write_bytes(b"superseded")
+    (asia.generation(1) / "statistics.json").write_text("{}")
     document = run_json("--home", enrolled.home, "backup", file, "--site", "asia", "--with-key")
     assert (document["round"], document["generation"], document["ledger_rows"]) == (2, 1, 4)
     assert (document["bytes"], document["private_key"]) == (file.stat().st_size, True)
@@ -120,6 +121,7 @@ def test_a_lost_site_goes_on_from_its_backup_as_a_new_generation(
     home = asia.generation(1)
     assert [path.read_bytes() for path in (home / "artifacts").iterdir()] == [b"own"]
     assert (home / "checkpoints" / STATE / "record.json").read_text() == "{}"
+    assert (home / "statistics.json").read_text() == "{}"
     assert regenerations(asia) == [(document["generation"], "asia")]
     text = run("--home", enrolled.home, "egress", "verify", "--site", "asia").stdout
     assert "the operator restored a backup on" in text

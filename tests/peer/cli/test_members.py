@@ -71,7 +71,7 @@ def test_an_operator_hands_the_other_chain_to_a_site_that_cannot_ask_for_it(
     theirs = run_json(
         *home, "amend", "--yes", *ca, "--instead", "--rounds", "200", "--from-round", 5, "--site", "asia"
     )["digest"]
-    run_json(*home, "hold", "--yes", *ca, "--from-round", 50, "--site", "asia")
+    run_json(*home, "hold", "--yes", *ca, "--from-round", 6, "--site", "asia")  # which europe has opened
     run_json(*home, "show", "--site", "asia", "--out", file)
     assert "exists; remove it" in refused("StateError", *home, "show", "--site", "asia", "--chain", file)
     problem = refused("MembershipError", *home, "enact", file, "--site", "europe")

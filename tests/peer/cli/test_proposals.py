@@ -13,6 +13,7 @@ from fakes.operators_daemon import OperatorsDaemon
 from fakes.sites import append_paced_rounds, append_rows
 from peer.core.messages import ChainHead
 from peer.core.roster import Sha256, SiteName
+from peer.net.transport.control import AMENDING_S
 from peer.site.identity import certificates
 from peer.site.membership.folder import MembershipFolder
 
@@ -203,6 +204,7 @@ def test_the_signature_of_a_silent_daemon_can_be_asked_for_again(
     daemon.silent = True
     problem = refused("DaemonDown", *at(governed, "africa", "propose", "--hold", "--out", file))
     assert "`approve` may have been carried out; look at `mhfl-peer federation show`" in problem
+    assert daemon.answer_s == AMENDING_S
     daemon.silent = False
     assert run_json(*at(governed, "africa", "approve", "--yes", file))["signed_by"] == ["africa"]
 

@@ -93,6 +93,34 @@ def test_the_file_of_an_amendment_beside_the_own_one_is_kept_as_a_fork_to_choose
     assert len(africa.folder.forks(theirs)) == 1
 
 
+def test_the_file_of_another_chain_s_expulsion_brings_its_round_key_for_the_choice(keep: MakeSite) -> None:
+    own, sealed = chain({"hold": True}), sealed_for_africa(round_key(1))
+    africa = keep("africa", opened=10).have(own)
+    with pytest.raises(AmendmentRefused, match="is not next in the chain"):
+        africa.keeper.enact(replace(EXPELS.links[0].signed, by=()), sealed=sealed)
+    for each in (b"", sealed_for_africa(round_key(2)), sealed):
+        assert africa.folder.round_keys() == {}
+        with pytest.raises(AmendmentRefused, match="it keeps this one as a fork"):
+            africa.keeper.enact(EXPELS.links[0].signed, sealed=each)
+    africa.keeper.choose(EXPELS.head.digest)
+    assert africa.learned()[-1].epochs.at(10).round_key == round_key(1)
+
+
+def test_an_amendment_of_a_member_s_chain_is_enacted_though_its_first_round_is_past(keep: MakeSite) -> None:
+    """The only peer that has it may have its present key pinned by it alone: then no site can ask that peer."""
+    grown = FEDERATION.extend(EXPELS, key=1, settings={"rounds": 200})
+    africa = keep("africa", opened=11).have(EXPELS, round_key(1))
+    with pytest.raises(AmendmentRefused, match="round 10 is past: this site has opened round 11"):
+        africa.keeper.enact(grown.links[1].signed)
+    with pytest.raises(AmendmentRefused, match="is not signed by the founder"):
+        africa.keeper.enact(replace(grown.links[1].signed, by=()), is_followed=True)
+    africa.keeper.enact(grown.links[1].signed, is_followed=True)
+    assert africa.start().chain == africa.keeper.chain == grown
+    restored = keep("europe", opened=11)
+    with pytest.raises(AmendmentRefused, match="names a round key that this site does not have"):
+        restored.keeper.enact(EXPELS.links[0].signed, is_followed=True)
+
+
 def test_no_operator_chooses_what_the_site_would_undo_by_itself(keep: MakeSite) -> None:
     long, short = chain(*[{"from_round": 50, "hold": True}] * 2), chain({"from_round": 60, "hold": True})
     africa, europe = keep("africa").have(short), keep("europe").have(long)

@@ -288,6 +288,28 @@ take()
     assert await setup.next() == events.Halted(1, 6)
 
 
+async def test_the_start_of_a_worker_is_no_step_that_later_ones_may_take_three_times_as_long_as(
+    setup: WorkerSetup, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    os.mkfifo(started)
+    worker_process = setup.worker_process(
+        f"""
+setting, order = take(), take()
+open({str(started)!r}).close()
+say("StillWorking")
+say("Halted", generation=order["generation"], attempt=order["attempt"])
+take()
+"""
+    )
+    worker_process._monitor = monitor = ProgressMonitor(1000.0)
+    await worker_process.send(commands.Initialise(1, 1))
+    assert [monitor.elapse(0.0) for _ in range(900)] == [None] * 900
+    await asyncio.to_thread(started.write_bytes, b"")
+    assert await setup.next() == events.Halted(1, 1)
+    assert [monitor.elapse(0.0) is None for _ in range(1000)] == [True] * 999 + [False]
+
+
 @pytest.mark.e2e
 async def test_a_worker_that_gives_signs_or_has_no_order_is_never_taken_for_hung(setup: WorkerSetup) -> None:
     """It works for twice as long as it may give no sign, and is idle for longer than that, too."""

@@ -276,11 +276,14 @@ def test_progress_is_reported_five_times_a_second_and_at_the_end(make_setting) -
     assert {later - earlier for earlier, later in itertools.pairwise(steps[:-1])} == {4}
 
 
-@pytest.mark.parametrize("tick_s", [1e-6, 1e3])
-def test_the_log_says_when_training_waits_for_its_samples(make_setting, caplog, tick_s: float) -> None:
+@pytest.mark.parametrize(("tick_s", "least_s", "says"), [(1e-6, 0.0, True), (1e-6, 1.0, False), (1e3, 0.0, False)])
+def test_the_log_says_when_training_waits_for_its_samples(
+    make_setting, caplog, monkeypatch: pytest.MonkeyPatch, tick_s: float, least_s: float, says: bool
+) -> None:
+    monkeypatch.setattr("peer.train.samples.WAIT_MAX_S", least_s)
     trainer = Trainer(make_setting(data={"cache": "none"}), clock=Clock(tick_s=tick_s))
     train(trainer, initialise(trainer).state)
-    assert ("training waits for its samples: stage=train" in caplog.text) == (tick_s < 1)
+    assert ("training waits for its samples: stage=train" in caplog.text) == says
 
 
 def test_partial_checkpoints_come_by_the_clock_and_survive_a_crash(make_setting) -> None:

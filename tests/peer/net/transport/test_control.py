@@ -106,6 +106,22 @@ def test_a_daemon_that_listens_and_does_not_answer_is_not_taken_for_none(
             ControlClient(path).act("pause")
 
 
+def test_a_caller_may_wait_longer_for_an_answer_than_others(
+    path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An amendment is answered once it is on the disk, which other processes may keep busy."""
+    monkeypatch.setattr(control, "ANSWER_S", 0.1)
+    listener.listen(1)
+    with futures.ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(ControlClient(path, answer_s=60.0).act, "approve")
+        connection, _ = listener.accept()
+        with connection:
+            with pytest.raises(DaemonSilent, match=r"did not answer within 0\.1 s"):
+                ControlClient(path).act("pause")
+            connection.sendall(b'{"document":"signed"}\n')
+            assert asked.result() == "signed"
+
+
 def test_a_command_waits_for_its_place_in_the_daemon_s_queue(path: Path, listener: socket.socket) -> None:
     with socket.socket(socket.AF_UNIX) as first, futures.ThreadPoolExecutor(1) as thread:
         first.connect(str(path))

@@ -51,6 +51,14 @@ def test_a_proposal_goes_from_member_to_member_until_enough_have_signed() -> Non
     assert chain.extended(proposal.signed).head.newcomers == {"america"}
 
 
+def test_copies_of_a_proposal_count_together_with_the_round_keys_in_them() -> None:
+    amendment = drawn(MEMBERS.chain(), expel=SiteName("asia"), key=1)
+    one, two = (proposed(amendment, name) for name in ("africa", "europe"))
+    one, two = approve(one, identity("africa")), approve(two, identity("europe"))
+    assert one.merged(two).keys == two.merged(one).keys == {**one.keys, **two.keys}
+    assert count_signatures(MEMBERS.chain(), one.merged(two)).by == ("africa", "europe")
+
+
 def test_the_founders_signature_is_the_only_one_that_a_founder_needs() -> None:
     founded = AmendedFederation("africa", "asia")
     chain = founded.chain()
