@@ -104,7 +104,6 @@ def show(call: SiteCall, file: Path | None, chain: Path | None) -> None:
 
         folder = call.folder
         if chain is not None:
-            must_be_new(chain)
             write_atomically(chain, MembershipFolder(folder.membership).chain_file(), 0o644)
         document = read_document(folder, "membership", {})
         call.emit(document, rendering.membership)
