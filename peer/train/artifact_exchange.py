@@ -257,7 +257,7 @@ class ArtifactExchange:
     def load(self, aggregation: Aggregation, *, round: int) -> None:
         """Load a round's aggregate into the networks whose states it averages, and keep its heads.
 
-        Write what it says, where the method has no model.
+        Write its content if the method has no model.
         """
         state = aggregation.state
         self._networks.artifact_network.load_state_dict(state, strict=False)

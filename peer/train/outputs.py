@@ -1,4 +1,4 @@
-"""What a network's prediction says: probabilities, numbers in their unit, survival at the agreed times."""
+"""A network's predictions as people read them: probabilities, numbers in their unit, survival at the agreed times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIGITS = 6
 
 
 def final_outputs(prediction: Tensor, task: TaskSettings) -> Tensor:
-    """Compute what people read of predictions with the batch on dimension 0.
+    """Compute the final outputs of predictions with the batch on dimension 0.
 
     Returns:
         By objective, of classes the probabilities ``(b, classes, *space)``; of labels a probability each

@@ -161,7 +161,7 @@ class SiteData:
         )
 
     def records(self) -> list[Record]:
-        """Return what the datalist says of every sample."""
+        """Return the datalist's entry of every sample."""
         samples = (*self.training.samples, *self.validation.samples, *self.test.samples)
         return [
             Record(person_of(sample.name, sample.subject), sample.row, sample.label)

@@ -1,4 +1,4 @@
-"""What training reads of the two configuration documents.
+"""The settings that training reads from the two configuration documents.
 
 The tables of ``peer.site.config`` validate them and have the defaults. A caller that uses a trainer without a daemon
 passes the same documents.
@@ -54,7 +54,7 @@ class TaskSettings:
 
     @property
     def objective(self) -> str:
-        """What decides losses and metrics: the kind, or the target where that is no class."""
+        """The objective, which decides losses and metrics: the kind, or the target if that is no class."""
         return objective_of(self.kind, self.target.kind)
 
 
@@ -149,9 +149,9 @@ class DataSettings:
 class TrainingSettings:
     """All settings that training needs; none changes while it runs.
 
-    ``hides_counters``: the number of batches that a layer has seen tells the size of the training
-    set, which the site's policy does not tell. ``base_weights`` are files of weights by SHA-256.
-    ``gpu_folder`` holds the queues of this machine's devices where workers take turns.
+    ``hides_counters``: the site's policy hides the size of the training set, which a layer's count of
+    batches would reveal. ``base_weights`` are files of weights by SHA-256. ``gpu_folder`` holds the queues
+    of this machine's devices if workers take turns.
     """
 
     site: SiteName
@@ -185,7 +185,7 @@ class TrainingSettings:
         return self.home / "artifacts"
 
     def digest(self, *parts: object) -> str:
-        """Return what identifies a piece of work: the same digest is the same result."""
+        """Return a digest that identifies a piece of work: equal digests mean equal results."""
         training = self.training
         fixed_by = (
             self.parameters,

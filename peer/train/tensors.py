@@ -54,7 +54,7 @@ def unpack(content: bytes) -> State:
 
 
 def load_checkpoint_file(content: bytes) -> Any:
-    """Decode what ``torch.save`` wrote, tensors and plain values alone, without running code.
+    """Decode a file of ``torch.save``, tensors and plain values alone, without running code.
 
     Raise ``ValueError`` for a compressed archive: torch writes none, and a small one can fill the memory.
     """

@@ -1,4 +1,4 @@
-"""A site's training: each command yields an event; memory only caches what is on disk."""
+"""A site's training: each command yields an event; memory only caches the content of the disk."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class WeightsFit:
     unused: tuple[str, ...]
 
     def describe(self) -> str:
-        """Describe in one line what fits, what does not, and what stays random."""
+        """Describe in one line the tensors that fit, those that do not, and those that stay random."""
         count = len(self.fitting) + len(self.random)
         parts = [f"{len(self.fitting)} of {count} tensors fit"]
         if self.reshaped:

@@ -1,1 +1,1 @@
-"""What a person looks at: dashboard, trackers, checks before a start."""
+"""Views for people: dashboard, trackers, checks before a start."""

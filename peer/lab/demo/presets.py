@@ -39,7 +39,7 @@ class PresetSize:
 
 @dataclass(frozen=True, slots=True)
 class StudyDefaults:
-    """What the demonstration of a study does where the command line does not say it.
+    """Defaults of the demonstration's options for a study.
 
     Attributes:
         methods: beside ``local``.

@@ -149,7 +149,7 @@ class Budget(StrictTable):
 
 
 class RowBudget(StrictTable):
-    """What differs from [budget] in one row."""
+    """One row's differences from [budget]."""
 
     learning_rate: Annotated[float, Field(gt=0)] | None = None
     weight_decay: Annotated[float, Field(ge=0)] | None = None

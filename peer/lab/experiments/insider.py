@@ -50,7 +50,7 @@ class Insider:
     boost: float = 1.0
 
     def poison(self, trainer: Trainer) -> None:
-        """Give the Byzantine site's worker the poisoned data of its act, if any, and let it boost what it trains."""
+        """Give the Byzantine site's worker its act's poisoned data, if any, and let it boost its update."""
         if self.act != "backdoor":
             return
         perform, data = trainer.perform, trainer.data

@@ -56,7 +56,7 @@ print(" and ".join(sorted({"monai", "torch"} & sys.modules.keys())))
 
 @dataclass(frozen=True, slots=True)
 class CheckedPart:
-    """One entry point: what was tried, and what is wrong with it."""
+    """One entry point: the checks of it, and its faults."""
 
     kind: str
     name: str

@@ -59,7 +59,7 @@ class Variation:
 
 
 def variations(comparisons: Mapping[Setting, Comparison]) -> Iterator[Variation]:
-    """Yield what the experiment varies, where it has the bounds of the room."""
+    """Yield the settings that the experiment varies, if it has the bounds of the room."""
     bounded = {setting: compared for setting, compared in comparisons.items() if compared.has_bounds}
     for kind, own, other in (("partition", 0, 1), ("networks", 1, 0)):
         for common in dict.fromkeys(setting[other] for setting in bounded):

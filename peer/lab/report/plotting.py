@@ -162,7 +162,7 @@ def new_figure(
 
 
 def new_panels(count: int) -> tuple[Figure, list[Any]]:
-    """Make a figure of so many panels with common axes, at most ``PANELS_IN_ROW`` in a row; return both."""
+    """Make a figure of ``count`` panels with common axes, at most ``PANELS_IN_ROW`` in a row; return both."""
     columns = min(PANELS_IN_ROW, count)
     rows = -(-count // columns)
     figure, grid = new_figure(

@@ -1,4 +1,4 @@
-"""Survival in the report: Kaplan-Meier curves of persons by predicted risk, beside what was predicted."""
+"""Survival in the report: Kaplan-Meier curves of persons by predicted risk, beside their predictions."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def log_rank_p(halves: tuple[Half, Half], ends: NDArray[np.float64]) -> float | 
 
 
 def calibration_table(comparison: Comparison, *, name: str) -> Table | None:
-    """Tabulate for each method how predicted survival agrees with what happened; ``None`` without such figures."""
+    """Tabulate each method's calibration of predicted against observed survival; ``None`` without such figures."""
     results = comparison.results
     if results.kind != "survival":
         return None

@@ -26,7 +26,7 @@ class Fairness:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The AUC of a method and a baseline on the same ``samples``; None where undefined."""
+    """The AUC of a method and a baseline on the same ``samples``; None if undefined."""
 
     auc: float | None
     baseline: float | None

@@ -55,7 +55,7 @@ def paired_t(values: Sequence[float | None], others: Sequence[float | None], *, 
 
 @dataclass(frozen=True, slots=True)
 class MeanRatio:
-    """A ratio of means with its interval; the ends are None where the interval is unbounded."""
+    """A ratio of means with its interval; an unbounded end is None."""
 
     value: float | None
     low: float | None

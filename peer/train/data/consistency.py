@@ -111,7 +111,7 @@ class Consistency:
 
 
 def sample_meanings(files: Iterable[StoredImage]) -> set[Meaning]:
-    """Return what the files of one sample may be together; an array's first axis is space or channels."""
+    """Return the possible meanings of one sample's files together; an array's first axis is space or channels."""
     meanings: set[Meaning] | None = None
     for image in files:
         if image.channels is not None:
@@ -133,7 +133,7 @@ def mixed_orientations(orientations: Mapping[str, str]) -> str | None:
 
 
 def distance_of(one: StoredImage, other: StoredImage) -> float | None:
-    """Return how many mm two volumes lie apart in the patient, in whatever order their axes are stored.
+    """Return the distance of two volumes in the patient, in mm, independent of the order of their axes.
 
     Returns None if they share a grid, or the distance is unknown.
     """

@@ -204,9 +204,7 @@ def apply_turn(values: Values, turn: Turn) -> Values:
 
 
 def grid_shift(one: Affine, other: Affine, space: Shape) -> float | None:
-    """By how many mm the corners of two volumes of one shape lie apart; None where they share a
-    grid.
-    """
+    """Return the distance in mm of the corners of two volumes of one shape; None if they share a grid."""
     shift = _corner_shift(one, other, space)
     return shift if shift > SHIFT_MAX * min(_column_lengths(one)) else None
 

@@ -52,7 +52,7 @@ class TableRows:
         return [f"column {column.name}: {misfit}" for column, misfits in self._with_misfits() for misfit in misfits]
 
     def problems(self) -> list[str]:
-        """Say of each column whose values mostly do not fit what to do."""
+        """Return a remedy for each column with too many values that do not fit."""
         return [
             f"column {column.name}: {len(misfits)} of {self._present[column.name]} values do not fit "
             f"({named(misfits)}); convert them to {self._expected(column)}, or empty the cells without a value"
@@ -110,7 +110,7 @@ def _survey(column: TableColumn, values: Sequence[float]) -> ColumnSurvey:
 def column_warnings(
     columns: Sequence[TableColumn], rows: Sequence[tuple[Sequence[float], Any]], target: Target
 ) -> Iterator[str]:
-    """Say of each column whether it is constant, or tells what is to be predicted of every row by itself.
+    """Warn of each column that is constant, or that predicts the target of every row by itself.
 
     Args:
         rows: values and label of the training rows.

@@ -18,7 +18,7 @@ BINS = 20
 def describe_columns(
     columns: Sequence[TableColumn], splits: Mapping[str, Sequence[Sample]], target: Target
 ) -> list[SheetColumn]:
-    """Describe each column, and each of what is to be predicted, in every split and group.
+    """Describe each column and each target in every split and group.
 
     The groups are the classes, or the persons with and without an event; with another target there is one.
     """

@@ -1,1 +1,1 @@
-"""What a person looks at in a browser: the dashboard, its static copy, and the data protection officer's page."""
+"""Pages for a browser: the dashboard, its static copy, and the data protection officer's page."""

@@ -1,4 +1,4 @@
-"""Learning curves as small charts, a line a site: what ``charts.html.j2`` draws."""
+"""Learning curves as small charts, a line a site: the data of ``charts.html.j2``."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def _read_or_fail(reader: SiteReader) -> SiteSnapshot | PeerError:
 
 
 def sent_totals(sent: Sequence[Transfer]) -> list[SentTotal]:
-    """Return what left, by receiver, kind and purpose. An open or unknown transfer counts in full."""
+    """Return the sent bytes by receiver, kind and purpose. An open or unknown transfer counts in full."""
     totals: dict[tuple[str, str, str], SentTotal] = {}
     for transfer in sent:
         key = transfer.peer, transfer.kind, transfer.purpose
@@ -245,7 +245,7 @@ def round_links(
     records: Sequence[Mapping[str, Any]],
     sent: Sequence[Transfer],
 ) -> list[Route]:
-    """Return what the site knows of the artifacts that it gets and sends in one round.
+    """Return the state of each transfer of one round, as far as the site knows it.
 
     Args:
         planned: the round's plan.
@@ -310,7 +310,7 @@ def _journal_links(
 
 
 def peer_certificate_days(received: Sequence[Mapping[str, Any]], now: datetime.datetime) -> dict[str, int]:
-    """Days that the certificates are valid with which peers signed what they sent last."""
+    """Return the days left of the certificate with which each peer signed last."""
     newest = {row["body"]["peer"]: row["body"].get("certificate_der") for row in received}
     days = {}
     for peer, encoded in newest.items():

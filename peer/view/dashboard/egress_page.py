@@ -1,4 +1,4 @@
-"""The page for a data protection officer: what may leave a site, what left, to whom and when, and the proofs."""
+"""The page for a data protection officer: the egress policy, the transfers with receiver and time, and the proofs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PURPOSE_WORDS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class EgressReport:
-    """What the page shows."""
+    """The data of the page."""
 
     folder: SiteFolder
     federation: FederationConfig
@@ -127,7 +127,7 @@ def write_report(report: EgressReport, *, version: str) -> str:
 
 
 def policy(federation: FederationConfig, site: SiteConfig, receivers: Sequence[str]) -> list[tuple[str, str]]:
-    """Return what may leave, in words: a subject and its rule."""
+    """Return the egress policy in words: a subject and its rule."""
     plan, egress = federation.plan, site.egress
     method = federation.method.name
     kinds = [kind for kind in plan.sends if kind in egress.permitted_kinds(plan)]

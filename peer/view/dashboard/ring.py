@@ -130,7 +130,7 @@ def _label(row: OverviewRow, x: float, y: float, angle: float) -> dict[str, obje
 
 
 def phase_words(row: OverviewRow) -> str:
-    """Return what a site does, in one or two words."""
+    """Return a site's phase in one or two words."""
     if row["state"] in ("running", "heard"):
         share = f" {row['progress']:.0%}" if row["progress"] is not None else ""
         return f"{row['phase'] or row['state']}{share}"

@@ -254,7 +254,7 @@ def _readme(members: Mapping[str, bytes], note: str) -> str:
 
 
 def refuse_secrets(members: Mapping[str, bytes], secrets: Sequence[bytes]) -> None:
-    """Search what is about to be written for secrets. Raises ``StateError`` if it has one."""
+    """Search the report's members for secrets. Raise ``StateError`` if one has any."""
     for name, content in members.items():
         if any(secret in content for secret in secrets):
             raise StateError(f"{name} would name a key or a sample, so that no report was written", "report this bug")

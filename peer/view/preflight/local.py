@@ -217,7 +217,7 @@ def check_port(subject: str, address: str, *, key: str) -> Finding:
 
 
 def check_descriptors(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> Iterator[Finding]:
-    """Check whether this process may open the files of a daemon among so many sites, all of which may call it."""
+    """Check whether this process may open enough files for a daemon that every site may call."""
     head = MembershipFolder(folder.membership).chain(federation).head
     sites, configured = len(head.used_names - head.expelled), site.limits.connections_max
     most = descriptors.open_files_max()

@@ -26,7 +26,7 @@ Keys = dict[SiteName, ec.EllipticCurvePublicKey]
 def member_keys(
     folder: SiteFolder, federation: FederationConfig, membership: Membership, status: Mapping[str, Any]
 ) -> tuple[Keys, dict[SiteName, str]]:
-    """Return the keys of the other members that answer, and why the rest did not.
+    """Return the keys of the other members that answer, and the reasons why others do not.
 
     Args:
         membership: what holds now.

@@ -49,7 +49,7 @@ def propose_input_size(
 
 
 def propose_scale(survey: Mapping[str, Any]) -> int | None:
-    """Return how many times larger the targets of super-resolution are than their images; None where unclear."""
+    """Return how many times larger the targets of super-resolution are than their images; None if unclear."""
     images = _most_common(split["shapes"] for split in survey["splits"].values())
     targets = _most_common(split["label_shapes"] for split in survey["splits"].values())
     if images is None or targets is None:

@@ -1,4 +1,4 @@
-"""Takes out of texts what may not leave a site with a bug report: keys, paths, names of samples, addresses."""
+"""Removes from texts what must not leave a site with a bug report: keys, paths, names of samples, addresses."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Trial:
 
 
 def silent(stage: str) -> None:
-    """For those who need not be told which stage begins."""
+    """Ignore the beginning of a stage."""
 
 
 async def rehearse(

@@ -79,7 +79,7 @@ class LeftOut:
         self.places.setdefault(reason, []).append(where)
 
     def describe(self) -> str:
-        """Describe in one line what was left out and why; empty if nothing was."""
+        """Describe the omissions and their reasons in one line; empty without omissions."""
         return "; ".join(f"{row['count']} left out ({row['reason']}): {named(row['examples'])}" for row in self.rows())
 
     def rows(self) -> list[LeftOutSamples]:
@@ -92,7 +92,7 @@ class LeftOut:
 
 @dataclass(slots=True)
 class SourceContent:
-    """The candidates of a source, what the reader left out, and notes for the user."""
+    """The candidates of a source, the omissions of the reader, and notes for the user."""
 
     layout: str
     task: str

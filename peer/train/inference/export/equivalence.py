@@ -47,7 +47,7 @@ class Samples:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """What an exported graph gets: images, or the rows of a table, which it prepares itself."""
+        """The inputs of an exported graph: images, or the rows of a table, which it prepares itself."""
         return self.rows or self.images
 
 

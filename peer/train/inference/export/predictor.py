@@ -66,7 +66,7 @@ class Shares(nn.Module):
         self.predictor, self.task = predictor, task
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return what ``final_outputs`` computes, float32."""
+        """Return the result of ``final_outputs``, float32."""
         return final_outputs(self.predictor(image).float(), self.task)
 
 
@@ -88,7 +88,7 @@ class RowShares(nn.Module):
 
 
 def graph_module(predictor: nn.Module, task: TaskSettings) -> Shares | RowShares:
-    """Return what an exported graph computes, in evaluation mode."""
+    """Return the module that an exported graph computes, in evaluation mode."""
     return (RowShares if task.kind == "tabular" else Shares)(predictor, task).eval()
 
 
