@@ -15,6 +15,7 @@ from peer.daemon.worker_process import WORKER
 from peer.net.transport.control import ControlClient
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder
+from peer.site.config.toml import split_address
 from peer.site.identity.certificates import Identity
 from peer.site.records.kept_configuration import find_change
 from peer.train.inference import model_state
@@ -145,7 +146,11 @@ def _check_daemon(folder: SiteFolder) -> tuple[Finding | None, dict[str, Any] | 
 def _check_ports(site: SiteConfig, running: bool, status: dict[str, Any] | None) -> Iterator[Finding]:
     """Return the addresses that the daemon listens on: first the one for peers."""
     if running:
-        yield Finding("listen", "ok", f"the daemon has {status['listen'] if status else site.listen}")
+        address = status["listen"] if status else site.listen
+        changed = address != site.listen and split_address(site.listen)[1] != 0
+        says = f", and site.toml says {site.listen}" if changed else ""
+        remedy = "restart the daemon, which has read site.toml at its start" if changed else ""
+        yield Finding.by_remedy("listen", f"the daemon has {address}{says}", remedy)
         return
     yield local.check_port("listen", site.listen, key="listen")
     if site.metrics.listen is not None:

@@ -6,6 +6,7 @@ It fails where a start would be refused, and changes nothing.
 import contextlib
 import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from peer.site.records.ledger import Ledger
 from peer.view.preflight.finding import Finding
 
 RunCheck = Callable[..., dict[str, Finding]]
+Edit = Callable[[Path, str, str], None]
 BEFORE = ["configuration", "certificate", "CA", "round key", "confinement", "listen", "open files", "data"]
 AFTER = ["policy", "disk", "europe", "address"]
 
@@ -111,13 +113,19 @@ def test_a_port_that_somebody_else_holds_is_a_failure(run_check: RunCheck, folde
         assert findings[subject].remedy == f"change {key} in site.toml or stop what uses the port"
 
 
-def test_a_site_that_runs_keeps_its_port_and_is_said_to_run(run_check: RunCheck, program: Any) -> None:
+def test_a_site_that_runs_keeps_its_port_and_is_said_to_run(
+    run_check: RunCheck, program: Any, folder: SiteFolder, edit: Edit
+) -> None:
     process = program.start_and_wait("asia")
     findings = run_check("works")
     assert (findings["listen"].verdict, findings["listen"].message.partition(" 127")[0]) == ("ok", "the daemon has")
     where = f"runs, as process {process.pid}: round 0 of 3, gathering"
     assert findings["daemon"].message == f"{where}; no step is tried beside it"
     assert not {"worker", "rehearsal"} & findings.keys()
+    edit(folder.site_toml, r'(?m)^listen = "(.*):\d+"', r'listen = "\1:9"')
+    changed = run_check()["listen"]
+    assert (changed.verdict, "site.toml says 127.0.0.1:9" in changed.message) == ("warning", True)
+    assert "restart the daemon" in changed.remedy
 
 
 def test_a_folder_that_something_else_holds_is_named_with_its_process(run_check: RunCheck, folder: SiteFolder) -> None:
