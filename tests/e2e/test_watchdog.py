@@ -24,7 +24,7 @@ def test_a_stopped_worker_is_started_again_and_the_round_ends_with_the_same_bits
     tools: Any,
 ) -> None:
     sites = ("asia", "europe")
-    enrolled = found(sites=sites, rounds=3, steps=60, top=SCHEDULE)
+    enrolled = found(sites=sites, rounds=3, steps=12, top=SCHEDULE)
     calm, hung = copied(enrolled), copied(enrolled)
     tools.start(calm, sites)
     tools.finish_well(calm)
@@ -33,11 +33,13 @@ def test_a_stopped_worker_is_started_again_and_the_round_ends_with_the_same_bits
     stopping = warm_daemons(stopping_worker.__file__)
     hung.daemons[SiteName("asia")] = stopping(hung.home, hung.federation).start("asia")
     hung.start("europe")
+    mark = hung.folder("asia").generation(1) / stopping_worker.MARK
+    tools.wait_until(mark.exists)
+    tools.wait_until(lambda: [body for kind, _, body in tools.rows(hung, "asia") if kind == "work_failed"])
     tools.finish_well(hung)
     (failure,) = [body for kind, _, body in tools.rows(hung, "asia") if kind == "work_failed"]
     assert failure["fault"] == "hang"
     assert "did not compute" in failure["reason"]
-    mark = hung.folder("asia").generation(1) / stopping_worker.MARK
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
     for name in sites:
