@@ -98,6 +98,8 @@ def demo(
     given: dict[str, Any] = {"rounds": rounds, "steps": steps, "seed": seed, "learning_rate": learning_rate}
     size = dataclasses.replace(defaults.size, **{key: value for key, value in given.items() if value is not None})
     split_count = splits or defaults.splits
+    if split_count > 1 and STUDIES[study]["test_share"] is None:
+        raise UsageError(f"--splits {split_count}: {study} has one split, that of its data", "leave --splits out")
     compared = ("local", *dict.fromkeys(methods))
     if as_json:
         document = demonstration.run(

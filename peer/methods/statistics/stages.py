@@ -25,7 +25,7 @@ SUMS, OWN = "sums", "own_sums"
 
 
 class CountTable(nn.Module):
-    """VariableCounts and sums over samples, as the state that a site sends: int64.
+    """Counts and sums over samples, as the state that a site sends: int64.
 
     Shapes: ``table (cells)``, ``count ()``, the number of samples. As a network it predicts 0 for every class.
 

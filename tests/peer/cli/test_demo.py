@@ -77,6 +77,13 @@ def test_a_method_that_a_study_cannot_show_is_refused(method: str) -> None:
     assert f"{method} does not fit sites that enlarge by different factors" in reason
 
 
+@pytest.mark.parametrize("study", ["tissue", "dermoscopy", "eeg-blink"])
+def test_a_study_with_one_split_has_no_others(study: str) -> None:
+    method = "dflmoe" if study == "dermoscopy" else "fedvisit"
+    reason = refused("UsageError", "demo", "--study", study, "--method", method, "--splits", "2")
+    assert f"--splits 2: {study} has one split, that of its data" in reason
+
+
 @pytest.mark.data
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
