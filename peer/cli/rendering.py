@@ -95,7 +95,7 @@ def _progress(document: Mapping[str, Any]) -> output.RenderableType:
 
 
 def ended(document: Mapping[str, Any], newest_row_s: float | None) -> str:
-    """Say what the peers of a site are known by whose daemon does not run, from its status."""
+    """Say how a site whose daemon does not run knows its peers."""
     done = f"round {document['committed']} of {document['rounds']} was its last"
     until = "" if newest_row_s is None else f" Its newest row is of {clock(newest_row_s)}, and {done}."
     state = f"{_not_running(document)}{until}"
