@@ -31,8 +31,8 @@ tests: $(VENV)/.test
 	@$(PYTEST) --collect-only --quiet >$(VENV)/.collected 2>&1 || true
 	$(PYTEST) --numprocesses $$((2 * $(CORES))) -m 'not nightly'
 
-nightly: $(VENV)/.fuzz ## the long rest: nightly tests, 10,000 seeds, fuzz, chaos; its result goes into tests/nightly.txt
-	$(BIN)/python tests/nightly.py
+nightly: $(VENV)/.fuzz ## the long rest: nightly tests, 10,000 seeds, fuzz, chaos, or PARTS of it; results go into tests/nightly.txt
+	$(BIN)/python tests/nightly.py $(PARTS)
 
 lint: $(VENV)/.test ## style, types, and whether what is generated is fresh
 	$(BIN)/ruff check .

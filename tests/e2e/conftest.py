@@ -59,6 +59,8 @@ input_size = [12, 12, 12]
 device = "cpu"
 checkpoint_s = {checkpoint_s}
 """
+PATIENT = "silence_s = 300\nwait_max_s = 300\ndeadline_floor_s = 300\nbeat_s = 0.5"
+"""No site counts as silent or late while it is stopped or starts again, however slow the machine is."""
 MODEL = 'name = "resnet10"\n[model.parameters]\nwidth = {width}\nstem_stride = 2'
 
 
@@ -95,7 +97,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, warm: type[LocalFederation])
         method: str = "fedskd",
         kind: str = "classification",
         parameters: str = "",
-        pace: str = "",
+        pace: str = PATIENT,
         top: str = "",
         site: str = "",
         checkpoint_s: float = 300,

@@ -19,14 +19,12 @@ from peer.site.records.ledger import Ledger
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ROUNDS = 6
-PACE = "silence_s = 300\nwait_max_s = 300\ndeadline_floor_s = 300\nbeat_s = 0.5"
-"""No site counts as silent while it is stopped or starts again, however slow the machine is."""
 
 
 @pytest.fixture(scope="module")
 def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
     """Enrolled, never started."""
-    return found(rounds=ROUNDS, steps=20, top='[schedule]\nkind = "derangement"\n', pace=PACE, checkpoint_s=0.5)
+    return found(rounds=ROUNDS, steps=20, top='[schedule]\nkind = "derangement"\n', checkpoint_s=0.5)
 
 
 @pytest.fixture(scope="module")

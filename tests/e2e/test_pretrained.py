@@ -24,7 +24,6 @@ ROUNDS = 3
 RESNET = {"name": "resnet10", "spatial_dims": 3, "in_channels": 1, "classes": 2}
 WIDTHS = "parameters = {width = 8, stem_stride = 2}"
 SHARED = '[shared_model]\nname = "resnet10"\nwidth = 8\nstem_stride = 2'
-PACE = "silence_s = 300\nwait_max_s = 300\ndeadline_floor_s = 300\nbeat_s = 0.5"
 ADAPTERS = 'adapters = {layers = ["layer1", "layer2", "layer3"], rank = 2, alpha = 4.0}'
 FREEZE = 'freeze = ["conv1", "bn1", "layer1", "layer2"]'
 TELLING = 64
@@ -74,7 +73,6 @@ def test_only_what_learns_travels_also_when_daemons_are_killed(
         "shared": SHARED if alike else "",
         "models": dict.fromkeys(tables, tables["asia"]) if alike else tables,
         "site": f'[base_weights]\n{digest} = "{encoder}"\n',
-        "pace": PACE,
     }
     with found(method=method, rounds=ROUNDS, checkpoint_s=0.5, **options) as loopback:
         tools.start(loopback, tools.sites)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from peer.core import limits
 from peer.errors import PeerError
 from peer.lab.demo.local_federation import LocalFederation
 
@@ -21,10 +20,10 @@ SCHEDULE = '[schedule]\nkind = "derangement"\n'
 @pytest.fixture(scope="module")
 def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
     """Three sites, enrolled, never started."""
-    return found(rounds=10, steps=20, top=SCHEDULE)
+    return found(rounds=10, steps=20, top=SCHEDULE, pace="beat_s = 0.5")
 
 
-def test_a_dead_peer_costs_its_receivers_the_silence_and_five_seconds_and_the_run_goes_on(
+def test_a_dead_peer_is_missing_and_the_run_goes_on(
     enrolled: LocalFederation, copied: Callable[[LocalFederation], LocalFederation], tools: Any
 ) -> None:
     three = copied(enrolled)
@@ -32,17 +31,7 @@ def test_a_dead_peer_costs_its_receivers_the_silence_and_five_seconds_and_the_ru
     tools.wait_until(lambda: three.show("asia", "status")["round"] >= 2)
     three.kill("asia")
     others = [name for name in tools.sites if name != "asia"]
-    waits = []
-
-    def all_left() -> bool:
-        for name in others:
-            if three.daemons[name].poll() is None:
-                status = three.show(name, "status")
-                waits.extend(wait["since_s"] for wait in status["waiting_for"] if wait["artifact"] == "model")
-        return all(len(tools.records(three, name)) == 10 for name in others)
-
-    tools.wait_until(all_left)
-    assert max(waits, default=0) <= limits.SILENCE_S + 5
+    tools.wait_until(lambda: all(len(tools.records(three, name)) == 10 for name in others))
     missing = [record["missing"] for name in others for record in tools.records(three, name)]
     assert {"asia": "silent"} in missing
     assert all(set(reasons) <= {"asia"} for reasons in missing)
