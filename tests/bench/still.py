@@ -5,7 +5,8 @@ and waits. The process prints ``ordered ROUND ORIGIN`` when a round's exchange i
 journalled, and ``ready`` once the round's artifact is on disk. A line of input then ends the
 training. With ``--on-demand``, the worker writes the artifact only after a line of input, too: it
 takes neither cores nor disk from sites whose round goes on. With ``--disk=MB_S``, a sync of an
-artifact lasts as long as on a disk that writes so many megabytes a second. The end of the input
+artifact lasts as long as on a disk that writes so many megabytes a second. With ``--mortal``, the
+process kills itself when half of the first artifact has left that it trained. The end of the input
 stops the daemon.
 """
 
@@ -17,8 +18,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from transfer import write_artifact
 
@@ -31,6 +33,7 @@ from peer.daemon import startup
 from peer.daemon.control_server import ControlServer
 from peer.daemon.dispatch import Daemon
 from peer.daemon.operator_service import OperatorService
+from peer.net.transport.transfer import OutgoingArtifact
 from peer.site.config import logs
 from peer.site.config.site_folder import SiteFolder, make_private
 
@@ -63,9 +66,12 @@ class FakeWorker:
 class StillWorker(FakeWorker):
     """Carries out the orders that occur before the last round's training ends."""
 
-    def __init__(self, daemon: Daemon, megabytes: int, lines: asyncio.StreamReader, *, on_demand: bool) -> None:
+    def __init__(
+        self, daemon: Daemon, megabytes: int, lines: asyncio.StreamReader, *, on_demand: bool, mortal: bool
+    ) -> None:
         super().__init__(daemon, megabytes)
         self._on_demand = on_demand
+        self._mortal = mortal
         self._lines = lines
 
     async def send(self, order: commands.Command) -> None:
@@ -98,6 +104,8 @@ class StillWorker(FakeWorker):
         if not await self._lines.readline():
             self._daemon.report(events.StopRequested())
             return
+        if self._mortal:
+            die_in_transfer(self._megabytes << 19)
         identity = (order.generation, order.round, order.attempt, order.stage)
         self._daemon.report(events.Trained(*identity, STATE, artifact, {}, 1, 0.0))
 
@@ -116,12 +124,12 @@ def make_daemon(folder: SiteFolder) -> Daemon:
     return Daemon(folder=folder, federation=federation, site=site, own=own, generation=folder.create_generation())
 
 
-async def serve(folder: SiteFolder, megabytes: int, *, on_demand: bool) -> None:
+async def serve(folder: SiteFolder, megabytes: int, *, on_demand: bool, mortal: bool) -> None:
     """Run the daemon of a new generation until its input ends."""
     daemon = make_daemon(folder)
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    worker = StillWorker(daemon, megabytes, lines, on_demand=on_demand)
+    worker = StillWorker(daemon, megabytes, lines, on_demand=on_demand, mortal=mortal)
     daemon.worker_process = worker  # type: ignore[assignment]  # has what the daemon calls
     control = ControlServer(OperatorService(daemon))
     await control.start(folder.prepare_control_socket())
@@ -150,6 +158,21 @@ def slow_down_disk(megabytes_per_s: float) -> None:
     os.fsync = sync_slowly
 
 
+def die_in_transfer(size: int) -> None:
+    """Have this process kill itself once it has sent so many bytes of an artifact."""
+    send = OutgoingArtifact.send
+
+    async def send_part(artifact: OutgoingArtifact, write: Callable[[bytes], Awaitable[None]], **options: Any) -> None:
+        async def write_or_die(chunk: bytes) -> None:
+            if artifact.sent >= size:
+                os.kill(os.getpid(), signal.SIGKILL)
+            await write(chunk)
+
+        await send(artifact, write_or_die, **options)
+
+    OutgoingArtifact.send = send_part  # type: ignore[method-assign]
+
+
 def run_locked(folder: SiteFolder, work: Coroutine[None, None, None]) -> None:
     """Lock the site's folder, as ``start`` does, and serve until the work is over."""
     make_private(folder.logs)
@@ -166,7 +189,8 @@ def main() -> None:
         if option.startswith("--disk="):
             slow_down_disk(float(option.removeprefix("--disk=")))
     folder = SiteFolder(Path(home), federation, SiteName(name))
-    run_locked(folder, serve(folder, int(megabytes), on_demand="--on-demand" in options))
+    behaviour = {"on_demand": "--on-demand" in options, "mortal": "--mortal" in options}
+    run_locked(folder, serve(folder, int(megabytes), **behaviour))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,13 @@ SITE = "[data]\ninput_size = [8]\n"
 
 class StillProcess:
     """A site's daemon in a process of its own, and the lines that it has said so far; ``prefix`` stands
-    before its command.
+    before its command, ``options`` after it.
     """
 
-    def __init__(self, loopback: LocalFederation, name: str, megabytes: int, prefix: Sequence[str] = ()) -> None:
-        where = (loopback.home, loopback.federation.name, name, megabytes)
+    def __init__(
+        self, loopback: LocalFederation, name: str, megabytes: int, prefix: Sequence[str] = (), *options: str
+    ) -> None:
+        where = (loopback.home, loopback.federation.name, name, megabytes, *options)
         command = [*prefix, sys.executable, *map(str, (STILL, *where))]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._lines: queue.Queue[str] = queue.Queue()
