@@ -7,7 +7,7 @@ import functools
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from peer.core.json_codec import from_json, to_json
 
@@ -17,6 +17,9 @@ ON_DISK = "on_disk"
 """Metadata of a field whose key on disk differs from its name: that key."""
 OMITTED = {"omitted": True}
 """Metadata of a field whose key is left out of the body if the value is ``None``."""
+
+
+RowType = TypeVar("RowType", bound="JournalRow")
 
 
 class RowError(ValueError):
@@ -36,7 +39,16 @@ class Cause:
     peer: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
+def frozen_row(kind: type[RowType]) -> type[RowType]:
+    """Make a kind of row a frozen dataclass that compares and prints as ``JournalRow`` does.
+
+    Functions of its own would take half of the time in which a command imports the rows.
+    """
+    return dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)(kind)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class JournalRow:
     """Base of all rows. ``round`` is the round that the row belongs to."""
 
@@ -44,6 +56,13 @@ class JournalRow:
     version: ClassVar[int] = 1
 
     round: int
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and _values(other) == _values(self)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in _values(self).items())
+        return f"{type(self).__name__}({values})"
 
     def body(self) -> dict[str, Any]:
         """Return the JSON object on disk."""
@@ -73,6 +92,10 @@ def without_tensors(value: Any) -> Any:
     if "spec" in value:  # an artifact
         return {key: inner for key, inner in value.items() if key != "tensors"}
     return {key: without_tensors(inner) for key, inner in value.items()}
+
+
+def _values(row: Any) -> dict[str, Any]:
+    return {item.name: getattr(row, item.name) for item in dataclasses.fields(row)}
 
 
 @functools.cache

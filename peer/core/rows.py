@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from peer.core.artifacts import Artifact, EvaluationResult, Purpose, Source
-from peer.core.journal_row import OMITTED, ON_DISK, ArtifactRow, values_of, without_tensors
+from peer.core.journal_row import OMITTED, ON_DISK, ArtifactRow, frozen_row, values_of, without_tensors
 from peer.core.journal_row import Body as Body
 from peer.core.journal_row import Cause as Cause
 from peer.core.journal_row import JournalRow as JournalRow
@@ -27,7 +27,7 @@ ABSENT = "absent"
 # The rounds.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class BeganRow(JournalRow):
     """The daemon started."""
 
@@ -35,7 +35,7 @@ class BeganRow(JournalRow):
     generation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class InitialisedRow(ArtifactRow):
     """The initial model exists. ``publish`` is the round that its artifact serves, if any."""
 
@@ -49,7 +49,7 @@ class InitialisedRow(ArtifactRow):
     weights: str | None = field(default=None, metadata=OMITTED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class OpenedRow(ArtifactRow):
     """A round began. ``sources`` are received artifacts that its first stage already uses.
 
@@ -63,7 +63,7 @@ class OpenedRow(ArtifactRow):
     away: bool | None = field(default=None, metadata=OMITTED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class ArrivedRow(ArtifactRow):
     """A peer's artifact for the round is on disk."""
 
@@ -72,7 +72,7 @@ class ArrivedRow(ArtifactRow):
     origin_generation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class ChosenRow(ArtifactRow):
     """The exchange is over.
 
@@ -94,7 +94,7 @@ class ChosenRow(ArtifactRow):
     purpose: Purpose | None = field(default=None, metadata=OMITTED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class TrainedRow(ArtifactRow):
     """A training stage is over. ``publish`` is the round that the artifact serves, if any.
 
@@ -115,7 +115,7 @@ class TrainedRow(ArtifactRow):
     cohort: Sha256 | None = field(default=None, metadata=OMITTED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class AggregatedRow(ArtifactRow):
     """The shared module is the mean of its contributors; ``sha256`` is the mean's digest.
 
@@ -132,7 +132,7 @@ class AggregatedRow(ArtifactRow):
     artifact: Artifact | None = field(default=None, metadata=OMITTED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class EvaluatedRow(ArtifactRow):
     """The model was evaluated on the site's own test split.
 
@@ -159,7 +159,7 @@ class UsedSource:
     fallback: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class CommittedRow(JournalRow):
     """A round is over.
 
@@ -191,7 +191,7 @@ class CommittedRow(JournalRow):
     made_in: int | None = field(default=None, metadata=OMITTED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class ComparedRow(JournalRow):
     """A peer ended the same round with the mean of this digest; ``agrees`` if it is this site's."""
 
@@ -201,7 +201,7 @@ class ComparedRow(JournalRow):
     agrees: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class SkippedRow(JournalRow):
     """The site jumped to its peers' round: it left out ``first`` and the rounds up to this row's.
 
@@ -214,7 +214,7 @@ class SkippedRow(JournalRow):
     proven: Mapping[SiteName, int] | None = field(default=None, metadata=OMITTED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class JoinedRow(JournalRow):
     """The site joined a running federation: the rounds up to this row's were never its own.
 
@@ -227,7 +227,7 @@ class JoinedRow(JournalRow):
     home: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class AmendedRow(JournalRow):
     """The site learnt of an amendment, or of the notice of a leaving site.
 
@@ -246,7 +246,7 @@ class AmendedRow(JournalRow):
     departs: bool | None = field(default=None, metadata=OMITTED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class PublishedRow(ArtifactRow):
     """The site serves the artifact for the row's round from now on."""
 
@@ -254,7 +254,7 @@ class PublishedRow(ArtifactRow):
     artifact: Artifact
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class RetiredRow(JournalRow):
     """The site serves no artifact up to the row's round any more, except ``kept`` (round, owner)."""
 
@@ -262,7 +262,7 @@ class RetiredRow(JournalRow):
     kept: tuple[Any, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class DiscardedRow(JournalRow):
     """A received artifact is needed no more; or, if ``lost``, its file is gone, and it is to be fetched again."""
 
@@ -271,7 +271,7 @@ class DiscardedRow(JournalRow):
     lost: bool | None = field(default=None, metadata=OMITTED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class RegeneratedRow(JournalRow):
     """A backup was restored: the site goes on as another generation."""
 
@@ -281,7 +281,7 @@ class RegeneratedRow(JournalRow):
     their_round: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class AdoptedRow(ArtifactRow):
     """The site's own model is back after the circulating rounds; unchanged if ``state`` is empty."""
 
@@ -291,42 +291,42 @@ class AdoptedRow(ArtifactRow):
     publish: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class SlotLostRow(JournalRow):
     """No usable copy of the site's own model was handed back."""
 
     kind = "slot_lost"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class IsolatedRow(JournalRow):
     """No peer is heard any more."""
 
     kind = "isolated"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class FinishedRow(JournalRow):
     """The last round is over."""
 
     kind = "finished"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class PausedRow(JournalRow):
     """The operator paused the site."""
 
     kind = "paused"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class ResumedRow(JournalRow):
     """The operator let the site go on."""
 
     kind = "resumed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class LeftRow(JournalRow):
     """The daemon ended in order; ``fault`` is empty unless the site could not go on."""
 
@@ -335,7 +335,7 @@ class LeftRow(JournalRow):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class WorkFailedRow(JournalRow):
     """The worker failed, the ``count``-th time in a row."""
 
@@ -345,7 +345,7 @@ class WorkFailedRow(JournalRow):
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class RevertedRow(JournalRow):
     """Training diverged from a state that peers had a part in: the site went back to the one before.
 
@@ -360,7 +360,7 @@ class RevertedRow(JournalRow):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class RefusedRow(JournalRow):
     """The site refused something that a peer sent or did, or the peer declined what the site asked for."""
 
@@ -370,7 +370,7 @@ class RefusedRow(JournalRow):
     declined: bool | None = field(default=None, metadata=OMITTED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class IgnoredRow(JournalRow):
     """An event came too late or belongs to another phase."""
 
@@ -383,7 +383,7 @@ class IgnoredRow(JournalRow):
 # Remote evaluation: the first two kinds at the site that lends the model, the others at the borrower.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class ReportRow(JournalRow):
     """A peer reported the metrics of the round's model on its test split."""
 
@@ -392,7 +392,7 @@ class ReportRow(JournalRow):
     report: EvaluationResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class LapsedRow(JournalRow):
     """The peers that have not reported on the round's model; a ``retired`` model is lent no more."""
 
@@ -401,7 +401,7 @@ class LapsedRow(JournalRow):
     retired: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class GuestRowBase(JournalRow):
     """Base of the rows about another site's model, of one generation of that site."""
 
@@ -409,7 +409,7 @@ class GuestRowBase(JournalRow):
     origin_generation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class GuestRow(GuestRowBase):
     """A model that another site lent is on disk, to be measured."""
 
@@ -418,7 +418,7 @@ class GuestRow(GuestRowBase):
     source: Source
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class MislaidRow(GuestRowBase):
     """The evaluation process failed."""
 
@@ -427,7 +427,7 @@ class MislaidRow(GuestRowBase):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class MeasuredRow(GuestRowBase):
     """The report on a borrowed model, which its origin has yet to get."""
 
@@ -435,7 +435,7 @@ class MeasuredRow(GuestRowBase):
     report: EvaluationResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class SettledRow(GuestRowBase):
     """Nothing is left to do about a borrowed model."""
 
@@ -446,7 +446,7 @@ class SettledRow(GuestRowBase):
 # Rows that the daemon writes beside the state machine; memory does not depend on them.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class ConfiguredRow(JournalRow):
     """The generation's first configuration; ``site`` holds the keys of site.toml as ``table.key``."""
 
@@ -463,7 +463,7 @@ class ConfiguredRow(JournalRow):
         return cls(round, **values_of(cls, {**body, "site": site}))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class ManifestRow(JournalRow):
     """A manifest that the site signed: ``artifact`` is the digest, the others are base64."""
 
@@ -474,7 +474,7 @@ class ManifestRow(JournalRow):
     certificate_der: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class ReceivedRow(JournalRow):
     """A transfer to this site ended. The simulator signs nothing, and leaves the manifest out."""
 
@@ -493,7 +493,7 @@ class ReceivedRow(JournalRow):
     certificate_der: str | None = field(default=None, metadata=OMITTED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class EquivocatedRow(JournalRow):
     """A site signed two artifacts for one round; ``manifests`` are both, in base64."""
 
@@ -503,7 +503,7 @@ class EquivocatedRow(JournalRow):
     manifests: tuple[Mapping[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class DeniedRow(JournalRow):
     """A call was refused by the schedule or by this site's policy."""
 
@@ -521,7 +521,7 @@ class MessageCount:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_row
 class SpokenRow(JournalRow):
     """Messages sent to each peer beside artifacts, since the daemon began.
 
