@@ -89,7 +89,7 @@ def test_the_model_of_a_running_site_segments_a_volume_of_another_size(site: str
     dice = {number: metrics["validation_dice"] for number, metrics in rounds.items()}
     assert best["round"] == max(dice, key=lambda number: (dice[number], -rounds[number]["validation_loss"], number))
     assert best["choice"].startswith(
-        f"the best of its evaluated rounds by validation_dice, {dice[best['round']]:.4f} on "
+        f"the best of its evaluated rounds by validation Dice, {dice[best['round']]:.4f} on "
     )
     assert segmented(best).shape == labels.shape
     mask = segmented(document)
