@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, TypedDict
 
 from peer.core.plan import Kind
 
@@ -53,6 +53,7 @@ class Leak:
         artifacts: how many artifacts are in ``all_auc``.
         class_mix: correlation of the change of the head's bias with the numbers of training samples of each class;
             ``None`` below three classes, or without a bias or a reference network.
+        bound: the site's ``leak_auc_max`` when it was measured.
     """
 
     attack: Attack
@@ -64,6 +65,7 @@ class Leak:
     all_auc: float
     artifacts: int = 1
     class_mix: float | None = None
+    bound: float | None = None
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for figures that no attack gives: the daemon does not trust its worker."""
@@ -80,6 +82,11 @@ class Leak:
     def answer(self, bound: float) -> Answer:
         """Compare what one receiver learns with a bound."""
         return compare(self.highest_auc, self.members, self.others, bound)
+
+    @property
+    def verdict(self) -> Answer | None:
+        """The answer to the bound when it was measured; ``None`` without one."""
+        return None if self.bound is None else self.answer(self.bound)
 
     def interval_of(self, auc: float) -> tuple[float, float]:
         """Return the interval of one of the AUCs."""
@@ -144,8 +151,8 @@ def rate_interval(hits: int, trials: int) -> tuple[float, float]:
     return low, high
 
 
-def describe(leak: Leak, bound: float | None) -> str:
-    """Say in one sentence what the attack reached, with the interval, and how that compares with a bound."""
+def describe(leak: Leak) -> str:
+    """Say in one sentence what the attack reached, with the interval, and how that compares with the bound."""
     low, high = leak.interval_of(leak.auc)
     tried = (
         f"tried here with this artifact: AUC {leak.auc:.2f}, interval {low:.2f} to {high:.2f}, {leak.members} + "
@@ -153,7 +160,58 @@ def describe(leak: Leak, bound: float | None) -> str:
     )
     if leak.artifacts > 1:
         tried += f"; one receiver adds up to {leak.receiver_auc:.2f}, all together to {leak.all_auc:.2f}"
-    return tried if bound is None else f"{tried}; {ANSWER_WORDS[leak.answer(bound)].format(bound)}"
+    verdict = leak.verdict
+    return tried if verdict is None else f"{tried}; {ANSWER_WORDS[verdict].format(leak.bound)}"
+
+
+class LeakFacts(TypedDict):
+    """The measured leak of an artifact."""
+
+    attack: Annotated[Attack, "the better attack: by the loss, or by the likelihood ratio to a reference network"]
+    auc: Annotated[float, "how well it told training people from others; 0.5 is chance, 1 certainty"]
+    low: Annotated[float, "lower end of the AUC's interval of 95 %"]
+    high: Annotated[float, "upper end"]
+    members: Annotated[int, "people that the artifact was trained on"]
+    others: Annotated[int, "people of the validation and test splits"]
+    detected_share: Annotated[float, "training people that were detected at a false alarm rate of 10 %"]
+    detected_low: Annotated[float, "lower end of that share's interval of Clopper and Pearson"]
+    detected_high: Annotated[float, "upper end"]
+    receiver_auc: Annotated[
+        float, "AUC of all measured artifacts of this kind and owner: at most what one receiver has"
+    ]
+    all_auc: Annotated[float, "AUC of all measured artifacts of this site together"]
+    artifacts: Annotated[int, "number of artifacts in `all_auc`"]
+    class_mix: Annotated[
+        float | None, "correlation of the change of the head's bias with the training samples of each class"
+    ]
+    bound: Annotated[float | None, "`[egress] leak_auc_max` when it was measured"]
+    answer: Annotated[
+        Answer | None,
+        "compared with the bound: `within`, `above`, or `unknown` with so few people; null without a bound",
+    ]
+
+
+def leak_facts(leak: Leak) -> LeakFacts:
+    """Return the figures of a leak with their intervals, for the ledger and for documents."""
+    low, high = leak.interval_of(leak.auc)
+    share, share_low, share_high = leak.detection_rate()
+    return {
+        "attack": leak.attack,
+        "auc": leak.auc,
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "members": leak.members,
+        "others": leak.others,
+        "detected_share": round(share, 4),
+        "detected_low": round(share_low, 4),
+        "detected_high": round(share_high, 4),
+        "receiver_auc": leak.receiver_auc,
+        "all_auc": leak.all_auc,
+        "artifacts": leak.artifacts,
+        "class_mix": leak.class_mix,
+        "bound": leak.bound,
+        "answer": leak.verdict,
+    }
 
 
 def _bisect(is_above: Callable[[float], bool]) -> float:

@@ -22,6 +22,7 @@ from cryptography import x509
 from peer import __version__
 from peer.core import access, events, limits, rows
 from peer.core.artifacts import Artifact, EvaluationResult, Purpose
+from peer.core.leak import describe, leak_facts
 from peer.core.machine import SiteMachine
 from peer.core.messages import (
     FEATURES,
@@ -58,6 +59,8 @@ log = logging.getLogger(__name__)
 
 Served = tuple[int, Sha256, bool]
 """Round, digest, and whether the artifact is for evaluation."""
+LEAKS = "its measured leak is not within the bound"
+"""The reason for which an artifact is denied, in words for another site: no figure leaves."""
 DENIED_AGAIN_S = 60.0
 """A repeated denial is journalled at most once in this time."""
 DENIED_ROWS_MAX = 10
@@ -181,7 +184,11 @@ class PeerService:
         return signed
 
     def _compare_with_policy(self, round: int, artifact: Artifact, *, evaluation: bool) -> None:
-        """Warn of an egress limit below what the method sends, before receivers are denied."""
+        """Warn of an artifact, or of an amount, that the policy refuses, before receivers are denied."""
+        if self._leaks(artifact):
+            facts = {"round": round, "kind": artifact.kind, "owner": artifact.owner}
+            leak = "not measured" if artifact.leak is None else describe(artifact.leak)
+            log.warning("stays here: policy refuses its measured leak", extra={**facts, "leak": leak})
         rules, limit = self._machine.rules, self._site.egress.bytes_per_round_max
         everybody = evaluation or rules.pattern(round) == "all_to_all"
         visited = rules.visits if artifact.kind != "return" else 0
@@ -390,7 +397,11 @@ class PeerService:
             raise self._deny(caller, request, reason)
         transfer = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round, "bytes": size}
         intent = self._ledger.intend(
-            **transfer, generation=generation, sha256=sha256, **self._circumstances(request.for_round, relayed=relayed)
+            **transfer,
+            generation=generation,
+            sha256=sha256,
+            **self._circumstances(request.for_round, relayed=relayed),
+            **({} if artifact.leak is None else {"leak": leak_facts(artifact.leak)}),
         )
         self.sending[intent] = cast(TransferInProgress, {"direction": "out", **transfer})
         self._report(events.PeerHeard(caller))
@@ -543,13 +554,20 @@ class PeerService:
         if left and request.purpose == "evaluate":  # the caller may not know yet, and must not take it for a fault
             return Unavailable.RETIRED
         self._admit(caller, request)
-        return access.answer(
+        answer = access.answer(
             self._machine.rules,
             self._machine.memory,
             for_round=request.for_round,
             owner=request.owner,
             purpose=request.purpose,
         )
+        if not isinstance(answer, Unavailable) and self._leaks(answer[1]):
+            raise self._deny(caller, request, self._by_policy(caller, f"keeps this {request.kind}: {LEAKS}"))
+        return answer
+
+    def _leaks(self, artifact: Artifact) -> bool:
+        """Return whether the policy refuses an artifact for its measured leak; an untrained one knows nobody."""
+        return artifact.steps > 0 and self._site.egress.refuses(artifact.leak)
 
     def _admit(self, caller: SiteName, request: wire.ArtifactRequest) -> None:
         """Raise ``Refusal`` unless policy and schedule permit the request; it names the one that does not."""

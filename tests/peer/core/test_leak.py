@@ -1,5 +1,6 @@
 """The figures of the measured leak against known answers, scipy and scikit-learn."""
 
+import dataclasses
 import random
 
 import pytest
@@ -71,10 +72,19 @@ def test_members_count_as_detected_above_the_score_of_a_tenth_of_the_others() ->
 
 
 def test_the_policy_judges_what_one_receiver_adds_up() -> None:
-    leak = Leak("loss", 0.55, 150, 100, 20, 0.8, 0.85, 12)
+    leak = Leak("loss", 0.55, 150, 100, 20, 0.8, 0.85, 12, bound=0.65)
     assert leak.answer(0.65) == "above"
-    assert describe(leak, 0.65) == (
+    assert describe(leak) == (
         "tried here with this artifact: AUC 0.55, interval 0.48 to 0.62, 150 + 100 people; one receiver adds up to "
         "0.80, all together to 0.85; above the bound of 0.65"
     )
+    assert describe(dataclasses.replace(leak, bound=None, artifacts=1)).endswith("150 + 100 people")
     assert leak.detection_rate() == (20 / 150, *rate_interval(20, 150))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"members": 0}, {"others": 0}, {"detected": 21}, {"auc": 1.5}, {"all_auc": float("nan")}]
+)
+def test_figures_that_no_attack_gives_are_no_leak(changes: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"a leak has|an AUC is"):
+        dataclasses.replace(Leak("loss", 0.5, 20, 20, 2, 0.5, 0.5), **changes)
