@@ -242,9 +242,9 @@ class LeakMeter:
         own = self._settings.site
         sources: Sequence[Source] = getattr(command, "sources", ())
         copies = [source for source in sources if source.artifact.owner == artifact.owner != own]
-        trains = isinstance(command, commands.Train) and not copies
-        if trains and self._exchange.averages and command.base.endswith("/aggregate"):
-            return self._exchange.read_checkpoint(command.base)
+        base = command.base if isinstance(command, commands.Train) and not copies else ""
+        if self._exchange.averages and base.endswith("/aggregate"):
+            return self._exchange.read_checkpoint(base)
         for source in copies or [source for source in sources if source.origin != own]:
             if source.artifact.kind in PREDICTING:
                 return self._exchange.read_predicting(source)
