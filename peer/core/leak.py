@@ -151,19 +151,6 @@ def rate_interval(hits: int, trials: int) -> tuple[float, float]:
     return low, high
 
 
-def describe(leak: Leak) -> str:
-    """Say in one sentence what the attack reached, with the interval, and how that compares with the bound."""
-    low, high = leak.interval_of(leak.auc)
-    tried = (
-        f"tried here with this artifact: AUC {leak.auc:.2f}, interval {low:.2f} to {high:.2f}, {leak.members} + "
-        f"{leak.others} people"
-    )
-    if leak.artifacts > 1:
-        tried += f"; one receiver adds up to {leak.receiver_auc:.2f}, all together to {leak.all_auc:.2f}"
-    verdict = leak.verdict
-    return tried if verdict is None else f"{tried}; {ANSWER_WORDS[verdict].format(leak.bound)}"
-
-
 class LeakFacts(TypedDict):
     """The measured leak of an artifact."""
 
@@ -212,6 +199,23 @@ def leak_facts(leak: Leak) -> LeakFacts:
         "bound": leak.bound,
         "answer": leak.verdict,
     }
+
+
+def ledger_facts(leak: Leak | None) -> dict[str, LeakFacts]:
+    """Return the key that the ledger's row of an artifact has for its leak; none where it was not measured."""
+    return {} if leak is None else {"leak": leak_facts(leak)}
+
+
+def describe(facts: LeakFacts) -> str:
+    """Say in one sentence what the attack reached, with the interval, and how that compares with the bound."""
+    tried = (
+        f"tried here with this artifact: AUC {facts['auc']:.2f}, interval {facts['low']:.2f} to {facts['high']:.2f}, "
+        f"{facts['members']} + {facts['others']} people"
+    )
+    if facts["artifacts"] > 1:
+        tried += f"; one receiver adds up to {facts['receiver_auc']:.2f}, all together to {facts['all_auc']:.2f}"
+    answer = facts["answer"]
+    return tried if answer is None else f"{tried}; {ANSWER_WORDS[answer].format(facts['bound'])}"
 
 
 def _bisect(is_above: Callable[[float], bool]) -> float:

@@ -22,7 +22,7 @@ from cryptography import x509
 from peer import __version__
 from peer.core import access, events, limits, rows
 from peer.core.artifacts import Artifact, EvaluationResult, Purpose
-from peer.core.leak import describe, leak_facts
+from peer.core.leak import ledger_facts
 from peer.core.machine import SiteMachine
 from peer.core.messages import (
     FEATURES,
@@ -59,8 +59,7 @@ log = logging.getLogger(__name__)
 
 Served = tuple[int, Sha256, bool]
 """Round, digest, and whether the artifact is for evaluation."""
-LEAKS = "its measured leak is not within the bound"
-"""The reason for which an artifact is denied, in words for another site: no figure leaves."""
+LEAKS = "its measured leak is not within the bound"  # for another site, without a figure
 DENIED_AGAIN_S = 60.0
 """A repeated denial is journalled at most once in this time."""
 DENIED_ROWS_MAX = 10
@@ -185,10 +184,8 @@ class PeerService:
 
     def _compare_with_policy(self, round: int, artifact: Artifact, *, evaluation: bool) -> None:
         """Warn of an artifact, or of an amount, that the policy refuses, before receivers are denied."""
-        if self._leaks(artifact):
-            facts = {"round": round, "kind": artifact.kind, "owner": artifact.owner}
-            leak = "not measured" if artifact.leak is None else describe(artifact.leak)
-            log.warning("stays here: policy refuses its measured leak", extra={**facts, "leak": leak})
+        if self._site.egress.keeps(artifact):
+            log.warning(f"{artifact.kind} stays here: {LEAKS}", extra={"round": round, "owner": artifact.owner})
         rules, limit = self._machine.rules, self._site.egress.bytes_per_round_max
         everybody = evaluation or rules.pattern(round) == "all_to_all"
         visited = rules.visits if artifact.kind != "return" else 0
@@ -396,12 +393,9 @@ class PeerService:
         if reason is not None:
             raise self._deny(caller, request, reason)
         transfer = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round, "bytes": size}
+        circumstances = self._circumstances(request.for_round, relayed=relayed)
         intent = self._ledger.intend(
-            **transfer,
-            generation=generation,
-            sha256=sha256,
-            **self._circumstances(request.for_round, relayed=relayed),
-            **({} if artifact.leak is None else {"leak": leak_facts(artifact.leak)}),
+            **transfer, generation=generation, sha256=sha256, **circumstances, **ledger_facts(artifact.leak)
         )
         self.sending[intent] = cast(TransferInProgress, {"direction": "out", **transfer})
         self._report(events.PeerHeard(caller))
@@ -561,13 +555,9 @@ class PeerService:
             owner=request.owner,
             purpose=request.purpose,
         )
-        if not isinstance(answer, Unavailable) and self._leaks(answer[1]):
+        if not isinstance(answer, Unavailable) and self._site.egress.keeps(answer[1]):
             raise self._deny(caller, request, self._by_policy(caller, f"keeps this {request.kind}: {LEAKS}"))
         return answer
-
-    def _leaks(self, artifact: Artifact) -> bool:
-        """Return whether the policy refuses an artifact for its measured leak; an untrained one knows nobody."""
-        return artifact.steps > 0 and self._site.egress.refuses(artifact.leak)
 
     def _admit(self, caller: SiteName, request: wire.ArtifactRequest) -> None:
         """Raise ``Refusal`` unless policy and schedule permit the request; it names the one that does not."""

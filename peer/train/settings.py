@@ -244,7 +244,7 @@ class TrainingSettings:
             base_weights=_base_weights(site, folder),
             gpu_folder=gpu_folder(site.training, folder),
             rounds=federation.rounds,
-            leak=site.privacy.leak,
+            leak=site.privacy.leak if site.egress.leak_auc_max is None else "every",
             egress=site.egress,
         )
 

@@ -534,8 +534,8 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str, *, new
         problems.append(
             f"data.input_size: {len(site.data.input_size)} sizes for spatial_dims = {federation.task.spatial_dims}"
         )
-    if egress.leak_auc_max is not None and site.privacy.leak != "every":
-        problems.append('egress.leak_auc_max: write leak = "every" in [privacy], or artifacts leave unmeasured')
+    if egress.leak_auc_max is not None and site.privacy.leak == "off":
+        problems.append("egress.leak_auc_max: [privacy] leak is off; leave out one of them")
     metrics = METRICS_OF[federation.task.objective]
     if site.reference is not None and site.reference.metric not in metrics:
         problems.append(f"reference.metric: {federation.task.objective} has {', '.join(metrics)}")

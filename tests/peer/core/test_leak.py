@@ -15,6 +15,7 @@ from peer.core.leak import (
     count_detected,
     describe,
     interval,
+    leak_facts,
     rate_interval,
     standard_error,
 )
@@ -74,11 +75,11 @@ def test_members_count_as_detected_above_the_score_of_a_tenth_of_the_others() ->
 def test_the_policy_judges_what_one_receiver_adds_up() -> None:
     leak = Leak("loss", 0.55, 150, 100, 20, 0.8, 0.85, 12, bound=0.65)
     assert leak.answer(0.65) == "above"
-    assert describe(leak) == (
+    assert describe(leak_facts(leak)) == (
         "tried here with this artifact: AUC 0.55, interval 0.48 to 0.62, 150 + 100 people; one receiver adds up to "
         "0.80, all together to 0.85; above the bound of 0.65"
     )
-    assert describe(dataclasses.replace(leak, bound=None, artifacts=1)).endswith("150 + 100 people")
+    assert describe(leak_facts(dataclasses.replace(leak, bound=None, artifacts=1))).endswith("150 + 100 people")
     assert leak.detection_rate() == (20 / 150, *rate_interval(20, 150))
 
 

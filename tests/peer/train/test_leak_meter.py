@@ -41,6 +41,15 @@ def test_by_default_the_last_artifacts_are_measured_and_the_answer_carries_the_f
     assert "leak" not in json.loads(encode(first))["artifact"]
 
 
+def test_a_bound_has_all_rounds_measured_and_what_stays_here_adds_up_to_nothing(make_setting: Any) -> None:
+    setting = make_setting(egress={"leak_auc_max": 0.65, "leak_unknown": "refuse"})
+    trainer = Trainer(setting)
+    first = train(trainer, initialise(trainer).state)
+    assert first.artifact.leak.verdict == "unknown"
+    assert json.loads(leak_file(setting).read_bytes())["channels"] == {}
+    assert train(trainer, first.state, round=2).artifact.leak.artifacts == 1
+
+
 def test_nothing_is_measured_where_that_is_off_or_nothing_predicts(make_setting: Any) -> None:
     for parts in ({"privacy": {"leak": "off"}}, {**EVERY, "method": {"name": "fedproto"}}):
         setting = make_setting(site=parts.get("method", {}).get("name", "alpha"), **parts)
