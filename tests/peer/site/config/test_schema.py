@@ -521,7 +521,8 @@ def test_example_site_is_valid_and_shows_every_key(tmp_path: Path) -> None:
              "spacing": True, "intensity": True, "nan": True, "columns": True, "augmentation": {"flip"}},
              "base_weights": True,
              "model": {"features", "head", "parameters", "weights", "weights_sha256", "adapters"},
-             "egress": {"kinds", "bytes_per_round_max", "leak_auc_max"}, "training": {"gpu_folder", "class_weights", "clip_norm"},
+             "egress": {"kinds", "bytes_per_round_max", "leak_auc_max"},
+             "training": {"gpu_folder", "class_weights", "clip_norm"},
              "connect": {"peers", "password_file", "relays", "relay_listen"}, "reference": True,
              "limits": {"connections_max"}}  # fmt: skip
     assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)
