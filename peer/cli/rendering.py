@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from peer.cli import output
+from peer.core.leak import describe
 from peer.core.limits import CERTIFICATE_DAYS_MIN
 from peer.core.loss_terms import loss_title
 from peer.core.metrics import metric_title
@@ -60,6 +61,9 @@ def status(document: Mapping[str, Any]) -> output.RenderableType:
         parts.append(Text(f"Pretrained weights: {one_line(document['weights'])}."))
     if document.get("best_round"):
         parts.append(_best_round(document["best_round"]))
+    if leak := document.get("leak"):
+        style = "red" if leak["answer"] == "above" else ""
+        parts.append(Text(f"Newest {leak['kind']}, {describe(leak)}.", style=style))
     parts.append(peers(document["peers"], brief=True))
     parts.extend(_relay(relay) for relay in document.get("relays", ()))
     parts.extend(Text(line, style="red") for line in _refusals(document))

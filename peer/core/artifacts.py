@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from peer.core.json_codec import LEFT_OUT
+from peer.core.leak import Leak
 from peer.core.plan import Kind
 from peer.core.roster import Sha256, SiteName
 
@@ -38,7 +40,8 @@ class Artifact:
 
     ``steps`` counts the optimiser steps of the model. ``owner`` is the site whose model it is: the
     writer itself, except in circulating rounds and for a ``return``: a visiting model that the writer trained.
-    The list of tensors is in the file's header, and in the manifest.
+    The list of tensors is in the file's header, and in the manifest. ``leak`` is what an attack here learnt from an
+    artifact of this site, ``None`` where it was not measured; no message has it.
     """
 
     kind: Kind
@@ -48,6 +51,7 @@ class Artifact:
     steps: int
     spec: Mapping[str, Any]
     training_samples: int | None = None
+    leak: Leak | None = field(default=None, compare=False, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)

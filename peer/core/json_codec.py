@@ -17,10 +17,16 @@ IDENTITIES: Mapping[Any, Callable[[str], str]] = {Sha256: sha256, SiteName: site
 PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
+LEFT_OUT = {"left_out": True}
+"""Metadata of a field whose key is left out of the JSON object if the value is ``None``."""
+
+
 @functools.cache
-def _field_names(kind: Any) -> tuple[str, ...] | None:
-    """Return the field names of a dataclass; ``None`` for any other type."""
-    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
+def _fields(kind: Any) -> tuple[tuple[str, bool], ...] | None:
+    """Return the field names of a dataclass, each with whether ``None`` is left out; ``None`` for any other type."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return tuple((field.name, bool(field.metadata.get("left_out"))) for field in dataclasses.fields(kind))
 
 
 def to_json(value: Any) -> Any:
@@ -28,9 +34,10 @@ def to_json(value: Any) -> Any:
     kind: Any = type(value)  # mypy takes no type for hashable
     if kind in PLAIN:
         return value
-    names = _field_names(kind)
-    if names is not None:
-        return {name: to_json(getattr(value, name)) for name in names}
+    fields = _fields(kind)
+    if fields is not None:
+        values = ((name, getattr(value, name), left_out) for name, left_out in fields)
+        return {name: to_json(inner) for name, inner, left_out in values if not (inner is None and left_out)}
     if isinstance(value, Mapping):
         return {str(key): to_json(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from peer.core import cross_evaluation_memory, limits, rows
 from peer.core.artifacts import Artifact, Source
 from peer.core.cross_evaluation_memory import Evaluation, LentModel
+from peer.core.leak import leak_facts
 from peer.core.metrics import validation_loss
 from peer.core.roster import Sha256, SiteName
-from peer.core.status_document import BestAndNewestRound
+from peer.core.status_document import BestAndNewestRound, MeasuredLeak
 
 if TYPE_CHECKING:
     from peer.core.messages import Seen
@@ -95,6 +96,7 @@ class Memory:
     ``compared`` names the peers that told theirs. ``joined`` says that the rounds before
     ``committed`` were not this site's. ``model_is_home`` and ``evaluated_after_handback`` belong to
     the end of circulating rounds. ``weights`` says how the pretrained weights fitted.
+    ``newest_published`` is the artifact that was published last.
     """
 
     generation: int = 1
@@ -123,6 +125,7 @@ class Memory:
     finished: bool = False
     evaluation: Evaluation = field(default_factory=Evaluation)
     best: BestRound | None = None
+    newest_published: Artifact | None = None
     newest_validation: tuple[int, float] | None = None  # the newest round with a value of the best round's metric
 
     def apply(self, row: rows.JournalRow) -> None:
@@ -383,7 +386,7 @@ def _skipped(memory: Memory, row: rows.SkippedRow) -> None:
 
 
 def _published(memory: Memory, row: rows.PublishedRow) -> None:
-    memory.published[(row.round, row.artifact.owner)] = row.artifact
+    memory.published[(row.round, row.artifact.owner)] = memory.newest_published = row.artifact
     memory.publications_due.pop((row.round, row.artifact.owner), None)
 
 
@@ -453,6 +456,14 @@ def best_and_newest_round(memory: Memory) -> BestAndNewestRound | None:
         "newest_round": newest_round,
         "newest_value": newest_value,
     }
+
+
+def newest_leak(memory: Memory) -> MeasuredLeak | None:
+    """Return the measured leak of the artifact that was published last; ``None`` if it was not measured."""
+    artifact = memory.newest_published
+    if artifact is None or artifact.leak is None:
+        return None
+    return {"kind": artifact.kind, "owner": artifact.owner, **leak_facts(artifact.leak)}
 
 
 def used_sources(stored: Iterable[Row]) -> tuple[Source, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args
 
+from peer.core.leak import LeakFacts
 from peer.core.limits import REFUSAL_ROUNDS_SHOWN
 from peer.core.roster import SiteName
 
@@ -168,6 +169,13 @@ class BestAndNewestRound(TypedDict):
     newest_value: Annotated[float, "the metric after it"]
 
 
+class MeasuredLeak(LeakFacts):
+    """The measured leak of the artifact that was published last."""
+
+    kind: Annotated[str, "kind of artifact"]
+    owner: Annotated[str, "the site whose model it is"]
+
+
 class _Site(TypedDict):
     """What the state machine knows of the site itself."""
 
@@ -186,6 +194,9 @@ class _Site(TypedDict):
     weights: Annotated[str | None, "what fitted of the file of `[model] weights`; null without one"]
     best_round: Annotated[
         BestAndNewestRound | None, "best and newest round on validation data; null without such data or round"
+    ]
+    leak: Annotated[
+        MeasuredLeak | None, "how much the artifact that was published last tells of its people; null if not measured"
     ]
     refusals: Annotated[list[RefusedEntry], "newest refusals since the daemon started"]
     failure: Annotated[str, "why training has failed and waits for the operator; else empty"]

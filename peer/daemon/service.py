@@ -22,6 +22,7 @@ from cryptography import x509
 from peer import __version__
 from peer.core import access, events, limits, rows
 from peer.core.artifacts import Artifact, EvaluationResult, Purpose
+from peer.core.leak import ledger_facts
 from peer.core.machine import SiteMachine
 from peer.core.messages import (
     FEATURES,
@@ -58,6 +59,7 @@ log = logging.getLogger(__name__)
 
 Served = tuple[int, Sha256, bool]
 """Round, digest, and whether the artifact is for evaluation."""
+LEAKS = "its measured leak is not within the bound"  # for another site, without a figure
 DENIED_AGAIN_S = 60.0
 """A repeated denial is journalled at most once in this time."""
 DENIED_ROWS_MAX = 10
@@ -181,7 +183,9 @@ class PeerService:
         return signed
 
     def _compare_with_policy(self, round: int, artifact: Artifact, *, evaluation: bool) -> None:
-        """Warn of an egress limit below what the method sends, before receivers are denied."""
+        """Warn of an artifact, or of an amount, that the policy refuses, before receivers are denied."""
+        if self._site.egress.keeps(artifact):
+            log.warning(f"{artifact.kind} stays here: {LEAKS}", extra={"round": round, "owner": artifact.owner})
         rules, limit = self._machine.rules, self._site.egress.bytes_per_round_max
         everybody = evaluation or rules.pattern(round) == "all_to_all"
         visited = rules.visits if artifact.kind != "return" else 0
@@ -389,8 +393,9 @@ class PeerService:
         if reason is not None:
             raise self._deny(caller, request, reason)
         transfer = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round, "bytes": size}
+        circumstances = self._circumstances(request.for_round, relayed=relayed)
         intent = self._ledger.intend(
-            **transfer, generation=generation, sha256=sha256, **self._circumstances(request.for_round, relayed=relayed)
+            **transfer, generation=generation, sha256=sha256, **circumstances, **ledger_facts(artifact.leak)
         )
         self.sending[intent] = cast(TransferInProgress, {"direction": "out", **transfer})
         self._report(events.PeerHeard(caller))
@@ -543,13 +548,16 @@ class PeerService:
         if left and request.purpose == "evaluate":  # the caller may not know yet, and must not take it for a fault
             return Unavailable.RETIRED
         self._admit(caller, request)
-        return access.answer(
+        answer = access.answer(
             self._machine.rules,
             self._machine.memory,
             for_round=request.for_round,
             owner=request.owner,
             purpose=request.purpose,
         )
+        if not isinstance(answer, Unavailable) and self._site.egress.keeps(answer[1]):
+            raise self._deny(caller, request, self._by_policy(caller, f"keeps this {request.kind}: {LEAKS}"))
+        return answer
 
     def _admit(self, caller: SiteName, request: wire.ArtifactRequest) -> None:
         """Raise ``Refusal`` unless policy and schedule permit the request; it names the one that does not."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypedDict
 
+from peer.core.leak import LeakFacts
 from peer.core.status_document import PeerState, PeerStatus, PeerWait, SiteStatus
 from peer.documents.commands import LedgerHead
 
@@ -71,6 +72,7 @@ class TransferRecord(TypedDict):
     sha256: Annotated[str, "digest of the artifact"]
     bytes: Annotated[int, "bytes that were sent; those that were intended where the outcome is `open` or `unknown`"]
     outcome: Annotated[str, "`complete`, `broken`, `open` (no end yet) or `unknown` (a crash ended it)"]
+    leak: Annotated[LeakFacts | None, "how much the artifact tells of its people; null if not measured, or received"]
 
 
 class EventRecord(TypedDict):

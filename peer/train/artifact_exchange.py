@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -9,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import models
 from models import Network, Output
@@ -90,7 +91,7 @@ class ArtifactExchange:
         settings, network = self._settings, self._networks.artifact_network
         source, allow = Source(settings.site, 1, artifact), {network.spec["name"]}
         try:
-            if "aggregate" in settings.plan.phases and settings.plan.pattern != "visit":
+            if self.averages:
                 self._read_state(source, allow=allow)
             else:
                 self._read_module(source, allow=allow)
@@ -199,6 +200,39 @@ class ArtifactExchange:
             states.append(cap_change(sent, own, state) if rules.rule == "capped" else state)
             weights.append(float(parameters.get("merge_weight", 1.0)))  # type: ignore[arg-type]
         return mean(states, weights)
+
+    @property
+    def averages(self) -> bool:
+        """Whether this site's network takes the mean of the artifacts, and so has a place for each of their tensors."""
+        return "aggregate" in self._settings.plan.phases and self._settings.plan.pattern != "visit"
+
+    def load_state(self, checkpoint: str) -> None:
+        """Load a checkpoint into the site's networks, unless it is loaded, or the name is empty."""
+        if checkpoint:
+            self._networks.load(checkpoint)
+
+    def read_predicting(self, source: Source) -> Network:
+        """Read an artifact as a network that predicts; what it omits is this site's own.
+
+        Raises:
+            ValueError: the artifact is no network.
+        """
+        if self.averages:
+            own = self._networks.artifact_network
+            return self._with_state(self._read_state(source, allow={*self._settings.allow_models, own.spec["name"]}))
+        module, _ = self.receive(source)
+        if not isinstance(module, Network):
+            raise ValueError(f"a {source.artifact.kind} is no network")
+        return module
+
+    def read_checkpoint(self, name: str) -> Network:
+        """Read the network whose state is the artifact from a checkpoint."""
+        return self._with_state(self._networks.read_artifact_state(name))
+
+    def _with_state(self, state: Mapping[str, Tensor]) -> Network:
+        network = copy.deepcopy(self._networks.artifact_network)
+        network.load_state_dict(state, strict=False)
+        return network
 
     def _read_module(self, source: Source, *, allow: Collection[str]) -> nn.Module:
         """Read a received network, or a received head joined with the network that travels with it."""

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peer.core.artifacts import Artifact
 from peer.core.limits import CHECKPOINTS_KEPT
+from peer.core.worker_protocol import from_json
 from peer.files import clear_unfinished, remove_folder, write_folder
 from peer.train.errors import UnusableConfigurationError
 from peer.train.tensors import State, pack, unpack
@@ -38,6 +40,17 @@ class Checkpoint:
     record: Mapping[str, Any]
     networks: Mapping[str, State] = field(default_factory=dict)
     optimisers: Mapping[str, State] = field(default_factory=dict)
+
+
+def artifact_of(record: Mapping[str, Any]) -> Artifact | None:
+    """Return the artifact that the stage of a record has written."""
+    document = record["artifact"]
+    return None if document is None else from_json(Artifact, document)
+
+
+def returned_of(record: Mapping[str, Any]) -> tuple[Artifact, ...]:
+    """Return the visiting models that the stage of a record has trained."""
+    return tuple(from_json(Artifact, document) for document in record.get("returned", ()))
 
 
 class Checkpoints:

@@ -21,7 +21,7 @@ from peer.core.tasks import objective_of
 from peer.core.worker_protocol import WorkerSetting
 from peer.site.config import toml
 from peer.site.config.schema import AggregateConfig, FederationConfig, SiteConfig
-from peer.site.config.site_tables import AugmentationConfig, DataConfig, TrainingConfig
+from peer.site.config.site_tables import AugmentationConfig, DataConfig, EgressConfig, TrainingConfig
 from peer.site.config.task_table import TaskConfig
 from peer.train.device_queue import gpu_folder
 
@@ -151,7 +151,8 @@ class TrainingSettings:
 
     ``hides_counters``: the site's policy hides the size of the training set, which a layer's count of
     batches would reveal. ``base_weights`` are files of weights by SHA-256. ``gpu_folder`` holds the queues
-    of this machine's devices if workers take turns.
+    of this machine's devices if workers take turns. ``leak`` says in which rounds the worker measures the leak of its
+    artifacts, and ``egress`` which of them then stay here.
     """
 
     site: SiteName
@@ -179,6 +180,9 @@ class TrainingSettings:
     sites: tuple[str, ...]
     base_weights: Mapping[str, Path]
     gpu_folder: Path | None
+    rounds: int
+    leak: str
+    egress: EgressConfig
 
     @property
     def artifacts(self) -> Path:
@@ -239,6 +243,9 @@ class TrainingSettings:
             sites=tuple(entry.name for entry in federation.site),
             base_weights=_base_weights(site, folder),
             gpu_folder=gpu_folder(site.training, folder),
+            rounds=federation.rounds,
+            leak=site.privacy.leak if site.egress.leak_auc_max is None else "every",
+            egress=site.egress,
         )
 
 

@@ -96,6 +96,10 @@ class SiteNetworks:
                 raise UnusableConfigurationError(f"checkpoint {name} does not fit [model]: {error}") from error
         self._loaded, self.moments = name, checkpoint.optimisers
 
+    def read_artifact_state(self, name: str) -> State:
+        """Read the state of the artifact's network in a checkpoint."""
+        return self._checkpoints.read(name).networks[self._method.artifact_network]
+
     def invalidate(self) -> None:
         """Record that the networks will change, and no longer equal a checkpoint."""
         self._loaded = ""

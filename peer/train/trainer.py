@@ -20,13 +20,13 @@ from peer.core import commands, events
 from peer.core.artifacts import Artifact, Source
 from peer.core.metrics import VALIDATION
 from peer.core.roster import Sha256, SiteName
-from peer.core.worker_protocol import WorkerSetting, from_json, to_json
+from peer.core.worker_protocol import WorkerSetting, to_json
 from peer.files import artifact_path
 from peer.methods.method import DAM, VISITOR, Method, Stage, StageContext, visitor_name
 from peer.methods.supervised import supervised_stage
 from peer.train.artifact import is_whole
 from peer.train.artifact_exchange import ArtifactExchange
-from peer.train.checkpoint import Checkpoints, checkpoint_name
+from peer.train.checkpoint import Checkpoints, artifact_of, checkpoint_name, returned_of
 from peer.train.device import (
     choose_device,
     describe_device,
@@ -39,6 +39,7 @@ from peer.train.device import (
 from peer.train.device_queue import DeviceQueue
 from peer.train.errors import DivergenceError, UnusableArtifact, UnusableConfigurationError, WorkInterrupted
 from peer.train.guest import evaluate_split
+from peer.train.leak_meter import LeakMeter
 from peer.train.loop import Diverged, Loop, resume_stage, run_stage
 from peer.train.optimiser import fitting_moments
 from peer.train.own_data_probe import OwnDataProbe, largest_change
@@ -87,6 +88,8 @@ class Trainer:
         self.site_networks = SiteNetworks(settings, self.method, self._seed, self._checkpoints)
         self.artifact_exchange = ArtifactExchange(settings, self.method, self.site_networks)
         self._probe = OwnDataProbe(settings, lambda: self.data, self.device)
+        exchange, data = self.artifact_exchange, lambda: self.data
+        self._leak_meter = LeakMeter(settings, self._seed, data, exchange, self.device, self._check_halt)
         self._prediction_context: StageContext | None = None
         self._ahead = 0
         self._queue = DeviceQueue(settings.gpu_folder / device_id(self.device)) if settings.gpu_folder else None
@@ -109,10 +112,10 @@ class Trainer:
             commands.Rehearse: lambda rehearsal: rehearse(self, rehearsal),
         }
         if self._queue is None or isinstance(command, commands.Initialise):  # it computes on the processor
-            return handlers[type(command)](command)
+            return self._leak_meter.measure(command, handlers[type(command)](command))
         with self._queue.turn(lambda ahead: self._wait(command, ahead)):
             try:
-                return handlers[type(command)](command)
+                return self._leak_meter.measure(command, handlers[type(command)](command))
             finally:
                 self._prediction_context = None
                 self.site_networks.leave_device()
@@ -152,7 +155,7 @@ class Trainer:
             generation=command.generation,
             attempt=command.attempt,
             state=INITIAL,
-            artifact=_artifact_of(record),
+            artifact=artifact_of(record),
             samples=record["samples"],
             threads=self.settings.training.threads,
             device=describe_device(self.device, self._ranks.count if self._ranks is not None else 1),
@@ -178,11 +181,11 @@ class Trainer:
             attempt=command.attempt,
             stage=command.stage,
             state=name,
-            artifact=_artifact_of(record),
+            artifact=artifact_of(record),
             metrics=record["metrics"],
             threads=record["threads"],
             duration_s=record["duration_s"],
-            returned=_returned_of(record),
+            returned=returned_of(record),
             cohort=record.get("cohort"),
         )
 
@@ -228,7 +231,7 @@ class Trainer:
             sha256=Sha256(record["sha256"]),
             contributors=tuple(map(SiteName, record["contributors"])),
             cut=record.get("cut", {}),
-            artifact=_artifact_of(record),
+            artifact=artifact_of(record),
         )
 
     def _merge(self, command: commands.Aggregate, name: str, work: str, *, steps: int) -> dict[str, Any]:
@@ -275,7 +278,7 @@ class Trainer:
             self.site_networks.invalidate()
             dam.load_state_dict(returned.state_dict())
             self.site_networks.write(name, record, {})
-        return events.Adopted(command.generation, command.round, command.attempt, name, _artifact_of(record))
+        return events.Adopted(command.generation, command.round, command.attempt, name, artifact_of(record))
 
     def _evaluate(self, command: commands.Evaluate) -> events.Evaluated:
         sources = command.sources
@@ -559,7 +562,7 @@ class Trainer:
         record = self._checkpoints.record(name)
         if record is None or record["work"] != work:
             return None
-        written = [artifact for artifact in (_artifact_of(record), *_returned_of(record)) if artifact is not None]
+        written = [artifact for artifact in (artifact_of(record), *returned_of(record)) if artifact is not None]
         complete = all(artifact_path(self.settings.artifacts, artifact.sha256).exists() for artifact in written)
         return record if complete else None
 
@@ -586,13 +589,3 @@ class Trainer:
 def _source_key(source: Source) -> tuple[str, str, str, int]:
     """Return the fields of a source that change a result."""
     return source.origin, source.artifact.sha256, source.artifact.owner, source.artifact.steps
-
-
-def _artifact_of(record: Mapping[str, Any]) -> Artifact | None:
-    document = record["artifact"]
-    return None if document is None else from_json(Artifact, document)
-
-
-def _returned_of(record: Mapping[str, Any]) -> tuple[Artifact, ...]:
-    """Return the visiting models that a stage has trained."""
-    return tuple(from_json(Artifact, document) for document in record.get("returned", ()))

@@ -16,6 +16,7 @@ from cryptography import x509
 from fakes.drafts import DERANGEMENT, draft
 from peer.core import events
 from peer.core.artifacts import Artifact
+from peer.core.leak import Leak
 from peer.core.machine import SiteMachine
 from peer.core.messages import Heartbeat, SignedManifest
 from peer.core.roster import RoundKey, Sha256, SiteName
@@ -132,9 +133,9 @@ class SiteUnderTest:
         self.store.path(artifact.sha256).write_bytes(struct.pack("<Q", len(header)) + header)
         return artifact
 
-    def publish(self, round: int, *, size: int = 1000, steps: int | None = None) -> Artifact:
+    def publish(self, round: int, *, size: int = 1000, steps: int | None = None, leak: Leak | None = None) -> Artifact:
         """Do what the daemon does on ``Persist("published")`` and ``Publish``."""
-        artifact = self.write_artifact(round, size)
+        artifact = dataclasses.replace(self.write_artifact(round, size), leak=leak)
         if steps is not None:
             artifact = dataclasses.replace(artifact, steps=steps)
         self.remember("published", round, artifact=to_json(artifact))

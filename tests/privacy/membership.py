@@ -30,6 +30,7 @@ from torch import Tensor
 import models
 from peer.core import commands, events
 from peer.core.artifacts import Source
+from peer.core.leak import area_under_curve
 from peer.core.roster import SiteName
 from peer.lab.datasets import digits
 from peer.lab.experiments.experiment import Experiment
@@ -43,6 +44,7 @@ from peer.methods.registry import find_plan
 from peer.methods.scaffold.stages import CONTROL
 from peer.train.artifact import read_network, read_state
 from peer.train.data.datalist import inspect_datalist
+from peer.train.membership_attack import sample_losses
 from peer.train.public_set import digest_images
 from peer.train.samples import DataSplit
 from peer.train.trainer import Trainer
@@ -120,14 +122,12 @@ def accuracy(predict: Callable[[Tensor], Tensor], samples: DataSplit) -> float:
 
 def losses_of(predict: Callable[[Tensor], Tensor], members: DataSplit, others: DataSplit) -> Tensor:
     """The cross-entropy of each sample, first of the members."""
-    images, labels = map(torch.cat, zip(*(split.read(range(len(split))) for split in (members, others)), strict=True))
-    with torch.inference_mode():
-        return F.cross_entropy(predict(images).float(), labels, reduction="none")
+    return sample_losses(predict, (split.read(range(len(split))) for split in (members, others)), F.cross_entropy)
 
 
 def auc_of(scores: Tensor, members: int) -> float:
     """The AUC of "the higher its score, the likelier was the sample trained on"; the members come first."""
-    return float(roc_auc_score([1] * members + [0] * (len(scores) - members), scores))
+    return area_under_curve(scores[:members].tolist(), scores[members:].tolist())
 
 
 def membership_auc(predict: Callable[[Tensor], Tensor], members: DataSplit, others: DataSplit) -> float:

@@ -30,6 +30,7 @@ from peer.site.config.site_tables import (
     LimitsConfig,
     MetricsConfig,
     ModelConfig,
+    PrivacyConfig,
     ReferenceConfig,
     TrainingConfig,
 )
@@ -441,6 +442,8 @@ class SiteConfig(StrictTable):
     """What may come to this site."""
     egress: EgressConfig = EgressConfig()
     """What may leave this site. Every byte that does is a row of `mhfl-peer egress`."""
+    privacy: PrivacyConfig = PrivacyConfig()
+    """What this site measures before something leaves."""
     connect: ConnectConfig = ConnectConfig()
     """How this site dials the others, and how they reach it."""
     discovery: DiscoveryConfig = DiscoveryConfig()
@@ -531,6 +534,8 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str, *, new
         problems.append(
             f"data.input_size: {len(site.data.input_size)} sizes for spatial_dims = {federation.task.spatial_dims}"
         )
+    if egress.leak_auc_max is not None and site.privacy.leak == "off":
+        problems.append("egress.leak_auc_max: [privacy] leak is off; leave out one of them")
     metrics = METRICS_OF[federation.task.objective]
     if site.reference is not None and site.reference.metric not in metrics:
         problems.append(f"reference.metric: {federation.task.objective} has {', '.join(metrics)}")

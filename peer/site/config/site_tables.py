@@ -10,6 +10,8 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from models.spec import LIST_MAX, RANK_MAX, SIZE_MAX
 from peer.core import limits
+from peer.core.artifacts import Artifact
+from peer.core.leak import CHANCE, Leak
 from peer.core.metrics import MetricName
 from peer.core.plan import Kind, Plan
 from peer.site.config.toml import (
@@ -58,15 +60,42 @@ class EgressConfig(StrictTable):
     """Whether the others may learn how many samples this site trains on."""
     reexport: bool = False
     """Whether the others may put what they receive from this site (dFLMoE: its head) into models that they export."""
+    leak_auc_max: Annotated[float, Field(ge=CHANCE, lt=1)] | None = None
+    """An artifact stays here if the interval of its measured leak is above this AUC, alone or with what the same
+    receiver had before: the others see a named absence. With it, all rounds are measured. Left out: no bound."""
+    leak_unknown: Literal["send", "refuse"] = "send"
+    """What becomes of an artifact where so few people cannot tell whether its leak is above leak_auc_max, or where it
+    cannot be measured: "send" or "refuse"."""
 
     def permitted_kinds(self, plan: Plan) -> tuple[Kind, ...]:
         """Return the artifact kinds that may leave: those listed or, without a list, the method's own."""
         listed = plan.sends if self.kinds is None else self.kinds
         return tuple(kind for kind in listed if kind not in plan.never_leaves)
 
+    def keeps(self, artifact: Artifact) -> bool:
+        """Return whether an artifact of this site stays here for its leak; an untrained one knows nobody."""
+        return artifact.steps > 0 and self.refuses(artifact.leak)
+
+    def refuses(self, leak: Leak | None) -> bool:
+        """Return whether a trained artifact with this measured leak stays here; ``None``: it was not measured."""
+        if self.leak_auc_max is None:
+            return False
+        answer = "unknown" if leak is None else leak.answer(self.leak_auc_max)
+        return answer == "above" or (answer == "unknown" and self.leak_unknown == "refuse")
+
     def permits_receiver(self, name: str) -> bool:
         """Return whether the site of this name may receive anything."""
         return "*" in self.receivers or name in self.receivers
+
+
+class PrivacyConfig(StrictTable):
+    """``[privacy]`` of site.toml: what this site measures before something leaves."""
+
+    leak: Literal["off", "last", "every"] = "last"
+    """When the worker attacks the artifacts that it is about to send, with this site's own people: "off", "last" (the
+    last artifacts of the federation, with all people) or "every" (before that with as many people as take a tenth of a
+    round's computation). The figures are in the ledger; the ten people with the highest scores stay here, in
+    checkpoints/leak.json."""
 
 
 class DiscoveryConfig(StrictTable):

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 HIDDEN_KINDS = frozenset({"ignored", "discarded", "manifest"})
 """Kinds of rows that `events` shows only with `--all`."""
 EVENTS_SHOWN = 50
-STATUS_KINDS = ("began", "regenerated", "initialised", "opened", "skipped", "evaluated", "committed", "finished")
+STATUS_KINDS = (
+    *("began", "regenerated", "initialised", "opened", "skipped", "published", "evaluated", "committed", "finished"),
+)
 """Kinds of rows that the status follows from: the newest row of each suffices, however many rounds
 there were.
 """
@@ -209,6 +211,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "samples": memory.samples,
         "weights": memory.weights,
         "best_round": site_memory.best_and_newest_round(memory),
+        "leak": site_memory.newest_leak(memory),
         "refusals": refusals,
         "failure": f"{left['fault']}: {left['reason']}" if left is not None and left["fault"] else "",
         "departed": departed or ("" if members is None else members.departure(folder.site)),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
 
 from peer.core import rows
 from peer.core.json_codec import to_json
+from peer.core.leak import LeakFacts
 from peer.core.roster import SiteName
 from peer.core.site_memory import Row
 from peer.site.config.site_folder import SiteFolder
@@ -114,6 +115,7 @@ class Transfer:
     sha256: str
     bytes: int
     outcome: str
+    leak: LeakFacts | None = None
 
     @classmethod
     def received(cls, generation: int, round: int, body: Mapping[str, Any], *, time_s: float) -> Self:
@@ -144,6 +146,7 @@ class Transfer:
             sha256,
             size,
             OPEN,
+            intent.get("leak"),
         )
 
     def settled(self, outcome: Mapping[str, Any]) -> Self:
@@ -164,6 +167,7 @@ class Transfer:
             "sha256": self.sha256,
             "bytes": self.bytes,
             "outcome": self.outcome,
+            "leak": self.leak,
         }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.audit import verification
+from peer.core.leak import ANSWER_WORDS, LeakFacts
 from peer.documents.commands import LedgerVerified
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder
@@ -46,6 +47,7 @@ MEMBERSHIP: Mapping[str, float] = {
     "sums": 1.0,
 }
 """By kind, how well a membership inference attack did after the last round: the largest AUC in guarantees.md."""
+LEAK_UNKNOWN: Mapping[str, str] = {"send": "leaves", "refuse": "stays, too"}
 PURPOSE_WORDS: Mapping[str, str] = {
     "train": "training at another site",
     "handback": "a model that circulates, on its way home",
@@ -120,6 +122,7 @@ def write_report(report: EgressReport, *, version: str) -> str:
         totals=_totals(totals),
         membership={kind: MEMBERSHIP[kind] for kind in report.site.egress.permitted_kinds(report.federation.plan)},
         is_open=any(transfer.outcome in (OPEN, UNKNOWN) for transfer in sent),
+        leaks=leaks(sent),
         months=_months(sent),
         proofs=_proofs(report),
         version=version,
@@ -148,6 +151,9 @@ def policy(federation: FederationConfig, site: SiteConfig, receivers: Sequence[s
         )  # fmt: skip
     else:
         rules.append(("evaluation", "no model leaves for it, and no figure of this site's data"))
+    if egress.leak_auc_max is not None:
+        rule = f"what an attack here tells with an AUC above {egress.leak_auc_max:g} stays here; where so few people"
+        rules.append(("measured leak", f"{rule} cannot tell, it {LEAK_UNKNOWN[egress.leak_unknown]}"))
     size_told = "the other sites may learn it" if egress.training_set_size else "the other sites do not learn it"
     rules.append(("number of training samples", size_told))
     again = "may be part of models that others export" if egress.reexport else "may not be part of models they export"
@@ -170,6 +176,31 @@ def _totals(totals: Sequence[SentTotal]) -> PageTable:
     ]
     columns = ("receiver", "what", "for", "transfers", "complete", "bytes", "last")
     return PageTable(columns, rows, numbers=["transfers", "complete", "bytes"])
+
+
+def leaks(sent: Sequence[Transfer]) -> PageTable:
+    """Return what this site's own attack told of the newest artifact of each kind that left and was measured."""
+    newest = {transfer.kind: transfer for transfer in sent if transfer.leak is not None}
+    rows = [(kind, transfer.round, *_leak_cells(transfer.leak)) for kind, transfer in newest.items() if transfer.leak]
+    columns = (
+        *("what", "round", "AUC", "interval", "people", "one receiver, added up", "all receivers", "detected"),
+        *("classes", "answer"),
+    )
+    return PageTable(columns, rows, numbers=["round", "AUC"])
+
+
+def _leak_cells(leak: LeakFacts) -> tuple[str, ...]:
+    answer, mix = leak["answer"], leak["class_mix"]
+    return (
+        f"{leak['auc']:.2f}",
+        f"{leak['low']:.2f} to {leak['high']:.2f}",
+        f"{leak['members']} + {leak['others']}",
+        f"{leak['receiver_auc']:.2f}",
+        f"{leak['all_auc']:.2f}, of {leak['artifacts']} artifacts",
+        f"{leak['detected_share']:.0%} ({leak['detected_low']:.0%} to {leak['detected_high']:.0%})",
+        "not compared" if mix is None else f"{mix:.2f}",
+        "no bound is set" if answer is None else ANSWER_WORDS[answer].format(leak["bound"]),
+    )
 
 
 def _months(sent: Sequence[Transfer]) -> PageTable:

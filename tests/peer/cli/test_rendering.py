@@ -8,6 +8,7 @@ import pytest
 
 from fakes.cli import drawn
 from peer.cli import rendering
+from peer.core.leak import Leak, leak_facts
 from peer.core.limits import ISSUED_MAX
 
 STATUS = {
@@ -114,6 +115,13 @@ def test_a_status_tells_the_time_left_and_who_took_part(
     shown = status(left_s=8000.0, last_round=last)
     assert "train, about 2 h 13 min left" in shown
     assert sentence in shown
+
+
+def test_a_status_tells_what_the_newest_artifact_leaks() -> None:
+    leak = {"kind": "model", "owner": "asia", **leak_facts(Leak("loss", 0.54, 150, 100, 20, 0.54, 0.54, bound=0.65))}
+    sentence = "Newest model, tried here with this artifact: AUC 0.54, interval 0.47 to 0.61, 150 + 100 people; within"
+    assert sentence in " ".join(status(leak=leak).split())
+    assert "tried here" not in status(leak=None)
 
 
 def test_a_status_tells_the_best_round_beside_the_newest() -> None:

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from peer.core import commands, events, limits, status
-from peer.core.artifacts import Source
+from peer.core import commands, events, limits, rows, status
+from peer.core.artifacts import Artifact, Source
 from peer.core.epochs import PaceRules
+from peer.core.leak import Leak, leak_facts
 from peer.core.limits import FIRST_DIGESTS_PER_PEER_MAX
 from peer.core.messages import Seen
 from peer.core.phases import Phase
+from peer.core.roster import Sha256, SiteName
 from peer.core.rows import ArrivedRow
-from peer.core.site_memory import REMEMBERED, Memory, later_generation, recover, used_sources
+from peer.core.site_memory import REMEMBERED, Memory, later_generation, newest_leak, recover, used_sources
 from peer.core.worker_protocol import to_json
 from peer.documents.records import RoundRecord
 from peer.site.records.history import committed_rounds
@@ -364,6 +366,18 @@ def test_of_equal_rounds_the_one_with_the_lower_loss_is_best_and_else_the_later(
         evaluated(site, 1.0, **({} if loss is None else {"validation_loss": loss}))
     assert site.site.memory.best.round == best
     assert recover(site.audit.rows).best == site.site.memory.best
+
+
+def test_the_leak_of_the_artifact_that_was_published_last_is_remembered() -> None:
+    leak = Leak("loss", 0.54, 150, 100, 20, 0.55, 0.56, 3, bound=0.65)
+    artifact = Artifact("model", SiteName("europe"), Sha256("ab" * 32), 8, 4, {"name": "resnet10"}, leak=leak)
+    published = rows.PublishedRow(2, artifact=artifact)
+    memory = recover([("published", 2, json.loads(json.dumps(published.body())))])
+    assert memory.published[2, "europe"].leak == leak
+    assert newest_leak(memory) == {"kind": "model", "owner": "europe", **leak_facts(leak)}
+    unmeasured = rows.PublishedRow(3, artifact=dataclasses.replace(artifact, leak=None)).body()
+    assert "leak" not in unmeasured["artifact"]
+    assert newest_leak(recover([("published", 3, unmeasured)])) is None
 
 
 def test_without_validation_data_no_round_is_best(solo: Any) -> None:

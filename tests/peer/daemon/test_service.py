@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fakes.peer_service import AFRICA, ASIA, EUROPE, FEDERATION, GLOBAL, NOW, SiteUnderTest, asked, make_artifact
 from peer.core import events
+from peer.core.leak import Leak, leak_facts
 from peer.core.limits import COPIES_PER_ARTIFACT_MAX, STEPS_MAX, TRANSFERS_PER_ARTIFACT_MAX
 from peer.core.messages import SignedManifest, Unavailable
 from peer.core.roster import SiteName
@@ -107,6 +109,58 @@ async def test_whose_turn_it_is_not_is_denied_and_written_down(site: SiteUnderTe
     assert site.denied() == [{"caller": stranger, "call": "model for round 1", "reason": reason}]
     assert site.ledger.transfers() == []
     assert site.events == []
+
+
+LEAK_MAX = "leak_auc_max = 0.65\n"
+WITHIN = Leak("loss", 0.52, 150, 100, 20, 0.53, 0.53, 4, bound=0.65)
+ABOVE, UNKNOWN = replace(WITHIN, receiver_auc=0.8), replace(WITHIN, members=20, others=20, detected=2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "leak", "leaves"),
+    [
+        (LEAK_MAX, WITHIN, True),
+        (LEAK_MAX, ABOVE, False),
+        (LEAK_MAX, UNKNOWN, True),
+        (LEAK_MAX, None, True),
+        (LEAK_MAX + 'leak_unknown = "refuse"', WITHIN, True),
+        (LEAK_MAX + 'leak_unknown = "refuse"', UNKNOWN, False),
+        (LEAK_MAX + 'leak_unknown = "refuse"', None, False),
+        ("", ABOVE, True),
+    ],
+)
+async def test_an_artifact_that_leaks_too_much_stays_here(
+    tmp_path: Path, policy: str, leak: Leak | None, *, leaves: bool
+) -> None:
+    site = SiteUnderTest(tmp_path, policy)
+    artifact = site.publish(1, leak=leak)
+    if leaves:
+        assert isinstance(await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0), SignedManifest)
+        site.open(1, artifact)
+        (sent,) = site.ledger.transfers()
+        assert sent.get("leak") == (None if leak is None else leak_facts(leak))
+        return
+    with pytest.raises(Refusal) as refused:
+        await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0)
+    assert refused.value.status is Status.DENIED
+    with pytest.raises(Refusal):
+        site.open(1, artifact)
+    reason = "europe's policy keeps this model: its measured leak is not within the bound"
+    assert site.denied() == [{"caller": site.receiver(1), "call": "model for round 1", "reason": reason}]
+    assert site.ledger.transfers() == []
+
+
+async def test_an_untrained_artifact_leaves_unmeasured(tmp_path: Path) -> None:
+    site = SiteUnderTest(tmp_path, LEAK_MAX + 'leak_unknown = "refuse"')
+    site.publish(1, steps=0)
+    assert isinstance(await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0), SignedManifest)
+
+
+async def test_no_manifest_has_the_figures(site: SiteUnderTest) -> None:
+    site.publish(1, leak=WITHIN)
+    signed = await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0)
+    assert isinstance(signed, SignedManifest)
+    assert site.described(signed)[1].leak is None
 
 
 async def test_a_denial_costs_one_row_a_minute(site: SiteUnderTest) -> None:

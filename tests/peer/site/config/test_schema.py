@@ -499,6 +499,16 @@ def test_example_federation_is_valid_and_shows_every_key() -> None:
     assert full_pace == pace
 
 
+def test_a_bound_of_the_leak_needs_a_measurement(tmp_path: Path) -> None:
+    federation = FederationConfig.load(EXAMPLES / "federation.toml")
+    text = (EXAMPLES / "site.toml").read_text()
+    bounded = text.replace("#leak_auc_max", "leak_auc_max")
+    check_site(federation, SiteConfig.parse(bounded, tmp_path / "site.toml"), "europe")
+    off = bounded.replace('#leak = "last"', 'leak = "off"')
+    with pytest.raises(ConfigError, match=r"egress.leak_auc_max: \[privacy\] leak is off"):
+        check_site(federation, SiteConfig.parse(off, tmp_path / "site.toml"), "europe")
+
+
 def test_example_site_is_valid_and_shows_every_key(tmp_path: Path) -> None:
     example = SiteConfig.load(EXAMPLES / "site.toml")
     check_site(FederationConfig.load(EXAMPLES / "federation.toml"), example, "europe")
@@ -511,7 +521,8 @@ def test_example_site_is_valid_and_shows_every_key(tmp_path: Path) -> None:
              "spacing": True, "intensity": True, "nan": True, "columns": True, "augmentation": {"flip"}},
              "base_weights": True,
              "model": {"features", "head", "parameters", "weights", "weights_sha256", "adapters"},
-             "egress": {"kinds", "bytes_per_round_max"}, "training": {"gpu_folder", "class_weights", "clip_norm"},
+             "egress": {"kinds", "bytes_per_round_max", "leak_auc_max"},
+             "training": {"gpu_folder", "class_weights", "clip_norm"},
              "connect": {"peers", "password_file", "relays", "relay_listen"}, "reference": True,
              "limits": {"connections_max"}}  # fmt: skip
     assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)

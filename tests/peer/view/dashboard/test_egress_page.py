@@ -9,6 +9,7 @@ from typing import Any
 
 from fakes.sites import TRANSFER
 from peer.audit import evidence_files, verification
+from peer.core.leak import Leak, leak_facts
 from peer.core.plan import KINDS
 from peer.lab.demo.local_federation import LocalFederation
 from peer.site.config.schema import FederationConfig, SiteConfig
@@ -72,6 +73,20 @@ def test_transfers_are_summed_by_receiver_and_by_month(enrolled: LocalFederation
     assert page.count('<td data-label="month">2026-09</td>') == 1
     assert "2.0 KiB" in page
     assert "The ledger of these transfers is whole" in page
+
+
+def test_the_newest_measured_leak_of_each_kind_is_on_the_page(enrolled: LocalFederation) -> None:
+    assert "Nothing that left was measured here" in written(enrolled)
+    with contextlib.closing(Ledger(enrolled.folder("asia").egress_db)) as ledger:
+        for auc in (0.7, 0.54):
+            leak = Leak("loss", auc, 150, 100, 30, 0.55, 0.56, 12, class_mix=0.87, bound=0.65)
+            ledger.settle(ledger.intend(**TRANSFER, bytes=8, leak=leak_facts(leak)), bytes=8, outcome="complete")
+    page = written(enrolled)
+    for cell in ("0.54", "0.47 to 0.61", "150 + 100", "0.56, of 12 artifacts", "20% (14% to 27%)", "0.87"):
+        assert f">{cell}</td>" in page
+    assert "within the bound of 0.65" in page
+    assert "0.70" not in page
+    assert rules(enrolled, "[egress]\nleak_auc_max = 0.65\n")["measured leak"].endswith("cannot tell, it leaves")
 
 
 def test_a_broken_ledger_is_the_first_thing_that_the_page_says(enrolled: LocalFederation) -> None:
