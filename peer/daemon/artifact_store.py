@@ -97,8 +97,10 @@ class ArtifactStore:
         path = self.path(sha256)
         try:
             path.rename(path.with_suffix(DISCARDED_SUFFIX))
-            if self._unsynced.pop(sha256, None) is not None:
-                path.with_suffix(UNSYNCED_SUFFIX).unlink(missing_ok=True)
+            self._unsynced.pop(sha256, None)
+            path.with_suffix(UNSYNCED_SUFFIX).unlink(
+                missing_ok=True
+            )  # also that of a sync under way, or not yet ordered
         except FileNotFoundError:
             return
         except OSError as error:

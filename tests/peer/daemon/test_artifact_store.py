@@ -87,6 +87,20 @@ async def test_what_memory_needs_is_never_discarded(shelf: Shelf) -> None:
     assert not path.exists()
 
 
+async def test_a_discarded_artifact_leaves_no_marker_even_before_or_in_its_sync(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.put(DIGEST).with_suffix(UNSYNCED_SUFFIX).touch()  # its fetch was cancelled before it ordered the sync
+    shelf.store.discard(DIGEST)
+    shelf.receive(OTHER, 1)
+    monkeypatch.setattr(artifact_store, "sync_artifacts", lambda folder, due: None)  # it comes too late for the file
+    syncing = asyncio.create_task(shelf.store.sync())
+    await asyncio.sleep(0)
+    shelf.store.discard(OTHER)
+    await syncing
+    assert shelf.names(UNSYNCED_SUFFIX) == []
+
+
 async def test_a_held_artifact_holds_no_other(shelf: Shelf) -> None:
     path = shelf.put(OTHER)
     shelf.store.hold(DIGEST)
