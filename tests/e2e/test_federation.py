@@ -1,5 +1,6 @@
 """One undisturbed federation of three daemons, looked at from every side; then the same one, killed on the way."""
 
+import json
 import shutil
 import signal
 from collections.abc import Callable
@@ -24,7 +25,8 @@ ROUNDS = 6
 @pytest.fixture(scope="module")
 def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
     """Enrolled, never started."""
-    return found(rounds=ROUNDS, steps=20, top='[schedule]\nkind = "derangement"\n', checkpoint_s=0.5)
+    tables = {"top": '[schedule]\nkind = "derangement"\n', "site": '[privacy]\nleak = "every"\n'}
+    return found(rounds=ROUNDS, steps=20, checkpoint_s=0.5, **tables)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +88,24 @@ def test_the_ledger_lists_exactly_what_the_schedule_allows_and_its_chain_holds(c
         ledger.close()
 
 
+def leaks_of(loopback: LocalFederation, name: str) -> dict[int, Any]:
+    ledger = Ledger(loopback.folder(name).egress_db, read_only=True)
+    try:
+        return {record["round"]: record.get("leak") for record in ledger.transfers()}
+    finally:
+        ledger.close()
+
+
+def test_each_trained_artifact_that_left_has_its_measured_leak(calm: LocalFederation, tools: Any) -> None:
+    for name in tools.sites:
+        leaks = leaks_of(calm, name)
+        assert leaks.pop(1) is None, "nobody has trained it yet"
+        assert [leak["artifacts"] for _, leak in sorted(leaks.items())] == list(range(1, ROUNDS))
+        assert all(min(leak["members"], leak["others"]) >= 1 for leak in leaks.values())
+        highest = json.loads((calm.folder(name).generation(1) / "checkpoints" / "leak.json").read_bytes())
+        assert [channel["highest"] for channel in highest["channels"].values()]
+
+
 def test_receivers_keep_manifests_that_can_be_verified_for_ever(calm: LocalFederation, tools: Any) -> None:
     authority = certificates.pinned_authority(calm.federation.ca_certificate)
     checked = 0
@@ -145,6 +165,7 @@ def test_kill_9_in_exchange_train_and_commit_changes_no_bit(
     for name in tools.sites:
         bits = [record["artifact_sha256"] for record in tools.records(calm, name)]
         assert [record["artifact_sha256"] for record in tools.records(wild, name)] == bits
+        assert leaks_of(wild, name) == leaks_of(calm, name)
         assert sum(kind == "began" for kind, _, _ in tools.rows(wild, name)) == 2
 
 
