@@ -202,25 +202,29 @@ def export(call: SiteCall, out: Path, rounds: tuple[int, int] | None, since: dat
 
 @site_command(group=egress, short_help="Write one page about what may leave and what left, to read or to print.")
 @click.option("--out", "--html", "page", type=PATH, required=True, help="The page; an older page is replaced.")
+@click.option("--dpia", is_flag=True, help="Write the draft of an impact assessment in Markdown instead, a new file.")
 @witness_option
-def report(call: SiteCall, page: Path, witnesses: tuple[Path, ...]) -> None:
+def report(call: SiteCall, page: Path, dpia: bool, witnesses: tuple[Path, ...]) -> None:
     """Write one page for a data protection officer: what may leave this site, what left, to whom and
     when, and the proofs.
 
     The page says the same as site.toml and the ledger, in words, and has no external resource. It
-    replaces an older page. Where the ledger is not whole, it says so, and this command exits with 18.
+    replaces an older page. With --dpia, it is the draft of an impact assessment, with these figures and
+    with blanks. Where the ledger is not whole, it says so, and this command exits with 18.
 
     \b
     mhfl-peer egress report --site europe --out europe.html --witness from-asia.json
+    mhfl-peer egress report --site europe --out europe-dpia.md --dpia
     """
     import time
 
     from peer.view.dashboard import egress_page
 
     folder = call.folder
-    must_be_new_or_page(page)
+    (must_be_new if dpia else must_be_new_or_page)(page)
     content = egress_page.read_report(folder, witnesses, time_s=time.time())
-    write_atomically(page, egress_page.write_report(content, version=__version__).encode(), 0o644)
+    write = egress_page.write_assessment if dpia else egress_page.write_report
+    write_atomically(page, write(content, version=__version__).encode(), 0o644)
     verified = content.verified
     document: EgressReported = {
         "site": folder.site,

@@ -21,7 +21,7 @@ from peer.site.records.members import Members
 from peer.site.records.snapshot import SentTotal
 from peer.view.dashboard.collect import sent_totals
 from peer.view.tracking.scalars import EXPORT
-from peer.web_page import PageTable, clock, render_page, size
+from peer.web_page import PageTable, clock, environment, render_page, size
 
 STYLES = ("dashboard.css", "egress.css")
 KIND_WORDS: Mapping[str, str] = {
@@ -109,7 +109,7 @@ def find_receivers(folder: SiteFolder, federation: FederationConfig, egress: Egr
 
 def write_report(report: EgressReport, *, version: str) -> str:
     """Return the page as HTML, to read or to print."""
-    sent, totals = report.sent, report.totals
+    sent, totals, plan = report.sent, report.totals, report.federation.plan
     return render_page(
         "egress.html.j2",
         title=f"What left {report.folder.site} – mhfl-peer",
@@ -120,13 +120,23 @@ def write_report(report: EgressReport, *, version: str) -> str:
         receivers=len({total["receiver"] for total in totals if total["purpose"] != EXPORT}),
         policy_rules=PageTable(("what", "rule"), policy(report.federation, report.site, report.receivers)),
         totals=_totals(totals),
-        membership={kind: MEMBERSHIP[kind] for kind in report.site.egress.permitted_kinds(report.federation.plan)},
+        membership={kind: MEMBERSHIP[kind] for kind in report.site.egress.permitted_kinds(plan) if plan.predicts},
         is_open=any(transfer.outcome in (OPEN, UNKNOWN) for transfer in sent),
         leaks=leaks(sent),
         months=_months(sent),
         proofs=_proofs(report),
         version=version,
     )
+
+
+def write_assessment(report: EgressReport, *, version: str) -> str:
+    """Return the draft of a data protection impact assessment as Markdown, with this site's figures and blanks."""
+    content = {
+        "policy_rules": PageTable(("what", "rule"), policy(report.federation, report.site, report.receivers)),
+        "totals": _totals(report.totals),
+        "leaks": leaks(report.sent),
+    }
+    return environment().get_template("dpia.md.j2").render(report=report, version=version, **content)
 
 
 def policy(federation: FederationConfig, site: SiteConfig, receivers: Sequence[str]) -> list[tuple[str, str]]:

@@ -192,6 +192,11 @@ def test_the_officers_page_is_written_and_says_whether_the_ledger_is_whole(
     document = run_json("egress", "report", "--site", "asia", "--out", page)
     assert (document["file"], document["transfers"], document["problems"]) == (str(page), 0, [])
     assert "What left asia" in page.read_text()
+    draft = page.with_suffix(".md")
+    run_json("egress", "report", "--site", "asia", "--dpia", "--out", draft)
+    assert draft.read_text("utf-8").startswith("# Impact assessment: ")
+    again = ("egress", "report", "--site", "asia", "--dpia", "--out", draft)
+    assert "exists" in refused_in_one_line("StateError", *again), "it may have answers by now"
     with contextlib.closing(Ledger(enrolled.folder("asia").egress_db)) as ledger:
         ledger.settle(ledger.intend(**TRANSFER, bytes=1), bytes=1, outcome="complete")
     with contextlib.closing(sqlite3.connect(enrolled.folder("asia").egress_db)) as connection, connection:

@@ -14,7 +14,15 @@ from peer.core.plan import KINDS
 from peer.lab.demo.local_federation import LocalFederation
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.records.ledger import Ledger
-from peer.view.dashboard.egress_page import KIND_WORDS, MEMBERSHIP, find_receivers, policy, read_report, write_report
+from peer.view.dashboard.egress_page import (
+    KIND_WORDS,
+    MEMBERSHIP,
+    find_receivers,
+    policy,
+    read_report,
+    write_assessment,
+    write_report,
+)
 
 GUARANTEES = Path(__file__).parents[4] / "deploy" / "guarantees.md"
 
@@ -51,6 +59,21 @@ def test_the_policy_is_said_in_words(enrolled: LocalFederation) -> None:
     assert (said["receivers"], said["amount"]) == ("europe", "no bound")
     assert said["evaluation"].startswith("no model leaves for it")
     assert said["number of training samples"] == "the other sites do not learn it"
+
+
+def test_the_draft_of_an_assessment_has_the_figures_of_the_page_and_blanks(enrolled: LocalFederation) -> None:
+    folder = enrolled.folder("asia")
+    with contextlib.closing(Ledger(folder.egress_db)) as ledger:
+        leak = Leak("loss", 0.7, 100, 100, 30, 0.72, 0.75, artifacts=3, bound=0.65)
+        ledger.settle(ledger.intend(**TRANSFER, bytes=8, leak=leak_facts(leak)), bytes=8, outcome="complete")
+    draft = write_assessment(read_report(folder, [], time_s=1_795_000_000.0), version="1.2.3")
+    lines = draft.splitlines()
+    assert lines[0] == "# Impact assessment: trial at asia"
+    assert "| receivers | europe |" in lines
+    (measured,) = [line for line in lines if line.startswith("| model |") and "0.70" in line]
+    assert "0.62 to 0.78 | 100 + 100 | 0.72 | 0.75, of 3 artifacts" in measured
+    assert draft.count("____") > 10
+    assert "&" not in draft
 
 
 def test_a_stricter_policy_is_said_as_such(enrolled: LocalFederation) -> None:
