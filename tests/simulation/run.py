@@ -25,6 +25,7 @@ sys.path[:1] = [str(ROOT), str(ROOT / "tests")]
 from simulation.seeded_run import Outcome, Simulation  # noqa: E402
 
 SHOWN_MAX = 20
+PROGRESS = 500
 
 
 def command(seed: int) -> str:
@@ -93,6 +94,8 @@ def soak(seeds: Iterator[int], jobs: int, seconds: float) -> int:
         for batch in batches(seeds, 32 * jobs, seconds):
             for outcome in pool.imap_unordered(play, batch) if pool else map(play, batch):
                 count, virtual_s = count + 1, virtual_s + outcome.virtual_s
+                if count % PROGRESS == 0:
+                    print(f"{count} seeds, {failed} failed so far", flush=True)
                 if outcome.violation:
                     failed += 1
                     if failed <= SHOWN_MAX:
