@@ -170,13 +170,17 @@ class SiteHandle:
 
         Returns:
             ``time``, ``direction`` (``in`` or ``out``), ``peer``, ``purpose``, ``kind``, ``round``,
-            ``sha256``, ``bytes``, ``outcome``. Sent artifacts come from the egress ledger.
+            ``sha256``, ``bytes``, ``outcome``. Sent artifacts come from the egress ledger; ``leak_auc``
+            is the AUC of the site's own attack, ``None`` where it was not measured.
 
         Example:
             >>> [(record["direction"], record["peer"], record["bytes"]) for record in site.transfers()]
             [('out', 'europe', 2048)]
         """
         records: list[Record] = folder_documents.document(self.folder, "transfers", {})
+        for record in records:
+            leak = record.pop("leak")
+            record["leak_auc"] = None if leak is None else leak["auc"]
         return records
 
     def events(self) -> list[Record]:

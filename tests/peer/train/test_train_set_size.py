@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def visible(folder: Path, artifact: Artifact) -> dict[str, Any]:
         name: tensor.tolist() for name, tensor in tensors.items() if not np.issubdtype(tensor.dtype, np.floating)
     }
     assert counters
-    return {**to_json(artifact), "sha256": None, "counters": counters}
+    told = replace(artifact, leak=None)  # no manifest has it
+    return {**to_json(told), "sha256": None, "counters": counters}
 
 
 def everything_that_leaves(
