@@ -1,7 +1,7 @@
 """Membership inference on every kind of artifact: ``python tests/privacy/membership.py [--quick] [METHOD ...]``.
 
 What a site gets in several rounds of FedVisit is added up, too, and ``--small`` also compares what a visit changes in
-the head's bias with the host's classes.
+the head's bias, and in the mean prediction, with the host's classes. ``--options`` does so with settings that limit it.
 
 Each run is a federation in the simulator. A curious receiver has labelled samples: training samples
 of the site that sent the artifact, and test samples of that site, on which nobody trained. It sorts
@@ -15,8 +15,9 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -66,7 +67,7 @@ data.pool = {pool}
 {public}data.input_size = [8, 8]
 training.device = "cpu"
 training.batch_size = 16
-budget.steps = {steps}
+{training}budget.steps = {steps}
 budget.minor_steps = {minor_steps}
 budget.learning_rate = {learning_rate}
 task = {{kind = "classification", spatial_dims = 2, in_channels = 1, classes = 10}}
@@ -86,7 +87,7 @@ probability = {probability}
 POOL = 449  # images of a site
 SMALL_SITES = (20, 40, 150)
 EQUAL = 'kind = "equal"'
-DIRICHLET = 'kind = "dirichlet", alpha = 0.5'
+DIRICHLET_SITES = {"partition": 'kind = "dirichlet", alpha = 0.5'}
 SHORT = {"partition": EQUAL, "test_share": 0.67, "learning_rate": 1e-3}  # a site trains on about 149 images
 FULL: dict[str, Any] = {"rounds": 12, "seeds": [0, 1, 2], "steps": 30, "minor_steps": 10, **SHORT}
 QUICK: dict[str, Any] = {"rounds": 3, "seeds": [0], "steps": 10, "minor_steps": 5, **SHORT}
@@ -96,6 +97,14 @@ FITTED |= {
     "test_share": 0.85,
     "learning_rate": 3e-3,
 }  # about 67 images, so often that a network knows them by heart
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "none": {},
+    "visits = 1": {"parameters": "visits = 1"},
+    'header = "frozen"': {"parameters": 'header = "frozen"'},
+    "merge_weight = 0.1": {"parameters": "merge_weight = 0.1"},
+    'class_weights = "balanced"': {"training": 'training.class_weights = "balanced"'},
+}
+"""What a federation of FedVisit, or each of its sites, can set."""
 STUDENT_EPOCHS = 30
 THROUGH_RECEIVER = ("head", "messenger", "prototype")  # kinds that predict through networks of the receiver
 LINE = "| {:<9} | {:<19} | {:<31} | {:>5} | {:>6} | {:>4} | {:>12} | {:>8} |"
@@ -120,6 +129,12 @@ def accuracy(predict: Callable[[Tensor], Tensor], samples: DataSplit) -> float:
         return float((predict(images).argmax(dim=1) == labels).float().mean())
 
 
+def mean_prediction(predict: Callable[[Tensor], Tensor], samples: DataSplit) -> Tensor:
+    """The mean probability of each class for these samples."""
+    with torch.inference_mode():
+        return predict(samples.read(range(len(samples)))[0]).float().softmax(dim=1).mean(dim=0)
+
+
 def losses_of(predict: Callable[[Tensor], Tensor], members: DataSplit, others: DataSplit) -> Tensor:
     """The cross-entropy of each sample, first of the members."""
     return sample_losses(predict, (split.read(range(len(split))) for split in (members, others)), F.cross_entropy)
@@ -135,6 +150,18 @@ def membership_auc(predict: Callable[[Tensor], Tensor], members: DataSplit, othe
     return auc_of(-losses_of(predict, members, others), len(members))
 
 
+@dataclass(frozen=True)
+class ClassFigure:
+    """What a change in visits tells of the host's classes: its correlation with the numbers of training samples, and
+    the AUC of which classes the host has; without any change 0 and none.
+    """
+
+    source: str  # the head's bias, or the mean prediction for the owner's test samples
+    visits: str
+    correlation: float
+    auc: float | None
+
+
 class CuriousSimulation(Simulation):
     """A federation in which every receiver attacks each artifact that it received, once."""
 
@@ -145,7 +172,7 @@ class CuriousSimulation(Simulation):
         self._trainers: dict[SiteName, Trainer] = {}
         self._attacked: set[tuple[str, ...]] = set()
         self._sums: dict[tuple[str, ...], Tensor] = {}
-        self.bias_changes: dict[SiteName, list[Tensor]] = {}
+        self.class_changes: dict[SiteName, list[tuple[Tensor, Tensor]]] = {}
         self._last_trained_at: dict[SiteName, SiteName] = {}
 
     def trainer(self, name: SiteName) -> Trainer:
@@ -193,11 +220,12 @@ class CuriousSimulation(Simulation):
     def _attack_host(self, owner: Trainer, source: Source, sent: Source) -> None:
         """The owner of a model that visited knows what it was before, and what the host made of it."""
         host = source.origin
+        data, after, before = self._trainers[host].data, make_predict(owner, source), make_predict(owner, sent)
         biases = [read_bias(owner, each) for each in (source, sent)]
-        self.bias_changes.setdefault(host, []).append(biases[0] - biases[1])
+        means = [mean_prediction(predict, owner.data.test) for predict in (after, before)]
+        self.class_changes.setdefault(host, []).append((biases[0] - biases[1], means[0] - means[1]))
         if not self._membership:
             return
-        data, after, before = self._trainers[host].data, make_predict(owner, source), make_predict(owner, sent)
         right = accuracy(after, data.test)
         losses, losses_before = (losses_of(predict, data.training, data.test) for predict in (after, before))
         for victim, scores, key in (
@@ -216,17 +244,26 @@ class CuriousSimulation(Simulation):
             scores = self._sums[key] = self._sums.get(key, torch.zeros_like(scores)) + scores
         self.figures.append(replace(figure, auc=auc_of(scores, len(members))))
 
-    def class_figures(self) -> Iterator[tuple[str, float, float | None]]:
-        """What the changes of the head's bias tell of each host's classes, by one visit and by all together: the
-        correlation with the shares of its training samples, and the AUC of which classes it has.
-        """
-        for host, changes in self.bias_changes.items():
+    def class_figures(self) -> Iterator[ClassFigure]:
+        """What the changes in visits tell of each host's classes, by one visit and by all together."""
+        for host, visits in self.class_changes.items():
             samples = self._trainers[host].data.training
-            counts = torch.bincount(samples.read(range(len(samples)))[1], minlength=len(changes[0])).double()
-            for label, each in [*(("one visit", change) for change in changes), ("all", torch.stack(changes).mean(0))]:
-                both = 0 < int((counts > 0).sum()) < len(counts)
-                auc = float(roc_auc_score(counts > 0, each)) if both else None
-                yield label, float(torch.corrcoef(torch.stack([each.double(), counts]))[0, 1]), auc
+            for source, changes in zip(("bias", "predictions"), zip(*visits, strict=True), strict=True):
+                counts = torch.bincount(samples.read(range(len(samples)))[1], minlength=len(changes[0])).double()
+                labelled = [*(("one visit", change) for change in changes), ("all", torch.stack(changes).mean(0))]
+                for label, each in labelled:
+                    both = 0 < int((counts > 0).sum()) < len(counts) and float(each.std()) > 0
+                    auc = float(roc_auc_score(counts > 0, each)) if both else None
+                    correlation = float(torch.corrcoef(torch.stack([each.double(), counts]))[0, 1])
+                    yield ClassFigure(source, label, 0.0 if math.isnan(correlation) else correlation, auc)
+
+    def own_accuracies(self) -> list[float]:
+        """The accuracy of each site's last model on its own test samples."""
+        return [
+            accuracy(lambda images, own=trainer: own.site_networks.networks[DAM].eval()(images).prediction, data.test)
+            for trainer in self._trainers.values()
+            for data in [trainer.data]
+        ]
 
 
 def read_bias(receiver: Trainer, source: Source) -> Tensor:
@@ -321,7 +358,7 @@ def simulate(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "membership.toml"
         public = find_plan(method).public
-        chosen = scale | write_pools(Path(folder), public=public)
+        chosen = {"training": ""} | write_pools(Path(folder), public=public) | scale
         if public:  # a third of the images is public: this leaves as many to train on
             chosen["test_share"] = 1 - 1.5 * (1 - scale["test_share"])
         path.write_text(EXPERIMENT.format(**chosen, method=method, probability=0.5 if augmented else 0.0))
@@ -350,12 +387,33 @@ def print_classes(scale: dict[str, Any]) -> None:
     """Print the mean figures of ``class_figures``, by one visit and by all together."""
     simulations = simulate("fedvisit", augmented=False, scale=scale, membership=False)
     figures = [figure for simulation in simulations for figure in simulation.class_figures()]
-    print("| visits | correlation with the shares | AUC of which classes | figures |", "|---|---|---|---|", sep="\n")
-    for label in ("one visit", "all"):
-        chosen = [figure for figure in figures if figure[0] == label]
-        aucs = [auc for _, _, auc in chosen if auc is not None]
-        right = f"{fmean(aucs):.2f}" if aucs else ""
-        print(f"| {label} | {fmean(value for _, value, _ in chosen):.2f} | {right} | {len(chosen)} |", flush=True)
+    print(
+        "| by | visits | correlation with the shares | AUC of which classes | figures |",
+        "|---|---|---|---|---|",
+        sep="\n",
+    )
+    for source, label in dict.fromkeys((figure.source, figure.visits) for figure in figures):
+        chosen = [figure for figure in figures if (figure.source, figure.visits) == (source, label)]
+        aucs = [figure.auc for figure in chosen if figure.auc is not None]
+        cells = f"{fmean(figure.correlation for figure in chosen):.2f} | {fmean(aucs) if aucs else 0.5:.2f}"
+        print(f"| {source} | {label} | {cells} | {len(chosen)} |", flush=True)
+
+
+def print_options(scale: dict[str, Any]) -> None:
+    """Print what each of ``OPTIONS`` changes: membership at the last round, and the classes, by all visits together."""
+    titles = ("set", "accuracy", "one visit", "one owner", "all owners", "classes by bias", "classes by predictions")
+    print(f"| {' | '.join(titles)} |", "|" + "---|" * len(titles), sep="\n", flush=True)
+    victims = ("the host, by the pair", "the host, added up by one owner", "the host, added up by all")
+    for name, changes in OPTIONS.items():
+        equal = simulate("fedvisit", augmented=False, scale=scale | changes)
+        figures = [figure for simulation in equal for figure in simulation.figures if figure.rounds == scale["rounds"]]
+        cells = [fmean(value for simulation in equal for value in simulation.own_accuracies())]
+        cells += [fmean(figure.auc for figure in figures if figure.victim == victim) for victim in victims]
+        other = simulate("fedvisit", augmented=False, scale=scale | DIRICHLET_SITES | changes, membership=False)
+        classes = [figure for simulation in other for figure in simulation.class_figures() if figure.visits == "all"]
+        for source in ("bias", "predictions"):
+            cells.append(fmean(figure.correlation for figure in classes if figure.source == source))
+        print(f"| `{name}` | {' | '.join(f'{cell:.2f}' for cell in cells)} |", flush=True)
 
 
 def print_table(methods: Sequence[str], scale: dict[str, Any], *, augmented: bool = True) -> None:
@@ -377,13 +435,19 @@ def main() -> None:
     scales.add_argument(
         "--small", nargs="*", type=int, metavar="N", help="FedVisit at N images a site and 12 steps a round, one seed"
     )
+    scales.add_argument(
+        "--options", type=int, metavar="N", help="the same with each setting that limits it, three seeds"
+    )
     arguments = parser.parse_args()
     if arguments.small is not None:
         for samples in arguments.small or SMALL_SITES:
             scale = FULL | {"seeds": [0], "steps": 12, "test_share": 1 - samples / POOL}
             print(f"\n{samples} images a site", flush=True)
             print_table(["fedvisit"], scale)
-            print_classes(scale | {"partition": DIRICHLET})
+            print_classes(scale | DIRICHLET_SITES)
+        return
+    if arguments.options is not None:
+        print_options(FULL | {"steps": 12, "test_share": 1 - arguments.options / POOL})
         return
     scale = QUICK if arguments.quick else FITTED if arguments.fitted else FULL
     methods = arguments.methods or (FITTED_METHODS if arguments.fitted else METHODS)
