@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +40,8 @@ SHARE_MAX = 0.1
 """Share of a round's computation that measurements may take before the last round."""
 STEP_PASSES = 3
 """What training costs for a sample, in forward passes: the backward pass counts as two."""
+SAMPLES_MAX = 10_000
+"""Samples of a measurement: enough for an interval of one hundredth, few enough to compare each with all others."""
 NETWORKS = 2
 """Networks that predict each sample of a measurement: the artifact and its reference."""
 HIGHEST_SHOWN = 10
@@ -251,7 +252,7 @@ class LeakMeter:
         return None
 
     def _choose(self, round: int) -> AttackedPeople:
-        """Choose the people: all in the last round, before it as many as ``SHARE_MAX`` permits, always the same first.
+        """Choose the people: before the last round as many as ``SHARE_MAX`` permits, always the same first.
 
         Raises:
             ValueError: there are no samples of people that were not trained on.
@@ -262,13 +263,14 @@ class LeakMeter:
         others = {person: samples for person, samples in others.items() if person not in members}
         if not members or not others:
             raise ValueError("there are no validation and test samples of people that were not trained on")
-        limit = math.inf if self._is_last(round) else self._samples_max(len(data.training))
+        limit = SAMPLES_MAX if self._is_last(round) else min(SAMPLES_MAX, self._samples_max(len(data.training)))
         queues = [sorted(each.items(), key=lambda item: self._seed("leak", item[0])) for each in (members, others)]
-        chosen: dict[str, int] = {}
+        chosen: set[str] = set()
         for person, samples in _alternate(*queues):
-            if len(chosen) >= len(queues) and sum(chosen.values()) + len(samples) > limit:
+            limit -= len(samples)
+            if len(chosen) >= len(queues) and limit < 0:
                 break
-            chosen[person] = len(samples)
+            chosen.add(person)
         parts, names = [], []
         for split in (data.training, data.validation, data.test):
             people = _people(split)
@@ -279,7 +281,7 @@ class LeakMeter:
             ]
             parts.append((split, indices))
             names += [people[index] for index in indices]
-        return AttackedPeople(parts, names, frozenset(members) & chosen.keys())
+        return AttackedPeople(parts, names, frozenset(members) & chosen)
 
     def _samples_max(self, samples: int) -> int:
         """Return how many samples a measurement may read before the last round."""

@@ -93,8 +93,8 @@ class PrivacyConfig(StrictTable):
 
     leak: Literal["off", "last", "every"] = "last"
     """When the worker attacks the artifacts that it is about to send, with this site's own people: "off", "last" (the
-    last artifacts of the federation, with all people) or "every" (before that with as many people as take a tenth of a
-    round's computation). The figures are in the ledger; the ten people with the highest scores stay here, in
+    last artifacts of the federation, with up to 10,000 samples) or "every" (before that with as many people as take a
+    tenth of a round's computation). The figures are in the ledger; the ten people with the highest scores stay here, in
     checkpoints/leak.json."""
 
 

@@ -29,8 +29,8 @@ HIDDEN_KINDS = frozenset({"ignored", "discarded", "manifest"})
 """Kinds of rows that `events` shows only with `--all`."""
 EVENTS_SHOWN = 50
 STATUS_KINDS = (
-    *("began", "regenerated", "initialised", "opened", "skipped", "published", "evaluated", "committed", "finished"),
-)
+    "began", "regenerated", "initialised", "opened", "skipped", "published", "evaluated", "committed", "finished",
+)  # fmt: skip
 """Kinds of rows that the status follows from: the newest row of each suffices, however many rounds
 there were.
 """
