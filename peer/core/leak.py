@@ -1,7 +1,7 @@
 """The measured leak of an artifact: how well its sender's attack tells the people that it was trained on from others.
 
-The worker attacks each artifact before it leaves (``peer.train.leak``). The figures here need no torch: the daemon
-compares them with the site's bound, and every page shows them with their interval.
+The worker attacks each artifact before it leaves (``peer.train.leak_meter``). The figures here need no torch: the
+daemon compares them with the site's bound, and every page shows them with their interval.
 """
 
 from __future__ import annotations

@@ -499,16 +499,6 @@ def test_example_federation_is_valid_and_shows_every_key() -> None:
     assert full_pace == pace
 
 
-def test_a_bound_of_the_leak_needs_a_measurement(tmp_path: Path) -> None:
-    federation = FederationConfig.load(EXAMPLES / "federation.toml")
-    text = (EXAMPLES / "site.toml").read_text()
-    bounded = text.replace("#leak_auc_max", "leak_auc_max")
-    check_site(federation, SiteConfig.parse(bounded, tmp_path / "site.toml"), "europe")
-    off = bounded.replace('#leak = "last"', 'leak = "off"')
-    with pytest.raises(ConfigError, match=r"egress.leak_auc_max: \[privacy\] leak is off"):
-        check_site(federation, SiteConfig.parse(off, tmp_path / "site.toml"), "europe")
-
-
 def test_example_site_is_valid_and_shows_every_key(tmp_path: Path) -> None:
     example = SiteConfig.load(EXAMPLES / "site.toml")
     check_site(FederationConfig.load(EXAMPLES / "federation.toml"), example, "europe")
