@@ -347,7 +347,7 @@ class Simulation:
             self.stop_if_finished()
         elif isinstance(error, errors.CertificateError) and site.name in self.referee.rekeyed:
             self.trace(f"{site.name} waits for the certificate of its new key")
-        elif isinstance(error, errors.StateError) and site.program is not None and site.journal_is_newer:
+        elif isinstance(error, errors.StateError) and site.had_later_program and "by a newer mhfl-peer" in str(error):
             self.trace(f"{site.name} is refused the journal of a later program")
             site.programs.append(self.roll.last)
         elif isinstance(error, errors.DiskError) and not site.disk.was_full:

@@ -323,6 +323,11 @@ class Site:
         return self.program is not None and self.journal_ahead > self.program.journal
 
     @property
+    def had_later_program(self) -> bool:
+        """Whether a later program than the installed one was installed: it may have died once it had the journal."""
+        return any(each.journal > self.programs[-1].journal for each in self.programs)
+
+    @property
     def running(self) -> bool:
         return self.process is not None and not self.process.dead
 

@@ -55,6 +55,7 @@ FOUND = (
     7002042,
     7006917,
     2742519235,
+    4144803919,
 )
 """Seeds that found a fault, which is mended."""
 
