@@ -42,6 +42,9 @@ class Artifact:
     writer itself, except in circulating rounds and for a ``return``: a visiting model that the writer trained.
     The list of tensors is in the file's header, and in the manifest. ``leak`` is what an attack here learnt from an
     artifact of this site, ``None`` where it was not measured; no message has it.
+
+    ``commitments`` are those of a masked artifact to the seeds of its masks, by site, as ``peer.core.secure_sum`` has
+    them; ``None``: it is not masked.
     """
 
     kind: Kind
@@ -52,6 +55,7 @@ class Artifact:
     spec: Mapping[str, Any]
     training_samples: int | None = None
     leak: Leak | None = field(default=None, compare=False, metadata=LEFT_OUT)
+    commitments: Mapping[SiteName, Sha256] | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@ from typing import Any
 from peer.core import limits
 from peer.core.artifacts import Artifact, EvaluationResult, Purpose, Source
 from peer.core.plan import Kind
+from peer.core.ring import Ring
 from peer.core.roster import Sha256, SiteName
+from peer.core.sum_messages import SumOpening
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,9 @@ class Aggregate(Command):
     round's. Where models visit, the sources are the returns: copies of the own model ``sent`` that
     other sites trained in this round. With staleness, ``sent`` is the own artifact of this round, and is
     in the mean instead of the state. A ``shadow`` is no member yet: its own state is not in the mean.
+
+    ``total`` is the sum that the contributors, this site and the origins of the sources, have added up under masks. It
+    takes the place of all states: no site has another's.
     """
 
     generation: int
@@ -151,6 +156,7 @@ class Aggregate(Command):
     kept: tuple[str, ...] = ()
     sent: Source | None = None
     shadow: bool = False
+    total: Artifact | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +236,75 @@ class Halt(Command):
 
     generation: int
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrawSumKey(Command):
+    """Draw this site's secrets of a round's secure sum, keep them on disk, and answer with the public key."""
+
+    generation: int
+    round: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class HearSum(Command):
+    """Ask these members for their statements on a round's sum, again and again, until ``EndSum``.
+
+    ``epoch`` is the digest of the amendment that the round follows, ``None`` for the genesis.
+    """
+
+    generation: int
+    round: int
+    attempt: int
+    epoch: Sha256 | None
+    members: tuple[SiteName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndSum(Command):
+    """Ask no member for statements any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskArtifact(Command):
+    """Mask an artifact with the keys of members and the own seed, and commit to the seeds.
+
+    Only a ring with ``weights`` counts the ``weight``: every value is multiplied by it, and one more word has it.
+    """
+
+    generation: int
+    round: int
+    attempt: int
+    artifact: Artifact
+    keys: Mapping[SiteName, bytes]
+    ring: Ring
+    weight: int
+    epoch: Sha256 | None
+
+
+@dataclass(frozen=True, slots=True)
+class AddMasked(Command):
+    """Add up the contributors' masked artifacts, ``sources`` and this site's ``own``, and remove the masks.
+
+    ``plain`` is this site's artifact before it was masked: it has the names and shapes of the tensors.
+    """
+
+    generation: int
+    round: int
+    attempt: int
+    sources: tuple[Source, ...]
+    own: Artifact
+    plain: Artifact
+    openings: Mapping[SiteName, SumOpening]
+    ring: Ring
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetSums(Command):
+    """Delete the secrets of the sums of the rounds before this one."""
+
+    before: int
 
 
 WORKER_ORDERS = (Initialise, Train, Aggregate, Adopt, Evaluate, Halt)

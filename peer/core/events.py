@@ -16,6 +16,7 @@ from peer.core.artifacts import Artifact, EvaluationResult, Purpose
 from peer.core.epochs import Epochs
 from peer.core.messages import Heartbeat, Hello, Unavailable
 from peer.core.roster import Sha256, SiteName
+from peer.core.sum_messages import SumStatements
 
 FAULTS = ("memory", "data", "configuration", "divergence", "crash", "hang", "disk")
 """Why the worker failed, by where the remedy lies."""
@@ -361,6 +362,62 @@ class WorkFailed(Event):
     fault: str
     reason: str
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SumKeyDrawn(Event):
+    """This site's secrets of a secure sum are on disk; ``key`` is the public one, 32 bytes."""
+
+    generation: int
+    round: int
+    attempt: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SumShown(Event):
+    """A member has shown its statements on the round's sum; its key is no point of small order.
+
+    ``over``: it has none for this round any more.
+    """
+
+    generation: int
+    round: int
+    attempt: int
+    site: SiteName
+    statements: SumStatements
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactMasked(Event):
+    """The masked artifact is on disk; of its values, ``clipped`` were beyond the ring's bound."""
+
+    generation: int
+    round: int
+    attempt: int
+    artifact: Artifact
+    clipped: int
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedAdded(Event):
+    """The sum of the contributors' artifacts is on disk."""
+
+    generation: int
+    round: int
+    attempt: int
+    artifact: Artifact
+
+
+@dataclass(frozen=True, slots=True)
+class SumFailed(Event):
+    """The artifact could not be masked, or the masked ones not added up."""
+
+    generation: int
+    round: int
+    attempt: int
+    reason: str
 
 
 WorkResult = Initialised | Trained | Aggregated | Adopted | Evaluated

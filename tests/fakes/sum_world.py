@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from peer.core import secure_sum as core
+from peer.core import sum_messages as core
+from peer.core.ring import Ring
 from peer.core.roster import Roster, Sha256, SiteName
-from peer.core.secure_sum import SecureSum, SumCommit, SumKey, SumMasked, SumMessage, SumOpening, SumSet, commitment
-from peer.site.identity.pair_keys import SumContext, SumSecrets
-from peer.train.masking import FixedPoint, mask, unmask
+from peer.core.secure_sum import SecureSum, members_min
+from peer.core.sum_messages import SumCommit, SumKey, SumMasked, SumMessage, SumOpening, SumSet, commitment
+from peer.site.sums.masking import decode, encode, mask, unmask
+from peer.site.sums.pair_keys import SumContext, SumSecrets
 
 CONTEXT = SumContext(Sha256("11" * 32), Sha256("22" * 32), 1, "aggregate")
-POINT = FixedPoint(32, 20, 1.0)
+RING = Ring(32, 20, 1.0, 7)
 STEPS_MAX = 5000
 KILLS_MAX = 5
 HABITS = (
@@ -82,7 +84,7 @@ class Member:
         self.keys = dict(keys)
         own = secrets(self.number).own_seed
         pairs = {other: self.seed(other) for other in keys}
-        words = mask(POINT.encode(self.units), self.name, own, pairs)
+        words = mask(encode(RING, self.units), self.name, own, pairs)
         commitments = {other: commitment(seed) for other, seed in {**pairs, self.name: own}.items()}
         return SumMasked(Sha256(hashlib.sha256(words.tobytes()).hexdigest()), commitments), words
 
@@ -115,7 +117,7 @@ class World:
         self.rng = rng = random.Random(seed)
         self.kind, self.calm = machine, calm
         self.colluders = rng.choice((1, 1, 2))
-        count = rng.randrange(core.members_min(5, self.colluders) + 1, 8)
+        count = rng.randrange(members_min(5, self.colluders) + 1, 8)
         self.roster = Roster.of([f"s{number}" for number in range(count)])
         faulty = 0 if calm else rng.randrange(self.colluders + 1)
         self.liars = set(rng.sample(self.roster.names, faulty))
@@ -385,7 +387,7 @@ class World:
                 {(name, lost): seed for name, one in openings.items() for lost, seed in one.shared.items()},
             )
             expected = sum(self.put_in(member, item) for item in contributions.items())
-            if POINT.decode(total).tolist() != POINT.decode(np.asarray(expected)).tolist():
+            if decode(RING, total).tolist() != decode(RING, np.asarray(expected)).tolist():
                 return f"{member.name} sums {sorted(contributions)} to another number"
         return ""
 
@@ -393,9 +395,9 @@ class World:
         """The input of a contributor; a liar's is what is below the masks that it has committed to."""
         sender = self.members[item[0]]
         if sender.name not in self.liars:
-            return POINT.encode(sender.units)
+            return encode(RING, sender.units)
         pairs = {other: sender.seed(other) for other in sender.keys}
-        nothing = POINT.encode(np.zeros_like(sender.units))
+        nothing = encode(RING, np.zeros_like(sender.units))
         masks: np.ndarray = mask(nothing, sender.name, secrets(sender.number).own_seed, pairs)
         return member.files[item][1] - masks
 

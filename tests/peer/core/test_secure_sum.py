@@ -9,13 +9,13 @@ import pytest
 
 from fakes import reference_sum
 from fakes.sum_world import HABITS, World, play
-from peer.core import secure_sum as core
+from peer.core import sum_messages as core
 from peer.core.roster import Roster, Sha256, SiteName
-from peer.core.secure_sum import (
+from peer.core.secure_sum import FORGETFUL, SecureSum, members_min
+from peer.core.sum_messages import (
     NamePeer,
     NoSum,
     PersistSum,
-    SecureSum,
     SendOpening,
     SendSum,
     SumCommit,
@@ -168,13 +168,13 @@ def sent(decisions: list[SumDecision]) -> list[tuple[SiteName, Any]]:
 @pytest.mark.parametrize("known", VECTORS["members_min"])
 def test_members_min_is_the_known_answer(known: dict[str, int]) -> None:
     members, colluders = known["members"], known["colluders"]
-    assert core.members_min(members, colluders) == known["members_min"]
+    assert members_min(members, colluders) == known["members_min"]
 
 
 def test_two_sets_share_more_members_than_collude() -> None:
     for members in range(3, 65):
         for colluders in range(members - 1):
-            least = core.members_min(members, colluders)
+            least = members_min(members, colluders)
             assert 2 * least - members > colluders
             assert least - colluders >= 2
 
@@ -357,7 +357,7 @@ def test_a_restored_site_takes_no_part(records: list[core.SumRecord]) -> None:
     machine = SecureSum.rebuild(A, ROSTER, 1, records, restored=True)
     decisions = machine.resume() if records else machine.begin(b"A")
     assert sent(decisions) == [(name, SumSet({})) for name in OTHERS]
-    assert decisions[-1] == NoSum(core.FORGETFUL)
+    assert decisions[-1] == NoSum(FORGETFUL)
     assert machine.begin(b"B") == []
     assert machine.repeat(B) == []
 

@@ -10,7 +10,7 @@ import pytest
 from fakes import reference_sum
 from peer.core.roster import Sha256, SiteName
 from peer.core.secure_sum import commitment
-from peer.site.identity.pair_keys import SumContext, SumSecrets, pair_info
+from peer.site.sums.pair_keys import SumContext, SumSecrets, pair_info
 
 VECTORS = json.loads(reference_sum.PATH.read_text("utf-8"))
 ALICE = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
