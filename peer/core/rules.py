@@ -13,6 +13,7 @@ from peer.core import limits, schedule
 from peer.core.epochs import Epoch, Epochs, default_quorum
 from peer.core.epochs import PaceRules as PaceRules
 from peer.core.plan import Pattern, Plan, Value, circulating, visits
+from peer.core.ring import Ring
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 
 
@@ -26,7 +27,10 @@ class Rules:
     ``staleness`` is by how many rounds the artifacts are older than in the plan.
 
     ``global_test`` is the federation's setting that sites measure each other's models; ``evaluation_permitted``,
-    ``evaluation_samples_min`` and ``received_ratio_max`` are this site's policy. The other fields are those of the
+    ``evaluation_samples_min`` and ``received_ratio_max`` are this site's policy.
+
+    ``secure`` is whether sites add up under masks, of which at most so many ``colluders`` undo nothing, and
+    ``sum_clip`` the bound on a coordinate. ``weighted`` is whether samples weight a mean. The other fields are those of the
     genesis; ``chain`` has the amendments, or is ``None`` without any.
     """
 
@@ -50,6 +54,10 @@ class Rules:
     evaluation_permitted: bool = False
     evaluation_samples_min: int = limits.EVALUATION_SAMPLES_MIN
     received_ratio_max: float = limits.RECEIVED_RATIO_MAX
+    secure: bool = False
+    colluders: int = 1
+    sum_clip: float = 64.0
+    weighted: bool = False
     without: frozenset[SiteName] = frozenset()
     stay: bool = False
     chain: Epochs | None = None
@@ -186,13 +194,25 @@ class Rules:
         phases = self.plan.last_round if self._is_at_home(round) else self.plan.phases
         return tuple(name for name in phases if not name.startswith("train")) if self.shadows(round) else phases
 
+    def sums_in(self, round: int) -> bool:
+        """Return whether the round's exchange is a secure sum."""
+        return self.secure and self.pattern(round) == "all_to_all" and "aggregate" in self.plan.phases
+
+    def ring(self, round: int) -> Ring:
+        """Return how the members of a round turn values into words of a secure sum."""
+        whole, members = self.plan.artifact == "sums", len(self.members(round))
+        return Ring.of(members=members, clip=self.sum_clip, weighted=self.weighted and not whole, whole=whole)
+
     def _is_at_home(self, round: int) -> bool:
         """Return whether every site only trains at home: in the last round of a plan that ends so."""
         return bool(self.plan.last_round) and round == self.epoch(round).rounds
 
     def shadows(self, round: int) -> bool:
-        """Return whether this site only receives in the round before its first one, to begin from the mean."""
-        return round == self.first_round - 1 > 0 and self.pattern(round) == "all_to_all"
+        """Return whether this site only receives in the round before its first one, to begin from the mean.
+
+        A sum under masks is told to its contributors alone.
+        """
+        return round == self.first_round - 1 > 0 and self.pattern(round) == "all_to_all" and not self.secure
 
     @property
     def drawn_kind(self) -> str:
