@@ -298,6 +298,12 @@ class AddMasked(Command):
     plain: Artifact
     openings: Mapping[SiteName, SumOpening]
     ring: Ring
+    epoch: Sha256 | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShowSum(Command):
+    """Let the members that wait for this site's statements on a sum look again."""
 
 
 @dataclass(frozen=True, slots=True)

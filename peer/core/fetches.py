@@ -33,6 +33,11 @@ def open_exchange(site: SiteState) -> None:
     site.enter(Phase.EXCHANGE)
 
 
+def open_masked(site: SiteState, round: int, origins: Iterable[SiteName]) -> None:
+    """Request the masked artifacts of a secure sum from the members with whose keys this site has masked its own."""
+    _begin(site, round, "train", [(origin, origin) for origin in origins if origin != site.rules.site])
+
+
 def await_returns(site: SiteState) -> None:
     """Request this site's trained copies from the sites that its model visits."""
     round = site.opened.number
@@ -202,7 +207,8 @@ def following_exchanges(site: SiteState) -> list[tuple[int, Purpose]]:
         round, position = memory.open.number + 1, memory.open.position
         for name in site.lived_rules.phases(memory.open.number)[position + 1 :]:
             if name == "exchange":
-                return [(memory.open.number, "train")]
+                sums = site.lived_rules.sums_in(memory.open.number)  # no artifact is masked before all keys are here
+                return [] if sums else [(memory.open.number, "train")]
             if name == "returns":
                 returns = [(memory.open.number, "return")]
     elif memory.joined and memory.committed < rules.first_round:
@@ -211,7 +217,7 @@ def following_exchanges(site: SiteState) -> list[tuple[int, Purpose]]:
     if round == rules.circulating + 1 > 1 and not home:
         return [*returns, (round, "handback")]
     held = rules.epoch(round).hold or rules.lacks_order(round)
-    if round > rules.rounds or rules.pattern(round) == "none" or held:
+    if round > rules.rounds or rules.pattern(round) == "none" or held or rules.sums_in(round):
         return returns
     return [*returns, (round, "train")]
 

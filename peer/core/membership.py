@@ -82,6 +82,8 @@ def _reopens(site: SiteState) -> bool:
     current = site.memory.open
     if current is None or site.rules.epoch(current.number).digest == current.epoch:
         return False
+    if current.number in site.memory.sums:  # a second sum of the same inputs would tell one of them
+        return False
     if current.number > site.rules.rounds:
         return False
     phases = site.lived_rules.phases(current.number)

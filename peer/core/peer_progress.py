@@ -6,6 +6,9 @@ functions that name peers read each peer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from peer.core import rows
 from peer.core.roster import SiteName
 from peer.core.state import SiteState
 
@@ -61,3 +64,23 @@ def any_unfinished(site: SiteState) -> bool:
     rules = site.lived_rules
     finished = sum(count for standing, count in site.count_peers() if (standing.finished_round or 0) >= rules.rounds)
     return rules.plan.pattern != "none" and finished < rules.others_count
+
+
+def compare_means(site: SiteState, names: Iterable[SiteName]) -> None:
+    """Journal which peers ended the last committed round with this site's mean, and which did not.
+
+    A peer with other contributors has another mean, which is no fault. A peer that has not learnt of the round's
+    amendment ran it in another epoch, and its mean is not compared.
+    """
+    memory, own = site.memory, site.told_aggregate
+    if own is None:
+        return
+    number = site.rules.epoch(memory.committed).number
+    for name in names:
+        pulse = site.peers.pulse(name)
+        if pulse is None or name in memory.compared or pulse.aggregate is None:
+            continue
+        knows_epoch = number <= (pulse.head.number if pulse.head is not None else 0)
+        if pulse.committed_round == memory.committed and knows_epoch:
+            agrees = pulse.aggregate == own
+            site.persist(rows.ComparedRow(memory.committed, site=name, sha256=pulse.aggregate, agrees=agrees))

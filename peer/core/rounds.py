@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from peer.core import commands, copies, cross_evaluation, exchange, fetches, liveness, peer_progress, retention, rows
+from peer.core import (
+    commands,
+    copies,
+    cross_evaluation,
+    exchange,
+    fetches,
+    liveness,
+    peer_progress,
+    retention,
+    rows,
+    secure_exchange,
+)
 from peer.core.artifacts import Artifact, Purpose, Source
 from peer.core.exchange import Exchange
 from peer.core.messages import Seen
@@ -16,6 +27,7 @@ from peer.core.phases import BETWEEN, BUSY, Phase
 from peer.core.roster import Sha256, SiteName
 from peer.core.site_memory import later_generation
 from peer.core.state import SiteState
+from peer.core.sum_wait import SumWait
 
 
 def settle(site: SiteState) -> bool:
@@ -26,6 +38,8 @@ def settle(site: SiteState) -> bool:
             instead.
     """
     current, rules = site.exchange, site.lived_rules
+    if site.sum_wait is not None:
+        return _settle_sum(site, site.sum_wait)
     if current is None:
         return False
     for dropped in current.give_up(site.peers, rules, site.now_s):
@@ -47,6 +61,24 @@ def settle(site: SiteState) -> bool:
     if not current.settled():
         return False
     _choose(site, current)
+    return True
+
+
+def _settle_sum(site: SiteState, wait: SumWait) -> bool:
+    """Return whether the secure sum is over; memory then holds the total, or that there is none."""
+    outcome = secure_exchange.settle(site, wait)
+    if outcome is None:
+        return False
+    choose(
+        site,
+        outcome.sources,
+        outcome.missing,
+        position=site.lived_rules.phases(wait.round).index("exchange"),
+        waited_s=outcome.waited_s,
+        in_vain_s=outcome.in_vain_s,
+        below_quorum=len(outcome.sources) < site.epoch.quorum_others,
+        total=outcome.total,
+    )
     return True
 
 
@@ -116,6 +148,7 @@ def choose(
     in_vain_s: Mapping[SiteName, float] | None = None,
     below_quorum: bool = False,
     purpose: Purpose | None = None,
+    total: Artifact | None = None,
 ) -> None:
     """Journal the sources with which the round continues.
 
@@ -130,6 +163,7 @@ def choose(
         in_vain_s: by peer that did not deliver, how long the site waited for it.
         below_quorum: fewer artifacts arrived than the federation's quorum.
         purpose: ``return`` if the sources are the site's own model, trained by other sites.
+        total: the sum of the masked sources and the site's own masked artifact.
     """
     rules, current = site.lived_rules, site.opened
     idle = not sources and (rules.pattern(current.number) == "circulate" or rules.shadows(current.number))
@@ -142,6 +176,7 @@ def choose(
         in_vain_s=dict(in_vain_s) if in_vain_s else None,
         below_quorum=below_quorum,
         purpose=purpose,
+        total=total,
     )
     site.persist(row)
 
@@ -161,6 +196,9 @@ def leave_out(site: SiteState, sha256: Sha256, reason: str = "", *, missing_as: 
                 site.refuse(source.origin, reason)
             missing[source.origin] = missing_as
     sources = tuple(source for source in in_use if source.artifact.sha256 != sha256)
+    if opened.total is not None:  # no part of a sum can be left out of it
+        missing |= {source.origin: "unused" for source in sources}
+        sources = ()
     if sha256 in site.memory.received:
         site.persist(rows.DiscardedRow(number, sha256=sha256))
     below = False
@@ -434,7 +472,7 @@ def next_phase(site: SiteState) -> None:
     best = (memory.best.state,) if memory.best is not None else ()
     kept = (memory.state, *((memory.before[0],) if memory.before is not None else ()), *best)
     if name == "exchange":
-        fetches.open_exchange(site)
+        (secure_exchange.begin if rules.sums_in(current.number) else fetches.open_exchange)(site)
         review(site)
     elif name == "returns":
         fetches.await_returns(site)
@@ -446,7 +484,8 @@ def next_phase(site: SiteState) -> None:
         sent = None if model is None else Source(rules.site, current.number, model)
         attempt = site.next_attempt()
         sources, shadow = site.sources_in_use(), rules.shadows(current.number)
-        site.emit(commands.Aggregate(*order, attempt, current.state, sources, kept, sent, shadow))
+        total = current.total
+        site.emit(commands.Aggregate(*order, attempt, current.state, sources, kept, sent, shadow, total))
     else:
         slot = rules.turn(current.number) if circulates else None
         stage = name.removeprefix("train:")
@@ -497,9 +536,10 @@ def commit(site: SiteState) -> None:
     )
     site.persist(row)
     if memory.aggregate is not None:
-        compare(site, rules.others_in(round))
+        peer_progress.compare_means(site, rules.others_in(round))
     site.publish_due()
     retention.tidy(site, needed_before)
+    site.forget_sums(before=round)
     site.round_ended = True
 
 
@@ -507,26 +547,6 @@ def _used(sources: Iterable[Source]) -> tuple[rows.UsedSource, ...]:
     return tuple(
         rows.UsedSource(source.origin, source.round, source.artifact.sha256, source.fallback) for source in sources
     )
-
-
-def compare(site: SiteState, names: Iterable[SiteName]) -> None:
-    """Journal which peers ended the last committed round with this site's mean, and which did not.
-
-    A peer with other contributors has another mean, which is no fault. A peer that has not learnt of the round's
-    amendment ran it in another epoch, and its mean is not compared.
-    """
-    memory, own = site.memory, site.told_aggregate
-    if own is None:
-        return
-    number = site.rules.epoch(memory.committed).number
-    for name in names:
-        pulse = site.peers.pulse(name)
-        if pulse is None or name in memory.compared or pulse.aggregate is None:
-            continue
-        knows_epoch = number <= (pulse.head.number if pulse.head is not None else 0)
-        if pulse.committed_round == memory.committed and knows_epoch:
-            agrees = pulse.aggregate == own
-            site.persist(rows.ComparedRow(memory.committed, site=name, sha256=pulse.aggregate, agrees=agrees))
 
 
 def come_home(site: SiteState, state: str = "", artifact: Artifact | None = None) -> None:
@@ -543,6 +563,7 @@ def check_done(site: SiteState) -> None:
     rules = site.lived_rules
     needed = peer_progress.any_unfinished(site) or cross_evaluation.awaited(site)
     if not rules.stay and (not needed or site.now_s >= site.since_s + site.pace.linger_s):
+        site.forget_sums(before=site.memory.committed + 1)
         site.leave()
 
 

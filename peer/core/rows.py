@@ -20,6 +20,7 @@ from peer.core.journal_row import JournalRow as JournalRow
 from peer.core.journal_row import RowError as RowError
 from peer.core.json_codec import to_json
 from peer.core.roster import Sha256, SiteName
+from peer.core.sum_rows import SumRow
 
 ABSENT = "absent"
 """The reason in ``missing`` if the operator named the peer with `start --without`."""
@@ -81,7 +82,8 @@ class ChosenRow(ArtifactRow):
     ``position`` is the index of the plan's phase that is over. ``waited_s`` is how long the
     exchange took, ``None`` where the wait says nothing about the peers' pace. ``in_vain_s`` is how
     long the site waited for each peer that did not deliver. With the ``purpose`` return, the sources
-    are the copies of the own model that other sites have trained.
+    are the copies of the own model that other sites have trained. ``total`` is the sum of the sources and the own
+    artifact, which are all masked.
     """
 
     kind = "chosen"
@@ -92,6 +94,7 @@ class ChosenRow(ArtifactRow):
     below_quorum: bool
     in_vain_s: Mapping[SiteName, float] | None = field(default=None, metadata=OMITTED)
     purpose: Purpose | None = field(default=None, metadata=OMITTED)
+    total: Artifact | None = field(default=None, metadata=OMITTED)
 
 
 @frozen_row
@@ -547,7 +550,7 @@ KINDS: Mapping[str, type[JournalRow]] = {
         CommittedRow, ComparedRow, SkippedRow, PublishedRow, RetiredRow, DiscardedRow, RegeneratedRow,
         AdoptedRow, SlotLostRow, IsolatedRow, FinishedRow, PausedRow, ResumedRow, LeftRow, WorkFailedRow,
         RevertedRow, RefusedRow, IgnoredRow, ReportRow, LapsedRow, GuestRow, MislaidRow, MeasuredRow, SettledRow,
-        ConfiguredRow, ManifestRow, ReceivedRow, EquivocatedRow, DeniedRow, SpokenRow,
+        ConfiguredRow, ManifestRow, ReceivedRow, EquivocatedRow, DeniedRow, SpokenRow, SumRow,
     )
 }  # fmt: skip
 """Every kind of row, by its name on disk."""

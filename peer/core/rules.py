@@ -29,9 +29,10 @@ class Rules:
     ``global_test`` is the federation's setting that sites measure each other's models; ``evaluation_permitted``,
     ``evaluation_samples_min`` and ``received_ratio_max`` are this site's policy.
 
-    ``secure`` is whether sites add up under masks, of which at most so many ``colluders`` undo nothing, and
-    ``sum_clip`` the bound on a coordinate. ``weighted`` is whether samples weight a mean. The other fields are those of the
-    genesis; ``chain`` has the amendments, or is ``None`` without any.
+    ``secure`` is whether sites add up under masks, of which so many ``colluders`` undo none, and ``sum_clip`` the bound
+    on a coordinate. ``weighted`` is whether samples weight a mean.
+
+    The other fields are those of the genesis; ``chain`` has the amendments, or is ``None`` without any.
     """
 
     site: SiteName

@@ -54,6 +54,7 @@ from peer.core.sum_messages import (
 MEMBERS_MIN = 3
 """Of a sum of two, each contributor computes the other's input."""
 
+TAKES_NO_PART = "takes no part"
 FORGETFUL = "this site was restored, and may have committed to another set before"
 
 
@@ -154,7 +155,7 @@ class SecureSum:
     def repeat(self, to: SiteName) -> list[SumDecision]:
         """Say again to a member, which may have restarted, all that this site has said to it."""
         if self.restored:
-            return []
+            return [SendSum(to, SumSet({}))]
         messages: list[SumMessage] = []
         if self.own_key is not None:
             messages.append(SumKey(self.own_key))
@@ -203,6 +204,29 @@ class SecureSum:
         self._advance()
         self._impatient = False
         return self._taken()
+
+    def abandon(self, reason: str) -> list[SumDecision]:
+        """End this site's part: it has no sum."""
+        if self.result is None:
+            self._abandon(reason)
+        return self._taken()
+
+    def awaited(self) -> tuple[str, tuple[SiteName, ...]]:
+        """Return what this site waits for, and of which members; for nothing while its own daemon works."""
+        if self.result is not None or self.own_key is None or (self._masking and not self.used):
+            return "", ()
+        if not self.used:
+            return "key", tuple(name for name in self._willing() if name not in self.keys)
+        if self.last_shown is None:
+            willing = self._willing()
+            return "artifact", tuple(name for name in self._partners() if name not in self.masked and name in willing)
+        if self.bound is None:
+            unequal = (name for name in self.held if name != self.site and self.shown.get(name) != self.held)
+            return "set", tuple(sorted(unequal))
+        contributors = self._contributors()
+        if not self.opened:
+            return "commit", tuple(name for name in contributors if name not in self.commits)
+        return "opening", tuple(name for name in contributors if name not in self.openings or name not in self.masked)
 
     # --- the course ---------------------------------------------------------------------------------------------------
     def _advance(self) -> None:
@@ -386,7 +410,7 @@ class SecureSum:
             name: digest for name, digest in sorted(contributions.items()) if before.get(name) == digest
         }
         if not self.shown[sender] and (before or first):
-            self._name([sender], "takes no part")
+            self._name([sender], TAKES_NO_PART)
 
     def _apply(self, record: SumRecord) -> None:
         if isinstance(record, SumKeyed):

@@ -17,6 +17,8 @@ from peer.core.leak import leak_facts
 from peer.core.metrics import validation_loss
 from peer.core.roster import Sha256, SiteName
 from peer.core.status_document import BestAndNewestRound, MeasuredLeak
+from peer.core.sum_messages import SumRecord
+from peer.core.sum_rows import SumRow
 
 if TYPE_CHECKING:
     from peer.core.messages import Seen
@@ -55,6 +57,7 @@ class OpenRound:
     duration_s: float = 0.0
     below_quorum: bool = False
     evaluated: bool = False
+    total: Artifact | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,8 @@ class Memory:
     ``compared`` names the peers that told theirs. ``joined`` says that the rounds before
     ``committed`` were not this site's. ``model_is_home`` and ``evaluated_after_handback`` belong to
     the end of circulating rounds. ``weights`` says how the pretrained weights fitted.
-    ``newest_published`` is the artifact that was published last.
+    ``newest_published`` is the artifact that was published last. ``sums`` has this site's steps in the secure sums of
+    the open round and the last one; in those up to ``restored_round`` it may have taken steps that it has forgotten.
     """
 
     generation: int = 1
@@ -126,6 +130,8 @@ class Memory:
     evaluation: Evaluation = field(default_factory=Evaluation)
     best: BestRound | None = None
     newest_published: Artifact | None = None
+    sums: dict[int, list[SumRecord]] = field(default_factory=dict)
+    restored_round: int = 0
     newest_validation: tuple[int, float] | None = None  # the newest round with a value of the best round's metric
 
     def apply(self, row: rows.JournalRow) -> None:
@@ -147,8 +153,7 @@ class Memory:
         digests |= {artifact.sha256 for artifact in self.publications_due.values()}
         if self.open is not None:
             digests |= {source.artifact.sha256 for source in (*self.open.sources, *self.open.returned)}
-            if self.open.artifact is not None:
-                digests.add(self.open.artifact.sha256)
+            digests |= {each.sha256 for each in (self.open.artifact, self.open.total) if each is not None}
         return digests
 
     def current_states(self) -> set[str]:
@@ -186,11 +191,11 @@ class Memory:
         if current.artifact is not None and current.artifact.sha256 not in present:
             self.open = None
             return
-        in_use = current.returned or current.sources
-        if current.position == current.exchanged + 1 and any(
-            source.artifact.sha256 not in present for source in in_use
-        ):
-            current.position = max(current.exchanged, 0)
+        in_use = [source.artifact for source in current.returned or current.sources]
+        if current.total is not None:
+            in_use = [current.total]
+        if current.position == current.exchanged + 1 and any(each.sha256 not in present for each in in_use):
+            current.position, current.total = max(current.exchanged, 0), None
             if current.returned:
                 current.returned = ()
             else:
@@ -306,6 +311,7 @@ def _chosen(memory: Memory, row: rows.ChosenRow) -> None:
             memory.open.returned, memory.open.missing_returns = row.sources, dict(row.missing)
         else:
             memory.open.sources, memory.open.missing = row.sources, dict(row.missing)
+            memory.open.total = row.total
         memory.open.position = row.position + 1
         memory.open.exchanged = row.position
         memory.open.below_quorum = memory.open.below_quorum or row.below_quorum
@@ -363,6 +369,7 @@ def _committed(memory: Memory, row: rows.CommittedRow) -> None:
     memory.aggregate_epoch = memory.open.epoch if memory.open is not None else None
     memory.committed, memory.state, memory.open, memory.skipped = row.round, row.state, None, []
     memory.aggregate, memory.compared = row.aggregate_sha256, set()
+    memory.sums = {round: records for round, records in memory.sums.items() if round >= row.round}
     _make_due(memory, row.publish, artifact)
     if artifact is not None and not row.visiting:
         memory.artifact = artifact
@@ -404,6 +411,12 @@ def _discarded(memory: Memory, row: rows.DiscardedRow) -> None:
 
 def _regenerated(memory: Memory, row: rows.RegeneratedRow) -> None:
     memory.generation = row.generation
+    opened = memory.open.number if memory.open is not None else 0
+    memory.restored_round = max(memory.restored_round, row.their_round, opened)
+
+
+def _added_up(memory: Memory, row: SumRow) -> None:
+    memory.sums.setdefault(row.round, []).append(row.record())
 
 
 def _adopted(memory: Memory, row: rows.AdoptedRow) -> None:
@@ -438,6 +451,7 @@ APPLY: Mapping[type[rows.JournalRow], Callable[[Memory, Any], None]] = {
     rows.RegeneratedRow: _regenerated,
     rows.AdoptedRow: _adopted,
     rows.FinishedRow: _finished,
+    SumRow: _added_up,
 }
 REMEMBERED = tuple(row_type.kind for row_type in (*APPLY, *cross_evaluation_memory.ROWS))
 """Kinds of rows that change memory."""

@@ -19,7 +19,9 @@ from peer.core.messages import ChainHead, Heartbeat, Seen
 from peer.core.phases import BUSY, NEXT, QUEUED, Phase
 from peer.core.roster import Sha256, SiteName
 from peer.core.rules import Rules
+from peer.core.secure_sum import SecureSum
 from peer.core.site_memory import Memory, OpenRound
+from peer.core.sum_wait import SumWait
 
 HALT_S = 60.0
 """Time limit of a leaving site for the worker's checkpoint: usually 1 s, more on a slow disk."""
@@ -38,6 +40,7 @@ class SiteState:
         heard: time and state with which each peer was last heard. The simulator shares one table among its sites.
         greeted: peers that count as greeted from the start; the simulator shares one set.
         chance: a random number in [0, 1) of this start, for ``later_generation``.
+        sum_rounds: the rounds of whose secure sums this site has its secrets on disk.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class SiteState:
         heard: HeardPeers | None = None,
         greeted: set[SiteName] | None = None,
         chance: float = 0.0,
+        sum_rounds: frozenset[int] = frozenset(),
     ) -> None:
         self.rules = rules
         self.memory = memory if memory is not None else Memory()
@@ -60,6 +64,9 @@ class SiteState:
         self.evaluation_tasks = EvaluationTasks()
         self.exchange: Exchange | None = None
         self.early: list[Exchange] = []
+        self.sums: dict[int, SecureSum] = {}
+        self.sum_wait: SumWait | None = None
+        self.sum_rounds = sum_rounds
         self.compared: set[Sha256] = set()
         self.progress: events.Progressed | None = None
         self.queued = False
@@ -318,16 +325,30 @@ class SiteState:
             return limits.ARTIFACT_BYTES_MAX
         return min(limits.ARTIFACT_BYTES_MAX, max(limits.RECEIVED_BYTES_FLOOR, int(ratio * max(own))))
 
+    def sum_deadline_s(self, wait: SumWait) -> float:
+        """Return when the wait of a secure sum's present step ends at the latest, in monotonic seconds."""
+        quorum_met = len(wait.machine.keys) >= self.epoch.quorum_others
+        return wait.deadline_s(wait_max_s=self.pace.wait_max_s, quorum_met=quorum_met)
+
+    def forget_sums(self, *, before: int) -> None:
+        """Delete the secrets of the secure sums before this round: nobody waits for their openings any more."""
+        if any(round < before for round in self.sum_rounds):
+            self.sum_rounds = frozenset(round for round in self.sum_rounds if round >= before)
+            self.emit(commands.ForgetSums(before))
+        self.sums = {round: machine for round, machine in self.sums.items() if round >= before}
+
     def next_attempt(self) -> int:
         """Return the number of the next order; it is new in this process."""
         self.attempt += 1
         return self.attempt
 
     def cancel_exchange(self) -> None:
-        """End the exchange and cancel its fetches."""
+        """End the exchange, or the secure sum, and cancel its fetches."""
         if self.exchange is not None:
             self.cancel_fetches(self.exchange.wants.values(), self.exchange.purpose)
-        self.exchange = None
+        if self.sum_wait is not None:
+            self.emit(commands.EndSum())
+        self.exchange = self.sum_wait = None
 
     def cancel_early(self, *, purpose: Purpose | None = None) -> None:
         """Cancel the fetches for the next exchanges, or those for one purpose."""
@@ -365,6 +386,9 @@ class SiteState:
 
     def _due(self) -> list[float]:
         waits = self.pace
+        if self.sum_wait is not None:
+            fetching = [] if self.exchange is None else self.exchange.due_s(self.peers, self.lived_rules, self.now_s)
+            return [*fetching, *self.sum_wait.due_s(self.peers, self.sum_deadline_s(self.sum_wait), self.patience_s)]
         if self.exchange is not None:
             return self.exchange.due_s(self.peers, self.lived_rules, self.now_s)
         if self.phase == Phase.GATHERING:

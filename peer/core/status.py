@@ -72,6 +72,10 @@ def unreported(site: SiteState) -> dict[int, dict[str, str]]:
 def waiting_for(site: SiteState, *, now_s: float) -> list[PeerWait]:
     """List the peers that the site waits for, and why; empty while it works."""
     rules = site.rules
+    if site.sum_wait is not None:
+        wait, (_, awaited) = site.sum_wait, site.sum_wait.machine.awaited()
+        ends_s = round(site.sum_deadline_s(wait) - now_s, 1)
+        return [peer_wait(name, "secure_sum", now_s - wait.step_s, ends_s) for name in awaited]
     if site.exchange is not None:
         current = site.exchange
         return [_want(current, want, rules, now_s) for _, want in sorted(current.wants.items()) if want.open]

@@ -21,6 +21,7 @@ WaitKind = Literal[
     "evaluation",
     "last_round",
     "notice",
+    "secure_sum",
     "model",
     "head",
     "proxy",
@@ -31,8 +32,12 @@ WaitKind = Literal[
     "sums",
 ]
 WAIT_KINDS: tuple[WaitKind, ...] = get_args(WaitKind)
-"""Every kind of wait: five for a peer's messages, then the kinds of artifacts."""
-WAIT_WORDS: Mapping[WaitKind, str] = {"last_round": "its last round", "notice": "its answer to the notice"}
+"""Every kind of wait: six for a peer's messages, then the kinds of artifacts."""
+WAIT_WORDS: Mapping[WaitKind, str] = {
+    "last_round": "its last round",
+    "notice": "its answer to the notice",
+    "secure_sum": "its part in the sum",
+}
 """Words for people, if they differ from the kind itself."""
 
 

@@ -11,7 +11,17 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from peer.core import commands, cross_evaluation, events, membership, rounds, rows, worker_events
+from peer.core import (
+    commands,
+    cross_evaluation,
+    events,
+    membership,
+    peer_progress,
+    rounds,
+    rows,
+    secure_exchange,
+    worker_events,
+)
 from peer.core.artifacts import Artifact, Source
 from peer.core.exchange import Exchange, Want
 from peer.core.messages import Unavailable
@@ -101,7 +111,7 @@ def hear(site: SiteState, event: events.PeerHeard) -> None:
                 site.report_fault(event.site, f"claims a round after the last one ({rounds_max})")
             pulse = None  # the peer is heard, but its claim is ignored
         site.peers.hear(event.site, pulse, site.now_s)
-        rounds.compare(site, (event.site,))
+        peer_progress.compare_means(site, (event.site,))
         check_wait(site, event.site)
 
 
@@ -192,6 +202,8 @@ def _problem(site: SiteState, wanted: Want, event: events.ArtifactArrived) -> st
         return f"sent the artifact of round {event.true_round} for round {event.round}"
     if artifact.owner != wanted.owner or artifact.kind != kind:
         return f"sent {artifact.owner}'s {artifact.kind} where {wanted.owner}'s {kind} was due"
+    if (artifact.commitments is not None) != site.lived_rules.sums_in(event.round):
+        return f"sent a {'bare' if artifact.commitments is None else 'masked'} {kind}"
     known = _circulates(site, event) and site.rules.knows_holder(event.true_round, artifact.owner)
     if known and (holder := site.rules.holder(event.true_round, artifact.owner)) != event.origin:
         return f"sent {artifact.owner}'s {kind} for round {event.true_round}, which only {holder} can have"
@@ -263,6 +275,18 @@ def _asked(site: SiteState, event: Any) -> Exchange | None:
     return None
 
 
+def of_sum(take: Callable[[SiteState, Any], bool]) -> Handler:
+    """Build the handler of an event of a secure sum; an answer to an earlier order changes nothing."""
+
+    def handle(site: SiteState, event: Any) -> None:
+        if take(site, event):
+            rounds.review(site)
+        elif not isinstance(event, events.SumShown):
+            ignore(site, event)
+
+    return handle
+
+
 def by_purpose(evaluation: Handler, exchange: Handler) -> Handler:
     """Build the handler of a fetch's end, which depends on the fetch's purpose.
 
@@ -303,6 +327,11 @@ IN_EVERY_PHASE: Mapping[type[events.Event], Handler] = {
     events.MeasurementFailed: cross_evaluation.fail,
     events.ReportArrived: cross_evaluation.record_report,
     events.ReportAnswered: cross_evaluation.answer,
+    events.SumKeyDrawn: of_sum(secure_exchange.take_key),
+    events.SumShown: of_sum(secure_exchange.take_statements),
+    events.ArtifactMasked: of_sum(secure_exchange.take_masked),
+    events.MaskedAdded: of_sum(secure_exchange.take_total),
+    events.SumFailed: of_sum(secure_exchange.take_failure),
 }
 """What each event does unless ``BY_PHASE`` has another handler."""
 

@@ -74,7 +74,9 @@ def train(site: SiteState, event: events.Trained) -> None:
     """Record the end of the ordered stage, whatever stage the answer names; publish its artifact if it is due."""
     site.failures = 0
     opened = site.opened
-    stage = site.lived_rules.phases(opened.number)[opened.position].removeprefix("train:")
+    rules = site.lived_rules
+    stage = rules.phases(opened.number)[opened.position].removeprefix("train:")
+    publishes = rules.plan.published == stage and not rules.sums_in(opened.number)  # a sum's artifact leaves masked
     row = rows.TrainedRow(
         opened.number,
         position=opened.position,
@@ -84,7 +86,7 @@ def train(site: SiteState, event: events.Trained) -> None:
         metrics=event.metrics,
         threads=event.threads,
         duration_s=event.duration_s,
-        publish=site.publish_from(opened.number) if site.lived_rules.plan.published == stage else None,
+        publish=site.publish_from(opened.number) if publishes else None,
         returned=_returned(site, event) or None,
         cohort=event.cohort,
     )
@@ -164,6 +166,10 @@ def reject(site: SiteState, event: events.ArtifactRejected) -> None:
     continuing without it could repeat for ever. A circulating model that was trained here is still another site's: the
     round idles without it.
     """
+    total = site.opened.total
+    if total is not None and total.sha256 == event.sha256:
+        _add_up_again(site, event)
+        return
     used = {source.artifact.sha256: source for source in site.sources_in_use()}
     source = used.get(event.sha256)
     visited = source is not None and source.artifact.owner != site.lived_rules.site
@@ -181,6 +187,14 @@ def reject(site: SiteState, event: events.ArtifactRejected) -> None:
         rounds.review(site)
         return
     rounds.leave_out(site, event.sha256, event.reason)
+    rounds.go_on(site)
+
+
+def _add_up_again(site: SiteState, event: events.ArtifactRejected) -> None:
+    """Add up once more if the total's file is gone; go on without a total that is no mean of this site's networks."""
+    if not (event.lost and _forget_lost(site, event.sha256)):
+        site.persist(rows.WorkFailedRow(site.number, fault="data", reason=f"the sum is not used: {event.reason}"))
+        rounds.leave_out(site, event.sha256)
     rounds.go_on(site)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fakes.core_site import amend, carry_out, greeting_of, make_rules
+from fakes.core_sums import Sums
 from peer.core import access, commands, events
 from peer.core.artifacts import PURPOSES
 from peer.core.epochs import Epochs
@@ -18,6 +19,7 @@ from peer.core.messages import Heartbeat, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.core.rules import Rules
 from peer.core.site_memory import Row, recover
+from peer.site.sums.pair_keys import SumSecrets
 from simulation.audit import Audit, as_stored
 
 BEAT_S = 3.0
@@ -41,9 +43,11 @@ class Machine:
     fuses: list[int] = dataclasses.field(default_factory=list)
     carried_out: int = 0
     alarm_s: float | None = None
+    secrets: dict[int, SumSecrets] = dataclasses.field(default_factory=dict)
+    hearing: int = 0
 
 
-class Simulation:
+class Simulation(Sums):
     """N sites and one heap of future actions. ``cut`` holds directed links that lose every message.
 
     ``newcomers`` are the sites that the genesis does not have; ``amend`` adds them.
@@ -59,6 +63,7 @@ class Simulation:
         newcomers: Sequence[str] = (),
         **changes: Any,
     ) -> None:
+        super().__init__()
         self.random = random.Random(seed)
         self.now_s = 1000.0
         self.work_s = self.measure_s = work_s
@@ -109,10 +114,10 @@ class Simulation:
         memory = recover(machine.rows, present=set(machine.files))
         assert memory == machine.audit.memory, "a file is gone that a row names"
         machine.files &= memory.needed_digests()
-        machine.round = SiteMachine(machine.rules, memory)
+        machine.round = SiteMachine(machine.rules, memory, sum_rounds=frozenset(machine.secrets))
         machine.life += 1
         machine.fetches = {}
-        machine.measuring = None
+        machine.measuring, machine.hearing = None, 0
         self._beat_loop(machine, machine.life)
         self.feed(machine, events.Began())
 
@@ -320,6 +325,10 @@ class Simulation:
         if isinstance(order, commands.Aggregate) and visits:
             assert {(source.artifact.kind, source.artifact.owner) for source in sources} <= {("return", me)}
             assert order.sent is not None or not sources
+        if isinstance(order, commands.Aggregate) and order.total is not None:
+            contributors = sorted({me, *(source.origin for source in sources)})
+            assert tuple(contributors) == self.files.totals[order.total.sha256]
+            assert order.total.sha256 in machine.files, "the total is not on disk"
         event = carry_out(order, machine.rules)
         made = (getattr(event, "artifact", None), *getattr(event, "returned", ()))
         machine.files |= {artifact.sha256 for artifact in made if artifact is not None}

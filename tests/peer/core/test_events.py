@@ -17,4 +17,4 @@ def test_an_event_is_frozen_and_named_in_the_past_tense(kind: type) -> None:
     assert dataclasses.is_dataclass(kind)
     assert kind.__dataclass_params__.frozen
     assert "__slots__" in vars(kind)
-    assert kind is events.Event or re.search(r"(ed|Heard|Began|Unavailable)$", kind.__name__)
+    assert kind is events.Event or re.search(r"(ed|Heard|Began|Drawn|Shown|Unavailable)$", kind.__name__)

@@ -104,6 +104,14 @@ WRITTEN: dict[str, list[dict[str, Any]]] = {
     "equivocated": [{"origin": "asia", "sha256": [DIGEST, DIGEST], "manifests": [SIGNED, SIGNED]}],
     "denied": [{"caller": "asia", "call": "model for round 3", "reason": "not its turn"}],
     "spoken": [{"asia": {"messages": 3, "bytes": 400}}, {}],
+    "sum": [
+        {"step": "keyed", "key": "00ff"},
+        {"step": "masked", "keys": {"asia": "00ff"}, "artifact": DIGEST, "commitments": {"asia": DIGEST}, "clipped": 2},
+        {"step": "committed", "contributions": {"asia": DIGEST}},
+        {"step": "opened"},
+        {"step": "completed", "openings": {"asia": {"own": "00ff", "shared": {"europe": "ff"}}}},
+        {"step": "abandoned", "reason": "left out by asia"},
+    ],
 }  # fmt: skip
 """Bodies of every kind as the program before this registry wrote them."""
 

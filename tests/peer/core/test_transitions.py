@@ -18,6 +18,7 @@ from peer.core.plan import Kind
 from peer.core.roster import SiteName
 from peer.core.rules import PaceRules
 from peer.core.state import IllegalTransitionError
+from peer.core.sum_messages import SumOpening, SumStatements
 from peer.core.transitions import TRANSITIONS
 
 FOUR = ("africa", "america", "asia", "europe")
@@ -201,6 +202,8 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
         *(order.attempt for order in (*site.fetches.values(), *site.evaluation_fetches.values())),
     ]
     attempts += [order.attempt for order in (site.measure_order, *site.reports) if order is not None]
+    if machine.sum_wait is not None:
+        attempts += [machine.sum_wait.attempt, *[machine.sum_wait.order] * 3]
     rounds = st.sampled_from([machine.number, machine.number + 1, machine.number - 1, -1, 10**9])
     pools: dict[str, st.SearchStrategy[Any]] = {
         "generation": st.sampled_from([machine.memory.generation] * 3 + [0, 2, 999_999]),
@@ -248,12 +251,31 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
         "pulse": st.none() | PULSES,
         "greeting": GREETINGS,
         "epochs": grown(site),
+        "key": st.just(bytes(32)),
+        "clipped": st.integers(0, 2),
+        "over": st.booleans(),
+        "statements": any_statements(site, make),
     }
     kind = draw(st.sampled_from([kind for kind in EVENTS if kind != events.Began]))
     fields = {name: draw(pools[name]) for name in kind.__dataclass_fields__}
     if kind is events.ArtifactArrived and fields["artifact"] is None:
         fields["artifact"] = draw(any_artifact(site, make))
     return kind(**fields)
+
+
+@st.composite
+def any_statements(draw: Any, site: Any, make: Any) -> SumStatements:
+    """Statements on a sum, whose sets are now and then those that this site shows."""
+    waited = site.site.sum_wait
+    held = [] if waited is None else [waited.machine.held]
+    sets = st.none() | st.sampled_from([{}, *held]) | st.dictionaries(names(site), st.just(make("x", "a").sha256))
+    opening = st.builds(SumOpening, st.just(bytes(32)), st.just({}))
+    return SumStatements(
+        draw(st.none() | st.sampled_from([bytes(32), bytes([1] * 32)])),
+        draw(sets),
+        draw(sets),
+        draw(st.none() | opening),
+    )
 
 
 @st.composite
@@ -287,6 +309,7 @@ def test_no_event_breaks_anything_in_any_phase(solo: Any, artifact: Any, data: s
         fallback=draw(st.sampled_from(["self", "stale"])),
         evaluation_every=draw(st.integers(0, 1)),
         global_test=draw(st.booleans()),
+        secure=draw(st.booleans()),
         evaluation_permitted=draw(st.booleans()),
         pace=PaceRules(linger_s=60, artifact_rounds_max=draw(st.integers(1, 5)), wait_max_s=100, isolated_s=100),
         without=draw(st.sampled_from([frozenset(), frozenset(FOUR[1:2])])),
