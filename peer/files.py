@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 UNFINISHED = ".unfinished-"
@@ -35,6 +36,30 @@ def write_file(path: Path, content: bytes, mode: int | None = None) -> None:
         unfinished.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def write_artifact_parts(folder: Path, parts: Iterable[bytes | memoryview]) -> tuple[str, int]:
+    """Write an artifact part by part, atomically and durably, under its digest; an error of ``parts`` leaves no file.
+
+    Returns:
+        The SHA-256 in hex, and the size in bytes.
+    """
+    unfinished = folder / f"{UNFINISHED}{os.getpid()}-{threading.get_ident()}-parts"
+    digest, size = hashlib.sha256(), 0
+    try:
+        with unfinished.open("wb") as file:
+            for part in parts:
+                file.write(part)
+                digest.update(part)
+                size += len(part)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(artifact_path(folder, digest.hexdigest()))
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    sync_folder(folder)
+    return digest.hexdigest(), size
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:

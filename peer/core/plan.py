@@ -106,6 +106,7 @@ class Plan:
             and exchanges nothing.
         visits: the parameter that holds how many sites train a copy of each model in a round of the pattern ``visit``.
         keeps_last_received: whether a site keeps the last artifact of every peer, and uses it if no newer one arrived.
+        uses_each: whether a site uses what another sent by itself, beside the mean.
         takes_older: whether the method is still valid with artifacts that are one round older: ``[schedule]
             staleness``.
         shared: what ``[shared_model]`` is: a network ``beside`` the local one, the local one ``itself``, or (``maybe``)
@@ -135,6 +136,7 @@ class Plan:
     last_round: tuple[str, ...] = ()
     visits: str | None = None
     keeps_last_received: bool = False
+    uses_each: bool = False
     takes_older: bool = False
     shared: Shared = "maybe"
     shared_default: Mapping[str, str] = field(default_factory=dict)

@@ -66,7 +66,7 @@ class FederationShown(TypedDict):
     image_axes: Annotated[str, "the order of a picture's axes"]
     task: Annotated[Mapping[str, Any], "the learning task"]
     stages: Annotated[Mapping[str, Any], "training stages by name"]
-    aggregate: Annotated[Mapping[str, Any], "how sites average, and whether within bounds"]
+    aggregate: Annotated[Mapping[str, Any], "how sites average, whether within bounds, and whether under masks"]
     schedule: Annotated[Mapping[str, Any], "how the order of a round is drawn"]
     fallback: Annotated[Mapping[str, Any], "what replaces an artifact that did not arrive"]
     pace: Annotated[Mapping[str, Any], "deadlines and limits of waiting"]

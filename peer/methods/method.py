@@ -239,7 +239,7 @@ def accept_any_received(own: Output, received: Output, parameters: Mapping[str, 
     return None
 
 
-def accept_any_state(state: Mapping[str, Tensor], network: Network) -> str | None:
+def accept_any_state(state: Mapping[str, Tensor], network: Network, sites: int = 1) -> str | None:
     """Accept any state that has the right form."""
     return None
 
@@ -301,7 +301,8 @@ class Method:
         check_received: given outputs of the local and of the received model (of a received head:
             for a feature of zeros) and the parameters, returns why the method cannot use it, or None.
         check_state: given a received state and this site's network of that form, returns why the state must not
-            enter the aggregate, or None.
+            enter the aggregate, or None. Of tables of sums, it also gets the total, and as a third argument of how many
+            sites it is.
         bounded: whether the federation's bounds hold for the aggregate; not where honest states may be equal, or of
             any size.
         describe_aggregate: of a method without a model, returns from the site's networks what the aggregate says.
@@ -318,7 +319,7 @@ class Method:
     one_network: Callable[[Mapping[str, Any], Mapping[str, Any]], Network] | None = None
     check_local: Callable[..., str | None] = accept_any_local
     check_received: Callable[[Output, Output, Mapping[str, Any]], str | None] = accept_any_received
-    check_state: Callable[[Mapping[str, Tensor], Network], str | None] = accept_any_state
+    check_state: Callable[..., str | None] = accept_any_state
     bounded: bool = True
     describe_aggregate: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 

@@ -164,6 +164,36 @@ def aggregate_sums(
     return Aggregation(total, contributors, _name_copies(copies) | large)
 
 
+def divide_total(total: State, weight: int, own: State) -> State:
+    """Divide the total of states by the sum of their weights.
+
+    Floating values are rounded once, to the types of this site's own state. Whole numbers, such as counts of batches,
+    are rounded down; of flags, those remain that all have set.
+    """
+    return {
+        name: (value / weight if value.is_floating_point() else value // weight).to(own[name].dtype)
+        for name, value in total.items()
+    }
+
+
+def divide_prototypes(total: State, weight: int, own: State) -> State:
+    """Divide each class's row in a total of tables of prototypes by its count, the number of sites with the class.
+
+    Each of these tables has count 1 and the prototype of a class, or count 0 and a row of zeros. A class without sites
+    keeps no prototype; ``weight``, which counts all sites, is not used. The result has count 1 for the other classes.
+    """
+    prototypes, counts = (next(name for name in own if name.endswith(end)) for end in TABLE)
+    sites = total[counts].round()  # the units of a sum need not divide 1
+    present = sites > 0
+    means = torch.where(present[:, None], total[prototypes] / sites.clamp(min=1)[:, None], 0.0)
+    return {prototypes: means.to(own[prototypes].dtype), counts: present.to(own[counts].dtype)}
+
+
+def keep_total(total: State, weight: int, own: State) -> State:
+    """Return the total of tables of sums as it is."""
+    return {name: value.to(own[name].dtype) for name, value in total.items()}
+
+
 def capped_mean(states: Sequence[State], weights: Sequence[float]) -> State:
     """Compute the weighted mean of states, none farther from the coordinate-wise median than the median distance.
 

@@ -69,6 +69,9 @@ def is_whole(folder: Path, artifact: Artifact) -> bool:
         return False
 
 
+TOTAL_WEIGHT = "weight"
+"""Name of the tensor in a total that has the sum of the contributors' weights."""
+
 ArtifactTensors = Callable[[Network], Collection[str]]
 """Returns the names of the tensors of a network's state that its artifact contains."""
 
@@ -222,6 +225,30 @@ def read_state(
         if any_body:
             _compare("its head", describe(expected), "this site's head", describe(_select(own, artifact_tensors)))
         return _read_state_file(folder, source.artifact, expected, wire)
+
+
+def read_total(folder: Path, source: Source, own: State) -> tuple[State, int]:
+    """Read the total of a secure sum of states with the names and shapes of ``own``.
+
+    Returns:
+        The sums, float64 and int64, and the sum of the weights.
+
+    Raises:
+        UnusableArtifact: the file is gone or damaged, has other tensors, or a value is not finite.
+    """
+    sums = {
+        name: torch.empty_like(
+            tensor, dtype=torch.float64 if tensor.is_floating_point() else torch.int64, device="meta"
+        )
+        for name, tensor in own.items()
+    }
+    weight_spec = torch.empty((), dtype=torch.int64, device="meta")
+    with _blame_artifact(source):
+        state = _read_state_file(folder, source.artifact, sums | {TOTAL_WEIGHT: weight_spec}, "float32")
+        weight = int(state.pop(TOTAL_WEIGHT))
+        if weight < 1:
+            raise ValueError(f"the weights of its contributors add up to {weight}")
+    return state, weight
 
 
 def _all_names(network: Network) -> list[str]:

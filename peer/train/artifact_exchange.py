@@ -27,24 +27,31 @@ from peer.core.roster import SiteName
 from peer.files import STATISTICS_FILE, artifact_path, write_file
 from peer.methods.method import Method
 from peer.train.aggregation import (
+    TABLE,
     Aggregation,
     aggregate,
     aggregate_prototypes,
     aggregate_sums,
     cap_change,
+    divide_prototypes,
+    divide_total,
     find_leap,
+    keep_total,
 )
-from peer.train.artifact import read_head, read_network, read_state, write_artifact
+from peer.train.artifact import read_head, read_network, read_state, read_total, write_artifact
 from peer.train.errors import UnusableArtifact, UnusableConfigurationError, refuse
 from peer.train.network import probe, probe_head
 from peer.train.settings import TrainingSettings
 from peer.train.site_networks import SiteNetworks
-from peer.train.tensors import State, as_received, as_sent, mean, state_of, unpack
+from peer.train.tensors import State, as_received, as_sent, mean, non_finite, state_of, unpack
 
 COMBINE: Mapping[Kind | None, Callable[..., Aggregation]] = {"prototype": aggregate_prototypes, "sums": aggregate_sums}
 """How artifacts are aggregated that are no weights."""
-CLASS_COUNTS = "counts"
-"""Name of the tensor of sample counts in a table of prototypes."""
+DIVIDE: Mapping[Kind | None, Callable[[State, int, State], State]] = {
+    "prototype": divide_prototypes,
+    "sums": keep_total,
+}
+"""How their aggregate comes from the total of a secure sum."""
 BATCH_COUNTER = "num_batches_tracked"
 """Name of the counters of torch's batch normalisations."""
 
@@ -121,7 +128,8 @@ class ArtifactExchange:
     @property
     def stages_receive(self) -> bool:
         """Whether stages take the received artifacts; if not, the aggregate has already taken everything from them."""
-        return self._method.keeps_heads is None and self._settings.plan.artifact != "sums"
+        aggregated = self._settings.plan.artifact == "sums" or self._settings.aggregate.secure
+        return self._method.keeps_heads is None and not aggregated
 
     def receive_all(self, sources: Sequence[Source]) -> dict[str, nn.Module]:
         """Read the sources' networks or heads, by origin; raise ``UnusableArtifact`` if the method cannot use one."""
@@ -175,6 +183,20 @@ class ArtifactExchange:
         )
         others = (site for site in aggregation.contributors if site != settings.site)
         return dataclasses.replace(aggregation, heads={site: heads[site] for site in others if heads[site]})
+
+    def divide(self, total: Source, contributors: Collection[SiteName]) -> Aggregation:
+        """Compute the aggregate from the total of a secure sum of the contributors' states."""
+        network = self._networks.artifact_network
+        own = self._sent_state(network) | self._state_beside()
+        sums, weight = read_total(self._settings.artifacts, total, own)
+        state = DIVIDE.get(self._settings.plan.artifact, divide_total)(sums, weight, own)
+        if (bad := non_finite(state)) is not None:
+            raise UnusableArtifact(total, f"tensor {bad!r} of the mean is too large for its type")
+        if self._settings.plan.artifact == "sums":
+            reason = self._method.check_state(state, network, len(contributors))
+            if reason is not None:
+                raise UnusableArtifact(total, reason)
+        return Aggregation(state, sorted(contributors))
 
     def merge(self, returned: Sequence[tuple[Source, Network]], sent: State) -> State:
         """Average, with weights, the local model and the copies of it that other sites trained.
@@ -340,14 +362,17 @@ class ArtifactExchange:
         return self._hide_counters(self._hide_class_counts(state))
 
     def _hide_class_counts(self, state: State) -> State:
-        """Set the count of every class present in a table of prototypes to 1, if the policy hides sizes."""
+        """Set the count of every class present in a table of prototypes to 1, if the policy hides sizes.
+
+        For a secure sum, the row of every other class is 0, so that tables can be added up.
+        """
         settings = self._settings
         if settings.plan.artifact != "prototype" or settings.tells_samples:
             return state
-        return {
-            name: (tensor > 0).to(tensor.dtype) if name.endswith(CLASS_COUNTS) else tensor
-            for name, tensor in state.items()
-        }
+        prototypes, counts = (next(name for name in state if name.endswith(end)) for end in TABLE)
+        present = state[counts] > 0
+        rows = torch.where(present[:, None], state[prototypes], 0.0) if settings.aggregate.secure else state[prototypes]
+        return state | {prototypes: rows, counts: present.to(state[counts].dtype)}
 
     def _hide_counters(self, state: State) -> State:
         """Set the numbers of batches that layers have seen to 0, if the policy hides them.

@@ -20,7 +20,8 @@ from peer.core.targets import CLASS, Target
 from peer.core.tasks import objective_of
 from peer.core.worker_protocol import WorkerSetting
 from peer.site.config import toml
-from peer.site.config.schema import AggregateConfig, FederationConfig, SiteConfig
+from peer.site.config.aggregate_table import AggregateConfig
+from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_tables import AugmentationConfig, DataConfig, EgressConfig, TrainingConfig
 from peer.site.config.task_table import TaskConfig
 from peer.train.device_queue import gpu_folder

@@ -24,6 +24,7 @@ from peer.core.worker_protocol import WorkerSetting, to_json
 from peer.files import artifact_path
 from peer.methods.method import DAM, VISITOR, Method, Stage, StageContext, visitor_name
 from peer.methods.supervised import supervised_stage
+from peer.train.aggregation import Aggregation
 from peer.train.artifact import is_whole
 from peer.train.artifact_exchange import ArtifactExchange
 from peer.train.checkpoint import Checkpoints, artifact_of, checkpoint_name, returned_of
@@ -193,7 +194,8 @@ class Trainer:
         name = checkpoint_name(command.round, "aggregate")
         base = self._base_record(command.base)
         sent = [] if command.sent is None else [_source_key(command.sent)]
-        work = self.settings.digest(name, base["work"], *map(_source_key, command.sources), *sent)
+        total = [] if command.total is None else [command.total.sha256]
+        work = self.settings.digest(name, base["work"], *map(_source_key, command.sources), *sent, *total)
         record = self._finished_record(name, work)
         if record is None and self.settings.plan.pattern == "visit":
             try:
@@ -203,12 +205,7 @@ class Trainer:
         elif record is None:
             self.site_networks.load(command.base)
             try:
-                if self.settings.plan.pattern != "all_to_all":
-                    for source in command.sources:
-                        network, own = self.artifact_exchange.receive(source)[0], self.site_networks.artifact_network
-                        self._probe.check_model(source, network, own)
-                samples = None if command.shadow else len(self.data.training)
-                aggregate = self.artifact_exchange.average(command.sources, samples=samples, sent=command.sent)
+                aggregate = self._combine(command)
             except UnusableArtifact as error:
                 return self._reject(command, error)
             self.site_networks.invalidate()
@@ -233,6 +230,18 @@ class Trainer:
             cut=record.get("cut", {}),
             artifact=artifact_of(record),
         )
+
+    def _combine(self, command: commands.Aggregate) -> Aggregation:
+        """Aggregate the artifacts of the sources, or divide their total."""
+        exchange, site = self.artifact_exchange, self.settings.site
+        if command.total is not None:
+            contributors = {site, *(source.origin for source in command.sources)}
+            return exchange.divide(Source(site, command.round, command.total), contributors)
+        if self.settings.plan.pattern != "all_to_all":
+            for source in command.sources:
+                self._probe.check_model(source, exchange.receive(source)[0], self.site_networks.artifact_network)
+        samples = None if command.shadow else len(self.data.training)
+        return exchange.average(command.sources, samples=samples, sent=command.sent)
 
     def _merge(self, command: commands.Aggregate, name: str, work: str, *, steps: int) -> dict[str, Any]:
         """Average the local model with its copies that other sites trained; keep its optimiser's moments."""

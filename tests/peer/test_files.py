@@ -1,6 +1,8 @@
 """Files and folders that are written whole."""
 
+import hashlib
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +31,23 @@ def test_threads_replace_one_file_at_once(tmp_path: Path, monkeypatch: pytest.Mo
         list(threads.map(files.write_file, [tmp_path / "a"] * 2, [b"one", b"two"]))
     assert (tmp_path / "a").read_bytes() in (b"one", b"two")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_an_artifact_in_parts_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    def parts(error: str = "") -> Iterator[bytes | memoryview]:
+        yield b"one"
+        if error:
+            raise ValueError(error)
+        yield memoryview(b" two")
+
+    with pytest.raises(ValueError, match="no number"):
+        files.write_artifact_parts(tmp_path, parts("no number"))
+    assert list(tmp_path.iterdir()) == []
+    digest = hashlib.sha256(b"one two").hexdigest()
+    for _ in range(2):
+        assert files.write_artifact_parts(tmp_path, parts()) == (digest, 7)
+    (path,) = tmp_path.iterdir()
+    assert (path, path.read_bytes()) == (files.artifact_path(tmp_path, digest), b"one two")
 
 
 def test_a_folder_replaces_one_with_other_files(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ DFLMOE = Plan(
         ),
     },
     keeps_last_received=True,
+    uses_each=True,
     takes_older=True,
     source="dFLMoE, CVPR 2025",
 )

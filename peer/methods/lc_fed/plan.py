@@ -22,6 +22,7 @@ LC_FED = replace(
     },
     not_for=("classification", "time_series", "tabular", "super_resolution"),
     fixed_sites=True,
+    uses_each=True,
     stays="each site's calibration of the head stays there",
     source="LC-Fed, ECCV 2022, without its server",
 )

@@ -115,15 +115,15 @@ def square(gram: Tensor, features: int) -> Tensor:
     return matrix
 
 
-def find_impossible(state: Mapping[str, Tensor], network: object = None) -> str | None:
-    """Return why no samples have the sums of a received table; ``None`` if some may have.
+def find_impossible(state: Mapping[str, Tensor], network: object = None, sites: int = 1) -> str | None:
+    """Return why no samples of so many sites have the sums of a table; ``None`` if some may have.
 
     Rounding moves an entry by half a unit for each sample.
     """
     gram, moments, count = (next(state[name] for name in state if name.endswith(end)) for end in PARTS)
     samples = int(count)
-    if not 0 <= samples <= COUNT_MAX:
-        return f"it claims {samples} samples; a table has 0 to {COUNT_MAX}"
+    if not 0 <= samples <= sites * COUNT_MAX:
+        return f"it claims {samples} samples; a table has 0 to {sites * COUNT_MAX}"
     most, slack = float(samples), samples / UNIT
     if float(gram.double().abs().max()) / UNIT > most + slack:
         return f"a product in its gram is larger than those of {samples} samples of norm 1"

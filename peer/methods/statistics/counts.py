@@ -172,20 +172,20 @@ def withhold(
     return cells, small
 
 
-def find_impossible(state: Mapping[str, Tensor], network: Any) -> str | None:
-    """Return why no samples have the counts of a received table; ``None`` if some may have."""
+def find_impossible(state: Mapping[str, Tensor], network: Any, sites: int = 1) -> str | None:
+    """Return why no samples of so many sites have the counts of a table; ``None`` if some may have."""
     table, count = (next(state[name] for name in state if name.endswith(end)) for end in ("table", "count"))
     samples, values = int(count), table.cpu().numpy()
-    if not 0 <= samples <= COUNT_MAX:
-        return f"it claims {samples} samples; a table has 0 to {COUNT_MAX}"
+    if not 0 <= samples <= sites * COUNT_MAX:
+        return f"it claims {samples} samples; a table has 0 to {sites * COUNT_MAX}"
     if not 0 <= values[0] <= samples:
         return f"it claims {values[0]} people in {samples} samples"
     for variable, counts in zip(network.network.variables, split_table(values, network.network.variables), strict=True):
         name = f"of {variable.role} {variable.name}"
         if not 0 <= counts.known <= samples:
             return f"{counts.known} values {name} are in {samples} samples"
-        if counts.withheld not in (0, 1) or not np.isin(counts.small, (0, 1)).all():
-            return f"what it withholds {name} is neither 0 nor 1"
+        if not all(0 <= flag <= sites for flag in (counts.withheld, *counts.small)):
+            return f"what it withholds {name} is not within 0 and {sites}"
         if counts.cells.min() < 0 or sum(map(int, counts.cells)) > counts.known:
             return f"the cells {name} hold more than its {counts.known} values, or fewer than none"
         if abs(counts.sum) > counts.known * UNIT or not 0 <= counts.squares <= counts.known * UNIT:

@@ -52,6 +52,10 @@ def make_rules(
         evaluation_permitted=egress is not None and egress.evaluate,
         evaluation_samples_min=egress.evaluation_samples_min if egress is not None else limits.EVALUATION_SAMPLES_MIN,
         received_ratio_max=(received or LimitsConfig()).received_ratio_max,
+        secure=federation.aggregate.secure,
+        colluders=federation.aggregate.colluders_max,
+        sum_clip=federation.aggregate.clip,
+        weighted=federation.weighting == "samples",
         without=without,
         stay=stay,
     )

@@ -16,12 +16,13 @@ from peer.core import limits, roster
 from peer.core.epochs import PaceRules
 from peer.core.limits import CONTACT_CHARACTERS_MAX
 from peer.core.metrics import METRICS_OF
-from peer.core.plan import METHOD_KEYS, AggregateRule, Plan, Unit, Value, Wire, Work
+from peer.core.plan import METHOD_KEYS, Plan, Unit, Value, Wire, Work
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.core.tasks import UNCLASSED
 from peer.errors import ConfigError
 from peer.methods.registry import PLANS, find_plan, method_names
 from peer.site.config import toml
+from peer.site.config.aggregate_table import AggregateConfig, rule_problem, secure_problem
 from peer.site.config.site_tables import (
     ConnectConfig,
     DataConfig,
@@ -77,19 +78,6 @@ class StageConfig(StrictTable):
     """Adam's weight decay."""
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """What the learning rate is multiplied by from round to round."""
-
-
-class AggregateConfig(StrictTable):
-    """``[aggregate]``: how sites average, in methods that do."""
-
-    rule: AggregateRule = "mean"
-    """Methods that average: "mean"; "capped", which brings every contribution as near to the median of all as the
-    median contribution is (of visits: a copy moves as far as the model that stayed, at most); or coordinate-wise
-    "trimmed_mean" or "median", which take no weights. All but the mean bound what one site of four can do even with
-    small lies."""
-    bounds: bool = True
-    """Whether a contribution far from the median of all is left out, and a number of samples counts as at most ten
-    times the median of all claims; `rounds` names the site."""
 
 
 class ScheduleConfig(StrictTable):
@@ -329,8 +317,8 @@ class FederationConfig(StrictTable):
             raise key_problem("rounds", f"{self.method.name} has one round: {again}; set rounds = 1")
         if not self.plan.predicts and self.weighting == "samples":
             raise key_problem("weighting", f"{self.method.name} adds up sums; leave it out")
-        if (problem := self._aggregate_problem()) is not None:
-            raise key_problem("aggregate.rule", problem)
+        if (contradiction := self._aggregate_problem()) is not None:
+            raise key_problem(*contradiction)
         if (problem := self._shared_model_problem()) is not None:
             raise key_problem("shared_model", problem)
         if self.wire != "float32" and self.plan.artifact in (None, "prototype", "prediction", "sums"):
@@ -372,24 +360,21 @@ class FederationConfig(StrictTable):
             "`mhfl-peer site init --federation DRAFT` prints it there"
         )
 
-    def _aggregate_problem(self) -> str | None:
-        """Return why the method or the weighting has no use for a rule other than the mean."""
-        rule, plan = self.aggregate.rule, self.plan
-        if rule == "mean":
-            return None
-        if "aggregate" not in plan.phases:
-            return f"{self.method.name} averages nothing; leave it out"
-        if plan.artifact == "sums":
-            return f"{self.method.name} adds up sums, which have no robust mean; leave it out"
-        if plan.pattern == "visit" and rule == "capped":
-            return None
-        if plan.pattern == "visit":
-            return f"{self.method.name} averages a model with its own copies, which are too few; leave it out"
-        if plan.pattern != "all_to_all":
-            return f"{self.method.name} averages pairs, of which only a mean exists; leave it out"
-        if rule == "capped":
-            return None
-        return f'{rule} takes no weights, but weighting = "samples"' if self.weighting == "samples" else None
+    def _aggregate_problem(self) -> tuple[str, str] | None:
+        """Return the key and the reason where the table ``[aggregate]`` and the rest contradict each other."""
+        plan, method, weighting = self.plan, self.method.name, self.weighting
+        if (problem := rule_problem(self.aggregate.rule, plan, method=method, weighting=weighting)) is not None:
+            return "aggregate.rule", problem
+        return secure_problem(
+            self.aggregate,
+            plan,
+            method=method,
+            sites=len(self.site),
+            weighting=weighting,
+            wire=self.wire,
+            staleness=self.schedule.staleness,
+            global_test=self.global_test,
+        )
 
     def _shared_model_problem(self) -> str | None:
         """Return the error message where the method needs a ``[shared_model]`` and the file has none."""

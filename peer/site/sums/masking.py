@@ -60,44 +60,56 @@ def decode(ring: Ring, words: Words) -> NDArray[np.int64]:
     return words.astype(WORD_TYPES[ring.bits], copy=False).astype(signed).astype(np.int64)
 
 
-def add_stream(words: Words, seed: bytes, sign: int) -> None:
-    """Add the key stream of a seed to words in place, or subtract it where ``sign`` is -1.
+class Masks:
+    """Key streams of seeds, each to be added or subtracted; each call goes on where the last one ended.
 
-    Words are 1-D and of one of ``WORD_TYPES``; the seed has 32 bytes.
+    Args:
+        seeds: pairs of a seed, 32 bytes, and a sign, 1 or -1.
     """
-    stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
-    size = CHUNK_BYTES // words.itemsize
-    zeros, buffer = bytes(min(CHUNK_BYTES, words.nbytes)), bytearray(min(CHUNK_BYTES, words.nbytes))
-    add = np.add if sign > 0 else np.subtract
-    for first in range(0, len(words), size):
-        chunk = words[first : first + size]
-        stream.update_into(memoryview(zeros)[: chunk.nbytes], buffer)
-        add(chunk, np.frombuffer(buffer, words.dtype, len(chunk)), out=chunk)
+
+    def __init__(self, seeds: Iterable[tuple[bytes, int]]) -> None:
+        self._streams = [(Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor(), sign) for seed, sign in seeds]
+
+    def add_to(self, words: Words) -> None:
+        """Add the next words of all streams in place; words are ``(n,)`` and of one of ``WORD_TYPES``."""
+        size = CHUNK_BYTES // words.itemsize
+        zeros, buffer = bytes(min(CHUNK_BYTES, words.nbytes)), bytearray(min(CHUNK_BYTES, words.nbytes))
+        for first in range(0, len(words), size):
+            chunk = words[first : first + size]
+            stream = np.frombuffer(buffer, words.dtype, len(chunk))
+            for encryptor, sign in self._streams:
+                encryptor.update_into(memoryview(zeros)[: chunk.nbytes], buffer)
+                (np.add if sign > 0 else np.subtract)(chunk, stream, out=chunk)
+
+
+def input_masks(site: SiteName, own_seed: bytes, pair_seeds: Mapping[SiteName, bytes]) -> Masks:
+    """Return the masks on a site's input: of its own seed, and of one for each other member."""
+    pairs = [(seed, pair_sign(site, other)) for other, seed in sorted(pair_seeds.items())]
+    return Masks([(own_seed, 1), *pairs])
+
+
+def sum_masks(own_seeds: Iterable[bytes], left_seeds: Mapping[tuple[SiteName, SiteName], bytes]) -> Masks:
+    """Return what takes away the masks that do not cancel in a sum.
+
+    Args:
+        own_seeds: of each contributor.
+        left_seeds: by contributor and by a member that is none, the seed of their pair.
+    """
+    pairs = [(seed, -pair_sign(site, dropped)) for (site, dropped), seed in sorted(left_seeds.items())]
+    return Masks([*((seed, -1) for seed in own_seeds), *pairs])
 
 
 def mask(words: Words, site: SiteName, own_seed: bytes, pair_seeds: Mapping[SiteName, bytes]) -> Words:
     """Mask the words of a site, ``(n,)``, with its own seed and one for each other member; return new ones."""
     masked = words.copy()
-    add_stream(masked, own_seed, 1)
-    for other, seed in sorted(pair_seeds.items()):
-        add_stream(masked, seed, pair_sign(site, other))
+    input_masks(site, own_seed, pair_seeds).add_to(masked)
     return masked
 
 
 def unmask(
-    masked: Iterable[Words],
-    own_seeds: Iterable[bytes],
-    left_seeds: Mapping[tuple[SiteName, SiteName], bytes],
+    masked: Iterable[Words], own_seeds: Iterable[bytes], left_seeds: Mapping[tuple[SiteName, SiteName], bytes]
 ) -> Words:
-    """Add up the contributors' masked words, and subtract what does not cancel.
-
-    Args:
-        masked: of each contributor, ``(n,)``; read one after the other.
-        own_seeds: of each contributor.
-        left_seeds: by contributor and member that is none, the seed of their pair.
-
-    Returns:
-        The sum of the contributors' words, ``(n,)``.
+    """Add up the contributors' masked words, ``(n,)`` each, and take away the masks that do not cancel.
 
     Raises:
         ValueError: nothing was given, or the lengths differ.
@@ -112,10 +124,7 @@ def unmask(
             np.add(total, words, out=total)
     if total is None:
         raise ValueError("there is nothing to sum")
-    for seed in own_seeds:
-        add_stream(total, seed, -1)
-    for (site, dropped), seed in sorted(left_seeds.items()):
-        add_stream(total, seed, -pair_sign(site, dropped))
+    sum_masks(own_seeds, left_seeds).add_to(total)
     return total
 
 

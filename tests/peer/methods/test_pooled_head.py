@@ -180,6 +180,13 @@ def test_the_sums_of_any_samples_are_possible(count: int, seed: int) -> None:
     assert find_impossible(SumTable(classes=3, features=5, encoder="e").state_dict()) is None
 
 
+def test_of_several_sites_more_samples_are_possible() -> None:
+    table = SumTable(classes=3, features=5, encoder="e").state_dict()
+    table["count"].fill_(2 * COUNT_MAX)
+    assert find_impossible(table, None, 2) is None
+    assert find_impossible(table) == f"it claims {2 * COUNT_MAX} samples; a table has 0 to {COUNT_MAX}"
+
+
 def test_bodies_with_other_weights_have_other_digests_and_heads_do_not_count() -> None:
     one, other = (linear(name="mlp", width=4) for _ in range(2))
     with torch.no_grad():

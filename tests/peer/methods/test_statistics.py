@@ -229,7 +229,7 @@ def test_what_no_samples_can_give_is_named() -> None:
     for place, value, reason in (
         (0, 101, "it claims 101 people in 100 samples"),
         (1, 101, "101 values of column age are in 100 samples"),
-        (2, 2, "what it withholds of column age is neither 0 nor 1"),
+        (2, 2, "what it withholds of column age is not within 0 and 1"),
         (3, 101 * UNIT, "a sum of column age is above that of"),
         (4, -1, "a sum of column age is above that of"),
         (4, 0, "the sum of squares of column age is too small for its sum"),
@@ -244,6 +244,19 @@ def test_what_no_samples_can_give_is_named() -> None:
         assert reason_given is not None
         assert reason_given.startswith(reason), (place, reason_given)
     assert "it claims -1 samples" in str(find_impossible({**state, "network.count": torch.tensor(-1)}, network))
+
+
+def test_of_several_sites_flags_and_samples_add_up() -> None:
+    network: Any = build_table(context(), {DAM: None})
+    _, samples, table = tabulate(patients(100))
+    total = torch.from_numpy(table) * 3
+    total[2] = 3  # all three withhold an age
+    state = {"network.table": total, "network.count": torch.tensor(3 * samples)}
+    assert find_impossible(state, network, 3) is None
+    assert "of column age is not within 0 and 2" in str(find_impossible(state, network, 2))
+    state = {"network.table": torch.zeros_like(total), "network.count": torch.tensor(COUNT_MAX + 1)}
+    assert "it claims" in str(find_impossible(state, network))
+    assert find_impossible(state, network, 2) is None
 
 
 def test_the_document_has_own_figures_beside_those_of_all() -> None:

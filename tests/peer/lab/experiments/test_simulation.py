@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -15,7 +16,7 @@ from peer.core.limits import CHECKPOINTS_KEPT
 from peer.core.metrics import validation_loss
 from peer.core.roster import SiteName
 from peer.core.site_memory import recover, used_sources
-from peer.errors import DataError, LockedError, ModelError
+from peer.errors import ConfigError, DataError, LockedError, ModelError
 from peer.lab.experiments import simulation
 from peer.lab.experiments.collect import evaluate, execute
 from peer.lab.experiments.experiment import Experiment
@@ -23,6 +24,7 @@ from peer.lab.experiments.experiment_tables import Act
 from peer.lab.experiments.pool import gather
 from peer.lab.experiments.runs import Run, build_runs
 from peer.lab.experiments.simulation import Simulation
+from peer.site.config import toml
 from peer.site.records.journal import Journal
 from peer.train.data.datalist import inspect_datalist
 from peer.train.metrics import classification
@@ -238,6 +240,16 @@ def test_a_simulation_needs_two_files_a_site_and_keeps_no_outputs_unasked(prepar
     metrics, outputs = evaluate(asia.trainer, asia.trainer.data.test, keep_outputs=False)
     assert metrics["samples"] == 4
     assert outputs == []
+
+
+def test_a_secure_sum_is_refused(prepared: Prepare) -> None:
+    (run,) = prepared("out", "[methods.feddal]\n")
+    path = run.folder / "federation.toml"
+    path.write_text(toml.text({**tomllib.loads(path.read_text()), "aggregate": {"secure": True}}))
+    with pytest.raises(
+        ConfigError, match=r"federation.toml: aggregate.secure: a simulation adds nothing up under masks"
+    ):
+        Simulation(run.folder, round_key=bytes(32))
 
 
 def test_what_comes_again_after_a_kill_is_counted_once(prepared, monkeypatch: pytest.MonkeyPatch) -> None:

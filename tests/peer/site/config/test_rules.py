@@ -47,3 +47,20 @@ def test_remote_evaluation_needs_the_federation_s_wish_and_the_site_s_policy(
     global_test: bool, egress: EgressConfig | None, denied: str | None
 ) -> None:
     assert rules_of(global_test, egress=egress).evaluation_denied == denied
+
+
+def test_the_rules_of_a_secure_sum_are_what_the_federation_says() -> None:
+    assert (rules_of().secure, rules_of().sums_in(1)) == (False, False)
+    text = draft(
+        "trial",
+        method="fedavg",
+        shared_model={"name": "resnet10"},
+        weighting="samples",
+        aggregate={"secure": True, "colluders_max": 2, "clip": 3.0},
+        site=[{"name": name} for name in ("africa", "asia", "europe", "oslo")],
+    )
+    rules = make_rules(FederationConfig.parse(text, "federation.toml"), SiteName("asia"), KEY)
+    assert (rules.secure, rules.colluders, rules.sum_clip, rules.weighted) == (True, 2, 3.0, True)
+    ring = rules.ring(1)
+    assert rules.sums_in(1)
+    assert (ring.bits, ring.members, ring.clip, ring.weighted) == (64, 4, 3.0, True)

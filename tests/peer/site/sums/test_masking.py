@@ -13,7 +13,7 @@ import pytest
 from fakes import reference_sum
 from peer.core.ring import FRACTION_BITS_MAX, Ring, holds, largest_fraction_bits
 from peer.site.sums import masking
-from peer.site.sums.masking import add_stream, decode, encode, mask, quantise, unmask
+from peer.site.sums.masking import Masks, decode, encode, mask, quantise, unmask
 
 VECTORS = json.loads(reference_sum.PATH.read_text("utf-8"))["sums"]
 # RFC 8439, A.1: the first and the second block of the stream of a zero key; the second block of the key 0...01.
@@ -32,20 +32,22 @@ SECOND_BLOCK = (
 @pytest.mark.parametrize("bits", [32, 64])
 def test_the_mask_is_the_stream_of_rfc_8439(bits: int) -> None:
     words = np.zeros(1024 // bits, masking.WORD_TYPES[bits])
-    add_stream(words, bytes(32), 1)
+    Masks([(bytes(32), 1)]).add_to(words)
     assert words.tobytes().hex() == STREAM
-    add_stream(words, bytes(32), -1)
+    Masks([(bytes(32), -1)]).add_to(words)
     assert not words.any()
-    add_stream(words, bytes(31) + b"\1", 1)
+    Masks([(bytes(31) + b"\1", 1)]).add_to(words)
     assert words.tobytes()[64:].hex() == SECOND_BLOCK
 
 
-def test_a_long_stream_goes_on_from_chunk_to_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_stream_goes_on_from_chunk_to_chunk_and_from_call_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = np.zeros(100, "<u4")
-    add_stream(whole, bytes(range(32)), 1)
+    Masks([(bytes(range(32)), 1)]).add_to(whole)
     monkeypatch.setattr(masking, "CHUNK_BYTES", 64)
     chunks = np.zeros(100, "<u4")
-    add_stream(chunks, bytes(range(32)), 1)
+    masks = Masks([(bytes(range(32)), 1)])
+    masks.add_to(chunks[:33])
+    masks.add_to(chunks[33:])
     assert np.array_equal(whole, chunks)
     assert whole.tobytes() == reference_sum.chacha20(bytes(range(32)), 400)
 
