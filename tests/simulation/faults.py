@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peer.core import events
+from peer.core.secure_sum import members_min
 from simulation.network import Link
 from simulation.sites import NAMES, Shape, Site
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 FAULTS_MAX = 6
 VISITS_SHARE = 0.11
 STALENESS_SHARE = 0.4
+SUMS_SHARE = 0.4
 STORAGE_SHARE = 0.25
 FAULTS_END_S = 30.0
 """After this time nothing new goes wrong, and what can be mended is mended."""
@@ -85,6 +87,16 @@ def with_staleness(rng: random.Random, shape: Shape) -> Shape:
     """The shape, or now and then the same with artifacts of the round before, where its method can use these."""
     can = shape.method == "dflmoe" or (shape.method == "fedskd" and not shape.parameters)
     return dataclasses.replace(shape, staleness=1) if can and rng.random() < STALENESS_SHARE else shape
+
+
+def with_sums(rng: random.Random, shape: Shape, liars: int) -> Shape:
+    """The shape, or now and then the same with secure sums, where its method averages and enough sites are honest."""
+    colluders = max(1, liars)
+    lends = "global_test" in shape.top
+    enough = len(shape.names) >= members_min(len(shape.names), colluders)
+    if shape.method != "fedavg" or lends or not enough or rng.random() > SUMS_SHARE:
+        return shape
+    return dataclasses.replace(shape, colluders=colluders)
 
 
 def draw_liars(rng: random.Random, shape: Shape) -> tuple[str, ...]:

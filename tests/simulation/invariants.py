@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from cryptography import x509
 from google.protobuf.message import DecodeError
 
-from peer.core import commands, exchange
+from peer.core import commands, events, exchange
 from peer.core.messages import Manifest, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.core.site_memory import Row
@@ -27,10 +28,13 @@ from peer.net.transport.transfer import UNSYNCED_SUFFIX
 from peer.pb import peer_pb2 as pb
 from peer.site.identity import certificates
 from peer.site.records.ledger import Ledger
+from peer.site.sums.masking import quantise
 from simulation.audit import Audit
 from simulation.loop import START_S
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from simulation.sites import Site
 
 
@@ -121,6 +125,9 @@ class Referee:
     greeted_s: dict[frozenset[str], float] = field(default_factory=dict)
     answered_s: dict[tuple[str, str], float] = field(default_factory=dict)
     visits: int = 0
+    numbers: dict[str, bytes] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
+    sums: int = 0
 
     def fail(self, reason: str) -> None:
         if not self.violation:
@@ -160,6 +167,8 @@ class Referee:
         def handle_and_check(event: Any, *, now_s: float) -> list[commands.Command]:
             out = handle(event, now_s=now_s)
             self.trace(f"{site.name} {type(event).__name__} -> {daemon.machine.phase} {daemon.machine.number}")
+            if isinstance(event, events.ArtifactMasked):
+                self.masked(site, event)
             try:
                 audit.check(daemon.machine, out, now_s)
             except AssertionError as error:
@@ -359,8 +368,29 @@ class Referee:
                 self.require(name in self.refused, f"nobody names {name}, who lied to {dict(site.liar.blatant)}")
 
     # --- the worker ---
-    def made(self, site: str, round: int, owner: str) -> None:
+    def made(self, site: str, round: int, owner: str, sha256: str, numbers: bytes) -> None:
         self.trace(f"{site} made {owner} {round}")
+        self.numbers[sha256] = numbers
+
+    def masked(self, site: Site, event: events.ArtifactMasked) -> None:
+        """Remember what a masked artifact hides."""
+        current = site.daemon.machine.memory.open if site.daemon is not None else None
+        if current is not None and current.artifact is not None:
+            self.inputs[event.artifact.sha256] = current.artifact.sha256
+
+    def added_up(self, site: str, order: Mapping[str, Any], own: str, total: NDArray[np.float64]) -> None:
+        """A total is the sum of what its contributors have masked, to the bit; liars mask anything."""
+        if self.guilty & {site, *(source["origin"] for source in order["sources"])}:
+            return
+        self.sums += 1
+        plain = [own, *(self.inputs[source["artifact"]["sha256"]] for source in order["sources"])]
+        values = [np.frombuffer(self.numbers[sha256], "<f4") for sha256 in plain]
+        daemon = self.sites[site].daemon
+        if daemon is None:
+            return
+        ring = daemon.machine.rules.ring(order["round"])
+        units = sum(quantise(ring, each)[0] for each in values)
+        self.require(np.array_equal(total, units / ring.scale), f"{site} has another sum than that of {plain}")
 
     def used(self, site: str, order: Mapping[str, Any], source: Mapping[str, Any]) -> None:
         """A source must be what its origin signed for that round, and of the round that is due."""
@@ -425,6 +455,8 @@ class Referee:
             first = self.first.setdefault(key, artifact.sha256)
         right = sender in self.guilty or first in ("", artifact.sha256)
         self.require(right, f"{sender} signed two artifacts for round {manifest.round}")
+        bare = self.sites[sender].shape.colluders and artifact.sha256 in self.numbers
+        self.require(sender in self.guilty or not bare, f"{sender} offers {receiver} an artifact without masks")
         name = (sender, manifest.round, artifact.owner)
         self.signed.setdefault(artifact.sha256, {})[name] = manifest.generation
 

@@ -40,6 +40,7 @@ from simulation.faults import (
     draw_storage_faults,
     resume,
     with_staleness,
+    with_sums,
     with_visits,
 )
 from simulation.invariants import Referee
@@ -116,6 +117,7 @@ class Simulation:
         shape = with_staleness(self.stream("staleness"), shape)
         faults = draw_faults(rng, shape)
         liars = {name: draw_habits(self.stream(f"habits of {name}")) for name in draw_liars(rng, shape)}
+        shape = with_sums(self.stream("masking"), shape, len(liars))
         shape, acts = with_amendments(self.stream("epochs"), shape)
         shape, acts = with_rekeys(self.stream("rekeys"), shape, acts)
         shape, relay_faults = with_relays(self.stream("relays"), shape)

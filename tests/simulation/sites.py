@@ -174,6 +174,7 @@ class Shape:
         relays: the sites that nobody can dial, each with the relays at which it parks.
         relaying: the member that is the relay, where one is; others reach it through its relay, too.
         stay: the sites serve after the last round, until every site has reached every other.
+        colluders: how many members of a secure sum may lie together; 0: the sites send what they average.
     """
 
     names: tuple[str, ...]
@@ -189,6 +190,7 @@ class Shape:
     relays: tuple[tuple[str, tuple[str, ...]], ...] = ()
     relaying: str = ""
     stay: bool = False
+    colluders: int = 0
 
     @functools.cached_property
     def relayed(self) -> dict[str, tuple[str, ...]]:
@@ -231,6 +233,8 @@ class Shape:
             top=f'{self.top}\nca_certificate = """{enrolled()[0]}"""{governance}',
         )
         shared = SHARED if self.method == "fedavg" else ""
+        if self.colluders:
+            shared += f"[aggregate]\nsecure = true\ncolluders_max = {self.colluders}\n"
         roster = [{"name": name, "address": self.routes(name)[0]} for name in self.names]
         if self.governance is not None:
             roster = [entry | {"key": pinned(entry["name"])} for entry in roster]

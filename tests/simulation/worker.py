@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from peer import files
 from peer.core import limits
 from peer.methods.registry import PLANS
@@ -203,6 +205,7 @@ class Hands:
     def __init__(self, setting: Mapping[str, Any], pace: Pace, rng: random.Random, watcher: Referee) -> None:
         self._site, self._home = setting["site_name"], Path(setting["home"])
         self._plan = PLANS[setting["federation"]["method"]["name"]]
+        self._sums = setting["federation"]["aggregate"]["secure"]
         self._pace, self._rng, self._watcher = pace, rng, watcher
 
     def initialise(self, order: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -236,11 +239,28 @@ class Hands:
         if self._plan.pattern == "visit":
             return self._merge(order, base["history"], digests)
         own = [base["given"]["sha256"]] if base["given"] else []  # who joins has nothing to average in its first round
+        if order["total"] is not None:
+            digests = [self._read_total(order, own)]
+            own = []
         mean = hashlib.sha256("".join(sorted([*own, *digests])).encode()).hexdigest()
         state = f"round-{round:06}-mean"
         self._save(state, [*base["history"], [round, "mean", digests]], base["given"])
         names = sorted({self._site, *(source["origin"] for source in order["sources"])})
         return "Aggregated", {"state": state, "sha256": mean, "contributors": names}
+
+    def _read_total(self, order: Mapping[str, Any], own: list[str]) -> str:
+        """Use the sum of the contributors' artifacts: its file must be whole, and be their sum."""
+        digest: str = order["total"]["sha256"]
+        path = files.artifact_path(self._home / "artifacts", digest)
+        if not path.exists() and self._watcher.may_vanish(self._site, digest):
+            raise Unusable({"origin": self._site, "artifact": order["total"]}, lost=True)
+        content = path.read_bytes()
+        assert hashlib.sha256(content).hexdigest() == digest, f"{self._site}: the file of a total is not whole: {path}"
+        (length,) = struct.unpack_from("<Q", content)
+        places, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+        first, last = places["w"]["data_offsets"]
+        self._watcher.added_up(self._site, order, own[0], np.frombuffer(data[first:last]))
+        return digest
 
     def _merge(self, order: Mapping[str, Any], history: list[Any], digests: list[str]) -> tuple[str, dict[str, Any]]:
         """Average the own model with the copies that came home."""
@@ -272,10 +292,13 @@ class Hands:
     def _artifact(self, round: int, *, owner: str = "", steps: int = 0, kind: str = "") -> dict[str, Any]:
         """A fresh model, written durably."""
         numbers = self._pace.numbers
-        content = artifact_file(self._rng.randbytes(4 * numbers))
+        drawn = self._rng.randbytes(4 * numbers)
+        if self._sums:  # any bytes may be no number, which no sum has a place for
+            drawn = (np.frombuffer(drawn, "<i4") / 2**25).astype("<f4").tobytes()
+        content = artifact_file(drawn)
         digest = hashlib.sha256(content).hexdigest()
         files.write_file(files.artifact_path(self._home / "artifacts", digest), content)
-        self._watcher.made(self._site, round, owner or self._site)
+        self._watcher.made(self._site, round, owner or self._site, digest, drawn)
         own = {
             "kind": kind or self._plan.artifact or "model",
             "owner": owner or self._site,

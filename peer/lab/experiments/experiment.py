@@ -423,6 +423,8 @@ class Experiment(StrictTable):
         }
         if method.aggregate != "mean":
             document["aggregate"] = {"rule": method.aggregate}
+        if method.secure:
+            document["aggregate"] = {**document.get("aggregate", {}), "secure": True}
         if stages := self.stages(label):
             document["stages"] = stages
         if self.plan(label).pattern != "visit":  # visits are always along a ring

@@ -181,6 +181,8 @@ class MethodSettings(StrictTable):
     """Samples in its batches with paper = true alone, where its paper has other ones than [training]."""
     aggregate: AggregateRule = "mean"
     """The rule of its averages, as in federation.toml; those without weights ignore `weighting`."""
+    secure: bool = False
+    """Whether its sites add up under masks, so that none sees another's artifact: [aggregate] secure."""
     staleness: Literal[0, 1] = 0
     """By how many rounds the artifacts that it uses are older than its method needs, as in federation.toml."""
     shared_model: NamedParameters | None = None

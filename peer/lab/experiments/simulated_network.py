@@ -27,6 +27,7 @@ from peer.core.phases import Phase
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
 from peer.lab.experiments.simulated_epochs import SimulatedEpochs
+from peer.lab.experiments.simulated_sums import ORDERS, SimulatedSums
 from peer.site.records.journal import Journal
 
 WORK_S = 1.0
@@ -111,8 +112,14 @@ class SimulatedNetwork:
         self._counter = itertools.count()
         self._heard, self._greeted = HeardPeers(), set(sites)
         self._announced = False
+        self._sums = SimulatedSums(
+            sites,
+            forge,
+            lambda round, sender, receiver: not self._link_down(round, sender, receiver),
+            lambda name, event: self._schedule(ANSWER_S, self._handle, name, event),
+        )
         for site in sites.values():
-            site.machine = SiteMachine(site.rules, site.memory, heard=self._heard, greeted=self._greeted)
+            site.machine = self._machine(site)
 
     def run(self) -> None:
         """Run every site from the state of its rows to its end."""
@@ -142,8 +149,13 @@ class SimulatedNetwork:
                 self._schedule(0.0, self._handle, name, events.EpochsLearned(known))
             else:
                 site.rules = site.rules.amended(known)
-                site.machine = SiteMachine(site.rules, site.memory, heard=self._heard, greeted=self._greeted)
+                site.machine = self._machine(site)
         self._start([name for name, site in self.sites.items() if not site.started and name in known.names])
+
+    def _machine(self, site: SimulatedSite) -> SiteMachine:
+        """Build a site's machine; the secrets of its sums never get lost here."""
+        rounds = frozenset(range(1, site.rules.rounds + 1))
+        return SiteMachine(site.rules, site.memory, heard=self._heard, greeted=self._greeted, sum_rounds=rounds)
 
     def _advance_clock(self) -> None:
         """Carry out all actions of the next instant, then wake the sites that wait for peers."""
@@ -195,8 +207,11 @@ class SimulatedNetwork:
             case commands.Exit():
                 self._publish_heartbeat(name, site)
                 self._announced, site.exit = True, command
+                self._sums.show(name)
             case commands.Halt(generation, attempt):
                 self._schedule(0.0, self._handle, name, events.Halted(generation, attempt))
+            case _ if isinstance(command, ORDERS):
+                self._sums.carry_out(name, command)
             case commands.Publish():
                 pass  # peers read the artifact from this site's memory; within one process no signature is needed
             case _:
@@ -238,7 +253,8 @@ class SimulatedNetwork:
             return
         round, artifact = answer
         assert origin is not None
-        artifact = self._forge(command.origin, artifact)
+        if artifact.commitments is None:  # of a masked one, the forger has masked what it forged
+            artifact = self._forge(command.origin, artifact)
         self._copy_artifact(origin, site, artifact.sha256)
         row = rows.ReceivedRow(
             command.round,

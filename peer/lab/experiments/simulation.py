@@ -20,7 +20,7 @@ from peer.core.machine import SiteMachine
 from peer.core.phases import Phase
 from peer.core.roster import RoundKey, SiteName
 from peer.core.seeds import derive
-from peer.errors import ConfigError, DataError, ModelError, PeerError, WorkerFailed
+from peer.errors import DataError, ModelError, PeerError, WorkerFailed
 from peer.lab.experiments.insider import Insider
 from peer.lab.experiments.simulated_epochs import Change, SimulatedEpochs
 from peer.lab.experiments.simulated_network import LinkDown, SimulatedNetwork, restore_site
@@ -80,7 +80,7 @@ class Simulation:
             size, the simulation trains the first and shares its result.
 
     Raises:
-        ConfigError: a file is wrong, or demands a secure sum, which a simulation does not carry out.
+        ConfigError: a file is wrong.
     """
 
     def __init__(
@@ -95,9 +95,6 @@ class Simulation:
     ) -> None:
         self.folder = folder
         self.federation = FederationConfig.load(folder / "federation.toml")
-        if self.federation.aggregate.secure:
-            reason = "aggregate.secure: a simulation adds nothing up under masks"
-            raise ConfigError(f"{self.federation.where}: {reason}", "leave it out: all sites are in one process here")
         names = sorted({*self.federation.roster, *(name for change in epochs for name in change["add"])})
         self.sites = {SiteName(name): SiteConfig.load(folder / "sites" / name / "site.toml") for name in names}
         self._changes = epochs

@@ -3,20 +3,20 @@
 import contextlib
 import fcntl
 import json
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
+import torch
 
 from peer.core import commands
 from peer.core.limits import CHECKPOINTS_KEPT
 from peer.core.metrics import validation_loss
 from peer.core.roster import SiteName
 from peer.core.site_memory import recover, used_sources
-from peer.errors import ConfigError, DataError, LockedError, ModelError
+from peer.errors import DataError, LockedError, ModelError
 from peer.lab.experiments import simulation
 from peer.lab.experiments.collect import evaluate, execute
 from peer.lab.experiments.experiment import Experiment
@@ -24,11 +24,11 @@ from peer.lab.experiments.experiment_tables import Act
 from peer.lab.experiments.pool import gather
 from peer.lab.experiments.runs import Run, build_runs
 from peer.lab.experiments.simulation import Simulation
-from peer.site.config import toml
 from peer.site.records.journal import Journal
 from peer.train.data.datalist import inspect_datalist
 from peer.train.metrics import classification
 from peer.train.public_set import digest_images
+from peer.train.tensors import State, pack, state_of
 from peer.train.trainer import Trainer
 
 pytestmark = pytest.mark.e2e
@@ -242,14 +242,20 @@ def test_a_simulation_needs_two_files_a_site_and_keeps_no_outputs_unasked(prepar
     assert outputs == []
 
 
-def test_a_secure_sum_is_refused(prepared: Prepare) -> None:
-    (run,) = prepared("out", "[methods.feddal]\n")
-    path = run.folder / "federation.toml"
-    path.write_text(toml.text({**tomllib.loads(path.read_text()), "aggregate": {"secure": True}}))
-    with pytest.raises(
-        ConfigError, match=r"federation.toml: aggregate.secure: a simulation adds nothing up under masks"
-    ):
-        Simulation(run.folder, round_key=bytes(32))
+def test_a_secure_sum_has_the_mean_without_masks_to_its_rounding(prepared: Prepare) -> None:
+    (bare,) = prepared("bare", "[methods.feddal]\n")
+    (masked,) = prepared("masked", "[methods.feddal]\nsecure = true\n")
+    means: list[dict[str, State]] = []
+    for run in (bare, masked):
+        members = Simulation(run.folder, round_key=bytes(32)).run()
+        means.append({})
+        for name, member in members.items():
+            member.load_final_state()
+            means[-1][name] = state_of(member.trainer.site_networks.artifact_network)
+    for name in SITES:
+        for key, value in means[0][name].items():
+            assert torch.allclose(means[1][name][key].double(), value.double(), atol=1e-3), (name, key)
+    assert len({pack(state) for state in means[1].values()}) == 1, "all sites have one mean"
 
 
 def test_what_comes_again_after_a_kill_is_counted_once(prepared, monkeypatch: pytest.MonkeyPatch) -> None:
