@@ -17,6 +17,7 @@ from peer.cohorts import FOLDER as COHORTS
 from peer.errors import StateError
 from peer.files import STRAY_FOLDER
 from peer.site.config.site_folder import SiteFolder
+from peer.site.sums import secret_files
 
 WRITE_BY_OTHERS = 0o022
 ANY_BY_OTHERS = 0o077
@@ -60,6 +61,7 @@ def _state(folder: SiteFolder) -> Iterator[tuple[Path, int]]:
             *(home / name for name in ("journal.db", "artifacts", "checkpoints", COHORTS, STRAY_FOLDER)),
         ):
             yield path, WRITE_BY_OTHERS
+        yield home / secret_files.FOLDER, ANY_BY_OTHERS
 
 
 def _status(path: Path, *, follow: bool) -> os.stat_result | None:

@@ -19,6 +19,7 @@ from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder
 from peer.site.records.history import CommittedRound, History, Transfer
 from peer.site.records.journal import JOURNAL, Journal
+from peer.site.records.ledger import OPENING
 
 MAKING = ("initialised", "trained", "aggregated", "evaluated", "adopted")
 """Kinds of rows with artifacts that the site itself made."""
@@ -147,7 +148,7 @@ def _sent(transfers: Sequence[Transfer], records: Sequence[GenerationRecord]) ->
     for transfer in transfers:
         exported = transfer.purpose == EXPORT
         holds = transfer.time_s >= since_s if exported else transfer.sha256 not in clean
-        if transfer.kind == METRICS or not holds or not transfer.bytes:
+        if transfer.kind in (METRICS, OPENING) or not holds or not transfer.bytes:
             continue
         receiver = EXPORT if exported else transfer.peer
         copy = copies.setdefault(

@@ -113,6 +113,8 @@ AMENDMENTS_MAX = 10_000  # of one federation: one a day for 27 years
 AMENDMENTS_MESSAGE_BYTES_MAX = 1 << 20  # of one answer; the asking site asks again until it has the chain tip
 NOTICE_BYTES_MAX = 512  # a digest, a name and a time
 ISSUED_MAX = 253_402_214_399  # Unix time: the end of 30 December 9999; a date in every time zone, so people can read it
+SUM_MEMBERS_MAX = 64  # of a secure sum: each masks for every other, and a set has them all
+SUM_STATEMENTS_BYTES_MAX = 16 << 10  # two sets and an opening of so many members take 14 KB
 FORKS_KEPT_MAX = 16  # proofs that two amendments of one number were signed; one accuses enough
 
 CHECKPOINT_S = 300.0

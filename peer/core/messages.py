@@ -128,7 +128,8 @@ class AmendmentsReply:
 COMPARES_MANIFESTS = "compares-manifests"
 PROVES_ROUNDS = "proves-rounds"
 AMENDMENTS = "amendments"
-FEATURES = (COMPARES_MANIFESTS, PROVES_ROUNDS, AMENDMENTS)
+SECURE_SUMS = "secure-sums"
+FEATURES = (COMPARES_MANIFESTS, PROVES_ROUNDS, AMENDMENTS, SECURE_SUMS)
 """What this program understands beside the protocol's first version."""
 
 NO_TAG = Sha256("0" * 64)

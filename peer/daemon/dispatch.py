@@ -13,7 +13,6 @@ import datetime
 import functools
 import logging
 import os
-import ssl
 import time
 from collections.abc import Callable, Container, Coroutine, Sequence
 from typing import Any
@@ -40,16 +39,17 @@ from peer.daemon.evidence import EquivocationWatch
 from peer.daemon.fetcher import ArtifactFetcher
 from peer.daemon.heartbeat import Heartbeats
 from peer.daemon.hold_status import why_held
+from peer.daemon.member_relay import make_relay, start_relay
 from peer.daemon.notice_spread import NoticeWait
 from peer.daemon.row_log import log_row
 from peer.daemon.service import PeerService, common_protocol
+from peer.daemon.sum_service import SumService
+from peer.daemon.sums import SumCommand, SumTasks
 from peer.daemon.worker_process import WORKER, EvaluationProcess, WorkerProcess
 from peer.files import STRAY_FOLDER
 from peer.net.relay.parking import Parkings
-from peer.net.relay.server import PARKED_PER_SITE_MAX, RelayServer
 from peer.net.transport import handshake, tls
 from peer.net.transport.client import ExchangeClient
-from peer.net.transport.descriptors import relay_connections
 from peer.net.transport.rates import loop_time
 from peer.net.transport.server import ExchangeServer
 from peer.net.transport.transfer import STREAMS_AT_ONCE
@@ -64,6 +64,7 @@ from peer.site.records.history import RECENT_ROUNDS, CommittedRound, RecentRound
 from peer.site.records.journal import Journal
 from peer.site.records.ledger import Ledger
 from peer.site.records.trained_people import datalist_change
+from peer.site.sums import secret_files
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class Daemon:
         spares = STREAMS_AT_ONCE if rules.plan.pattern == "all_to_all" else 1
         self.store = ArtifactStore(self.artifacts, needed=self._needed_digests, fail=self._fail, spares=spares)
         recover = functools.partial(site_memory.recover, present=self.store.verify(), generation=generation)
+        self.sum_secrets = self._sum_secrets(rules)
         self.machine = SiteMachine(rules, self.journal.fold(recover, site_memory.REMEMBERED), chance=chance)
         self.started_s, self.served, self.changed, self.ended = time.time(), "", asyncio.Event(), False
         self._recent = RecentRounds(recent_rounds(self.journal, last=RECENT_ROUNDS))
@@ -122,7 +124,7 @@ class Daemon:
         self._exit: commands.Exit | None = None
         self._fatal: errors.PeerError | None = None
         self._stopped = False
-        callers, self._callers = CurrentSites(lambda: self.chain.callers), dict(self.chain.callers)
+        self._callers = dict(self.chain.callers)
         pins = CurrentSites(lambda: self.chain.pins)
         ca_certificate, later = federation.ca_certificate or "", self.chain.later_authorities
         is_new = own.name not in federation.roster
@@ -134,29 +136,15 @@ class Daemon:
         self.client = self._client(rules, refused)
         self.amendments = AmendmentFetcher(self.chain, client=self.client, report=self.report, fail=self._fail)
         self.evidence = self._equivocation_watch(refused)
-        compare, reports = self.evidence.answer, self.service.report if federation.global_test else None
-        self.server = ExchangeServer(
-            self.service,
-            pki=pki,
-            roster=callers,
-            refused=refused,
-            reports=reports,
-            compare=compare,
-            chain=self.service.amendments,
-            expelled=CurrentSites(lambda: self.chain.expelled),
-            had_key=self.chain.had_key,
-            clock=loop_time,
-            connections_max=site.limits.connections_max,
-            silence_s=federation.pace.silence_s,
-        )
+        self.server = self._server(refused)
         relays = [split_relay(relay) for relay in site.connect.relays]
         self.parkings = Parkings(
             relays, pki=pki, listen=site.listen, proxy_for=proxy_for, on_caller=self.server.note_relayed
         )
-        self.relay = None if site.connect.relay_listen is None else self._relay(refused)
+        self.relay = make_relay(site, pki=pki, chain=self.chain, server=self.server, refused=refused)
         self.heartbeats = self._heartbeats()
         self.notice_wait = NoticeWait(self.service.notices, self.heartbeats.peers, linger_s=rules.pace.linger_s)
-        self.fetcher = self._fetcher()
+        self.fetcher, self.sums = self._fetcher(), self._sum_tasks()
         self._follow_roster()
         self._setting = setting = worker_setting(federation, site, own.name, home=self.home, folder=folder.path)
         log_path, hang_s = folder.logs / "worker.log", site.training.hang_s
@@ -183,6 +171,23 @@ class Daemon:
             refused=refused,
         )
 
+    def _server(self, refused: Container[str]) -> ExchangeServer:
+        return ExchangeServer(
+            self.service,
+            pki=self._pki,
+            roster=CurrentSites(lambda: self.chain.callers),
+            refused=refused,
+            reports=self.service.report if self.federation.global_test else None,
+            compare=self.evidence.answer,
+            chain=self.service.amendments,
+            sums=self._sum_service().sum if self.machine.rules.secure else None,
+            expelled=CurrentSites(lambda: self.chain.expelled),
+            had_key=self.chain.had_key,
+            clock=loop_time,
+            connections_max=self.site.limits.connections_max,
+            silence_s=self.federation.pace.silence_s,
+        )
+
     def _client(self, rules: Rules, refused: Container[str]) -> ExchangeClient:
         many = len(rules.others)
         return ExchangeClient(
@@ -197,39 +202,6 @@ class Daemon:
             evaluations=many,
         )
 
-    def _relay(self, refused: Container[str]) -> RelayServer:
-        """Build this site's relay for the other sites, within the open files that its own server leaves."""
-        connections = relay_connections(self.site.limits.connections_max, sites=len(self.chain.callers))
-        if connections < PARKED_PER_SITE_MAX:
-            raise errors.ConfigError(
-                "[connect] relay_listen: this process may open too few files to be a relay, too",
-                "raise the limit of open files (LimitNOFILE, ulimit -n), or leave relay_listen out",
-            )
-        return RelayServer(
-            self.own.name,
-            lambda: self._pki.stream_context(ssl.PROTOCOL_TLS_SERVER),
-            CurrentSites(lambda: {name: key for name, key in self.chain.callers.items() if name != self.own.name}),
-            refused=refused,
-            pins=CurrentSites(lambda: self.chain.pins),
-            on_caller=self.server.note_relayed,
-            connections=connections,
-        )
-
-    async def _start_relay(self, port: int) -> None:
-        """Listen as a relay, after the own server; raise ``PortInUse`` if the address cannot be bound."""
-        address = self.site.connect.relay_listen
-        if self.relay is None or address is None:
-            return
-        host, _ = split_address(self.site.listen)
-        self.relay.own = ({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
-        try:
-            await self.relay.start(*split_address(address))
-        except OSError as error:
-            raise errors.PortInUse(
-                f"[connect] relay_listen: cannot listen on {address}: {error.strerror}", "free it, or name another"
-            ) from error
-        log.info("relaying for the other sites", extra={"address": address})
-
     def _fetcher(self) -> ArtifactFetcher:
         return ArtifactFetcher(
             machine=self.machine,
@@ -240,6 +212,32 @@ class Daemon:
             report=self.report,
             fail=self._fail,
             examine=self.evidence.examine,
+            on_epoch=self.heartbeats.nudge,
+        )
+
+    def _sum_secrets(self, rules: Rules) -> secret_files.SumSecretFiles:
+        secrets = secret_files.SumSecretFiles(self.home / secret_files.FOLDER)
+        if rules.secure:
+            secrets.prepare()
+        return secrets
+
+    def _sum_service(self) -> SumService:
+        return SumService(
+            service=self.service,
+            machine=self.machine,
+            ledger=self.ledger,
+            secrets=self.sum_secrets,
+            report=self.report,
+        )
+
+    def _sum_tasks(self) -> SumTasks:
+        return SumTasks(
+            machine=self.machine,
+            client=self.client,
+            store=self.store,
+            secrets=self.sum_secrets,
+            report=self.report,
+            fail=self._fail,
             on_epoch=self.heartbeats.nudge,
         )
 
@@ -366,7 +364,8 @@ class Daemon:
             await bind()
             port = await self.server.start(self.site.listen)
             self.served = f"{self.site.listen.rpartition(':')[0]}:{port}"
-            await self._start_relay(port)
+            if self.relay is not None:
+                await start_relay(self.relay, self.site, port=port)
             added = self.chain.is_added
             if not added:
                 await ready(port)
@@ -383,7 +382,7 @@ class Daemon:
                 self._wake_followers()
                 await self.notice_wait.stay(self._events, poll_s=self.federation.beat_s)
         finally:
-            closing = (self.parkings, self.heartbeats, self.fetcher, self.evidence, self.amendments)
+            closing = (self.parkings, self.heartbeats, self.fetcher, self.sums, self.evidence, self.amendments)
             await asyncio.gather(*(each.close() for each in closing), return_exceptions=True)
             self.served, self.ended = "", True
             self._wake_followers()
@@ -436,8 +435,8 @@ class Daemon:
         self._write_rows(ordered)
         for command in ordered:
             await self._carry_out(command)
-        if isinstance(event, events.ArtifactArrived):
-            self.store.release(event.artifact.sha256)
+        if isinstance(event, events.ArtifactArrived | events.ArtifactMasked | events.MaskedAdded):
+            self.store.release(event.artifact.sha256)  # held since it is on disk
         if isinstance(event, events.EpochsLearned):
             self.heartbeats.announce(away=True)
         if isinstance(event, events.PeerGreeted):
@@ -499,6 +498,8 @@ class Daemon:
                 self.evaluation_process.dismiss()
             case commands.SendReport():
                 self.fetcher.send_report(command)
+            case _ if isinstance(command, SumCommand):
+                self.sums.carry_out(command)
             case commands.WakeAt(at_s):
                 self._set_alarm(at_s)
             case commands.Exit():

@@ -21,7 +21,7 @@ from cryptography import x509
 
 from peer import __version__
 from peer.core import access, events, limits, rows
-from peer.core.artifacts import Artifact, EvaluationResult, Purpose
+from peer.core.artifacts import Artifact, EvaluationResult
 from peer.core.leak import ledger_facts
 from peer.core.machine import SiteMachine
 from peer.core.messages import (
@@ -39,6 +39,7 @@ from peer.core.roster import Sha256, SiteName, round_key_tag
 from peer.core.status_document import TransferInProgress
 from peer.daemon.artifact_store import ArtifactStore
 from peer.daemon.chain_keeper import ChainKeeper
+from peer.daemon.egress_policy import LEAKS, EgressPolicy
 from peer.daemon.notice_spread import NoticeSpread
 from peer.daemon.peer_account import PeerAccount
 from peer.daemon.proofs import ClaimProofs
@@ -59,7 +60,6 @@ log = logging.getLogger(__name__)
 
 Served = tuple[int, Sha256, bool]
 """Round, digest, and whether the artifact is for evaluation."""
-LEAKS = "its measured leak is not within the bound"  # for another site, without a figure
 DENIED_AGAIN_S = 60.0
 """A repeated denial is journalled at most once in this time."""
 DENIED_ROWS_MAX = 10
@@ -122,6 +122,7 @@ class PeerService:
         self._report, self._fail = report, fail
         self._clock = clock
         self._changed = asyncio.Event()
+        self.policy = EgressPolicy(federation=federation, site=site, machine=machine, ledger=ledger, chain=chain)
         self._signed: dict[Served, SignedManifest | None] = {}
         self._tag = round_key_tag(machine.rules.round_key, federation.digest)
         self._proofs = ClaimProofs(
@@ -159,7 +160,7 @@ class PeerService:
         served |= {(key, lent.artifact.sha256, True) for key, lent in memory.evaluation.lent.items() if lent.artifact}
         self._signed = {key: manifest for key, manifest in self._signed.items() if key in served}
         self._signed[(round, artifact.sha256, evaluation)] = signed
-        self._compare_with_policy(round, artifact, evaluation=evaluation)
+        self.policy.warn(round, artifact, evaluation=evaluation)
 
     def _sign(self, round: int, artifact: Artifact, evaluation: bool) -> SignedManifest:
         """Sign a published artifact's manifest, which states the ledger tip, and journal it."""
@@ -182,21 +183,9 @@ class PeerService:
         self._journal.write(rows.ManifestRow.from_body(round, {"artifact": artifact.sha256, **to_base64(signed)}))
         return signed
 
-    def _compare_with_policy(self, round: int, artifact: Artifact, *, evaluation: bool) -> None:
-        """Warn of an artifact, or of an amount, that the policy refuses, before receivers are denied."""
-        if self._site.egress.keeps(artifact):
-            log.warning(f"{artifact.kind} stays here: {LEAKS}", extra={"round": round, "owner": artifact.owner})
-        rules, limit = self._machine.rules, self._site.egress.bytes_per_round_max
-        everybody = evaluation or rules.pattern(round) == "all_to_all"
-        visited = rules.visits if artifact.kind != "return" else 0
-        receivers = len(rules.others) if everybody else max(1, visited)
-        needed = artifact.bytes * receivers
-        if artifact.kind == "return":  # beside the own model's visits
-            needed += self._ledger.bytes_in_round(self._machine.memory.generation, round)
-        if limit is not None and needed > limit:
-            facts = {"round": round, "bytes": needed, "bytes_per_round_max": limit}
-            remedy = "raise [egress] bytes_per_round_max in site.toml, or choose a smaller model"
-            log.warning("policy lets less leave than the method sends", extra={**facts, "remedy": remedy})
+    async def wait_for_change(self) -> None:
+        """Wait until the site's memory may have changed."""
+        await self._changed.wait()
 
     def wake_waiting_calls(self) -> None:
         """Let waiting calls check the site's memory again, which may have changed."""
@@ -336,8 +325,7 @@ class PeerService:
 
     async def beat(self, caller: SiteName, pulse: Heartbeat) -> Heartbeat:
         """Report the caller's heartbeat to the state machine, and answer with this site's own."""
-        self._accounts[caller].called_at_s = self._clock()
-        self._refuse_mismatch(caller)
+        self.note_call(caller)
         self._note_head(caller, pulse.head)
         leaver = self.hear(caller, pulse)
         self._accounts[caller].beat_at_s = self._clock()
@@ -351,7 +339,7 @@ class PeerService:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(wait_s, limits.MANIFEST_WAIT_S)):
                 while answer == Unavailable.NOT_YET:
-                    await self._changed.wait()
+                    await self.wait_for_change()
                     answer = self._answer(caller, request)
         if isinstance(answer, Unavailable):
             return answer
@@ -387,13 +375,14 @@ class PeerService:
         if not size:
             return Grant(self._store.hold(sha256), None)
         generation = self._machine.memory.generation
-        reason = self._egress_limit_reason(round, size) or self._repeated(
+        reason = self.policy.limit_reason(round, size) or self.policy.repeated(
             caller, request.purpose, round, artifact, size
         )
         if reason is not None:
             raise self._deny(caller, request, reason)
         transfer = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round, "bytes": size}
-        circumstances = self._circumstances(request.for_round, relayed=relayed)
+        is_masked = artifact.commitments is not None
+        circumstances = self.policy.circumstances(request.for_round, relayed=relayed, masked=is_masked)
         intent = self._ledger.intend(
             **transfer, generation=generation, sha256=sha256, **circumstances, **ledger_facts(artifact.leak)
         )
@@ -406,7 +395,7 @@ class PeerService:
         if grant.intent is None:
             return
         transfer = self.sending.pop(grant.intent)
-        self._settle(grant.intent, size, outcome)
+        self.settle(grant.intent, size, outcome)
         self._accounts[transfer["peer"]].sent_bytes += size
         log.info("artifact sent", extra={"intent": grant.intent, **transfer, "sent_bytes": size, "outcome": outcome})
 
@@ -421,8 +410,7 @@ class PeerService:
 
     async def report(self, caller: SiteName, report: EvaluationResult) -> None:
         """Take a peer's evaluation of a lent model; it is in the journal when this returns."""
-        self._accounts[caller].called_at_s = self._clock()
-        self._refuse_mismatch(caller)
+        self.note_call(caller)
         self._report(events.PeerHeard(caller))
         rules, memory = self._machine.rules, self._machine.memory
         reason = access.unasked(rules, memory, caller=caller, report=report)
@@ -433,25 +421,25 @@ class PeerService:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.REPORT_WAIT_S):
                 while (lent := memory.evaluation.lent.get(report.round)) is not None and caller not in lent.reports:
-                    await self._changed.wait()
+                    await self.wait_for_change()
                 return
         raise Refusal(Status.BUSY, "the report is not in the journal yet")
 
     def open_report(self, peer: SiteName, report: EvaluationResult, *, size: int) -> int:
         """Permit an evaluation to leave for the model's site; its intent is on disk when this returns."""
         rules = self._machine.rules
-        if rules.evaluation_denied is not None or not self._permits_receiver(peer):
-            raise Refusal(Status.DENIED, self._by_policy(peer, f"tells {peer} no metrics"))
-        if (over := self._egress_limit_reason(report.round, size)) is not None:
+        if rules.evaluation_denied is not None or not self.policy.permits_receiver(peer):
+            raise Refusal(Status.DENIED, self.policy.describe(peer, f"tells {peer} no metrics"))
+        if (over := self.policy.limit_reason(report.round, size)) is not None:
             raise Refusal(Status.DENIED, over)
         transfer = {"peer": peer, "purpose": "evaluate", "kind": "metrics", "round": report.round}
         artifact = {"generation": self._machine.memory.generation, "sha256": report.sha256 or "", "bytes": size}
-        return self._ledger.intend(**transfer, **artifact, **self._circumstances(report.round))
+        return self._ledger.intend(**transfer, **artifact, **self.policy.circumstances(report.round))
 
     def record_report_sent(self, intent: int, *, size: int, outcome: Outcome) -> None:
-        self._settle(intent, size, outcome)
+        self.settle(intent, size, outcome)
 
-    def _settle(self, intent: int, size: int, outcome: Outcome) -> None:
+    def settle(self, intent: int, size: int, outcome: Outcome) -> None:
         """Record a transfer's outcome; if the disk fails, end the daemon, and the next start settles the transfer."""
         try:
             self._ledger.settle(intent, bytes=size, outcome=outcome)
@@ -484,63 +472,12 @@ class PeerService:
             return False
         return True
 
-    def _egress_limit_reason(self, round: int, size: int) -> str | None:
-        """Return why ``size`` more bytes would exceed the round's egress limit, or None."""
-        limit = self._site.egress.bytes_per_round_max
-        if limit is None or self._ledger.bytes_in_round(self._machine.memory.generation, round) + size <= limit:
-            return None
-        return f"{self._machine.rules.site}'s policy lets at most {limit} bytes leave in a round"
-
-    def _repeated(self, caller: SiteName, purpose: Purpose, round: int, artifact: Artifact, size: int) -> str | None:
-        """Return why the caller may not receive ``size`` more bytes of an artifact, or None.
-
-        The first copies for all receivers have priority over a second copy for any.
-        """
-        sent = self._ledger.sent_in_round(self._machine.memory.generation, round)
-        of_artifact = sent.artifact(caller, purpose, artifact.sha256)
-        if of_artifact.complete >= limits.COPIES_PER_ARTIFACT_MAX:
-            return f"{caller} has had {of_artifact.complete} complete copies of this artifact"
-        if of_artifact.transfers >= limits.TRANSFERS_PER_ARTIFACT_MAX:
-            return f"{caller} has begun {of_artifact.transfers} transfers of this artifact"
-        limit = self._site.egress.bytes_per_round_max
-        if limit is None or sent.bytes_to[caller, purpose] + size <= artifact.bytes:
-            return None
-        missing = sum(
-            max(0, copy_bytes - sent.bytes_to[peer, copy_purpose])
-            for peer, copy_purpose, copy_bytes in access.first_copies(self._machine.rules, self._machine.memory, round)
-            if peer != caller and self._permits_receiver(peer)
-        )
-        if sent.bytes + size + missing <= limit:
-            return None
-        return f"{caller} has had this artifact, and the round's other bytes are for sites that have not"
-
-    def _circumstances(self, round: int, *, relayed: bool = False) -> dict[str, str]:
-        """Return the extra ledger fields of an intent: membership epoch and relay route."""
-        epoch = self._machine.rules.epoch(round).digest
-        return ({} if epoch is None else {"epoch": epoch}) | ({"route": "relay"} if relayed else {})
-
-    def _permits_receiver(self, peer: SiteName) -> bool:
-        """Return whether the operator permits artifacts to leave for a site; ``*`` covers the sites of the genesis."""
-        egress = self._site.egress
-        if peer in self._federation.roster or peer in egress.receivers:
-            return egress.permits_receiver(peer)
-        return egress.newcomers == "accept" or (self._chain is not None and peer in self._chain.accepted())
-
-    def _by_policy(self, peer: SiteName, says: str) -> str:
-        """Build the reason of a refusal by this site's policy, with the operator's remedy for a newcomer."""
-        is_new = peer not in self._federation.roster and peer not in self._site.egress.receivers
-        accept = f" before its operator runs `mhfl-peer federation accept {peer}`"
-        return (
-            f"{self._machine.rules.site}'s policy {says}{accept if is_new and not self._permits_receiver(peer) else ''}"
-        )
-
     def _answer(self, caller: SiteName, request: wire.ArtifactRequest) -> tuple[int, Artifact] | Unavailable:
         """Return the artifact that the caller may have, or why it is unavailable.
 
         Raises ``Refusal`` if policy or schedule deny it, unless the caller follows another epoch.
         """
-        self._accounts[caller].called_at_s = self._clock()
-        self._refuse_mismatch(caller)
+        self.note_call(caller)
         rules = self._machine.rules
         if request.epoch != access.epoch_digest(rules, caller=caller, for_round=request.for_round):
             return Unavailable.EPOCH
@@ -555,17 +492,14 @@ class PeerService:
             owner=request.owner,
             purpose=request.purpose,
         )
-        if not isinstance(answer, Unavailable) and self._site.egress.keeps(answer[1]):
-            raise self._deny(caller, request, self._by_policy(caller, f"keeps this {request.kind}: {LEAKS}"))
+        if not isinstance(answer, Unavailable) and self.policy.keeps(answer[1]):
+            raise self._deny(caller, request, self.policy.describe(caller, f"keeps this {request.kind}: {LEAKS}"))
         return answer
 
     def _admit(self, caller: SiteName, request: wire.ArtifactRequest) -> None:
         """Raise ``Refusal`` unless policy and schedule permit the request; it names the one that does not."""
-        egress, rules = self._site.egress, self._machine.rules
-        if request.kind not in egress.permitted_kinds(rules.plan) or not self._permits_receiver(caller):
-            raise self._deny(caller, request, self._by_policy(caller, f"sends no {request.kind} to {caller}"))
-        reason = access.denial(
-            rules,
+        reason = self.policy.denial(caller, request.kind) or access.denial(
+            self._machine.rules,
             caller=caller,
             kind=request.kind,
             for_round=request.for_round,
@@ -580,8 +514,9 @@ class PeerService:
         self._accounts[peer].mismatch = problem
         self.wake_waiting_calls()
 
-    def _refuse_mismatch(self, caller: SiteName) -> None:
-        """Raise ``Refusal`` if the caller's last greeting was of another federation."""
+    def note_call(self, caller: SiteName) -> None:
+        """Note a call; raise ``Refusal`` if the caller's last greeting was of another federation."""
+        self._accounts[caller].called_at_s = self._clock()
         if mismatch := self._accounts[caller].mismatch:
             raise Refusal(Status.MISMATCH, mismatch)
 

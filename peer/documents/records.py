@@ -67,7 +67,7 @@ class TransferRecord(TypedDict):
     direction: Annotated[Literal["in", "out"], "as seen from this site"]
     peer: Annotated[str, "the other site, or the receiver of an export"]
     purpose: Annotated[str, "`train`, `handback`, `return`, `evaluate` or `export`"]
-    kind: Annotated[str, "kind of artifact, or `metrics`"]
+    kind: Annotated[str, "kind of artifact, `metrics`, or `opening`: seeds that remove the site's masks from a sum"]
     round: Annotated[int, "its round"]
     sha256: Annotated[str, "digest of the artifact"]
     bytes: Annotated[int, "bytes that were sent; those that were intended where the outcome is `open` or `unknown`"]

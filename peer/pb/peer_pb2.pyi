@@ -502,6 +502,7 @@ class Manifest(_message.Message):
     EGRESS_HEAD_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
+    COMMITMENTS_FIELD_NUMBER: _builtins.int
     federation: _builtins.bytes
     generation: _builtins.int
     method: _builtins.str
@@ -528,6 +529,10 @@ class Manifest(_message.Message):
     def head(self) -> Global___Head:
         """the origin's newest amendment when it signed: evidence, no condition"""
 
+    @_builtins.property
+    def commitments(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiteDigest]:
+        """of a masked artifact, to the seeds of its masks; sorted by site"""
+
     def __init__(
         self,
         *,
@@ -549,10 +554,11 @@ class Manifest(_message.Message):
         egress_head: _builtins.bytes = ...,
         evaluation: _builtins.bool = ...,
         head: Global___Head | None = ...,
+        commitments: _abc.Iterable[Global___SiteDigest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_training_samples", b"_training_samples", "head", b"head", "training_samples", b"training_samples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_training_samples", b"_training_samples", "bytes", b"bytes", "egress_count", b"egress_count", "egress_head", b"egress_head", "evaluation", b"evaluation", "federation", b"federation", "generation", b"generation", "head", b"head", "kind", b"kind", "method", b"method", "origin", b"origin", "owner", b"owner", "reexport", b"reexport", "round", b"round", "sha256", b"sha256", "spec", b"spec", "steps", b"steps", "tensors", b"tensors", "training_samples", b"training_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_training_samples", b"_training_samples", "bytes", b"bytes", "commitments", b"commitments", "egress_count", b"egress_count", "egress_head", b"egress_head", "evaluation", b"evaluation", "federation", b"federation", "generation", b"generation", "head", b"head", "kind", b"kind", "method", b"method", "origin", b"origin", "owner", b"owner", "reexport", b"reexport", "round", b"round", "sha256", b"sha256", "spec", b"spec", "steps", b"steps", "tensors", b"tensors", "training_samples", b"training_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__training_samples: _TypeAlias = _typing.Literal["training_samples"]  # noqa: Y015
     _WhichOneofArgType__training_samples: _TypeAlias = _typing.Literal["_training_samples", b"_training_samples"]  # noqa: Y015
@@ -870,3 +876,192 @@ class Notice(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Notice: _TypeAlias = Notice  # noqa: Y015
+
+@_typing.final
+class SumRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.bytes
+    """digest of the epoch of the round; empty: the genesis"""
+    round: _builtins.int
+    stage: _builtins.str
+    known: _builtins.bytes
+    """SHA-256 of the statements that the caller has from the asked site; empty: none"""
+    wait_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.bytes = ...,
+        round: _builtins.int = ...,
+        stage: _builtins.str = ...,
+        known: _builtins.bytes = ...,
+        wait_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "known", b"known", "round", b"round", "stage", b"stage", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumRequest: _TypeAlias = SumRequest  # noqa: Y015
+
+@_typing.final
+class SumReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATEMENTS_FIELD_NUMBER: _builtins.int
+    UNAVAILABLE_FIELD_NUMBER: _builtins.int
+    statements: _builtins.bytes
+    """a serialized SumStatements; empty while there is none"""
+    unavailable: Global___Unavailable.ValueType
+    """only RETIRED and EPOCH"""
+    def __init__(
+        self,
+        *,
+        statements: _builtins.bytes = ...,
+        unavailable: Global___Unavailable.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reply", b"reply", "statements", b"statements", "unavailable", b"unavailable"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reply", b"reply", "statements", b"statements", "unavailable", b"unavailable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["statements", "unavailable"]  # noqa: Y015
+    _WhichOneofArgType_reply: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_reply) -> _WhichOneofReturnType_reply | None: ...
+
+Global___SumReply: _TypeAlias = SumReply  # noqa: Y015
+
+@_typing.final
+class SumStatements(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    SHOWN_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    OPENING_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    """KEYS"""
+    @_builtins.property
+    def shown(self) -> Global___Contributions:
+        """SET; absent: none yet"""
+
+    @_builtins.property
+    def commit(self) -> Global___Contributions:
+        """COMMIT"""
+
+    @_builtins.property
+    def opening(self) -> Global___SumOpening:
+        """OPEN"""
+
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        shown: Global___Contributions | None = ...,
+        commit: Global___Contributions | None = ...,
+        opening: Global___SumOpening | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "opening", b"opening", "shown", b"shown"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "key", b"key", "opening", b"opening", "shown", b"shown"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumStatements: _TypeAlias = SumStatements  # noqa: Y015
+
+@_typing.final
+class Contributions(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTRIBUTORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def contributors(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiteDigest]:
+        """by site, the digest of its statement; sorted by site"""
+
+    def __init__(
+        self,
+        *,
+        contributors: _abc.Iterable[Global___SiteDigest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Contributions: _TypeAlias = Contributions  # noqa: Y015
+
+@_typing.final
+class SiteDigest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    digest: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "site", b"site"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SiteDigest: _TypeAlias = SiteDigest  # noqa: Y015
+
+@_typing.final
+class SumOpening(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWN_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    own: _builtins.bytes
+    """the sender's own seed"""
+    @_builtins.property
+    def shared(self) -> _containers.RepeatedCompositeFieldContainer[Global___PairSeed]:
+        """those that it shares with members outside the set; sorted by site"""
+
+    def __init__(
+        self,
+        *,
+        own: _builtins.bytes = ...,
+        shared: _abc.Iterable[Global___PairSeed] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["own", b"own", "shared", b"shared"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumOpening: _TypeAlias = SumOpening  # noqa: Y015
+
+@_typing.final
+class PairSeed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    seed: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+        seed: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seed", b"seed", "site", b"site"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PairSeed: _TypeAlias = PairSeed  # noqa: Y015

@@ -102,6 +102,16 @@ FETCHES: Fields = (
     ("epoch", b"x"),
 )
 CHAINS: Fields = (("number", 10_001), ("number", (1 << 64) - 1))
+SUMS: Fields = (
+    ("stage", "commit of nobody"),
+    ("stage", ""),
+    ("round", 0),
+    ("round", 1 << 63),
+    ("epoch", b"x" * 31),
+    ("known", b"x" * 33),
+    ("wait_s", float("nan")),
+    ("wait_s", 1e9),
+)
 UNSIGNED = pb.SignedManifest(body=b"\x0a\x20" + WRONG, signature=WRONG, certificate_der=WRONG)
 COMPARISONS: Fields = (
     ("manifests", []),
@@ -165,6 +175,7 @@ def wrong_calls(member: Member, victim: str, round: int) -> Iterator[Call]:
     for name, change in REPORTS.items():
         yield Call(f"PutMetrics {name}", "PutMetrics", pb.Metrics(**{**REPORT, **change}).SerializeToString())
     yield from wrong("CompareManifests", COMPARISONS, pb.SignedManifests)
+    yield from wrong("GetSum", SUMS, lambda **claims: pb.SumRequest(**{"round": round, "stage": "train", **claims}))
     for proof in ([member.sign(b"")], [member.sign(b"\xff")] * 2):
         signed = pb.SignedManifests(manifests=proof).SerializeToString()
         yield Call(f"CompareManifests {len(proof)} signed", "CompareManifests", signed)

@@ -83,6 +83,7 @@ def requests(member: Member, victim: str, round: int, epoch: bytes) -> dict[str,
         "PutMetrics": pb.Metrics(generation=1, round=round, sha256=bytes(32), samples=30, values={"auc": 0.5}),
         "CompareManifests": pb.SignedManifests(manifests=[attacks.UNSIGNED]),
         "GetAmendments": pb.After(number=0),
+        "GetSum": pb.SumRequest(round=round, stage="train", epoch=epoch),
     }
     assert {*messages} == {*attacks.METHODS}
     return {method: message.SerializeToString() for method, message in messages.items()}
@@ -106,7 +107,7 @@ def test_a_newcomer_and_an_expelled_site_get_nothing_that_is_not_theirs(
     member = admit(federation, tmp_path)
     head = bytes.fromhex(federation.show("europe", "membership")["head"]["digest"])
     served = {"Hello": "OK", "Beat": "OK", "GetAmendments": "OK"}
-    denied = {"PutMetrics": "UNIMPLEMENTED", "CompareManifests": "INVALID_ARGUMENT"}
+    denied = {"PutMetrics": "UNIMPLEMENTED", "CompareManifests": "INVALID_ARGUMENT", "GetSum": "UNIMPLEMENTED"}
     for victim in HONEST:
         round = federation.show(victim, "status")["round"]
         for epoch in (b"", head):

@@ -26,6 +26,7 @@ from peer.core.messages import Heartbeat, Hello
 from peer.core.roster import Sha256, SiteName
 from peer.lab.demo.local_federation import free_ports
 from peer.net.transport.client import ExchangeClient, NotAdmitted, Offer
+from peer.net.transport.sum_statements import SumRequest
 from peer.net.transport.wire import ArtifactRequest
 from peer.site.config import toml
 from peer.site.config.site_folder import SiteFolder
@@ -138,6 +139,7 @@ class Visitor:
                 "FetchArtifact": lambda: client.fetch(offer, folder),
                 "PutMetrics": lambda: client.put_report(site, report),
                 "CompareManifests": lambda: client.compare_manifests(site, [offer.signed]),
+                "GetSum": lambda: client.get_sum(site, SumRequest(1, "train"), wait_s=0.0),
             }
             reasons = {}
             for name, call in calls.items():

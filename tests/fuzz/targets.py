@@ -24,7 +24,7 @@ from peer.core import worker_protocol
 from peer.core.roster import Sha256, SiteName
 from peer.core.rows import decode as decode_row
 from peer.errors import PeerError
-from peer.net.transport import wire
+from peer.net.transport import sum_statements, wire
 from peer.net.transport.bounds import WireError
 from peer.net.transport.discovery import announced
 from peer.net.transport.header import check_safetensors_header
@@ -79,6 +79,11 @@ def signed_manifest(content: bytes) -> None:
     if isinstance(signed, wire.SignedManifest):
         ca = certificates.read_authority(vector["ca_certificate"].encode())
         verify_manifest(signed, certificates.verify_certificate(signed.certificate_der, ca, vector["dialled"], None))
+
+
+def statements_round_trip(content: bytes) -> None:
+    accepted = sum_statements.decode_statements(content)
+    assert sum_statements.decode_statements(sum_statements.encode_statements(accepted)) == accepted
 
 
 @functools.cache
@@ -172,6 +177,13 @@ PULSE = pb.Pulse(
     generation=1, round=3, phase="train", progress=0.5, published_round=2, committed_round=2, aggregate=RAW
 )
 REPORT = pb.Metrics(generation=1, round=2, sha256=RAW, samples=100, values={"accuracy": 0.5})
+SITE_DIGESTS = pb.Contributions(contributors=[pb.SiteDigest(site="asia", digest=RAW)])
+STATEMENTS = pb.SumStatements(
+    key=RAW,
+    shown=SITE_DIGESTS,
+    commit=SITE_DIGESTS,
+    opening=pb.SumOpening(own=RAW, shared=[pb.PairSeed(site="europe", seed=RAW)]),
+)
 NAMES = ("body", "signature", "certificate_der")
 
 TARGETS: Mapping[str, Target] = {
@@ -195,6 +207,20 @@ TARGETS: Mapping[str, Target] = {
     "reply": message(
         pb.ManifestReply, wire.decode_reply, wire.encode_reply, signed_reply(), pb.ManifestReply(unavailable=1)
     ),
+    "sum_request": message(
+        pb.SumRequest,
+        sum_statements.decode_sum_request,
+        lambda accepted: sum_statements.encode_sum_request(accepted[0], wait_s=accepted[1]),
+        pb.SumRequest(epoch=RAW, round=3, stage="train", known=RAW, wait_s=2.0),
+    ),
+    "sum_reply": message(
+        pb.SumReply,
+        sum_statements.decode_sum_reply,
+        sum_statements.encode_sum_reply,
+        pb.SumReply(statements=b"abc"),
+        pb.SumReply(unavailable=2),
+    ),
+    "statements": Target(statements_round_trip, (WireError,), [STATEMENTS.SerializeToString()]),
     "chunk": Target(wire.decode_chunk, (DecodeError,), [pb.Chunk(data=b"abc").SerializeToString()]),
     "manifest": Target(manifest_round_trip, (WireError,), [accepted_body()]),
     "signed_manifest": Target(signed_manifest, (DecodeError, ValueError), [signed_reply().SerializeToString()]),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 UPGRADED_SHARE = 0.08
 BACK_SHARE = 0.3
 NEW_FEATURE = "tells-the-weather"
-LATER_CALLS = ("/GetAmendments", "/CompareManifests")
+LATER_CALLS = ("/GetAmendments", "/CompareManifests", "/GetSum")
 WITHOUT_FEATURES: Mapping[str, tuple[Any, tuple[str, ...]]] = {
     "/Hello": (pb.Greeting, ("protocol_max", "features", "head")),
     "/Beat": (pb.Pulse, ("head", "proof", "notice")),

@@ -29,7 +29,7 @@ from peer.core.messages import AmendmentsReply, Heartbeat, Hello, Manifest, Sign
 from peer.core.roster import Sha256, SiteName
 from peer.errors import CertificateError, DiskError, one_line
 from peer.files import artifact_path
-from peer.net.transport import amendments, proxy, tls, wire
+from peer.net.transport import amendments, proxy, sum_statements, tls, wire
 from peer.net.transport.bounds import WireError
 from peer.net.transport.header import check_safetensors_header
 from peer.net.transport.manifest import verify_manifest
@@ -283,6 +283,18 @@ class ExchangeClient:
             except ValueError as error:
                 raise Misbehaved(peer, f"manifest: {error}") from error
             return Offer(request, reply, manifest)
+
+    async def get_sum(
+        self, peer: SiteName, request: sum_statements.SumRequest, *, wait_s: float = limits.MANIFEST_WAIT_S
+    ) -> bytes | Unavailable:
+        """Fetch a peer's encoded statements on a sum; the peer may wait up to ``wait_s`` until it has others.
+
+        The statements are bounded, and not decoded yet: their digest is the next request's ``known``.
+        """
+        message = sum_statements.encode_sum_request(request, wait_s=wait_s)
+        async with self._open(peer) as peer_channel:
+            answer = await peer_channel.ask("GetSum", message, pb.SumReply, timeout_s=wait_s + self._timeout_s)
+            return sum_statements.decode_sum_reply(answer)
 
     def _compare(self, manifest: Manifest, request: wire.ArtifactRequest, peer: SiteName) -> None:
         for name, stated, requested in (

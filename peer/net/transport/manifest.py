@@ -31,6 +31,7 @@ from peer.net.transport.bounds import (
     text,
 )
 from peer.net.transport.header import LENGTH_BYTES
+from peer.net.transport.sum_statements import check_site_digests, decode_site_digests, encode_site_digests
 from peer.net.transport.wire import KIND, KIND_OF, check_head, decode_head, encode_head
 from peer.pb import peer_pb2 as pb
 from peer.site.identity import certificates
@@ -66,6 +67,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         egress_head=bytes.fromhex(manifest.egress_head),
         evaluation=manifest.evaluation,
         head=encode_head(manifest.head),
+        commitments=encode_site_digests(artifact.commitments or {}),
     )
     body = message.SerializeToString(deterministic=True)
     at_most("manifest", len(body), limits.MANIFEST_BYTES_MAX, "bytes")
@@ -80,6 +82,7 @@ def decode_manifest(body: bytes) -> Manifest:
     except DecodeError as error:
         raise WireError(f"manifest is not a message of mhfl.v1: {error}") from None
     at_most("manifest.tensors", len(message.tensors), limits.TENSORS_MAX, "entries")
+    at_most("manifest.commitments", len(message.commitments), limits.SUM_MEMBERS_MAX, "entries")
     artifact = Artifact(
         kind=known("manifest.kind", KIND_OF, message.kind),
         owner=SiteName(message.owner),
@@ -88,6 +91,7 @@ def decode_manifest(body: bytes) -> Manifest:
         steps=message.steps,
         spec=json_object("manifest.spec", message.spec, bytes_max=limits.SPEC_BYTES_MAX),
         training_samples=message.training_samples if message.HasField("training_samples") else None,
+        commitments=decode_site_digests("manifest.commitments", message.commitments) or None,
     )
     manifest = Manifest(
         federation=Sha256(message.federation.hex()),
@@ -154,6 +158,10 @@ def _check_manifest(manifest: Manifest) -> None:
         digest("manifest.egress_head", manifest.egress_head)
     specification("manifest.spec", artifact.spec)
     check_head("manifest", manifest.head)
+    if artifact.commitments is not None:
+        check_site_digests("manifest.commitments", artifact.commitments)
+        if manifest.origin not in artifact.commitments:
+            raise WireError(f"manifest.commitments has none of the origin {manifest.origin}")
     _check_tensors(manifest)
 
 

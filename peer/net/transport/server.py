@@ -33,7 +33,7 @@ from peer.core.artifacts import EvaluationResult
 from peer.core.messages import AmendmentsReply, Heartbeat, Hello, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.errors import PortInUse
-from peer.net.transport import amendments, descriptors, tls, wire
+from peer.net.transport import amendments, descriptors, sum_statements, tls, wire
 from peer.net.transport.bounds import WireError
 from peer.net.transport.connections import ConnectionBounds, ConnectionGuard, Endpoint, endpoint_of, network_of
 from peer.net.transport.rates import TokenBucket
@@ -122,6 +122,8 @@ ReportHandler = Callable[[SiteName, EvaluationResult], Awaitable[None]]
 AmendmentsHandler = Callable[[SiteName, bytes, int], AmendmentsReply]
 """Takes the caller, its certificate (DER) and a number; returns the amendments after that number."""
 CompareHandler = Callable[[SiteName, list[SignedManifest]], Awaitable[list[SignedManifest]]]
+SumHandler = Callable[[SiteName, sum_statements.SumRequest, float], Awaitable[bytes | Unavailable]]
+"""Takes the caller, its request and a wait in seconds; returns encoded statements, or why there is no sum."""
 
 
 class ExchangeServer:
@@ -137,6 +139,7 @@ class ExchangeServer:
         reports: ReportHandler | None = None,
         compare: CompareHandler | None = None,
         chain: AmendmentsHandler | None = None,
+        sums: SumHandler | None = None,
         expelled: Mapping[SiteName, int] = tls.NOT_EXPELLED,
         had_key: Callable[[SiteName, Sha256], bool] = lambda site, key: False,
         clock: Callable[[], float] = time.monotonic,
@@ -153,6 +156,7 @@ class ExchangeServer:
             reports: stores peers' evaluations of this site's models; without it the server refuses them.
             compare: compares the manifests that peers show; without it the server refuses them.
             chain: returns the chain of amendments; without it the server refuses the call.
+            sums: returns the statements on a secure sum; without it the server refuses the call.
             expelled: by expelled site, the number of the amendment that expelled it; such a site may only ask for
                 amendments.
             had_key: whether an amendment, or the genesis, pinned a key for a site. With a key that has been replaced
@@ -161,7 +165,7 @@ class ExchangeServer:
             connections_max: how many connections to accept; None: derived from the present roster.
             silence_s: the silence limit, within which the server notices a broken connection.
         """
-        self._chain = chain
+        self._chain, self._sums = chain, sums
         self._service = service
         self._pki = pki
         self._roster = roster
@@ -227,7 +231,13 @@ class ExchangeServer:
         )
         server = grpc.aio.server(options=tls.server_options(self._connections_max, silence_s=self._silence_s))
         handlers = ExchangeHandlers(
-            self._service, guard, self._reports, self._compare, self._chain, is_relayed=self.is_relayed
+            self._service,
+            guard,
+            self._reports,
+            self._compare,
+            self._chain,
+            self._sums,
+            is_relayed=self.is_relayed,
         )
         server.add_generic_rpc_handlers((handlers,))
         try:
@@ -413,6 +423,7 @@ FETCH_REQUEST = parser(pb.FetchRequest, wire.decode_fetch_request)
 REPORT = parser(pb.Metrics, wire.decode_report)
 SIGNED_MANIFESTS = parser(pb.SignedManifests, wire.decode_manifests)
 AFTER = parser(pb.After, amendments.decode_after)
+SUM_REQUEST = parser(pb.SumRequest, sum_statements.decode_sum_request)
 HEALTH_REQUEST = parser(health_pb2.HealthCheckRequest, lambda message: str(message.service))
 
 
@@ -429,10 +440,11 @@ class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it 
         reports: ReportHandler | None,
         compare: CompareHandler | None,
         chain: AmendmentsHandler | None,
+        sums: SumHandler | None,
         *,
         is_relayed: Callable[[str], bool],
     ) -> None:
-        self._chain, self._is_relayed = chain, is_relayed
+        self._chain, self._sums, self._is_relayed = chain, sums, is_relayed
         self._service = service
         self._guard = guard
         self._reports = reports
@@ -446,6 +458,7 @@ class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it 
             f"/{SERVICE}/PutMetrics": unary(self._put_metrics),
             f"/{SERVICE}/CompareManifests": unary(self._compare_manifests),
             f"/{SERVICE}/GetAmendments": unary(self._get_amendments),
+            f"/{SERVICE}/GetSum": unary(self._get_sum),
             HEALTH_CHECK: unary(self._check_health),
         }
         self._unsupported = unary(self._refuse_method)
@@ -494,6 +507,13 @@ class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it 
                 raise Refusal(Status.UNSUPPORTED, "this site has no chain of amendments")
             reply = self._chain(caller, tls.caller_certificate(context.auth_context()), after)
             return amendments.encode_amendments(reply).SerializeToString()
+
+    async def _get_sum(self, requests: Requests, context: Context) -> bytes:
+        async with self._guard.admit(context, "GetSum", requests, SUM_REQUEST) as (caller, (request, wait_s)):
+            if self._sums is None:
+                raise Refusal(Status.UNSUPPORTED, "this site takes part in no secure sums")
+            reply = await self._sums(caller, request, wait_s)
+            return sum_statements.encode_sum_reply(reply).SerializeToString()
 
     async def _check_health(self, requests: Requests, context: Context) -> bytes:
         """Answer a health check: a peer that gets the answer has reached a serving daemon."""

@@ -54,6 +54,8 @@ NEWEST = "SELECT seq, hash FROM ledger ORDER BY seq DESC LIMIT 1"
 NEITHER = "row {} is neither an intent nor an outcome"
 UNKNOWN = "unknown"
 EXPORT = "export"
+OPENING = "opening"
+"""Kind of an intent: seeds that remove this site's masks from a sum."""
 
 
 @dataclass(slots=True)

@@ -67,6 +67,15 @@ class SumSecrets:
         return HKDF(SHA256(), SEED_BYTES, salt, pair_info(context, own, other)).derive(shared)
 
 
+def check_public_key(key: bytes) -> None:
+    """Check a key of another site.
+
+    Raises:
+        ValueError: it has not 32 bytes, or is of small order, so that anybody knows every secret shared with it.
+    """
+    X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
+
+
 def pair_info(context: SumContext, one: SiteName, other: SiteName) -> bytes:
     """Encode what a pair's seed is for. Raises ``ValueError`` for one site, or a name of over 255 bytes."""
     if one == other:

@@ -30,6 +30,7 @@ from peer.site.identity import certificates
 from peer.site.records import folder_documents
 from peer.site.records.history import OPEN, History, Transfer, open_journals
 from peer.site.records.journal import storage
+from peer.site.records.ledger import OPENING
 from peer.site.records.members import epochs_at_rest
 from peer.site.records.snapshot import (
     Curve,
@@ -267,8 +268,8 @@ def round_links(
                 }
     links.update(_journal_links(own, number, artifact, records))
     for transfer in sent:
-        ours = transfer.round == number and transfer.generation == status["generation"] and transfer.purpose != EXPORT
-        if ours and transfer.outcome in ("complete", OPEN):
+        ours = transfer.round == number and transfer.generation == status["generation"]
+        if ours and transfer.purpose != EXPORT and transfer.kind != OPENING and transfer.outcome in ("complete", OPEN):
             links[(own, transfer.peer, transfer.kind)] = {
                 **planned_route(number, own, transfer.peer, transfer.kind),
                 "state": "arrived" if transfer.outcome == "complete" else "moving",

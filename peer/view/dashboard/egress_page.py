@@ -16,7 +16,7 @@ from peer.site.config.site_tables import EgressConfig
 from peer.site.identity import certificates
 from peer.site.membership.folder import MembershipFolder
 from peer.site.records.history import OPEN, History, Transfer
-from peer.site.records.ledger import UNKNOWN
+from peer.site.records.ledger import OPENING, UNKNOWN
 from peer.site.records.members import Members
 from peer.site.records.snapshot import SentTotal
 from peer.view.dashboard.collect import sent_totals
@@ -34,6 +34,7 @@ KIND_WORDS: Mapping[str, str] = {
     "prediction": "what the network predicts for a public set of images, which all sites have",
     "sums": "numbers added up over this site's samples, whose number they tell: counts, or products of features and "
     "targets",
+    OPENING: "seeds that remove this site's masks from a sum; nobody learns its artifact from them",
     "metrics": "figures of this site's test split, such as an AUC, with the number of its samples",
 }
 MEMBERSHIP: Mapping[str, float] = {
@@ -122,6 +123,7 @@ def write_report(report: EgressReport, *, version: str) -> str:
         totals=_totals(totals),
         membership={kind: MEMBERSHIP[kind] for kind in report.site.egress.permitted_kinds(plan) if plan.predicts},
         is_open=any(transfer.outcome in (OPEN, UNKNOWN) for transfer in sent),
+        opening=KIND_WORDS[OPENING] if any(transfer.kind == OPENING for transfer in sent) else None,
         leaks=leaks(sent),
         months=_months(sent),
         proofs=_proofs(report),

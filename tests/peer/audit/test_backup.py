@@ -24,7 +24,7 @@ from fakes.cli import refused, run, run_json
 from fakes.databases import edit
 from fakes.sites import append_rows, committed
 from peer.audit import verification
-from peer.audit.backup import MANIFEST, back_up, restore
+from peer.audit.backup import MANIFEST, PLACE, back_up, restore
 from peer.audit.folder_check import check_folder
 from peer.audit.folder_permissions import check_permissions
 from peer.core.messages import ChainHead
@@ -39,6 +39,7 @@ from peer.site.membership.chain import Chain
 from peer.site.membership.folder import MembershipFolder
 from peer.site.records.journal import Journal
 from peer.site.records.ledger import Ledger
+from peer.site.sums.secret_files import FOLDER, SumSecretFiles
 
 pytestmark = pytest.mark.e2e
 
@@ -344,6 +345,19 @@ def test_a_damaged_backup_is_refused_and_changes_nothing(
     with pytest.raises(StateError, match=rf"asia\.tar is damaged, or no backup: .*({problem})"):
         restore(file, home)
     assert not list(home.glob("*/*"))
+
+
+def test_the_secrets_of_sums_are_in_no_backup(asia: SiteFolder, tmp_path: Path) -> None:
+    """With them, whoever gets the backup removes the masks of artifacts; without, the restored site takes no part."""
+    secrets = SumSecretFiles(asia.generation(1) / FOLDER)
+    secrets.draw(2)
+    for with_key in (False, True):
+        file = tmp_path / f"{with_key}.tar"
+        back_up(asia, file, with_key=with_key)
+        assert b"own_seed" not in file.read_bytes()
+        with tarfile.open(file) as archive:
+            assert not [name for name in archive.getnames() if FOLDER in Path(name).parts]
+    assert not PLACE.fullmatch(str(secrets.folder.relative_to(asia.path) / "2.key"))
 
 
 Members = list[tuple[tarfile.TarInfo, bytes]]

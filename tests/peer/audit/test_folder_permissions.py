@@ -21,6 +21,7 @@ def folder(enrolled: LocalFederation) -> SiteFolder:
     folder = enrolled.folder("asia")
     home = folder.generation(folder.create_generation())
     (home / "stray").mkdir()
+    (home / "sums").mkdir(mode=0o700)
     for path in (home / "journal.db", folder.egress_db):
         path.touch(0o600)
     return folder
@@ -39,6 +40,7 @@ def folder(enrolled: LocalFederation) -> SiteFolder:
         "gen-0001/artifacts",
         "gen-0001/checkpoints",
         "gen-0001/stray",
+        "gen-0001/sums",
     ],
 )
 def test_what_others_can_write_is_refused_until_the_command_in_the_message_was_run(
@@ -55,14 +57,24 @@ def test_what_others_can_write_is_refused_until_the_command_in_the_message_was_r
         check_permissions(folder)
 
 
-def test_others_must_not_even_enter_the_folder_of_keys(folder: SiteFolder) -> None:
-    folder.pki.chmod(0o750)
-    with pytest.raises(StateError, match=r"other users can enter .*pki \(mode 0750\); run `chmod -R go-rwx"):
+@pytest.mark.parametrize("name", ["pki", "gen-0001/sums"])
+def test_others_must_not_even_enter_a_folder_of_keys(folder: SiteFolder, name: str) -> None:
+    (folder.path / name).chmod(0o750)
+    with pytest.raises(StateError, match=rf"other users can enter .*{name} \(mode 0750\); run `chmod -R go-rwx"):
         check_permissions(folder)
 
 
 @pytest.mark.parametrize(
-    "name", ["pki", "egress.db", "gen-0001", "gen-0001/journal.db", "gen-0001/artifacts", "gen-0001/checkpoints"]
+    "name",
+    [
+        "pki",
+        "egress.db",
+        "gen-0001",
+        "gen-0001/journal.db",
+        "gen-0001/artifacts",
+        "gen-0001/checkpoints",
+        "gen-0001/sums",
+    ],
 )
 def test_state_behind_a_link_is_refused(folder: SiteFolder, tmp_path: Path, name: str) -> None:
     path, elsewhere = folder.path / name, tmp_path / "elsewhere"

@@ -28,6 +28,8 @@ def site(tmp_path: Path) -> TrainedSite:
         "cache/b.safetensors",
         "../logs/worker.log",
         "../pki/site.key",
+        "sums/3.key",
+        "../gen-0001/sums/1.key",
     ):
         path = site.home / name
         path.parent.mkdir(exist_ok=True)
@@ -54,7 +56,8 @@ def test_what_rounds_need_stays_and_the_rest_is_listed_by_kind(site: TrainedSite
     assert find_old(site.folder, before_s=NOW_S) == []
     assert {path.name for path in (site.home / "checkpoints").iterdir()} == {"round-000002", "round-000003"}
     assert {path.stem[-1] for path in (site.home / "artifacts").iterdir()} == {"1", "2", "3"}
-    for name in ("journal.db", "cohorts/key", "../gen-0001/journal.db", "../gen-0001/cohorts/key", "../pki/site.key"):
+    kept = ("journal.db", "cohorts/key", "../gen-0001/journal.db", "../gen-0001/cohorts/key", "../pki/site.key")
+    for name in (*kept, "sums/3.key", "../gen-0001/sums/1.key"):
         assert (site.home / name).exists()
 
 

@@ -50,6 +50,14 @@ def test_a_person_of_the_test_split_alone_is_in_no_weights(site: TrainedSite) ->
     assert withdraw(site.folder, ["p3"])["figures_to"] == []
 
 
+def test_an_opening_holds_nobody(site: TrainedSite) -> None:
+    before = withdraw(site.folder, ["p3"])["sent"]
+    site.send("ab" * 32, "africa", round=5, kind="opening")
+    assert withdraw(site.folder, ["p3"])["sent"] == before
+    site.send("ab" * 32, "africa", round=5)
+    assert withdraw(site.folder, ["p3"])["sent"] != before
+
+
 def test_the_rounds_of_several_people_are_those_of_any(site: TrainedSite) -> None:
     (use,) = withdraw(site.folder, ["p3", "p1"])["uses"]
     assert use["training"] == [1, 2, 3, 4, 5, 6]

@@ -14,6 +14,7 @@ from peer.core.phases import Phase
 from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.daemon import startup
 from peer.daemon.dispatch import Daemon, now
+from peer.daemon.member_relay import make_relay
 from peer.daemon.notice_spread import NoticeWait
 from peer.errors import DiskError
 from peer.lab.demo.local_federation import LocalFederation
@@ -145,7 +146,10 @@ async def test_the_worker_gets_the_stages_of_the_epoch_of_its_order(daemon: Daem
 
 
 async def test_the_sites_of_a_member_s_relay_follow_the_amendments(daemon: Daemon, founder: Authority) -> None:
-    relay = daemon._relay(frozenset())
+    connect = daemon.site.connect.model_copy(update={"relay_listen": "127.0.0.1:0"})
+    site = daemon.site.model_copy(update={"connect": connect})
+    relay = make_relay(site, pki=daemon._pki, chain=daemon.chain, server=daemon.server, refused=frozenset())
+    assert relay is not None
     before = set(daemon.machine.rules.others)
     assert set(relay.sites) == before != set()
     added = Newcomer(SiteName("oslo"), Sha256("ab" * 32), None)

@@ -306,3 +306,60 @@ def test_the_known_manifest_describes_the_known_file(tmp_path):
 def test_the_known_forgeries_are_refused(entry):
     with pytest.raises(ValueError, match=r"the signature does not fit|the certificate names asia, not europe"):
         accept(entry)
+
+
+# --- masked artifacts -------------------------------------------------------------------------------------------------
+COMMITMENTS = {"africa": "01" * 32, "europe": "02" * 32}
+
+
+def masked(commitments):
+    return replace(MANIFEST, artifact=replace(MANIFEST.artifact, commitments=commitments))
+
+
+@given(st.dictionaries(names, digests, max_size=limits.SUM_MEMBERS_MAX - 1))
+def test_the_commitments_of_a_masked_artifact_survive_the_wire(others):
+    manifest = masked({**others, "europe": "02" * 32})
+    assert decode_manifest(encode_manifest(manifest)) == manifest
+    assert encode_manifest(decode_manifest(encode_manifest(manifest))) == encode_manifest(manifest)
+
+
+def test_a_plain_artifact_has_no_commitments():
+    message = pb.Manifest.FromString(encode_manifest(MANIFEST))
+    assert list(message.commitments) == []
+    assert decode_manifest(encode_manifest(MANIFEST)).artifact.commitments is None
+
+
+@pytest.mark.parametrize(
+    ("commitments", "reason"),
+    [
+        ({"africa": "01" * 32}, "manifest.commitments has none of the origin europe"),
+        ({}, "manifest.commitments has none of the origin europe"),
+        ({"europe": "02"}, r"manifest\.commitments\[europe\]\.digest"),
+        ({"europe": "02" * 32, "a b": "01" * 32}, "manifest.commitments: site name 'a b'"),
+        (
+            {"europe": "02" * 32} | {f"s{index}": "01" * 32 for index in range(limits.SUM_MEMBERS_MAX)},
+            "manifest.commitments has 65 entries, over the limit of 64",
+        ),
+    ],
+)
+def test_commitments_outside_a_bound_are_not_signed(commitments, reason):
+    with pytest.raises(WireError, match=reason):
+        encode_manifest(masked(commitments))
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ([("africa", 32)], "manifest.commitments has none of the origin europe"),
+        ([("europe", 32), ("europe", 32)], "manifest.commitments.site 'europe' stands twice"),
+        ([("europe", 32), ("africa", 32)], "manifest.commitments.site 'africa' stands twice, or not in the order"),
+        ([("europe", 31)], r"manifest\.commitments\[europe\]\.digest"),
+        ([("Europe", 32)], "manifest.commitments.site: site name 'Europe'"),
+        ([(f"s{index:03}", 32) for index in range(65)], "manifest.commitments has 65 entries"),
+    ],
+)
+def test_commitments_outside_a_bound_are_refused_by_name(entries, reason):
+    message = pb.Manifest.FromString(encode_manifest(MANIFEST))
+    message.commitments.extend(pb.SiteDigest(site=name, digest=bytes(size)) for name, size in entries)
+    with pytest.raises(WireError, match=reason):
+        decode_manifest(message.SerializeToString())

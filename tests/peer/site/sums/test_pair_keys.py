@@ -10,7 +10,7 @@ import pytest
 from fakes import reference_sum
 from peer.core.roster import Sha256, SiteName
 from peer.core.secure_sum import commitment
-from peer.site.sums.pair_keys import SumContext, SumSecrets, pair_info
+from peer.site.sums.pair_keys import SumContext, SumSecrets, check_public_key, pair_info
 
 VECTORS = json.loads(reference_sum.PATH.read_text("utf-8"))
 ALICE = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
@@ -81,10 +81,21 @@ def test_drawn_secrets_differ_and_do_not_print() -> None:
     assert repr(one) == "SumSecrets(...)"
 
 
-@pytest.mark.parametrize("key", [bytes(32), (1).to_bytes(32, "little"), bytes(31)], ids=["zero", "order 4", "short"])
+ORDER_8 = bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800")
+
+
+@pytest.mark.parametrize(
+    "key", [bytes(32), (1).to_bytes(32, "little"), ORDER_8, bytes(31)], ids=["zero", "order 4", "order 8", "short"]
+)
 def test_a_key_whose_secret_anybody_knows_is_refused(key: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         SumSecrets.draw().pair_seed(CONTEXT, own=ONE, other=OTHER, other_key=key)
+    with pytest.raises(ValueError, match=r"."):
+        check_public_key(key)
+
+
+def test_a_drawn_key_passes() -> None:
+    check_public_key(SumSecrets.draw().public_key)
 
 
 def test_a_pair_is_of_two_and_a_name_is_short() -> None:

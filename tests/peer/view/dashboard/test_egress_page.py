@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import html
 import re
 import sqlite3
 from pathlib import Path
@@ -13,7 +14,7 @@ from peer.core.leak import Leak, leak_facts
 from peer.core.plan import KINDS
 from peer.lab.demo.local_federation import LocalFederation
 from peer.site.config.schema import FederationConfig, SiteConfig
-from peer.site.records.ledger import Ledger
+from peer.site.records.ledger import OPENING, Ledger
 from peer.view.dashboard.egress_page import (
     KIND_WORDS,
     MEMBERSHIP,
@@ -40,7 +41,7 @@ def rules(enrolled: LocalFederation, egress: str = "") -> dict[str, str]:
 
 
 def test_each_kind_of_artifact_has_words() -> None:
-    assert KIND_WORDS.keys() >= {*KINDS, "metrics"}
+    assert KIND_WORDS.keys() >= {*KINDS, "metrics", OPENING}
 
 
 def test_the_figures_of_membership_are_those_of_the_guarantees(enrolled: LocalFederation) -> None:
@@ -110,6 +111,18 @@ def test_the_newest_measured_leak_of_each_kind_is_on_the_page(enrolled: LocalFed
     assert "within the bound of 0.65" in page
     assert "0.70" not in page
     assert rules(enrolled, "[egress]\nleak_auc_max = 0.65\n")["measured leak"].endswith("cannot tell, it leaves")
+
+
+def test_an_opening_is_said_in_words_where_one_left(enrolled: LocalFederation) -> None:
+    words = "opening: seeds that remove this site's masks from a sum"
+    with contextlib.closing(Ledger(enrolled.folder("asia").egress_db)) as ledger:
+        ledger.settle(ledger.intend(**TRANSFER, bytes=1024, masked=True), bytes=1024, outcome="complete")
+        assert words not in written(enrolled)
+        opening = ledger.intend(**{**TRANSFER, "kind": OPENING}, bytes=32)
+        ledger.settle(opening, bytes=32, outcome="complete")
+    page = html.unescape(written(enrolled))
+    assert words in page
+    assert '<td data-label="what">opening</td>' in page
 
 
 def test_a_broken_ledger_is_the_first_thing_that_the_page_says(enrolled: LocalFederation) -> None:
