@@ -97,18 +97,26 @@ def mask_file(
         own_seed: 32 bytes.
         pair_seeds: by each other member whose key is used, 32 bytes.
 
+    Another input under the same seeds would tell the difference of both: the caller masks once for a sum.
+
     Raises:
-        ValueError: the plain file is damaged, or a value is not finite.
+        ValueError: the plain file is damaged, a value is not finite, or the masked file would be too large to send.
         OSError: a file cannot be read or written.
     """
     tensors = _read_plain(plain)
     _refuse_damaged(plain)
+    count = _count_words(tensors, ring)
+    header = _encode_header([TensorSpec(MASKED, MASKED_TYPES[ring.bits], (count,))])
+    if (size := len(header) + count * ring.bits // 8) > limits.ARTIFACT_BYTES_MAX:
+        raise ValueError(
+            f"the masked artifact would have {size} bytes, an artifact at most {limits.ARTIFACT_BYTES_MAX}"
+        )
     factor = min(max(weight, 1), WEIGHT_MAX) if ring.weighted else 1
     masks, clipped = input_masks(site, own_seed, pair_seeds), 0
 
     def parts() -> Iterator[bytes | memoryview]:
         nonlocal clipped
-        yield _encode_header([TensorSpec(MASKED, MASKED_TYPES[ring.bits], (_count_words(tensors, ring),))])
+        yield header
         with plain.open("rb") as file:
             for tensor in tensors:
                 for units, beyond in _read_units(file, tensor, ring):

@@ -18,6 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from peer.core import limits
 from peer.core.ring import WEIGHT_MAX, Ring
 from peer.core.roster import SiteName
 from peer.files import artifact_path
@@ -241,6 +242,16 @@ def test_a_value_that_is_not_finite_is_refused(tmp_path: Path, value: float) -> 
     with pytest.raises(ValueError, match="tensor 'b': a value is infinite or no number"):
         together.mask(together.names[0], plain)
     assert [*tmp_path.iterdir()] == [plain]
+
+
+def test_a_masked_artifact_that_nobody_would_take_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = federation(tmp_path, 3, ring=ring_of(3, weighted=True))
+    plain = write(tmp_path, {"w": torch.zeros(1000)})
+    size = together.mask(together.names[0], plain)[1].bytes
+    assert size > 8 * 1001
+    monkeypatch.setattr(limits, "ARTIFACT_BYTES_MAX", size - 1)
+    with pytest.raises(ValueError, match=f"would have {size} bytes, an artifact at most {size - 1}"):
+        together.mask(together.names[0], plain)
 
 
 def test_inputs_of_other_lengths_do_not_add_up(tmp_path: Path) -> None:
