@@ -15,7 +15,7 @@ from peer.core import commands, events, exchange, fetches, liveness, rows
 from peer.core.artifacts import Artifact, Source
 from peer.core.exchange import SLOW_FACTOR
 from peer.core.phases import Phase
-from peer.core.roster import SiteName
+from peer.core.roster import Sha256, SiteName
 from peer.core.secure_sum import TAKES_NO_PART, SecureSum
 from peer.core.state import SiteState
 from peer.core.sum_messages import (
@@ -63,6 +63,16 @@ def machine_of(site: SiteState, round: int) -> SecureSum:
             rules.site, rules.members(round), rules.colluders, records, restored=forgot
         )
     return site.sums[round]
+
+
+def epoch_of(site: SiteState, round: int) -> Sha256 | None:
+    """Return the digest of the epoch that this site's sum of a round is of; ``None`` is the genesis."""
+    memory, current = site.memory, site.memory.open
+    if current is not None and current.number == round and round in memory.sums:
+        return current.epoch
+    if round == memory.committed and round in memory.sums:
+        return memory.aggregate_epoch
+    return site.rules.epoch(round).digest
 
 
 def shown_to(site: SiteState, round: int, caller: SiteName) -> tuple[SumStatements, tuple[SiteName, ...] | None] | None:

@@ -115,8 +115,9 @@ class Daemon:
         spares = STREAMS_AT_ONCE if rules.plan.pattern == "all_to_all" else 1
         self.store = ArtifactStore(self.artifacts, needed=self._needed_digests, fail=self._fail, spares=spares)
         recover = functools.partial(site_memory.recover, present=self.store.verify(), generation=generation)
-        self.sum_secrets = self._sum_secrets(rules)
-        self.machine = SiteMachine(rules, self.journal.fold(recover, site_memory.REMEMBERED), chance=chance)
+        self.sum_secrets = secrets = self._sum_secrets(rules)
+        memory = self.journal.fold(recover, site_memory.REMEMBERED)
+        self.machine = SiteMachine(rules, memory, chance=chance, sum_rounds=secrets.rounds())
         self.started_s, self.served, self.changed, self.ended = time.time(), "", asyncio.Event(), False
         self._recent = RecentRounds(recent_rounds(self.journal, last=RECENT_ROUNDS))
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
@@ -498,6 +499,8 @@ class Daemon:
                 self.evaluation_process.dismiss()
             case commands.SendReport():
                 self.fetcher.send_report(command)
+            case commands.ShowSum():
+                self.service.wake_waiting_calls()
             case _ if isinstance(command, SumCommand):
                 self.sums.carry_out(command)
             case commands.WakeAt(at_s):

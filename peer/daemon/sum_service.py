@@ -91,7 +91,7 @@ class SumService:
         if request.stage != rules.plan.published:
             other = f"stage is {request.stage!r}, this federation sums after {rules.plan.published!r}"
             raise Refusal(Status.MALFORMED, other)
-        if request.epoch != access.epoch_digest(rules, caller=caller, for_round=request.round):
+        if request.epoch != secure_exchange.epoch_of(self._machine, request.round):
             return Unavailable.EPOCH
         reason = self._denial(caller, request.round)
         if reason is not None:

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SITES = ("africa", "america", "asia", "europe")
 ROUNDS = 3
-MODEL = 'name = "resnet10"\nparameters = { width = 4, stem_stride = 2 }'
+MODEL = 'name = "resnet10"\n{table}width = 4\nstem_stride = 2'
 STAGES = "[stages.train]\ncount = 4\nlearning_rate = 1e-3\n[aggregate]\nsecure = true"
 
 
@@ -28,8 +28,8 @@ def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
         rounds=ROUNDS,
         method="fedavg",
         stages=STAGES,
-        shared=f"[shared_model]\n{MODEL}",
-        models=dict.fromkeys(SITES, MODEL),
+        shared="[shared_model]\n" + MODEL.format(table=""),
+        models=dict.fromkeys(SITES, MODEL.format(table="[model.parameters]\n")),
     )
 
 

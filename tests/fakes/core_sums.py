@@ -82,9 +82,7 @@ class Sums:
         me, other = machine.rules.site, self.machines[name]
         if not (self._linked(me, name) and self._linked(name, me)) or other.round is None or other.exit is not None:
             return None
-        if other.round.rules.epoch(command.round).digest != command.epoch and not other.round.lived_rules.sums_in(
-            command.round
-        ):
+        if secure_exchange.epoch_of(other.round, command.round) != command.epoch:
             return None
         shown = secure_exchange.shown_to(other.round, command.round, me)
         order = (command.generation, command.round, command.attempt, name)
