@@ -11,6 +11,7 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from peer import errors
@@ -174,9 +175,13 @@ class SumTasks:
             event = await work(command)
         except Exception as error:
             reason = str(error)
-            if not isinstance(error, ValueError | OSError | errors.PeerError):  # our bug: the round has no sum
+            if isinstance(error, OSError):
+                reason = f"{error.strerror}: {Path(str(error.filename or self._store.folder)).name}"
+            if isinstance(error, ValueError | OSError | errors.PeerError):
+                log.warning("no secure sum", extra={"round": command.round, "reason": reason})
+            else:  # our bug: the round has no sum
                 reason = f"it could not be computed here: {type(error).__name__}"
-            log.exception("no secure sum", extra={"round": command.round, "reason": reason})
+                log.exception("no secure sum", extra={"round": command.round, "reason": reason})
             event = events.SumFailed(command.generation, command.round, command.attempt, reason)
         self._report(event)
 

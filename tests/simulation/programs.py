@@ -122,8 +122,11 @@ class Roll:
 
 
 def with_upgrades(rng: random.Random, shape: Shape, acts: Sequence[Act]) -> tuple[Shape, Roll]:
-    """The shape, and the programs of its sites; in most seeds this one alone."""
-    if rng.random() > UPGRADED_SHARE:
+    """The shape, and the programs of its sites; in most seeds this one alone.
+
+    Programs without secure sums read no federation.toml that asks for them.
+    """
+    if rng.random() > UPGRADED_SHARE or shape.colluders:
         return shape, Roll()
     first, last = rng.choice([roll for roll in ROLLS if not acts or roll[0] is not EARLIER])
     upgrades = []
