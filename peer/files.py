@@ -17,6 +17,8 @@ STATISTICS_FILE = "statistics.json"
 """In a generation's folder: what the method `statistics` counted."""
 STRAY_FOLDER = "stray"
 """Beside ``artifacts/``: artifacts that no journal row names."""
+SUM_SECRETS_FOLDER = "sums"
+"""In a generation's folder: the seeds of secure sums."""
 STRAYS_MAX = 64
 """Files kept in that folder: the artifacts of about ten rounds of a federation of six."""
 

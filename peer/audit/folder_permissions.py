@@ -15,9 +15,8 @@ from pathlib import Path
 
 from peer.cohorts import FOLDER as COHORTS
 from peer.errors import StateError
-from peer.files import STRAY_FOLDER
+from peer.files import STRAY_FOLDER, SUM_SECRETS_FOLDER
 from peer.site.config.site_folder import SiteFolder
-from peer.site.sums import secret_files
 
 WRITE_BY_OTHERS = 0o022
 ANY_BY_OTHERS = 0o077
@@ -61,7 +60,7 @@ def _state(folder: SiteFolder) -> Iterator[tuple[Path, int]]:
             *(home / name for name in ("journal.db", "artifacts", "checkpoints", COHORTS, STRAY_FOLDER)),
         ):
             yield path, WRITE_BY_OTHERS
-        yield home / secret_files.FOLDER, ANY_BY_OTHERS
+        yield home / SUM_SECRETS_FOLDER, ANY_BY_OTHERS
 
 
 def _status(path: Path, *, follow: bool) -> os.stat_result | None:

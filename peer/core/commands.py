@@ -298,7 +298,6 @@ class AddMasked(Command):
     plain: Artifact
     openings: Mapping[SiteName, SumOpening]
     ring: Ring
-    epoch: Sha256 | None
 
 
 @dataclass(frozen=True, slots=True)

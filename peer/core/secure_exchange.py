@@ -232,8 +232,7 @@ def _order_total(site: SiteState, wait: SumWait, ready: SumReady) -> None:
     wait.order = site.next_attempt()
     order = (site.memory.generation, wait.round, wait.order)
     ring, openings = rules.ring(wait.round), ready.openings
-    add = commands.AddMasked(*order, sources, own, current.artifact, openings, ring, current.epoch)
-    site.emit(add)
+    site.emit(commands.AddMasked(*order, sources, own, current.artifact, openings, ring))
 
 
 def _contributors(site: SiteState, round: int, ready: SumReady) -> tuple[Source, ...]:

@@ -412,7 +412,8 @@ def _discarded(memory: Memory, row: rows.DiscardedRow) -> None:
 def _regenerated(memory: Memory, row: rows.RegeneratedRow) -> None:
     memory.generation = row.generation
     opened = memory.open.number if memory.open is not None else 0
-    memory.restored_round = max(memory.restored_round, row.their_round, opened)
+    forgotten = row.their_round + 1  # a site shows its key for the next round's sum before it publishes for it
+    memory.restored_round = max(memory.restored_round, forgotten, opened)
 
 
 def _added_up(memory: Memory, row: SumRow) -> None:

@@ -46,7 +46,7 @@ from peer.daemon.service import PeerService, common_protocol
 from peer.daemon.sum_service import SumService
 from peer.daemon.sums import SumCommand, SumTasks
 from peer.daemon.worker_process import WORKER, EvaluationProcess, WorkerProcess
-from peer.files import STRAY_FOLDER
+from peer.files import STRAY_FOLDER, SUM_SECRETS_FOLDER
 from peer.net.relay.parking import Parkings
 from peer.net.transport import handshake, tls
 from peer.net.transport.client import ExchangeClient
@@ -64,7 +64,7 @@ from peer.site.records.history import RECENT_ROUNDS, CommittedRound, RecentRound
 from peer.site.records.journal import Journal
 from peer.site.records.ledger import Ledger
 from peer.site.records.trained_people import datalist_change
-from peer.site.sums import secret_files
+from peer.site.sums.secret_files import SumSecretFiles
 
 log = logging.getLogger(__name__)
 
@@ -216,8 +216,8 @@ class Daemon:
             on_epoch=self.heartbeats.nudge,
         )
 
-    def _sum_secrets(self, rules: Rules) -> secret_files.SumSecretFiles:
-        secrets = secret_files.SumSecretFiles(self.home / secret_files.FOLDER)
+    def _sum_secrets(self, rules: Rules) -> SumSecretFiles:
+        secrets = SumSecretFiles(self.home / SUM_SECRETS_FOLDER)
         if rules.secure:
             secrets.prepare()
         return secrets

@@ -32,6 +32,7 @@ from peer.cohorts import FOLDER as COHORTS
 from peer.core import commands, events
 from peer.core.limits import SIGN_S, WORKER_LINE_BYTES_MAX
 from peer.core.worker_protocol import TO_WORKER, StillWorking, WorkerSetting, decode, encode
+from peer.files import SUM_SECRETS_FOLDER
 from peer.site.config.schema import SiteConfig
 from peer.train.device_queue import gpu_folder
 
@@ -179,8 +180,8 @@ def die_with_parent() -> None:
 def confine(setting: object) -> None:
     """Give up the right to read the keys of this machine's sites, and to write outside the worker's folders.
 
-    This must happen before any thread starts and before anything foreign is imported: Landlock confines one thread and
-    those that it starts.
+    The seeds of the sites' sums are keys, too. This must happen before any thread starts and before anything foreign
+    is imported: Landlock confines one thread and those that it starts.
     """
     if not isinstance(setting, WorkerSetting):
         return
@@ -199,7 +200,9 @@ def confine(setting: object) -> None:
             own.append(shared)
         caches = [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), Path.home() / ".nv"]
         system = [Path(tempfile.gettempdir()), Path("/dev"), Path("/proc")]
-        landlock.confine(hidden=base.parent.parent.glob("*/*/pki"), writable=[*own, *caches, *system])
+        sites = base.parent.parent
+        hidden = [*sites.glob("*/*/pki"), *sites.glob(f"*/*/gen-*/{SUM_SECRETS_FOLDER}")]
+        landlock.confine(hidden=hidden, writable=[*own, *caches, *system])
     except (OSError, RuntimeError) as error:  # `mhfl-peer check` tells whether the kernel has Landlock
         logger.warning("the worker is not confined: reason=%s", error)
 

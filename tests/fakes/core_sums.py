@@ -138,7 +138,7 @@ class Sums:
 
     def _addmasked(self, machine: Any, command: commands.AddMasked) -> None:
         me, secrets = machine.rules.site, self.secrets(machine, command.round)
-        context = self.context(machine, command.round, command.epoch)
+        context = self.context(machine, command.round, machine.round.opened.epoch)
         digests = {me: command.own.sha256, **{source.origin: source.artifact.sha256 for source in command.sources}}
         assert machine.files >= {*digests.values(), command.plain.sha256}, "a masked artifact is not on disk"
         keys = secure_exchange.machine_of(machine.round, command.round).used

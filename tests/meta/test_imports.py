@@ -81,7 +81,7 @@ MAY_IMPORT = {
     "partition": "ground core config peer.train.data.copies peer.train.data.datalist peer.train.data.file_names",
     "statistics": "ground core",
     "report": "ground documents core statistics peer.lab.experiments.result_files",
-    "experiments": "ground plans core config data datasets partition spec statistics",
+    "experiments": "ground plans core config sums data datasets partition spec statistics",
     "simulation": "ground plans core config data methods models partition records experiments spec statistics training",
     "demo": f"{SITE} plans datasets experiments statistics report daemon data model-files",
     "notebook": "ground core config records transport model-files inference training",

@@ -44,6 +44,7 @@ GREETED_S = 8.0
 """So long after a greeting both know that they have no version in common."""
 PINNED = "the federation pins the key"
 AFTER_THE_LAST = "claims a round after the last one"
+TWO_KEYS = "gave two keys for one sum"
 SECOND_ARTIFACT = ("sent another artifact for round", "signed two artifacts for round")
 TASKS_PER_SITE = 40
 ROWS_MAX = 250
@@ -287,14 +288,14 @@ class Referee:
     def _accuse(self, site: Site, origin: str, reason: str) -> None:
         """Only the guilty may be named.
 
-        A worker that died while it used an artifact accuses nobody, nor does the proof of a fork, which
-        names its signers. A site whose backup was restored may show another artifact until the receiver
-        greets it; one whose operator has switched to a shorter federation may be in a round after its
-        end. A site may say that another refuses its calls, if the other's chain does not have it, or
-        pins another key of it. Of two origins of one artifact both are named.
+        A worker that died while it used an artifact accuses nobody, nor does the proof of a fork, which names
+        its signers. A site whose backup was restored may show another artifact until the receiver greets it,
+        and another key of a sum that it has forgotten; one whose operator has switched to a shorter federation
+        may be in a round after its end. A site may say that another refuses its calls, if the other's chain
+        does not have it, or pins another key of it. Of two origins of one artifact both are named.
         """
         self.refused.setdefault(origin, []).append(reason)
-        restored = origin in self.restored_sites and reason.startswith(SECOND_ARTIFACT)
+        restored = origin in self.restored_sites and reason.startswith((*SECOND_ARTIFACT, TWO_KEYS))
         keeper = self.sites[origin].keeper
         shut_out = reason.startswith(repr(site.name)) and keeper is not None and site.name not in keeper.callers
         switched = origin in self.switched and reason.startswith(AFTER_THE_LAST)

@@ -86,14 +86,14 @@ class SimulatedSums:
             return
         statements, dropped = shown
         if dropped is not None:
-            seeds = {other: self._pair_seed(name, order, other) for other in dropped}
+            seeds = {other: self._pair_seed(name, order.round, order.epoch, other) for other in dropped}
             statements = dataclasses.replace(
                 statements, opening=SumOpening(self._secrets(name, order.round).own_seed, seeds)
             )
         self._tell(to, events.SumShown(*answer, statements))
 
     def _mask(self, name: SiteName, order: commands.MaskArtifact) -> events.Event:
-        pairs = {other: self._pair_seed(name, order, other) for other in order.keys}
+        pairs = {other: self._pair_seed(name, order.round, order.epoch, other) for other in order.keys}
         own, folder = self._secrets(name, order.round).own_seed, self._folder(name)
         answer = (order.generation, order.round, order.attempt)
         try:
@@ -114,8 +114,9 @@ class SimulatedSums:
 
     def _add(self, name: SiteName, order: commands.AddMasked) -> events.Event:
         folder, contributors = self._folder(name), {name, *(source.origin for source in order.sources)}
-        used = secure_exchange.machine_of(self._sites[name].machine, order.round).used
-        left = {(name, other): self._pair_seed(name, order, other) for other in used.keys() - contributors}
+        machine = self._sites[name].machine
+        used, epoch = secure_exchange.machine_of(machine, order.round).used, machine.opened.epoch
+        left = {(name, other): self._pair_seed(name, order.round, epoch, other) for other in used.keys() - contributors}
         for other, opening in order.openings.items():
             left |= {(other, dropped): seed for dropped, seed in opening.shared.items()}
         own = [self._secrets(name, order.round).own_seed, *(opening.own for opening in order.openings.values())]
@@ -135,10 +136,10 @@ class SimulatedSums:
         private, own = (hashlib.sha256(f"{part} {text}".encode()).digest() for part in ("key", "seed"))
         return SumSecrets(private, own)
 
-    def _pair_seed(self, name: SiteName, order: Any, other: SiteName) -> bytes:
+    def _pair_seed(self, name: SiteName, round: int, epoch: Sha256 | None, other: SiteName) -> bytes:
         rules = self._sites[name].rules
-        context = SumContext(rules.federation, order.epoch or rules.federation, order.round, rules.plan.published)
-        secrets, key = self._secrets(name, order.round), self._secrets(other, order.round).public_key
+        context = SumContext(rules.federation, epoch or rules.federation, round, rules.plan.published)
+        secrets, key = self._secrets(name, round), self._secrets(other, round).public_key
         return secrets.pair_seed(context, own=name, other=other, other_key=key)
 
     def _folder(self, name: SiteName) -> Path:

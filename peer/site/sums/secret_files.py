@@ -16,8 +16,6 @@ from peer.core.roster import SiteName, site_name
 from peer.files import clear_unfinished, sync_folder, write_file
 from peer.site.sums.pair_keys import SEED_BYTES, SumSecrets
 
-FOLDER = "sums"
-"""In a generation's folder."""
 SUFFIX = ".key"
 FILE_NAME = re.compile(r"([1-9][0-9]{0,8})\.key")
 

@@ -32,6 +32,7 @@ from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.core.site_memory import REMEMBERED, recover
 from peer.daemon import startup
 from peer.errors import EXIT_CODES, LockedError, StateError, UsageError
+from peer.files import SUM_SECRETS_FOLDER
 from peer.lab.demo.local_federation import LocalFederation
 from peer.site.config.site_folder import SiteFolder
 from peer.site.membership.amendment import body_digest
@@ -39,7 +40,7 @@ from peer.site.membership.chain import Chain
 from peer.site.membership.folder import MembershipFolder
 from peer.site.records.journal import Journal
 from peer.site.records.ledger import Ledger
-from peer.site.sums.secret_files import FOLDER, SumSecretFiles
+from peer.site.sums.secret_files import SumSecretFiles
 
 pytestmark = pytest.mark.e2e
 
@@ -349,14 +350,14 @@ def test_a_damaged_backup_is_refused_and_changes_nothing(
 
 def test_the_secrets_of_sums_are_in_no_backup(asia: SiteFolder, tmp_path: Path) -> None:
     """With them, whoever gets the backup removes the masks of artifacts; without, the restored site takes no part."""
-    secrets = SumSecretFiles(asia.generation(1) / FOLDER)
+    secrets = SumSecretFiles(asia.generation(1) / SUM_SECRETS_FOLDER)
     secrets.draw(2)
     for with_key in (False, True):
         file = tmp_path / f"{with_key}.tar"
         back_up(asia, file, with_key=with_key)
         assert b"own_seed" not in file.read_bytes()
         with tarfile.open(file) as archive:
-            assert not [name for name in archive.getnames() if FOLDER in Path(name).parts]
+            assert not [name for name in archive.getnames() if SUM_SECRETS_FOLDER in Path(name).parts]
     assert not PLACE.fullmatch(str(secrets.folder.relative_to(asia.path) / "2.key"))
 
 

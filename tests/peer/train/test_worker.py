@@ -218,6 +218,8 @@ results = []
 for name, action in [
     ("read the key", lambda: (site / "pki" / "key.pem").read_bytes()),
     ("read another site's key", lambda: (site.parent / "other" / "pki" / "key.pem").read_bytes()),
+    ("read a seed", lambda: (site / "gen-0001" / "sums" / "1.key").read_bytes()),
+    ("read another site's seed", lambda: (site.parent / "other" / "gen-0002" / "sums" / "1.key").read_bytes()),
     ("write the journal", lambda: (site / "gen-0001" / "journal.db").write_text("x")),
     ("read the datalist", lambda: Path({datalist!r}).read_bytes()),
     ("write an artifact", lambda: (site / "gen-0001" / "artifacts" / "x").write_text("x")),
@@ -235,8 +237,11 @@ raise RuntimeError("; ".join(results))
 @pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock, or it is switched off")
 def test_network_code_reads_no_key_and_writes_only_into_the_worker_s_folders(make_setting, tmp_path: Path) -> None:
     site, setting = tmp_path / "trial" / "asia", make_setting(model={"name": "intruder:Net"})
-    for folder in ("asia/pki", "other/pki", "asia/gen-0001/artifacts", "asia/gen-0001/checkpoints"):
+    written = ("asia/gen-0001/artifacts", "asia/gen-0001/checkpoints")
+    for folder in ("asia/pki", "other/pki", "asia/gen-0001/sums", "other/gen-0002/sums", *written):
         (site.parent / folder).mkdir(parents=True)
+    for file in (site / "gen-0001" / "sums" / "1.key", site.parent / "other" / "gen-0002" / "sums" / "1.key"):
+        file.write_text("secret")
     for folder in (site, site.parent / "other"):
         (folder / "pki" / "key.pem").write_text("secret")
     (site / "gen-0001" / "journal.db").write_text("rows")
@@ -250,7 +255,8 @@ def test_network_code_reads_no_key_and_writes_only_into_the_worker_s_folders(mak
     with worker_process(**environment) as (daemon, _):
         daemon.send(setting, commands.Initialise(1, 1))
         reason = daemon.next(events.WorkFailed).reason
-    assert "read the key: no; read another site's key: no; write the journal: no" in reason
+    assert "read the key: no; read another site's key: no; read a seed: no; read another site's seed: no" in reason
+    assert "write the journal: no" in reason
     assert "read the datalist: yes; write an artifact: yes" in reason
 
 
