@@ -65,6 +65,7 @@ def secure_problem(
     *,
     method: str,
     sites: int,
+    rounds: int,
     weighting: str,
     wire: Wire,
     staleness: int,
@@ -84,6 +85,8 @@ def secure_problem(
             "aggregate.rule",
             f"{table.rule} compares contributions, which secure = true hides; leave out one of them",
         )
+    if plan.artifact == "sums" and rounds > 1:
+        return "rounds", f"the difference of two rounds' sums of {method} may be one site's; set rounds = 1"
     if plan.artifact == "prototype" and weighting == "samples":
         return "weighting", f"{method} weighs each class, for which a secure sum has no weights; leave it out"
     if plan.artifact == "prototype" and table.clip < 1:

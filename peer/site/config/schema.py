@@ -370,6 +370,7 @@ class FederationConfig(StrictTable):
             plan,
             method=method,
             sites=len(self.site),
+            rounds=self.rounds,
             weighting=weighting,
             wire=self.wire,
             staleness=self.schedule.staleness,

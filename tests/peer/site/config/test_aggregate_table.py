@@ -68,6 +68,10 @@ def test_a_sum_is_not_secure_unless_the_file_says_so() -> None:
             {"method": "fedproto", "aggregate": {"clip": 0.5}},
             "aggregate.clip: 0.5 is below 1, and fedproto counts the sites of a class; set it to 1 at least",
         ),
+        (
+            {"method": "pooled_head", "rounds": 2},
+            "rounds: the difference of two rounds' sums of pooled_head may be one site's; set rounds = 1",
+        ),
         ({"wire": "bfloat16"}, "wire: bfloat16 makes no masked artifact smaller; leave it out"),
         (
             {"method": "fedproto", "schedule": {"staleness": 1}},
@@ -102,7 +106,7 @@ def test_these_methods_can_add_up_under_masks(method: str) -> None:
     plan, keys = PLANS[method], dict[str, Any]()
     if {"classification", "time_series"} <= {*plan.not_for}:
         keys["task"] = {"kind": "segmentation", "spatial_dims": 2, "in_channels": 1, "classes": 2}
-    if not plan.predicts:
+    if plan.artifact == "sums":
         keys["rounds"] = 1
     table = {"name": method, **({"public_sha256": "ab" * 32} if plan.public else {})}
     if method in SUMMED:
