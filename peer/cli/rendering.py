@@ -309,7 +309,8 @@ def transfers(
     document: Sequence[Mapping[str, Any]], columns: Mapping[str, str] = TRANSFER_COLUMNS
 ) -> output.RenderableType:
     shown = {"time": clock, "sha256": lambda digest: digest[:SHORT], "bytes": size}
-    rows = [[shown[key](record[key]) if key in shown else record[key] for key in columns] for record in document]
+    named = [{**record, "kind": f"masked {record['kind']}"} if record.get("masked") else record for record in document]
+    rows = [[shown[key](record[key]) if key in shown else record[key] for key in columns] for record in named]
     return output.table(tuple(columns.values()), rows)
 
 

@@ -73,6 +73,7 @@ class TransferRecord(TypedDict):
     bytes: Annotated[int, "bytes that were sent; those that were intended where the outcome is `open` or `unknown`"]
     outcome: Annotated[str, "`complete`, `broken`, `open` (no end yet) or `unknown` (a crash ended it)"]
     leak: Annotated[LeakFacts | None, "how much the artifact tells of its people; null if not measured, or received"]
+    masked: Annotated[bool | None, "whether it left under masks, for a secure sum; null if received"]
 
 
 class EventRecord(TypedDict):

@@ -116,6 +116,7 @@ class Transfer:
     bytes: int
     outcome: str
     leak: LeakFacts | None = None
+    masked: bool = False
 
     @classmethod
     def received(cls, generation: int, round: int, body: Mapping[str, Any], *, time_s: float) -> Self:
@@ -147,6 +148,7 @@ class Transfer:
             size,
             OPEN,
             intent.get("leak"),
+            intent.get("masked", False),
         )
 
     def settled(self, outcome: Mapping[str, Any]) -> Self:
@@ -168,6 +170,7 @@ class Transfer:
             "bytes": self.bytes,
             "outcome": self.outcome,
             "leak": self.leak,
+            "masked": self.masked if self.direction == "out" else None,
         }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from peer.audit import verification
 from peer.core.leak import ANSWER_WORDS, LeakFacts
+from peer.core.secure_sum import members_min
 from peer.documents.commands import LedgerVerified
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder
@@ -152,6 +153,11 @@ def policy(federation: FederationConfig, site: SiteConfig, receivers: Sequence[s
     stays = [kind for kind in plan.never_leaves if kind not in kinds]
     if stays:
         rules.append(("never", f"no setting lets a {' or a '.join(stays)} leave with {method}"))
+    if federation.aggregate.secure:
+        colluders = federation.aggregate.colluders_max
+        least = members_min(len(federation.roster), colluders)
+        rule = f"masks hide each {plan.artifact}; the receivers learn the sum of {least} sites or more, with this one's"
+        rules.append(("secure sums", f"{rule}, unless more than {colluders} of them conspire"))
     rules.append(("receivers", ", ".join(receivers) or "none"))
     limit = egress.bytes_per_round_max
     rules.append(("amount", "no bound" if limit is None else f"at most {size(limit)} a round, for all receivers"))
@@ -163,7 +169,7 @@ def policy(federation: FederationConfig, site: SiteConfig, receivers: Sequence[s
         )  # fmt: skip
     else:
         rules.append(("evaluation", "no model leaves for it, and no figure of this site's data"))
-    if egress.leak_auc_max is not None:
+    if egress.leak_auc_max is not None and not federation.aggregate.secure:
         rule = f"what an attack here tells with an AUC above {egress.leak_auc_max:g} stays here; where so few people"
         rules.append(("measured leak", f"{rule} cannot tell, it {LEAK_UNKNOWN[egress.leak_unknown]}"))
     size_told = "the other sites may learn it" if egress.training_set_size else "the other sites do not learn it"

@@ -13,6 +13,7 @@ from peer.audit import evidence_files, verification
 from peer.core.leak import Leak, leak_facts
 from peer.core.plan import KINDS
 from peer.lab.demo.local_federation import LocalFederation
+from peer.site.config.aggregate_table import AggregateConfig
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.records.ledger import OPENING, Ledger
 from peer.view.dashboard.egress_page import (
@@ -60,6 +61,15 @@ def test_the_policy_is_said_in_words(enrolled: LocalFederation) -> None:
     assert (said["receivers"], said["amount"]) == ("europe", "no bound")
     assert said["evaluation"].startswith("no model leaves for it")
     assert said["number of training samples"] == "the other sites do not learn it"
+
+
+def test_secure_sums_are_said_in_words(enrolled: LocalFederation) -> None:
+    folder = enrolled.folder("asia")
+    federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
+    assert "secure sums" not in dict(policy(federation, site, ["europe"]))
+    secure = federation.model_copy(update={"aggregate": AggregateConfig(secure=True)})
+    said = dict(policy(secure, site, ["europe"]))["secure sums"]
+    assert said.startswith("masks hide each model; the receivers learn the sum of 3 sites or more")
 
 
 def test_the_draft_of_an_assessment_has_the_figures_of_the_page_and_blanks(enrolled: LocalFederation) -> None:
