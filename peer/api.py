@@ -171,7 +171,8 @@ class SiteHandle:
         Returns:
             ``time``, ``direction`` (``in`` or ``out``), ``peer``, ``purpose``, ``kind``, ``round``,
             ``sha256``, ``bytes``, ``outcome``. Sent artifacts come from the egress ledger; ``leak_auc``
-            is the AUC of the site's own attack, ``None`` where it was not measured.
+            is the AUC of the site's own attack, ``None`` where it was not measured, ``masked`` whether
+            it left under masks, ``None`` of what was received.
 
         Example:
             >>> [(record["direction"], record["peer"], record["bytes"]) for record in site.transfers()]
