@@ -44,6 +44,7 @@ class ClaimProofs:
         self._pki, self._refused = pki, refused
         self._own: tuple[tuple[Any, ...], SignedRound] | None = None
         self._seen: dict[SiteName, Seen] = {}
+        self._unprocessed: dict[SiteName, Seen | None] = {}
 
     def attach(self, own: Heartbeat, peer: SiteName) -> Heartbeat:
         """Attach the proof of this site's round to its heartbeat if the peer may be a straggler."""
@@ -83,7 +84,7 @@ class ClaimProofs:
 
     def seen(self, peer: SiteName) -> Seen | None:
         """Return the newest artifact that this site has from a peer, with the peer's signed manifest if it fits."""
-        seen, known = self._machine.seen(peer), self._seen.get(peer)
+        seen, known = self._newest_seen(peer), self._seen.get(peer)
         if seen is None or (known is not None and seen == replace(known, manifest=None)):
             return known if seen is not None else None
         received = self._journal.received_artifact(peer, seen.sha256)
@@ -96,6 +97,24 @@ class ClaimProofs:
         )
         self._seen[peer] = replace(seen, manifest=next(fitting, None))
         return self._seen[peer]
+
+    def _newest_seen(self, peer: SiteName) -> Seen | None:
+        """Return what the state machine has seen, or what arrived last before a crash, which it had not processed."""
+        seen = self._machine.seen(peer)
+        if peer not in self._unprocessed:
+            self._unprocessed[peer] = self._last_received(peer)
+        last = self._unprocessed[peer]
+        newer = last is not None and (seen is None or (last.generation, last.round) > (seen.generation, seen.round))
+        return last if newer else seen
+
+    def _last_received(self, peer: SiteName) -> Seen | None:
+        """Return the artifact of the newest row ``received``, if its manifest can be shown."""
+        parts = self._journal.newest_received(peer)
+        body = b"" if parts is None else from_base64(parts).body
+        if not 0 < len(body) <= limits.SHOWN_BYTES_MAX:
+            return None
+        manifest = decode_manifest(body)
+        return Seen(manifest.generation, manifest.round, manifest.artifact.sha256)
 
     def verify_seen(self, seen: Seen) -> None:
         """Verify that this site's signature proves what a peer has seen of it.

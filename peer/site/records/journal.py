@@ -322,6 +322,13 @@ class Journal:
         for record in self._select(where, (rows.ReceivedRow.kind, peer, sha256)):
             yield record["body"]
 
+    def newest_received(self, peer: str) -> Mapping[str, Any] | None:
+        """Return the newest row ``received`` of a peer's artifact for a round, if its signed manifest is there."""
+        own = "json_extract(body, '$.peer') = ? AND json_extract(body, '$.purpose') != 'evaluate'"
+        where = f"WHERE kind = ? AND {own} ORDER BY seq DESC LIMIT 1"
+        newest = next(self._select(where, (rows.ReceivedRow.kind, peer)), None)
+        return None if newest is None or "signature" not in newest["body"] else newest["body"]
+
     def received_in_round(self, round: int, *, peer: str | None = None) -> list[Mapping[str, Any]]:
         """Return the rows ``received`` of a round, from one peer or from all."""
         of_peer = " AND json_extract(body, '$.peer') = ?" if peer is not None else ""

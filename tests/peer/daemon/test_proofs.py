@@ -238,6 +238,19 @@ def journal_received(asia: ProvingSite, signed: SignedManifest, *, round: int = 
     asia.journal.write(row)
 
 
+def test_what_arrived_last_before_a_crash_was_seen(site: Any, authority: Authority) -> None:
+    """The state machine had not processed it, but its origin must not sign another one after a restored backup."""
+    asia, europe = site("asia"), site("europe")
+    signed = signed_manifest(authority.admit("europe"))
+    journal_received(asia, signed)
+    seen = asia.proofs.seen(EUROPE)
+    assert seen == Seen(1, 9, ARTIFACT.sha256, signed)
+    europe.proofs.verify_seen(seen)
+    later = Sha256("cd" * 32)
+    asia.machine.memory.first_digests[EUROPE] = {(1, 10, EUROPE): later}
+    assert asia.proofs.seen(EUROPE) == Seen(1, 10, later)
+
+
 def test_what_was_seen_comes_with_the_manifest_from_the_journal(site: Any, authority: Authority) -> None:
     asia, europe = site("asia"), site("europe")
     assert asia.proofs.seen(EUROPE) is None
