@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 REFUSED_AGAIN_S = limits.MANIFEST_WAIT_S
 """Pause after a refusal or a breach: the peer would most likely answer alike."""
+CHANGES_AT_ONCE_MAX = 16
+"""Changes after which a member is asked again at once; an honest one shows a key, a few sets, a commit, an opening."""
 SECRETS_GONE = "the secrets of this site's sum are gone"
 
 SumCommand = (
@@ -131,7 +133,7 @@ class SumTasks:
         """Ask a member again and again, and report each change of its statements, until it has no sum any more."""
         answer = (command.generation, command.round, command.attempt, member)
         request = SumRequest(command.round, self._machine.rules.plan.published or "", command.epoch)
-        failures, reported, clock = 0, "", asyncio.get_running_loop().time
+        failures, changes, reported, clock = 0, 0, "", asyncio.get_running_loop().time
         while True:
             asked_s = clock()
             try:
@@ -145,7 +147,9 @@ class SumTasks:
                     self._on_epoch(member)
                 elif (known := statements_digest(reply)) != request.known:
                     self._report(events.SumShown(*answer, read_statements(member, reply)))
-                    request = replace(request, known=known)
+                    request, changes = replace(request, known=known), changes + 1
+                    if changes <= CHANGES_AT_ONCE_MAX:
+                        continue
                 if not failures and clock() - asked_s >= PATIENT_S:
                     continue  # a statement in between must not wait for the next request
             except (Unreachable, errors.CertificateError):  # an expired certificate of this site may be renewed

@@ -50,10 +50,11 @@ METHODS: Mapping[str, str] = {
     "circulate": "fedcross",
     "all_to_all": "fedavg",
     "visit": "fedvisit",
+    "secure": "fedavg",
 }
-"""The method that stands for each pattern; all move whole models."""
+"""The method that stands for each pattern; all move whole models. "secure" is all to all, under masks."""
 NUMBERS = 256
-"""Numbers of an artifact: 1 KiB, so that its bytes do not hide the messages around it."""
+"""Numbers of an artifact, unless told otherwise: 1 KiB, so that its bytes do not hide the messages around it."""
 SITE = "[data]\ninput_size = [8]\n"
 SILENCE_S = 120.0
 """Two cores start 64 daemons, one after the other: nobody counts as silent meanwhile."""
@@ -76,10 +77,19 @@ class ManySites(LocalFederation):
     """Daemons whose workers train nothing."""
 
     plan: Sequence[str] = ()
+    numbers = NUMBERS
 
     @property
     def program(self) -> tuple[str, ...]:  # type: ignore[override]  # the pattern decides what the worker makes
-        worker = [sys.executable, "-I", "-S", str(TESTS / "fakes" / "worker.py"), "obeys", str(NUMBERS), *self.plan]
+        worker = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(TESTS / "fakes" / "worker.py"),
+            "obeys",
+            str(self.numbers),
+            *self.plan,
+        ]
         return (sys.executable, "-P", str(TESTS / "fakes" / "daemon.py"), json.dumps(worker))
 
 
@@ -105,6 +115,7 @@ def run_daemons(
     rounds: int,
     pace: Mapping[str, float] | None = None,
     limit_s: float = math.inf,
+    numbers: int = NUMBERS,
     log: Callable[[str], None] = lambda text: None,
 ) -> Any:
     """Run one federation to its last round, or for ``limit_s``; its figures, each for one site and one round.
@@ -116,13 +127,16 @@ def run_daemons(
     names = [SiteName(f"site-{number:03d}") for number in range(sites)]
     method = METHODS[pattern]
     plan = PLANS[method]
-    shared = {"shared_model": {"name": "resnet10"}} if plan.shared == "itself" else {}
-    text = draft("many", rounds=rounds, method=method, pace={"silence_s": SILENCE_S, **(pace or {})}, **shared)
+    more: dict[str, Any] = {"shared_model": {"name": "resnet10"}} if plan.shared == "itself" else {}
+    if pattern == "secure":
+        more["aggregate"] = {"secure": True}
+    text = draft("many", rounds=rounds, method=method, pace={"silence_s": SILENCE_S, **(pace or {})}, **more)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mhfl-many-")))
         began_s = time.perf_counter()
         federation = ManySites.create(folder, text, dict.fromkeys(names, SITE))
         federation.plan = (plan.pattern, str(plan.artifact), str(plan.published))
+        federation.numbers = numbers
         log(f"enrolled in {time.perf_counter() - began_s:.1f} s")
         began_s = time.perf_counter()
         stack.enter_context(federation)
@@ -323,13 +337,14 @@ def main() -> int:
     parser.add_argument("--sites", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--pattern", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--numbers", type=int, default=NUMBERS, help="float32 numbers of an artifact")
     parser.add_argument("--beat-s", type=float, help="seconds between heartbeats; left out: the federation's own rule")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="seconds that a federation may take")
     parser.add_argument("--out", type=Path, help="the JSON file, to which the runs are added")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, at which the daemons are ended
     pace = {} if arguments.beat_s is None else {"beat_s": arguments.beat_s}
-    options = {"rounds": arguments.rounds, "pace": pace, "limit_s": arguments.limit_s}
+    options = {"rounds": arguments.rounds, "pace": pace, "limit_s": arguments.limit_s, "numbers": arguments.numbers}
     for pattern in arguments.pattern:
         for sites in arguments.sites:
             run = run_daemons(pattern, sites, **options, log=lambda text: print(" ", text, flush=True))
