@@ -562,8 +562,10 @@ def check_done(site: SiteState) -> None:
     """Leave once no peer can need this site any more, or after ``linger_s``."""
     rules = site.lived_rules
     needed = peer_progress.any_unfinished(site) or cross_evaluation.awaited(site)
-    if not rules.stay and (not needed or site.now_s >= site.since_s + site.pace.linger_s):
-        site.forget_sums(before=site.memory.committed + 1)
+    if needed and site.now_s < site.since_s + site.pace.linger_s:
+        return
+    site.forget_sums(before=site.memory.committed + 1)
+    if not rules.stay:
         site.leave()
 
 

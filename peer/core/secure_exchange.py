@@ -16,7 +16,8 @@ from peer.core.artifacts import Artifact, Source
 from peer.core.exchange import SLOW_FACTOR
 from peer.core.phases import Phase
 from peer.core.roster import Sha256, SiteName
-from peer.core.secure_sum import TAKES_NO_PART, SecureSum
+from peer.core.rules import Rules
+from peer.core.secure_sum import FORGETFUL, TAKES_NO_PART, SecureSum
 from peer.core.state import SiteState
 from peer.core.sum_messages import (
     MaskInput,
@@ -59,6 +60,7 @@ def machine_of(site: SiteState, round: int) -> SecureSum:
         rules = site.lived_rules if current is not None and current.number == round else site.rules
         keyed = any(isinstance(record, SumKeyed) for record in records)
         forgot = round <= site.memory.restored_round or (keyed and round not in site.sum_rounds)
+        forgot = forgot or any(round <= told for told in site.first_told.values() if site.memory.generation > 1)
         site.sums[round] = SecureSum.rebuild(
             rules.site, rules.members(round), rules.colluders, records, restored=forgot
         )
@@ -73,6 +75,11 @@ def epoch_of(site: SiteState, round: int) -> Sha256 | None:
     if round == memory.committed and round in memory.sums:
         return memory.aggregate_epoch
     return site.rules.epoch(round).digest
+
+
+def rules_of(site: SiteState, round: int) -> Rules:
+    """Return the rules of a round for its callers; a sum that has begun keeps its epoch."""
+    return site.rules.pinned(round, epoch_of(site, round)) if round in site.memory.sums else site.rules
 
 
 def shown_to(site: SiteState, round: int, caller: SiteName) -> tuple[SumStatements, tuple[SiteName, ...] | None] | None:
@@ -212,6 +219,9 @@ def _carry_out(site: SiteState, wait: SumWait, decisions: Iterable[SumDecision])
 
 def _order_masking(site: SiteState, wait: SumWait, keys: Mapping[SiteName, bytes]) -> None:
     rules, current = site.lived_rules, site.opened
+    if any(not _follows(site, name, wait.round) for name in keys):
+        _carry_out(site, wait, wait.machine.abandon(FORGETFUL))
+        return
     if current.artifact is None:
         _carry_out(site, wait, wait.machine.abandon("this site has no artifact in this round"))
         return
@@ -220,6 +230,14 @@ def _order_masking(site: SiteState, wait: SumWait, keys: Mapping[SiteName, bytes
     order = (site.memory.generation, wait.round, wait.order)
     ring = rules.ring(wait.round)
     site.emit(commands.MaskArtifact(*order, current.artifact, keys, ring, weight, current.epoch))
+
+
+def _follows(site: SiteState, name: SiteName, round: int) -> bool:
+    """Return whether this site knows that a member was not in the round before this process began.
+
+    Only a later generation must ask: an earlier one may have committed with that member to another set.
+    """
+    return site.memory.generation == 1 or site.first_told.get(name, round) < round
 
 
 def _order_total(site: SiteState, wait: SumWait, ready: SumReady) -> None:

@@ -276,6 +276,8 @@ def _initialised(memory: Memory, row: rows.InitialisedRow) -> None:
 
 def _opened(memory: Memory, row: rows.OpenedRow) -> None:
     memory.open = OpenRound(row.round, memory.state, row.sources, row.epoch)
+    if row.round in memory.sums:  # a file is gone, and the round began again, perhaps in another epoch
+        memory.restored_round = max(memory.restored_round, row.round)
     memory.finished = False  # an amendment may add rounds to a site that had finished
     if row.away:
         memory.model_is_home = memory.evaluated_after_handback = False

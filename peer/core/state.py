@@ -67,6 +67,8 @@ class SiteState:
         self.sums: dict[int, SecureSum] = {}
         self.sum_wait: SumWait | None = None
         self.sum_rounds = sum_rounds
+        self.first_told: dict[SiteName, int] = {}
+        """By peer, the first round that it told this process."""
         self.compared: set[Sha256] = set()
         self.progress: events.Progressed | None = None
         self.queued = False
@@ -366,6 +368,8 @@ class SiteState:
         """End the daemon in order; ``fault`` names what made it impossible to continue."""
         self.cancel_exchange()
         self.cancel_early()
+        if self.departure:
+            self.forget_sums(before=self.number + 1)
         for round in self.memory.evaluation.lent:
             self.lapse(round, retired=False)
         self.persist(rows.LeftRow(self.memory.committed, fault=fault, reason=reason or self.departure))

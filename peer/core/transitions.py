@@ -72,6 +72,8 @@ def stop(site: SiteState, event: events.StopRequested) -> None:
     """Leave: announce it to the peers, let the worker write its checkpoint, then end."""
     busy = site.phase in BUSY
     site.cancel_exchange()
+    if site.phase == Phase.DONE and not peer_progress.any_unfinished(site):
+        site.forget_sums(before=site.memory.committed + 1)
     if not busy:
         site.leave()
         return
@@ -110,6 +112,8 @@ def hear(site: SiteState, event: events.PeerHeard) -> None:
             if pulse.head is None or pulse.head in site.heads:
                 site.report_fault(event.site, f"claims a round after the last one ({rounds_max})")
             pulse = None  # the peer is heard, but its claim is ignored
+        if pulse is not None:
+            site.first_told.setdefault(event.site, pulse.round)
         site.peers.hear(event.site, pulse, site.now_s)
         peer_progress.compare_means(site, (event.site,))
         check_wait(site, event.site)
@@ -229,7 +233,7 @@ def _with_possible_steps(site: SiteState, event: events.ArtifactArrived) -> Arti
     return dataclasses.replace(artifact, steps=steps_max)
 
 
-def discard(site: SiteState, event: events.ArtifactArrived) -> None:
+def discard(site: SiteState, event: events.ArtifactArrived | events.ArtifactMasked | events.MaskedAdded) -> None:
     """Delete an artifact that this site does not wait for, unless memory needs the same bytes."""
     ignore(site, event)
     if event.artifact.sha256 not in site.memory.needed_digests():
@@ -281,6 +285,8 @@ def of_sum(take: Callable[[SiteState, Any], bool]) -> Handler:
     def handle(site: SiteState, event: Any) -> None:
         if take(site, event):
             rounds.review(site)
+        elif isinstance(event, events.ArtifactMasked | events.MaskedAdded):
+            discard(site, event)
         elif not isinstance(event, events.SumShown):
             ignore(site, event)
 

@@ -13,6 +13,7 @@ import datetime
 import functools
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Container, Coroutine, Sequence
 from typing import Any
@@ -124,7 +125,7 @@ class Daemon:
         self._alarm: asyncio.TimerHandle | None = None
         self._exit: commands.Exit | None = None
         self._fatal: errors.PeerError | None = None
-        self._stopped = False
+        self._stopped, self._durable = False, True
         self._callers = dict(self.chain.callers)
         pins = CurrentSites(lambda: self.chain.pins)
         ca_certificate, later = federation.ca_certificate or "", self.chain.later_authorities
@@ -217,6 +218,9 @@ class Daemon:
         )
 
     def _sum_secrets(self, rules: Rules) -> SumSecretFiles:
+        for earlier in self.folder.generations():  # of rounds that this generation does not remember
+            if (home := self.folder.generation(earlier)) != self.home:
+                shutil.rmtree(home / SUM_SECRETS_FOLDER, ignore_errors=True)
         secrets = SumSecretFiles(self.home / SUM_SECRETS_FOLDER)
         if rules.secure:
             secrets.prepare()
@@ -229,6 +233,7 @@ class Daemon:
             ledger=self.ledger,
             secrets=self.sum_secrets,
             report=self.report,
+            durable=lambda: self._durable,
         )
 
     def _sum_tasks(self) -> SumTasks:
@@ -432,8 +437,10 @@ class Daemon:
             if missing := self.store.lacks(digests):
                 reason = f"its artifact {missing[0][:12]} is gone"
                 event = events.WorkFailed(event.generation, event.attempt, "disk", reason)
+        self._durable = False  # for good if one of the next two fails: memory is then ahead of the disk
         ordered = self.machine.handle(event, now_s=loop.time())
         self._write_rows(ordered)
+        self._durable = True
         for command in ordered:
             await self._carry_out(command)
         if isinstance(event, events.ArtifactArrived | events.ArtifactMasked | events.MaskedAdded):

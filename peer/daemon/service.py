@@ -20,7 +20,7 @@ from typing import cast
 from cryptography import x509
 
 from peer import __version__
-from peer.core import access, events, limits, rows
+from peer.core import access, events, limits, rows, secure_exchange
 from peer.core.artifacts import Artifact, EvaluationResult
 from peer.core.leak import ledger_facts
 from peer.core.machine import SiteMachine
@@ -36,6 +36,7 @@ from peer.core.messages import (
     Unavailable,
 )
 from peer.core.roster import Sha256, SiteName, round_key_tag
+from peer.core.rules import Rules
 from peer.core.status_document import TransferInProgress
 from peer.daemon.artifact_store import ArtifactStore
 from peer.daemon.chain_keeper import ChainKeeper
@@ -478,15 +479,15 @@ class PeerService:
         Raises ``Refusal`` if policy or schedule deny it, unless the caller follows another epoch.
         """
         self.note_call(caller)
-        rules = self._machine.rules
+        rules = secure_exchange.rules_of(self._machine, request.for_round)
         if request.epoch != access.epoch_digest(rules, caller=caller, for_round=request.for_round):
             return Unavailable.EPOCH
         left = caller in rules.epochs.gone and rules.epochs.expelled_by(caller) is None
         if left and request.purpose == "evaluate":  # the caller may not know yet, and must not take it for a fault
             return Unavailable.RETIRED
-        self._admit(caller, request)
+        self._admit(caller, request, rules)
         answer = access.answer(
-            self._machine.rules,
+            rules,
             self._machine.memory,
             for_round=request.for_round,
             owner=request.owner,
@@ -496,10 +497,10 @@ class PeerService:
             raise self._deny(caller, request, self.policy.describe(caller, f"keeps this {request.kind}: {LEAKS}"))
         return answer
 
-    def _admit(self, caller: SiteName, request: wire.ArtifactRequest) -> None:
+    def _admit(self, caller: SiteName, request: wire.ArtifactRequest, rules: Rules) -> None:
         """Raise ``Refusal`` unless policy and schedule permit the request; it names the one that does not."""
         reason = self.policy.denial(caller, request.kind) or access.denial(
-            self._machine.rules,
+            rules,
             caller=caller,
             kind=request.kind,
             for_round=request.for_round,

@@ -41,6 +41,7 @@ class SumService:
         ledger: takes an intent and an outcome of each opening.
         secrets: has this site's seeds.
         report: passes an event to the state machine.
+        durable: whether all that the state machine remembers is on disk; nothing is shown before.
         shown_to: returns what the state machine shows a member, and the members outside the set whose pair seeds the
             opening for it must have, ``None``: no opening now. ``None`` for both: no sum of that round any more.
     """
@@ -53,6 +54,7 @@ class SumService:
         ledger: Ledger,
         secrets: SumSecretFiles,
         report: Callable[[events.Event], None],
+        durable: Callable[[], bool] = lambda: True,
         shown_to: ShownTo = secure_exchange.shown_to,
     ) -> None:
         self._service = service
@@ -60,6 +62,7 @@ class SumService:
         self._ledger = ledger
         self._secrets = secrets
         self._report = report
+        self._durable = durable
         self._shown_to = shown_to
         self._recorded: set[tuple[SiteName, int]] = set()
         """Caller and round of the openings that this process has recorded."""
@@ -96,6 +99,8 @@ class SumService:
         reason = self._denial(caller, request.round)
         if reason is not None:
             raise self._deny(caller, request.round, reason)
+        if not self._durable():
+            raise Refusal(Status.BUSY, "this site's journal does not have its last step")
         shown = self._shown_to(self._machine, request.round, caller)
         if shown is None:
             return Unavailable.RETIRED
@@ -106,7 +111,7 @@ class SumService:
 
     def _denial(self, caller: SiteName, round: int) -> str | None:
         """Return why the caller may hear nothing of a round's sum; ``None`` if it may."""
-        rules = self._machine.rules
+        rules = secure_exchange.rules_of(self._machine, round)
         if caller == rules.site or not rules.has_known(caller):
             return f"{caller!r} is not a peer of this federation"
         if (number := rules.epochs.expelled_by(caller)) is not None:

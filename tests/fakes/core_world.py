@@ -18,6 +18,7 @@ from peer.core.machine import SiteMachine
 from peer.core.messages import Heartbeat, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.core.rules import Rules
+from peer.core.secure_exchange import rules_of
 from peer.core.site_memory import Row, recover
 from peer.site.sums.pair_keys import SumSecrets
 from simulation.audit import Audit, as_stored
@@ -44,6 +45,7 @@ class Machine:
     carried_out: int = 0
     alarm_s: float | None = None
     secrets: dict[int, SumSecrets] = dataclasses.field(default_factory=dict)
+    generation: int = 1
     hearing: int = 0
 
 
@@ -111,7 +113,9 @@ class Simulation(Sums):
         """Start a daemon on its disk, without the files that memory does not need."""
         machine = self.machines[SiteName(name)]
         machine.audit = Audit(machine.rows)
-        memory = recover(machine.rows, present=set(machine.files))
+        if machine.generation > 1:  # of a backup, whose files may be gone
+            machine.audit.memory = recover(machine.rows, present=set(machine.files), generation=machine.generation)
+        memory = recover(machine.rows, present=set(machine.files), generation=machine.generation)
         assert memory == machine.audit.memory, "a file is gone that a row names"
         machine.files &= memory.needed_digests()
         machine.round = SiteMachine(machine.rules, memory, sum_rounds=frozenset(machine.secrets))
@@ -278,12 +282,13 @@ class Simulation(Sums):
                 generation = origin.round.memory.generation
                 request: Any = {"for_round": command.round, "owner": command.owner, "purpose": command.purpose}
                 expected = machine.rules if machine.round is None else machine.round.lived_rules
-                known = origin.rules.epoch(command.round).digest == expected.epoch(command.round).digest
+                rules = rules_of(origin.round, command.round)
+                known = rules.epoch(command.round).digest == expected.epoch(command.round).digest
                 known = known and me in origin.rules.epochs.names  # else it does not get through TLS
-                reason = access.denial(origin.rules, caller=me, kind=command.kind, **request)
+                reason = access.denial(rules, caller=me, kind=command.kind, **request)
                 assert reason is None or not known or me in origin.rules.epochs.gone, reason
                 if known and reason is None:  # else the answer is EPOCH, and the site asks again
-                    answered = access.answer(origin.rules, origin.round.memory, **request)
+                    answered = access.answer(rules, origin.round.memory, **request)
             answer = (command.generation, command.round, command.attempt, command.origin)
             if answered == Unavailable.NOT_YET:
                 self._later(machine, self.delay_s(0.5), ask)

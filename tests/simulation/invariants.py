@@ -24,6 +24,7 @@ from peer.core.roster import Sha256, SiteName
 from peer.core.site_memory import Row
 from peer.net.transport import wire
 from peer.net.transport.manifest import decode_manifest, verify_manifest
+from peer.net.transport.sum_statements import decode_statements, decode_sum_reply
 from peer.net.transport.transfer import UNSYNCED_SUFFIX
 from peer.pb import peer_pb2 as pb
 from peer.site.identity import certificates
@@ -129,6 +130,8 @@ class Referee:
     numbers: dict[str, bytes] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
     sums: int = 0
+    asked_rounds: dict[tuple[str, str], int] = field(default_factory=dict)
+    commits: dict[tuple[str, int], dict[SiteName, Sha256]] = field(default_factory=dict)
 
     def fail(self, reason: str) -> None:
         if not self.violation:
@@ -417,6 +420,9 @@ class Referee:
         self.trace(f"{sender} > {receiver} {call} {part} {len(data)}")
         if site.liar is not None:
             data = site.liar.change(receiver, call, part, data)
+            if call == "GetSum" and part == "request":
+                with contextlib.suppress(DecodeError):
+                    self.asked_rounds[(sender, receiver)] = pb.SumRequest.FromString(data).round
             if call == "GetManifest" and part == "answer":
                 with contextlib.suppress(ValueError, DecodeError):
                     self._manifest(sender, receiver, data)
@@ -428,12 +434,28 @@ class Referee:
         if call == "GetManifest" and part == "answer":
             self._manifest(sender, receiver, data)
             self._scheduled(sender, receiver, data)
+        if call == "GetSum" and part == "request":
+            self.asked_rounds[(sender, receiver)] = pb.SumRequest.FromString(data).round
+        if call == "GetSum" and part == "answer":
+            self._statements(sender, receiver, data)
         if part == "chunk":
             self.require(receiver not in site.expelled, f"{sender} sends an artifact to {receiver}, which is expelled")
             self.bytes_left[(sender, receiver)] += len(pb.Chunk.FromString(data).data)
             left, allowed = self.bytes_left[(sender, receiver)], self.intended[(sender, receiver)]
             self.require(left <= allowed, f"{sender} has sent {left} bytes to {receiver}, the ledger has {allowed}")
         return data
+
+    def _statements(self, sender: str, receiver: str, data: bytes) -> None:
+        """An honest site shows one commit of a round's sum for ever, whatever happens to it, and opens for it alone."""
+        content = decode_sum_reply(pb.SumReply.FromString(data))
+        if isinstance(content, Unavailable) or sender in self.guilty:
+            return
+        statements, round = decode_statements(content), self.asked_rounds.get((receiver, sender), 0)
+        if statements.commit is not None:
+            first = self.commits.setdefault((sender, round), dict(statements.commit))
+            self.require(first == statements.commit, f"{sender} commits to a second set in round {round}")
+        committed = statements.opening is None or statements.commit is not None
+        self.require(committed, f"{sender} opens its masks in round {round} without a commit")
 
     def _manifest(self, sender: str, receiver: str, data: bytes) -> None:
         """An honest site signs one artifact for a round, and only what it has published."""

@@ -38,12 +38,14 @@ class SumSecretFiles:
             sync_folder(self.folder.parent)
 
     def draw(self, round: int) -> bytes:
-        """Return the public key of a round's secrets, 32 bytes; draw secrets unless the round has some."""
-        secrets = self.load(round)
-        if secrets is None:
-            secrets = SumSecrets.draw()
-            self.prepare()
-            self._write(round, secrets, {})
+        """Draw a round's secrets, and return the public key, 32 bytes.
+
+        Earlier ones are overwritten: a journal without their key may have been put back, and another artifact may have
+        been masked with them.
+        """
+        secrets = SumSecrets.draw()
+        self.prepare()
+        self._write(round, secrets, {})
         return secrets.public_key
 
     def load(self, round: int) -> SumSecrets | None:

@@ -258,7 +258,8 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
     }
     kind = draw(st.sampled_from([kind for kind in EVENTS if kind != events.Began]))
     fields = {name: draw(pools[name]) for name in kind.__dataclass_fields__}
-    if kind is events.ArtifactArrived and fields["artifact"] is None:
+    on_disk = (events.ArtifactArrived, events.ArtifactMasked, events.MaskedAdded)
+    if kind in on_disk and fields["artifact"] is None:
         fields["artifact"] = draw(any_artifact(site, make))
     return kind(**fields)
 

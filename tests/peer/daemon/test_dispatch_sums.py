@@ -13,9 +13,13 @@ from peer.core.artifacts import Artifact
 from peer.core.ring import Ring
 from peer.core.roster import Sha256, SiteName
 from peer.core.rules import Rules
+from peer.core.sum_messages import SumStatements
 from peer.daemon import dispatch, startup
 from peer.daemon.dispatch import Daemon
+from peer.errors import DiskError
 from peer.lab.demo.local_federation import LocalFederation
+from peer.net.transport.server import Refusal, Status
+from peer.net.transport.sum_statements import SumRequest
 
 ASIA = SiteName("asia")
 RING = Ring.of(members=3, clip=8.0, weighted=False, whole=False)
@@ -67,6 +71,45 @@ async def test_commands_on_sums_are_carried_out_and_no_worker_starts_for_them(
     assert daemon.sum_secrets.rounds() == frozenset()
     assert daemon.worker_process.pid is None
     await close(daemon)
+
+
+async def test_nothing_is_shown_of_a_step_that_the_disk_does_not_have(
+    enrolled: LocalFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that left and was forgotten would be followed by another one."""
+    daemon = secure(enrolled, monkeypatch, is_secure=True)
+    request = SumRequest(1, "train")
+    service = daemon._sum_service()
+    monkeypatch.setattr(service._service, "note_call", lambda caller: None)
+    monkeypatch.setattr(service, "_denial", lambda caller, round: None)
+    monkeypatch.setattr(service, "_shown_to", lambda machine, round, caller: (SumStatements(key=bytes(32)), None))
+    rules = daemon.machine.rules
+    daemon.machine.rules = replace(rules, plan=replace(rules.plan, published="train"))
+    assert await service.sum(SiteName("europe"), request, 0.0)
+
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise DiskError("the disk is full")
+
+    monkeypatch.setattr(daemon.journal, "append", fail)
+    with pytest.raises(DiskError):
+        await daemon._process(events.Began())
+    with pytest.raises(Refusal) as refused:
+        await service.sum(SiteName("europe"), request, 0.0)
+    assert refused.value.status == Status.BUSY
+    await close(daemon)
+
+
+async def test_the_secrets_of_an_earlier_generation_go_at_the_start(
+    enrolled: LocalFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = secure(enrolled, monkeypatch, is_secure=True)
+    daemon.sum_secrets.draw(1)
+    await close(daemon)
+    folder = daemon.folder
+    assert folder.create_generation() == 2
+    later = Daemon(folder=folder, federation=daemon.federation, site=daemon.site, own=daemon.own, generation=2)
+    assert not daemon.sum_secrets.folder.exists()
+    await close(later)
 
 
 def artifact(sha256: str) -> Artifact:

@@ -19,12 +19,11 @@ def files(tmp_path: Path) -> SumSecretFiles:
     return SumSecretFiles(tmp_path / "sums")
 
 
-def test_a_key_is_drawn_once_a_round_also_after_a_restart(files: SumSecretFiles) -> None:
-    key = files.draw(3)
+def test_what_is_drawn_is_there_after_a_restart_and_drawn_anew_if_nobody_has_seen_it(files: SumSecretFiles) -> None:
+    assert files.draw(3) != (key := files.draw(3)), "a journal that was put back may not know what was masked before"
     assert len(key) == 32
     assert files.draw(4) != key
     again = SumSecretFiles(files.folder)
-    assert (files.draw(3), again.draw(3)) == (key, key)
     secrets = again.load(3)
     assert secrets is not None
     assert secrets.public_key == key
@@ -41,13 +40,14 @@ def test_only_this_user_may_read_them(files: SumSecretFiles) -> None:
 
 
 def test_the_seeds_of_pairs_are_kept_beside_them(files: SumSecretFiles) -> None:
-    key = files.draw(3)
+    files.draw(3)
     files.keep_pair_seeds(3, {ASIA: b"s" * 32})
     files.keep_pair_seeds(3, {ASIA: b"t" * 32, EUROPE: b"u" * 32})
     again = SumSecretFiles(files.folder)
     assert again.pair_seeds(3) == {ASIA: b"t" * 32, EUROPE: b"u" * 32}
-    assert again.draw(3) == key
     assert again.pair_seeds(4) == {}
+    again.draw(3)
+    assert again.pair_seeds(3) == {}
 
 
 def test_no_seeds_are_kept_without_secrets(files: SumSecretFiles) -> None:
