@@ -60,7 +60,7 @@ def machine_of(site: SiteState, round: int) -> SecureSum:
         rules = site.lived_rules if current is not None and current.number == round else site.rules
         keyed = any(isinstance(record, SumKeyed) for record in records)
         forgot = round <= site.memory.restored_round or (keyed and round not in site.sum_rounds)
-        forgot = forgot or any(round <= told for told in site.first_told.values() if site.memory.generation > 1)
+        forgot = forgot or any(round <= first for first in site.first_told.values() if site.memory.generation > 1)
         site.sums[round] = SecureSum.rebuild(
             rules.site, rules.members(round), rules.colluders, records, restored=forgot
         )

@@ -29,8 +29,8 @@ class AggregateConfig(StrictTable):
     another's contribution."""
     secure: bool = False
     """Whether masks hide what each site sends, so that a site learns the sum of those that take part in a round, and
-    no other site's contribution. Takes 3 to 64 sites and a method that averages what all sites send; the rule is "mean" then. No amendment changes
-    it."""
+    no other site's contribution. Takes 3 to 64 sites and a method that averages what all sites send; the rule is
+    "mean" then. No amendment changes it."""
     colluders_max: Annotated[int, Field(ge=1, le=SECURE_SITES_MAX)] = 1
     """With `secure`: how many sites may break the protocol together and still learn no other site's contribution. A
     round with N members has a sum only of more than (N + colluders_max) / 2 of them, of 3 and of colluders_max + 2 at
