@@ -102,7 +102,10 @@ def test_no_file_or_log_keeps_a_secret(calm: LocalFederation, tools: Any) -> Non
         assert not [seed for seed in openings for text in texts if seed in text]
 
 
-@pytest.mark.parametrize("step", ["keyed", "masked", "committed", "opened", "completed"])
+NIGHTLY = [pytest.param(step, marks=pytest.mark.nightly) for step in ("keyed", "opened", "completed")]
+
+
+@pytest.mark.parametrize("step", ["masked", "committed", *NIGHTLY])
 def test_kill_9_after_a_step_changes_no_bit(
     step: str,
     calm: LocalFederation,

@@ -72,7 +72,12 @@ def test_three_sites_without_one_have_no_sum_and_go_on() -> None:
     assert not run.files.words, "nothing was masked, so nothing left"
 
 
-@pytest.mark.parametrize("seed", range(40))
+def seeds(quick: int, nightly: int) -> list[Any]:
+    """A few seeds for each change, and the rest for the night."""
+    return [*range(quick), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(quick, nightly))]
+
+
+@pytest.mark.parametrize("seed", seeds(12, 100))
 def test_sites_that_are_killed_between_any_two_commands_go_on(seed: int) -> None:
     run = run_sums(FIVE if seed % 2 else FOUR, seed=seed)
     for machine in run.machines.values():
@@ -82,7 +87,7 @@ def test_sites_that_are_killed_between_any_two_commands_go_on(seed: int) -> None
     assert not refusals(run)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(6, 60))
 def test_links_that_lose_everything_for_a_while_cost_at_most_sums(seed: int) -> None:
     run = run_sums(FIVE, seed=seed)
     for _ in range(4):
