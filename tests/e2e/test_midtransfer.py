@@ -14,10 +14,12 @@ from fakes.drafts import DERANGEMENT, draft
 from fakes.still import SITE, StillProcess
 from peer.lab.demo.local_federation import LocalFederation
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 RUNS = int(os.environ.get("MHFL_KILL_RUNS", "3"))
 MEGABYTES = 100
+HANG_S = 300
+"""Only what hangs takes so long: every core is busy, and others may be on the machine, too."""
 SITES = ("africa", "america", "asia", "europe")
 VICTIM = "asia"
 OPTIONS = {VICTIM: ("--mortal",)}
@@ -42,12 +44,12 @@ def test_killed_in_mid_transfer(tmp_path: Path, run: int) -> None:
     sites = {name: StillProcess(loopback, name, MEGABYTES, (), *OPTIONS.get(name, ())) for name in SITES}
     try:
         for site in sites.values():
-            site.hear("ready", limit_s=120)
+            site.hear("ready", limit_s=HANG_S)
         with busy():
             for site in sites.values():
                 site.release()
-            assert sites[VICTIM].process.wait(120) == -signal.SIGKILL
-        lines = [site.hear("ordered 2", limit_s=120) for name, site in sites.items() if name != VICTIM]
+            assert sites[VICTIM].process.wait(HANG_S) == -signal.SIGKILL
+        lines = [site.hear("ordered 2", limit_s=HANG_S) for name, site in sites.items() if name != VICTIM]
         assert "ordered 2" in lines, "its receiver goes on alone"
         assert f"ordered 2 {VICTIM}" not in lines
     finally:

@@ -117,7 +117,7 @@ class Simulation:
         shape = with_staleness(self.stream("staleness"), shape)
         faults = draw_faults(rng, shape)
         liars = {name: draw_habits(self.stream(f"habits of {name}")) for name in draw_liars(rng, shape)}
-        shape = with_sums(self.stream("masking"), shape, len(liars))
+        shape = with_sums(self.stream("sums 117"), shape, len(liars))
         shape, acts = with_amendments(self.stream("epochs"), shape)
         shape, acts = with_rekeys(self.stream("rekeys"), shape, acts)
         shape, relay_faults = with_relays(self.stream("relays"), shape)
