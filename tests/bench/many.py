@@ -125,18 +125,10 @@ def run_daemons(
     """
     end_s = time.monotonic() + limit_s
     names = [SiteName(f"site-{number:03d}") for number in range(sites)]
-    method = METHODS[pattern]
-    plan = PLANS[method]
-    more: dict[str, Any] = {"shared_model": {"name": "resnet10"}} if plan.shared == "itself" else {}
-    if pattern == "secure":
-        more["aggregate"] = {"secure": True}
-    text = draft("many", rounds=rounds, method=method, pace={"silence_s": SILENCE_S, **(pace or {})}, **more)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mhfl-many-")))
         began_s = time.perf_counter()
-        federation = ManySites.create(folder, text, dict.fromkeys(names, SITE))
-        federation.plan = (plan.pattern, str(plan.artifact), str(plan.published))
-        federation.numbers = numbers
+        federation = enrol(folder, names, pattern=pattern, rounds=rounds, pace=pace or {}, numbers=numbers)
         log(f"enrolled in {time.perf_counter() - began_s:.1f} s")
         began_s = time.perf_counter()
         stack.enter_context(federation)
@@ -182,6 +174,22 @@ def run_daemons(
         "orders": statistics.mean(count for count, _ in orders),
         "order_bytes": statistics.mean(size for _, size in orders),
     }
+
+
+def enrol(
+    folder: Path, names: Sequence[SiteName], *, pattern: str, rounds: int, pace: Mapping[str, float], numbers: int
+) -> ManySites:
+    """Found the federation of a pattern, and enrol its sites."""
+    method = METHODS[pattern]
+    plan = PLANS[method]
+    more: dict[str, Any] = {"shared_model": {"name": "resnet10"}} if plan.shared == "itself" else {}
+    if pattern == "secure":
+        more["aggregate"] = {"secure": True}
+    text = draft("many", rounds=rounds, method=method, pace={"silence_s": SILENCE_S, **pace}, **more)
+    federation = ManySites.create(folder, text, dict.fromkeys(names, SITE))
+    federation.plan = (plan.pattern, str(plan.artifact), str(plan.published))
+    federation.numbers = numbers
+    return federation
 
 
 def start_all(federation: LocalFederation, names: Sequence[SiteName], *, end_s: float) -> None:
