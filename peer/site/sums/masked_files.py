@@ -71,11 +71,6 @@ class StoredTensor:
         return self.spec.dtype in FLOATING
 
 
-def masked_words(plain: Path, ring: Ring) -> int:
-    """Return how many words the masked file of a plain one has. Raises ``ValueError`` as ``mask_file`` does."""
-    return _count_words(_read_plain(plain), ring)
-
-
 def mask_file(
     plain: Path,
     folder: Path,

@@ -18,12 +18,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from fakes.memory_sums import mask
 from peer.core import limits
 from peer.core.ring import WEIGHT_MAX, Ring
 from peer.core.roster import SiteName
 from peer.files import artifact_path
 from peer.site.sums import masked_files, masking
-from peer.site.sums.masked_files import MaskedFile, add_masked, mask_file, masked_words
+from peer.site.sums.masked_files import MaskedFile, add_masked, mask_file
 
 State = Mapping[str, Tensor]
 
@@ -145,9 +146,8 @@ def test_the_total_has_the_bits_of_whole_numbers_whoever_is_absent(
         masked[name], file = together.mask(name, plain[name])
         assert (file.bytes, file.clipped) == (masked[name].stat().st_size, 0)
         (words,) = safetensors.torch.load_file(masked[name]).items()
-        count = masked_words(plain[name], together.ring)
+        count = sum(tensor.numel() for tensor in states[name].values()) + weighted
         assert (words[0], words[1].dtype, len(words[1])) == ("masked", torch.int64 if weighted else torch.int32, count)
-        assert count == sum(tensor.numel() for tensor in states[name].values()) + weighted
     rng = random.Random(sites)
     for present in (together.names, sorted(rng.sample(together.names, max(2, sites // 2 + 1)))):
         some = {name: masked[name] for name in present}
@@ -164,7 +164,7 @@ def test_the_words_are_those_of_the_masks_in_memory(tmp_path: Path) -> None:
     units, _ = masking.quantise(together.ring, state["b"].numpy())
     pairs = {other: together.seeds[frozenset((name, other))] for other in together.names if other != name}
     words = masking.encode(together.ring, np.concatenate([np.array([3]), units]))
-    expected = masking.mask(words, name, together.own[name], pairs)
+    expected = mask(words, name, together.own[name], pairs)
     assert path.read_bytes().endswith(expected.tobytes())
     assert file.clipped == 1
 
@@ -288,6 +288,11 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         together.add(masked, plain)
 
 
+def refuse(path: Path) -> None:
+    """Try to mask a file that cannot be masked."""
+    mask_file(path, path.parent, ring=ring_of(3), weight=1, site=SiteName("a"), own_seed=bytes(32), pair_seeds={})
+
+
 @pytest.mark.parametrize(
     "header",
     [
@@ -306,12 +311,12 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, header: bytes) -
     path = tmp_path / "w.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(ValueError, match="its header is not that of a safetensors file"):
-        masked_words(path, ring_of(3))
+        refuse(path)
     path.write_bytes((1 << 60).to_bytes(8, "little"))
     with pytest.raises(ValueError, match="longer than the file"):
-        masked_words(path, ring_of(3))
+        refuse(path)
 
 
 def test_a_tensor_with_the_name_of_the_weight_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a tensor of the model is called 'weight'"):
-        masked_words(write(tmp_path, {"weight": torch.zeros(1)}), ring_of(3))
+        refuse(write(tmp_path, {"weight": torch.zeros(1)}))
