@@ -7,6 +7,7 @@ copies of the own model that other sites have trained, and ``aggregate`` average
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -82,7 +83,20 @@ class Work:
         return replace(self, learning_rate=self.learning_rate * self.decay ** (round - 1))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """What one optimiser step on a batch learns from the people of this site.
+
+    Attributes:
+        trains: the networks that the step trains, by name; a visiting model is ``visitor``.
+        reads: the networks beside those that its losses use, and that the people of this site may have shaped.
+    """
+
+    trains: tuple[str, ...]
+    reads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """The choreography of one method.
 
@@ -120,6 +134,11 @@ class Plan:
         public: whether sites predict a public set of images, of which each has a copy.
         predicts: whether sites have a model to predict with afterwards; a method without one has one round.
         source: the paper.
+        travels: the networks that leave the site, whole or in part.
+        learning: by stage, its optimiser steps on a batch. Without it, and without ``unnoised``, a federation with noise
+            refuses the plan. Losses of one step that share no network may be two entries.
+        couples: the parameters, each with the values, for which a loss of one person depends on the data of others.
+        unnoised: why no noise makes private what the method sends; empty if it does.
     """
 
     implementation: str
@@ -147,6 +166,10 @@ class Plan:
     public: bool = False
     predicts: bool = True
     source: str = ""
+    travels: tuple[str, ...] = ()
+    learning: Mapping[str, tuple[Learning, ...]] = field(default_factory=dict)
+    couples: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    unnoised: str = ""
 
     def __post_init__(self) -> None:
         """Freeze the tables; raise ``ValueError`` for a plan that contradicts itself."""
@@ -169,9 +192,14 @@ class Plan:
             raise ValueError("the pattern `visit`, and no other, has a parameter that holds the number of visits")
         if self.pattern == "visit" and self.phases[-2:] != ("returns", "aggregate"):
             raise ValueError("a round in which models visit ends with returns and aggregate")
+        if self.learning and self.learning.keys() != self.stages.keys():
+            raise ValueError(f"learning names the stages {sorted(self.learning)}, the table has {sorted(self.stages)}")
+        if unknown := self.couples.keys() - self.parameters.keys():
+            raise ValueError(f"couples: there is no parameter {min(unknown)!r}")
         object.__setattr__(self, "stages", MappingProxyType(dict(self.stages)))
         object.__setattr__(self, "parameters", MappingProxyType(dict(self.parameters)))
         object.__setattr__(self, "steps_per_site", MappingProxyType(dict(self.steps_per_site)))
+        object.__setattr__(self, "learning", MappingProxyType(dict(self.learning)))
 
     @staticmethod
     def stages_of(phases: tuple[str, ...]) -> set[str]:
@@ -184,6 +212,46 @@ class Plan:
         if self.artifact is None:
             return ()
         return (self.artifact, "return") if self.pattern == "visit" else (self.artifact,)
+
+    @functools.cached_property
+    def noised(self) -> frozenset[str]:
+        """The networks that train with noise in a private federation: those that leave, and all that these learn from.
+
+        A step that trains one of them may read the person's own sample, what was received, and networks with noise.
+        What trains in the last round alone never leaves, if the plan has other phases for that round.
+        """
+        steps = [step for stage in self.noised_stages for step in self.learning[stage]]
+        networks = set(self.travels)
+        while True:
+            read = {name for step in steps if networks & set(step.trains) for name in (*step.trains, *step.reads)}
+            if read <= networks:
+                return frozenset(networks)
+            networks |= read
+
+    @property
+    def noised_stages(self) -> tuple[str, ...]:
+        """The stages whose results may leave the site."""
+        return tuple(stage for stage in self.learning if stage in self.stages_of(self.phases))
+
+    def noised_steps(self, counts: Mapping[str, int], rounds: int) -> int:
+        """Return how many steps with noise a site takes in so many rounds, given each stage's ``count`` of steps."""
+        exchanging = rounds - 1 if self.last_round else rounds
+        a_batch = {
+            stage: sum(1 for step in self.learning[stage] if self.noised & set(step.trains))
+            for stage in self.noised_stages
+        }
+        return exchanging * sum(number * counts[stage] for stage, number in a_batch.items())
+
+    def noise_problem(self, parameters: Mapping[str, object]) -> str | None:
+        """Return why noise cannot make private what the method sends; ``None`` if it can."""
+        if self.unnoised or self.artifact is None:
+            return self.unnoised or "sends nothing"
+        if not self.learning or not self.travels:
+            return "does not declare what its stages learn from (`learning` and `travels` of its plan)"
+        for name, values in self.couples.items():
+            if (value := parameters.get(name, self.parameters[name].default)) in values:
+                return f"has losses of one person that depend on the data of others with {name} = {value!r}"
+        return None
 
     def staleness_problem(self, parameters: Mapping[str, object]) -> str | None:
         """Return why a site must not use artifacts that are one round older; ``None`` if it may."""

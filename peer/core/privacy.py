@@ -1,0 +1,101 @@
+"""The accountant: which differential privacy a number of noisy steps gives, and what that means for an attacker.
+
+A step adds Gaussian noise of standard deviation ``sigma`` times the clipping norm to a sum over persons. Many steps,
+each of which may depend on the results of those before, are together ``mu``-GDP with ``mu**2 = sum(1 / sigma**2)``:
+whatever is computed from their results tells one person's presence no better than a single draw of N(0, 1) or N(mu, 1)
+does. Two data sets are neighbours if one has a person more.
+
+Source: Dong, Roth & Su 2022 (Gaussian differential privacy), corollaries 2.13 and 3.3; Balle & Wang 2018, theorem 8.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+NORMAL = NormalDist()
+BISECTIONS = 200
+"""Halvings of an interval, after which its ends are neighbouring floating-point numbers."""
+EPSILON_MAX = 100.0
+"""Above it, a guarantee excludes nothing, and ``exp`` comes near its limit."""
+MU_MAX = 20.0
+
+
+def normal_cdf(x: float) -> float:
+    """Return the standard normal distribution function, with a small relative error in both tails."""
+    return math.erfc(-x / math.sqrt(2)) / 2
+
+
+def delta_of(epsilon: float, mu: float) -> float:
+    """Return the smallest delta for which mu-GDP is (epsilon, delta)-differentially private."""
+    if mu == 0:
+        return 0.0
+    return normal_cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * normal_cdf(-epsilon / mu - mu / 2)
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """Return the smallest epsilon for which mu-GDP is (epsilon, delta)-differentially private, or infinity.
+
+    It is infinite where it exceeds ``EPSILON_MAX``.
+    """
+    if delta_of(0.0, mu) <= delta:
+        return 0.0
+    if mu > MU_MAX or delta_of(EPSILON_MAX, mu) > delta:
+        return math.inf
+    low, high = 0.0, EPSILON_MAX
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if delta_of(middle, mu) <= delta else (middle, high)
+    return high
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """Return the largest mu for which mu-GDP is (epsilon, delta)-differentially private."""
+    low, high = 0.0, MU_MAX
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_of(epsilon, middle) <= delta else (low, middle)
+    return low
+
+
+def auc_max(mu: float) -> float:
+    """Return the largest AUC that any attack can have in telling whether a person was trained on."""
+    return normal_cdf(mu / math.sqrt(2))
+
+
+def right_guesses_max(mu: float) -> float:
+    """Return the largest share of right yes-or-no guesses about one person, where both answers are as likely."""
+    return normal_cdf(mu / 2)
+
+
+def detected_max(mu: float, false_positives: float) -> float:
+    """Return the largest share of people that an attack recognises at this share of false positives."""
+    return normal_cdf(NORMAL.inv_cdf(false_positives) + mu)
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The noise of a federation.
+
+    Attributes:
+        epsilon, delta: what all its steps together keep to.
+        clip: the largest L2 norm of a person's gradient, over all tensors of a step.
+        people: the number by which the sum over persons is divided: public, and the same at every site.
+        steps: of all rounds.
+    """
+
+    epsilon: float
+    delta: float
+    clip: float
+    people: int
+    steps: int
+
+    @property
+    def mu(self) -> float:
+        return mu_of(self.epsilon, self.delta)
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of a step's noise, in units of ``clip``."""
+        return math.sqrt(self.steps) / self.mu
