@@ -42,6 +42,7 @@ from peer.site.identity.certificates import (
     ROUND_KEY_FILE,
     Identity,
 )
+from peer.site.identity.noise_key import FILE as NOISE_KEY_FILE
 from peer.site.membership.folder import MembershipFolder
 from peer.site.records.history import open_journals
 from peer.site.records.journal import JOURNAL, Journal, storage
@@ -53,11 +54,11 @@ MANIFEST_BYTES_MAX = 16 << 20
 TRIES = 5
 """A running daemon may delete a file between the copy of its journal and the opening of the file."""
 PUBLIC = (CERTIFICATE_FILE, CA_FILE)
-SECRET = (KEY_FILE, PENDING_KEY_FILE, ROUND_KEY_FILE)
+SECRET = (KEY_FILE, PENDING_KEY_FILE, ROUND_KEY_FILE, NOISE_KEY_FILE)
 ROUND_KEYS = "round_keys.json"
 """The one file of the folder ``membership`` that holds secrets."""
 PLACE = re.compile(
-    r"membership/(chain|forks|notices|approvals|accepted|joined|round_keys)\.json|site\.toml|federation\.toml|egress\.db|pki/(site\.key|site\.key\.new|cert\.pem|ca\.pem|round\.key)"
+    r"membership/(chain|forks|notices|approvals|accepted|joined|round_keys)\.json|site\.toml|federation\.toml|egress\.db|pki/(site\.key|site\.key\.new|cert\.pem|ca\.pem|round\.key|noise\.key)"
     r"|gen-[0-9]{4,}/(journal\.db|statistics\.json|cohorts/(key|[0-9a-f]{64}\.json)|artifacts/[0-9a-f]{64}\.safetensors"
     r"|checkpoints/round-[0-9]{6,}/[a-z_-]+/(?!\.\.?$)[A-Za-z0-9_.-]+)"
 )

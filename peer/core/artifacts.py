@@ -9,6 +9,7 @@ from typing import Any, Literal
 from peer.core.json_codec import LEFT_OUT
 from peer.core.leak import Leak
 from peer.core.plan import Kind
+from peer.core.privacy import Spending
 from peer.core.roster import Sha256, SiteName
 
 Purpose = Literal["train", "handback", "evaluate", "return"]
@@ -41,7 +42,8 @@ class Artifact:
     ``steps`` counts the optimiser steps of the model. ``owner`` is the site whose model it is: the
     writer itself, except in circulating rounds and for a ``return``: a visiting model that the writer trained.
     The list of tensors is in the file's header, and in the manifest. ``leak`` is what an attack here learnt from an
-    artifact of this site, ``None`` where it was not measured; no message has it.
+    artifact of this site, ``None`` where it was not measured; ``spent`` what has left of a person's privacy with it, in
+    a private federation. No message has them.
 
     ``commitments`` are those of a masked artifact to the seeds of its masks, by site, as ``peer.core.secure_sum`` has
     them; ``None``: it is not masked.
@@ -56,6 +58,7 @@ class Artifact:
     training_samples: int | None = None
     leak: Leak | None = field(default=None, compare=False, metadata=LEFT_OUT)
     commitments: Mapping[SiteName, Sha256] | None = field(default=None, metadata=LEFT_OUT)
+    spent: Spending | None = field(default=None, compare=False, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,8 +135,8 @@ class Plan:
         predicts: whether sites have a model to predict with afterwards; a method without one has one round.
         source: the paper.
         travels: the networks that leave the site, whole or in part.
-        learning: by stage, its optimiser steps on a batch. Without it, and without ``unnoised``, a federation with noise
-            refuses the plan. Losses of one step that share no network may be two entries.
+        learning: by stage, its optimiser steps on a batch; losses of one step that share no network may be two entries.
+            A federation with noise refuses a plan without it.
         couples: the parameters, each with the values, for which a loss of one person depends on the data of others.
         unnoised: why no noise makes private what the method sends; empty if it does.
     """

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Annotated, TypedDict
 
 NORMAL = NormalDist()
 BISECTIONS = 200
@@ -20,6 +21,8 @@ BISECTIONS = 200
 EPSILON_MAX = 100.0
 """Above it, a guarantee excludes nothing, and ``exp`` comes near its limit."""
 MU_MAX = 20.0
+DIGITS = 4
+"""Decimal places of figures in ledger and documents."""
 
 
 def normal_cdf(x: float) -> float:
@@ -99,3 +102,57 @@ class Noise:
     def sigma(self) -> float:
         """The standard deviation of a step's noise, in units of ``clip``."""
         return math.sqrt(self.steps) / self.mu
+
+    def mu_squared(self, steps: int) -> float:
+        """Return what so many steps add to the square of mu."""
+        return steps / self.sigma**2
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What everything that has left until now tells of one person of this site at most.
+
+    Attributes:
+        mu: of all federations of the machine together.
+        delta: of the federation, for which ``epsilon`` holds.
+        epsilon_max: what the site may spend.
+        exceeded: whether the artifact would spend more, so that it stays here.
+    """
+
+    mu: float
+    delta: float
+    epsilon_max: float
+    exceeded: bool = False
+
+    @property
+    def epsilon(self) -> float:
+        return epsilon_of(self.mu, self.delta)
+
+
+class SpendingFacts(TypedDict):
+    """What has left of a person's privacy."""
+
+    epsilon: Annotated[float | None, "(epsilon, delta)-differential privacy of one person; null above 100"]
+    delta: Annotated[float, "of epsilon"]
+    epsilon_max: Annotated[float, "what this site may spend"]
+    mu: Annotated[float, "the same as Gaussian differential privacy, from which epsilon follows"]
+    auc_max: Annotated[float, "no attack tells who was trained on with a larger AUC"]
+    exceeded: Annotated[bool, "whether the artifact would spend more, and stays here"]
+
+
+def spent_facts(spending: Spending | None) -> dict[str, SpendingFacts]:
+    """Return the key that the ledger's row of an artifact has for what was spent; none without noise."""
+    return {} if spending is None else {"spent": spending_facts(spending)}
+
+
+def spending_facts(spending: Spending) -> SpendingFacts:
+    """Return the figures of a spending, for the ledger and for documents."""
+    epsilon = spending.epsilon
+    return {
+        "epsilon": None if math.isinf(epsilon) else round(epsilon, DIGITS),
+        "delta": spending.delta,
+        "epsilon_max": spending.epsilon_max,
+        "mu": spending.mu,
+        "auc_max": round(auc_max(spending.mu), DIGITS),
+        "exceeded": spending.exceeded,
+    }

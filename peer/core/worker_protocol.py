@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from peer.core import commands, events
@@ -26,6 +26,9 @@ class WorkerSetting(commands.Command):
     ``federation`` and ``site`` are the validated documents (``federation.toml``, ``site.toml``) as
     plain JSON values. ``home`` is the generation's folder, which holds ``artifacts/`` and
     ``checkpoints/``. A worker with the ``duty`` to measure lent models writes nothing there.
+
+    ``noise_key`` is a secret in hexadecimal, from which a private federation's noise derives, and ``budget_folder`` has
+    the record of what was spent of the guarantee; empty where nothing is recorded, as in a simulation.
     """
 
     site_name: str
@@ -35,6 +38,8 @@ class WorkerSetting(commands.Command):
     home: str
     base_folder: str
     duty: Literal["train", "measure"] = "train"
+    noise_key: str = field(default="", repr=False)
+    budget_folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ from peer.net.transport.rates import loop_time
 from peer.net.transport.server import ExchangeServer
 from peer.net.transport.transfer import STREAMS_AT_ONCE
 from peer.site.config.reload import RefusedCertificates
-from peer.site.config.rules import make_rules, worker_setting
+from peer.site.config.rules import make_rules, with_noise, worker_setting
 from peer.site.config.schema import FederationConfig, SiteConfig
 from peer.site.config.site_folder import SiteFolder
 from peer.site.config.toml import split_address, split_relay
@@ -149,8 +149,9 @@ class Daemon:
         self.fetcher, self.sums = self._fetcher(), self._sum_tasks()
         self._follow_roster()
         self._setting = setting = worker_setting(federation, site, own.name, home=self.home, folder=folder.path)
+        private = with_noise(setting, federation, folder, generation)
         log_path, hang_s = folder.logs / "worker.log", site.training.hang_s
-        self.worker_process = WorkerProcess(setting, log_path, self.report, command=worker, hang_s=hang_s)
+        self.worker_process = WorkerProcess(private, log_path, self.report, command=worker, hang_s=hang_s)
         self.evaluation_process = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
 
     def _needed_digests(self) -> set[Sha256]:

@@ -17,6 +17,7 @@ from peer.site.sums.pair_keys import SEED_BYTES
 
 log = logging.getLogger(__name__)
 
+SPENT = "what this site's people may lose is spent"
 LEAKS = "its measured leak is not within the bound"  # for another site, without a figure
 
 
@@ -46,9 +47,14 @@ class EgressPolicy:
         self._ledger = ledger
         self._chain = chain
 
-    def keeps(self, artifact: Artifact) -> bool:
-        """Return whether an artifact stays here for its leak; a masked one tells nothing by itself."""
-        return artifact.commitments is None and self._egress.keeps(artifact)
+    def kept_for(self, artifact: Artifact) -> str | None:
+        """Return why an artifact stays here, for another site; ``None`` if it may leave.
+
+        Of a masked artifact the leak does not matter: it tells nothing by itself.
+        """
+        if artifact.spent is not None and artifact.spent.exceeded:
+            return SPENT
+        return LEAKS if artifact.commitments is None and self._egress.keeps(artifact) else None
 
     def denial(self, caller: SiteName, kind: Kind) -> str | None:
         """Return why nothing of that kind leaves for a caller; ``None`` if it may."""
@@ -108,8 +114,8 @@ class EgressPolicy:
 
     def warn(self, round: int, artifact: Artifact, *, evaluation: bool) -> None:
         """Warn of an artifact, or of an amount, that the policy refuses, before receivers are denied."""
-        if self.keeps(artifact):
-            log.warning(f"{artifact.kind} stays here: {LEAKS}", extra={"round": round, "owner": artifact.owner})
+        if (reason := self.kept_for(artifact)) is not None:
+            log.warning(f"{artifact.kind} stays here: {reason}", extra={"round": round, "owner": artifact.owner})
         rules, limit = self._machine.rules, self._egress.bytes_per_round_max
         everybody = evaluation or rules.pattern(round) == "all_to_all"
         visited = rules.visits if artifact.kind != "return" else 0

@@ -35,12 +35,13 @@ from peer.core.messages import (
     SignedManifest,
     Unavailable,
 )
+from peer.core.privacy import spent_facts
 from peer.core.roster import Sha256, SiteName, round_key_tag
 from peer.core.rules import Rules
 from peer.core.status_document import TransferInProgress
 from peer.daemon.artifact_store import ArtifactStore
 from peer.daemon.chain_keeper import ChainKeeper
-from peer.daemon.egress_policy import LEAKS, EgressPolicy
+from peer.daemon.egress_policy import EgressPolicy
 from peer.daemon.notice_spread import NoticeSpread
 from peer.daemon.peer_account import PeerAccount
 from peer.daemon.proofs import ClaimProofs
@@ -384,9 +385,8 @@ class PeerService:
         transfer = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round, "bytes": size}
         is_masked = artifact.commitments is not None
         circumstances = self.policy.circumstances(request.for_round, relayed=relayed, masked=is_masked)
-        intent = self._ledger.intend(
-            **transfer, generation=generation, sha256=sha256, **circumstances, **ledger_facts(artifact.leak)
-        )
+        told = {**ledger_facts(artifact.leak), **spent_facts(artifact.spent)}
+        intent = self._ledger.intend(**transfer, generation=generation, sha256=sha256, **circumstances, **told)
         self.sending[intent] = cast(TransferInProgress, {"direction": "out", **transfer})
         self._report(events.PeerHeard(caller))
         return Grant(self._store.hold(sha256), intent)  # until `record_sent`: the artifact may be retired meanwhile
@@ -493,8 +493,8 @@ class PeerService:
             owner=request.owner,
             purpose=request.purpose,
         )
-        if not isinstance(answer, Unavailable) and self.policy.keeps(answer[1]):
-            raise self._deny(caller, request, self.policy.describe(caller, f"keeps this {request.kind}: {LEAKS}"))
+        if not isinstance(answer, Unavailable) and (reason := self.policy.kept_for(answer[1])) is not None:
+            raise self._deny(caller, request, self.policy.describe(caller, f"keeps this {request.kind}: {reason}"))
         return answer
 
     def _admit(self, caller: SiteName, request: wire.ArtifactRequest, rules: Rules) -> None:

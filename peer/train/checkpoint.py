@@ -17,7 +17,7 @@ from typing import Any
 from peer.core.artifacts import Artifact
 from peer.core.limits import CHECKPOINTS_KEPT
 from peer.core.worker_protocol import from_json
-from peer.files import clear_unfinished, remove_folder, write_folder
+from peer.files import artifact_path, clear_unfinished, remove_folder, write_folder
 from peer.train.errors import UnusableConfigurationError
 from peer.train.tensors import State, pack, unpack
 
@@ -61,7 +61,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, *, clean: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+        self.folder, self._artifacts = folder, folder.parent / "artifacts"
         if clean:
             clear_unfinished(folder)
 
@@ -80,6 +80,20 @@ class Checkpoints:
     def record(self, name: str) -> dict[str, Any] | None:
         """Read the record of a checkpoint; ``None`` if there is no such checkpoint."""
         return _record(self._path(name))
+
+    def existing_record(self, name: str) -> dict[str, Any]:
+        """Read the record of a checkpoint; raise ``UnusableConfigurationError`` if there is none."""
+        record = self.record(name)
+        return record if record is not None else dict(self.read(name).record)
+
+    def finished_record(self, name: str, work: str) -> dict[str, Any] | None:
+        """Return the checkpoint's record if this ``work`` is done and its artifacts are still on disk."""
+        record = self.record(name)
+        if record is None or record["work"] != work:
+            return None
+        written = [artifact for artifact in (artifact_of(record), *returned_of(record)) if artifact is not None]
+        complete = all(artifact_path(self._artifacts, artifact.sha256).exists() for artifact in written)
+        return record if complete else None
 
     def write_partial(self, step: int, checkpoint: Checkpoint) -> None:
         """Write the stage in progress, then delete older partial checkpoints."""

@@ -19,7 +19,9 @@ from peer.methods.method import Batch, Stage, Step
 from peer.train.checkpoint import Checkpoint, Checkpoints
 from peer.train.device import precision, seed_generators, with_channels_last
 from peer.train.errors import WorkInterrupted
+from peer.train.noise import PrivateSum, StageNoise, refuse_batch_norm
 from peer.train.optimiser import adam, adam_state, load_adam_state, trainable
+from peer.train.person_batches import PersonBatches, PersonSamples
 from peer.train.ranks import Ranks
 from peer.train.samples import Batches, Seed
 from peer.train.tensors import State, state_of
@@ -45,6 +47,7 @@ class Loop:
         precision: precision of the forward passes; losses are computed in float32 or better.
         channels_last: store the channels of a pixel side by side, in images and so in features.
         clip_norm: the largest L2 norm of a step's gradients, over all tensors that the step trains.
+        noise: of a private stage, whose batches are ``PersonBatches``.
         ranks: the data-parallel processes of this stage; each has its own loop.
         lead: at rank 0, makes the other ranks ``follow`` each step.
     """
@@ -60,6 +63,7 @@ class Loop:
         seed: Seed,
         channels_last: bool = False,
         clip_norm: float | None = None,
+        noise: StageNoise | None = None,
         ranks: Ranks | None = None,
         lead: Lead | None = None,
     ) -> None:
@@ -67,8 +71,10 @@ class Loop:
         self.pass_steps = _divide(steps, len(stage.passes)) if stage.divides else (steps,) * len(stage.passes)
         self._ends = tuple(itertools.accumulate(self.pass_steps))
         self.steps = sum(self.pass_steps)
-        self._device, self._precision, self._seed = device, precision, seed
-        self._channels_last, self._clip_norm = channels_last, clip_norm
+        self.device, self._precision, self._seed = device, precision, seed
+        self._channels_last, self._clip_norm, self.noise = channels_last, clip_norm, noise
+        if noise is not None:
+            noise.check(stage)
         self._ranks, self._lead = ranks, lead
         for network in stage.networks.values():
             network.to(device)
@@ -81,6 +87,14 @@ class Loop:
         self._counts: dict[str, int] = {}
         self._last: dict[str, Tensor] = {}
         self.step = 0
+
+    @property
+    def noised_steps(self) -> int:
+        """Optimiser steps with noise in the whole stage."""
+        if self.noise is None:
+            return 0
+        a_batch = [sum(1 for step in steps if any(map(self.noise.covers, step.trains))) for steps in self.stage.passes]
+        return sum(number * steps for number, steps in zip(a_batch, self.pass_steps, strict=True))
 
     def run(self, batches: Batches) -> Iterator[int]:
         """Train from the current to the last step; yield the count after each step."""
@@ -136,7 +150,7 @@ class Loop:
         """Continue after this step, with these sums of losses."""
         self.step = step
         for name, (value, count) in sums.items():
-            self._sums[name] = torch.tensor(value, dtype=torch.float64, device=self._device)
+            self._sums[name] = torch.tensor(value, dtype=torch.float64, device=self.device)
             self._counts[name] = count
 
     def close(self) -> None:
@@ -149,32 +163,95 @@ class Loop:
     def _advance(self, batches: Batches) -> None:
         """Train the current step, and count it."""
         pass_number = bisect.bisect_right(self._ends, self.step)
-        batch = batches[self.step if self.stage.divides else self.step % self.pass_steps[0]]
-        if self._channels_last:
-            batch = replace(batch, images=with_channels_last(batch.images))
-        self._last = self._train(self.step, self.stage.passes[pass_number], batch)
+        turn = self.step if self.stage.divides else self.step % self.pass_steps[0]
+        optimiser_steps = self.stage.passes[pass_number]
+        if isinstance(batches, PersonBatches):
+            taken = [
+                self._take_privately(number, each, batches.at(turn)) for number, each in enumerate(optimiser_steps)
+            ]
+        else:
+            batch = self._in_format(batches[turn])
+            taken = [self._take(number, each, batch) for number, each in enumerate(optimiser_steps)]
+        self._last = {TOTAL: torch.stack([terms.pop(TOTAL) for terms in taken]).sum()}
+        for terms in taken:
+            self._last |= terms
         for name, value in self._last.items():
             self._sums[name] = self._sums.get(name, 0.0) + value.double()
             self._counts[name] = self._counts.get(name, 0) + 1
         self.step += 1
 
-    def _train(self, step: int, optimiser_steps: tuple[Step, ...], batch: Batch) -> dict[str, Tensor]:
-        all_terms: dict[str, Tensor] = {}
-        totals = []
-        for number, optimiser_step in enumerate(optimiser_steps):
-            terms = self._take(step, number, optimiser_step, batch)
-            totals.append(terms.pop(TOTAL))
-            all_terms |= terms
-        return {TOTAL: torch.stack(totals).sum()} | all_terms
+    def _in_format(self, batch: Batch) -> Batch:
+        return replace(batch, images=with_channels_last(batch.images)) if self._channels_last else batch
 
-    def _take(self, step: int, number: int, optimiser_step: Step, batch: Batch) -> dict[str, Tensor]:
+    def _take(self, number: int, optimiser_step: Step, batch: Batch) -> dict[str, Tensor]:
         """Take one optimiser step, the ``number``-th on the batch of this step of the stage."""
+        optimisers = self._prepare(optimiser_step)
+        terms = self._backward(number, optimiser_step, batch)
+        if optimiser_step.trains:
+            parameters = list(_parameters(optimisers.values()))
+            if self._ranks is not None:
+                self._ranks.average_gradients(parameters)
+            optimiser_step.after_backward()
+            if self._clip_norm is not None:
+                nn.utils.clip_grad_norm_(parameters, self._clip_norm)
+        for optimiser in optimisers.values():
+            optimiser.step()
+        return terms
+
+    def _take_privately(self, number: int, optimiser_step: Step, people: Iterable[PersonSamples]) -> dict[str, Tensor]:
+        """Take one optimiser step on all people: with noise where a network leaves or teaches one that does."""
+        assert self.noise is not None
+        optimisers = self._prepare(optimiser_step)
+        noised = {name: each for name, each in optimisers.items() if self.noise.covers(name)}
+        refuse_batch_norm(self.stage.networks[name] for name in noised)
+        private = PrivateSum(self.noise.noise, list(_parameters(noised.values())))
+        bare = list(_parameters(each for name, each in optimisers.items() if name not in noised))
+        bare_sums, term_sums = [torch.zeros_like(each) for each in bare], dict[str, Tensor]()
+        for samples in people:
+            for batch, share in samples.batches:
+                terms = self._backward(number, optimiser_step, self._in_format(batch), samples.person, share=share)
+                term_sums = {name: term_sums.get(name, 0.0) + value * share for name, value in terms.items()}
+            private.add()
+            for total, parameter in zip(bare_sums, bare, strict=True):
+                if parameter.grad is not None:
+                    total += parameter.grad
+                    parameter.grad = None
+        private.release(self.noise.key, self.noise.purpose, self.step, number)
+        for total, parameter in zip(bare_sums, bare, strict=True):
+            parameter.grad = total / private.people
+        optimiser_step.after_backward()
+        for optimiser in optimisers.values():
+            optimiser.step()
+        term_sums["clipped_share"] = torch.tensor(float(private.clipped))
+        return {name: value / private.people for name, value in term_sums.items()}
+
+    def _prepare(self, optimiser_step: Step) -> dict[str, torch.optim.Optimizer]:
+        """Freeze what the step does not train; return the optimisers of what it does, without gradients, by network."""
+        for name in self.stage.networks:
+            self._freeze(name, frozen=name not in optimiser_step.trains)
+        optimisers: dict[str, torch.optim.Optimizer] = {
+            name: self.optimisers[name] for name in optimiser_step.trains if name in self.optimisers
+        }
+        for optimiser in optimisers.values():
+            optimiser.zero_grad(set_to_none=True)
+        return optimisers
+
+    def _backward(
+        self, number: int, optimiser_step: Step, batch: Batch, *person: str, share: float = 1.0
+    ) -> dict[str, Tensor]:
+        """Add the gradients of a batch to those of the parameters; return the terms and their weighted ``total``.
+
+        Args:
+            person: whose samples the batch has, if only one person's.
+            share: what the gradients are multiplied by.
+        """
+        step = self.step
 
         def run(network: str, part: str, inputs: tuple[Any, ...], *rank: int) -> Any:
             # Each network has its own randomness: other networks of the stage do not change its dropout.
-            self._seed_forward(step, network, number, *rank)
+            self._seed_forward(step, network, number, *(f"rank {each}" for each in rank), *person)
             module = self.stage.networks[network]
-            with precision(self._precision, self._device):
+            with precision(self._precision, self.device):
                 return (module.get_submodule(part) if part else module)(*inputs)
 
         def forward(network: str, *inputs: Any, part: str = "") -> Any:
@@ -182,31 +259,19 @@ class Loop:
             if self._ranks is None or share is None:
                 return run(network, part, inputs)
             output = run(network, part, share.inputs, self._ranks.rank)
-            self._seed_forward(step, network, number)  # losses draw the same numbers at every rank
+            self._seed_forward(step, network, number, *person)  # losses draw the same numbers at every rank
             return share.join(output)
 
-        for name in self.stage.networks:
-            self._freeze(name, frozen=name not in optimiser_step.trains)
-        optimisers = [self.optimisers[name] for name in optimiser_step.trains if name in self.optimisers]
-        for optimiser in optimisers:
-            optimiser.zero_grad(set_to_none=True)
         terms = optimiser_step.losses(batch, forward)
         total = torch.stack([term.value * term.weight for term in terms.values()]).sum()
         if optimiser_step.trains:
-            torch.autograd.backward(total)
-            if self._ranks is not None:
-                self._ranks.average_gradients(_parameters(optimisers))
-            optimiser_step.after_backward()
-            if self._clip_norm is not None:
-                nn.utils.clip_grad_norm_(list(_parameters(optimisers)), self._clip_norm)
-        for optimiser in optimisers:
-            optimiser.step()
+            torch.autograd.backward(total * share if share < 1 else total)
         return {TOTAL: total.detach()} | {name: term.value.detach() for name, term in terms.items()}
 
-    def _seed_forward(self, step: int, network: str, number: int, *rank: int) -> None:
-        """Seed a forward pass; each rank draws its own numbers for its samples."""
-        purpose = ("forward", step, network, *([number] if number else ()), *(f"rank {each}" for each in rank))
-        seed_generators(self._device, self._seed(*purpose))
+    def _seed_forward(self, step: int, network: str, number: int, *whose: str) -> None:
+        """Seed a forward pass; each rank, and each person of a private stage, draws its own numbers."""
+        purpose = ("forward", step, network, *([number] if number else ()), *whose)
+        seed_generators(self.device, self._seed(*purpose))
 
     def _freeze(self, name: str, *, frozen: bool) -> None:
         """Set evaluation mode and stop gradients of trainable parameters, or undo both."""

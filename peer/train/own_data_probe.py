@@ -67,6 +67,8 @@ class OwnDataProbe:
 
     def __init__(self, settings: TrainingSettings, data: Callable[[], SiteData], device: torch.device) -> None:
         self._settings, self._data, self._device = settings, data, device
+        # What a site uses is part of what it sends: with noise, its people must not decide on it.
+        self._ratio_max = settings.training.probe_ratio_max if settings.noise is None else 0.0
         self._batch: tuple[Tensor, Tensor] | None = None
 
     def check_model(self, source: Source, network: nn.Module, own: nn.Module) -> None:
@@ -80,7 +82,7 @@ class OwnDataProbe:
         Raises:
             UnusableArtifact: the model is beyond the bound.
         """
-        ratio_max = self._settings.training.probe_ratio_max
+        ratio_max = self._ratio_max
         if not ratio_max or source.origin == self._settings.site:
             return
         _refuse_without_weights(source, network)
@@ -113,11 +115,11 @@ class OwnDataProbe:
                 ``CONFIDENCE``.
         """
         self.check_model(source, returned, sent)
-        loss_max = self._settings.training.probe_ratio_max / 2
+        loss_max = self._ratio_max / 2
         if not loss_max:
             return
         ratios, before = self.loss_ratios(returned), self.loss_ratios(sent)
-        bound = self._settings.training.probe_ratio_max
+        bound = self._ratio_max
         if _lower_end(_limited(ratios, bound) - _limited(before, bound)) > loss_max:
             raise UnusableArtifact(
                 source,
@@ -153,7 +155,7 @@ class OwnDataProbe:
         Raises:
             UnusableArtifact: the copy is refused.
         """
-        if not self._settings.training.probe_ratio_max or source.origin == self._settings.site:
+        if not self._ratio_max or source.origin == self._settings.site:
             return
         if earlier is None:
             if not final:
@@ -182,7 +184,7 @@ class OwnDataProbe:
         Raises:
             UnusableArtifact: the head is beyond the bound.
         """
-        if not self._settings.training.probe_ratio_max or source.origin == self._settings.site:
+        if not self._ratio_max or source.origin == self._settings.site:
             return
         _refuse_without_weights(source, head)
         ratio = self.spread_ratio(head, own)
@@ -198,7 +200,7 @@ class OwnDataProbe:
     def _samples_are_sound(self, own: nn.Module) -> bool:
         """Return whether this site's network stays within the bound on the same samples; if not, log a warning."""
         ratio = self.loss_ratio(own)
-        sound = ratio <= self._settings.training.probe_ratio_max
+        sound = ratio <= self._ratio_max
         if not sound:
             logger.warning(
                 "received artifacts are not tried: this site's own network fails on the samples, too; look at the "

@@ -446,10 +446,14 @@ class Batches:
         began_s = self._clock()
         images, targets = self._read(step)
         self.waited_s += self._clock() - began_s
+        return self._augment(images, targets, [("augment", step, index) for index in self._own(step)])
+
+    def _augment(self, images: Tensor, targets: Tensor, purposes: Sequence[tuple[object, ...]]) -> Batch:
+        """Return the batch of these samples on the device, each augmented with the seed of its purpose."""
         images, targets = self._on_device(images), self._on_device(targets)
         masks = self._masks
         if self._augmentation.active:
-            seeds = [self._seed("augment", step, index) for index in self._own(step)]
+            seeds = [self._seed(*purpose) for purpose in purposes]
             maps = affine_maps(self._augmentation, seeds, images.shape[2:])
             images = warp(images, maps, mode="nearest" if self._flips_only else "bilinear")
             targets = warp_targets(targets, maps)

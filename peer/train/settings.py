@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from peer.core.columns import TableColumn
 from peer.core.plan import Plan, Value, Wire, Work
+from peer.core.privacy import Noise
 from peer.core.roster import Sha256, SiteName
 from peer.core.targets import CLASS, Target
 from peer.core.tasks import objective_of
@@ -153,7 +155,9 @@ class TrainingSettings:
     ``hides_counters``: the site's policy hides the size of the training set, which a layer's count of
     batches would reveal. ``base_weights`` are files of weights by SHA-256. ``gpu_folder`` holds the queues
     of this machine's devices if workers take turns. ``leak`` says in which rounds the worker measures the leak of its
-    artifacts, and ``egress`` which of them then stay here.
+    artifacts, and ``egress`` which of them then stay here. ``noise`` is that of a private federation, ``noise_key``
+    the secret from which it derives, ``budget`` the folder in which the site records what it spends, up to
+    ``epsilon_max``.
     """
 
     site: SiteName
@@ -184,6 +188,10 @@ class TrainingSettings:
     rounds: int
     leak: str
     egress: EgressConfig
+    noise: Noise | None = None
+    noise_key: bytes = field(default=b"", repr=False)
+    budget: Path | None = None
+    epsilon_max: float = math.inf
 
     @property
     def artifacts(self) -> Path:
@@ -203,6 +211,7 @@ class TrainingSettings:
             *(f"{key} = {value}" for key in SUPERVISION_KEYS if (value := getattr(training, key))),
             *(["NaN is background"] if self.data.nan else []),
             *([f"{training.processes} processes"] if training.processes > 1 else []),
+            *([repr(self.noise)] if self.noise is not None else []),
             *([] if self.plan.predicts else [f"count_min = {self.count_min}"]),
         )
         text = json.dumps([self.federation, self.site, *map(repr, fixed_by), *parts])
@@ -247,6 +256,10 @@ class TrainingSettings:
             rounds=federation.rounds,
             leak=site.privacy.leak if site.egress.leak_auc_max is None else "every",
             egress=site.egress,
+            noise=federation.noise,
+            noise_key=bytes.fromhex(setting.noise_key),
+            budget=Path(setting.budget_folder) if setting.budget_folder else None,
+            epsilon_max=min(federation.privacy.epsilon or math.inf, site.privacy.epsilon_max or math.inf),
         )
 
 

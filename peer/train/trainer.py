@@ -42,8 +42,11 @@ from peer.train.errors import DivergenceError, UnusableArtifact, UnusableConfigu
 from peer.train.guest import evaluate_split
 from peer.train.leak_meter import LeakMeter
 from peer.train.loop import Diverged, Loop, resume_stage, run_stage
+from peer.train.noise import stage_noise
 from peer.train.optimiser import fitting_moments
 from peer.train.own_data_probe import OwnDataProbe, largest_change
+from peer.train.person_batches import open_batches
+from peer.train.privacy_meter import PrivacyMeter
 from peer.train.rank_processes import RankProcesses
 from peer.train.ranks import Ranks
 from peer.train.rehearsal import rehearse
@@ -91,6 +94,7 @@ class Trainer:
         self._probe = OwnDataProbe(settings, lambda: self.data, self.device)
         exchange, data = self.artifact_exchange, lambda: self.data
         self._leak_meter = LeakMeter(settings, self._seed, data, exchange, self.device, self._check_halt)
+        self._privacy_meter = PrivacyMeter(settings, data)
         self._prediction_context: StageContext | None = None
         self._ahead = 0
         self._queue = DeviceQueue(settings.gpu_folder / device_id(self.device)) if settings.gpu_folder else None
@@ -112,11 +116,16 @@ class Trainer:
             commands.Evaluate: self._evaluate,
             commands.Rehearse: lambda rehearsal: rehearse(self, rehearsal),
         }
+
+        def answer() -> events.Event:
+            event = self._leak_meter.measure(command, handlers[type(command)](command))
+            return self._privacy_meter.label(event)
+
         if self._queue is None or isinstance(command, commands.Initialise):  # it computes on the processor
-            return self._leak_meter.measure(command, handlers[type(command)](command))
+            return answer()
         with self._queue.turn(lambda ahead: self._wait(command, ahead)):
             try:
-                return self._leak_meter.measure(command, handlers[type(command)](command))
+                return answer()
             finally:
                 self._prediction_context = None
                 self.site_networks.leave_device()
@@ -131,7 +140,7 @@ class Trainer:
     # --- commands ---------------------------------------------------------------------------------------------------
     def _initialise(self, command: commands.Initialise) -> events.Initialised:
         work = self.settings.digest("initialise", command.generation)
-        record = self._finished_record(INITIAL, work)
+        record = self._checkpoints.finished_record(INITIAL, work)
         if record is None:
             masks, build = self.settings.data.regions is not None, self.site_networks.build_context
             if self._lead is not None:
@@ -165,10 +174,10 @@ class Trainer:
 
     def _train(self, command: commands.Train) -> events.Event:
         name = checkpoint_name(command.round, command.stage)
-        base = self._base_record(command.base)
+        base = self._checkpoints.existing_record(command.base)
         longer = (command.rounds,) if command.rounds > 1 else ()
         work = self.settings.digest(name, base["work"], *map(_source_key, command.sources), command.circulate, *longer)
-        record = self._finished_record(name, work)
+        record = self._checkpoints.finished_record(name, work)
         if record is None:
             try:
                 record = self._run_stage(command, name, work, steps_before=base["steps"])
@@ -192,11 +201,11 @@ class Trainer:
 
     def _aggregate(self, command: commands.Aggregate) -> events.Event:
         name = checkpoint_name(command.round, "aggregate")
-        base = self._base_record(command.base)
+        base = self._checkpoints.existing_record(command.base)
         sent = [] if command.sent is None else [_source_key(command.sent)]
         total = [] if command.total is None else [command.total.sha256]
         work = self.settings.digest(name, base["work"], *map(_source_key, command.sources), *sent, *total)
-        record = self._finished_record(name, work)
+        record = self._checkpoints.finished_record(name, work)
         if record is None and self.settings.plan.pattern == "visit":
             try:
                 record = self._merge(command, name, work, steps=base["steps"])
@@ -269,8 +278,10 @@ class Trainer:
 
     def _adopt(self, command: commands.Adopt) -> events.Event:
         name = checkpoint_name(command.round, "adopt")
-        work = self.settings.digest(name, self._base_record(command.base)["work"], _source_key(command.source))
-        record = self._finished_record(name, work)
+        work = self.settings.digest(
+            name, self._checkpoints.existing_record(command.base)["work"], _source_key(command.source)
+        )
+        record = self._checkpoints.finished_record(name, work)
         if record is None:
             self.site_networks.load(command.base)
             dam = self.site_networks.dam
@@ -302,7 +313,7 @@ class Trainer:
         metrics |= {f"{VALIDATION}{name}": value for name, value in self.evaluate(self.data.validation).items()}
         lent = None
         if command.lent:
-            steps = self._base_record(command.base)["steps"]
+            steps = self._checkpoints.existing_record(command.base)["steps"]
             lent = self._send(self.site_networks.dam, owner=self.settings.site, steps=steps, lent=True)
         return events.Evaluated(command.generation, command.round, command.attempt, metrics, lent)
 
@@ -346,6 +357,7 @@ class Trainer:
         local = [network for network in stage.trains if network in self.site_networks.networks]
         self._load_moments(loop)
         order = (command.generation, command.round, command.attempt, command.stage)
+        bare = self._privacy_meter.charge(loop, resumed, self._checkpoints.existing_record(command.base))
         try:
             duration_s = run_stage(
                 loop,
@@ -372,6 +384,7 @@ class Trainer:
             "metrics": loop.metrics(command.stage),
             "threads": self.settings.training.threads,
             "duration_s": duration_s,
+            **bare,
         }
         if cohort is not None:
             record["cohort"] = cohort
@@ -418,15 +431,9 @@ class Trainer:
         self._prediction_context = None
         stage = self._build_stage(command, self._probe if probes else None)
         seed = functools.partial(self._seed, command.round, command.stage)
-        batches = Batches(
-            self.data,
-            batch_size=settings.training.batch_size,
-            augmentation=settings.data.augmentation,
-            seed=seed,
-            device=self.device,
-            readers=settings.training.readers,
-            ranks=self._ranks,
-        )
+        noise = stage_noise(settings, command, work)
+        options = {"seed": seed, "device": self.device, "ranks": self._ranks}
+        batches = open_batches(self.data, settings, noise, check_halt=self._check_halt, **options)
         loop = Loop(
             stage,
             stage_work,
@@ -436,6 +443,7 @@ class Trainer:
             seed=seed,
             channels_last=settings.training.channels_last,
             clip_norm=settings.training.clip_norm,
+            noise=noise,
             ranks=self._ranks,
             lead=self._lead,
         )
@@ -488,7 +496,7 @@ class Trainer:
             copy,
             earlier,
             rounds=source.round - command.earlier.round if command.earlier is not None else 1,
-            own_change=self._base_record(command.base).get("change", 0.0),
+            own_change=self._checkpoints.existing_record(command.base).get("change", 0.0),
             final=command.final,
         )
 
@@ -560,20 +568,6 @@ class Trainer:
     def _send(self, network: nn.Module, *, owner: SiteName, steps: int, lent: bool = False) -> Artifact:
         samples = len(self.data.training)
         return self.artifact_exchange.send(network, owner=owner, steps=steps, samples=samples, lent=lent)
-
-    def _base_record(self, name: str) -> dict[str, Any]:
-        """Return the record of a checkpoint that must exist."""
-        record = self._checkpoints.record(name)
-        return record if record is not None else dict(self._checkpoints.read(name).record)
-
-    def _finished_record(self, name: str, work: str) -> dict[str, Any] | None:
-        """Return the checkpoint's record if this ``work`` is done and its artifact is still on disk."""
-        record = self._checkpoints.record(name)
-        if record is None or record["work"] != work:
-            return None
-        written = [artifact for artifact in (artifact_of(record), *returned_of(record)) if artifact is not None]
-        complete = all(artifact_path(self.settings.artifacts, artifact.sha256).exists() for artifact in written)
-        return record if complete else None
 
     def _reject(
         self, command: commands.Train | commands.Aggregate | commands.Adopt, error: UnusableArtifact

@@ -198,6 +198,9 @@ def confine(setting: object) -> None:
         if shared is not None and own:
             shared.mkdir(parents=True, exist_ok=True)
             own.append(shared)
+        if setting.budget_folder and own:
+            own.append(Path(setting.budget_folder))
+            own[-1].mkdir(mode=0o700, exist_ok=True)
         caches = [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), Path.home() / ".nv"]
         system = [Path(tempfile.gettempdir()), Path("/dev"), Path("/proc")]
         sites = base.parent.parent

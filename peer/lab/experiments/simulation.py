@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peer.core import commands, events, site_memory
@@ -174,7 +174,9 @@ class Simulation:
         site = self.sites[name] if name in self.sites else SiteConfig.load(self.folder / "sites" / name / "site.toml")
         for part in ("artifacts", "checkpoints"):
             (self.home(name) / part).mkdir(parents=True, exist_ok=True)
-        return Trainer(worker_setting(self.federation, site, name, home=self.home(name), folder=site.folder))
+        key = hashlib.sha256(f"simulated noise of {name}".encode()).digest()
+        setting = worker_setting(self.federation, site, name, home=self.home(name), folder=site.folder)
+        return Trainer(replace(setting, noise_key=key.hex()))
 
     @contextlib.contextmanager
     def _journals(self, names: list[SiteName]) -> Iterator[dict[SiteName, Journal]]:

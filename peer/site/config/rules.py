@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from peer.core import limits
@@ -9,8 +10,11 @@ from peer.core.epochs import PaceRules
 from peer.core.roster import RoundKey, SiteName
 from peer.core.rules import Rules
 from peer.core.worker_protocol import WorkerSetting
+from peer.privacy_budget import FOLDER as BUDGET_FOLDER
 from peer.site.config.schema import FederationConfig, SiteConfig
+from peer.site.config.site_folder import SiteFolder
 from peer.site.config.site_tables import EgressConfig, LimitsConfig
+from peer.site.identity.noise_key import generation_noise_key, read_noise_key
 
 
 def make_rules(
@@ -62,7 +66,12 @@ def make_rules(
 
 
 def worker_setting(
-    federation: FederationConfig, site: SiteConfig, name: SiteName, *, home: Path, folder: Path
+    federation: FederationConfig,
+    site: SiteConfig,
+    name: SiteName,
+    *,
+    home: Path,
+    folder: Path,
 ) -> WorkerSetting:
     """Build the setting of a site's worker.
 
@@ -78,3 +87,18 @@ def worker_setting(
         home=str(home),
         base_folder=str(folder),
     )
+
+
+def with_noise(
+    setting: WorkerSetting, federation: FederationConfig, folder: SiteFolder, generation: int
+) -> WorkerSetting:
+    """Add what the worker of a private federation gets beside: its noise's key, and the folder of the people's budget.
+
+    Raises:
+        DiskError: ``pki/noise.key`` can be neither read nor written.
+        StateError: it is damaged.
+    """
+    if federation.noise is None:
+        return setting
+    key = generation_noise_key(read_noise_key(folder.pki), federation.digest, generation)
+    return replace(setting, noise_key=key.hex(), budget_folder=str(folder.home / BUDGET_FOLDER))

@@ -17,12 +17,14 @@ from peer.core.epochs import PaceRules
 from peer.core.limits import CONTACT_CHARACTERS_MAX
 from peer.core.metrics import METRICS_OF
 from peer.core.plan import METHOD_KEYS, Plan, Unit, Value, Wire, Work
+from peer.core.privacy import Noise
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.core.tasks import UNCLASSED
 from peer.errors import ConfigError
 from peer.methods.registry import PLANS, find_plan, method_names
 from peer.site.config import toml
 from peer.site.config.aggregate_table import AggregateConfig, rule_problem, secure_problem
+from peer.site.config.privacy_table import NoiseConfig, mechanism_problem, site_noise_problems
 from peer.site.config.site_tables import (
     ConnectConfig,
     DataConfig,
@@ -173,6 +175,7 @@ class FederationConfig(StrictTable):
     stages: dict[str, StageConfig]
     """One table a training stage of the method, as `mhfl-peer methods NAME` lists them; FedSKD has "train"."""
     aggregate: AggregateConfig = AggregateConfig()
+    privacy: NoiseConfig = NoiseConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     fallback: Fallback = Fallback()
     pace: PaceConfig = PaceConfig()
@@ -262,6 +265,16 @@ class FederationConfig(StrictTable):
         return Work(**self.stages[stage].model_dump())
 
     @property
+    def _counts(self) -> dict[str, int]:
+        """The steps or epochs of each stage in a round."""
+        return {stage: table.count for stage, table in self.stages.items()}
+
+    @property
+    def noise(self) -> Noise | None:
+        """The noise on what leaves; ``None`` without ``[privacy] mechanism``. No amendment changes it."""
+        return self.privacy.noise(self.plan, self._counts, self.rounds)
+
+    @property
     def beat_s(self) -> float:
         """Seconds between two heartbeats of a site; a large federation sends them less often."""
         if self.pace.beat_s is not None:
@@ -319,6 +332,8 @@ class FederationConfig(StrictTable):
             raise key_problem("weighting", f"{self.method.name} adds up sums; leave it out")
         if (contradiction := self._aggregate_problem()) is not None:
             raise key_problem(*contradiction)
+        if (contradiction := self._noise_problem()) is not None:
+            raise key_problem(*contradiction)
         if (problem := self._shared_model_problem()) is not None:
             raise key_problem("shared_model", problem)
         if self.wire != "float32" and self.plan.artifact in (None, "prototype", "prediction", "sums"):
@@ -374,6 +389,19 @@ class FederationConfig(StrictTable):
             weighting=weighting,
             wire=self.wire,
             staleness=self.schedule.staleness,
+            global_test=self.global_test,
+        )
+
+    def _noise_problem(self) -> tuple[str, str] | None:
+        """Return the key and the reason where the table ``[privacy]`` and the rest contradict each other."""
+        return mechanism_problem(
+            self.privacy,
+            self.plan,
+            method=self.method.name,
+            parameters=self.parameters,
+            counts=self._counts,
+            rounds=self.rounds,
+            weighting=self.weighting,
             global_test=self.global_test,
         )
 
@@ -528,6 +556,8 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str, *, new
     problems += _scale_problems(federation.task.kind, site)
     problems += geometry_problems(federation.task, site.data)
     problems += _supervision_problems(federation, site.training)
+    if federation.noise is not None:
+        problems += site_noise_problems(site.egress, site.training)
     if problems:
         toml.refuse(site.where, sorted(problems))
 

@@ -91,6 +91,10 @@ class EgressConfig(StrictTable):
 class PrivacyConfig(StrictTable):
     """``[privacy]`` of site.toml: what this site measures before something leaves."""
 
+    epsilon_max: Annotated[float, Field(gt=0)] | None = None
+    """In a federation with noise: what this site's people may lose in all federations of this machine together, at the
+    federation's delta; less than the federation's epsilon is possible. Once it is spent, the site receives, trains and
+    sends nothing. Left out: the federation's epsilon."""
     leak: Literal["off", "last", "every"] = "last"
     """When the worker attacks the artifacts that it is about to send, with this site's own people: "off", "last" (the
     last artifacts of the federation, with up to 10,000 samples) or "every" (before that with as many people as take a

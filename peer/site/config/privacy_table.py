@@ -1,0 +1,95 @@
+"""The table ``[privacy]`` of federation.toml, and what it demands of the other tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from peer.core.plan import Plan, Value
+from peer.core.privacy import EPSILON_MAX, Noise
+from peer.site.config.site_tables import EgressConfig, TrainingConfig
+from peer.site.config.toml import Count, Positive, StrictTable
+
+SIGMA_MAX = 1e6
+"""In units of the clipping norm; with more noise nothing is learnt."""
+DELTA_SHARE_MAX = 0.1
+"""The largest delta, as a share of one person: one in ten cohorts may lose one person's data entirely."""
+
+
+class NoiseConfig(StrictTable):
+    """``[privacy]`` of federation.toml: noise on what leaves, with a guarantee for each person."""
+
+    mechanism: Literal["none", "noise"] = "none"
+    """With "noise", every step of a network that leaves, or from which such a network learns, clips the gradient of
+    each person (the `subject` of the datalist; without one, each sample) and adds Gaussian noise to their sum. All
+    people of a site are in each step, so that an epoch is one step. What never leaves trains without noise."""
+    epsilon: Annotated[float, Field(gt=0, le=EPSILON_MAX)] | None = None
+    """With `mechanism`: what all rounds together keep to: (epsilon, delta)-differential privacy of one person more or
+    less, against everybody outside the site."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-4
+    """With `mechanism`: see `epsilon`. A site with more than 1 / (10 delta) people refuses to train."""
+    clip: Positive = 1.0
+    """With `mechanism`: the largest L2 norm of a person's gradient, over all tensors of a step together."""
+    people: Count | None = None
+    """With `mechanism`: by what the sum over people is divided: about the number of a site's people, but public and the
+    same at every site."""
+
+    def noise(self, plan: Plan, counts: Mapping[str, int], rounds: int) -> Noise | None:
+        """Return the noise of a federation with this plan, steps by stage and rounds; ``None`` without a mechanism."""
+        if self.mechanism == "none" or self.epsilon is None or self.people is None:
+            return None
+        return Noise(self.epsilon, self.delta, self.clip, self.people, plan.noised_steps(counts, rounds))
+
+
+def mechanism_problem(
+    table: NoiseConfig,
+    plan: Plan,
+    *,
+    method: str,
+    parameters: Mapping[str, Value],
+    counts: Mapping[str, int],
+    rounds: int,
+    weighting: str,
+    global_test: bool,
+) -> tuple[str, str] | None:
+    """Return the key and the reason why there can be no noise, or why a key has no use without it."""
+    if table.mechanism == "none":
+        defaults = NoiseConfig()
+        for key in ("epsilon", "delta", "clip", "people"):
+            if getattr(table, key) != getattr(defaults, key):
+                return f"privacy.{key}", 'only noise has a use for it; set mechanism = "noise", or leave it out'
+        return None
+    for key in ("epsilon", "people"):
+        if getattr(table, key) is None:
+            return f"privacy.{key}", 'mechanism = "noise" needs it'
+    if (reason := plan.noise_problem(parameters)) is not None:
+        return "privacy.mechanism", f"{method} {reason}; take another method, such as fedavg, or leave it out"
+    if weighting == "samples":
+        return "weighting", 'the number of samples would leave without noise; leave it out, or set mechanism = "none"'
+    if global_test:
+        return (
+            "global_test",
+            'figures of each site\'s people would leave without noise; leave it out, or set mechanism = "none"',
+        )
+    noise = table.noise(plan, counts, rounds)
+    if noise is not None and not 0 < noise.sigma <= SIGMA_MAX:
+        return (
+            "privacy.epsilon",
+            f"{table.epsilon:g} over {noise.steps} steps takes noise of {noise.sigma:.3g} clip; raise it",
+        )
+    return None
+
+
+def site_noise_problems(egress: EgressConfig, training: TrainingConfig) -> Iterator[str]:
+    """Problems with the keys of site.toml that would make the guarantee of a federation with noise untrue."""
+    because = 'federation.toml has [privacy] mechanism = "noise"'
+    if egress.training_set_size:
+        yield f"egress.training_set_size: it leaves without noise, and {because}; leave it out"
+    if isinstance(training.class_weights, str):
+        yield f"training.class_weights: they depend on all people, and {because}; write numbers, or leave it out"
+    if training.clip_norm is not None:
+        yield f"training.clip_norm: each person's gradient is clipped by itself, since {because}; leave it out"
+    if training.processes > 1:
+        yield f"training.processes: one process takes a step with noise, and {because}; leave it out"

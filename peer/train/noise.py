@@ -1,0 +1,186 @@
+r"""Clipped and noised gradients: what a step of a private stage reveals of its people.
+
+.. math:: G = \sum_p \mathrm{clip}_C(g_p) + \mathcal N(0, \sigma^2 C^2 I), \qquad \text{gradient} = G / n_0
+
+Each person's gradient :math:`g_p`, over all tensors of the step as one vector, is clipped to the norm C, rounded to a
+grid of :math:`C / 2^{32}`, and added up as integers; the noise is an integer, too, so that no digit of a sum tells how
+it came about. A normal number that is rounded before it is added to an integer is the rounded sum of both: what is
+released is computed from a Gaussian mechanism's result alone. Rounding d coordinates can lengthen a person's vector by
+:math:`\sqrt d / 2` units at most, which the noise takes into account.
+
+Source: Abadi et al. 2016 (clipping by person, noise); Dong, Roth & Su 2022 (composition, in ``peer.core.privacy``).
+Differs: every step has all people, and adds the noise to integers. Nothing is drawn at random but the noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from peer.core.commands import Train
+from peer.core.plan import Learning
+from peer.core.privacy import Noise
+from peer.methods.method import VISITOR, Stage
+from peer.train.errors import UnusableConfigurationError
+from peer.train.settings import TrainingSettings
+
+UNITS = 2**32
+"""Grid units in the clipping norm."""
+INFO = b"mhfl noise 1"
+KEY_BYTES = 32
+NORMALS_AT_ONCE = 1 << 16
+"""Normal numbers drawn at once: an even number, whose key stream stays in the processor's cache."""
+FRACTION_BITS = 53
+"""Random bits of a number in [0, 1). Normal numbers end at 8.6 standard deviations, beyond which there is 1e-17."""
+
+
+class NormalStream:
+    """Normal numbers N(0, 1), rounded after scaling, from the key stream of ChaCha20: equal keys, equal numbers.
+
+    Source: Box & Muller 1958; RFC 8439, with an all-zero nonce and the counter from 0.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._encryptor = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+    def draw(self, count: int, scale: float) -> NDArray[np.int64]:
+        """Return ``(count,)`` integers: the nearest to normal numbers of this standard deviation."""
+        drawn = np.empty(count + count % 2, np.int64)
+        for first in range(0, len(drawn), NORMALS_AT_ONCE):
+            part = drawn[first : first + NORMALS_AT_ONCE]
+            words = np.frombuffer(self._encryptor.update(bytes(part.nbytes)), "<u8") >> np.uint64(64 - FRACTION_BITS)
+            unit = words.astype(np.float64) * 2.0**-FRACTION_BITS
+            half = len(part) // 2
+            radius = np.sqrt(-2 * np.log1p(-unit[:half])) * scale
+            angle = 2 * np.pi * unit[half:]
+            part[:half] = np.rint(radius * np.cos(angle))
+            part[half:] = np.rint(radius * np.sin(angle))
+        return drawn[:count]
+
+
+class PrivateSum:
+    """The sum of clipped gradients of one step, on the grid.
+
+    Args:
+        noise: of the federation.
+        parameters: those whose gradients one vector has.
+    """
+
+    def __init__(self, noise: Noise, parameters: Sequence[nn.Parameter]) -> None:
+        self._noise, self._parameters = noise, parameters
+        self._sums = [torch.zeros(each.shape, dtype=torch.int64, device=each.device) for each in parameters]
+        self.people = self.clipped = self.unusable = 0
+
+    def add(self) -> None:
+        """Add the gradient of one person, which the parameters have, and take it from them.
+
+        One that is not finite counts as zero: an error would tell that somebody's is.
+        """
+        gradients = [each.grad for each in self._parameters]
+        norm = math.sqrt(sum(float(each.double().square().sum()) for each in gradients if each is not None))
+        self.people += 1
+        self.clipped += norm > self._noise.clip
+        self.unusable += not math.isfinite(norm)
+        factor = UNITS / max(norm, self._noise.clip)
+        for total, parameter, gradient in zip(self._sums, self._parameters, gradients, strict=True):
+            if gradient is not None and math.isfinite(norm):
+                total += (gradient.double() * factor).round().to(torch.int64)
+            parameter.grad = None
+
+    def release(self, key: bytes, *purpose: object) -> None:
+        """Set the parameters' gradients to the noised sum over the public number of people.
+
+        The noise is a function of the key, the purpose and the sum itself: a repeated step has the same noise, and
+        no difference of two releases is without any.
+        """
+        digest = hashlib.sha256(repr(purpose).encode())
+        for total in self._sums:
+            digest.update(total.cpu().numpy().tobytes())
+        stream = NormalStream(HKDF(SHA256(), KEY_BYTES, salt=None, info=INFO + digest.digest()).derive(key))
+        size = sum(total.numel() for total in self._sums)
+        scale = self._noise.sigma * (UNITS + math.sqrt(size) / 2)
+        unit = self._noise.clip / UNITS / self._noise.people
+        for total, parameter in zip(self._sums, self._parameters, strict=True):
+            drawn = torch.from_numpy(stream.draw(total.numel(), scale)).reshape(total.shape).to(total.device)
+            parameter.grad = ((total + drawn).double() * unit).to(parameter.dtype)
+
+
+@dataclass(frozen=True)
+class StageNoise:
+    """The noise of one stage.
+
+    Attributes:
+        noise: of the federation.
+        learning: the stage's steps on a batch, as the plan declares them.
+        networks: those that train with noise, by the plan's names.
+        key: from which the noise is drawn.
+        purpose: the digest of the stage's work.
+    """
+
+    noise: Noise
+    learning: tuple[Learning, ...]
+    networks: frozenset[str]
+    key: bytes = field(repr=False)
+    purpose: str
+
+    def covers(self, network: str) -> bool:
+        """Return whether a network of the stage trains with noise."""
+        return declared_name(network) in self.networks
+
+    def check(self, stage: Stage) -> None:
+        """Raise ``UnusableConfigurationError`` if the stage trains otherwise than the plan declares.
+
+        The accountant counts the declared steps, and the valve trusts what they read.
+        """
+        declared = sorted(sorted(step.trains) for step in self.learning if self.networks & set(step.trains))
+        for steps in stage.passes:
+            trained = [sorted({declared_name(name) for name in step.trains}) for step in steps]
+            covered = sorted([name for name in names if name in self.networks] for names in trained)
+            if [names for names in covered if names] != [
+                [name for name in names if name in self.networks] for names in declared
+            ]:
+                raise UnusableConfigurationError(
+                    f"the method's stage trains {trained} with each batch, but its plan declares {declared}"
+                )
+
+
+def declared_name(network: str) -> str:
+    """Return a plan's name of a stage's network: ``visitor-asia`` is a ``visitor``."""
+    return VISITOR if network.startswith(f"{VISITOR}-") else network
+
+
+def refuse_batch_norm(networks: Iterable[nn.Module]) -> None:
+    """Raise ``UnusableConfigurationError`` if a network in training mode mixes the samples of a batch."""
+    for network in networks:
+        for name, module in network.named_modules():
+            if isinstance(module, _BatchNorm) and module.training:
+                raise UnusableConfigurationError(
+                    f"its layer {name} is a batch norm, in which each person changes the gradients of all others; "
+                    'federation.toml has [privacy] mechanism = "noise": set norm = "group" in [model.parameters], or '
+                    "take a network without batch norm"
+                )
+
+
+def stage_noise(settings: TrainingSettings, command: Train, work: str) -> StageNoise | None:
+    """Return the noise of a stage whose result may leave the site, in a private federation.
+
+    Args:
+        work: the digest that identifies the stage's work.
+    """
+    plan = settings.plan
+    if settings.noise is None or command.stage not in plan.noised_stages:
+        return None
+    learning = plan.learning[command.stage] if command.circulate is None else (Learning((VISITOR,)),)
+    return StageNoise(settings.noise, learning, plan.noised, settings.noise_key, work)

@@ -1,0 +1,117 @@
+"""Charges each stage with noise to the people's budget, and labels the artifacts with what was spent."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peer.cohorts import person_of
+from peer.core import events
+from peer.core.artifacts import Artifact
+from peer.core.privacy import Spending, mu_of
+from peer.privacy_budget import PrivacyBudget
+from peer.train.errors import UnusableConfigurationError
+from peer.train.loop import Loop
+from peer.train.noise import declared_name
+from peer.train.samples import DataSplit, SiteData
+from peer.train.settings import TrainingSettings
+
+DELTA_SHARE_MAX = 0.1
+"""The largest delta for n people, in 1 / n."""
+BARE = "bare"
+"""Key of a checkpoint's record: a network that may leave was trained without noise, in the last round."""
+
+
+class PrivacyMeter:
+    """Keeps the account of one site of a private federation; in others it does nothing.
+
+    Args:
+        settings: the site's settings.
+        data: reads the site's data.
+    """
+
+    def __init__(self, settings: TrainingSettings, data: Callable[[], SiteData]) -> None:
+        self._settings, self._data = settings, data
+        self._budget = None if settings.budget is None or settings.noise is None else PrivacyBudget(settings.budget)
+
+    def charge(self, loop: Loop, work: str, base: Mapping[str, Any]) -> dict[str, Any]:
+        """Record what a stage will spend, before its first step; return what its checkpoint's record must tell.
+
+        Raises:
+            UnusableConfigurationError: there are too many people for the federation's delta, an earlier stage of
+                these networks had no noise, or the account cannot be read.
+        """
+        noise = self._settings.noise
+        if noise is None:
+            return {}
+        if loop.noise is None:
+            covered = self._settings.plan.noised
+            return {BARE: True} if any(declared_name(name) in covered for name in loop.stage.trains) else {}
+        training = self._data().training
+        people = {person_of(sample.name, sample.subject) for sample in training.samples}
+        if noise.delta * len(people) > DELTA_SHARE_MAX:
+            raise UnusableConfigurationError(
+                f"[privacy] delta = {noise.delta:g} of federation.toml is too large for so many people as this site "
+                "has: one in ten such cohorts could lose a person's data entirely; the federation needs a smaller one"
+            )
+        if base.get(BARE):
+            raise UnusableConfigurationError(
+                "the last round trained this site's networks without noise, and a further one would send what they "
+                "learnt; found a new federation for more rounds"
+            )
+        if self._budget is not None:
+            settings = self._settings
+            spent = noise.mu_squared(loop.noised_steps)
+            made_of = (work, _digest(training), settings.noise_key.hex(), str(loop.device), settings.training.threads)
+            entry = hashlib.sha256(repr((*made_of, torch.__version__)).encode()).hexdigest()
+            bound = mu_of(settings.epsilon_max, noise.delta)
+            try:
+                self._budget.charge(entry, settings.federation, spent, people, mu_max=bound)
+            except (OSError, ValueError) as error:
+                raise self._unreadable(error) from error
+        return {}
+
+    def label(self, event: events.Event) -> events.Event:
+        """Return the answer to a command, each of its trained artifacts with what was spent until now."""
+        noise, settings = self._settings.noise, self._settings
+        if self._budget is None or noise is None or not isinstance(event, events.WorkResult):
+            return event
+        if not any(each.steps for each in events.made_artifacts(event)):
+            return event
+        people = {person_of(sample.name, sample.subject) for sample in self._data().training.samples}
+        try:
+            mu, is_within = self._budget.standing(settings.federation, people)
+        except (OSError, ValueError) as error:
+            raise self._unreadable(error) from error
+        spending = Spending(mu, noise.delta, settings.epsilon_max, exceeded=not is_within)
+
+        def labelled(artifact: Artifact) -> Artifact:
+            return replace(artifact, spent=spending) if artifact.steps else artifact
+
+        changes: dict[str, Any] = {}
+        if event.artifact is not None:
+            changes["artifact"] = labelled(event.artifact)
+        if isinstance(event, events.Trained):
+            changes["returned"] = tuple(map(labelled, event.returned))
+        return replace(event, **changes)
+
+    def _unreadable(self, error: Exception) -> UnusableConfigurationError:
+        return UnusableConfigurationError(
+            f"the account of what this machine's people have lost, {self._settings.budget}, cannot be used: {error}; "
+            "put it back from a backup of this machine: without it nobody knows what was spent"
+        )
+
+
+def _digest(training: DataSplit) -> str:
+    """Return the digest of what training reads: names, labels, rows, and the sizes and times of files."""
+    digest = hashlib.sha256(training.digest.encode())
+    for sample in training.samples:
+        label = [sample.label] if isinstance(sample.label, Path) else []
+        stamps = [(path.stat().st_size, path.stat().st_mtime_ns) for path in (*sample.images, *label)]
+        digest.update(repr((sample.row, sample.label_values, stamps)).encode())
+    return digest.hexdigest()
