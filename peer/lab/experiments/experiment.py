@@ -425,6 +425,8 @@ class Experiment(StrictTable):
             document["aggregate"] = {"rule": method.aggregate}
         if method.secure:
             document["aggregate"] = {**document.get("aggregate", {}), "secure": True}
+        if method.privacy.mechanism != "none":
+            document["privacy"] = method.privacy.model_dump(exclude_none=True)
         if stages := self.stages(label):
             document["stages"] = stages
         if self.plan(label).pattern != "visit":  # visits are always along a ring

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, JsonValue, model_validator
 from peer.core.plan import AggregateRule
 from peer.lab.datasets import DATASETS, installed_datasets
 from peer.lab.partition.groups import SUBJECT
+from peer.site.config.privacy_table import NoiseConfig
 from peer.site.config.schema import NamedParameters
 from peer.site.config.toml import Count, Loose, Share, StrictTable, key_problem, suggestion
 
@@ -183,6 +184,8 @@ class MethodSettings(StrictTable):
     """The rule of its averages, as in federation.toml; those without weights ignore `weighting`."""
     secure: bool = False
     """Whether its sites add up under masks, so that none sees another's artifact: [aggregate] secure."""
+    privacy: NoiseConfig = NoiseConfig()
+    """The row's noise on what leaves, as in federation.toml; left out: none."""
     staleness: Literal[0, 1] = 0
     """By how many rounds the artifacts that it uses are older than its method needs, as in federation.toml."""
     shared_model: NamedParameters | None = None
