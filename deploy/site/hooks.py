@@ -26,7 +26,7 @@ API = {
     "plugins": (
         "Types of plug-ins",
         {
-            "peer.core.plan": "Plan Work Parameter",
+            "peer.core.plan": "Plan Work Parameter Learning",
             "peer.methods.method": "Method StageContext BuildContext Stage Step Term Batch one_step_stage",
             "peer.methods.supervised": "supervised_stage stage_loss supervised_loss",
             "peer.methods.parameters": "",

@@ -9,6 +9,7 @@ from typing import Any, cast
 import click
 
 from peer.cli import output, shared_options
+from peer.core.plan import Plan
 from peer.documents.commands import MethodDescription, ParameterDescription
 from peer.errors import UsageError
 from peer.methods.registry import PLANS, find_plan, installed_methods
@@ -51,6 +52,7 @@ def _describe(name: str, package: str | None) -> MethodDescription:
         "artifact": plan.artifact,
         "state": plan.state,
         "never_leaves": list(plan.never_leaves),
+        "noised": _describe_noise(plan),
         "phases": list(plan.phases),
         "last_round": list(plan.last_round),
         "shared_model": plan.shared,
@@ -72,17 +74,25 @@ def _describe(name: str, package: str | None) -> MethodDescription:
     return description
 
 
+def _describe_noise(plan: Plan) -> str:
+    """Say what trains with noise in a private federation, with the method's parameters at their defaults."""
+    if (problem := plan.noise_problem(plan.defaults())) is not None:
+        return f"no: {problem}"
+    return f"also private parts: {', '.join(plan.noised_at_home)}" if plan.noised_at_home else "only what is sent"
+
+
 def _render_list(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
     rows = [
         (
             method["name"],
             f"{method['artifact']}, {STEPS[method['pattern']]}" if method["artifact"] else "nothing",
             " → ".join(method["phases"]) + "".join(f", at last {phase}" for phase in method["last_round"]),
+            method["noised"],
             method["source"],
         )
         for method in document
     ]
-    return output.table(("method", "sends", "a round", "source"), rows)
+    return output.table(("method", "sends", "a round", "trains with noise", "source"), rows)
 
 
 def _render_details(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
@@ -90,10 +90,18 @@ class Learning:
     Attributes:
         trains: the networks that the step trains, by name; a visiting model is ``visitor``.
         reads: the networks beside those that its losses use, and that the people of this site may have shaped.
+        computes: the networks that it changes without an optimiser, from gradients with noise, from networks, and from
+            no sample itself: control variates, predictions of public images.
     """
 
     trains: tuple[str, ...]
     reads: tuple[str, ...] = ()
+    computes: tuple[str, ...] = ()
+
+    @property
+    def changes(self) -> set[str]:
+        """The networks that are others after the step."""
+        return {*self.trains, *self.computes}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +143,11 @@ class Plan:
         predicts: whether sites have a model to predict with afterwards; a method without one has one round.
         source: the paper.
         travels: the networks that leave the site, whole or in part.
-        learning: by stage, its optimiser steps on a batch; losses of one step that share no network may be two entries.
-            A federation with noise refuses a plan without it.
-        couples: the parameters, each with the values, for which a loss of one person depends on the data of others.
+        keeps: the part that stays of a network that leaves in part, if no other name in ``learning`` says it.
+        learning: by stage, its optimiser steps on a batch. Without it, a federation with noise refuses the plan. Losses
+            of one step that share no network may be two entries.
+        couples: the parameters, each with the values, for which a loss of one person depends on the data of others:
+            compared samples, the classes of the site, their number.
         unnoised: why no noise makes private what the method sends; empty if it does.
     """
 
@@ -167,6 +177,7 @@ class Plan:
     predicts: bool = True
     source: str = ""
     travels: tuple[str, ...] = ()
+    keeps: str = ""
     learning: Mapping[str, tuple[Learning, ...]] = field(default_factory=dict)
     couples: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     unnoised: str = ""
@@ -194,12 +205,15 @@ class Plan:
             raise ValueError("a round in which models visit ends with returns and aggregate")
         if self.learning and self.learning.keys() != self.stages.keys():
             raise ValueError(f"learning names the stages {sorted(self.learning)}, the table has {sorted(self.stages)}")
+        if self.learning and (unknown := set(self.travels) - self._changed):
+            raise ValueError(f"travels: no stage whose results may leave changes the network {min(unknown)!r}")
         if unknown := self.couples.keys() - self.parameters.keys():
             raise ValueError(f"couples: there is no parameter {min(unknown)!r}")
         object.__setattr__(self, "stages", MappingProxyType(dict(self.stages)))
         object.__setattr__(self, "parameters", MappingProxyType(dict(self.parameters)))
         object.__setattr__(self, "steps_per_site", MappingProxyType(dict(self.steps_per_site)))
         object.__setattr__(self, "learning", MappingProxyType(dict(self.learning)))
+        object.__setattr__(self, "couples", MappingProxyType(dict(self.couples)))
 
     @staticmethod
     def stages_of(phases: tuple[str, ...]) -> set[str]:
@@ -218,12 +232,17 @@ class Plan:
         """The networks that train with noise in a private federation: those that leave, and all that these learn from.
 
         A step that trains one of them may read the person's own sample, what was received, and networks with noise.
-        What trains in the last round alone never leaves, if the plan has other phases for that round.
+        What trains in the last round alone never leaves, if the plan has other phases for that round. Tables that steps
+        compute from such networks are among them.
         """
-        steps = [step for stage in self.noised_stages for step in self.learning[stage]]
         networks = set(self.travels)
         while True:
-            read = {name for step in steps if networks & set(step.trains) for name in (*step.trains, *step.reads)}
+            read = {
+                name
+                for step in self._noised_learning
+                if networks & step.changes
+                for name in (*step.changes, *step.reads)
+            }
             if read <= networks:
                 return frozenset(networks)
             networks |= read
@@ -232,6 +251,37 @@ class Plan:
     def noised_stages(self) -> tuple[str, ...]:
         """The stages whose results may leave the site."""
         return tuple(stage for stage in self.learning if stage in self.stages_of(self.phases))
+
+    @property
+    def _noised_learning(self) -> list[Learning]:
+        return [step for stage in self.noised_stages for step in self.learning[stage]]
+
+    @property
+    def _changed(self) -> set[str]:
+        return {name for step in self._noised_learning for name in step.changes}
+
+    @property
+    def noised_at_home(self) -> tuple[str, ...]:
+        """What trains with noise although it stays: a part of what leaves, and networks by name, ``dam`` as model."""
+        trained = {name for step in self._noised_learning for name in step.trains}
+        networks = sorted((self.noised & trained) - set(self.travels))
+        return (*filter(None, [self.keeps]), *("model" if name == "dam" else name for name in networks))
+
+    def training_problem(self, stage: str, steps: Iterable[tuple[str, ...]]) -> str | None:
+        """Return why optimiser steps on a batch, by what each trains, are not those declared; ``None`` if they are.
+
+        A step may train less, as without a visitor.
+        """
+        trained = [{"visitor" if name.startswith("visitor-") else name for name in trains} for trains in steps]
+        declared = [set(step.trains) for step in self.learning[stage]]
+        if unknown := set().union(*trained) - set().union(*declared):
+            return f"stage {stage!r} trains {', '.join(sorted(unknown))}, which `learning` of its plan does not name"
+        most, noised = (sum(1 for names in each if names & self.noised) for each in (declared, trained))
+        if noised > most:
+            return (
+                f"stage {stage!r} takes {noised} steps with noise on a batch, and `learning` of its plan names {most}"
+            )
+        return None
 
     def noised_steps(self, counts: Mapping[str, int], rounds: int) -> int:
         """Return how many steps with noise a site takes in so many rounds, given each stage's ``count`` of steps."""
@@ -273,6 +323,19 @@ class Plan:
         if "model" in self.never_leaves:
             return "the method lets no private model leave its site"
         return self.stays or None
+
+    @property
+    def noised_evaluation_denied(self) -> str | None:
+        """Why no other site may evaluate that model in a federation with noise; ``None`` if it may."""
+        at_last = {
+            name
+            for stage in self.stages_of(self.last_round)
+            for step in self.learning.get(stage, ())
+            for name in step.trains
+        }
+        if "dam" not in self.noised or "dam" in at_last:
+            return self.evaluation_denied or "a site predicts with a model that trains without noise"
+        return self.evaluation_denied
 
     def defaults(self) -> dict[str, Value]:
         """Return every parameter at its default."""

@@ -403,6 +403,11 @@ class MethodDescription(TypedDict):
     artifact: Annotated[str | None, "what is sent"]
     state: Annotated[str, "content of an artifact, in words; empty where nothing is sent"]
     never_leaves: Annotated[list[str], "kinds of artifact that no setting permits to leave"]
+    noised: Annotated[
+        str,
+        "what trains with noise in a private federation, with the defaults: `only what is sent`, or also private "
+        "parts by name; or `no:` and why no noise makes private what is sent",
+    ]
     phases: Annotated[list[str], "of a round, in order"]
     last_round: Annotated[list[str], "phases of the last round, if it has others"]
     shared_model: Annotated[str, "whether all sites share a network: `beside` their own, as `itself`, or `maybe`"]

@@ -323,11 +323,23 @@ class Method:
     bounded: bool = True
     describe_aggregate: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
+    @property
+    def sends(self) -> set[str]:
+        """The names of the networks whose states are in the artifact, whole or in part."""
+        beside = None if self.averaged_with_head is None else self.averaged_with_head.name
+        return {name for name in (self.artifact_network, self.sent_beside, beside) if name is not None}
+
     @classmethod
     def of(cls, plan: Plan) -> Method:
-        """Import the implementation that a plan names. Raise ``ValueError`` if there is none with the plan's stages."""
+        """Import the implementation that a plan names.
+
+        Raises:
+            ValueError: there is none with the plan's stages, or it sends a network that the plan's ``travels`` lacks.
+        """
         module, _, name = plan.implementation.partition(":")
         method = getattr(importlib.import_module(module), name, None)
         if not isinstance(method, cls) or method.stages.keys() != plan.stages.keys():
             raise ValueError(f"{plan.implementation} is no Method with the plan's stages {', '.join(plan.stages)}")
+        if plan.learning and (undeclared := method.sends - set(plan.travels)):
+            raise ValueError(f"{plan.implementation} sends {min(undeclared)!r}, which the plan's travels does not name")
         return method

@@ -182,5 +182,7 @@ def stage_noise(settings: TrainingSettings, command: Train, work: str) -> StageN
     plan = settings.plan
     if settings.noise is None or command.stage not in plan.noised_stages:
         return None
-    learning = plan.learning[command.stage] if command.circulate is None else (Learning((VISITOR,)),)
-    return StageNoise(settings.noise, learning, plan.noised, settings.noise_key, work)
+    learning, networks = plan.learning[command.stage], plan.noised
+    if command.circulate is not None:  # a model of another site, on the labels alone
+        learning, networks = (Learning((VISITOR,)),), frozenset({VISITOR})
+    return StageNoise(settings.noise, learning, networks, settings.noise_key, work)

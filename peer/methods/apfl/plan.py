@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from peer.core.plan import Parameter
+from peer.core.plan import Learning, Parameter
 from peer.methods.averaging.plan import FEDAVG
 from peer.methods.parameters import DICE_CE
 
@@ -20,4 +20,6 @@ APFL = replace(
         **DICE_CE,
     },
     source="APFL, arXiv 2003.13461, without its server",
+    travels=("global",),
+    learning={"train": (Learning(("global",)), Learning(("dam", "share"), reads=("global",)))},
 )

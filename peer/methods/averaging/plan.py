@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from peer.core.plan import Parameter, Plan, Work
+from peer.core.plan import Learning, Parameter, Plan, Work
 from peer.methods.parameters import DICE_CE
 
 FEDAVG = Plan(
@@ -19,6 +19,8 @@ FEDAVG = Plan(
     parameters=DICE_CE,
     shared="itself",
     source="FedAvg, AISTATS 2017, without its server",
+    travels=("dam",),
+    learning={"train": (Learning(("dam",)),)},
 )
 FEDPROX = replace(
     FEDAVG,
@@ -31,6 +33,7 @@ FEDBN = replace(
     implementation="peer.methods.averaging.stages:FEDBN",
     state="the one model of all without its normalisation layers",
     stays="each site's normalisation layers stay there",
+    keeps="normalisation layers",
     source="FedBN, ICLR 2021, without its server",
 )
 LG_FEDAVG = replace(
@@ -40,5 +43,6 @@ LG_FEDAVG = replace(
     state="the local model's head: parameters and buffers",
     never_leaves=("model",),
     shared="maybe",
+    keeps="body",
     source="LG-FedAvg, arXiv 2001.01523, without its server; dFLMoE, table 9: aggregated head",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from peer.core.plan import Parameter, Plan, Work
+from peer.core.plan import Learning, Parameter, Plan, Work
 from peer.methods.parameters import DICE_CE, WEIGHT_DECAY
 
 MIXTURE = {
@@ -40,6 +40,9 @@ DFLMOE = Plan(
     uses_each=True,
     takes_older=True,
     source="dFLMoE, CVPR 2025",
+    travels=("dam",),
+    keeps="body",
+    learning={"local": (Learning(("dam",), reads=("mixture",)),), "decide": (Learning(("mixture",), reads=("dam",)),)},
 )
 DFLMOE_MODELS = replace(
     DFLMOE,
@@ -50,6 +53,7 @@ DFLMOE_MODELS = replace(
     parameters=MIXTURE,
     stays="a site predicts with a mixture of all sites' models, of which none is the whole",
     source="dFLMoE, table 8: whole models as experts",
+    keeps="",
 )
 DFLMOE_AVERAGED = replace(
     DFLMOE,
@@ -57,4 +61,5 @@ DFLMOE_AVERAGED = replace(
     state="the local model's head, and the transform and attention that mix: parameters and buffers",
     takes_older=False,  # sites also average the networks that mix
     source="dFLMoE, table 9: centralized MoE and FST, without a server",
+    travels=("dam", "mixture"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.core.plan import Parameter, Plan, Work
+from peer.core.plan import Learning, Parameter, Plan, Work
 from peer.methods.parameters import CE
 
 DFML = Plan(
@@ -37,4 +37,7 @@ DFML = Plan(
     },
     not_for=("super_resolution", "number"),
     source="DFML, arXiv 2402.01863",
+    travels=("dam", "visitor"),
+    learning={"train": (Learning(("dam", "visitor")),)},
+    couples={"absent_classes": ("left_out",)},  # one person may be the only one of a class at the site
 )

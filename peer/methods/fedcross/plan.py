@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.core.plan import Plan, Work
+from peer.core.plan import Learning, Plan, Work
 from peer.methods.parameters import DICE_CE
 
 FEDCROSS = Plan(
@@ -16,4 +16,6 @@ FEDCROSS = Plan(
     never_leaves=(),
     parameters=DICE_CE,
     source="FedCross, and FedCross-het of the FedSKD paper",
+    travels=("dam",),
+    learning={"train": (Learning(("dam",)),)},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.core.plan import Parameter, Plan, Work
+from peer.core.plan import Learning, Parameter, Plan, Work
 from peer.methods.parameters import CE, WEIGHT_DECAY
 
 FEDDAL = Plan(
@@ -30,4 +30,6 @@ FEDDAL = Plan(
     shared="beside",
     not_for=("super_resolution", "number"),
     source="FedDAL",
+    travels=("proxy",),
+    learning={"train": (Learning(("proxy",), reads=("dam",)), Learning(("dam",), reads=("proxy",)))},
 )

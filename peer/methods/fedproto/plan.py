@@ -25,4 +25,5 @@ FEDPROTO = Plan(
     not_for=("segmentation", "super_resolution", "labels", "number", "survival"),
     takes_older=True,
     source="FedProto, AAAI 2022, without its server",
+    unnoised="its prototypes are means of features, to which no step adds noise",
 )

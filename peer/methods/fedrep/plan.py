@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from peer.core.plan import Work
+from peer.core.plan import Learning, Work
 from peer.methods.averaging.plan import FEDAVG
 
 FEDREP = replace(
@@ -17,4 +17,5 @@ FEDREP = replace(
     never_leaves=("head",),
     stays="each site's head stays there",
     source="FedRep, ICML 2021, without its server",
+    learning={"head": (Learning(("head",), reads=("dam",)),), "body": (Learning(("dam",), reads=("head",)),)},
 )

@@ -35,4 +35,5 @@ FEDSKD = Plan(
     },
     takes_older=True,
     source="FedSKD, arXiv 2503.18981",
+    unnoised="its similarity loss compares the samples of several people",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.core.plan import Parameter, Plan, Work
+from peer.core.plan import Learning, Parameter, Plan, Work
 from peer.methods.parameters import DICE_CE
 
 FEDVISIT = Plan(
@@ -32,4 +32,7 @@ FEDVISIT = Plan(
         **DICE_CE,
     },
     source="ours; nearest is DFML, arXiv 2402.01863",
+    travels=("dam", "visitor"),
+    learning={"train": (Learning(("dam", "visitor")),)},
+    couples={"distillation": ("similarity", "both")},
 )

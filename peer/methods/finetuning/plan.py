@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from peer.core.plan import Plan, Work
+from peer.core.plan import Learning, Plan, Work
 from peer.methods.averaging.plan import FEDAVG, FEDPROX
 from peer.methods.fedcross.plan import FEDCROSS
 
@@ -16,6 +16,7 @@ def fine_tuned(plan: Plan, implementation: str) -> Plan:
         implementation=implementation,
         stages={**plan.stages, "finetune": Work("step", 60, 1e-4)},
         last_round=("train:finetune",),
+        learning={**plan.learning, "finetune": (Learning(("dam",)),)},
         source=f"{plan.source}; then fine-tuned at home",
     )
 

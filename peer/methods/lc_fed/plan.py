@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from peer.core.plan import Parameter, Work
+from peer.core.plan import Learning, Parameter, Work
 from peer.methods.averaging.plan import FEDAVG
 from peer.methods.parameters import DICE
 
@@ -25,4 +25,10 @@ LC_FED = replace(
     uses_each=True,
     stays="each site's calibration of the head stays there",
     source="LC-Fed, ECCV 2022, without its server",
+    travels=("dam", "head", "selection"),
+    learning={
+        "head": (Learning(("head",), reads=("dam", "selection")),),
+        "body": (Learning(("dam", "selection"), reads=("head",)),),
+        "calibrate": (Learning(("calibration",), reads=("dam", "head", "selection")),),
+    },
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.core.plan import Parameter, Plan, Work
+from peer.core.plan import Learning, Parameter, Plan, Work
 from peer.methods.parameters import DICE, WEIGHT_DECAY
 
 MH_PFLID = Plan(
@@ -43,4 +43,9 @@ MH_PFLID = Plan(
     shared="beside",
     shared_default={task: f"messenger_{task}" for task in ("classification", "segmentation", "time_series", "tabular")},
     source="MH-pFLID, ICML 2024",
+    travels=("messenger",),
+    learning={
+        "inject": (Learning(("dam", "receiver"), reads=("messenger",)),),
+        "distill": (Learning(("messenger", "transmitter"), reads=("dam",)),),
+    },
 )

@@ -35,4 +35,5 @@ POOLED_HEAD = Plan(
     not_for=("segmentation", "super_resolution", "survival"),
     why_not={"survival": "sums of squares know no persons who were seen for a time alone"},
     source="ours; ridge regression (Hoerl and Kennard, 1970) on sums of sites",
+    unnoised="its sums get no noise",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.core.plan import Parameter, Plan, Work
+from peer.core.plan import Learning, Parameter, Plan, Work
 from peer.methods.parameters import CE, WEIGHT_DECAY
 
 PROXYFL = Plan(
@@ -18,4 +18,6 @@ PROXYFL = Plan(
     shared="beside",
     not_for=("super_resolution", "number"),
     source="ProxyFL, Nature Communications 2023",
+    travels=("proxy",),
+    learning={"train": (Learning(("dam", "proxy")),)},
 )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from peer.core.plan import Parameter, Plan, Work
+from peer.core.plan import Learning, Parameter, Plan, Work
 from peer.methods.parameters import CE
 
 PUBLIC = {
     "public_sha256": Parameter("", "digest of the public set of images, which [data] public of each site.toml holds"),
+    "public_batch": Parameter(0, "public images of a step; 0: as many as it has samples", 0, 65536),
 }
 FEDMD = Plan(
     implementation="peer.methods.public_distillation.stages:FEDMD",
@@ -24,6 +25,13 @@ FEDMD = Plan(
     public=True,
     takes_older=True,
     source="FedMD, arXiv 1910.03581, without its server",
+    travels=("predictions",),
+    learning={
+        "digest": (Learning(("dam",), reads=("predictions",)),),
+        "train": (Learning(("dam",)),),
+        "predict": (Learning((), reads=("dam",), computes=("predictions",)),),
+    },
+    couples={"public_batch": (0,)},
 )
 KT_PFL = replace(
     FEDMD,
@@ -37,6 +45,12 @@ KT_PFL = replace(
         **CE,
     },
     not_for=(*FEDMD.not_for, "number"),
+    learning={
+        **FEDMD.learning,
+        "digest": (
+            Learning(("dam",), reads=("predictions", "coefficients"), computes=("predictions", "coefficients")),
+        ),
+    },
     fixed_sites=True,
     source="KT-pFL, NeurIPS 2021, without its server",
 )

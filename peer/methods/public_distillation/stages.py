@@ -31,7 +31,18 @@ from torch import Tensor, nn
 import models
 from losses import forward_kl
 from peer.methods.local.stages import train
-from peer.methods.method import DAM, Batch, BuildContext, Forward, Method, Stage, StageContext, Term, one_step_stage
+from peer.methods.method import (
+    DAM,
+    Batch,
+    BuildContext,
+    Forward,
+    Method,
+    Stage,
+    StageContext,
+    Step,
+    Term,
+    one_step_stage,
+)
 from peer.methods.public_distillation.tables import KnowledgeCoefficients, PredictionTable, PublicImages
 from peer.methods.supervised import class_logits
 
@@ -97,17 +108,25 @@ def step_coefficients(
 
 
 def _digest(context: StageContext, distance: Callable[[Tensor, Tensor], Tensor], *, learns: bool) -> Stage:
-    """Train the local model to predict the public images as the table does."""
+    """Train the local model to predict the public images as the table does.
+
+    With ``public_batch``, a step has the same images however often its losses are computed: once for each person
+    where it trains with noise.
+    """
+    count = int(context.parameters["public_batch"])
     public: PublicImages = context.networks[PUBLIC]
     table = _table(context.networks[PREDICTIONS])
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
-        indices = public.take(len(batch.images))
+        indices = public.following(count) if count else public.take(len(batch.images))
         prediction = forward(DAM, public.images[indices]).prediction.float()
         return {"digest": Term(distance(prediction, table.logits[indices]))}
 
+    def go_on() -> None:
+        public.take(count)
+
     networks = {name: context.networks[name] for name in (DAM, PUBLIC, PREDICTIONS)}
-    return one_step_stage(networks, (DAM,) if learns else (), losses)
+    return Stage(networks, ((Step((DAM,) if learns else (), losses, after_backward=go_on),),))
 
 
 def build_public(context: BuildContext, networks: Mapping[str, Any]) -> nn.Module:

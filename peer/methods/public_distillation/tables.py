@@ -20,10 +20,14 @@ class PublicImages(nn.Module):
         self.register_buffer("position", torch.zeros((), dtype=torch.int64))
 
     def take(self, count: int) -> Tensor:
-        """Return the indices of the next images, cyclically."""
-        indices = (self.position + torch.arange(count, device=self.position.device)) % len(self.images)
+        """Return the indices of the next images, cyclically, and go past them."""
+        indices = self.following(count)
         self.position.copy_((self.position + count) % len(self.images))
         return indices
+
+    def following(self, count: int) -> Tensor:
+        """Return the indices of the next images, cyclically."""
+        return (self.position + torch.arange(count, device=self.position.device)) % len(self.images)
 
 
 class PredictionTable(nn.Module):

@@ -18,4 +18,5 @@ STATISTICS = Plan(
     not_for=("segmentation", "super_resolution"),
     predicts=False,
     source="ours; counts and sums of sites",
+    unnoised="its sums get no noise",
 )

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from peer.core.plan import Parameter, Work
+from peer.core.plan import Learning, Parameter, Plan, Work
+from peer.methods.method import Method
 from peer.methods.registry import PLANS
 
 
@@ -24,3 +25,104 @@ from peer.methods.registry import PLANS
 def test_a_plan_that_contradicts_itself_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         replace(PLANS["fedskd"], **changes)
+
+
+def sends_a_student(*teacher: str, **changes: Any) -> Plan:
+    """ProxyFL, whose proxy learns from these networks, and the local model from labels."""
+    learning = {"train": (Learning(("proxy",), reads=teacher), Learning(("dam",)))}
+    return replace(PLANS["proxyfl"], **{"learning": learning, **changes})
+
+
+def test_a_private_teacher_of_what_is_sent_trains_with_noise_too() -> None:
+    """The trap: noise in the student alone, whose teacher knows every person, protects nobody."""
+    assert sends_a_student().noised == {"proxy"}
+    assert sends_a_student("dam").noised == {"proxy", "dam"}
+    assert sends_a_student("dam").noised_at_home == ("model",)
+
+
+def test_teachers_of_teachers_train_with_noise_and_so_does_what_trains_beside_them() -> None:
+    steps = (Learning(("proxy",), reads=("dam",)), Learning(("dam", "adapter"), reads=("attention",)))
+    assert sends_a_student(learning={"train": steps}).noised == {"proxy", "dam", "adapter", "attention"}
+
+
+def test_a_student_of_what_is_sent_trains_without_noise() -> None:
+    steps = (Learning(("proxy",)), Learning(("dam",), reads=("proxy",)))
+    assert sends_a_student(learning={"train": steps}).noised == {"proxy"}
+
+
+def test_the_network_from_which_a_table_is_computed_trains_with_noise() -> None:
+    steps = (Learning(("dam",)), Learning((), reads=("dam",), computes=("proxy",)))
+    plan = sends_a_student(learning={"train": steps})
+    assert (plan.noised, plan.noised_at_home) == ({"proxy", "dam"}, ("model",))
+    assert plan.noised_steps({"train": 10}, rounds=3) == 30  # a table takes no step
+
+
+def test_a_plan_without_a_declaration_takes_no_noise() -> None:
+    reason = "does not declare what its stages learn from (`learning` and `travels` of its plan)"
+    assert sends_a_student(learning={}, travels=()).noise_problem({}) == reason
+    assert sends_a_student(travels=()).noise_problem({}) == reason
+    assert sends_a_student().noise_problem({}) is None
+
+
+def test_what_couples_people_is_refused_with_the_value() -> None:
+    plan = sends_a_student(couples={"alpha": (0.5, 1.0)})
+    assert plan.noise_problem({}) == "has losses of one person that depend on the data of others with alpha = 0.5"
+    assert plan.noise_problem({"alpha": 0.25}) is None
+    assert replace(plan, unnoised="its reason").noise_problem({"alpha": 0.25}) == "its reason"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"learning": {"training": ()}}, r"learning names the stages \['training'\], the table has \['train'\]"),
+        ({"couples": {"beta": (1.0,)}}, "couples: there is no parameter 'beta'"),
+        ({"travels": ("proxy", "messenger")}, "travels: no stage whose results may leave changes the network 'messeng"),
+    ],
+)
+def test_a_declaration_with_an_unknown_name_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        sends_a_student(**changes)
+
+
+def test_what_trains_in_the_last_round_alone_leaves_nothing() -> None:
+    plan = PLANS["fedavg_ft"]
+    assert plan.noised_stages == ("train",)
+    assert plan.noised_steps({"train": 5, "finetune": 60}, rounds=10) == 45
+    with pytest.raises(ValueError, match="no stage whose results may leave changes the network 'other'"):
+        replace(plan, travels=("other",), learning={**plan.learning, "finetune": (Learning(("other",)),)})
+
+
+def test_steps_with_noise_are_counted_for_each_stage_that_takes_some() -> None:
+    counts = {"head": 10, "body": 7, "calibrate": 3}
+    assert PLANS["fedrep"].noised_steps(counts, rounds=2) == 34
+    assert PLANS["lc_fed"].noised_steps(counts, rounds=2) == 34
+    assert PLANS["ditto"].noised_steps({"train": 5}, rounds=2) == 10
+    assert PLANS["feddal"].noised_steps({"train": 5}, rounds=2) == 20
+
+
+def test_a_stage_that_trains_otherwise_than_declared_is_named() -> None:
+    plan = PLANS["fedvisit"]
+    for steps in ([("dam", "visitor-alpha")], [("dam",)], []):
+        assert plan.training_problem("train", steps) is None
+    assert plan.training_problem("train", [("dam", "proxy")]) == (
+        "stage 'train' trains proxy, which `learning` of its plan does not name"
+    )
+    assert plan.training_problem("train", [("dam",), ("visitor-alpha",)]) == (
+        "stage 'train' takes 2 steps with noise on a batch, and `learning` of its plan names 1"
+    )
+
+
+def test_a_method_that_sends_what_its_plan_does_not_name_is_refused() -> None:
+    plan = replace(PLANS["scaffold"], travels=("dam",))
+    with pytest.raises(ValueError, match="SCAFFOLD sends 'control', which the plan's travels does not name"):
+        Method.of(plan)
+
+
+def test_a_model_that_trains_without_noise_is_not_lent() -> None:
+    reason = "a site predicts with a model that trains without noise"
+    assert PLANS["fedavg"].noised_evaluation_denied is None
+    assert PLANS["fedavg_ft"].noised_evaluation_denied == reason
+    assert PLANS["fedavg_ft"].evaluation_denied is None
+    assert sends_a_student(never_leaves=()).noised_evaluation_denied == reason
+    assert sends_a_student("dam", never_leaves=()).noised_evaluation_denied is None
+    assert PLANS["ditto"].noised_evaluation_denied == PLANS["ditto"].evaluation_denied

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fakes.small_sites import BATCH, resnet
-from peer.core.plan import circulating
+from peer.core.plan import Learning, circulating
 from peer.methods.method import DAM, Batch
 from peer.methods.registry import PLANS
 
@@ -20,8 +20,10 @@ TUNED = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox", "fedcross_ft": "fedcros
 @pytest.mark.parametrize(("name", "base"), TUNED.items())
 def test_all_but_the_last_round_is_the_method_without_it(name: str, base: str) -> None:
     tuned, plain = PLANS[name], PLANS[base]
-    own = {"implementation": "", "stages": {}, "last_round": (), "source": ""}
+    own = {"implementation", "stages", "last_round", "source", "learning"}
     assert tuned.last_round == ("train:finetune",)
+    assert tuned.learning == {**plain.learning, "finetune": (Learning(("dam",)),)}
+    assert (tuned.noised, tuned.noised_stages) == (plain.noised, plain.noised_stages)
     for field in dataclasses.fields(plain):
         if field.name not in own:
             assert getattr(tuned, field.name) == getattr(plain, field.name), field.name

@@ -5,7 +5,7 @@ The daemon reads this module, so it must not import torch.
 
 from __future__ import annotations
 
-from peer.core.plan import Plan, Work
+from peer.core.plan import Learning, Plan, Work
 from peer.methods.parameters import DICE_CE
 
 FEDPER = Plan(
@@ -21,4 +21,7 @@ FEDPER = Plan(
     shared="itself",
     stays="each site's head stays there",
     source="FedPer, arXiv 1912.00818, without its server",
+    travels=("dam",),
+    keeps="head",
+    learning={"train": (Learning(("dam",)),)},
 )
