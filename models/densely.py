@@ -27,6 +27,7 @@ class DenseNet(Classifier):
     Args:
         width: features of the stem, twice the growth of each layer.
         projection: features that the head takes; None takes those of the last block.
+        norm: ``batch``, or ``group`` for :func:`models.blocks.group_norm`, which needs two channels.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, width is odd, or the input does not fit.
@@ -37,8 +38,10 @@ class DenseNet(Classifier):
         [(108, 16, 16), (138, 8, 8), (153, 4, 4)]
     """
 
-    def __init__(self, *, width: int = 24, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
-        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+    def __init__(
+        self, *, width: int = 24, projection: int | None = None, norm: str = "batch", **sizes: Unpack[Sizes]
+    ) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, norm=norm, **sizes)
         spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         load_monai()
         from monai.networks.nets import DenseNet as MonaiDenseNet
@@ -57,4 +60,5 @@ class DenseNet(Classifier):
         )
         self.add_head(layers.norm5.num_features)
         # The stem leaves a quarter of the side, rounded up; each transition half of that, rounded down.
-        self.smallest, self.lone_side = 13, 28
+        self.smallest = 13
+        self.set_norm(lone_side=28)

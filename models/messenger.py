@@ -36,13 +36,14 @@ class VectorMessenger(Network):
         dimensions. A side below 48 is padded by 3, not 2, at the last convolution, where it would
         vanish.
     Shapes: ``x (b, in_channels, *space)``, any space of at least 1, of a series at least 101, and
-        in training a batch of at least 2; taps ``(b, width, *space_i)`` twice and
+        in training with batch norm a batch of at least 2; taps ``(b, width, *space_i)`` twice and
         ``(b, 8 * width, *space_3)`` (series: ``2 * width``); penultimate the mean of the last;
         prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
         series: whether it is the form for time series.
         width: channels of the first two convolutions.
+        norm: ``batch``, or ``group`` for :func:`models.blocks.group_norm`, which needs two channels.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, or the input does not fit.
@@ -55,8 +56,8 @@ class VectorMessenger(Network):
 
     head_name = "classifier"
 
-    def __init__(self, *, series: bool, width: int = 64, **sizes: Unpack[Sizes]) -> None:
-        super().__init__(hyper={"width": width}, **sizes)
+    def __init__(self, *, series: bool, width: int = 64, norm: str = "batch", **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width}, norm=norm, **sizes)
         spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         features = width * (TIME_SERIES_FACTOR if series else FACTOR)
         self.body = nn.Sequential(
@@ -68,7 +69,7 @@ class VectorMessenger(Network):
         self.classifier = nn.Sequential(nn.BatchNorm1d(features), nn.ReLU(), nn.Linear(features, classes))
         self.series = series
         self.smallest = SERIES_STEPS_MIN if series else 1
-        self.lone_side = math.inf
+        self.set_norm(lone_side=math.inf)
 
     def forward(self, x: Tensor) -> Output:
         self.check_input(x)

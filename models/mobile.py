@@ -26,6 +26,7 @@ class MobileNetV1(Classifier):
     Args:
         width: channels of the stem.
         projection: features that the head takes; None takes those of the last stage.
+        norm: ``batch``, or ``group`` for :func:`models.blocks.group_norm`, which needs two channels.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, or the input does not fit.
@@ -35,8 +36,10 @@ class MobileNetV1(Classifier):
         [(8, 32, 32), (16, 16, 16), (32, 8, 8), (64, 4, 4), (128, 2, 2)]
     """
 
-    def __init__(self, *, width: int = 16, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
-        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+    def __init__(
+        self, *, width: int = 16, projection: int | None = None, norm: str = "batch", **sizes: Unpack[Sizes]
+    ) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, norm=norm, **sizes)
         spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         self.stem = conv_norm_act(spatial_dims, in_channels, width, 3, stride=2)
         self.stages = nn.ModuleList()
@@ -51,7 +54,7 @@ class MobileNetV1(Classifier):
             self.stages.append(stage)
         self.add_head(channels)
         initialise(self.modules())
-        self.lone_side = 32
+        self.set_norm(lone_side=32)
 
 
 class MobileNetV2(Classifier):
@@ -67,6 +70,7 @@ class MobileNetV2(Classifier):
     Args:
         width: channels of the stem, a multiple of 4.
         projection: features that the head takes; None takes those of the last stage.
+        norm: ``batch``, or ``group`` for :func:`models.blocks.group_norm`, which needs two channels.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, width is not a multiple of 4, or the
@@ -77,8 +81,10 @@ class MobileNetV2(Classifier):
         [(2, 32, 32), (3, 16, 16), (4, 8, 8), (12, 4, 4), (1280, 2, 2)]
     """
 
-    def __init__(self, *, width: int = 32, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
-        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+    def __init__(
+        self, *, width: int = 32, projection: int | None = None, norm: str = "batch", **sizes: Unpack[Sizes]
+    ) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, norm=norm, **sizes)
         spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         self.stem = conv_norm_act(spatial_dims, in_channels, width, 3, stride=2, act=nn.ReLU6)
         self.stages = nn.ModuleList()
@@ -102,7 +108,7 @@ class MobileNetV2(Classifier):
         stage.extend(conv_norm_act(spatial_dims, channels, last, 1, act=nn.ReLU6))
         self.add_head(last)
         initialise(self.modules())
-        self.lone_side = 32
+        self.set_norm(lone_side=32)
 
 
 def _inverted(dims: int, channels: int, out: int, expansion: int, stride: int) -> nn.Module:
@@ -125,6 +131,7 @@ class ShuffleNetV2(Classifier):
     Args:
         width: channels of the first stage, even.
         projection: features that the head takes; None takes those of the last stage.
+        norm: ``batch``, or ``group`` for :func:`models.blocks.group_norm`, which needs two channels.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, width is odd, or the input does not fit.
@@ -134,8 +141,10 @@ class ShuffleNetV2(Classifier):
         [(8, 8, 8), (16, 4, 4), (1024, 2, 2)]
     """
 
-    def __init__(self, *, width: int = 48, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
-        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+    def __init__(
+        self, *, width: int = 48, projection: int | None = None, norm: str = "batch", **sizes: Unpack[Sizes]
+    ) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, norm=norm, **sizes)
         spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         channels, last = 24, 1024
         self.stem = conv_norm_act(spatial_dims, in_channels, channels, 3, stride=2).append(pool(spatial_dims))
@@ -148,7 +157,7 @@ class ShuffleNetV2(Classifier):
         stage.extend(conv_norm_act(spatial_dims, channels, last, 1))
         self.add_head(last)
         initialise(self.modules())
-        self.lone_side = 32
+        self.set_norm(lone_side=32)
 
 
 class ShuffleUnit(nn.Module):
@@ -187,6 +196,7 @@ class SqueezeNet(Classifier):
     Args:
         width: channels that the first module squeezes to.
         projection: features that the head takes; None takes those of the last stage.
+        norm: ``batch``, or ``group`` for :func:`models.blocks.group_norm`, which needs two channels.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, or the input does not fit.
@@ -196,8 +206,10 @@ class SqueezeNet(Classifier):
         [(32, 16, 16), (64, 8, 8), (64, 4, 4)]
     """
 
-    def __init__(self, *, width: int = 16, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
-        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+    def __init__(
+        self, *, width: int = 16, projection: int | None = None, norm: str = "batch", **sizes: Unpack[Sizes]
+    ) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, norm=norm, **sizes)
         spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         channels = 6 * width
         self.stem = conv_norm_act(spatial_dims, in_channels, channels, 7, stride=2).append(pool(spatial_dims))
@@ -215,7 +227,7 @@ class SqueezeNet(Classifier):
             self.stages.append(stage)
         self.add_head(channels)
         initialise(self.modules())
-        self.lone_side = 16
+        self.set_norm(lone_side=16)
 
 
 class Fire(nn.Module):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 
 from torch import Tensor, nn
 
+from models.blocks import replace_batch_norms
 from models.spec import HYPER, hyper_problem, spec_problem
 
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -58,7 +59,8 @@ class Network(nn.Module):
         smallest: the shortest side of an input.
         multiple: each side of an input must be a multiple of it.
         lone_side: the longest side of which some batch norm sees one cell only, which it cannot
-            train on; infinite where a batch norm follows the mean over space.
+            train on; infinite where a batch norm follows the mean over space, and 0
+            without batch norms.
         layer_prefix: the prefix of a layer's configured name among the submodules.
         bottleneck_layer: the name of the submodule whose output is the bottleneck, if there is one;
             LC-Fed selects channels there.
@@ -83,15 +85,18 @@ class Network(nn.Module):
         in_channels: int,
         classes: int,
         hyper: Mapping[str, Any],
+        norm: str = "batch",
         **taps: object,
     ) -> None:
         super().__init__()
+        # The spec leaves out batch norm, so that it is the one that sites without this choice write.
+        hyper = dict(hyper) if norm == "batch" else {**hyper, "norm": norm}
         spec = {
             "name": name,
             "spatial_dims": spatial_dims,
             "in_channels": in_channels,
             "classes": classes,
-            "hyper": dict(hyper),
+            "hyper": hyper,
             **taps,
         }
         problem = spec_problem(spec)
@@ -107,6 +112,19 @@ class Network(nn.Module):
     def head(self) -> nn.Module:
         """The part after the penultimate feature: dFLMoE shares it, FedSKD freezes it."""
         return self.get_submodule(self.head_name)
+
+    def set_norm(self, *, lone_side: float) -> None:
+        """Replace the batch norms by group norms if the spec says so; else set ``lone_side``. Constructors end so.
+
+        Raise ``ValueError`` if a layer has too few channels for a group norm.
+        """
+        if self.spec["hyper"].get("norm") != "group":
+            self.lone_side = lone_side
+            return
+        try:
+            replace_batch_norms(self)
+        except ValueError as error:
+            raise ValueError(f"{self.spec['name']}: {error}") from error
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all layers but those with frozen statistics, which would change in training mode."""
@@ -148,7 +166,7 @@ def head_width(head: nn.Module) -> int:
         5
     """
     for layer in head.modules():
-        for name in ("in_features", "in_channels", "num_features"):
+        for name in ("in_features", "in_channels", "num_features", "num_channels"):
             if isinstance(width := getattr(layer, name, None), int):
                 return width
         if next(layer.parameters(recurse=False), None) is not None:

@@ -8,7 +8,7 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from models.blocks import Residual, conv, conv_norm, conv_norm_act, initialise, norm, pool, run_stages
+from models.blocks import Residual, batch_norm, conv, conv_norm, conv_norm_act, initialise, pool, run_stages
 from models.classifier import Classifier
 from models.lean_monai import load_monai
 from models.network import Sizes
@@ -50,8 +50,8 @@ class ResNet(Classifier):
         ImageNet, and 1 in 3-D, as in MONAI. Pooling is the mean over space, whose gradient is
         deterministic on a GPU, too. ResNeXt's first 1x1 convolution is not grouped, as in its
         paper; MH-pFLID's authors group it.
-    Shapes: ``x (b, in_channels, *space)``, any space of at least 1 (in training, more than one
-        value a channel must be left at the last stage); taps
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1 (in training with batch norm,
+        more than one value a channel must be left at the last stage); taps
         ``(b, factor * width * expansion, *space_i)``, post-ReLU, where the expansion is 4 of
         bottleneck and grouped blocks, else 1; bottleneck and penultimate ``(b, c)`` of the last tap
         or ``(b, projection)``; prediction ``(b, classes)``, logits.
@@ -64,6 +64,7 @@ class ResNet(Classifier):
         stem_stride: 1 or 2; None takes 2 in 1-D and 2-D, 1 in 3-D.
         max_pool: whether the stem ends in a max pool of stride 2.
         projection: features that the head takes; None takes those of the last stage.
+        norm: ``batch``, or ``group`` for :func:`models.blocks.group_norm`, which needs two channels.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, ``stem_stride`` is not 1 or 2,
@@ -86,16 +87,19 @@ class ResNet(Classifier):
         stem_stride: int | None = None,
         max_pool: bool = True,
         projection: int | None = None,
+        norm: str = "batch",
         **sizes: Unpack[Sizes],
     ) -> None:
         spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         if stem_stride is None:
             stem_stride = 1 if spatial_dims == 3 else 2
         super().__init__(
-            hyper={"width": width, "stem_stride": stem_stride, "max_pool": max_pool, "projection": projection}, **sizes
+            hyper={"width": width, "stem_stride": stem_stride, "max_pool": max_pool, "projection": projection},
+            norm=norm,
+            **sizes,
         )
         self.conv1 = conv(spatial_dims, in_channels, width, 7, stride=stem_stride)
-        self.bn1 = norm(spatial_dims, width)
+        self.bn1 = batch_norm(spatial_dims, width)
         self.act = nn.ReLU(inplace=True)
         self.maxpool = pool(spatial_dims) if max_pool else nn.Identity()
         channels, self.stage_names = width, [f"layer{index + 1}" for index in range(len(blocks))]
@@ -105,7 +109,7 @@ class ResNet(Classifier):
             channels = factor * width * EXPANSION[block]
         self.add_head(channels)
         initialise(self.modules())
-        self.lone_side = stem_stride * (2 if max_pool else 1) * 2 ** (len(blocks) - 1)
+        self.set_norm(lone_side=stem_stride * (2 if max_pool else 1) * 2 ** (len(blocks) - 1))
 
     def features(self, x: Tensor) -> list[Tensor]:
         x = self.maxpool(self.act(self.bn1(self.conv1(x))))

@@ -17,10 +17,12 @@ from typing import Any
 
 # The hyper-parameters of each network in models.MODELS. A name means the same in all networks:
 # width is the channels of the first stage, projection the features that the head takes (None: those
-# of the last stage), depth a U-Net's halvings of the grid, scale super-resolution's enlargement.
+# of the last stage), norm the kind of its norms, depth a U-Net's halvings of the grid, scale
+# super-resolution's enlargement.
 _CLASSIFIER = frozenset({"width", "projection"})
-_RESNET = _CLASSIFIER | {"stem_stride", "max_pool"}
-_UNET = frozenset({"width", "depth"})
+_WITH_NORM = _CLASSIFIER | {"norm"}
+_RESNET = _WITH_NORM | {"stem_stride", "max_pool"}
+_UNET = frozenset({"width", "norm", "depth"})
 _SUPER_RESOLUTION = frozenset({"width", "scale"})
 HYPER: dict[str, frozenset[str]] = {
     "resnet10": _RESNET,
@@ -34,17 +36,17 @@ HYPER: dict[str, frozenset[str]] = {
     "resnet5": _RESNET,
     "se_resnet18": _RESNET,
     "resnext14": _RESNET,
-    "densenet50": _CLASSIFIER,
-    "mobilenet_v1": _CLASSIFIER,
-    "mobilenet_v2": _CLASSIFIER,
-    "shufflenet_v2": _CLASSIFIER,
-    "squeezenet": _CLASSIFIER,
-    "vgg11": _CLASSIFIER,
-    "vgg16": _CLASSIFIER,
-    "vgg19": _CLASSIFIER,
-    "tcn": _CLASSIFIER,
-    "transformer": _CLASSIFIER,
-    "rnn": _CLASSIFIER,
+    "densenet50": _WITH_NORM,
+    "mobilenet_v1": _WITH_NORM,
+    "mobilenet_v2": _WITH_NORM,
+    "shufflenet_v2": _WITH_NORM,
+    "squeezenet": _WITH_NORM,
+    "vgg11": _WITH_NORM,
+    "vgg16": _WITH_NORM,
+    "vgg19": _WITH_NORM,
+    "tcn": _WITH_NORM,
+    "transformer": _WITH_NORM,
+    "rnn": _WITH_NORM,
     "linear": frozenset({"projection"}),
     "mlp": _CLASSIFIER,
     "tabular_resnet": _CLASSIFIER,
@@ -52,15 +54,15 @@ HYPER: dict[str, frozenset[str]] = {
     "unet": _UNET,
     "unet_plus_plus": _UNET,
     "res_unet": _UNET,
-    "dynunet": _UNET,
-    "fcn8s": frozenset({"width"}),
-    "srresnet18": _SUPER_RESOLUTION,
-    "srresnet12": _SUPER_RESOLUTION,
-    "srresnet6": _SUPER_RESOLUTION,
+    "dynunet": _UNET - {"norm"},
+    "fcn8s": frozenset({"width", "norm"}),
+    "srresnet18": _SUPER_RESOLUTION | {"norm"},
+    "srresnet12": _SUPER_RESOLUTION | {"norm"},
+    "srresnet6": _SUPER_RESOLUTION | {"norm"},
     "srcnn": _SUPER_RESOLUTION,
-    "messenger_classification": frozenset({"width"}),
+    "messenger_classification": frozenset({"width", "norm"}),
     "messenger_segmentation": frozenset({"width"}),
-    "messenger_time_series": frozenset({"width"}),
+    "messenger_time_series": frozenset({"width", "norm"}),
     "messenger_tabular": frozenset({"width"}),
 }
 
@@ -80,7 +82,8 @@ WIDTH_MULTIPLES = {
     "fcn8s": 2,
     "srcnn": 2,
 }
-CHOICES: dict[str, Sequence[bool | int]] = {
+CHOICES: dict[str, Sequence[bool | int | str]] = {
+    "norm": ("batch", "group"),
     "depth": range(1, 7),  # the deepest U-Nets of the field have 7 levels
     "scale": (2, 4, 8),
     "stem_stride": (1, 2),

@@ -29,6 +29,7 @@ class SRResNet(Network):
         blocks: number of residual blocks, a multiple of 3.
         width: channels of all features.
         scale: enlargement factor of the sides: 2, 4 or 8.
+        norm: ``batch``, or ``group`` for :func:`models.blocks.group_norm`, which needs two channels.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, the scale is another, or the input does
@@ -43,8 +44,10 @@ class SRResNet(Network):
 
     head_name = "last"
 
-    def __init__(self, *, blocks: int, width: int = 64, scale: int = 4, **sizes: Unpack[Sizes]) -> None:
-        super().__init__(hyper={"width": width, "scale": scale}, **sizes)
+    def __init__(
+        self, *, blocks: int, width: int = 64, scale: int = 4, norm: str = "batch", **sizes: Unpack[Sizes]
+    ) -> None:
+        super().__init__(hyper={"width": width, "scale": scale}, norm=norm, **sizes)
         spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         load_monai()
         from monai.networks.blocks import SubpixelUpsample
@@ -58,7 +61,7 @@ class SRResNet(Network):
         for _ in range(scale.bit_length() - 1):
             self.up.append(SubpixelUpsample(spatial_dims, width, width, 2, apply_pad_pool=False)).append(nn.PReLU())
         self.last = conv(spatial_dims, width, classes, 9, bias=True)
-        self.lone_side = 1
+        self.set_norm(lone_side=1)
 
     def forward(self, x: Tensor) -> Output:
         self.check_input(x)

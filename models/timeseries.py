@@ -6,7 +6,7 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from models.blocks import norm
+from models.blocks import batch_norm
 from models.classifier import Classifier
 from models.network import Sizes
 
@@ -14,7 +14,7 @@ DROPOUT = 0.1
 HEADS = 4
 LSTM_LAYERS = 3
 LONE_SIDE = 3
-"""The first convolution has stride 3, so that its batch norm sees one of three values."""
+"""The first convolution has stride 3, so that its norm sees one of three values."""
 
 
 class TCN(Classifier):
@@ -31,6 +31,7 @@ class TCN(Classifier):
     Args:
         width: channels of the first block, half those of the others.
         projection: features that the head takes; None takes those of the last stage.
+        norm: ``batch``, or ``group`` for :func:`models.blocks.group_norm`, which needs two channels.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, the spatial dimension is not 1, or the
@@ -42,8 +43,10 @@ class TCN(Classifier):
         [(32, 501), (64, 252), (64, 127)]
     """
 
-    def __init__(self, *, width: int = 32, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
-        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+    def __init__(
+        self, *, width: int = 32, projection: int | None = None, norm: str = "batch", **sizes: Unpack[Sizes]
+    ) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, norm=norm, **sizes)
         in_channels = sizes["in_channels"]
         self.stem = nn.Identity()
         self.stages = nn.ModuleList(
@@ -54,7 +57,7 @@ class TCN(Classifier):
             )
         )
         self.add_head(2 * width)
-        self.lone_side = LONE_SIDE
+        self.set_norm(lone_side=LONE_SIDE)
 
 
 class Transformer(Classifier):
@@ -71,6 +74,7 @@ class Transformer(Classifier):
     Args:
         width: channels of all features, a multiple of 4.
         projection: features that the head takes; None takes those of the last stage.
+        norm: ``batch``, or ``group`` for :func:`models.blocks.group_norm`, which needs two channels.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, the width is not a multiple of 4, the
@@ -82,8 +86,10 @@ class Transformer(Classifier):
         [(32, 501), (32, 501), (32, 251)]
     """
 
-    def __init__(self, *, width: int = 32, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
-        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+    def __init__(
+        self, *, width: int = 32, projection: int | None = None, norm: str = "batch", **sizes: Unpack[Sizes]
+    ) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, norm=norm, **sizes)
         in_channels = sizes["in_channels"]
         self.stem = nn.Identity()
         self.stages = nn.ModuleList(
@@ -94,7 +100,7 @@ class Transformer(Classifier):
             )
         )
         self.add_head(width)
-        self.lone_side = LONE_SIDE
+        self.set_norm(lone_side=LONE_SIDE)
 
 
 class RNN(Classifier):
@@ -110,6 +116,7 @@ class RNN(Classifier):
     Args:
         width: channels of the convolution, twice the hidden size.
         projection: features that the head takes; None takes those of the last stage.
+        norm: ``batch``, or ``group`` for :func:`models.blocks.group_norm`, which needs two channels.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, the width is odd, the spatial dimension
@@ -121,15 +128,17 @@ class RNN(Classifier):
         [(32, 501), (16, 501), (16, 501), (16, 501)]
     """
 
-    def __init__(self, *, width: int = 32, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
-        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+    def __init__(
+        self, *, width: int = 32, projection: int | None = None, norm: str = "batch", **sizes: Unpack[Sizes]
+    ) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, norm=norm, **sizes)
         in_channels = sizes["in_channels"]
         hidden = width // 2
         self.stem = nn.Identity()
         self.stages = nn.ModuleList([_block(in_channels, width, 33, stride=3).append(nn.Dropout(DROPOUT))])
         self.stages.extend(Recurrence(width if layer == 0 else hidden, hidden) for layer in range(LSTM_LAYERS))
         self.add_head(hidden)
-        self.lone_side = LONE_SIDE
+        self.set_norm(lone_side=LONE_SIDE)
 
 
 class SelfAttention(nn.Module):
@@ -163,7 +172,7 @@ class Recurrence(nn.Module):
 def _block(channels: int, out: int, kernel: int, *, stride: int = 1) -> nn.Sequential:
     # With an even kernel, padding by half of it makes the grid longer by one.
     convolution = nn.Conv1d(channels, out, kernel, stride=stride, padding=kernel // 2, bias=False)
-    return nn.Sequential(convolution, norm(1, out), nn.ReLU(), _halve())
+    return nn.Sequential(convolution, batch_norm(1, out), nn.ReLU(), _halve())
 
 
 def _halve() -> nn.Module:

@@ -35,6 +35,7 @@ class UNet(Network):
         residual: whether to build the residual one.
         width: channels of the first stage, and of the head's input.
         depth: number of halvings of the grid, 1 to 6.
+        norm: ``batch``, or ``group`` for :func:`models.blocks.group_norm`, which needs two channels.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size or the depth is out of range, or the input does not fit.
@@ -46,8 +47,10 @@ class UNet(Network):
 
     head_name = "final_conv"
 
-    def __init__(self, *, residual: bool, width: int = 64, depth: int = 4, **sizes: Unpack[Sizes]) -> None:
-        super().__init__(hyper={"width": width, "depth": depth}, **sizes)
+    def __init__(
+        self, *, residual: bool, width: int = 64, depth: int = 4, norm: str = "batch", **sizes: Unpack[Sizes]
+    ) -> None:
+        super().__init__(hyper={"width": width, "depth": depth}, norm=norm, **sizes)
         spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         first, down, up = (_double, _down, ResidualUp) if residual else _monai_blocks()
         widths = [width * 2**level for level in range(depth + 1)]
@@ -57,7 +60,8 @@ class UNet(Network):
         self.decoder = nn.ModuleList(up(spatial_dims, below, above, above) for above, below in reversed(steps))
         self.final_conv = conv(spatial_dims, width, classes, 1, bias=True)
         self.bottleneck_layer = f"encoder.{depth}"
-        self.smallest, self.lone_side = _sides(depth, rounded_up=residual)
+        self.smallest, lone_side = _sides(depth, rounded_up=residual)
+        self.set_norm(lone_side=lone_side)
 
     def forward(self, x: Tensor) -> Output:
         self.check_input(x)
@@ -82,6 +86,7 @@ class UNetPlusPlus(Network):
     Args:
         width: channels of the first stage, and of the head's input.
         depth: number of halvings of the grid, 1 to 6.
+        norm: ``batch``, or ``group`` for :func:`models.blocks.group_norm`, which needs two channels.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size or the depth is out of range, or the input does not fit.
@@ -94,8 +99,8 @@ class UNetPlusPlus(Network):
 
     head_name = "final_conv"
 
-    def __init__(self, *, width: int = 64, depth: int = 4, **sizes: Unpack[Sizes]) -> None:
-        super().__init__(hyper={"width": width, "depth": depth}, **sizes)
+    def __init__(self, *, width: int = 64, depth: int = 4, norm: str = "batch", **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "depth": depth}, norm=norm, **sizes)
         spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         first, down, up = _monai_blocks()
         widths = [width * 2**level for level in range(depth + 1)]
@@ -111,7 +116,8 @@ class UNetPlusPlus(Network):
         )
         self.final_conv = conv(spatial_dims, width, classes, 1, bias=True)
         self.bottleneck_layer = f"encoder.{depth}"
-        self.smallest, self.lone_side = _sides(depth, rounded_up=False)
+        self.smallest, lone_side = _sides(depth, rounded_up=False)
+        self.set_norm(lone_side=lone_side)
 
     def forward(self, x: Tensor) -> Output:
         self.check_input(x)

@@ -10,7 +10,7 @@ from typing import Unpack
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.blocks import MAX_POOL, TRANSPOSED, conv, conv_norm_act, crop, initialise, norm, run_stages
+from models.blocks import MAX_POOL, TRANSPOSED, batch_norm, conv, conv_norm_act, crop, initialise, run_stages
 from models.classifier import Classifier
 from models.network import Network, Output, Sizes
 
@@ -36,6 +36,7 @@ class VGG(Classifier):
         layers: convolutions of each stage.
         width: channels of the first stage.
         projection: features that the head takes; None takes those of the last stage.
+        norm: ``batch``, or ``group`` for :func:`models.blocks.group_norm`, which needs two channels.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, or the input does not fit.
@@ -47,15 +48,21 @@ class VGG(Classifier):
     """
 
     def __init__(
-        self, *, layers: Sequence[int], width: int = 64, projection: int | None = None, **sizes: Unpack[Sizes]
+        self,
+        *,
+        layers: Sequence[int],
+        width: int = 64,
+        projection: int | None = None,
+        norm: str = "batch",
+        **sizes: Unpack[Sizes],
     ) -> None:
-        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        super().__init__(hyper={"width": width, "projection": projection}, norm=norm, **sizes)
         spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         self.stem = nn.Identity()
         self.stages = _stages(spatial_dims, in_channels, width, layers)
         self.add_head(FACTORS[-1] * width)
         initialise(self.modules())
-        self.lone_side = LONE_SIDE
+        self.set_norm(lone_side=LONE_SIDE)
 
 
 def _stages(dims: int, channels: int, width: int, layers: Sequence[int]) -> nn.ModuleList:
@@ -84,6 +91,7 @@ class FCN(Network):
     Gradient flow: through everything.
     Args:
         width: channels of the first stage.
+        norm: ``batch``, or ``group`` for :func:`models.blocks.group_norm`, which needs two channels.
         sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, width is odd, or the input does not fit.
@@ -96,8 +104,8 @@ class FCN(Network):
 
     head_name = "final_conv"
 
-    def __init__(self, *, width: int = 64, **sizes: Unpack[Sizes]) -> None:
-        super().__init__(hyper={"width": width}, **sizes)
+    def __init__(self, *, width: int = 64, norm: str = "batch", **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width}, norm=norm, **sizes)
         spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         self.encoder = _stages(spatial_dims, in_channels, width, VGG16)
         widths = (8 * width, 8 * width, 4 * width, 2 * width, width, width // 2)
@@ -105,11 +113,11 @@ class FCN(Network):
             TRANSPOSED[spatial_dims](channels, out, 3, stride=2, padding=1, output_padding=1)
             for channels, out in pairwise(widths)
         )
-        self.norms = nn.ModuleList(norm(spatial_dims, out) for out in widths[1:])
+        self.norms = nn.ModuleList(batch_norm(spatial_dims, out) for out in widths[1:])
         self.bottleneck_layer = f"encoder.{len(self.encoder) - 1}"
         self.final_conv = conv(spatial_dims, widths[-1], classes, 1, bias=True)
         initialise(self.encoder.modules())
-        self.lone_side = LONE_SIDE
+        self.set_norm(lone_side=LONE_SIDE)
 
     def forward(self, x: Tensor) -> Output:
         self.check_input(x)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import click
 
-from models.spec import HYPER, OF_ROWS, ONE_DIMENSIONAL, suggestion
+from models.spec import CHOICES, HYPER, OF_ROWS, ONE_DIMENSIONAL, suggestion
 from peer.cli import output, rendering, shared_options
 from peer.cli.layers import SIDE, describe_layers, render_layers
 from peer.core.tasks import CLASSIFYING, KINDS
@@ -36,7 +36,9 @@ WIDTHS = {
     "tabular_resnet": 32,
     "ft_transformer": 32,
 }
-DEFAULTS = {"width": 64, "stem_stride": None, "max_pool": True, "depth": 4, "scale": 4, "projection": None}
+DEFAULTS = {
+    "width": 64, "stem_stride": None, "max_pool": True, "depth": 4, "scale": 4, "projection": None, "norm": "batch",
+}  # fmt: skip
 """The other defaults of the constructors, copied because reading them would import torch."""
 DIFFERS = {
     "resnext14": "its first 1x1 convolutions are not grouped, as its own paper has them; MH-pFLID groups them. "
@@ -172,7 +174,7 @@ def compute_cost(
         problem = str(error).removeprefix(f"model spec {name!r}: ")
         return cast(ModelDescription, {**row, "problem": problem, **unknown})
     costs = {key: footprint[key] for key in COSTS}
-    return cast(ModelDescription, {**row, "hyper": footprint["spec"]["hyper"], "problem": None, **costs})
+    return cast(ModelDescription, {**row, "hyper": row["hyper"] | footprint["spec"]["hyper"], "problem": None, **costs})
 
 
 def _check_task(task: str, sizes: Mapping[str, int | None]) -> dict[str, Any]:
@@ -211,9 +213,12 @@ def _parse_settings(settings: Iterable[str], names: Sequence[str]) -> dict[str, 
         try:
             hyper[key] = json.loads(text)
         except ValueError:
-            raise UsageError(
-                f"--set {setting}: {text!r} is no value", "write a number, true, false or null, as in width=32"
-            ) from None
+            if text not in CHOICES.get(key, ()):
+                raise UsageError(
+                    f"--set {setting}: {text!r} is no value",
+                    "write a number, true, false or null, as in width=32; of norm, batch or group",
+                ) from None
+            hyper[key] = text
     return hyper
 
 

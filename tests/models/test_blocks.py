@@ -6,7 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from models.blocks import Residual, conv, conv_norm, crop, initialise, mean_over_space, pool, resize, run_stages
+from models.blocks import (
+    Residual,
+    conv,
+    conv_norm,
+    crop,
+    group_norm,
+    initialise,
+    mean_over_space,
+    pool,
+    replace_batch_norms,
+    resize,
+    run_stages,
+)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -57,3 +69,31 @@ def test_initialisation_is_by_the_fan_out():
     initialise(network.modules())
     assert network[0].weight.std().item() == pytest.approx(math.sqrt(2 / (256 * 9)), rel=0.05)
     assert network[2].bias.tolist() == [0.0, 0.0]
+
+
+def test_groups_divide_the_channels_are_at_most_32_and_have_16_channels_or_all():
+    for channels in range(2, 1500):
+        norm = group_norm(channels)
+        fitting = [g for g in range(1, 33) if channels % g == 0 and channels // g >= 16]
+        assert (norm.num_groups, norm.num_channels) == (max(fitting, default=1), channels)
+    with pytest.raises(ValueError, match="a group norm of one channel"):
+        group_norm(1)
+
+
+@pytest.mark.parametrize("channels", [16, 32, 64, 512])
+def test_one_cell_leaves_a_group_a_gradient(channels):
+    torch.manual_seed(0)
+    x = torch.randn(1, channels, requires_grad=True)
+    group_norm(channels)(x)[0, 0].backward()
+    assert x.grad.abs().max() > 0.1
+
+
+def test_batch_norms_are_replaced_at_any_depth_and_the_rest_stays():
+    inner = nn.Sequential(nn.BatchNorm2d(32), nn.ReLU())
+    network = nn.ModuleDict({"first": nn.BatchNorm1d(64), "second": nn.Sequential(inner, nn.InstanceNorm2d(4))})
+    replace_batch_norms(network)
+    assert [type(module) for module in network.modules() if not list(module.children())] == [
+        nn.GroupNorm, nn.GroupNorm, nn.ReLU, nn.InstanceNorm2d,
+    ]  # fmt: skip
+    assert network["second"][0] is inner
+    assert (network["first"].num_groups, inner[0].num_groups) == (4, 2)

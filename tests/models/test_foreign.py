@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
 from models import build, create_model
 from models.foreign import _monai_class, _parameters, foreign_network
-from models.spec import MONAI_PREFIX, REMOTE_MONAI
+from models.spec import MONAI_PREFIX, REMOTE_MONAI, spec_problem
 
 SIZES = {"spatial_dims": 2, "in_channels": 3, "classes": 4}
 # What these cannot be built without; sizes as small as they go.
@@ -115,3 +116,39 @@ def test_weights_are_never_downloaded(monkeypatch):
     with torch.device("meta"):
         foreign_network("monai.networks.nets.EfficientNetBN", **SIZES, hyper=NEEDED["EfficientNetBN"])
     assert urls == []
+
+
+def _coupled(name: str, hyper: dict) -> bool:
+    """Whether a norm of MONAI's network takes or keeps statistics of more samples than one."""
+    with torch.device("meta"):
+        network = foreign_network(MONAI_PREFIX + name, **SIZES, hyper={**NEEDED.get(name, {}), **hyper})
+    return any(isinstance(module, _NormBase) and module.track_running_stats for module in network.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper"),
+    [
+        ("BasicUNet", {}),
+        ("BasicUNetPlusPlus", {}),
+        ("UNet", {}),
+        ("SegResNet", {}),
+        ("DenseNet121", {"norm": "instance"}),
+        ("EfficientNetBN", {"norm": "instance"}),
+        ("HighResNet", {"norm_type": "instance"}),
+    ],
+)
+def test_monai_networks_without_batch_norm_are_spelt_as_the_page_says(name, hyper):
+    assert not _coupled(name, hyper)
+    assert hyper.keys() <= REMOTE_MONAI[name]
+    assert _coupled(name, dict.fromkeys(hyper or ["norm"], "batch"))
+
+
+@pytest.mark.parametrize("name", ["ResNet", "SEResNet50", "SEResNext50", "AttentionUnet"])
+def test_monai_networks_that_keep_batch_norm(name):
+    assert _coupled(name, {})
+
+
+def test_a_table_in_a_parameter_is_refused():
+    hyper = {"norm": ["group", {"num_groups": 8}]}
+    spec = {"name": f"{MONAI_PREFIX}UNet", **SIZES, "hyper": hyper, "head": "model"}
+    assert "'norm' must be a JSON scalar or a list of them" in spec_problem(spec)

@@ -221,6 +221,7 @@ def test_an_expert_is_its_head():
     expert, feature = Expert(head, make_sites()["a"]), torch.randn(2, 4)
     assert torch.equal(expert(feature), head(feature))
     assert head_width(expert) == 4
+    assert head_width(nn.Sequential(nn.GroupNorm(2, 6), nn.ReLU(), nn.Linear(6, 2))) == 6
 
 
 def test_the_sites_of_a_state():

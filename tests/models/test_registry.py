@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from models import MODELS, build, create_model, remote_spec_problem
 from models.network import Network
@@ -34,6 +36,18 @@ PARAMETERS = [
     )
     for case in CASES
 ]
+
+
+WITH_NORM = [name for name in MODELS if "norm" in HYPER[name]]
+IN_GROUPS = pytest.mark.parametrize(
+    ("name", "dims"),
+    [
+        pytest.param(*each.values[0], marks=each.marks, id=each.id)
+        for each in PARAMETERS
+        if each.values[0][0] in WITH_NORM
+    ],
+)
+"""Each network that has a batch norm, by default."""
 
 
 @pytest.fixture(params=PARAMETERS)
@@ -156,10 +170,12 @@ def test_an_input_that_does_not_fit_is_named(name):
             model(torch.zeros(shape))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_half_precision(name):
+@pytest.mark.parametrize(
+    ("name", "hyper"), [*((name, {}) for name in MODELS), *((name, {"norm": "group"}) for name in WITH_NORM)]
+)
+def test_half_precision(name, hyper):
     dims = 1 if name in ONE_DIMENSIONAL else 2
-    model = small(name, dims)
+    model = small(name, dims, **hyper)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = model(sample(model, 2, EVEN[dims]))
     output.prediction.float().square().mean().backward()
@@ -198,6 +214,80 @@ def test_one_sample_that_leaves_batch_norm_one_value_is_refused_and_no_other(nam
         model(shorter)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_every_network_with_batch_norm_can_have_group_norm(name):
+    assert any(isinstance(module, _BatchNorm) for module in small(name, 1).modules()) == (name in WITH_NORM)
+
+
+@IN_GROUPS
+def test_group_norm_replaces_each_batch_norm_and_nothing_else(name, dims):
+    batch, group = small(name, dims), small(name, dims, norm="group")
+    layers, replaced = dict(batch.named_modules()), dict(group.named_modules())
+    assert list(layers) == list(replaced)
+    for path, layer in layers.items():
+        same = type(replaced[path]) is type(layer)
+        assert same != isinstance(layer, _BatchNorm), path
+        assert same or replaced[path].num_channels == layer.num_features, path
+    assert not list(group.buffers())
+    weights = dict(batch.named_parameters())
+    assert weights.keys() == group.state_dict().keys()
+    assert all(torch.equal(weights[key], value) for key, value in group.state_dict().items())
+
+
+@IN_GROUPS
+def test_group_norm_is_in_the_spec_and_batch_norm_is_not(name, dims):
+    group = small(name, dims, norm="group")
+    assert group.spec["hyper"] == {**small(name, dims).spec["hyper"], "norm": "group"}
+    assert small(name, dims, norm="batch").spec == small(name, dims).spec
+    assert remote_spec_problem(group.spec) is None
+    with torch.device("meta"):
+        again = build(json.loads(json.dumps(group.spec)))
+    assert again.spec == group.spec
+    again.load_state_dict(group.state_dict(), assign=True)
+    x = sample(group, 1, ODD[dims])
+    assert torch.equal(again.eval()(x).prediction, group.eval()(x).prediction)
+
+
+@IN_GROUPS
+def test_with_group_norm_one_sample_trains_of_any_size(name, dims):
+    # Of the four values that a smaller width leaves in a cell, one after a rectifier has next to no gradient.
+    model = small(name, dims, norm="group", width=4 * SMALL[name]["width"])
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.ones_(layer.bias)  # or the one rectified unit of a gate may be dead for all of these samples
+    smallest = (math.lcm(model.smallest, model.multiple),) * dims
+    model(sample(model, 1, smallest)).prediction.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    model.zero_grad()
+    for one in sample(model, 4, EVEN[dims]).split(1):
+        model(one).prediction.square().sum().backward()
+    assert [key for key, p in model.named_parameters() if not p.grad.any()] == []
+
+
+@IN_GROUPS
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_with_group_norm_alone_a_sample_in_training_is_independent_of_the_others(name, dims, norm):
+    model = small(name, dims, norm=norm).train()
+    x = sample(model, 3, EVEN[dims]).requires_grad_()
+    output = model(x)
+    sum(feature[0].square().sum() for feature in (output.prediction, *output.taps)).backward()
+    assert x.grad[0].any()
+    assert x.grad[1:].any() == (norm == "batch")
+
+
+@pytest.mark.parametrize("name", ["resnet10", "unet", "vgg11", "tcn", "srresnet6"])
+def test_a_width_too_small_for_group_norm_is_named(name):
+    small(name, 1, width=1)
+    with pytest.raises(ValueError, match=f"{name}: a group norm of one channel .* take a larger width"):
+        small(name, 1, width=1, norm="group")
+
+
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - set(WITH_NORM)))
+def test_a_network_without_batch_norm_has_no_choice_of_norm(name):
+    with pytest.raises(ValueError, match=f"{name} has no hyper-parameter 'norm'"):
+        small(name, 1, norm="group")
+
+
 @pytest.mark.parametrize("name", [name for name in MODELS if "projection" in HYPER[name]])
 def test_a_projection_gives_every_classifier_a_head_of_the_same_shape(name):
     model = small(name, 1, projection=512)
@@ -213,7 +303,7 @@ def test_the_torch_free_tables_agree_with_the_constructors():
     for model_name, constructor in MODELS.items():
         assert constructor.keywords["name"] == model_name
         assert HYPER[model_name] <= inspect.signature(constructor).parameters.keys() - constructor.keywords.keys()
-        assert small(model_name, 1).spec["hyper"].keys() == HYPER[model_name]
+        assert small(model_name, 1).spec["hyper"].keys() == HYPER[model_name] - {"norm"}
     assert list(MODELS) == list(HYPER)
     assert WIDTH_MULTIPLES.keys() | ONE_DIMENSIONAL <= HYPER.keys()
 
@@ -230,11 +320,12 @@ def test_widths_that_cannot_be_divided_are_named(name):
     [
         ({"name": "resnet01"}, "unknown model 'resnet01'; did you mean .*'resnet101'"),
         ({"name": "zebra"}, "unknown model 'zebra'; there are resnet10, .* and any module:Class"),
-        ({"widht": 8}, "resnet10 has no hyper-parameter 'widht'; did you mean 'width'.*max_pool, projection, stem_str"),
+        ({"widht": 8}, "resnet10 has no hyper-parameter 'widht'; did you mean 'width'.*max_pool, norm, projection, st"),
         ({"name_": 1}, "resnet10 has no hyper-parameter 'name_'"),
         ({"blocks": [1]}, "resnet10 has no hyper-parameter 'blocks'"),
         ({"projection": True}, "resnet10: projection must be a whole number from 1 on, not True"),
         ({"stem_stride": 3}, "resnet10: stem_stride must be 1 or 2, not 3"),
+        ({"norm": "instance"}, 'resnet10: norm must be "batch" or "group", not \'instance\''),
         ({"stem_stride": True}, "stem_stride must be 1 or 2, not True"),
         ({"features": ["layer1"], "head": "fc"}, "resnet10 has its own taps and head; leave out features and head"),
         ({"spatial_dims": 4}, "model spec 'resnet10': spatial_dims must be 1, 2 or 3, not 4"),

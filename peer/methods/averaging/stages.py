@@ -10,7 +10,8 @@ also averages heads in place of its mixture ("aggregated head").
 Source: McMahan et al. 2017 (FedAvg), Li et al. 2020 (FedProx), Li et al. 2021 (FedBN), Liang et al.
 2020 (LG-FedAvg).
 Differs: there is no server: every site averages, by default with equal weights. In LG-FedAvg, body
-and head share an Adam, which begins anew in each round.
+and head share an Adam, which begins anew in each round. FedBN's paper keeps batch norms at home; here
+every normalisation layer stays, so that group and layer norms keep their weights and biases.
 """
 
 from __future__ import annotations

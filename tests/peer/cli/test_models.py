@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fakes.cli import ROOT, refused, run, run_json
+from models.spec import HYPER
 from peer.cli.models import describe_network
 from peer.documents.models import LayerDescription, ModelDescription
 
@@ -51,7 +52,7 @@ def test_defaults_dimensions_and_families_are_the_networks_own() -> None:
         row = describe_network(name)
         signature = inspect.signature(make).parameters
         assert row["hyper"] == {key: signature[key].default for key in row["hyper"]}, name
-        assert row["hyper"].keys() == create_model(name, spatial_dims=1, in_channels=1, classes=2).spec["hyper"].keys()
+        assert row["hyper"].keys() == HYPER[name]
         for dims in {1, 2, 3} - set(row["spatial_dims"]):
             with pytest.raises(ValueError, match=r"(time series|rows of a table) alone"):
                 create_model(name, spatial_dims=dims, in_channels=1, classes=2)
@@ -67,7 +68,7 @@ def test_people_see_names_and_what_can_be_set() -> None:
     lines = [line.split() for line in run("models", "srcnn", "tcn").stdout.splitlines() if line.strip()]
     assert lines[2:] == [
         ["srcnn", "super_resolution", "1-D,", "2-D,", "3-D", "width=64", "scale=4"],
-        ["tcn", "time_series", "1-D", "width=32", "projection=null"],
+        ["tcn", "time_series", "1-D", "width=32", "projection=null", 'norm="batch"'],
     ]
 
 
@@ -85,7 +86,7 @@ def test_a_network_with_its_figures() -> None:
 
 def test_settings_reach_the_network_and_are_shown() -> None:
     (row,) = rows(*SKIN, "--set", "width=8", "--set", "max_pool=false", "resnet10").values()
-    assert row["hyper"] == {"width": 8, "stem_stride": 2, "max_pool": False, "projection": None}
+    assert row["hyper"] == {"width": 8, "stem_stride": 2, "max_pool": False, "projection": None, "norm": "batch"}
     stem, first, head = 3 * 8 * 49 + 16, 2 * (8 * 8 * 9 + 16), 64 * 8 + 8
     later = sum(c * c // 2 * 9 + c * c * 9 + c * c // 2 + 3 * 2 * c for c in (16, 32, 64))
     assert row["parameters"] == stem + first + later + head
@@ -94,13 +95,19 @@ def test_settings_reach_the_network_and_are_shown() -> None:
     }  # fmt: skip
 
 
+def test_a_norm_is_set_by_its_name() -> None:
+    (batch,), (group,) = (rows(*SKIN, *words, "resnet10").values() for words in ((), ("--set", "norm=group")))
+    assert group["hyper"] == batch["hyper"] | {"norm": "group"}
+    assert group["parameters"] == batch["parameters"] == group["state_values"] < batch["state_values"]
+
+
 def test_what_does_not_fit_is_a_row_with_the_reason() -> None:
     networks = rows(*SKIN, "--set", "projection=16", "tcn", "resnet5", "vgg11", "messenger_classification", "unet")
     assert {name: row["problem"] for name, row in networks.items()} == {
         "tcn": "tcn takes time series alone, so spatial_dims must be 1, not 2",
         "resnet5": None,
         "vgg11": None,
-        "messenger_classification": "messenger_classification has no hyper-parameter 'projection'; it has width",
+        "messenger_classification": "messenger_classification has no hyper-parameter 'projection'; it has norm, width",
         "unet": "unet is for segmentation",
     }
     assert all(networks["tcn"][key] is None for key in FIGURES)
@@ -138,6 +145,10 @@ def test_people_see_figures_shapes_and_reasons() -> None:
         (
             [*VOLUMES, "--set", "width=wide"],
             "--set width=wide: 'wide' is no value; write a number, true, false or null",
+        ),
+        (
+            [*SKIN, "--set", "norm=instance"],
+            "--set norm=instance: 'instance' is no value; write a number, true, false or null, as in width=32; of",
         ),
         ([*VOLUMES, "--classes", "1"], "--classes 1: segmentation needs at least 2; see --help"),
         (["--task", "time_series", *SKIN[2:]], "--spatial-dims 2: a time series has 1; see --help"),

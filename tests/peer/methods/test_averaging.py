@@ -103,9 +103,10 @@ def test_norms_stay_by_their_type_and_not_by_their_name() -> None:
     assert set(all_but_norms(Mixed(), {})) == names
 
 
+@pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("name", ["resnet10", "transformer", "densenet50", "tcn"])
-def test_all_but_the_norms_of_a_network_are_sent(name: str) -> None:
-    model = network(name)
+def test_all_but_the_norms_of_a_network_are_sent(name: str, norm: str) -> None:
+    model = network(name, norm=norm)
     kinds = (nn.BatchNorm1d, nn.LayerNorm, nn.GroupNorm)
     norms = {path for path, module in model.named_modules() if isinstance(module, kinds)}
     assert norms

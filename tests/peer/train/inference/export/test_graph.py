@@ -27,9 +27,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "transformer": {"spatial_dims": 1, "side": 24, "width": 4},
     "unet": {"spatial_dims": 2, "side": 16, "width": 4, "depth": 2},
     "dynunet": {"spatial_dims": 3, "side": 9, "width": 4, "depth": 2},
+    "res_unet": {"spatial_dims": 2, "side": 16, "width": 32, "depth": 1, "norm": "group"},
 }
 """A network of each kind of operator: convolutions and pooling in 3-D, recurrence, attention,
-skips, instance norm. All of ``models.MODELS`` take minutes.
+skips, instance norm, group norm. All of ``models.MODELS`` take minutes.
 """
 
 
@@ -66,7 +67,7 @@ def test_a_network_is_a_pt2_file(name: str) -> None:
         expect_no_place(b"".join(map(archive.read, archive.namelist())))
 
 
-@pytest.mark.parametrize("name", [pytest.param("rnn", marks=pytest.mark.nightly), "unet", "dynunet"])
+@pytest.mark.parametrize("name", [pytest.param("rnn", marks=pytest.mark.nightly), "unet", "dynunet", "res_unet"])
 def test_a_network_is_an_onnx_file(name: str) -> None:
     module, image = make_module(name, **KINDS[name])
     program = graph.trace(module, image, free_space=False, name=name)
