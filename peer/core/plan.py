@@ -324,19 +324,6 @@ class Plan:
             return "the method lets no private model leave its site"
         return self.stays or None
 
-    @property
-    def noised_evaluation_denied(self) -> str | None:
-        """Why no other site may evaluate that model in a federation with noise; ``None`` if it may."""
-        at_last = {
-            name
-            for stage in self.stages_of(self.last_round)
-            for step in self.learning.get(stage, ())
-            for name in step.trains
-        }
-        if "dam" not in self.noised or "dam" in at_last:
-            return self.evaluation_denied or "a site predicts with a model that trains without noise"
-        return self.evaluation_denied
-
     def defaults(self) -> dict[str, Value]:
         """Return every parameter at its default."""
         return {name: parameter.default for name, parameter in self.parameters.items()}

@@ -73,8 +73,6 @@ class Loop:
         self.steps = sum(self.pass_steps)
         self.device, self._precision, self._seed = device, precision, seed
         self._channels_last, self._clip_norm, self.noise = channels_last, clip_norm, noise
-        if noise is not None:
-            noise.check(stage)
         self._ranks, self._lead = ranks, lead
         for network in stage.networks.values():
             network.to(device)

@@ -30,7 +30,6 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from peer.core.commands import Train
-from peer.core.plan import Learning
 from peer.core.privacy import Noise
 from peer.methods.method import VISITOR, Stage
 from peer.train.errors import UnusableConfigurationError
@@ -123,14 +122,12 @@ class StageNoise:
 
     Attributes:
         noise: of the federation.
-        learning: the stage's steps on a batch, as the plan declares them.
         networks: those that train with noise, by the plan's names.
         key: from which the noise is drawn.
         purpose: the digest of the stage's work.
     """
 
     noise: Noise
-    learning: tuple[Learning, ...]
     networks: frozenset[str]
     key: bytes = field(repr=False)
     purpose: str
@@ -138,22 +135,6 @@ class StageNoise:
     def covers(self, network: str) -> bool:
         """Return whether a network of the stage trains with noise."""
         return declared_name(network) in self.networks
-
-    def check(self, stage: Stage) -> None:
-        """Raise ``UnusableConfigurationError`` if the stage trains otherwise than the plan declares.
-
-        The accountant counts the declared steps, and the valve trusts what they read.
-        """
-        declared = sorted(sorted(step.trains) for step in self.learning if self.networks & set(step.trains))
-        for steps in stage.passes:
-            trained = [sorted({declared_name(name) for name in step.trains}) for step in steps]
-            covered = sorted([name for name in names if name in self.networks] for names in trained)
-            if [names for names in covered if names] != [
-                [name for name in names if name in self.networks] for names in declared
-            ]:
-                raise UnusableConfigurationError(
-                    f"the method's stage trains {trained} with each batch, but its plan declares {declared}"
-                )
 
 
 def declared_name(network: str) -> str:
@@ -173,16 +154,22 @@ def refuse_batch_norm(networks: Iterable[nn.Module]) -> None:
                 )
 
 
-def stage_noise(settings: TrainingSettings, command: Train, work: str) -> StageNoise | None:
+def stage_noise(settings: TrainingSettings, command: Train, stage: Stage, work: str) -> StageNoise | None:
     """Return the noise of a stage whose result may leave the site, in a private federation.
 
     Args:
         work: the digest that identifies the stage's work.
+
+    Raises:
+        UnusableConfigurationError: the stage trains otherwise than its plan declares; the accountant counts what is
+            declared, and the valve trusts it.
     """
     plan = settings.plan
     if settings.noise is None or command.stage not in plan.noised_stages:
         return None
-    learning, networks = plan.learning[command.stage], plan.noised
     if command.circulate is not None:  # a model of another site, on the labels alone
-        learning, networks = (Learning((VISITOR,)),), frozenset({VISITOR})
-    return StageNoise(settings.noise, learning, networks, settings.noise_key, work)
+        return StageNoise(settings.noise, frozenset({VISITOR}), settings.noise_key, work)
+    for steps in stage.passes:
+        if (problem := plan.training_problem(command.stage, (step.trains for step in steps))) is not None:
+            raise UnusableConfigurationError(f"method {settings.method}: {problem}")
+    return StageNoise(settings.noise, plan.noised, settings.noise_key, work)
