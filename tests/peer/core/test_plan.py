@@ -116,13 +116,3 @@ def test_a_method_that_sends_what_its_plan_does_not_name_is_refused() -> None:
     plan = replace(PLANS["scaffold"], travels=("dam",))
     with pytest.raises(ValueError, match="SCAFFOLD sends 'control', which the plan's travels does not name"):
         Method.of(plan)
-
-
-def test_a_model_that_trains_without_noise_is_not_lent() -> None:
-    reason = "a site predicts with a model that trains without noise"
-    assert PLANS["fedavg"].noised_evaluation_denied is None
-    assert PLANS["fedavg_ft"].noised_evaluation_denied == reason
-    assert PLANS["fedavg_ft"].evaluation_denied is None
-    assert sends_a_student(never_leaves=()).noised_evaluation_denied == reason
-    assert sends_a_student("dam", never_leaves=()).noised_evaluation_denied is None
-    assert PLANS["ditto"].noised_evaluation_denied == PLANS["ditto"].evaluation_denied
